@@ -25,7 +25,6 @@ from escrowmq.pipeline.sql.tables import KINDS, SqlRead, check, inode, readonly_
 from escrowmq.pipeline.sweeps import Databases
 from escrowmq.pipeline.sweeps.databases import connections
 from escrowmq.spark import brokers
-from escrowmq.spark.filters import Pushed
 from escrowmq.spark.options import absolute, read_options
 from escrowmq.spark.planning import OffsetRange
 from escrowmq.testing.servers.process import free_port
@@ -161,7 +160,7 @@ def test_what_has_the_same_path_elsewhere_and_is_another_is_refused(tmp_path: Pa
     path.unlink()
     path.symlink_to(tmp_path / "theirs")
     with pytest.raises(Misuse, match="for the driver it is") as told:
-        list(brokers.read(wanted[0], ["key"], Pushed(), 5.0))
+        list(brokers.read(wanted[0], ["key"], {}, 5.0))
     assert told.value.code is Code.BAD_URL
     with pytest.raises(Misuse, match="is another file than that of the driver"):
         list(read.batches("id", (None, None), [KINDS["string"]]))

@@ -1,16 +1,17 @@
-"""Bugs of the Spark connector that need no JVM to be seen: offsets, partitions, filters, columns."""
+"""Bugs of the Spark connector that need no JVM to be seen: offsets, partitions, options, columns."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
-from escrowmq.spark import columns, filters, planning
+from escrowmq.spark import columns, options, planning
 from escrowmq.spark.planning import OffsetRange
 from planting import Plant, bug
 
 PLANNING = "spark/test_spark_planning.py::"
 COLUMNS = "spark/test_spark_columns.py::"
+OPTIONS = "spark/test_spark_options.py::"
 
 
 @bug("Spark", PLANNING + "test_a_range_that_left_the_log_raises_and_never_gives_fewer_rows", "DID NOT RAISE")
@@ -92,35 +93,28 @@ def begin_anew_with_the_checkpoint_of_another_cluster(plant: Plant) -> None:
 
 @bug(
     "Spark",
-    COLUMNS + "test_pushed_bounds_and_those_left_keep_what_all_would",
-    "assert wanted == (mine and all(",
+    OPTIONS + "test_filters_become_those_of_the_request_to_the_broker",
+    'assert filters(topic="%acks", group="g") == {"group": "g"}',
 )
-def push_greater_than_as_greater_or_equal(plant: Plant) -> None:
-    real = filters._narrowed
+def read_the_rows_of_all_groups(plant: Plant) -> None:
+    real = options.ReadOptions.filters.fget
 
-    @plant.instead(filters, "_narrowed")
-    def narrowed(pushed: Any, field: str, value: Any, more: int) -> Any:
-        return real(pushed, field, value, 0 if field == "low" else more)
+    @plant.instead(options.ReadOptions, "filters")
+    def filters(self: Any) -> Any:
+        return real(replace(self, group=None))
 
 
 @bug(
     "Spark",
-    COLUMNS + "test_two_filters_that_exclude_each_other_are_spark_s",
-    'assert push(both, Pushed(), COLUMNS) == (Pushed(key="a"), [both[1]])',
+    OPTIONS + "test_start_and_end_by_time_are_filters_of_a_view_and_offsets_of_a_topic",
+    'assert filters(topic="%half", start=noon, end=last) == both',
 )
-def let_the_last_of_two_filters_win(plant: Plant) -> None:
-    real = filters.push
+def read_all_of_a_view_whatever_its_start(plant: Plant) -> None:
+    real = options.ReadOptions.filters.fget
 
-    @plant.instead(filters, "push")
-    def push(given: Any, before: Any, names: Any) -> Any:
-        pushed, left = before, []
-        for one in given:
-            if type(one).__name__ == "EqualTo" and one.attribute == ("key",):
-                pushed = replace(pushed, key=one.value)
-            else:
-                pushed, rest = real([one], pushed, names)
-                left += rest
-        return pushed, left
+    @plant.instead(options.ReadOptions, "filters")
+    def filters(self: Any) -> Any:
+        return real(replace(self, start=options.EARLIEST, end=options.LATEST))
 
 
 @bug(

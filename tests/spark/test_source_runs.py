@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from killing import Broker
 from pyspark.sql import DataFrame, SparkSession
@@ -18,6 +19,7 @@ from pyspark.sql import functions as f
 
 import escrowmq as mq
 from damaging import FILLER, flip
+from escrowmq.spark.source import EscrowSource
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
 
@@ -153,17 +155,19 @@ def test_a_damaged_row_is_a_row_without_content_and_marked(spark: SparkSession, 
 
 
 def test_filters_and_columns_go_to_the_broker(spark: SparkSession, folder: str) -> None:
-    frame = read(spark, folder, columns="key,offset,tag,queue")
-    assert frame.columns == ["key", "offset", "tag", "queue"]
-    few = frame.where("tag = 'a' and offset >= 3 and offset < 40 and queue = 1")
-    wanted = Counter(row[1] for row in plain(folder).elements() if row[2] == "a" and 3 <= row[6] < 40 and row[5] == 1)
-    assert Counter(row["key"] for row in few.collect()) == wanted
-    plan = few._jdf.queryExecution().executedPlan().toString()
-    assert " = a" not in plan, plan
-    assert ">= 3" not in plan, plan
-    assert frame.where("key = 'k-7'").count() == 1
-    assert frame.where("key = 'k-7' and tag = 'a'").count() == 0
-    assert read(spark, folder, key="k-8", tags="a||c").count() == 1
+    def sent(**options: str) -> list[pa.RecordBatch]:
+        """What the broker sends for a reader of these options."""
+        source = EscrowSource({"path": folder, "topic": "t", **options})
+        reader = source.reader(read(spark, folder, **options).schema)
+        return [batch for part in reader.partitions() for batch in reader.read(part)]
+
+    wanted = Counter(row[1] for row in plain(folder).elements() if row[2] == "a" and row[5] == 1)
+    few = sent(tags="a", queues="1", columns="offset,key")
+    assert Counter(key for batch in few for key in batch["key"].to_pylist()) == wanted
+    assert {tuple(batch.schema.names) for batch in few} == {("offset", "key")}
+    assert sum(batch.num_rows for batch in sent(key="k-8", tags="a||c")) == 1
+    assert sent(key="k-7", tags="a") == sent(storedUntil="2001-01-01") == []
+    assert read(spark, folder, columns="key,offset,tag,queue").columns == ["key", "offset", "tag", "queue"]
     assert spark.read.format("escrow").schema("offset bigint").option("topic", "t").load(folder).count() == ROWS + 10
 
 

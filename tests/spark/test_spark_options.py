@@ -34,9 +34,48 @@ def test_offsets_are_json():
         assert "start" in refused(read_options, {"url": URL, "topic": "t", "start": text})
 
 
+def filters(**options):
+    return read_options({"url": URL, "topic": "t"} | options).filters
+
+
+def test_filters_become_those_of_the_request_to_the_broker():
+    assert filters() == {}
+    assert filters(key="k", tags="a||b") == {"key": "k", "tags": ["a", "b"]}
+    assert filters(key="") == {"key": ""}
+    assert filters(storedFrom="2026-01-31T12:00:00.000001+00:00", storedUntil="2026-01-31T14:00:00+01:00") == {
+        "stored_from_us": 1_769_860_800_000_001,
+        "stored_until_us": 1_769_864_400_000_000,
+    }
+    assert filters(topic="%acks", group="g") == {"group": "g"}
+    assert read_options({"url": URL, "topic": "t", "queues": "3, 0"}).queues == (0, 3)
+
+
+def test_start_and_end_by_time_are_filters_of_a_view_and_offsets_of_a_topic():
+    noon, later, last = "2026-01-31T12:00:00", "2026-01-31T12:00:01", "2026-01-31T12:00:02"
+    at = 1_769_860_800_000_000
+    both = {"stored_from_us": at, "stored_until_us": at + 2_000_000}
+    assert filters(start=noon, end=last) == {}
+    assert filters(topic="%half", start=noon, end=last) == both
+    narrower = {"stored_from_us": at + 1_000_000, "stored_until_us": at + 1_000_000}
+    assert filters(topic="%half", start=noon, end=last, storedFrom=later, storedUntil=later) == narrower
+    assert filters(topic="%half", start=later, storedFrom=noon) == {"stored_from_us": at + 1_000_000}
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [
+        ({"url": URL, "topic": "t", "tags": "||"}, "tags with || between"),
+        ({"url": URL, "topic": "t", "queues": "0;1"}, "numbers of queues with commas between"),
+        ({"url": URL, "topic": "t", "queues": "-1"}, "numbers of queues with commas between"),
+        ({"url": URL, "topic": "t", "assign": "{}"}, "did you mean 'queues'?"),
+        ({"url": URL, "topic": "t", "storedFrom": "earliest"}, "storedFrom = 'earliest' (a time such as"),
+        ({"url": URL, "topic": "t", "group": "g"}, "t has no option 'group' (%acks and %group-acts have)"),
+        (
+            {"url": URL, "topic": "%half", "queues": "0"},
+            "%half has no option 'queues' (filter its rows with where(...))",
+        ),
+        ({"url": URL, "topic": "%op", "key": "k"}, "%op has no option 'key'"),
+        ({"url": URL, "topic": "%acks", "tags": "a"}, "%acks has no option 'tags'"),
         ({"topic": "t"}, "'url' is missing"),
         ({"url": URL}, "'topic' is missing"),
         ({"url": URL, "topik": "t"}, "did you mean 'topic'?"),

@@ -229,7 +229,6 @@ def spark_reader(url: str, folder: Path, life: Life) -> Callable[[], None]:
     import pyarrow as pa
 
     from escrowmq.spark import brokers
-    from escrowmq.spark.filters import Pushed
     from escrowmq.spark.planning import OffsetRange, TopicPartition
 
     bus = mq.connect(url)
@@ -238,7 +237,7 @@ def spark_reader(url: str, folder: Path, life: Life) -> Callable[[], None]:
         making.send_batch([mq.Message(TOPIC, b"x" * 10_000, queue=0) for _ in range(100)])
         queue = TopicPartition(TOPIC, int(making.place(pa.array(["key"]))[0]), 0, url, 0, 100, 0, 100)
         while life.goes_on():
-            for _ in brokers.read(OffsetRange(queue, 0, 100), ["offset", "body"], Pushed(), TIMEOUT):
+            for _ in brokers.read(OffsetRange(queue, 0, 100), ["offset", "body"], {}, TIMEOUT):
                 if not life.goes_on():
                     break
     bus.close()

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from pyspark.sql import functions as f
-
 from escrowmq.spark import brokers
 from escrowmq.spark.options import absolute, read_options
 from escrowmq.spark.source import register
@@ -57,14 +55,14 @@ class BrokerLog:
 
     def group_acts(self, group: str, columns: Collection[str]) -> DataFrame:
         """See :class:`Log`."""
-        return self._read(GROUP_ACT_VIEW_NAME, {*columns, "group"}).where(f.col("group") == group).select(*columns)
+        return self._read(GROUP_ACT_VIEW_NAME, columns, group=group)
 
     def dead_letters(self, group: str, columns: Collection[str]) -> DataFrame:
         """See :class:`Log`. Raises, when it is used, Rejected(UNKNOWN_GROUP)."""
         return self._read(DEAD_LETTER_PREFIX + group, columns)
 
-    def _read(self, source: str, columns: Collection[str]) -> DataFrame:
-        reader = self._spark.read.format("escrow").option("topic", source)
+    def _read(self, source: str, columns: Collection[str], **options: str) -> DataFrame:
+        reader = self._spark.read.format("escrow").options(topic=source, **options)
         return reader.option("columns", ",".join(sorted(columns))).load(self._url)
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from typing import cast
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
 
 import pyarrow as pa
 
@@ -19,7 +19,6 @@ from escrowmq.client.links.presence import Missing
 from escrowmq.client.links.router import Router
 from escrowmq.connecting import links
 from escrowmq.errors import Code, EscrowError, Misuse, error
-from escrowmq.spark.filters import Pushed
 from escrowmq.spark.options import ReadOptions
 from escrowmq.spark.planning import OffsetRange, TopicPartition
 from escrowmq.wire import DEAD_LETTER_PREFIX, VIEWS, Link, ReadRequest, ask
@@ -43,7 +42,8 @@ def open_links(url: str) -> Sequence[Link]:
 def topic_partitions(found: Sequence[Link], options: ReadOptions) -> list[TopicPartition]:
     """All topic partitions of the sources, in order of name.
 
-    Raises UNKNOWN_TOPIC, Unknown(TIMED_OUT) when a broker is away, Misuse(BAD_URL) when two addresses are of one broker.
+    Raises UNKNOWN_TOPIC, Unknown(TIMED_OUT) when a broker is away, Misuse(BAD_URL) when two addresses are of one broker,
+    Misuse(BAD_SETTING) for a queue of option ``queues`` that no topic has.
     """
     deadline = time.monotonic() + options.timeout
     shards = [patient_action(link, HELLO({}), deadline)["shard"] for link in found]
@@ -63,6 +63,8 @@ def topic_partitions(found: Sequence[Link], options: ReadOptions) -> list[TopicP
         made += there
     if len({partition.name for partition in made}) < len(made):
         raise error(Code.BAD_URL, "two of the addresses are the same broker")
+    if absent := sorted(set(options.queues) - {partition.queue for partition in made}):
+        raise Misuse(Code.BAD_SETTING, f"{', '.join(options.sources)} has no queue {absent[0]}", "option 'queues'")
     return sorted(made)
 
 
@@ -113,13 +115,17 @@ def _partitions_at(
     ]
     starts, ends = (patient_action(link, OFFSETS(request), deadline)["queues"] for request in asked)
     for one, other in zip(starts, ends, strict=False):  # a queue that came between the two is read next time
+        if options.queues and one["queue"] not in options.queues:
+            continue
         # a view has no offsets by time: all of it is read, and filtered
         start_at, end_at = one.get("offset_at", one["head"]), other.get("offset_at", other["end"])
         yield TopicPartition(source, shard, one["queue"], link.address, other["head"], other["end"], start_at, end_at)
 
 
-def read(wanted: OffsetRange, columns: list[str], pushed: Pushed, timeout: float) -> Iterator[pa.RecordBatch]:
-    """The rows of a range, in order.
+def read(
+    wanted: OffsetRange, columns: list[str], filters: Mapping[str, Any], timeout: float
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a range that pass ``filters`` (those of :attr:`.options.ReadOptions.filters`), in order.
 
     A broker that goes away meanwhile is waited for, up to ``timeout`` seconds without a row; reading then goes on where it stopped.
     Raises Unknown(DISCONNECTED) after that, and what the broker refuses the read with.
@@ -129,7 +135,7 @@ def read(wanted: OffsetRange, columns: list[str], pushed: Pushed, timeout: float
     start, deadline = wanted.start, time.monotonic() + timeout
     while True:
         try:
-            for batch in _link(wanted, timeout).read(_request(wanted, start, asked, pushed)):
+            for batch in _link(wanted, timeout).read(_request(wanted, start, asked, filters)):
                 if counter is not None and batch.num_rows:
                     start = batch.column(counter)[-1].as_py() + 1
                 yield batch if asked is columns else batch.select(columns)
@@ -148,8 +154,8 @@ def _counter(source: str) -> str | None:
     return None if source.startswith("%") else "offset"
 
 
-def _request(wanted: OffsetRange, start: int, columns: list[str], pushed: Pushed) -> ReadRequest:
-    request = cast(ReadRequest, {"source": wanted.partition.source, "columns": columns, **pushed.request})
+def _request(wanted: OffsetRange, start: int, columns: list[str], filters: Mapping[str, Any]) -> ReadRequest:
+    request = cast(ReadRequest, {"source": wanted.partition.source, "columns": columns, **filters})
     if wanted.partition.source.startswith(DEAD_LETTER_PREFIX):
         return request
     return {**request, "queue": wanted.partition.queue, "start": start, "end": wanted.end}

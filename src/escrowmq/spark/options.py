@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from escrowmq.errors import Code, Misuse
 from escrowmq.settings import nearest
+from escrowmq.wire import ACK_VIEW_NAME, GROUP_ACT_VIEW_NAME, OP_VIEW_NAME
 
 EARLIEST, LATEST = "earliest", "latest"
 
@@ -27,6 +28,10 @@ READING = {
     "maxRowsPerTrigger": "streaming: rows of one micro-batch, shared among queues by what waits in them (default: all)",
     "key": "only messages with this key",
     "tags": "only messages with one of these tags, || between",
+    "queues": "of topics: only these queues, numbers with commas between",
+    "storedFrom": "a time: only rows stored then or later (%op: decided, %acks: acknowledged, %group-acts: done)",
+    "storedUntil": "a time: only rows stored (decided, acknowledged, done) before then",
+    "group": "of %acks and %group-acts: only rows of this consumer group",
     "timeout": "seconds to wait for a broker (default 30)",
 }
 WRITING = {
@@ -38,6 +43,7 @@ WRITING = {
     "immunity": "seconds until the broker asks about undecided rows (default 3600)",
     "timeout": "seconds to wait for a broker (default 30)",
 }
+_A_TIME = "a time such as 2026-01-31T12:00:00+00:00"
 OF_SPARK = {"path", "checkpointlocation", "queryname"}
 """Options of Spark itself, in lower case, which it passes to every source and sink."""
 OF_KAFKA = {
@@ -49,13 +55,21 @@ OF_KAFKA = {
     "maxoffsetspertrigger": "maxRowsPerTrigger",
     "kafka.bootstrap.servers": "url",
     "minpartitions": "maxRowsPerPartition",
+    "assign": "queues",
 }
 """Options of Spark's Kafka source, in lower case, and ours that do the same."""
 
 
+_WITHOUT_KEYS = (OP_VIEW_NAME, ACK_VIEW_NAME, GROUP_ACT_VIEW_NAME)
+"""Views whose rows the broker cannot filter by key or tag."""
+_OF_GROUPS = (ACK_VIEW_NAME, GROUP_ACT_VIEW_NAME)
+"""Views whose rows the broker can filter by consumer group."""
+
+
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """What to read: ``sources`` are topics, or one system view; times in seconds."""
+    """What to read: ``sources`` are topics, or one system view. ``timeout`` in seconds, ``stored_from`` and ``stored_until`` in
+    microseconds since 1970. ``queues`` empty: all."""
 
     url: str
     sources: tuple[str, ...]
@@ -66,7 +80,28 @@ class ReadOptions:
     trigger_rows: int | None = None
     key: str | None = None
     tags: tuple[str, ...] = ()
+    queues: tuple[int, ...] = ()
+    stored_from: int | None = None
+    stored_until: int | None = None
+    group: str | None = None
     timeout: float = 30.0
+
+    @property
+    def filters(self) -> dict[str, Any]:
+        """The filters of a read request (see :class:`escrowmq.wire.ReadRequest`), which the broker applies.
+
+        System views have no offsets by time: for them, times as ``start`` and ``end`` are filters, too.
+        """
+        view = self.sources[0].startswith("%")
+        since, until = (at if view and isinstance(at, int) else None for at in (self.start, self.end))
+        wanted = {
+            "key": self.key,
+            "tags": list(self.tags) or None,
+            "stored_from_us": max((at for at in (since, self.stored_from) if at is not None), default=None),
+            "stored_until_us": min((at for at in (until, self.stored_until) if at is not None), default=None),
+            "group": self.group,
+        }
+        return {name: value for name, value in wanted.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +136,7 @@ def read_options(options: Mapping[str, str], *, streaming: bool = False) -> Read
         raise Misuse(
             Code.BAD_SETTING, "'maxRowsPerTrigger' is of streams", "maxRowsPerPartition cuts the ranges of a batch"
         )
+    _check_filters(sources[0], given)
     columns = tuple(name.strip() for name in given["columns"].split(",")) if "columns" in given else None
     return ReadOptions(
         url=_url(given),
@@ -111,9 +147,23 @@ def read_options(options: Mapping[str, str], *, streaming: bool = False) -> Read
         partition_rows=_count("maxRowsPerPartition", given, 250_000),
         trigger_rows=_count("maxRowsPerTrigger", given, None),
         key=given.get("key"),
-        tags=tuple(tag for tag in given.get("tags", "").split("||") if tag),
+        tags=_tags(given),
+        queues=_queues(given),
+        stored_from=_time("storedFrom", given),
+        stored_until=_time("storedUntil", given),
+        group=given.get("group"),
         timeout=_seconds("timeout", given, 30.0),
     )
+
+
+def _check_filters(source: str, given: Mapping[str, str]) -> None:
+    """Raise Misuse(BAD_SETTING) for a filter that the broker cannot apply to this source: it must not be passed over."""
+    if source in _WITHOUT_KEYS and (name := next((one for one in ("key", "tags") if one in given), None)):
+        raise Misuse(Code.BAD_SETTING, f"{source} has no option {name!r}", "filter its rows with where(...)")
+    if source.startswith("%") and "queues" in given:
+        raise Misuse(Code.BAD_SETTING, f"{source} has no option 'queues'", "filter its rows with where(...)")
+    if source not in _OF_GROUPS and "group" in given:
+        raise Misuse(Code.BAD_SETTING, f"{source} has no option 'group'", f"{' and '.join(_OF_GROUPS)} have")
 
 
 def write_options(options: Mapping[str, str]) -> WriteOptions:
@@ -169,16 +219,41 @@ def _start(name: str, text: str, words: tuple[str, ...]) -> Start:
         return word
     if word.startswith("{"):
         return _offsets(name, text)
+    return _microseconds(name, text, f"{', '.join(words)}, {_A_TIME}, or JSON {{partition: offset}}")
+
+
+def _time(name: str, given: Mapping[str, str]) -> int | None:
+    text = given.get(name.lower())
+    return None if text is None else _microseconds(name, text, _A_TIME)
+
+
+def _microseconds(name: str, text: str, right: str) -> int:
+    """Microseconds since 1970 of a time (ISO 8601; UTC if it names no zone). Raises Misuse(BAD_SETTING) with what is ``right``."""
     try:
         moment = datetime.fromisoformat(text.strip())
     except ValueError:
-        raise Misuse(
-            Code.BAD_SETTING,
-            f"{name} = {text!r}",
-            f"{', '.join(words)}, a time such as 2026-01-31T12:00:00+00:00, or JSON {{partition: offset}}",
-        ) from None
+        raise Misuse(Code.BAD_SETTING, f"{name} = {text!r}", right) from None
     moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    return round(moment.timestamp() * 1e6)
+    return (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+
+
+def _tags(given: Mapping[str, str]) -> tuple[str, ...]:
+    text = given.get("tags")
+    if text is None:
+        return ()
+    if not (found := tuple(tag for tag in text.split("||") if tag)):
+        raise Misuse(Code.BAD_SETTING, f"tags = {text!r}", "tags with || between")
+    return found
+
+
+def _queues(given: Mapping[str, str]) -> tuple[int, ...]:
+    text = given.get("queues")
+    if text is None:
+        return ()
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and part.isascii() for part in parts):
+        raise Misuse(Code.BAD_SETTING, f"queues = {text!r}", "numbers of queues with commas between, such as 0,3")
+    return tuple(sorted({int(part) for part in parts}))
 
 
 def _offsets(name: str, text: str) -> dict[str, int]:

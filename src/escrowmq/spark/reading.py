@@ -5,28 +5,26 @@ What is pickled here goes to short-lived processes of Spark: nothing holds a con
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from escrowmq.errors import Code, Unknown
 from escrowmq.platform.failpoints import reach
 from escrowmq.platform.memory import keep_freed_memory
 from escrowmq.spark import brokers
-from escrowmq.spark.columns import as_spark, choose, columns_of, wire_columns
-from escrowmq.spark.filters import Pushed, push, pushable
+from escrowmq.spark.columns import as_spark, choose, wire_columns
 from escrowmq.spark.options import ReadOptions
 from escrowmq.spark.planning import OffsetRange, cut, first_offsets, last_offsets, ranges
 
 
 @dataclass(frozen=True)
 class RangePartition(InputPartition):
-    """One range of offsets, with the filters that were pushed down; read by one task."""
+    """One range of offsets, read by one task."""
 
     range: OffsetRange
-    pushed: Pushed
 
 
 class EmptyPartition(InputPartition):
@@ -37,18 +35,15 @@ class EmptyPartition(InputPartition):
 
 
 class EscrowReader(DataSourceReader):
-    """A batch read. The same options and offsets give the same partitions and rows."""
+    """A batch read. The same options and offsets give the same partitions and rows.
+
+    It must not define ``pushFilters``: Spark (4.3.0) keeps the reader that took the filters of one query with the DataFrame, and every later
+    query of that DataFrame would miss the rows that they left out. What the broker is to filter, options say.
+    """
 
     def __init__(self, options: ReadOptions, schema: pa.Schema) -> None:
         self.options = options
         self.schema = schema
-        self.pushed = Pushed(key=options.key, tags=options.tags)
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Take the filters that offsets or brokers evaluate, and give the rest back to Spark."""
-        source = self.options.sources[0]
-        self.pushed, left = push(filters, self.pushed, pushable(source, [column.name for column in columns_of(source)]))
-        return left
 
     def partitions(self) -> Sequence[InputPartition]:
         """One partition per range. Raises UNKNOWN_TOPIC, RANGE_PURGED, Unknown(TIMED_OUT) for a broker that is away, ..."""
@@ -59,42 +54,18 @@ class EscrowReader(DataSourceReader):
         finally:
             for link in links:
                 link.close()
-        pushed = times_as_filters(options, self.pushed)
-        whole = ranges(there, first_offsets(there, options.start), last_offsets(there, options.end))
-        found = [part for one in whole if (part := _narrowed(one, pushed)) is not None]
-        return [RangePartition(one, pushed) for one in cut(found, options.partition_rows)] or [EmptyPartition()]
+        found = ranges(there, first_offsets(there, options.start), last_offsets(there, options.end))
+        return [RangePartition(one) for one in cut(found, options.partition_rows)] or [EmptyPartition()]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one partition, on an executor."""
-        return read_partition(partition, self.schema, self.options.timeout)
+        return read_partition(partition, self.schema, self.options)
 
 
-def times_as_filters(options: ReadOptions, pushed: Pushed) -> Pushed:
-    """System views have no offsets by time: for them the times of the options become filters."""
-    if not options.sources[0].startswith("%"):
-        return pushed
-    since, until = (at if isinstance(at, int) else None for at in (options.start, options.end))
-    return replace(
-        pushed,
-        since_us=max((at for at in (since, pushed.since_us) if at is not None), default=None),
-        until_us=min((at for at in (until, pushed.until_us) if at is not None), default=None),
-    )
+def read_partition(partition: InputPartition, schema: pa.Schema, options: ReadOptions) -> Iterator[pa.RecordBatch]:
+    """The rows of a partition that the options ask for, in Spark's ``schema``.
 
-
-def _narrowed(whole: OffsetRange, pushed: Pushed) -> OffsetRange | None:
-    """The part of a range that the filters leave; None if they leave nothing."""
-    if pushed.queue is not None and whole.partition.queue != pushed.queue:
-        return None
-    if whole.partition.source.startswith("%"):  # their offsets are positions, for which no filter is pushed
-        return whole
-    start, end = max(whole.start, pushed.low), min(whole.end, pushed.high)
-    return OffsetRange(whole.partition, start, end) if start < end else None
-
-
-def read_partition(partition: InputPartition, schema: pa.Schema, timeout: float) -> Iterator[pa.RecordBatch]:
-    """The rows of a partition in Spark's ``schema``.
-
-    Raises Unknown(TIMED_OUT), naming the range, for a broker that stayed away for ``timeout`` seconds.
+    Raises Unknown(TIMED_OUT), naming the range, for a broker that stayed away for ``options.timeout`` seconds.
     """
     if not isinstance(partition, RangePartition):
         return
@@ -102,7 +73,7 @@ def read_partition(partition: InputPartition, schema: pa.Schema, timeout: float)
     wanted, source = partition.range, partition.range.partition
     chosen = choose(source.source, schema.names)
     try:
-        for batch in brokers.read(wanted, wire_columns(source.source, chosen), partition.pushed, timeout):
+        for batch in brokers.read(wanted, wire_columns(source.source, chosen), options.filters, options.timeout):
             yield as_spark(batch, chosen, source.shard, schema)
             reach("spark.read-some")
     except Unknown as problem:

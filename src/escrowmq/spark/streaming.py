@@ -15,7 +15,6 @@ from escrowmq.client.links.presence import Missing
 from escrowmq.client.links.router import Router
 from escrowmq.errors import Code, Misuse
 from escrowmq.spark import brokers
-from escrowmq.spark.filters import Pushed
 from escrowmq.spark.options import EARLIEST, ReadOptions
 from escrowmq.spark.planning import (
     Offsets,
@@ -29,7 +28,7 @@ from escrowmq.spark.planning import (
     noted,
     ranges,
 )
-from escrowmq.spark.reading import RangePartition, read_partition, times_as_filters
+from escrowmq.spark.reading import RangePartition, read_partition
 from escrowmq.wire import DEAD_LETTER_PREFIX, Link
 
 _log = logging.getLogger(__name__)
@@ -89,17 +88,16 @@ class EscrowStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
         """The ranges between two sets of offsets. Raises RANGE_PURGED, and Misuse for the offsets of another cluster."""
-        pushed = times_as_filters(self.options, Pushed(key=self.options.key, tags=self.options.tags))
         there, first, last = self._partitions(), begun(start, end), ends(end)
         mine = self._of_those_there(last, there)
         if waits := sorted(name for name in last.keys() - mine.keys() if last[name] > first.get(name, 0)):
             raise away(self._missing, f"the batch has messages of {waits[0]}")
         found = ranges(there, first, mine)
-        return [RangePartition(one, pushed) for one in cut(found, self.options.partition_rows)]
+        return [RangePartition(one) for one in cut(found, self.options.partition_rows)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one partition, on an executor."""
-        return read_partition(partition, self.schema, self.options.timeout)
+        return read_partition(partition, self.schema, self.options)
 
     def stop(self) -> None:
         """Close the connections."""
