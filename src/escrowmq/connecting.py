@@ -12,6 +12,7 @@ from escrowmq.errors import Code, Misuse
 if TYPE_CHECKING:
     from escrowmq.client.aio import AsyncBus
     from escrowmq.client.bus import Bus
+    from escrowmq.log.offline import Durable
     from escrowmq.wire import Link
 
 _OPTIONS = {"carrier": ("lean", "flight"), "replicas": ("followed", "listed")}
@@ -25,7 +26,10 @@ def connect(url: str, **options: Any) -> Bus:
     everything goes over Arrow Flight, small requests too; with ``?replicas=listed`` no other addresses are used than those, also if the
     brokers name some), or ``"file:./data"``: the broker inside this process, on that folder, with ``options`` as its settings
     (``lease_seconds=5``, ...; see :class:`escrowmq.settings.BrokerSettings`). ``read_only=True`` looks at a folder as it
-    lies, in use or not, and changes nothing: for reads and listings; what would write raises Denied.
+    lies, in use or not, and changes nothing: for reads and listings; what would write raises Denied. A broker that
+    serves the folder is asked how
+    far its log is durable. Where it cannot be asked, what was acknowledged last may be missing: ``admin.health()`` and
+    the log say so.
 
     Nothing is asked of an ``escrow:`` broker before the first call. Raises Misuse(BAD_URL), Misuse(BAD_SETTING), and for
     folders Misuse(FOLDER_IN_USE), Corrupt and so on.
@@ -105,8 +109,32 @@ def _embedded(url: str, rest: str, options: dict[str, Any]) -> Link:
             raise Misuse(Code.BAD_ARGUMENT, f"no option {next(iter(options))!r} with read_only")
         from escrowmq.broker.offline import OfflineLink
 
-        return OfflineLink(Path(rest))
+        return OfflineLink(Path(rest), _ask_durable)
     from escrowmq.broker.embedded import open_embedded
     from escrowmq.settings import BrokerSettings
 
     return open_embedded(Path(rest), BrokerSettings.load(overrides=options))
+
+
+ASK_SECONDS = 5.0
+"""Time (s) for a broker to answer each of the two questions about how far its log is durable."""
+
+
+def _ask_durable(url: str) -> Durable:
+    """Ask the broker at ``url`` how far its log is durable; a standby passes the question on to the leader.
+
+    Raises EscrowError.
+    """
+    from escrowmq.log.offline import Durable
+    from escrowmq.wire import HALF_VIEW_NAME, ask
+    from escrowmq.wire.actions.brokers import HELLO
+    from escrowmq.wire.actions.topics import OFFSETS
+
+    if not url.startswith("escrow://"):
+        raise Misuse(Code.BAD_URL, f"{url!r} is not the URL of a served broker")
+    [link] = links(url, {})
+    try:
+        offsets = ask(link, OFFSETS({"topic": HALF_VIEW_NAME}), ASK_SECONDS)
+        return Durable(offsets["shard"], ask(link, HELLO({}), ASK_SECONDS)["epoch"], offsets["queues"][0]["end"])
+    finally:
+        link.close()

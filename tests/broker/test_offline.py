@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 
@@ -10,8 +11,11 @@ import pyarrow as pa
 import pytest
 
 import escrowmq as mq
-from escrowmq.log.offline import open_offline
-from escrowmq.platform.disk import RealDisk
+from escrowmq.broker import offline
+from escrowmq.broker.offline import open_shard
+from escrowmq.errors import Code
+from escrowmq.log.offline import Durable, OfflineLog, open_offline
+from escrowmq.platform.disk import RealDisk, note_url
 from escrowmq.wire import ACK_VIEW_NAME, OP_VIEW_NAME, VIEWS
 
 
@@ -92,6 +96,79 @@ def test_frames_that_may_still_be_lost_are_not_shown_while_the_folder_is_in_use(
     last = list(everything.frames())[-1]
     assert durable.next_sequence <= last.sequence
     assert durable.next_position == max((f.position + f.batch.num_rows for f in durable.frames()), default=0)
+
+
+def position(bus: mq.Bus) -> int:
+    return bus.admin.offsets("%half")[0]["end"]
+
+
+def test_as_far_as_the_broker_says_and_no_further(tmp_path):
+    with mq.connect(f"file:{tmp_path / 'd'}") as bus:
+        producer = bus.producer("plain")
+        ends = []
+        for n in range(4):
+            producer.send("t", b"%d" % n)
+            ends.append(position(bus))
+        (hello,) = bus.admin.hello()
+        own = Durable(hello["shard"], hello["epoch"], ends[-1])
+        disk = RealDisk(tmp_path / "d", read_only=True)
+        shown = [open_offline(disk, in_use=True, durable=own._replace(position=end)).next_position for end in ends]
+        assert shown == [ends[2], ends[2], ends[2], ends[3]], "the frames themselves say it of all but the last"
+        for other in (own._replace(epoch=own.epoch + 1), own._replace(shard=own.shard ^ 1), None):
+            assert open_offline(disk, in_use=True, durable=other).next_position == ends[2]
+
+
+def test_a_broker_that_stops_while_it_is_asked_leaves_a_folder_at_rest(tmp_path):
+    bus = mq.connect(f"file:{tmp_path / 'd'}")
+    bus.producer("plain").send("t", b"last")
+    note_url(tmp_path / "d", "escrow://127.0.0.1:1")
+
+    def ask(url: str) -> Durable:
+        bus.close()
+        raise mq.Unknown(Code.DISCONNECTED, "it is gone")
+
+    shard = open_shard(tmp_path / "d", ask)
+    assert shard.missing == ""
+    assert shard.ledger.next_position == shard.log.next_position
+    with mq.connect(f"file:{tmp_path / 'd'}", read_only=True) as offline:
+        assert offline.admin.read("t").read_all()["body"].to_pylist() == [b"last"]
+
+
+def test_a_folder_that_is_behind_its_broker_is_waited_for_and_then_said_to_be(tmp_path, monkeypatch):
+    with mq.connect(f"file:{tmp_path / 'd'}") as bus:
+        bus.producer("plain").send("t", b"one")
+        (hello,) = bus.admin.hello()
+        note_url(tmp_path / "d", "escrow://127.0.0.1:1")
+        asked = []
+
+        def ask(url: str) -> Durable:
+            """As a leader on Kafka: it has answered what comes into its folder a moment later."""
+            end = position(bus)
+            if not asked:
+                asked.append(url)
+                end += 1
+            return Durable(hello["shard"], hello["epoch"], end)
+
+        assert open_shard(tmp_path / "d", ask).missing == ""
+        assert asked == ["escrow://127.0.0.1:1"]
+        monkeypatch.setattr(offline, "LAG_SECONDS", 0.05)
+        end = position(bus)
+        shard = open_shard(tmp_path / "d", lambda url: Durable(hello["shard"], hello["epoch"], end + 7))
+    assert f"has the log up to position {end} (opened 1 times), and its broker up to {end + 7} (1)" in shard.missing
+
+
+def test_damage_and_what_is_missing_are_both_told(tmp_path, monkeypatch):
+    fill(tmp_path / "d")
+    with closing(RealDisk(tmp_path / "d")) as held:
+        held.lock()
+        bus = mq.connect(f"file:{tmp_path / 'd'}", read_only=True)
+        (health,) = bus.admin.health()
+        assert (health["status"], health["reason"]) == ("incomplete", health["missing"])
+        monkeypatch.setattr(OfflineLog, "is_damaged", property(lambda _: True))
+        monkeypatch.setattr(OfflineLog, "damages", lambda _: ["a place"])
+        (damaged,) = bus.admin.health()
+    assert (damaged["status"], damaged["missing"]) == ("damaged", health["missing"])
+    assert damaged["reason"] == f"a place; {health['missing']}"
 
 
 def test_whatever_would_write_is_denied(tmp_path):

@@ -3,6 +3,7 @@
 import itertools
 import threading
 import typing
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from escrowmq.client.async_admin import AsyncAdmin
 from escrowmq.client.bus import Bus
 from escrowmq.client.consuming.fetching import NO_ROWS
 from escrowmq.errors import Code, Rejected
+from escrowmq.platform.disk import RealDisk
 from escrowmq.settings import BrokerSettings
 from escrowmq.wire import OPTIONS, Exchange, ReadRequest
 from escrowmq.wire.actions import brokers
@@ -316,12 +318,21 @@ def test_requests_and_answers_have_their_types(tmp_path, until, monkeypatch):
     with Bus([at_rest := Watched(OfflineLink(tmp_path / "d"), seen)]) as bus:
         look(bus)
     assert at_rest.names == set(READ_ONLY)
+    look_at_a_folder_in_use(tmp_path / "d", seen)
     look_at_edited_acts(tmp_path / "d", seen)
     look_at_damage(tmp_path / "damaged", seen)
     shapes = {shape for action in ACTIONS.values() for shape in nested(action.answer) | nested(action.request)}
     shapes |= {shape for one in (*OPTIONS.values(), ReadRequest) for shape in nested(one)}
     named = {(f"{shape.__module__}.{shape.__name__}", field.name) for shape in shapes for field in fields_of(shape)}
     assert sorted(named - seen - ONLY_SERVED) == []
+
+
+def look_at_a_folder_in_use(folder: Path, seen) -> None:
+    """The answer about a folder whose holder cannot be asked."""
+    with closing(RealDisk(folder)) as held:
+        held.lock()
+        with Bus([Watched(OfflineLink(folder), seen)]) as bus:
+            assert bus.admin.health()[0]["status"] == "incomplete"
 
 
 def look_at_edited_acts(folder: Path, seen) -> None:

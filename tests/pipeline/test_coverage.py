@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import escrowmq as mq
 from escrowmq.cli.main import app
 from escrowmq.pipeline.audit import run
-from escrowmq.pipeline.coverage import MOST_SHOWN, Beginning, beginnings, told
+from escrowmq.pipeline.coverage import MOST_SHOWN, Beginning, read_coverage, told
 from escrowmq.pipeline.reconcile import reconcile
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
@@ -57,7 +57,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_queues_that_let_go_of_something_are_named(folder: Path) -> None:
-    found = beginnings(f"file:{folder / 'broker'}", ["again", "orders", "whole", "%half"])
+    found = read_coverage(f"file:{folder / 'broker'}", ["again", "orders", "whole", "%half"]).beginnings
     assert [(one.source, one.queue, one.first) for one in found] == [("again", 0, 7), ("orders", 0, 5)]
     assert [one.since_us is None for one in found] == [True, False], "nothing is left of what was made again"
     assert told(found) == "again/0 begins at 7, orders/0 begins at 5"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 
 from escrowmq.errors import Code, EscrowError, Misuse
 from escrowmq.log.commit_log import open_log
-from escrowmq.platform.disk import Disk, RealDisk, replace_file
+from escrowmq.platform.disk import LOCK_NAME, Disk, Holder, RealDisk, note_url, replace_file
 from escrowmq.schemas import Kind
 from escrowmq.testing.disks import FaultDisk, MemoryDisk, SimulatedCrash
 from escrowmq.testing.log_conformance import START_US, messages
@@ -262,3 +263,37 @@ def test_a_large_file_is_synced_in_steps_and_is_the_same(step: int) -> None:
     assert disk.files()["file"] == whole.files()["file"] == b"abcdefghi"
     assert 9 // (2 * step) + 1 <= disk.journal.count("sync") <= 9 // step + 1
     assert whole.journal.count("sync") == 1
+
+
+def test_the_holder_of_a_folder_and_its_url(tmp_path: Path) -> None:
+    disk, looking = RealDisk(tmp_path / "d"), RealDisk(tmp_path / "d", read_only=True)
+    note_url(disk.folder, "escrow://127.0.0.1:1")
+    assert disk.list() == [], "nobody has it: nothing is made"
+    assert looking.holder() is None
+    disk.lock()
+    assert looking.holder() == Holder(str(os.getpid()))
+    for url in ("escrow://127.0.0.1:17700", "escrow://127.0.0.1:1"):
+        note_url(disk.folder, url)
+        assert looking.holder() == Holder(str(os.getpid()), url)
+    (disk.folder / LOCK_NAME).write_text("4711\nescrow://half a li")
+    assert looking.holder() == Holder("4711"), "a line that is not whole is none"
+    note_url(disk.folder, "escrow://127.0.0.1:2")
+    assert looking.holder() == Holder("4711"), "the folder is another process's"
+    disk.close()
+    assert looking.holder() is None
+    disk.lock()
+    assert looking.holder() == Holder(str(os.getpid())), "what was noted before is gone"
+    disk.close()
+
+
+def test_who_looks_for_the_holder_keeps_nobody_from_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looking takes the lock for an instant, in which an opener must not be refused."""
+    disk = RealDisk(tmp_path / "d")
+    disk.lock()
+    disk.close()
+    looker = os.open(disk.folder / LOCK_NAME, os.O_RDONLY)
+    fcntl.flock(looker, fcntl.LOCK_SH)
+    monkeypatch.setattr("escrowmq.platform.disk.time.sleep", lambda _: fcntl.flock(looker, fcntl.LOCK_UN))
+    disk.lock()
+    disk.close()
+    os.close(looker)

@@ -1,7 +1,7 @@
 """A filter belongs to one query: whatever was asked of a DataFrame before, the next query sees all rows.
 
-With push-down on, PySpark 4.3.0 keeps the reader that took the filters of a query with the DataFrame, for any Python source that takes some. So format "escrow"
-takes none; what the broker is to filter, options say.
+With push-down on, PySpark 4.3.0 keeps the reader that took the filters of a query with the DataFrame, for any Python
+source that takes some. So format "escrow" takes none; what the broker is to filter, options say.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ PUSH_DOWN = "spark.sql.python.filterPushdown.enabled"
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """ROWS messages of ``t``, even and odd, in two queues; all but three of their keys in ``few``; two groups with a dead letter each that was discarded."""
+    """ROWS messages of ``t``, even and odd, in two queues; all but three of their keys in ``few``; two groups with a
+    dead letter each that was discarded."""
     url = f"file:{tmp_path_factory.mktemp('filters') / 'data'}"
     with mq.connect(url) as bus:
         bus.admin.create_topic("t", 2)

@@ -1,12 +1,16 @@
 """A data folder behind :class:`escrowmq.wire.Link` without a broker: reads and listings only, nothing is ever written.
 
 For programs that read much: the audit, the Spark source. The ledger is folded from the newest snapshot and the frames after it,
-once; reads then run the same code as a broker's. A folder in use is seen as it was durable when it was opened.
+once; reads then run the same code as a broker's. A folder in use is seen as it was durable when it was opened: its
+broker is asked how far that
+is. If it cannot be asked, or the folder is behind, ``health`` and the log say what may be missing.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
@@ -19,14 +23,24 @@ from escrowmq.broker.failures import answer
 from escrowmq.broker.reads.views import open_view
 from escrowmq.broker.writer.recovery import fold
 from escrowmq.errors import Code, EscrowError, error
-from escrowmq.log.offline import OfflineLog, open_offline
+from escrowmq.log.offline import Durable, OfflineLog, open_offline
 from escrowmq.platform.clock import Clock, ContinuedClock, SystemClock
-from escrowmq.platform.disk import RealDisk
+from escrowmq.platform.disk import Holder, RealDisk
 from escrowmq.settings import BrokerSettings, nearest
 from escrowmq.wire import Exchange, ExchangeOptions, Json, ParcelsByExchange, ReadRequest
+from escrowmq.wire.actions.brokers import HEALTH
 from escrowmq.wire.actions.table import ACTIONS
 
 T = TypeVar("T")
+
+Ask = Callable[[str], Durable]
+"""Ask the broker at a URL how far its log is durable. Raises EscrowError."""
+
+LAG_SECONDS = 2.0
+"""How long a folder may be behind what its broker says: that of a node is written a moment after Kafka has it."""
+_LAG_PAUSE = 0.02
+
+logger = logging.getLogger(__name__)
 
 READ_ONLY = [action.name for action in ACTIONS.values() if action.reads_only]
 
@@ -44,14 +58,18 @@ class _NoConnections:
 
 
 class OfflineShard:
-    """A :class:`~escrowmq.broker.reads.readable.Readable` of a log and the ledger folded from it."""
+    """A :class:`~escrowmq.broker.reads.readable.Readable` of a log and the ledger folded from it.
+
+    ``missing``: what may not be seen, empty: nothing.
+    """
 
     failure: EscrowError | None = None
     full = False
     full_because = ""
 
-    def __init__(self, log: OfflineLog) -> None:
+    def __init__(self, log: OfflineLog, missing: str = "") -> None:
         self.log = log
+        self.missing = missing
         self.settings = BrokerSettings()
         self.clock: Clock = ContinuedClock(SystemClock(), log.last_time_us)
         self.shard = self
@@ -86,18 +104,74 @@ class OfflineShard:
         return self.look(look)
 
 
-def open_shard(folder: Path) -> OfflineShard:
-    """The shard in a folder. Raises Misuse(NOT_A_DATA_FOLDER), Corrupt(DAMAGED, NEWER_FORMAT)."""
-    disk = RealDisk(folder, read_only=True)
-    return OfflineShard(open_offline(disk, in_use=disk.in_use()))
+def open_shard(folder: Path, ask: Ask | None = None) -> OfflineShard:
+    """Open the shard in a folder; if the folder is in use, as far as ``ask`` says that its log is durable.
+
+    Raises Misuse(NOT_A_DATA_FOLDER), Corrupt(DAMAGED, NEWER_FORMAT).
+    """
+    disk, deadline = RealDisk(folder, read_only=True), time.monotonic() + LAG_SECONDS
+    while True:
+        holder = disk.holder()
+        durable, why = None, ""
+        if holder is not None:
+            durable, why = _ask_holder(holder, ask)
+        log = open_offline(disk, in_use=holder is not None, durable=durable)
+        if disk.holder() == holder:  # else it was opened or closed meanwhile: what counts in it is another question
+            if holder is None:
+                return OfflineShard(log, _describe_mirror(folder) if log.is_mirror else "")
+            if durable is not None and durable.shard != log.shard:
+                why = f"{holder.url} is shard {durable.shard:08x}, and the folder {log.shard:08x}"
+                durable = None
+            if durable is None:
+                return OfflineShard(log, _describe_unasked(folder, holder, why))
+            if log.epoch == durable.epoch and log.next_position >= durable.position:
+                return OfflineShard(log)
+            if time.monotonic() > deadline:
+                return OfflineShard(log, _describe_lag(folder, log, durable))
+        time.sleep(_LAG_PAUSE)
+
+
+def _ask_holder(holder: Holder, ask: Ask | None) -> tuple[Durable | None, str]:
+    """Ask the broker that has a folder. Returns its answer, or None and the reason."""
+    if ask is None or holder.url is None:
+        return None, "it serves at no URL"
+    try:
+        return ask(holder.url), ""
+    except EscrowError as problem:
+        return None, f"{holder.url}: {problem.message}"
+
+
+def _describe_unasked(folder: Path, holder: Holder, why: str) -> str:
+    return (
+        f"{folder} is in use by process {holder.process}, which could not be asked how far its log is durable ({why}): "
+        "what it acknowledged last may be missing"
+    )
+
+
+def _describe_lag(folder: Path, log: OfflineLog, durable: Durable) -> str:
+    return (
+        f"{folder} has the log up to position {log.next_position} (opened {log.epoch} times), and its broker up to "
+        f"{durable.position} ({durable.epoch}): what lies between may be missing"
+    )
+
+
+def _describe_mirror(folder: Path) -> str:
+    return f"{folder} is a copy of a log on Kafka that no broker keeps up now: what came since may be missing"
+
+
+_told: set[str] = set()
+"""What this process has logged: a stream opens its folder for each batch."""
 
 
 class OfflineLink(ParcelsByExchange):
     """A :class:`escrowmq.wire.Link` that only reads. Whatever would write raises Denied."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, ask: Ask | None = None) -> None:
         self._folder = Path(folder).absolute()
-        self._shard = open_shard(folder)
+        self._shard = open_shard(self._folder, ask)
+        if (missing := self._shard.missing) and missing not in _told:
+            _told.add(missing)
+            logger.warning("%s", missing)
 
     @property
     def address(self) -> str:
@@ -112,7 +186,13 @@ class OfflineLink(ParcelsByExchange):
         """The actions that only read; Denied for the others."""
         if name not in READ_ONLY:
             raise self._denied(name)
-        return act(self._shard, name, request)
+        answer = act(self._shard, name, request)
+        return self._add_missing(answer) if name == HEALTH.name and self._shard.missing else answer
+
+    def _add_missing(self, health: Json) -> Json:
+        missing = self._shard.missing
+        status = "incomplete" if health["status"] == "ok" else health["status"]
+        return {"status": status, "reason": "; ".join(filter(None, (health["reason"], missing))), "missing": missing}
 
     def read(self, request: ReadRequest) -> pa.RecordBatchReader:
         """See :meth:`escrowmq.wire.Link.read`."""

@@ -117,6 +117,8 @@ def report(
     if json:
         print_json(found.to_json())
     else:
+        if found.incomplete:
+            notice(f"the report may be incomplete: {found.incomplete}")
         notice(f"{out / 'report.html'}  {out / 'report.json'}")
 
 
@@ -221,7 +223,7 @@ def reconcile(
 
     Exit code 1 if there is a difference.
     """
-    from escrowmq.pipeline.coverage import beginnings, told
+    from escrowmq.pipeline.coverage import Coverage, read_coverage, told
     from escrowmq.pipeline.failures import unwrap_errors
     from escrowmq.pipeline.reconcile import read_side, stream_findings
     from escrowmq.pipeline.reconcile import reconcile as compare
@@ -236,8 +238,10 @@ def reconcile(
     grace_seconds, lateness_seconds = seconds(grace, "--grace") or 0.0, seconds(lateness, "--lateness") or 0.0
     before = None if stream else _before(settled_before, grace_seconds, url)
     with local_session("escrowmq reconcile", master=master) as spark, unwrap_errors():
+        seen = Coverage() if stream else read_coverage(url, [half, commits])
+        whole = not stream and not seen.incomplete
         sides = [
-            read_side(spark, url, topic, kind, content=content, stream=stream)
+            read_side(spark, url, topic, kind, content=content, stream=stream, whole=whole)
             for topic, kind in ((half, half_id or id), (commits, id))
         ]
         if stream:
@@ -245,11 +249,15 @@ def reconcile(
             found = stream_findings(*sides, grace_seconds=grace_seconds, lateness_seconds=lateness_seconds)
             return _stream(found, checkpoint, url, out_topic, once)
         assert before is not None
-        begin = beginnings(url, [half, commits])
-        covered = _covered(begin, grace_seconds, before)
-        report = compare(*sides, settled_before=before, covered_from=covered, out=out, most=limit)
-    if begin:
-        notice(f"not all is there that was ever in the topics: {told(begin)}; what was seen before is not judged")
+        covered, incomplete = _covered(seen.beginnings, grace_seconds, before), seen.incomplete
+        report = compare(
+            *sides, settled_before=before, covered_from=covered, incomplete=incomplete, out=out, most=limit
+        )
+    if seen.beginnings:
+        begin = told(seen.beginnings)
+        notice(f"not all is there that was ever in the topics: {begin}; what was seen before is not judged")
+    if incomplete:
+        notice(f"the log may be incomplete: {incomplete}")
     if json:
         print_json(report.to_json())
     else:

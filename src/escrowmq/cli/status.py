@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 30
 """Rows of one table; of more it is said how many."""
-_STYLES = {"ok": "green", "damaged": "yellow"}
+_STYLES = {"ok": "green", "damaged": "yellow", "incomplete": "yellow"}
 
 
 def status(

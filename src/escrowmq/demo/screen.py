@@ -112,6 +112,8 @@ def show_verdict(console: Console, verdict: Verdict) -> None:
         console.print(
             f"the log does not hold all that was ever in it: {escape(told(verdict.beginnings))}", soft_wrap=True
         )
+    if verdict.incomplete:
+        console.print(f"[yellow]the log may be incomplete:[/] {escape(verdict.incomplete)}", soft_wrap=True)
     if verdict.findings:
         table = Table("kind", "id", "between", "expected", "found", title="findings", title_justify="left")
         for finding in verdict.findings[:_MOST_FINDINGS]:

@@ -1,13 +1,17 @@
 """A read-only view of the log in a data folder. No lock is taken, no frame appended, nothing cut or repaired.
 
-A folder that a broker is using may be read too, up to what its own frames say is durable: what comes behind may still be lost in
-a crash, and must not be shown. Of a folder that is not in use everything counts that the next opening would keep. All files
+A folder that a broker is using may be read too, up to what its own frames, or the broker, say is durable: what comes
+behind may still be lost in
+a crash, and must not be shown. A frame names only frames before it, so that without the broker's word the newest ones
+are not shown. Of a folder that is not in use everything counts that the next opening would keep. All files
 are mapped when the folder is opened, so a reader has one view of the log, whatever retention deletes meanwhile.
 """
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -37,33 +41,46 @@ _RETRIES = 5
 """How often opening begins anew when retention deletes a file between listing and mapping."""
 
 
-def open_offline(disk: Disk, *, in_use: bool) -> OfflineLog:
-    """The log in ``disk``'s folder, for reading. ``in_use``: a broker has it open, so only what is durable counts.
+class Durable(NamedTuple):
+    """How far the log of a shard is durable, as the broker says that has opened it for the ``epoch``-th time: every row
+    below ``position``."""
+
+    shard: int
+    epoch: int
+    position: int
+
+
+def open_offline(disk: Disk, *, in_use: bool, durable: Durable | None = None) -> OfflineLog:
+    """Open the log in ``disk``'s folder, for reading. ``in_use``: a broker has it open, so only what is durable counts,
+    by
+    the log's own frames and by
+    ``durable``, which is believed if it is of the same opener.
 
     Raises Misuse(NOT_A_DATA_FOLDER), Corrupt(DAMAGED, NEWER_FORMAT).
     """
     for _ in range(_RETRIES):
         try:
-            return _open(disk, in_use)
+            return _open(disk, in_use, durable)
         except FileNotFoundError:
             continue
-    return _open(disk, in_use)
+    return _open(disk, in_use, durable)
 
 
-def _open(disk: Disk, in_use: bool) -> OfflineLog:
+def _open(disk: Disk, in_use: bool, durable: Durable | None) -> OfflineLog:
     listing = list_folder(disk)
     if listing.is_fresh:
         raise Misuse(Code.NOT_A_DATA_FOLDER, "the folder holds no log")
     check_chain_start(listing)
     headers = [read_segment_header(disk, sequence) for sequence in listing.segments]
     segments, _, _ = sealed_segments(disk, headers, covered(listing))
-    segments.append(_last(disk, headers[-1], durable_floor(disk, listing, headers[-1].shard), in_use))
+    floor = durable_floor(disk, listing, headers[-1].shard)
+    segments.append(_last(disk, headers[-1], floor, in_use, durable))
     for segment in segments:
         segment.data = map_file(disk, segment.name, segment.size)
-    return OfflineLog(disk, segments, listing.snapshots)
+    return OfflineLog(disk, segments, listing.snapshots, is_mirror=listing.mirror)
 
 
-def _last(disk: Disk, header: SegmentHeader, floor: int, in_use: bool) -> Segment:
+def _last(disk: Disk, header: SegmentHeader, floor: int, in_use: bool, durable: Durable | None) -> Segment:
     name = segment_name(header.sequence)
     data = pa.py_buffer(read_file(disk, name))  # not mapped: its writer may cut its reserved tail at any time
     found = scan(data, header)
@@ -71,6 +88,8 @@ def _last(disk: Disk, header: SegmentHeader, floor: int, in_use: bool) -> Segmen
         check_durable(name, found, floor)
         torn_tail(name, data, header, found)
         return segment_of(name, header, found)
+    if durable is not None and (header.shard, found.epoch) == (durable.shard, durable.epoch):
+        floor = max(floor, header.sequence + bisect.bisect_left(found.positions, durable.position))
     return segment_of(name, header, _durable_part(found, header, max(found.synced, floor)))
 
 
@@ -87,10 +106,14 @@ def _durable_part(found: Scan, header: SegmentHeader, end: int) -> Scan:
 
 
 class OfflineLog(ReadableLog):
-    """A :class:`escrowmq.log.seam.StoredLog` whose answers never change."""
+    """A :class:`escrowmq.log.seam.StoredLog` whose answers never change.
 
-    def __init__(self, disk: Disk, segments: list[Segment], names: list[SnapshotName]) -> None:
+    ``is_mirror``: it is a copy of a log on Kafka.
+    """
+
+    def __init__(self, disk: Disk, segments: list[Segment], names: list[SnapshotName], *, is_mirror: bool) -> None:
         super().__init__(Reader(disk, segments))
+        self.is_mirror = is_mirror
         self._disk = disk
         self._snapshots = names
         last = segments[-1]

@@ -1,4 +1,6 @@
-"""Where topics begin: what left them before, by retention or with a topic that was deleted, cannot be compared any more.
+"""Where topics begin and end: what left them before, by retention or with a topic that was deleted, cannot be compared
+any more; nor can what a
+data folder in use does not show yet.
 
 The offsets of a queue begin at 0. A queue whose first stored offset is higher has let go of what came before: its topic's retention cut it, or
 the topic was deleted and made again. Whoever compares says so, instead of taking what left for lost.
@@ -34,8 +36,19 @@ class Beginning:
         return f"{self.source}/{self.queue} begins at {self.first:,}"
 
 
-def beginnings(url: str, sources: Collection[str]) -> tuple[Beginning, ...]:
-    """The queues of these topics, and of ``%half``, that do not begin at 0, in their order. Raises what opening a broker or a folder raises."""
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """The limits of a comparison: where the log begins, and what may be missing at its end (empty: nothing)."""
+
+    beginnings: tuple[Beginning, ...] = ()
+    incomplete: str = ""
+
+
+def read_coverage(url: str, sources: Collection[str]) -> Coverage:
+    """Find the queues of these topics, and of ``%half``, that do not begin at 0, and what a folder may lack.
+
+    Raises what opening a broker or a folder raises.
+    """
     links = brokers.open_links(url)
     try:
         at = {link.address: link for link in links}
@@ -46,7 +59,7 @@ def beginnings(url: str, sources: Collection[str]) -> tuple[Beginning, ...]:
                 if one.head > 0:
                     since_us = _stored(at[one.broker], source, one.queue, one.head, one.end)
                     found.append(Beginning(source, one.shard, one.queue, one.head, since_us))
-        return tuple(found)
+        return Coverage(tuple(found), brokers.describe_missing(links))
     finally:
         for link in links:
             link.close()

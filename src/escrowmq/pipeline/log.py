@@ -34,12 +34,17 @@ class Log(Protocol):
 
 
 class BrokerLog:
-    """A log by its URL: ``escrow://HOST:PORT[,...]``, or ``file:FOLDER``, which is only read, in use or not."""
+    """A log by its URL: ``escrow://HOST:PORT[,...]``, or ``file:FOLDER``, which is only read, in use or not.
 
-    def __init__(self, spark: SparkSession, url: str) -> None:
+    ``whole``: reading raises Misuse(FOLDER_IN_USE) if a folder may lack what was acknowledged last; else only the log
+    of the process that reads says so.
+    """
+
+    def __init__(self, spark: SparkSession, url: str, *, whole: bool = False) -> None:
         register(spark)
         self._spark = spark
         self._url = absolute(url)
+        self._incomplete = "refuse" if whole else "warn"
 
     def topics(self, names: Sequence[str], columns: Collection[str]) -> DataFrame:
         """See :class:`Log`. Raises, when it is used, Rejected(UNKNOWN_TOPIC) and what else reading can raise."""
@@ -62,7 +67,7 @@ class BrokerLog:
         return self._read(DEAD_LETTER_PREFIX + group, columns)
 
     def _read(self, source: str, columns: Collection[str], **options: str) -> DataFrame:
-        reader = self._spark.read.format("escrow").options(topic=source, **options)
+        reader = self._spark.read.format("escrow").options(topic=source, incomplete=self._incomplete, **options)
         return reader.option("columns", ",".join(sorted(columns))).load(self._url)
 
 

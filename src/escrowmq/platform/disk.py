@@ -5,10 +5,11 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 
@@ -16,6 +17,11 @@ from escrowmq.errors import Code, EscrowError, Misuse, error
 from escrowmq.platform.descriptors import with_reserve
 
 LOCK_NAME = "lock"
+_LOCK_BYTES = 4096
+"""What is read of the lock file: two short lines."""
+_LOCK_TRIES = 5
+_LOCK_PAUSE = 0.01
+"""Seconds between two tries to take a folder: :meth:`RealDisk.holder` holds the lock for an instant."""
 TEMPORARY = ".tmp"
 """Ends the name of a file that is not whole yet."""
 _MOST_CHUNKS = 1024  # IOV_MAX of Linux and macOS
@@ -241,6 +247,37 @@ def _in_steps(
                 yield [view[at : at + step]]
 
 
+class Holder(NamedTuple):
+    """The process that has a folder: its number as text ("unknown" if it cannot be read), and the URL at which it
+    serves (None: it named none)."""
+
+    process: str
+    url: str | None = None
+
+
+def _read_holder(descriptor: int) -> Holder:
+    """Read an open lock file. A line counts when it is whole."""
+    lines = os.pread(descriptor, _LOCK_BYTES, 0).decode("utf-8", "replace").split("\n")[:-1]
+    return Holder(lines[0] if lines else "unknown", lines[1] if len(lines) > 1 else None)
+
+
+def note_url(folder: str | Path, url: str) -> None:
+    """Write the URL at which this process serves into the lock file of a folder that it has, for readers of the folder.
+
+    Nobody else can read it, and it is gone as soon as another process takes the folder. A failure is passed over:
+    readers then cannot ask.
+    """
+    with suppress(OSError):
+        descriptor = os.open(Path(folder) / LOCK_NAME, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            process = f"{os.getpid()}\n".encode()
+            if os.pread(descriptor, len(process), 0) == process:
+                os.ftruncate(descriptor, len(process))
+                os.pwrite(descriptor, f"{url}\n".encode(), len(process))
+        finally:
+            os.close(descriptor)
+
+
 class RealDisk:
     """A folder of the file system. ``read_only`` neither makes nor changes anything: for looking at a folder in use."""
 
@@ -294,13 +331,14 @@ class RealDisk:
                 raise
             raise Misuse(Code.NOT_A_DATA_FOLDER, f"{self.folder} cannot be written: {problem.strerror}") from problem
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(descriptor)
         except OSError as problem:
-            owner = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
+            holder = _read_holder(descriptor)
             os.close(descriptor)
             if problem.errno not in (errno.EWOULDBLOCK, errno.EACCES):
                 raise
-            raise Misuse(Code.FOLDER_IN_USE, f"{self.folder} is in use by process {owner}") from None
+            hint = f"stop that process, or connect to it: {holder.url}" if holder.url else None
+            raise Misuse(Code.FOLDER_IN_USE, f"{self.folder} is in use by process {holder.process}", hint) from None
         os.ftruncate(descriptor, 0)
         with suppress(OSError):  # a full disk: the lock holds all the same, only the number is missing
             os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
@@ -313,18 +351,24 @@ class RealDisk:
             raise
 
     def in_use(self) -> bool:
-        """Whether a process has the folder; asks without making or taking anything."""
+        """Return whether a process has the folder."""
+        return self.holder() is not None
+
+    def holder(self) -> Holder | None:
+        """Return the process that has the folder, or None. Makes nothing, and holds the lock for an instant at most."""
         try:
             descriptor = os.open(self.folder / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except FileNotFoundError:
-            return False
+            return None
+        except PermissionError:  # another user's: whether it is held cannot be known
+            return Holder("unknown")
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):
-            return True
+            return _read_holder(descriptor)
         finally:
             os.close(descriptor)
-        return False
+        return None
 
     def free_bytes(self) -> int:
         """Bytes that this process may still write."""
@@ -415,6 +459,18 @@ def _after(views: list[memoryview], written: int) -> list[memoryview]:
             return [view[written:], *views[index + 1 :]]
         written -= len(view)
     return []
+
+
+def _lock(descriptor: int) -> None:
+    """Lock the open lock file. Raises OSError when another process has it."""
+    for left in reversed(range(_LOCK_TRIES)):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except OSError as problem:
+            if not left or problem.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                raise
+        time.sleep(_LOCK_PAUSE)
 
 
 def _sync_path(path: Path) -> None:

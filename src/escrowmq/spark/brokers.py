@@ -18,11 +18,11 @@ from escrowmq.client.links.patience import patient_action
 from escrowmq.client.links.presence import Missing
 from escrowmq.client.links.router import Router
 from escrowmq.connecting import links
-from escrowmq.errors import Code, EscrowError, Misuse, error
+from escrowmq.errors import Code, EscrowError, Misuse, Unknown, error
 from escrowmq.spark.options import ReadOptions
 from escrowmq.spark.planning import OffsetRange, TopicPartition
 from escrowmq.wire import DEAD_LETTER_PREFIX, VIEWS, Link, ReadRequest, ask
-from escrowmq.wire.actions.brokers import HELLO
+from escrowmq.wire.actions.brokers import HEALTH, HELLO
 from escrowmq.wire.actions.topics import OFFSETS, AskOffsets
 
 _SAME_FOLDER = "on a cluster every worker must see the same folder under this path; else serve it (escrowmq serve) and read from there"
@@ -42,10 +42,15 @@ def open_links(url: str) -> Sequence[Link]:
 def topic_partitions(found: Sequence[Link], options: ReadOptions) -> list[TopicPartition]:
     """All topic partitions of the sources, in order of name.
 
-    Raises UNKNOWN_TOPIC, Unknown(TIMED_OUT) when a broker is away, Misuse(BAD_URL) when two addresses are of one broker,
-    Misuse(BAD_SETTING) for a queue of option ``queues`` that no topic has.
+    Raises UNKNOWN_TOPIC, Unknown(TIMED_OUT) when a broker is away, Misuse(BAD_URL) when two addresses are of one
+    broker,
+    Misuse(BAD_SETTING) for a queue of option ``queues`` that no topic has, Misuse(FOLDER_IN_USE) for a folder that may
+    lack something, where the
+    options refuse that.
     """
     deadline = time.monotonic() + options.timeout
+    if options.refuse_incomplete and (what := describe_missing(found)):
+        raise Misuse(Code.FOLDER_IN_USE, what)
     shards = [patient_action(link, HELLO({}), deadline)["shard"] for link in found]
     made: list[TopicPartition] = []
     for source in options.sources:
@@ -66,6 +71,12 @@ def topic_partitions(found: Sequence[Link], options: ReadOptions) -> list[TopicP
     if absent := sorted(set(options.queues) - {partition.queue for partition in made}):
         raise Misuse(Code.BAD_SETTING, f"{', '.join(options.sources)} has no queue {absent[0]}", "option 'queues'")
     return sorted(made)
+
+
+def describe_missing(found: Sequence[Link]) -> str:
+    """Describe what a folder among these may lack, and why. Returns "" if nothing is missing."""
+    folders = [ask(link, HEALTH({}), 1.0) for link in found if link.address.startswith("file:")]
+    return "; ".join(one["missing"] for one in folders if "missing" in one)
 
 
 def partitions_there(router: Router, options: ReadOptions) -> tuple[list[TopicPartition], list[Missing]]:
@@ -156,18 +167,28 @@ def _counter(source: str) -> str | None:
 
 def _request(wanted: OffsetRange, start: int, columns: list[str], filters: Mapping[str, Any]) -> ReadRequest:
     request = cast(ReadRequest, {"source": wanted.partition.source, "columns": columns, **filters})
-    if wanted.partition.source.startswith(DEAD_LETTER_PREFIX):
+    if _is_whole(wanted):
         return request
     return {**request, "queue": wanted.partition.queue, "start": start, "end": wanted.end}
 
 
 def _link(wanted: OffsetRange, timeout: float) -> Link:
-    """This process's link to the broker of the range. A folder is a view of one moment: it is opened again when it ends before the range."""
-    address = wanted.partition.broker
+    """This process's link to the broker of the range. A folder is a view of one moment: it is opened again when it ends
+    before the range.
+
+    Raises Unknown(TIMED_OUT) for a folder that goes on ending before it: to read it would give fewer rows than were
+    planned.
+    """
+    address, deadline = wanted.partition.broker, time.monotonic() + timeout
     with _lock:
         link = _links.get(address)
         if link is None or (address.startswith("file:") and not _reaches(link, wanted)):
             link = _opened(wanted, timeout)
+            while address.startswith("file:") and not (_is_whole(wanted) or _reaches(link, wanted)):
+                if time.monotonic() > deadline:
+                    raise Unknown(Code.TIMED_OUT, f"the folder ends before that. {describe_missing([link])}".strip())
+                time.sleep(_PAUSE)
+                link = _opened(wanted, timeout)
             _links[address] = link
         return link
 
@@ -199,9 +220,14 @@ def _opened(wanted: OffsetRange, timeout: float) -> Link:
     return link
 
 
+def _is_whole(wanted: OffsetRange) -> bool:
+    """Return whether all that there is now is read, whatever the range says: dead letters come and go."""
+    return wanted.partition.source.startswith(DEAD_LETTER_PREFIX)
+
+
 def _reaches(link: Link, wanted: OffsetRange) -> bool:
-    if wanted.partition.source.startswith(DEAD_LETTER_PREFIX):
-        return False  # they come and go, and nothing in the range tells when
+    if _is_whole(wanted):
+        return False  # nothing in the range tells of which moment it is
     try:
         queues = ask(link, OFFSETS({"topic": wanted.partition.source}), 1.0)["queues"]
     except EscrowError:

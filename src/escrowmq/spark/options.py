@@ -32,6 +32,7 @@ READING = {
     "storedFrom": "a time: only rows stored then or later (%op: decided, %acks: acknowledged, %group-acts: done)",
     "storedUntil": "a time: only rows stored (decided, acknowledged, done) before then",
     "group": "of %acks and %group-acts: only rows of this consumer group",
+    "incomplete": "of a folder that may lack what was acknowledged last: warn (default) logs it, refuse raises",
     "timeout": "seconds to wait for a broker (default 30)",
 }
 WRITING = {
@@ -68,7 +69,8 @@ _OF_GROUPS = (ACK_VIEW_NAME, GROUP_ACT_VIEW_NAME)
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """What to read: ``sources`` are topics, or one system view. ``timeout`` in seconds, ``stored_from`` and ``stored_until`` in
+    """What to read: ``sources`` are topics, or one system view. ``timeout`` in seconds, ``stored_from`` and
+    ``stored_until`` in
     microseconds since 1970. ``queues`` empty: all."""
 
     url: str
@@ -84,6 +86,7 @@ class ReadOptions:
     stored_from: int | None = None
     stored_until: int | None = None
     group: str | None = None
+    refuse_incomplete: bool = False
     timeout: float = 30.0
 
     @property
@@ -152,12 +155,13 @@ def read_options(options: Mapping[str, str], *, streaming: bool = False) -> Read
         stored_from=_time("storedFrom", given),
         stored_until=_time("storedUntil", given),
         group=given.get("group"),
+        refuse_incomplete=_one_of("incomplete", given, ("warn", "refuse")) == "refuse",
         timeout=_seconds("timeout", given, 30.0),
     )
 
 
 def _check_filters(source: str, given: Mapping[str, str]) -> None:
-    """Raise Misuse(BAD_SETTING) for a filter that the broker cannot apply to this source: it must not be passed over."""
+    """Raise Misuse(BAD_SETTING) for a filter that the broker cannot apply to this source."""
     if source in _WITHOUT_KEYS and (name := next((one for one in ("key", "tags") if one in given), None)):
         raise Misuse(Code.BAD_SETTING, f"{source} has no option {name!r}", "filter its rows with where(...)")
     if source.startswith("%") and "queues" in given:
@@ -182,7 +186,7 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
         immunity=_seconds("immunity", given, 3600.0),
         timeout=_seconds("timeout", given, 30.0),
         checkpoint=given.get("checkpointlocation"),
-        adopt=_yes_or_no("adopt", given),
+        adopt=_one_of("adopt", given, ("false", "true")) == "true",
     )
 
 
@@ -228,7 +232,10 @@ def _time(name: str, given: Mapping[str, str]) -> int | None:
 
 
 def _microseconds(name: str, text: str, right: str) -> int:
-    """Microseconds since 1970 of a time (ISO 8601; UTC if it names no zone). Raises Misuse(BAD_SETTING) with what is ``right``."""
+    """Convert a time (ISO 8601; UTC if it names no zone) to microseconds since 1970.
+
+    Raises Misuse(BAD_SETTING) with what is ``right``.
+    """
     try:
         moment = datetime.fromisoformat(text.strip())
     except ValueError:
@@ -275,11 +282,12 @@ def _count(name: str, given: Mapping[str, str], default: Any) -> Any:
     return int(text)
 
 
-def _yes_or_no(name: str, given: Mapping[str, str]) -> bool:
-    text = given.get(name, "false").strip().lower()
-    if text not in ("true", "false"):
-        raise Misuse(Code.BAD_SETTING, f"{name} = {given[name]!r}", "true or false")
-    return text == "true"
+def _one_of(name: str, given: Mapping[str, str], words: tuple[str, str]) -> str:
+    """Read one of two words; the first if none is given."""
+    text = given.get(name, words[0]).strip().lower()
+    if text not in words:
+        raise Misuse(Code.BAD_SETTING, f"{name} = {given[name]!r}", " or ".join(words))
+    return text
 
 
 def _seconds(name: str, given: Mapping[str, str], default: float) -> float:

@@ -37,7 +37,8 @@ class EmptyPartition(InputPartition):
 class EscrowReader(DataSourceReader):
     """A batch read. The same options and offsets give the same partitions and rows.
 
-    It must not define ``pushFilters``: Spark (4.3.0) keeps the reader that took the filters of one query with the DataFrame, and every later
+    It must not define ``pushFilters``: Spark (4.3.0) keeps the reader that took the filters of one query with the
+    DataFrame, and every later
     query of that DataFrame would miss the rows that they left out. What the broker is to filter, options say.
     """
 

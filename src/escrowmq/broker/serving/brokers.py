@@ -18,7 +18,7 @@ from escrowmq.broker.serving.connections import close_connections
 from escrowmq.errors import Code, EscrowError, error
 from escrowmq.log.kafka.partition import Partitions
 from escrowmq.log.kafka.replica import PartitionReplica, open_replica
-from escrowmq.platform.disk import Disk
+from escrowmq.platform.disk import Disk, note_url
 from escrowmq.settings import BrokerSettings
 from escrowmq.wire import Link
 
@@ -88,7 +88,8 @@ class BrokerAlone:
         return calls
 
     def listening(self, url: str, ports: Sequence[int], running: ExitStack) -> None:
-        """It has begun already."""
+        """Note the URL for readers of the folder."""
+        note_url(self._folder, url)
 
     def link(self) -> Link:
         """Straight to its engine."""
@@ -121,6 +122,7 @@ class BrokerNode:
     def listening(self, url: str, ports: Sequence[int], running: ExitStack) -> None:
         """Follow, and lead when it is time to, as the node at ``url``."""
         settings, replication = self._settings, self._replication
+        here = url
         self._door.url = url = replication.advertise or url
 
         def let_go() -> None:
@@ -133,13 +135,15 @@ class BrokerNode:
 
         def opening() -> PartitionReplica:
             opened[:] = [replication.open()]
-            return open_replica(
+            replica = open_replica(
                 self._disk(self._folder),
                 opened[0],
                 url=url,
                 segment_bytes=settings.segment_bytes,
                 compression=settings.compression,
             )
+            note_url(self._folder, here)
+            return replica
 
         def give_up() -> None:
             for partitions in opened:

@@ -16,7 +16,8 @@ class BrokersAdmin(Asking):
     """What brokers say of themselves. See :class:`escrowmq.client.admin.Admin`."""
 
     def health(self) -> Listing[Health]:
-        """Of each broker: status ("ok", "damaged", "full", "stopped", "stopping", or "unreachable") and reason."""
+        """Of each broker: status ("ok", "damaged", "full", "stopped", "stopping", "incomplete", or "unreachable") and
+        reason."""
         links, timeout = self._router.links, self._timeout
         answers = self._router.every(lambda number: _health_of(links[number], timeout), timeout + 1.0)
         rows, silent = dict(answers.found), {one["broker"]: one["reason"] for one in answers.missing}

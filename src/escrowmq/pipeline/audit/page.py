@@ -75,6 +75,9 @@ def page(verdict: Verdict, pictures: Pictures, events: Events, *, command: str =
 def _head(verdict: Verdict) -> str:
     words = "All sides agree" if verdict.agrees else "The sides disagree"
     mood = "agree" if verdict.agrees else "disagree"
+    unseen = (
+        f'<p class="note">The log may be incomplete: {escape(verdict.incomplete)}.</p>' if verdict.incomplete else ""
+    )
     plain = ("orders", "committed", "rolled_back", "consumed", "kills", "checks")
     judged = ("lost", "repeated", "altered", "leaked", "orphaned")
     figures = "".join(figure(name, getattr(verdict, name), "") for name in plain)
@@ -83,7 +86,7 @@ def _head(verdict: Verdict) -> str:
         "<h1>Did every message reach everyone it concerns, once?</h1>"
         '<p class="lead">The producer’s database, the broker’s log and every consumer’s database, '
         "compared by id and content on Spark.</p>"
-        f'<div class="verdict {mood}">{words}</div><div class="figures">{figures}</div>'
+        f'<div class="verdict {mood}">{words}</div>{unseen}<div class="figures">{figures}</div>'
         f'<div class="figures">{judgement}</div>'
     )
 

@@ -10,7 +10,7 @@ Only the ids that are named (some hundred) are looked for, so this costs a pass 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,7 @@ from escrowmq.pipeline.audit import delivered, frames
 from escrowmq.pipeline.audit.manifest import Comparison, Manifest, of_group
 from escrowmq.pipeline.audit.readings import Readings, compared_columns
 from escrowmq.pipeline.audit.rows import Role
-from escrowmq.pipeline.coverage import Beginning
+from escrowmq.pipeline.coverage import Coverage
 from escrowmq.pipeline.coverage import told as told_beginnings
 from escrowmq.pipeline.failures import unwrap_errors
 from escrowmq.wire import HALF_VIEW_NAME
@@ -53,27 +53,28 @@ Reasons = dict[tuple[int, str, str], str]
 Told = Callable[[Iterable[Wrong]], Reasons]
 
 
-def reasons(manifest: Manifest, readings: Readings, begin: Sequence[Beginning], wrong: Iterable[Wrong]) -> Reasons:
-    """Of findings: why, as far as the log knows. ``begin``: where it does not begin at its beginning."""
+def reasons(manifest: Manifest, readings: Readings, covered: Coverage, wrong: Iterable[Wrong]) -> Reasons:
+    """Of findings: why, as far as the log knows. ``covered``: what it does not show."""
     every = list(wrong)
     known = _known(manifest, readings, every)
     told: Reasons = {}
     for one in every:
         number, id, kind = one["comparison"], one["id"], one["kind"]
         reason = known.get((number, id), "")
-        left = _left(manifest.comparisons[number], kind, begin) if number >= 0 else ""
-        told[number, id, kind] = "; or ".join(text for text in (reason, left) if text)
+        unseen = _explain_unseen(manifest.comparisons[number], kind, covered) if number >= 0 else []
+        told[number, id, kind] = "; or ".join(text for text in (reason, *unseen) if text)
     return told
 
 
-def _left(comparison: Comparison, kind: str, begin: Sequence[Beginning]) -> str:
-    """That the id may have left the log, if the side that has not got it lets go of messages."""
+def _explain_unseen(comparison: Comparison, kind: str, covered: Coverage) -> list[str]:
+    """Explain that the id may have left the log, or is not shown yet, if the side that lacks it is one of the log."""
     side = {"lost": comparison.found, "leaked": comparison.expected}.get(kind, "")
     where, _, name = side.partition(":")
     topic = of_group(name)[1] if where == "group" else name
     sources = {"topic": {topic}, "group": {topic}, "half": {HALF_VIEW_NAME}}.get(where, set())
-    mine = [one for one in begin if one.source in sources]
-    return f"it may have left the log by retention or by hand: {told_beginnings(mine)}" if mine else ""
+    mine = [one for one in covered.beginnings if one.source in sources]
+    told = [f"it may have left the log by retention or by hand: {told_beginnings(mine)}"] if mine else []
+    return told + (["it may be among what was acknowledged last"] if sources and covered.incomplete else [])
 
 
 def _known(manifest: Manifest, readings: Readings, wrong: Iterable[Wrong]) -> dict[tuple[int, str], str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from escrowmq.pipeline.audit.readings import Readings
 from escrowmq.pipeline.audit.reasons import Told, reasons
 from escrowmq.pipeline.audit.verdict import Finding, Side, Verdict
 from escrowmq.pipeline.audit.windows import WINDOWS
-from escrowmq.pipeline.coverage import Beginning, beginnings
+from escrowmq.pipeline.coverage import Coverage, read_coverage
 from escrowmq.pipeline.failures import unwrap_errors
 from escrowmq.pipeline.log import BrokerLog, log_rows
 from escrowmq.pipeline.session import local_session
@@ -54,14 +54,14 @@ def run(
     with unwrap_errors(), ExitStack() as stack:
         tell("looking at the broker's log")
         rows = log_rows(manifest.log_url, manifest.topics)
-        begin = beginnings(manifest.log_url, (*manifest.topics, HALF_VIEW_NAME))
+        covered = read_coverage(manifest.log_url, (*manifest.topics, HALF_VIEW_NAME))
         if spark is None:
             tell("starting Spark")
             spark = stack.enter_context(local_session("escrowmq audit", rows=rows, master=master))
         tell("comparing by id and content")
         events = Events.read(folder / manifest.events if manifest.events else None)
-        readings = Readings(spark, manifest, BrokerLog(spark, manifest.log_url))
-        verdict, pictures = audit(manifest, readings, events, begin, windows=WINDOWS if rows > FEW_ROWS else 0)
+        readings = Readings(spark, manifest, BrokerLog(spark, manifest.log_url, whole=not covered.incomplete))
+        verdict, pictures = audit(manifest, readings, events, covered, windows=WINDOWS if rows > FEW_ROWS else 0)
     verdict.write(folder)
     if page:
         tell("drawing the report")
@@ -73,13 +73,13 @@ def audit(
     manifest: Manifest,
     readings: Readings,
     events: Events,
-    begin: Sequence[Beginning] = (),
+    covered: Coverage = Coverage(),
     *,
     windows: int = WINDOWS,
 ) -> tuple[Verdict, Pictures]:
-    """Compare all sides and measure the run. Only frames of a bounded size are collected. ``begin``: where the log does not begin at its
-    beginning. ``windows``: see
-    :func:`escrowmq.pipeline.audit.comparing.tallied`; whatever it is, the verdict is the same."""
+    """Compare all sides and measure the run. Only frames of a bounded size are collected. ``covered``: what the log
+    does not show.
+    ``windows``: see :func:`escrowmq.pipeline.audit.comparing.tallied`; whatever it is, the verdict is the same."""
     together = _in_all_tables(manifest)
     judges = [c.judges for c in (*manifest.comparisons, *together)]
     with ExitStack() as stack:
@@ -91,8 +91,8 @@ def audit(
         done = stack.enter_context(tallied(sides, windows, tied=_numbers(manifest)))
         wrong = frames.findings(done.tallies, judges).unionByName(frames.undecided(half))
         wrong = stack.enter_context(_kept(wrong))
-        told = partial(reasons, manifest, readings, begin)
-        return _verdict(manifest, told, begin, done, wrong, half, timeline.transactions(packed), events)
+        told = partial(reasons, manifest, readings, covered)
+        return _verdict(manifest, told, covered, done, wrong, half, timeline.transactions(packed), events)
 
 
 @contextmanager
@@ -120,7 +120,7 @@ def _uncompressed(spark: SparkSession) -> Iterator[None]:
 def _verdict(
     manifest: Manifest,
     told: Told,
-    begin: Sequence[Beginning],
+    covered: Coverage,
     done: Tallied,
     wrong: DataFrame,
     half: DataFrame,
@@ -144,7 +144,8 @@ def _verdict(
         comparisons=sides,
         findings=_named(manifest, told, wrong),
         findings_in_all=wrong.count(),
-        beginnings=tuple(begin),
+        beginnings=covered.beginnings,
+        incomplete=covered.incomplete,
     )
     return verdict, Pictures.of(transactions, total["first_us"], total["last_us"])
 

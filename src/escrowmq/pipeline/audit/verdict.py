@@ -59,6 +59,7 @@ class Verdict:
     beginnings: tuple[
         Beginning, ...
     ] = ()  # queues that do not hold all that was ever in them: what left cannot be compared
+    incomplete: str = ""  # what may be missing at the end of the log, and why; empty: nothing
 
     @property
     def agrees(self) -> bool:

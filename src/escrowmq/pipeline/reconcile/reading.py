@@ -23,9 +23,18 @@ HALF_VIEW = "%half"
 
 
 def read_side(
-    spark: SparkSession, url: str, topic: str, id: str = "key", *, content: bool = False, stream: bool = False
+    spark: SparkSession,
+    url: str,
+    topic: str,
+    id: str = "key",
+    *,
+    content: bool = False,
+    stream: bool = False,
+    whole: bool = False,
 ) -> DataFrame:
     """A topic as one side: ``id``, ``at`` (when the broker stored it), with ``content`` also ``digest`` of the body.
+
+    ``whole``: using it raises Misuse(FOLDER_IN_USE) if a folder may lack what was acknowledged last.
 
     Of the view ``%half`` what was rolled back or expired is left out: its commit is not expected. Raises Misuse(BAD_ARGUMENT)
     for an unknown kind of id, and on use what the source raises: Rejected(UNKNOWN_TOPIC), Unknown, ...
@@ -38,7 +47,8 @@ def read_side(
     url = absolute(url)
     wanted = {id, "stored"} | ({"body"} if content else set()) | ({"state"} if topic == HALF_VIEW else set())
     reader = spark.readStream if stream else spark.read
-    rows = reader.format("escrow").option("topic", topic).option("columns", ",".join(sorted(wanted))).load(url)
+    options = {"topic": topic, "columns": ",".join(sorted(wanted)), "incomplete": "refuse" if whole else "warn"}
+    rows = reader.format("escrow").options(**options).load(url)
     if topic == HALF_VIEW:
         rows = rows.where(~f.col("state").isin("rolled_back", "expired"))
     digest = [f.xxhash64("body").alias("digest")] if content else []

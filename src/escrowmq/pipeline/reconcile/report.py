@@ -51,6 +51,8 @@ class Report:
     uncovered: int
     named: tuple[Finding, ...]
     covered_from: str | None = None
+    incomplete: str = ""
+    """What a side may lack at its end, and why; empty: nothing that is known."""
 
     @property
     def agrees(self) -> bool:
@@ -69,13 +71,17 @@ def reconcile(
     *,
     settled_before: datetime,
     covered_from: datetime | None = None,
+    incomplete: str = "",
     out: str | None = None,
     most: int = MOST_NAMED,
 ) -> Report:
     """Compare two sides (see :mod:`escrowmq.pipeline.reconcile.frames`).
 
     ``out``: a folder (any that Spark can write to) that gets ``findings`` as Parquet with every finding, and ``report.json``; what was there
-    is replaced; on a cluster its workers must see it, or it is refused before and after. ``covered_from``: from when on both sides hold all that there was (None: from their beginning). The same sides and ``settled_before`` give the same report. Raises Misuse for sides that lack columns.
+    is replaced; on a cluster its workers must see it, or it is refused before and after. ``covered_from``: from when on
+    both sides hold all that there was (None: from their beginning). ``incomplete``: for the report, what a side may
+    lack at its end. The same sides and ``settled_before`` give the same report. Raises Misuse for sides that lack
+    columns.
     """
     from pyspark.sql import Observation
 
@@ -99,6 +105,7 @@ def reconcile(
             **{kind: counts.get(kind) or 0 for kind in KINDS},
             named=tuple(Finding(*row) for row in _first(real, most).collect()),
             covered_from=None if covered_from is None else _iso(covered_from),
+            incomplete=incomplete,
         )
         if out is not None:
             real.orderBy("kind", "first_seen", "id").write.mode("overwrite").parquet(f"{out}/findings")

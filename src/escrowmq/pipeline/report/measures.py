@@ -47,6 +47,8 @@ class Report:
     """group, transactional, open, parked, oldest_us, broker"""
     consumers: Rows
     """group, topics, waiting, leased, retrying, dead, lag (all not yet acknowledged), broker"""
+    incomplete: str = ""
+    """What a folder may lack, and why; empty: nothing."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""

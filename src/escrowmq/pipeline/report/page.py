@@ -61,8 +61,9 @@ def _head(report: Report) -> str:
         figure("dead letters", dead, "bad" if dead else "good"),
         figure("consumer lag", lag),
     ]
+    unseen = f'<p class="note">It may be incomplete: {escape(report.incomplete)}.</p>' if report.incomplete else ""
     return (
-        f'<h1>What is in the broker</h1><p class="lead"><code>{escape(report.url)}</code> · as of {when}{" UTC" if report.as_of_us else ""}</p>'
+        f'<h1>What is in the broker</h1><p class="lead"><code>{escape(report.url)}</code> · as of {when}{" UTC" if report.as_of_us else ""}</p>{unseen}'
         f'<div class="figures">{"".join(figures)}</div><div class="figures">{"".join(care)}</div>'
     )
 

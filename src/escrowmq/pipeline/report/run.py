@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from escrowmq.connecting import connect
@@ -40,14 +41,16 @@ def report(
         tell("asking what there is")
         names = sorted({topic["name"] for topic in bus.admin.topics()})
         producers, consumers = _producers(bus.admin), _consumers(bus.admin)
+        incomplete = "; ".join(one["missing"] for one in bus.admin.health() if "missing" in one)
         rows = sum(q["end"] - q["head"] for topic in bus.admin.topics() for q in topic["queues"])
         if spark is None:
             tell("starting Spark")
             spark = stack.enter_context(local_session("escrowmq report", rows=rows, master=master))
         tell("measuring")
-        log = BrokerLog(spark, url)
+        log = BrokerLog(spark, url, whole=not incomplete)
         as_of = None if folder else time.time_ns() // 1000
-        return measure(log, names, url=url, as_of_us=as_of, producers=producers, consumers=consumers)
+        measured = measure(log, names, url=url, as_of_us=as_of, producers=producers, consumers=consumers)
+        return replace(measured, incomplete=incomplete)
 
 
 def measure(log: Log, topics: list[str], *, url: str, as_of_us: int | None, producers: Rows, consumers: Rows) -> Report:

@@ -44,10 +44,17 @@ class Health(TypedDict):
 
     status: Annotated[
         str,
-        "`ok`, `damaged` (the log, in places: the rest goes on), `full` (the disk: messages are refused), `standby` (it follows, another leads), `stopping`, `stopped`",
+        "`ok`, `damaged` (the log, in places: the rest goes on), `full` (the disk: messages are refused), `standby` "
+        "(it follows, another leads), `stopping`, `stopped`; `incomplete` (a data folder that is only read, and may lack "
+        "what was acknowledged last)",
     ]
     reason: Annotated[
-        str, "empty when it is ok; of `damaged` the places, of `standby` who leads and how far it has followed"
+        str,
+        "empty when it is ok; of `damaged` the places, of `standby` who leads and how far it has followed, of "
+        "`incomplete` what may be missing and why",
+    ]
+    missing: NotRequired[
+        Annotated[str, "of a data folder that is only read: what it may lack, and why; absent: nothing"]
     ]
 
 
