@@ -1,4 +1,5 @@
-"""The folder of a broker that runs, read without taking it: all that was answered is there, or it is said what may be missing."""
+"""The folder of a broker that runs, read without taking it: all that was answered is there, or it is said what may be
+missing."""
 
 from __future__ import annotations
 

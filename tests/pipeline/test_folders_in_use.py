@@ -1,4 +1,4 @@
-"""A data folder that a broker has, read by Spark and the jobs: nothing that was acknowledged is missing without a word."""
+"""A data folder that a broker has, read by Spark and the jobs: what may be missing is said."""
 
 from __future__ import annotations
 

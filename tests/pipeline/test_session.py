@@ -1,8 +1,11 @@
-"""What a session brings along for the Python processes that it starts."""
+"""What a session brings along for the Python processes that it starts, and who gets anything of it."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
+import struct
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,6 +13,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 from escrowmq.pipeline import session
+
+LISTEN = "0A"
+LOOPBACK, LOOPBACK_IN_SIX = "0100007F", "0000000000000000FFFF00000100007F"
+RPC_REQUEST, RPC_RESPONSE, RPC_FAILURE = 3, 4, 5
+"""Kinds of messages between Spark's Java processes."""
 
 
 def test_its_processes_import_what_is_installed_not_the_archive(spark: SparkSession) -> None:
@@ -37,3 +45,105 @@ def test_a_pyspark_that_is_no_package_is_left_alone(
     monkeypatch.setattr(session.importlib.util, "find_spec", lambda _: spec)
     assert session.write_home(tmp_path / "home") is None
     assert not (tmp_path / "home").exists()
+
+
+def listening(process: int) -> set[tuple[str, int]]:
+    """Where a process listens: addresses (in the system's hexadecimal) and ports."""
+    sockets = set()
+    for descriptor in Path(f"/proc/{process}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            sockets.add(os.readlink(descriptor))
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            words = line.split()
+            if words[3] == LISTEN and f"socket:[{words[9]}]" in sockets:
+                address, _, port = words[1].partition(":")
+                found.add((address, int(port, 16)))
+    return found
+
+
+def processes(first: int) -> list[int]:
+    """A process, and all that it and they have started."""
+    children = [
+        int(one) for task in Path(f"/proc/{first}/task").iterdir() for one in (task / "children").read_text().split()
+    ]
+    return [first, *(process for child in children for process in processes(child))]
+
+
+def open_block(port: int, app: str, block: str) -> tuple[int, bytes]:
+    """What is answered to a plain request for a block of an application's data: its kind, and its content.
+
+    Kind -1: nothing.
+    """
+
+    def text(word: str) -> bytes:
+        return struct.pack(">i", len(word)) + word.encode()
+
+    body = b"\0" + text(app) + text("driver") + struct.pack(">i", 1) + text(block)  # OpenBlocks
+    request = struct.pack(">bqi", RPC_REQUEST, 7, len(body)) + body
+    with socket.create_connection(("127.0.0.1", port), 10) as connection:
+        connection.sendall(struct.pack(">q", len(request) + 8) + request)
+        reader = connection.makefile("rb")
+        try:
+            if len(head := reader.read(8)) < 8:
+                return -1, b""
+            frame = reader.read(struct.unpack(">q", head)[0] - 8)
+        except OSError:
+            return -1, b""
+    return frame[0], frame[1:]
+
+
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="the system does not tell who listens")
+def test_nobody_gets_anything_who_does_not_know_the_secret(spark: SparkSession) -> None:
+    context = spark.sparkContext
+    kept = context.parallelize(["a secret"], 1).cache()
+    assert kept.count() == 1
+    java = context._gateway.proc.pid
+    every = {process: listening(process) for process in processes(os.getpid())}
+    assert len(every[java]) >= 3, "its gateway, the driver, the blocks"
+    assert {address for found in every.values() for address, _ in found} <= {LOOPBACK, LOOPBACK_IN_SIX}
+    answers = [open_block(port, context.applicationId, f"rdd_{kept.id()}_0") for _, port in every[java]]
+    kept.unpersist()
+    assert RPC_RESPONSE not in [kind for kind, _ in answers]
+    assert any(kind == RPC_FAILURE and b"Expected SaslMessage" in text for kind, text in answers), answers
+
+
+def test_the_secret_is_in_no_setting_and_no_command(spark: SparkSession) -> None:
+    settings = dict(spark.sparkContext.getConf().getAll())
+    assert settings["spark.authenticate"] == "true"
+    assert settings["spark.ui.enabled"] == "false"
+    assert [name for name in settings if "secret" in name.lower()] == []
+    for process in processes(os.getpid()):
+        assert b"secret" not in Path(f"/proc/{process}/cmdline").read_bytes().lower()
+
+
+def test_a_session_of_others_is_left_as_it_is(spark: SparkSession) -> None:
+    def settings() -> dict[str, str | None]:
+        own = {name: spark.conf.get(name) for name in ("spark.sql.shuffle.partitions", "spark.authenticate")}
+        return dict(spark.sparkContext.getConf().getAll()) | own
+
+    before = settings()
+    wanted = {"spark.sql.shuffle.partitions": "7", "spark.authenticate": "false"}
+    with session.local_session("another", settings=wanted) as given:
+        assert given is spark
+        assert settings() == before
+    assert settings() == before
+
+
+@pytest.mark.parametrize(("master", "own"), [(None, True), ("local[2]", True), ("spark://127.0.0.1:7077", False)])
+def test_with_a_cluster_its_own_secret_counts(master: str | None, own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[dict[str, str]] = []
+
+    def start(name: str, master: str, folder: Path, rows: int | None, more: dict[str, str]) -> None:
+        given.append(more)
+        raise InterruptedError
+
+    monkeypatch.setattr(session, "_running", lambda name: None)
+    monkeypatch.setattr(session, "check_master", lambda master: None)
+    monkeypatch.setattr(session, "_start", start)
+    for settings in ({}, {"spark.authenticate": "no"}):
+        with pytest.raises(InterruptedError), session.local_session(master=master, settings=settings):
+            pass
+    assert [more.get("spark.authenticate") for more in given] == ["true" if own else None, "no"]
+    assert {more["spark.driver.bindAddress"] for more in given} == {"127.0.0.1"}

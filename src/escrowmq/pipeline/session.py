@@ -1,4 +1,4 @@
-"""A Spark session for a small machine: quick to start, quiet, on the loopback, leaving no files behind.
+"""A Spark session for a small machine: quick to start, quiet, on the loopback, authenticated, leaving no files behind.
 
 Local by default, or on a cluster whose master is named. Under ``spark-submit`` the session is what was submitted.
 """
@@ -58,6 +58,10 @@ _FOR_MUCH = " -XX:+UseParallelGC"  # throughput counts here, pauses do not
 _FOR_LITTLE = " -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 _LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+_AUTHENTICATED = {"spark.authenticate": "true"}
+"""Of a local session Java makes the secret itself, at random, and keeps it in its memory: it is in no setting, so
+neither in
+the list of processes nor in an event log. A cluster has a secret of its own, which it does not tell us."""
 
 
 @contextlib.contextmanager
@@ -72,7 +76,8 @@ def local_session(
     """A session on this machine, stopped at the end together with its Java process and its temporary files.
 
     ``master`` None: local; else a cluster's, such as ``spark://HOST:PORT``, whose workers start the Python that
-    ``PYSPARK_PYTHON`` names (unset: the path of this one). ``settings`` come on top of ours.
+    ``PYSPARK_PYTHON`` names (unset: the path of this one). ``settings`` come on top of ours. A local session listens on
+    the loopback only, and answers nobody who does not know its secret; with a cluster, that is the cluster's affair.
 
     ``cores`` None: all. ``rows`` says how much work it will be, about: a cold Java spends its first half minute compiling,
     so for less than millions of rows it compiles less (see SLOW_COMPILER_ROWS). A session that this
@@ -92,7 +97,7 @@ def local_session(
     if master is not None:
         check_master(master)
     folder = Path(tempfile.mkdtemp(prefix="escrowmq-spark-"))
-    theirs = None if master is None or master.startswith("local") else os.environ.get("PYSPARK_PYTHON")
+    theirs = None if _is_local(master) else os.environ.get("PYSPARK_PYTHON")
     environment = {
         "JAVA_HOME": str(write_launcher(find_java(), folder / "java")),
         "PYSPARK_PYTHON": theirs or sys.executable,  # else workers start another Python, without the packages
@@ -100,11 +105,12 @@ def local_session(
         **({"SPARK_LOCAL_IP": "127.0.0.1"} if here else {}),
         "SPARK_CONF_DIR": str(folder),
         # PySpark's own; a foreign installation would be another version. A cluster's workers may have nothing but its archive.
-        "SPARK_HOME": write_home(folder / "home") if (master or "local").startswith("local") else None,
+        "SPARK_HOME": write_home(folder / "home") if _is_local(master) else None,
     }
     with _environment(environment):
         try:
-            more = {**(_LOOPBACK if here else {}), **(settings or {})}
+            alone = _AUTHENTICATED if _is_local(master) else {}
+            more = {**(_LOOPBACK if here else {}), **alone, **(settings or {})}
             spark = _start(name, master or f"local[{cores or os.cpu_count() or 1}]", folder, rows, more)
             try:
                 yield spark
@@ -112,6 +118,11 @@ def local_session(
                 _stop(spark)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_local(master: str | None) -> bool:
+    """Return whether the session has no cluster: this process's Java does all the work."""
+    return master is None or master.startswith("local")
 
 
 def write_home(home: Path) -> str | None:
