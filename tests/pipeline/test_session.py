@@ -47,12 +47,17 @@ def test_a_pyspark_that_is_no_package_is_left_alone(
     assert not (tmp_path / "home").exists()
 
 
+GONE = (FileNotFoundError, ProcessLookupError)
+"""A thread or process that ended while it was looked at."""
+
+
 def listening(process: int) -> set[tuple[str, int]]:
     """Where a process listens: addresses (in the system's hexadecimal) and ports."""
     sockets = set()
-    for descriptor in Path(f"/proc/{process}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):
-            sockets.add(os.readlink(descriptor))
+    with contextlib.suppress(*GONE):
+        for descriptor in Path(f"/proc/{process}/fd").iterdir():
+            with contextlib.suppress(*GONE):
+                sockets.add(os.readlink(descriptor))
     found = set()
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
@@ -65,9 +70,11 @@ def listening(process: int) -> set[tuple[str, int]]:
 
 def processes(first: int) -> list[int]:
     """A process, and all that it and they have started."""
-    children = [
-        int(one) for task in Path(f"/proc/{first}/task").iterdir() for one in (task / "children").read_text().split()
-    ]
+    children: list[int] = []
+    with contextlib.suppress(*GONE):
+        for task in Path(f"/proc/{first}/task").iterdir():
+            with contextlib.suppress(*GONE):
+                children += map(int, (task / "children").read_text().split())
     return [first, *(process for child in children for process in processes(child))]
 
 
@@ -114,8 +121,12 @@ def test_the_secret_is_in_no_setting_and_no_command(spark: SparkSession) -> None
     assert settings["spark.authenticate"] == "true"
     assert settings["spark.ui.enabled"] == "false"
     assert [name for name in settings if "secret" in name.lower()] == []
-    for process in processes(os.getpid()):
-        assert b"secret" not in Path(f"/proc/{process}/cmdline").read_bytes().lower()
+    java = spark.sparkContext._gateway.proc.pid
+    every = processes(os.getpid())
+    assert java in every
+    for process in every:
+        with contextlib.suppress(*GONE):
+            assert b"secret" not in Path(f"/proc/{process}/cmdline").read_bytes().lower()
 
 
 def test_a_session_of_others_is_left_as_it_is(spark: SparkSession) -> None:
