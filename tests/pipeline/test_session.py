@@ -81,7 +81,7 @@ def processes(first: int) -> list[int]:
 def open_block(port: int, app: str, block: str) -> tuple[int, bytes]:
     """What is answered to a plain request for a block of an application's data: its kind, and its content.
 
-    Kind -1: nothing.
+    Kind -1: nothing, or what is no frame of Spark's.
     """
 
     def text(word: str) -> bytes:
@@ -95,7 +95,10 @@ def open_block(port: int, app: str, block: str) -> tuple[int, bytes]:
         try:
             if len(head := reader.read(8)) < 8:
                 return -1, b""
-            frame = reader.read(struct.unpack(">q", head)[0] - 8)
+            size = struct.unpack(">q", head)[0] - 8
+            if not 0 < size <= 1 << 20:  # whoever else listens there answers in words
+                return -1, head
+            frame = reader.read(size)
         except OSError:
             return -1, b""
     return frame[0], frame[1:]
