@@ -10,7 +10,9 @@ import contextlib
 import functools
 import gc
 import importlib
+import itertools
 import os
+import random
 import tempfile
 import time
 import uuid
@@ -23,6 +25,7 @@ import typer.testing
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
+import own_home
 import quick_java
 from escrowmq.testing.servers.process import Server
 from escrowmq.testing.servers.seam import Absent
@@ -37,8 +40,9 @@ if TYPE_CHECKING:
 settings.register_profile(
     "here", deadline=None, print_blob=True, report_multiple_bugs=False, suppress_health_check=[HealthCheck.too_slow]
 )
-settings.register_profile("ci", parent=settings.get_profile("here"), derandomize=True, database=None)
-settings.load_profile("ci" if os.environ.get("CI") else "here")
+settings.load_profile(
+    "here"
+)  # also where ``CI`` is set, for which Hypothesis has a profile of the same examples each time
 
 typer.testing._get_command = functools.cache(typer.testing._get_command)  # type: ignore[attr-defined]
 """The tree of all commands is made once, not for each command that a test types: that takes a tenth of a second."""
@@ -109,17 +113,42 @@ class OneOfEach(LoadScopeScheduling):
             del self.assigned_work[node][scope]
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """All Java processes of the tests start quickly, those of the processes of ``pytest -n``, too, which have this one's environment."""
+    """Prepare what all tests have: a home of their own, a seed, and a Java that starts quickly. The processes of ``pytest -n`` inherit them."""
     gc.disable()  # until all tests are there
     if hasattr(config, "workerinput"):
         return
+    home = tempfile.TemporaryDirectory(prefix="escrowmq-home-", ignore_cleanup_errors=True)
+    config.add_cleanup(home.cleanup)
+    before = dict(os.environ)
+    own_home.isolate(os.environ, Path(home.name))
+    config.add_cleanup(lambda: os.environ.clear() or os.environ.update(before))
+    if config.option.hypothesis_seed is None:
+        config.option.hypothesis_seed = random.randrange(1 << 32)
     folder = tempfile.TemporaryDirectory(prefix="escrowmq-java-")
     config.add_cleanup(folder.cleanup)
     if home := quick_java.write(Path(folder.name) / "home"):
         mocked = pytest.MonkeyPatch()
         mocked.setenv("JAVA_HOME", str(home))
         config.add_cleanup(mocked.undo)
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """Name the seed, so that a failure can be repeated."""
+    return f"hypothesis seed: {config.option.hypothesis_seed} (--hypothesis-seed)"
+
+
+_homes = itertools.count()
+
+
+@pytest.fixture(autouse=True)
+def _own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A home of the test's own: plans, settings and histories of the user, and of other tests, are not there."""
+    home = tmp_path_factory.getbasetemp() / f"home-{next(_homes)}"
+    home.mkdir()
+    for name, path in own_home.variables(home).items():
+        monkeypatch.setenv(name, path)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -133,13 +162,6 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.collect()
     gc.freeze()
     gc.enable()
-
-
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Why a test was run once more: it is listed for somebody to mend."""
-    for report in terminalreporter.stats.get("rerun", []):
-        terminalreporter.write_sep("_", report.nodeid)
-        terminalreporter.write_line("\n".join(report.longreprtext.splitlines()[-40:]))
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -22,6 +22,6 @@ def write(folder: Path) -> Path | None:
         return None
     program = folder / "bin" / "java"
     program.parent.mkdir(parents=True)
-    program.write_text(f'#!/bin/sh\nexec {shlex.quote(java)} {FLAGS} "$@"\n')
+    program.write_text(f'#!/bin/sh\nexec {shlex.quote(java)} {FLAGS} -Duser.home="$HOME" "$@"\n')
     program.chmod(0o755)
     return folder
