@@ -459,3 +459,54 @@ def test_consume_stops_when_there_are_no_tables_and_gives_everything_back(bus: m
             inbox.consume(consumer, empty, lambda session, message: None, idle_timeout=5)
         assert next(consumer.messages(idle_timeout=5)).body == b"1"
     empty.dispose()
+
+
+@pytest.mark.parametrize("how", ["event", "function", "consumer"])
+def test_consume_stops_between_messages(sqlite_shop: sa.Engine, bus: mq.Bus, how: str) -> None:
+    """What was handled is committed and acknowledged; the rest of the batch goes back at once, uncounted and without a mark."""
+    producer = bus.producer("shop")
+    for number in range(9):
+        producer.send("orders", b"%d" % number, queue=0)
+    event = threading.Event()
+    consumer = bus.consumer("cart", ["orders"])
+    asked = {"event": event, "function": event.is_set, "consumer": None}[how]
+
+    def place(connection: sa.Connection, message: Any) -> None:
+        connection.execute(sa.insert(orders).values(id=int(message.body)))
+        if message.body == b"3":
+            event.set()
+            if how == "consumer":
+                consumer.stop()
+
+    assert inbox.consume(consumer, sqlite_shop, place, stop=asked) == 4
+    consumer.close()
+    assert marks(sqlite_shop) == 4
+    with bus.consumer("cart", ["orders"]) as other:
+        attempts: list[int] = []
+
+        def place_rest(connection: sa.Connection, message: Any) -> None:
+            attempts.append(message.attempt)
+            place(connection, message)
+
+        event.clear()
+        assert inbox.consume(other, sqlite_shop, place_rest, idle_timeout=0.5) == 5
+    assert attempts == [1] * 5
+    with sqlite_shop.connect() as connection:
+        assert sorted(connection.scalars(sa.select(orders.c.id))) == list(range(9))
+
+
+def test_an_idle_consume_notices_stop(sqlite_shop: sa.Engine, bus: mq.Bus) -> None:
+    bus.admin.create_topic("orders")
+    event = threading.Event()
+    with bus.consumer("cart", ["orders"]) as consumer:
+        threading.Timer(0.2, event.set).start()
+        assert inbox.consume(consumer, sqlite_shop, lambda *_: None, stop=event) == 0
+
+
+def test_a_claim_that_is_taken_back_is_new_again(shop: sa.Engine) -> None:
+    messages = [named("orders"), named("points"), b"y" * 16]
+    with shop.begin() as connection:
+        assert claim_batch_tx(connection, messages, "cart") == [True, True, True]
+        inbox.unclaim_tx(connection, messages[1:], "cart")
+    with shop.begin() as connection:
+        assert claim_batch_tx(connection, messages, "cart") == [False, True, True]

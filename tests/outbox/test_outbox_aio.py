@@ -151,7 +151,9 @@ def test_the_two_faces_have_the_same_names_parameters_and_documentation() -> Non
     public |= {act.__name__: act for act in (outbox.acts.list_acts, outbox.acts.verify_acts)}
     functions = {n: a for n, a in public.items() if inspect.isfunction(a) and not n.startswith("_")}
     taking = {n: a for n, a in functions.items() if [*inspect.signature(a).parameters, ""][0] in FIRST}
-    awaited = {name: act for name, act in vars(aio).items() if inspect.iscoroutinefunction(act)}
+    awaited = {
+        name: act for name, act in vars(aio).items() if inspect.iscoroutinefunction(act) and act is not aio.consume
+    }
     assert awaited.keys() == taking.keys()
     for name, act in awaited.items():
         same_parameters(act, taking[name])
@@ -185,3 +187,27 @@ async def test_a_blocking_call_names_the_asynchronous_one(waiting_engine: AsyncE
         send_tx(thing, "orders", b"x")
     with pytest.raises(mq.Misuse, match=r"outbox\.aio"):
         migrate(waiting_engine)  # type: ignore[arg-type]
+
+
+async def test_consume_is_awaited_and_stops_between_messages(
+    engine: sa.Engine, waiting_engine: AsyncEngine, tmp_path: Any
+) -> None:
+    await aio.migrate(waiting_engine)
+    Order.metadata.create_all(engine)
+    done: list[bytes] = []
+    async with await mq.aconnect(f"file:{tmp_path / 'broker'}") as bus:
+        for number in range(6):
+            await bus.producer("shop").send("orders", b"%d" % number, queue=0)
+        consumer = await bus.consumer("cart", ["orders"])
+
+        async def place(session: AsyncSession, message: Any) -> None:
+            session.add(Order(id=int(message.body)))
+            done.append(message.body)
+
+        database = async_sessionmaker(waiting_engine)
+        assert await aio.consume(consumer, database, place, stop=lambda: len(done) >= 2) == 2
+        assert await aio.consume(consumer, database, place, idle_timeout=0.5) == 4
+        await consumer.flush()
+    async with AsyncSession(waiting_engine) as session:
+        assert sorted(await session.scalars(sa.select(Order.id))) == list(range(6))
+    assert len(done) == 6

@@ -111,7 +111,7 @@ def test_keys_keep_their_lane_and_what_has_none_takes_turns(sqlite_shop: sa.Engi
 
 
 def test_ids_are_not_repeated_in_a_forked_child(sqlite_shop: sa.Engine) -> None:
-    from escrowmq.outbox.limits import complete_ids
+    from escrowmq.outbox.sending import complete_ids
 
     read, write = os.pipe()
     parent = complete_ids([None])

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import sqlalchemy as sa
 
-from escrowmq.outbox import inbox, sending
+from escrowmq.outbox import consuming, inbox, sending
 from escrowmq.outbox.relay import marking, verdicts
 from escrowmq.outbox.relay.leases import Leases
 from escrowmq.outbox.relay.reading import Reader
@@ -223,8 +223,8 @@ def take_one_id_in_two_topics_for_one_message(plant: Plant) -> None:
     "assert inbox.consume(consumer, sqlite_shop, place, idle_timeout=1) == 8",
 )
 def acknowledge_a_batch_that_failed(plant: Plant) -> None:
-    @plant.instead(inbox, "_handle_apart")
-    def handle_apart(step: Any, batch: Any) -> int:
+    @plant.instead(consuming, "_handle_apart")
+    async def handle_apart(face: Any, group: str, batch: Any, stopping: Any) -> int:
         batch.ack()
         return 0
 

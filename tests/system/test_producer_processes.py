@@ -119,8 +119,8 @@ def test_nobody_there_spends_no_attempt_and_who_comes_later_is_asked(broker: Bro
     assert state(admin, prepared)["state"] == "open"
     late = Producer(broker.url, "three", "ROLLBACK", "listen")
     try:
-        late.hear()
-        assert late.hear()["attempt"] == spent + 1
+        heard = {**late.hear(), **late.hear()}  # it may be asked before it has said that it listens
+        assert heard["attempt"] == spent + 1
         eventually("it is rolled back", lambda: state(admin, prepared)["state"] == "rolled_back")
     finally:
         late.kill()

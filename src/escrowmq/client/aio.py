@@ -7,6 +7,7 @@ an answer wakes the loop once for all of them.
 from __future__ import annotations
 
 import threading
+import time
 import uuid
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -14,7 +15,7 @@ from typing import Any, Generic, TypeVar
 
 from escrowmq.client.admin import Admin
 from escrowmq.client.async_admin import AsyncAdmin
-from escrowmq.client.consuming.consumer import AsyncConsumer, ConsumerBase
+from escrowmq.client.consuming.consumer import GRACE_SECONDS, AsyncConsumer, ConsumerBase
 from escrowmq.client.consuming.consumption import Consumption
 from escrowmq.client.consuming.options import check_options, subscription
 from escrowmq.client.consuming.received import AsyncReceived, ReceivedBase
@@ -61,7 +62,7 @@ class BusBase(Generic[ProducerT, ConsumerT, ReaderT]):
         self._make_producer, self._make_consumer, self._make_reader = producer, consumer, reader
         self._parts: list[ProducerT | ConsumerT | ReaderT] = []
         self._lock = threading.RLock()  # a signal handler may close the bus
-        self._closed = False
+        self._closed = self._ended = False
 
     def producer(
         self,
@@ -131,9 +132,19 @@ class BusBase(Generic[ProducerT, ConsumerT, ReaderT]):
         more.setdefault("attended", self.router.attendances[self.router.links.index(link)])
         return self._waiting.lane(link, kind, codec, options, **more)
 
-    async def _close(self) -> None:
+    async def _close(self, grace: float = GRACE_SECONDS) -> None:
         with self._lock:
-            first, self._closed = not self._closed, True
+            again, self._closed = self._closed, True
+            consumers = [part for part in self._parts if isinstance(part, ConsumerBase)]
+        for consumer in consumers:
+            consumer._stop()
+        deadline = time.monotonic() + grace
+        for consumer in consumers:
+            if not await consumer._close(max(deadline - time.monotonic(), 0.0), again=again):
+                consumer._then = self._close  # when the caller's own loop over it has ended
+                return
+        with self._lock:
+            first, self._ended = not self._ended, True
         if first:
             for part in sorted(self._parts, key=lambda part: isinstance(part, ProducerBase)):
                 await part._close()
@@ -282,13 +293,15 @@ class BusCalls(BusBase[ProducerT, ConsumerT, ReaderT], Generic[ProducerT, Consum
         self._need_open()
         return await self._waiting.away(view_message, self.router, topic, id_or_key, timeout)
 
-    async def close(self) -> None:
+    async def close(self, grace: float = GRACE_SECONDS) -> None:
         """Close consumers and readers, then producers (letting what is on its way finish), then the connections.
 
-        From any thread, and more than once. A broker that stands still is waited for as long as the ``timeout`` of each part
+        All consumers stop first; loops over them may take ``grace`` seconds together, as in :meth:`Consumer.close`. Within
+        such a loop, or in a signal handler that interrupted one, it returns at once, and the end of the loop closes the rest.
+        From any thread, and more than once: a second call waits for no loop. A broker that stands still is waited for as long as the ``timeout`` of each part
         and some seconds for the connections. In a forked child it does nothing: what was connected is the parent's.
         """
-        await self._close()
+        await self._close(grace)
 
 
 class AsyncBus(BusCalls[AsyncProducer, AsyncConsumer, AsyncReader, AsyncReceived], AsyncCloses):

@@ -6,10 +6,19 @@ aiomysql) as the first argument; see :func:`escrowmq.outbox.awaiting.awaited`.
 
 from __future__ import annotations
 
-from escrowmq.outbox import acts, attention, callbacks, handled, inbox, migrations, sending
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from escrowmq.outbox import acts, attention, callbacks, consuming, handled, inbox, migrations, sending
 from escrowmq.outbox.awaiting import AnyAsyncSession as AnyAsyncSession
 from escrowmq.outbox.awaiting import awaited, engine_of, engine_or_connection_of, session_of
 from escrowmq.outbox.barrier import binding
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
+
+    from escrowmq.client.consuming.consumer import AsyncConsumer
+    from escrowmq.client.consuming.received import AsyncReceived
 
 # Inside your transaction
 send_tx = awaited(sending.send_tx, session_of)
@@ -18,6 +27,7 @@ bind_tx = awaited(binding.bind_tx, session_of)
 bind_batch_tx = awaited(binding.bind_batch_tx, session_of)
 claim_tx = awaited(inbox.claim_tx, session_of)
 claim_batch_tx = awaited(inbox.claim_batch_tx, session_of)
+unclaim_tx = awaited(inbox.unclaim_tx, session_of)
 confirm_tx = awaited(callbacks.confirm_tx, session_of)
 confirm_batch_tx = awaited(callbacks.confirm_batch_tx, session_of)
 check_schema = awaited(migrations.check_schema, session_of)
@@ -37,3 +47,25 @@ list_marks = awaited(handled.list_marks, engine_of)
 show_marks = awaited(handled.show_marks, engine_of)
 forget_marks = awaited(handled.forget_marks, engine_of)
 settle_marks = awaited(handled.settle_marks, engine_of)
+
+
+async def consume(
+    consumer: AsyncConsumer,
+    database: async_sessionmaker[AsyncSession] | AsyncEngine,
+    handler: Callable[[Any, AsyncReceived], Awaitable[object]],
+    *,
+    group: str | None = None,
+    max_messages: int = 500,
+    idle_timeout: float | None = None,
+    within: Callable[[Any, Sequence[AsyncReceived]], Awaitable[object]] | None = None,
+    after: Callable[[Sequence[AsyncReceived]], Awaitable[object]] | None = None,
+    stop: consuming.Stop | None = None,
+) -> int:
+    """As :func:`escrowmq.outbox.inbox.consume`, to await: ``handler``, ``within`` and ``after`` are coroutine functions.
+
+    ``stop`` may be the ``is_set`` of an ``asyncio.Event``.
+    """
+    name = consumer.group if group is None else group
+    face = consuming.Awaiting(consumer, database, handler, within, after, claim_batch_tx, unclaim_tx)
+    check = consuming.stop_check(consumer, stop)
+    return await consuming.handle_all(face, name, max_messages, idle_timeout, check, stop is not None)

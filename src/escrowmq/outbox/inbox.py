@@ -14,41 +14,37 @@ usual claim is one INSERT, and the id of what was handled can be read in the tab
 from __future__ import annotations
 
 import hashlib
-import logging
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
-from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, sessionmaker
 
 from escrowmq import model
-from escrowmq.errors import Code, EscrowError, Misuse
+from escrowmq.client.lanes.blocking import finished
+from escrowmq.errors import Code, Misuse
 from escrowmq.message.names import MAX_NAME, check_name
-from escrowmq.outbox.dialects import database_now_us, in_a_line, insert_new
+from escrowmq.outbox.consuming import Blocking, Stop, handle_all, stop_check
+from escrowmq.outbox.dialects import database_now_us, insert_new
 from escrowmq.outbox.purging import age_of, delete_older
 from escrowmq.outbox.session import AnySession, transaction_of
 from escrowmq.outbox.tables import trans_recv_log
 from escrowmq.outbox.targets.seam import MESSAGE_ID_HEADER
 
-if TYPE_CHECKING:
-    from escrowmq.client.consuming.consumer import Consumer
-    from escrowmq.client.consuming.received import Received, ReceivedBatch
-
-    Handler = Callable[[Any, Received], object]
-
-Database = sessionmaker[Session] | sa.Engine
-logger = logging.getLogger(__name__)
-
-_STOPS = frozenset({Code.NO_TABLES, Code.SCHEMA_VERSION, Code.NO_TRANSACTION})
-"""No message's fault: the loop cannot go on."""
-
 CHUNK_ROWS = 1_000
 """Marks of one INSERT, and of one step of a purge."""
 
 _SEEN = trans_recv_log.c
+
+if TYPE_CHECKING:
+    from escrowmq.client.consuming.consumer import Consumer
+    from escrowmq.client.consuming.received import Received
+
+    Handler = Callable[[Any, Received], object]
+
+Database = sessionmaker[Session] | sa.Engine
 
 Name = tuple[bytes, str | None]
 """Message id and topic (None: whatever its topic)."""
@@ -96,6 +92,17 @@ def claim_batch_tx(session: AnySession, messages: Iterable[Any], group: str) -> 
     return answers
 
 
+def unclaim_tx(session: AnySession, messages: Iterable[Any], group: str) -> None:
+    """Take claims of this transaction back: their effects are not to happen in it. Only for messages for which a claim said True."""
+    with transaction_of(session, trans_recv_log) as connection:
+        for identity, topic in map(_name_of, messages):
+            mark: sa.ColumnElement[bool] = _SEEN.message_id == identity
+            if topic is not None:
+                other = _SEEN.message_id == topic_mark(identity, topic)
+                mark = sa.or_(sa.and_(mark, _SEEN.topic == topic), other)
+            connection.execute(sa.delete(trans_recv_log).where(_SEEN.consumer_group == group, mark))
+
+
 def header_id(headers: Mapping[Any, Any] | Iterable[tuple[Any, Any]] | None) -> bytes:
     """The message id in the headers of a message that a relay sent by Kafka, RabbitMQ or Redis.
 
@@ -119,9 +126,6 @@ def purge_seen(engine: sa.Engine, older_than: float | timedelta, *, group: str |
     return delete_older(engine, _SEEN.seen_us, age_of(older_than), CHUNK_ROWS, *only)
 
 
-# The loop around it
-
-
 def consume(
     consumer: Consumer,
     database: Database,
@@ -132,79 +136,26 @@ def consume(
     idle_timeout: float | None = None,
     within: Callable[[Any, Sequence[Received]], object] | None = None,
     after: Callable[[Sequence[Received]], object] | None = None,
+    stop: Stop | None = None,
 ) -> int:
-    """Consume until ``consumer`` is closed, or nothing came for ``idle_timeout`` seconds; how many messages had their effect.
+    """Consume until the consumer is stopped or closed, ``stop`` is set, or nothing came for ``idle_timeout`` seconds.
 
-    ``database`` is a ``sessionmaker`` or an Engine: its ``begin()`` gives what ``handler(session, message)`` gets. A batch is one
-    transaction: claim, handle what is new, commit, then acknowledge. If that fails, its messages are done one by one, so that only
-    those whose own handling fails go back (``nack`` with the exception as cause; dead letters after ``max_attempts``). ``group`` names
-    the marks; None: the consumer's own.
+    Returns how many messages had their effect. ``database`` is a ``sessionmaker`` or an Engine: its ``begin()`` gives what
+    ``handler(session, message)`` gets. A batch is one transaction: claim, handle what is new, commit, then acknowledge. If that fails,
+    its messages are handled one by one, so that only those whose own handling fails go back (``nack`` with the exception as cause; dead
+    letters after ``max_attempts``). ``group`` names the marks; None: the consumer's own.
 
-    ``within(session, messages)`` is called at the end of each transaction, also with the repeats; ``after(messages)`` once it is committed, before they are
-    acknowledged; it must not raise. Raises Misuse(NO_TABLES | SCHEMA_VERSION | NO_TRANSACTION), after giving the batch back.
+    ``within(session, messages)`` is called at the end of each transaction, also with the repeats; ``after(messages)`` once it is
+    committed, before they are acknowledged; it must not raise. ``stop`` is a ``threading.Event``, or a function that says whether to
+    stop. It is checked, like the consumer, after each message: what was handled is committed and acknowledged, the rest of the
+    batch goes back at once without a mark. Raises Misuse(NO_TABLES | SCHEMA_VERSION | NO_TRANSACTION), after giving the batch back.
+
+    :func:`escrowmq.outbox.aio.consume` is the same to await.
     """
     name = consumer.group if group is None else group
-    step = _Step(database, handler, name, within, after)
-    effects = 0
-    for batch in consumer.batches(max_messages, idle_timeout=idle_timeout):
-        try:
-            effects += step.take(list(batch))
-        except Exception as problem:
-            if isinstance(problem, Misuse) and problem.code in _STOPS:
-                batch.nack(0.0, "the consumer cannot claim", wait=False)
-                raise
-            logger.info("a batch of %d messages failed; doing them one by one: %r", len(batch), problem)
-            effects += _handle_apart(step, batch)
-            continue
-        try:
-            batch.ack()
-        except EscrowError as problem:  # the effects are committed: what comes again finds its mark
-            logger.info("a batch of %d messages was handled but not acknowledged: %s", len(batch), problem)
-    return effects
-
-
-class _Step:
-    """What is done with messages between their receipt and their acknowledgement."""
-
-    def __init__(
-        self,
-        database: Database,
-        handler: Handler,
-        group: str,
-        within: Callable[[Any, Sequence[Received]], object] | None,
-        after: Callable[[Sequence[Received]], object] | None,
-    ) -> None:
-        self._database, self._handler, self._group = database, handler, group
-        self._within, self._after = within, after
-
-    def take(self, messages: list[Received]) -> int:
-        """One transaction; how many effects it has."""
-        with self._database.begin() as session:
-            first = claim_batch_tx(session, messages, self._group)
-            for message, new in zip(messages, first, strict=True):
-                if new:
-                    self._handler(session, message)
-            if self._within is not None:
-                self._within(session, messages)
-        if self._after is not None:
-            self._after(messages)
-        return sum(first)
-
-
-def _handle_apart(step: _Step, batch: ReceivedBatch) -> int:
-    """A transaction per message; those that fail are delivered again."""
-    effects = 0
-    for message in batch:
-        try:
-            effects += step.take([message])
-        except Exception as problem:
-            known = isinstance(problem, DBAPIError)  # locked, away, a deadlock: a line says it all
-            reason = in_a_line(problem) if known else type(problem).__name__
-            logger.warning("%r failed, attempt %d: %s", message, message.attempt, reason, exc_info=not known)
-            message.nack(cause=f"{type(problem).__name__}: {problem}"[:500])
-        else:
-            message.ack()
-    return effects
+    face = Blocking(consumer, database, handler, within, after, claim_batch_tx, unclaim_tx)
+    check = stop_check(consumer, stop)
+    return finished(handle_all(face, name, max_messages, idle_timeout, check, stop is not None))
 
 
 # One chunk

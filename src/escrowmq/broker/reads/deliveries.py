@@ -344,9 +344,13 @@ class Deliveries:
             if ask is None or ask not in line.asks:
                 return
             line.asks.remove(ask)
-            if not line.asks and line.epoch is None:
-                self._release(key[0], line)
+            self._release_if_last(key[0], line)
         self._go_on(key, line)
+
+    def _release_if_last(self, group: str, line: _Line) -> None:
+        """Release what lies ready after a receive was withdrawn, if it was the line's last one (rule 2). With the lock held."""
+        if not line.asks and line.epoch is None:
+            self._release(group, line)
 
     # Reading
 
@@ -390,6 +394,8 @@ class Deliveries:
                 return self._advance(key, line)
             waits = ask.answer.set_running_or_notify_cancel()
             self._keep(line, ask, rest if waits else leased, reading.until_us)
+            if not waits:  # it was withdrawn while it was read
+                self._release_if_last(key[0], line)
         if waits:
             answer(ask.answer, outcome)
         with self._lock:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -31,10 +31,15 @@ from escrowmq.client.consuming.received import (
     ReceivedBase,
     ReceivedBatch,
 )
-from escrowmq.client.lanes.blocking import AsyncCloses, Closes, blocking, iterating
+from escrowmq.client.lanes.blocking import AsyncCloses, Closes, at_once, blocking, iterating
 from escrowmq.client.links.presence import Missing
 from escrowmq.errors import Code, EscrowError, error
 from escrowmq.model import Act
+
+GRACE_SECONDS = 30.0
+"""Time (s) that closing gives to loops over a consumer: what Kubernetes gives to a container, and Kafka's consumer to itself."""
+LOCK_SECONDS = 0.1
+"""The lock of an iteration is held for moments only; longer by a thread that a signal handler interrupted."""
 
 MessageT = TypeVar("MessageT", bound=ReceivedBase)
 BatchT = TypeVar("BatchT", bound=Batch[Any])
@@ -50,6 +55,7 @@ class ConsumerBase(Generic[MessageT, BatchT]):
         self._iterating = threading.Lock()  # guards what follows, and closing; held for moments only
         self._rows: LeasedRows | None = None  # from which messages are taken, and the next row of it
         self._row = 0
+        self._then: Callable[[], Awaitable[None]] | None = None  # what follows when a loop has finished closing
 
     @property
     def group(self) -> str:
@@ -66,16 +72,62 @@ class ConsumerBase(Generic[MessageT, BatchT]):
         """Of several brokers, those that this consumer gets nothing from now, with the reason. It joins them by itself."""
         return self._consumption.missing()
 
-    async def _close(self) -> None:
-        consumption = self._consumption
-        with self._iterating:
-            first, consumption.closed = not consumption.closed, True
-            rows, self._rows = self._rows, None
+    @property
+    def stopped(self) -> bool:
+        """Whether it was stopped or closed: nothing more is handed out."""
+        return self._consumption.stopped
+
+    def _stop(self) -> None:
+        """Receive nothing more, and end the loops over this consumer. Never waits; safe in a signal handler.
+
+        What was not handed out goes back at once. A message that was handed out can still be acknowledged.
+        """
+        self._consumption.stop()
+        # A signal handler may have interrupted the thread that holds the lock; that one gives the rest back when it goes on.
+        if self._iterating.acquire(timeout=LOCK_SECONDS):
+            try:
+                self._give_back_rest()
+            finally:
+                self._iterating.release()
+
+    def _give_back_rest(self) -> None:
+        """Give back the rows that were taken and not handed out. With the lock held.
+
+        With ``qos=0`` they are acknowledged already, and are still handed out.
+        """
+        if self._consumption.qos == 0:
+            return
+        rows, self._rows = self._rows, None
         if rows is not None:
-            consumption.give_back(rows.number, rows.batch.slice(self._row))
-        if first:
+            self._consumption.give_back(rows.number, rows.batch.slice(self._row))
+
+    async def _close(self, grace: float = GRACE_SECONDS, *, again: bool = True) -> bool:
+        """Close; False if the caller's own loop has to end first, which then finishes it. ``again``: a second call waits for nothing."""
+        consumption = self._consumption
+        if consumption.closing and again:
+            consumption.hurried = True
+        consumption.closing = True
+        self._stop()
+        if not consumption.hurried:
+            await consumption.arrival.wait(lambda: consumption.hurried or not consumption.iterations.others, grace)
+            if consumption.iterations.mine and not consumption.hurried:
+                consumption.unfinished = True
+                await consumption.waiting.away(consumption.drain)
+                return False
+        await consumption.waiting.away(consumption.close)
+        return True
+
+    async def _loop_ended(self, runner: object) -> None:
+        """Finish what waits for a loop over this consumer."""
+        consumption = self._consumption
+        consumption.iterations.end(runner)
+        if consumption.closing:
             consumption.arrival.set()
+        if consumption.unfinished:
             await consumption.waiting.away(consumption.close)
+            if (then := self._then) is not None:
+                self._then = None
+                await then()
 
     def _without_withdrawn(self, batch: pa.RecordBatch, number: int) -> LeasedRows | None:
         """What of the rest of a batch may still be handed out; None, and another batch is to be taken: nothing."""
@@ -92,28 +144,31 @@ class ConsumerBase(Generic[MessageT, BatchT]):
         if rows is None:
             return False
         with self._iterating:
-            closed = self._consumption.closed
-            if not closed and self._rows is None:
+            stopped = self._consumption.stopped
+            if not stopped and self._rows is None:
                 self._rows, self._row = rows, 0
                 return True
-        if closed:
+        if stopped:
             self._consumption.give_back(rows.number, rows.batch)
         else:  # another thread or task was first
             self._consumption.fetcher.put_back(rows.number, rows.batch)
-        return not closed
+        return not stopped
 
     async def _next_rows(
         self, max_messages: int, idle_timeout: float | None, *, one_by_one: bool = False
     ) -> LeasedRows | None:
         consumption, fetcher = self._consumption, self._consumption.fetcher
         deadline = None if idle_timeout is None else time.monotonic() + idle_timeout
-        if not consumption.closed:
+        if not consumption.stopped:
             fetcher.start(max_messages, one_by_one)
-        while not consumption.closed:
+        while not consumption.stopped:
             if (rows := await self._take(max_messages)) is not None:
+                if consumption.stopped and consumption.qos != 0:  # with qos 0 they are acknowledged already
+                    consumption.give_back(rows.number, rows.batch)
+                    return None
                 return rows
             left = None if deadline is None else deadline - time.monotonic()
-            if not await consumption.arrival.wait(lambda: fetcher.has_something() or consumption.closed, left):
+            if not await consumption.arrival.wait(lambda: fetcher.has_something() or consumption.stopped, left):
                 return None
         return None
 
@@ -160,28 +215,39 @@ class ConsumerCalls(ConsumerBase[MessageT, BatchT]):
     """What a consumer does that waits."""
 
     async def messages(self, *, idle_timeout: float | None = None) -> AsyncIterator[MessageT]:
-        """One message after the other, until :meth:`close`, or until none came for ``idle_timeout`` seconds."""
+        """One message after the other, until :meth:`stop`, or until none came for ``idle_timeout`` seconds."""
         message, ordered = self._message, self._consumption.order is not None
-        while True:
-            with self._iterating:
-                if (rows := self._rows) is not None:
-                    row = self._row
-                    if ordered and rows.withdrawn(row):
-                        rows, row = self._without_withdrawn(rows.batch.slice(row), rows.number), 0
+        runner = self._consumption.iterations.begin()
+        try:
+            while True:
+                with self._iterating:
+                    if self._consumption.stopped and self._consumption.qos != 0:
+                        self._give_back_rest()
+                        return
+                    if (rows := self._rows) is not None:
+                        row = self._row
+                        if ordered and rows.withdrawn(row):
+                            rows, row = self._without_withdrawn(rows.batch.slice(row), rows.number), 0
+                    if rows is not None:
+                        self._row = row + 1
+                        self._rows = None if row + 1 == rows.count else rows
                 if rows is not None:
-                    self._row = row + 1
-                    self._rows = None if row + 1 == rows.count else rows
-            if rows is not None:
-                yield message(rows, row)
-            elif not await self._next_batch(idle_timeout):
-                return
+                    yield message(rows, row)
+                elif not await self._next_batch(idle_timeout):
+                    return
+        finally:
+            await self._loop_ended(runner)
 
     async def batches(
         self, max_messages: int = DEFAULT_BATCH, *, idle_timeout: float | None = None
     ) -> AsyncIterator[BatchT]:
-        """Batches of up to ``max_messages``, until :meth:`close`, or until none came for ``idle_timeout`` seconds."""
-        while (rows := await self._next_rows(max_messages, idle_timeout)) is not None:
-            yield self._batch(rows)
+        """Batches of up to ``max_messages``, until :meth:`stop`, or until none came for ``idle_timeout`` seconds."""
+        runner = self._consumption.iterations.begin()
+        try:
+            while (rows := await self._next_rows(max_messages, idle_timeout)) is not None:
+                yield self._batch(rows)
+        finally:
+            await self._loop_ended(runner)
 
     async def receive(self, max_messages: int = 1, wait: float = 0.0) -> list[MessageT]:
         """Ask once: what is there, or comes within ``wait`` seconds. For tests and scripts; iteration is faster."""
@@ -209,12 +275,15 @@ class ConsumerCalls(ConsumerBase[MessageT, BatchT]):
                 raise error(Code.TIMED_OUT, "acknowledgements are still on their way")
         return self.refused
 
-    async def close(self) -> None:
-        """Send the acks that wait, give back what was not handed out, end iteration.
+    async def close(self, grace: float = GRACE_SECONDS) -> None:
+        """Stop, let the loops over this consumer end, send the acknowledgements that wait, then disconnect.
 
-        What was handed out and not acknowledged comes back when its lease ends.
+        Loops of other threads or tasks may take ``grace`` seconds. Called within a loop over this consumer, or in a signal
+        handler that interrupted one, it returns at once and the end of that loop disconnects; so a message that is being handled
+        can be acknowledged. A second call waits for nothing. A message that was handed out and not acknowledged is delivered again when its
+        lease ends.
         """
-        await self._close()
+        await self._close(grace)
 
 
 class AsyncConsumer(ConsumerCalls[AsyncReceived, AsyncReceivedBatch], AsyncCloses):
@@ -225,6 +294,8 @@ class AsyncConsumer(ConsumerCalls[AsyncReceived, AsyncReceivedBatch], AsyncClose
 
     def __init__(self, consumption: Consumption) -> None:
         super().__init__(consumption, AsyncReceived, AsyncReceivedBatch)
+
+    stop = at_once(ConsumerBase._stop)
 
     def __aiter__(self) -> AsyncIterator[AsyncReceived]:
         return self.messages()
@@ -243,6 +314,7 @@ class Consumer(ConsumerBase[Received, ReceivedBatch], Closes):
     batches = iterating(ConsumerCalls[Received, ReceivedBatch].batches)
     receive = blocking(ConsumerCalls[Received, ReceivedBatch].receive)
     flush = blocking(ConsumerCalls[Received, ReceivedBatch].flush)
+    stop = ConsumerBase._stop
     close = blocking(ConsumerCalls[Received, ReceivedBatch].close)
 
     def __iter__(self) -> Iterator[Received]:

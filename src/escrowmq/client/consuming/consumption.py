@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -16,6 +17,7 @@ import pyarrow as pa
 
 from escrowmq.client.consuming.delivery import Rows
 from escrowmq.client.consuming.fetching import NO_ROWS, Fetcher
+from escrowmq.client.consuming.iterations import Iterations
 from escrowmq.client.consuming.membership import Membership
 from escrowmq.client.consuming.options import subscribe
 from escrowmq.client.consuming.order import Order
@@ -104,12 +106,22 @@ class Consumption:
             )
             for link, codec, attended in zip(links, self._codecs, attendances, strict=True)
         ]
-        self.closed = False
+        self.iterations = Iterations()
+        self.stopped = False
+        """Whether nothing more is received or handed out."""
+        self.closing = False
+        """Whether :meth:`close` of a consumer was called."""
+        self.hurried = False
+        """Whether closing waits for nobody any more."""
+        self.unfinished = False
+        """Whether the loop under way is to finish closing when it ends."""
+        self._closed = False
+        self._close_lock = threading.RLock()  # a signal handler may close while this thread closes
         tell_in_child(self)
 
     def forked(self) -> None:
         """In a forked child: closed. What was received is the parent's."""
-        self.closed = True
+        self.stopped = self.closing = self._closed = True
 
     def subscribe(self) -> None:
         """Make or join the group at every broker that is there; at the others as soon as they are.
@@ -142,7 +154,7 @@ class Consumption:
 
     def _join_late(self, number: int) -> None:
         """Join at a broker that has come, without the application noticing, unless the broker refuses."""
-        if self.closed:
+        if self.stopped:
             return
         self._deadline = time.monotonic() + self.timeout
         try:
@@ -151,7 +163,7 @@ class Consumption:
             self._not_joined[number] = str(problem)
             if problem.code in AWAY:
                 self.router.presence.when_back(number, partial(self._join_late, number))
-            elif not self.closed and problem.code is not Code.CLOSED:
+            elif not self.stopped and problem.code is not Code.CLOSED:
                 self.fetcher.refuse(problem)
             return
         del self._not_joined[number]
@@ -338,11 +350,27 @@ class Consumption:
             self._membership.acted_on_all(number, batch)
         return settling_batch(*lease_runs(batch, self.order is not None), act, delay_us, cause)
 
-    def close(self) -> None:
-        """Stop receiving, give back what was not handed out, send the acks that wait (at most ``timeout`` seconds)."""
+    def stop(self) -> None:
+        """Receive nothing more; give back what was not handed out. Never waits. What was handed out can be acknowledged."""
+        self.stopped = True
+        for number, batch in self.fetcher.stop():
+            self.give_back(number, batch)
+        self.arrival.set()
+
+    def drain(self) -> None:
+        """Give back what arrives late, and send the acknowledgements that wait (at most ``timeout`` seconds)."""
         for number, batch in self.fetcher.close(WITHDRAW_SECONDS):
             self.give_back(number, batch)
         deadline = time.monotonic() + self.timeout
         for lane in self.lanes:
             lane.drain(max(deadline - time.monotonic(), 0.0))
-            lane.close()
+
+    def close(self) -> None:
+        """As :meth:`drain`; afterwards nothing can be acknowledged."""
+        with self._close_lock:
+            if self._closed:
+                return
+            self._closed, self.unfinished = True, False
+            self.drain()
+            for lane in self.lanes:
+                lane.close()

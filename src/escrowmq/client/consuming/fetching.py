@@ -165,18 +165,51 @@ class Fetcher:
         if late:
             self._arrived()  # whoever waits for messages now is somebody who takes
 
-    def close(self, timeout: float) -> list[tuple[int, pa.RecordBatch]]:
-        """Ask no more, withdraw what was asked (at most ``timeout`` seconds); what was received and not taken."""
+    def stop(self) -> list[tuple[int, pa.RecordBatch]]:
+        """Ask no more, and withdraw what was asked. Never waits. Returns what was received and not taken; what arrives
+        later goes to ``give_back``."""
         with self._lock:
-            self._closed = True
-            polls = [poll for order in self._order for poll in order if not poll.done()]
-        for poll in polls:
+            first, self._closed = self._started and not self._closed, True
+            polls = [[poll for poll in order if not poll.done()] for order in self._order]
+            left = self._untaken()
+            idle = [number for number, open_ in enumerate(polls) if first and not open_ and self._may_ask(number)]
+            self._asked += len(idle)
+        for poll in (poll for open_ in polls for poll in open_):
             poll.cancel()
+        for number in idle:
+            self._spawn(self._links[number], partial(self._return_kept, number))
+        return left
+
+    def _may_ask(self, number: int) -> bool:
+        """Whether a broker can be asked without waiting for it."""
+        there = getattr(self._links[number], "there", True)
+        return there and self._fenced is None and not (self._held[number] or self._resting[number])
+
+    def _return_kept(self, number: int) -> None:
+        """Ask for one message more, and that the broker releases what it has leased for this consumer and not sent.
+
+        It does so by itself when the last receive is withdrawn; here none was under way.
+        """
+        options: ReceiveOptions = {**self._options, "max_messages": 1, "wait_ms": 0, "return_rest": True}
+        if self._membership is not None:
+            options = {**options, **self._membership.options(number)}
+        future = self._links[number].exchange(Exchange.RECEIVE, NO_ROWS, options)
+        with self._lock:
+            self._order[number].append(future)
+        future.add_done_callback(partial(self._came, number))
+
+    def close(self, timeout: float) -> list[tuple[int, pa.RecordBatch]]:
+        """As :meth:`stop`; waits at most ``timeout`` seconds for what was asked."""
+        left = self.stop()
         with self._lock:
             self._lock.wait_for(lambda: not self._asked, timeout)
-            left = [(entry.number, entry.batch) for entry in self._ready if isinstance(entry, _Ready)]
-            self._ready.clear()
-            return left
+            return left + self._untaken()
+
+    def _untaken(self) -> list[tuple[int, pa.RecordBatch]]:
+        """Take everything that lies here. With the lock held."""
+        left = [(entry.number, entry.batch) for entry in self._ready if isinstance(entry, _Ready)]
+        self._ready.clear()
+        return left
 
     def _ask(self, number: int) -> None:
         """Fill up to ``ahead``. One thread per broker at a time; an answer that comes at once does not recurse."""
@@ -206,7 +239,6 @@ class Fetcher:
     def _came(self, number: int, done: Future[pa.RecordBatch]) -> None:
         problem = Unknown(Code.CLOSED) if done.cancelled() else done.exception()
         with self._lock:
-            self._asked -= 1
             if problem is None:
                 self._backoff[number].worked()
             else:
@@ -215,6 +247,11 @@ class Fetcher:
                     self._membership.lose(number)
                 self._rest(number, known)
             self._hand_out(number)
+            late = self._untaken() if self._closed else []
+        for broker, batch in late:
+            self._give_back(broker, batch)
+        with self._lock:
+            self._asked -= 1
             self._lock.notify_all()
         if isinstance(problem, EscrowError) and problem.code in AWAY:
             self._suspect(number)

@@ -62,6 +62,10 @@ class ReceivedBase(Content):
         """Deliver it again in ``delay`` seconds (None: the group's back-off); ``cause`` is kept with a dead letter."""
         self._rows.consumption.act(self._rows, self._row, Act.NACK, delay_us(delay), cause_text(cause))
 
+    def _release(self) -> None:
+        """Give it back: its handling has not begun. It is delivered again at once, and this attempt is not counted."""
+        self._rows.consumption.act(self._rows, self._row, Act.RELEASE, 0, None)
+
 
 class AsyncReceived(ReceivedBase):
     """As :class:`Received`, to await."""
@@ -70,6 +74,7 @@ class AsyncReceived(ReceivedBase):
 
     ack = at_once(ReceivedBase._ack)
     nack = at_once(ReceivedBase._nack)
+    release = at_once(ReceivedBase._release)
 
     async def extend(self, seconds: float) -> None:
         """Keep its lease for ``seconds`` from now; waits for the broker. Raises LEASE_LOST if it is too late."""
@@ -83,6 +88,7 @@ class Received(ReceivedBase):
 
     ack = ReceivedBase._ack  # once per message: not even a coroutine is made
     nack = ReceivedBase._nack
+    release = ReceivedBase._release
     extend = blocking(AsyncReceived.extend)
 
 

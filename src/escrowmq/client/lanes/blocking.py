@@ -160,8 +160,8 @@ def _suspended(coroutine: Any) -> RuntimeError:
 class AsyncCloses:
     """``async with`` for a face to await: leaving the block closes it."""
 
-    async def _close(self) -> None:
-        """What closing means; the base of both faces says it."""
+    async def _close(self) -> object:
+        """Close it; the base of both faces defines how."""
 
     async def __aenter__(self) -> Self:
         return self
