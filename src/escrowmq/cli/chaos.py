@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +10,6 @@ import typer
 from escrowmq.cli.failures import Exit
 from escrowmq.cli.options import Json
 from escrowmq.cli.printing import notice, print_facts, print_json, print_table
-from escrowmq.errors import Code, error
 
 if TYPE_CHECKING:
     from escrowmq.chaos.report import Record
@@ -52,8 +50,6 @@ def chaos(
     Exit code 1 when a promise was broken: a message lost, repeated, leaked, altered, never sent, or never delivered, or a node that failed;
     what was found is named, and the command that runs it again.
     """
-    if importlib.util.find_spec("sqlalchemy") is None:
-        raise error(Code.MISSING_PACKAGE, "the chaos run needs SQLAlchemy", "pip install 'escrowmq[outbox]'")
     from escrowmq.chaos.options import Options
     from escrowmq.chaos.progress import Progress
     from escrowmq.chaos.report import Record, write_report

@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 from escrowmq import errors
 from escrowmq.cli.printing import RUN, print_json, print_table, show_missing
 from escrowmq.errors import DONE, Code, EscrowError
+from escrowmq.platform.extras import EXTRAS, missing_package
 
 
 class Exit(IntEnum):
@@ -85,6 +86,12 @@ class Commands(TyperGroup):
         except EscrowError as problem:
             show_error(problem)
             raise typer.Exit(exit_code(problem)) from None
+        except ModuleNotFoundError as problem:
+            if (problem.name or "").partition(".")[0] not in EXTRAS:
+                raise
+            lacking = missing_package(problem.name or "", "this command")
+            show_error(lacking)
+            raise typer.Exit(exit_code(lacking)) from None
         except KeyboardInterrupt:
             raise typer.Exit(Exit.INTERRUPTED) from None
         finally:

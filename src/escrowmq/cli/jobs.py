@@ -54,6 +54,9 @@ def demo(
     """
     from escrowmq.demo import DemoOptions, run
 
+    if audit:
+        import escrowmq.pipeline.audit  # noqa: F401  # what the end needs is missed before the beginning
+
     verdict = run(
         DemoOptions(
             folder=folder,

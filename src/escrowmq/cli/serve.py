@@ -297,11 +297,8 @@ def _webhooks(config: Path | None, flags: list[str] | None, source: dict[str, An
     tables = _tables(config).get("webhook")
     if not flags and not tables:
         return None
-    try:
-        from escrowmq.gateway.webhooks import Webhooks, read_hooks
-    except ModuleNotFoundError as problem:
-        text = f"webhooks need {problem.name}, which is not installed"
-        raise error(Code.MISSING_PACKAGE, text, 'python -m pip install "escrowmq[http]"') from problem
+    from escrowmq.gateway.webhooks import Webhooks, read_hooks
+
     return Webhooks(read_hooks(flags or (), tables), source)
 
 

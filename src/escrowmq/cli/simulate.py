@@ -10,7 +10,6 @@ from rich.console import Console
 from escrowmq.cli.failures import Exit
 from escrowmq.cli.options import Json
 from escrowmq.cli.printing import notice, print_facts, print_json
-from escrowmq.errors import Code, error
 
 if TYPE_CHECKING:
     from escrowmq.simulation.run import Result
@@ -37,12 +36,6 @@ def simulate(
     Each seed draws a workload, settings, a network and faults, and is the same run whenever it is run. Exit code 1 when a promise was
     broken; the seed that did it is named, and --seed N --trace shows how.
     """
-    try:
-        import greenlet  # noqa: F401
-    except ImportError:
-        raise error(
-            Code.MISSING_PACKAGE, "the simulation needs greenlet", "pip install 'escrowmq[simulation]'"
-        ) from None
     from escrowmq.simulation.swarm import simulate_many
 
     if seed is not None:

@@ -19,6 +19,7 @@ from escrowmq.log.kafka.cluster.opening import create_topics, open_partitions
 from escrowmq.log.kafka.copying import Copied, to_folder
 from escrowmq.pipeline.java import find_java
 from escrowmq.platform.disk import RealDisk
+from escrowmq.platform.extras import missing_package
 from escrowmq.testing.servers import kafka
 from escrowmq.testing.servers.process import free_port
 from escrowmq.testing.servers.seam import Absent
@@ -200,8 +201,7 @@ def check_kafka() -> None:
     Raises Misuse(MISSING_PACKAGE) that says what to install.
     """
     if find_spec("confluent_kafka") is None:
-        text = "a log in Kafka needs the package confluent_kafka, which is not installed"
-        raise Misuse(Code.MISSING_PACKAGE, text, 'python -m pip install "escrowmq[kafka]"')
+        raise missing_package("confluent_kafka", "a log in Kafka")
     try:
         find_java()
     except Misuse as problem:

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, OperationalError
 
 from escrowmq.errors import Code, Misuse, Unknown
+from escrowmq.platform.extras import EXTRAS, missing_package
 
 _DRIVERS = {
     "postgresql": "postgresql+psycopg",
@@ -20,7 +21,6 @@ _DRIVERS = {
 }
 SQLITE_PATIENCE = 30.0
 """Seconds that a transaction waits for a SQLite file's one lock."""
-_EXTRAS = {"psycopg": "postgres", "pymysql": "mysql", "aiomysql": "mysql", "aiosqlite": "outbox"}
 
 
 def open_engine(url: str, **options: Any) -> sa.Engine:
@@ -39,9 +39,8 @@ def open_engine(url: str, **options: Any) -> sa.Engine:
     except NoSuchModuleError:
         raise Misuse(Code.BAD_URL, f"no such kind of database: {parsed.drivername}", hint) from None
     except ModuleNotFoundError as problem:
-        extra = _EXTRAS.get(problem.name or "", "outbox")
-        text = f"the driver {problem.name} is not installed"
-        raise Misuse(Code.MISSING_PACKAGE, text, f'python -m pip install "escrowmq[{extra}]"') from problem
+        extra = EXTRAS.get(problem.name or "", "outbox")
+        raise missing_package(problem.name or "", "the database", extra) from problem
     if engine.dialect.is_async:
         raise Misuse(Code.BAD_URL, f"{parsed.drivername} is an asynchronous driver", f"use {engine.dialect.name}://")
     return engine

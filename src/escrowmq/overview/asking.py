@@ -6,19 +6,18 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, TypeVar
-
-import sqlalchemy as sa
-from sqlalchemy.exc import SQLAlchemyError
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from escrowmq.client.admin import Admin
 from escrowmq.client.bus import Bus
 from escrowmq.client.links.answers import Listing
 from escrowmq.client.links.presence import Missing
 from escrowmq.errors import AWAY, Code, Denied, EscrowError, Rejected
-from escrowmq.outbox.dialects import in_a_line
 from escrowmq.wire import Call
 from escrowmq.wire.actions.action import Answer
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
 
 PATIENCE = 5.0
 """Seconds that one question waits for a broker."""
@@ -113,6 +112,10 @@ class Asking:
     @contextmanager
     def reading(self, engine: sa.Engine) -> Iterator[None]:
         """Around reads of one database: what goes wrong there is noted."""
+        from sqlalchemy.exc import SQLAlchemyError  # where there is a database, it is installed
+
+        from escrowmq.outbox.dialects import in_a_line
+
         try:
             yield
         except EscrowError as problem:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
-
-import sqlalchemy as sa
+from typing import TYPE_CHECKING, Any
 
 from escrowmq.client.bus import Bus
 from escrowmq.overview.asking import Asking
@@ -20,6 +18,9 @@ from escrowmq.overview.values import (
 )
 from escrowmq.overview.waits.brokers import LAG_SECONDS
 from escrowmq.overview.waits.waiting import look
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
 
 RATE_SECONDS = 60.0
 """Without a status before, rates of topics are over so many seconds before now."""

@@ -1,4 +1,4 @@
-"""Names of a package that need an extra: imported when they are first asked for, with a hint where the extra is missing."""
+"""The extras of this project: which package comes with which, and the error where one is missing."""
 
 from __future__ import annotations
 
@@ -8,6 +8,35 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from escrowmq.errors import Code, Misuse
+
+EXTRAS = {
+    "aio_pika": "rabbitmq",
+    "aiomysql": "mysql",
+    "aiosqlite": "outbox",
+    "confluent_kafka": "kafka",
+    "fastapi": "http",
+    "greenlet": "simulation",
+    "httpx": "http",
+    "jinja2": "console",
+    "opentelemetry": "otel",
+    "psycopg": "postgres",
+    "pymysql": "mysql",
+    "pyspark": "spark",
+    "redis": "redis",
+    "sqlalchemy": "outbox",
+    "uvicorn": "http",
+}
+"""The extra with which a package comes, by the name under which it is imported."""
+
+
+def missing_package(package: str, who: str, extra: str | None = None) -> Misuse:
+    """Return the error of what needs a package that is not installed; its hint is the command that installs it.
+
+    ``extra``: which one to install, if not that of the package.
+    """
+    name = package.partition(".")[0]
+    hint = f'python -m pip install "escrowmq[{extra or EXTRAS[name]}]"'
+    return Misuse(Code.MISSING_PACKAGE, f"{who} needs {name}, which is not installed", hint)
 
 
 def from_extra(package: str, modules: Mapping[str, str], *, needs: Mapping[str, str], who: str) -> Callable[[str], Any]:
@@ -26,9 +55,7 @@ def from_extra(package: str, modules: Mapping[str, str], *, needs: Mapping[str, 
             missing = (problem.name or "").partition(".")[0]
             if missing not in needs:
                 raise
-            hint = f'python -m pip install "escrowmq[{needs[missing]}]"'
-            text = f"{who.format(name=name)} needs {missing}, which is not installed"
-            raise Misuse(Code.MISSING_PACKAGE, text, hint) from problem
+            raise missing_package(missing, who.format(name=name), needs[missing]) from problem
         value = module if modules[name] == name else getattr(module, name)
         setattr(sys.modules[package], name, value)
         return value

@@ -26,6 +26,7 @@ from types import ModuleType
 from typing import Any
 
 import escrowmq
+from escrowmq.platform.extras import EXTRAS
 from escrowmq.simulation import threads
 from escrowmq.simulation.network import End
 from escrowmq.simulation.scheduler import Scheduler
@@ -71,8 +72,13 @@ def _places() -> list[tuple[ModuleType, str, Any]]:
         found = [module.name for module in pkgutil.walk_packages(package.__path__, f"escrowmq.{room}.")]
         names += [package.__name__, *(name for name in found if name.rsplit(".", 1)[-1] not in _LEFT_OUT)]
     names += [f"escrowmq.{name}" for name in MODULES]
-    for name in names:
-        importlib.import_module(name)
+    for name in tuple(names):
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError as problem:
+            if (problem.name or "").partition(".")[0] not in EXTRAS:
+                raise
+            names.remove(name)  # of an extra that is not installed, so nothing uses it
     replaced: list[Any] = [
         threading,
         threading.Lock,

@@ -106,6 +106,11 @@ class Consumption:
             )
             for link, codec, attended in zip(links, self._codecs, attendances, strict=True)
         ]
+        self._begin()
+        tell_in_child(self)
+
+    def _begin(self) -> None:
+        """Set up what stopping and closing need."""
         self.iterations = Iterations()
         self.stopped = False
         """Whether nothing more is received or handed out."""
@@ -117,7 +122,6 @@ class Consumption:
         """Whether the loop under way is to finish closing when it ends."""
         self._closed = False
         self._close_lock = threading.RLock()  # a signal handler may close while this thread closes
-        tell_in_child(self)
 
     def forked(self) -> None:
         """In a forked child: closed. What was received is the parent's."""

@@ -133,7 +133,7 @@ class Browsing(Consumption):
         self.arrival = self.waiting.signal()
         self.order = None
         self.lanes = []
-        self.closed = False
+        self._begin()
         self._reading = reading
         self._ahead = self.fetcher = _Ahead(reading, self.arrival.set)
         tell_in_child(self)
@@ -173,7 +173,16 @@ class Browsing(Consumption):
     def give_back(self, number: int, batch: pa.RecordBatch) -> None:
         """Nothing was taken."""
 
+    def stop(self) -> None:
+        """Hand out nothing more. Never waits."""
+        self.stopped = True
+        self.arrival.set()
+
+    def drain(self) -> None:
+        """Do nothing: there are no acknowledgements."""
+
     def close(self) -> None:
         """Read no more."""
+        self.stopped = True
         self._reading.close()
         self._ahead.wake()

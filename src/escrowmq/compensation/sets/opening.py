@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from escrowmq.compensation.sets.seam import SetStore
 from escrowmq.errors import Code, Misuse
+from escrowmq.platform.extras import missing_package
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -68,5 +69,4 @@ def _module(name: str, extra: str) -> Any:
     except ModuleNotFoundError as problem:
         if (problem.name or "").startswith("escrowmq"):
             raise
-        text = f"it needs the package {problem.name}, which is not installed"
-        raise Misuse(Code.MISSING_PACKAGE, text, f'python -m pip install "escrowmq[{extra}]"') from problem
+        raise missing_package(problem.name or "", "the set store", extra) from problem

@@ -10,6 +10,7 @@ from typing import Any
 
 from escrowmq.errors import Code, Misuse
 from escrowmq.outbox.targets.seam import Target
+from escrowmq.platform.extras import missing_package
 
 _TARGETS = {
     "escrow": ("escrow", "EscrowTarget", "outbox"),
@@ -58,8 +59,7 @@ def _class_of(url: str) -> Any:
     except ModuleNotFoundError as problem:
         if (problem.name or "").startswith("escrowmq"):
             raise
-        text = f"{scheme}: needs the package {problem.name}, which is not installed"
-        raise Misuse(Code.MISSING_PACKAGE, text, f'python -m pip install "escrowmq[{extra}]"') from problem
+        raise missing_package(problem.name or "", f"{scheme}:", extra) from problem
 
 
 def _check(made: Any, options: Mapping[str, Any]) -> None:

@@ -11,7 +11,7 @@ from escrowmq.compensation.cases import CaseState
 from escrowmq.outbox.inbox import stands
 from escrowmq.outbox.modes.journal import Stage
 from escrowmq.outbox.tables import Reason, State
-from escrowmq.overview.stories.databases import InDatabase
+from escrowmq.overview.stories.known import InDatabase
 from escrowmq.overview.values import Event
 from escrowmq.overview.words import many, quoted
 

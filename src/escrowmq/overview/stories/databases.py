@@ -30,7 +30,7 @@ from escrowmq.outbox.tables import (
     trans_recv_log,
 )
 from escrowmq.overview.asking import Asking
-from escrowmq.wire.actions.acts import Act
+from escrowmq.overview.stories.known import Databases, InDatabase
 
 KEPT_ROWS = 200_000
 """Rows of the outbox that are looked through for a key, from the newest on."""
@@ -48,31 +48,6 @@ _TABLES = (
     trans_compensation_case,
     set_store,
 )
-
-
-@dataclass(slots=True)
-class InDatabase:
-    """What one database knows of one message id; rows as dicts, by what they are."""
-
-    database: str
-    message_id: bytes
-    outbox: dict[str, Any] | None = None
-    driven: dict[str, Any] | None = None
-    marks: list[dict[str, Any]] = field(default_factory=list)
-    """Of the inbox: who has consumed it."""
-    prepared: list[dict[str, Any]] = field(default_factory=list)
-    """Of consumers that were told of it before it was decided."""
-    cases: list[dict[str, Any]] = field(default_factory=list)
-    acts: list[Act] = field(default_factory=list)
-    """What operators did to it here."""
-    sets: list[dict[str, Any]] = field(default_factory=list)
-    """Where it is in the sets of a compensation: ``name, what, time_us``."""
-
-    @property
-    def says_something(self) -> bool:
-        """Whether the database knows it at all."""
-        tables = (self.outbox, self.driven, self.marks, self.prepared, self.cases, self.sets, self.acts)
-        return any(tables)
 
 
 @dataclass(slots=True)
@@ -217,12 +192,3 @@ def read(asking: Asking, key: str, ids: Iterable[bytes], transactions: Iterable[
                 found.barriers += [{**row, "database": name} for row in reader.barrier(transaction)]
             found.notes += reader.notes
     return found
-
-
-@dataclass(slots=True)
-class Databases:
-    """What all databases know."""
-
-    rows: list[InDatabase] = field(default_factory=list)
-    barriers: list[dict[str, Any]] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
-
-import sqlalchemy as sa
+from typing import TYPE_CHECKING, Any
 
 from escrowmq.client.bus import Bus
 from escrowmq.model import TransactionId
 from escrowmq.overview.asking import Asking
-from escrowmq.overview.stories import databases, reasons
+from escrowmq.overview.stories import reasons
 from escrowmq.overview.stories.broker_events import broker_events
 from escrowmq.overview.stories.brokers import AtBroker, Looked
-from escrowmq.overview.stories.database_events import barrier_events, database_events
-from escrowmq.overview.stories.databases import Databases, InDatabase
+from escrowmq.overview.stories.known import Databases, InDatabase
 from escrowmq.overview.stories.sought import sought
 from escrowmq.overview.values import Event, Story, Timeline
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
 
 MOST_STORIES = 20
 """Messages that are told of; of more it is only said that there are."""
@@ -41,7 +41,7 @@ def timeline(bus: Bus, wanted: str, engines: Sequence[sa.Engine] = (), *, limit:
     transactions = [
         bytes(TransactionId.parse(one.message["transaction"])) for one in found if one.message["transaction"]
     ]
-    known = databases.read(asking, wanted, ids, dict.fromkeys(transactions), limit + 1)
+    known = _in_databases(asking, wanted, ids, dict.fromkeys(transactions), limit + 1)
     others = [row.message_id for row in known.rows if row.message_id not in ids]
     found += looked.by_ids(dict.fromkeys(others), max(limit - len(found), 0))
     stories = [_story(one, known, now_us) for one in found]
@@ -73,10 +73,8 @@ def _story(of: AtBroker, known: Databases, now_us: int) -> Story:
     message = of.message
     rows = [row for row in known.rows if _belongs(row, message["message_id"], message["topic"])]
     events = broker_events(of, now_us)
-    if message["transaction"]:
-        events += barrier_events(known.barriers, bytes(TransactionId.parse(message["transaction"])))
-    events += [event for row in rows for event in database_events(row)]
-    causes = [*reasons.at_broker(of, now_us), *(one for row in rows for one in reasons.in_database(row, True, now_us))]
+    events += _events(rows, known.barriers, message["transaction"])
+    causes = [*reasons.at_broker(of, now_us), *_reasons(rows, True, now_us)]
     reason = reasons.the_reason(causes)
     notes = list(of.notes)
     if of.stands is not None and "until_us" in of.stands:
@@ -108,7 +106,7 @@ def _story(of: AtBroker, known: Databases, now_us: int) -> Story:
 def _story_of_rows(rows: list[InDatabase], now_us: int) -> Story:
     """Of what only databases know."""
     content: dict[str, Any] = next((one for row in rows for one in (row.outbox, row.driven, *row.prepared) if one), {})
-    reason = reasons.the_reason([one for row in rows for one in reasons.in_database(row, False, now_us)])
+    reason = reasons.the_reason(_reasons(rows, False, now_us))
     transaction = next((row.driven["transaction_id"] for row in rows if row.driven), None)
     identity = rows[0].message_id.hex()
     return Story(
@@ -121,11 +119,43 @@ def _story_of_rows(rows: list[InDatabase], now_us: int) -> Story:
         state=reason.state,
         waits=reason.rank < reasons.Rank.DONE,
         why=reason.sentence,
-        events=_ordered([event for row in rows for event in database_events(row)]),
+        events=_ordered(_events(rows)),
         notes=("None of the brokers that answered has it.",),
         offers=reason.offers,
         body_bytes=content.get("body_bytes"),
     )
+
+
+# What databases know is read by modules that need SQLAlchemy: they are imported where a database is
+
+
+def _in_databases(
+    asking: Asking, key: str, ids: Iterable[bytes], transactions: Iterable[bytes], limit: int
+) -> Databases:
+    if not asking.engines:
+        return Databases()
+    from escrowmq.overview.stories import databases
+
+    return databases.read(asking, key, ids, transactions, limit)
+
+
+def _events(
+    rows: list[InDatabase], barriers: list[dict[str, Any]] | None = None, transaction: str | None = None
+) -> list[Event]:
+    if not rows and not barriers:
+        return []
+    from escrowmq.overview.stories.database_events import barrier_events, database_events
+
+    events = barrier_events(barriers or [], bytes(TransactionId.parse(transaction))) if transaction else []
+    return events + [event for row in rows for event in database_events(row)]
+
+
+def _reasons(rows: list[InDatabase], at_brokers: bool, now_us: int) -> list[reasons.Reason]:
+    if not rows:
+        return []
+    from escrowmq.overview.stories.database_reasons import in_database
+
+    return [one for row in rows for one in in_database(row, at_brokers, now_us)]
 
 
 def _title(topic: str | None, message_id: str | None) -> str:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import sqlalchemy as sa
+from typing import TYPE_CHECKING
 
 from escrowmq.client.bus import Bus
 from escrowmq.client.links.answers import Listing
 from escrowmq.overview.asking import Asking
 from escrowmq.overview.values import Cause, DatabaseStands
 from escrowmq.overview.waits.brokers import LAG_SECONDS, at_brokers
-from escrowmq.overview.waits.databases import in_databases
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
 
 
 def waiting(bus: Bus, engines: Sequence[sa.Engine] = (), *, lag_seconds: float = LAG_SECONDS) -> Listing[Cause]:
@@ -24,7 +25,11 @@ def waiting(bus: Bus, engines: Sequence[sa.Engine] = (), *, lag_seconds: float =
 
 def look(asking: Asking, now_us: int, lag_seconds: float, stands: list[DatabaseStands] | None = None) -> list[Cause]:
     """All causes in their order; how each outbox stands is added to ``stands``."""
-    causes = [*at_brokers(asking, now_us, lag_seconds), *in_databases(asking, stands)]
+    causes = [*at_brokers(asking, now_us, lag_seconds)]
+    if asking.engines:  # else SQLAlchemy need not be installed
+        from escrowmq.overview.waits.databases import in_databases
+
+        causes += in_databases(asking, stands)
     for one in asking.missing:
         if one["broker"] not in asking.addresses:
             text = f"Database {one['broker']} cannot be read: {one['reason']}."

@@ -8,6 +8,7 @@ from typing import Any
 from escrowmq.errors import Code, Misuse
 from escrowmq.log.kafka.cluster.address import KafkaAddress
 from escrowmq.log.kafka.partition import Partitions
+from escrowmq.platform.extras import missing_package
 
 
 def open_partitions(address: str | KafkaAddress) -> Partitions:
@@ -41,5 +42,4 @@ def _client() -> Any:
     except ModuleNotFoundError as problem:
         if (problem.name or "").startswith("escrowmq"):
             raise
-        text = f"a log in Kafka needs the package {problem.name}, which is not installed"
-        raise Misuse(Code.MISSING_PACKAGE, text, 'python -m pip install "escrowmq[kafka]"') from problem
+        raise missing_package(problem.name or "", "a log in Kafka", "kafka") from problem
