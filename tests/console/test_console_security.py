@@ -143,6 +143,34 @@ def test_a_form_is_bounded_in_bytes_fields_and_time(open_console: Callable[..., 
         assert slow.recv(100).startswith(b"HTTP/1.1 408")
 
 
+def test_slow_forms_keep_nobody_from_a_page(open_console: Callable[..., Visitor]) -> None:
+    visitor = open_console([TwinLink()], ConsoleSettings(max_requests=4, max_forms=4, sample_seconds=0.05))
+    host, port = visitor.url.removeprefix("http://").split(":")
+    head = f"POST /topics HTTP/1.1\r\nHost: {host}:{port}\r\nOrigin: {visitor.url}\r\nContent-Length: 100\r\n"
+    slow = [socket.create_connection((host, int(port)), timeout=30) for _ in range(12)]
+    for one in slow:
+        one.sendall(f"{head}Content-Type: {FORM['Content-Type']}\r\n\r\na=".encode())
+    for one in slow[:8]:  # each further form takes the place of the oldest
+        assert one.recv(100).startswith(b"HTTP/1.1 408")
+    for _ in range(3):
+        assert visitor.http.get("/static/console.css").status_code == 200
+    for one in slow:
+        one.close()
+
+
+@pytest.mark.parametrize("path", ["//evil.example/x", "///evil.example", "/%5C%5Cevil.example/x", "/\\evil.example"])
+def test_the_page_of_an_error_leads_to_this_site_only(open_console: Callable[..., Visitor], path: str) -> None:
+    visitor = open_console([TwinLink()], ConsoleSettings(sample_seconds=0.05))
+    with socket.create_connection(tuple(visitor.url.removeprefix("http://").split(":")), timeout=30) as asked:
+        asked.sendall(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n".encode())
+        answer = b""
+        while more := asked.recv(1 << 16):
+            answer += more
+    links = [given.get("href") for tag, given in Tags(answer.decode()).found if tag == "a"]
+    assert links
+    assert [link for link in links if link is None or re.match(r"[/\\]{2}|[a-z]+:", link)] == []
+
+
 def test_only_so_many_pages_are_made_at_once(open_console: Callable[..., Visitor]) -> None:
     gate, entered = threading.Event(), threading.Semaphore(0)
 

@@ -33,6 +33,11 @@ _HERE = Path(__file__).parent
 _STATIC = {"console.css": "text/css", "console.js": "text/javascript", "mark.svg": "image/svg+xml"}
 
 
+def own_path(path: str) -> str:
+    """Return a path that leads to this site: a browser reads ``//name`` as another one."""
+    return "/" + path.lstrip("/\\")
+
+
 def build(console: Console) -> Starlette:
     """The application over a console; the console's owner closes it."""
     templates = _templates(console)
@@ -40,7 +45,11 @@ def build(console: Console) -> Starlette:
 
     def render(request: Request, page: Page) -> Response:
         text = templates.get_template(page.template).render(
-            page=page, path=request.url.path, token=request.state.token, now_us=console.now_us(), **page.values
+            page=page,
+            path=own_path(request.url.path),
+            token=request.state.token,
+            now_us=console.now_us(),
+            **page.values,
         )
         return HTMLResponse(text, page.status)
 

@@ -4,7 +4,8 @@ Rules:
 
 1. A request for a host's name that is not this console's is refused (a foreign page could have its own name point to this machine).
 2. A form counts only if it comes from a page of this console: by ``Origin``, and by the token in it (:mod:`escrowmq.console.tokens`).
-3. A form has bounds in bytes, fields and time; there is a bound on requests that are not answered yet.
+3. A form has bounds in bytes, fields and time. Forms that are being read and pages that are being made have a bound each, so that slow
+   forms keep nobody from a page; a form over its bound takes the place of the one that has been read for longest.
 4. No answer may be kept, framed, sniffed or read by another site, and a page loads scripts, styles and pictures from here only.
 """
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -20,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from escrowmq.console.limits import ConsoleSettings
 from escrowmq.console.tokens import Tokens
 from escrowmq.errors import Code, Denied, EscrowError, Overloaded, Rejected
-from escrowmq.platform.listening import is_loopback
+from escrowmq.platform.listening import host_name, is_loopback
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -52,6 +53,8 @@ class Guard:
         self._tokens = tokens
         self._hosts = frozenset(hosts)
         self._requests = 0
+        self._forms: dict[asyncio.Timeout, None] = {}
+        """Forms that are being read, the oldest first."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
@@ -73,12 +76,10 @@ class Guard:
                     given["Connection"] = "close"  # its form was perhaps not read
             await send(message)
 
-        self._requests += 1
         try:
             self._check(scope["method"], headers)
             if scope["method"] == "POST":
-                async with asyncio.timeout(self._settings.form_timeout):
-                    state["form"] = self._form(await self._read(headers, receive))
+                state["form"] = self._form(await self._read_in_time(headers, receive))
                 if not self._tokens.fits(known, state["form"].pop("token", ("",))[0]):
                     raise Refused(
                         Denied(
@@ -92,6 +93,11 @@ class Guard:
             state["refused"] = refused
         except TimeoutError:
             state["refused"] = Refused(Rejected(Code.BAD_REQUEST, "the form did not come in time"), 408)
+        self._requests += 1
+        if self._requests > self._settings.max_requests and state["refused"] is None:
+            state["refused"] = Refused(
+                Overloaded(Code.QUEUE_FULL, "too many pages are being made at once", "try again"), 503
+            )
         try:
             await self._app(scope, receive, answer)
         finally:
@@ -99,16 +105,27 @@ class Guard:
 
     def _check(self, method: str, headers: Headers) -> None:
         asked = headers.get("host", "")
-        name = _host(asked)
+        name = host_name(asked)
         if not (name in self._hosts or is_loopback(name)):
             hint = "ask for an address of this machine, or name this one with --host when the console starts"
             raise Refused(Denied(Code.DENIED, f"this console is not {asked!r:.100}", hint), 403)
-        if self._requests > self._settings.max_requests:
-            raise Refused(Overloaded(Code.QUEUE_FULL, "too many pages are being made at once", "try again"), 503)
         if method == "POST" and headers.get("origin", "").partition("://")[2] != asked:
             raise Refused(Denied(Code.DENIED, "a page of another site may not send forms here"), 403)
         if method not in ("GET", "HEAD", "POST"):
             raise Refused(Rejected(Code.BAD_REQUEST, "a console takes GET, HEAD and POST"), 405)
+
+    async def _read_in_time(self, headers: Headers, receive: Receive) -> bytes:
+        """Read a form; raises TimeoutError if it does not come in time, or others need its place."""
+        async with asyncio.timeout(self._settings.form_timeout) as limit:
+            self._forms[limit] = None
+            try:
+                if len(self._forms) > self._settings.max_forms:
+                    oldest = next(iter(self._forms))
+                    del self._forms[oldest]
+                    oldest.reschedule(asyncio.get_running_loop().time())
+                return await self._read(headers, receive)
+            finally:
+                self._forms.pop(limit, None)
 
     async def _read(self, headers: Headers, receive: Receive) -> bytes:
         """The form's bytes, within the bound."""
@@ -145,11 +162,3 @@ class Guard:
         for name, value in pairs:
             form[name] = (*form.get(name, ()), value)
         return form
-
-
-def _host(asked: str) -> str:
-    """The name in a ``Host`` header, without its port, in small letters; empty if it is no name."""
-    try:
-        return (urlsplit("//" + asked).hostname or "").lower()
-    except ValueError:
-        return ""

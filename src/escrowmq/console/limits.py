@@ -23,7 +23,9 @@ class ConsoleSettings:
     samples: int = 450
     """Looks that are kept: a quarter of an hour."""
     max_requests: int = 32
-    """Requests that are not answered yet. Over it: 503."""
+    """Pages that are being made. Over it: 503."""
+    max_forms: int = 16
+    """Forms that are being read. Over it the one that has been read for longest ends with 408."""
     max_form_bytes: int = 4 << 20
     """One form. Over it: 413."""
     max_fields: int = 512

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -22,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from escrowmq.errors import Code, Denied, EscrowError, Overloaded, Rejected
 from escrowmq.gateway.limits import GatewaySettings
 from escrowmq.gateway.problems import refusal
-from escrowmq.platform.listening import is_loopback
+from escrowmq.platform.listening import host_name, is_loopback
 from escrowmq.wire.bounded import check_json
 
 _CLOSE = {"Connection": "close"}
@@ -139,20 +138,13 @@ class Admission:
 
     def _check_origin(self, headers: Mapping[str, str]) -> None:
         asked = headers.get("host", "")
-        if not self._insecure and (name := _name("//" + asked)) != self._host and not is_loopback(name):
+        if not self._insecure and (name := host_name(asked)) != self._host and not is_loopback(name):
             raise Denied(Code.DENIED, f"this gateway is not {asked!r:.100}", "ask for the address that it listens on")
         origin = headers.get("origin")
         if origin is not None and origin.partition("://")[2] != asked:
             raise Denied(
                 Code.DENIED, "a page of another site may not ask", "call from a program, not from a browser's page"
             )
-
-
-def _name(address: str) -> str:
-    try:
-        return (urlsplit(address).hostname or "").lower()
-    except ValueError:
-        return ""
 
 
 def kind_of(headers: Mapping[str, str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from urllib.parse import urlsplit
 
 from escrowmq.errors import Code, Denied, Misuse
 
@@ -24,6 +25,29 @@ def is_loopback(host: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def host_name(asked: str) -> str:
+    """Return the name in a ``Host`` header, without its port, in small letters; empty if it is no name."""
+    try:
+        return (urlsplit("//" + asked).hostname or "").lower()
+    except ValueError:
+        return ""
+
+
+def may_be_asked_as(name: str, listens_at: str) -> bool:
+    """Return whether a request for this host name is meant for a server that listens at ``listens_at``.
+
+    A page of another site can have its own name point to a loopback address, and then read what the server answers. So a server that
+    only this machine reaches is asked for by a loopback name, or by an address; one that other machines reach may have any name.
+    """
+    if not is_loopback(listens_at) or is_loopback(name) or name == listens_at.lower():
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 def check_address(host: str, insecure: bool) -> None:

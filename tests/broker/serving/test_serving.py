@@ -1,5 +1,6 @@
 """A broker as a process: clean stops, the HTTP pages, metrics."""
 
+import http.client
 import json
 import signal
 import subprocess
@@ -23,7 +24,7 @@ from escrowmq.broker.serving.serve import serve
 from escrowmq.client.bus import Bus
 from escrowmq.errors import Code, Denied, Misuse
 from escrowmq.model import Message
-from escrowmq.platform.listening import parse_address
+from escrowmq.platform.listening import may_be_asked_as, parse_address
 from escrowmq.schemas import OUTGOING
 from escrowmq.settings import BrokerSettings
 from escrowmq.testing.ledgers import outgoing
@@ -111,6 +112,33 @@ def test_health_tells_alive_from_ready(status, alive, ready):
         assert fetch(f"http://127.0.0.1:{server.port}/readyz")[0] == ready
     finally:
         server.close()
+
+
+def test_a_page_of_another_site_learns_nothing():
+    """Its own name may point to this machine; it is in ``Host``, and refused."""
+    server = HttpServer("127.0.0.1", 0, registry(dict), lambda: {"status": "ok", "reason": ""})
+    try:
+        for path in ("/metrics", "/healthz", "/readyz", "/"):
+            for host, code in (
+                ("evil.example", 421), ("evil.example:9090", 421), ("127.0.0.1.evil.example", 421), ("[", 421),
+                (f"127.0.0.1:{server.port}", None), ("localhost", None), ("[::1]:9", None), ("10.0.0.7", None),
+            ):  # fmt: skip
+                connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+                connection.request("GET", path, headers={"Host": host})
+                status = connection.getresponse().status
+                connection.close()
+                assert (status == 421) == (code == 421), (path, host, status)
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize(
+    ("listens", "name", "may"),
+    [("127.0.0.1", "evil.example", False), ("localhost", "", False), ("127.0.0.1", "localhost", True), ("0.0.0.0", "broker.shop.svc", True),
+     ("127.0.0.1", "192.168.0.1", True), ("::1", "::1", True)],
+)  # fmt: skip
+def test_names_that_a_server_may_have(listens, name, may):
+    assert may_be_asked_as(name, listens) is may
 
 
 def test_each_topic_and_group_has_its_numbers(tmp_path):

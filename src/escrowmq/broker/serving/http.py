@@ -16,10 +16,12 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
+from escrowmq.platform.listening import host_name, may_be_asked_as
+
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
-_JSON = "application/json"
+_JSON, _TEXT = "application/json", "text/plain; charset=utf-8"
 
 logger = logging.getLogger(__name__)
 
@@ -99,6 +101,7 @@ class HttpServer:
     """The server, on a thread of its own. ``health`` gives the answer of the ``health`` action."""
 
     def __init__(self, host: str, port: int, registry: CollectorRegistry, health: Health) -> None:
+        self._host = host
         self._registry = registry
         self._health = health
         self._server = make_server(host, port, self._answer, _Server, _Handler)
@@ -114,9 +117,17 @@ class HttpServer:
 
     def _answer(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         try:
-            code, content_type, body = self._page(environ.get("REQUEST_METHOD", ""), environ.get("PATH_INFO", ""))
+            asked = environ.get("HTTP_HOST", "")
+            if asked and not may_be_asked_as(host_name(asked), self._host):
+                code, content_type, body = (
+                    421,
+                    _TEXT,
+                    b"this server has another name: ask for the address that it listens at\n",
+                )
+            else:
+                code, content_type, body = self._page(environ.get("REQUEST_METHOD", ""), environ.get("PATH_INFO", ""))
         except Exception as problem:  # a stopped broker has no numbers
-            code, content_type, body = 500, "text/plain; charset=utf-8", f"{problem}\n".encode()
+            code, content_type, body = 500, _TEXT, f"{problem}\n".encode()
         start_response(
             f"{code} {HTTPStatus(code).phrase}", [("Content-Type", content_type), ("Content-Length", str(len(body)))]
         )
