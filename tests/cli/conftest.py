@@ -1,6 +1,7 @@
 """Running commands: in this process on a folder, or as real processes."""
 
 import json
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -34,6 +35,13 @@ def run(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         return Ran(result.exit_code, result.stdout, result.stderr)
 
     return runner
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """An address at which somebody listens and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
 
 
 @pytest.fixture

@@ -17,7 +17,6 @@ from escrowmq import outbox
 from escrowmq.cli.failures import Exit
 from escrowmq.cli.main import app
 from escrowmq.overview import asking
-from escrowmq.testing.servers.process import free_port
 
 HOSTILE = "k\n\r\x1b[2J\x1b]0;title\x07[bold red]\u202e\x00é"
 
@@ -99,9 +98,9 @@ def test_status_can_be_watched(run: Run, url: str) -> None:
     assert "orders" in run("status", "--watch", "--every", "0.1", "--times", "2").out
 
 
-def test_a_broker_that_is_away_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broker_that_is_silent_is_named(run: Run, monkeypatch: pytest.MonkeyPatch, silent: str) -> None:
     monkeypatch.setattr(asking, "PATIENCE", 0.2)
-    url = f"escrow://127.0.0.1:{free_port()}"
+    url = f"escrow://{silent}"
     for words in (("status", "--json"), ("find", "m", "--json")):
         ran = run(*words, "-u", url)
         assert ran.code == Exit.OVERLOADED, words

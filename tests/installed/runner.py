@@ -1,33 +1,50 @@
 """Runs commands one after the other in the environment's own Python, and prints what came of each as a JSON line.
 
-``python runner.py FOLDER`` reads the commands as a JSON list of lists from standard input. One that serves is stopped by a signal.
+``python runner.py FOLDER`` reads the commands as a JSON list of lists from standard input. One that serves runs as a process of its own,
+which is stopped when it has said that it is ready.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import signal
+import subprocess
 import sys
 import traceback
+from typing import Any
 
-SERVING_SECONDS = 1.5
+SERVING = ("serve", "gateway", "console")
 
 
 def main() -> None:
     os.chdir(sys.argv[1])
+    for words in json.load(sys.stdin):
+        serves = words[0] in SERVING and words[-1] != "--help"
+        print(json.dumps({"words": words, **(served(words) if serves else ran(words))}), flush=True)
+
+
+def ran(words: list[str]) -> dict[str, Any]:
+    """In this process: what was imported once stays."""
     from typer.testing import CliRunner
 
     from escrowmq.cli.main import app
 
-    for words in json.load(sys.stdin):
-        signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
-        signal.setitimer(signal.ITIMER_REAL, SERVING_SECONDS if words[0] in ("serve", "gateway", "console") else 0)
-        result = CliRunner().invoke(app, words)
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        failed = result.exception if not isinstance(result.exception, SystemExit) else None
-        trace = "".join(traceback.format_exception(failed)) if failed is not None else ""
-        print(json.dumps({"words": words, "code": result.exit_code, "told": result.output, "trace": trace}), flush=True)
+    result = CliRunner().invoke(app, words)
+    failed = result.exception if not isinstance(result.exception, SystemExit) else None
+    trace = "".join(traceback.format_exception(failed)) if failed is not None else ""
+    return {"code": result.exit_code, "told": result.output, "trace": trace}
+
+
+def served(words: list[str]) -> dict[str, Any]:
+    command = [sys.executable, "-m", "escrowmq", *words, "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    ready = process.stdout.readline()
+    if ready:
+        process.terminate()
+    rest, errors = process.communicate()
+    trace = errors if "Traceback" in errors else ""
+    return {"code": process.returncode, "told": ready + rest + errors, "trace": trace}
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from escrowmq.cli.options import DEFAULT_URL, Json, Url, Why
+from escrowmq.cli.options import DEFAULT_URL, Json, Url, Why, check_reachable
 from escrowmq.cli.printing import moment, notice, print_facts, print_json, print_table, size
 from escrowmq.errors import Code, error
 from escrowmq.settings import BYTES, parse_quantity
@@ -52,6 +52,7 @@ def backup(
         raise error(Code.BAD_ARGUMENT, f"--rate: {problem}") from None
     if most <= 0:
         raise error(Code.BAD_ARGUMENT, "--rate must be more than nothing")
+    check_reachable(url)
     began = time.monotonic()
     with _progress("copied") as told:
         if url.startswith("file:"):
@@ -144,7 +145,7 @@ def _print_contents(found: Contents) -> None:
         [(one.group, one.lag, one.dead) for one in found.groups],
         "no groups",
     )
-    print_facts({"undecided transactions": found.undecided, "of them parked": found.parked})
+    print_facts({"undecided transactions": found.undecided + found.parked, "of them parked": found.parked})
 
 
 def _tell_damage(manifest: Manifest) -> None:

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from escrowmq.cli.failures import Exit
-from escrowmq.cli.options import DEFAULT_URL, PATIENCE, Json, Url, broker_time, seconds
+from escrowmq.cli.options import DEFAULT_URL, PATIENCE, Json, Url, broker_time, check_folder, check_reachable, seconds
 from escrowmq.cli.printing import console, moment, notice, print_facts, print_json, print_json_line, print_table
 from escrowmq.errors import Code, error
 
@@ -89,6 +89,8 @@ def audit(
     from escrowmq.demo.screen import show_verdict
     from escrowmq.pipeline.audit import run
 
+    if folder.is_dir():  # else it is no run folder
+        check_folder(folder, "the run folder")
     with Console(stderr=True).status("audit") as status:
         audited = run if master is None else partial(run, master=master)
         verdict = audited(folder, progress=lambda text: status.update(f"audit: {text}"), page=page)
@@ -114,6 +116,8 @@ def report(
     from escrowmq.pipeline.report import report as measured
     from escrowmq.pipeline.report import write_report
 
+    check_folder(out, "--out")
+    check_reachable(url)
     with Console(stderr=True).status("report") as status:
         found = measured(url, master=master, progress=lambda text: status.update(f"report: {text}"))
         write_report(out, found)
@@ -237,6 +241,9 @@ def reconcile(
     for name, given in (("--checkpoint", checkpoint), ("--out-topic", out_topic), ("--once", once)):
         if given and not stream:
             raise error(Code.BAD_ARGUMENT, f"{name} is of --stream")
+    if out is not None and "://" not in out:
+        check_folder(Path(out), "--out")
+    check_reachable(url)
     checkpoint, out = _absolute(checkpoint), _absolute(out)
     grace_seconds, lateness_seconds = seconds(grace, "--grace") or 0.0, seconds(lateness, "--lateness") or 0.0
     before = None if stream else _before(settled_before, grace_seconds, url)

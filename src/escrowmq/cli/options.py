@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import socket
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -32,8 +34,23 @@ Url = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="JSON on standard output, for scripts.")]
 JsonLines = Annotated[bool, typer.Option("--json", help="One JSON object a line, for scripts.")]
+
+
+def _reason(why: str | None) -> str | None:
+    """Refuse a reason without a word: the record would have none."""
+    if why is not None and not why.strip():
+        raise error(Code.BAD_ARGUMENT, "--why gives no reason", "write one, or leave --why out")
+    return why
+
+
 Why = Annotated[
-    str | None, typer.Option("--why", help="The reason, for the record of acts: see escrowmq acts.", show_default=False)
+    str | None,
+    typer.Option(
+        "--why",
+        help="The reason, for the record of acts: see escrowmq acts.",
+        show_default=False,
+        callback=_reason,
+    ),
 ]
 LogLevel = Annotated[
     str,
@@ -45,6 +62,57 @@ LogJson = Annotated[
     bool, typer.Option("--log-json", help="One JSON object a line in the log, with the facts as fields.")
 ]
 Limit = Annotated[int, typer.Option("--limit", "-n", min=1, help="At most this many.")]
+
+
+def check_folder(folder: Path, option: str) -> None:
+    """Make the folder that a command will write into, before its work begins. Raises Misuse(BAD_ARGUMENT) if nothing can be written there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as problem:
+        text = f"{option}: nothing can be written into {folder}: {problem.strerror or problem}"
+        raise error(Code.BAD_ARGUMENT, text, "name a folder that you may write into") from None
+
+
+REFUSED_SECONDS = 1.0
+"""Time (s) for which a command tries an address that refuses connections: its broker may just be starting."""
+_TRY_SECONDS = 0.1
+
+
+def check_reachable(url: str) -> None:
+    """Raise Overloaded(BROKER_AWAY) if every address of ``url`` refuses connections, or has no such host.
+
+    A client waits for a broker that is away, but a person has mistyped an address or forgotten to start one. Addresses that are
+    silent are left to the client. Nothing is sent.
+    """
+    if not url.startswith("escrow://"):
+        return
+    from escrowmq.client.links.addresses import parse_address
+
+    parts = url.removeprefix("escrow://").partition("?")[0].rstrip("/").replace("|", ",").split(",")
+    addresses = [address for part in parts if (address := parse_address(part)) is not None]
+    deadline = time.monotonic() + REFUSED_SECONDS
+    reasons = {address: _refusal(address.host, address.port) for address in addresses}
+    while reasons and all(reasons.values()) and time.monotonic() < deadline:
+        time.sleep(_TRY_SECONDS)
+        reasons = {address: _refusal(address.host, address.port) for address in addresses}
+    if reasons and all(reasons.values()):
+        text = "; ".join(f"{address.location}: {reason}" for address, reason in reasons.items())
+        raise error(Code.BROKER_AWAY, f"no broker answers at {text}", "is one running there (escrowmq serve)?")
+
+
+def _refusal(host: str, port: int) -> str | None:
+    """Return why nobody can be there; None if somebody may be."""
+    try:
+        socket.create_connection((host, port), REFUSED_SECONDS).close()
+    except ConnectionRefusedError:
+        return "connection refused"
+    except socket.gaierror:
+        return "no such host"
+    except OSError:
+        return None
+    return None
 
 
 @contextmanager
@@ -59,6 +127,7 @@ def bus_at(url: str, *, make: bool = False) -> Iterator[Bus]:
             raise error(
                 Code.NOT_A_DATA_FOLDER, f"there is no data in {folder}", "escrowmq send makes a folder, and serve"
             )
+    check_reachable(url)
     with connect(url) as bus:
         yield bus
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated
 
 import typer
@@ -9,6 +11,7 @@ import typer
 from escrowmq.cli.options import DEFAULT_URL, Json, Url, Why, admin_at, broker_or, seconds, size
 from escrowmq.cli.printing import Columns, duration, notice, print_facts, print_json, print_rows, print_table
 from escrowmq.cli.printing import size as size_text
+from escrowmq.errors import Code, EscrowError, error
 from escrowmq.wire.actions.topics import Retention
 
 app = typer.Typer(no_args_is_help=True, help="Topics and their queues.")
@@ -97,7 +100,7 @@ def alter(
     What is beyond the retention is let go of at once; groups that had not consumed it count it as expired.
     More queues change which queue the messages of a key go to.
     """
-    with admin_at(url) as admin:
+    with admin_at(url) as admin, _existing():
         found = admin.alter_topic(
             name,
             why=why,
@@ -110,6 +113,17 @@ def alter(
     for topic in found:
         keeps = _keeps(topic) or "as the broker's settings say"
         print_facts({"topic": name, "queues": topic["queues"], "keeps": keeps, "broker": topic["broker"]})
+
+
+@contextmanager
+def _existing() -> Iterator[None]:
+    """Around an action on a topic that must exist: to create it is no advice."""
+    try:
+        yield
+    except EscrowError as problem:
+        if problem.code is not Code.UNKNOWN_TOPIC:
+            raise
+        raise error(problem.code, problem.message, "`escrowmq topics list` shows those that there are") from None
 
 
 @app.command("delete")
@@ -128,7 +142,7 @@ def delete(
     Without --force it is refused while half messages are undecided or a group consumes it. Only
     escrowmq topics create makes a topic of this name again; it is another topic.
     """
-    with admin_at(url) as admin:
+    with admin_at(url) as admin, _existing():
         found = admin.delete_topic(name, force=force, check=dry_run, why=why)
     columns: Columns = {
         "topic": "name",

@@ -75,6 +75,10 @@ def serve(
     http_address = parse_address(metrics) if metrics is not None else None
     if http_address is not None:
         check_address(http_address[0], insecure)
+    for address in ((host, port), http_address):  # before the folder is made
+        if address is not None and address[1]:
+            with _listening(*address):
+                listen_tcp(*address).close()
     folder, settings = Path(folder), settings or BrokerSettings()
     broker: Broker = BrokerAlone(folder, settings, disk)
     if replication is not None:
