@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from escrowmq.errors import Code, Misuse
+from escrowmq.platform.listening import shown_address
 
 if TYPE_CHECKING:
     from escrowmq.client.aio import AsyncBus
@@ -59,7 +60,7 @@ def links(url: str, options: dict[str, Any]) -> Sequence[Link]:
                 Code.BAD_ARGUMENT, f"no option {next(iter(options))!r} here", "a served broker has its own settings"
             )
         return _served(url, rest[2:])
-    raise Misuse(Code.BAD_URL, f"{url!r} is not a broker URL")
+    raise Misuse(Code.BAD_URL, f"{shown_address(url)!r} is not a broker URL")
 
 
 def _served(url: str, rest: str) -> Sequence[Link]:
@@ -74,14 +75,18 @@ def _served(url: str, rest: str) -> Sequence[Link]:
         addresses = []
         for part in shard.split("|"):
             if (address := parse_address(part)) is None:
-                raise Misuse(Code.BAD_URL, f"{url!r}: {part!r} is not HOST:PORT")
+                raise Misuse(
+                    Code.BAD_URL, f"{shown_address(url)!r}: {shown_address('//' + part)[2:]!r} is not HOST:PORT"
+                )
             addresses.append(address)
         if len(addresses) > MOST:
-            raise Misuse(Code.BAD_URL, f"{url!r} names {len(addresses)} brokers of one shard", f"at most {MOST}")
+            raise Misuse(
+                Code.BAD_URL, f"{shown_address(url)!r} names {len(addresses)} brokers of one shard", f"at most {MOST}"
+            )
         shards.append(addresses)
     everybody = [address for addresses in shards for address in addresses]
     if len(set(everybody)) < len(everybody):
-        raise Misuse(Code.BAD_URL, f"{url!r} names a broker twice")
+        raise Misuse(Code.BAD_URL, f"{shown_address(url)!r} names a broker twice")
     follow = chosen.get("replicas") != "listed"
     flights = [FlightLink(addresses, follow=follow, stays=len(shards) > 1) for addresses in shards]
     return flights if chosen.get("carrier") == "flight" else [LeanLink(flight) for flight in flights]
@@ -92,7 +97,11 @@ def _options(url: str, query: str) -> dict[str, str]:
     for option in query.split("&") if query else []:
         name, _, value = option.partition("=")
         if value not in _OPTIONS.get(name, ()) or name in chosen:
-            raise Misuse(Code.BAD_URL, f"{url!r}: {option!r} is no option", "carrier=flight, replicas=listed, or none")
+            raise Misuse(
+                Code.BAD_URL,
+                f"{shown_address(url)!r}: {option!r} is no option",
+                "carrier=flight, replicas=listed, or none",
+            )
         chosen[name] = value
     return chosen
 
@@ -101,9 +110,11 @@ def _embedded(url: str, rest: str, options: dict[str, Any]) -> Link:
     if rest.startswith("//"):
         rest = rest[2:]
         if not rest.startswith("/"):
-            raise Misuse(Code.BAD_URL, f"{url!r} names a host", "use file:FOLDER or file:///ABSOLUTE/FOLDER")
+            raise Misuse(
+                Code.BAD_URL, f"{shown_address(url)!r} names a host", "use file:FOLDER or file:///ABSOLUTE/FOLDER"
+            )
     if not rest or "\0" in rest:
-        raise Misuse(Code.BAD_URL, f"{url!r} names no folder")
+        raise Misuse(Code.BAD_URL, f"{shown_address(url)!r} names no folder")
     if options.pop("read_only", False):
         if options:
             raise Misuse(Code.BAD_ARGUMENT, f"no option {next(iter(options))!r} with read_only")
@@ -131,7 +142,7 @@ def _ask_durable(url: str) -> Durable:
     from escrowmq.wire.actions.topics import OFFSETS
 
     if not url.startswith("escrow://"):
-        raise Misuse(Code.BAD_URL, f"{url!r} is not the URL of a served broker")
+        raise Misuse(Code.BAD_URL, f"{shown_address(url)!r} is not the URL of a served broker")
     [link] = links(url, {})
     try:
         offsets = ask(link, OFFSETS({"topic": HALF_VIEW_NAME}), ASK_SECONDS)

@@ -46,7 +46,7 @@ Sets = Annotated[
     typer.Option(
         "--sets",
         envvar="ESCROWMQ_SETS",
-        help="Where the two sets are: redis://HOST:PORT/0, sqlite:///sets.db, postgresql://user@host/sets. Else in the database itself.",
+        help="Where the two sets are: redis://HOST:PORT/0, sqlite:///sets.db, postgresql://user@host/sets. Else in the database itself. A password can stand in the environment variable instead, where ps does not show it.",
     ),
 ]
 

@@ -18,7 +18,8 @@ Databases = Annotated[
     typer.Option(
         "--database-url",
         metavar="URL",
-        help="A database with EscrowMQ's tables; may be given again.",
+        envvar="ESCROWMQ_DATABASE_URL",
+        help="A database with EscrowMQ's tables; may be given again. A password can stand in the environment variable instead, where ps does not show it.",
         show_default=False,
     ),
 ]

@@ -23,7 +23,7 @@ Databases = Annotated[
         "--database-url",
         "-d",
         envvar="ESCROWMQ_DATABASE_URL",
-        help="A database with tables of EscrowMQ: sqlite:///shop.db, postgresql://user@host/shop; may be given again.",
+        help="A database with tables of EscrowMQ: sqlite:///shop.db, postgresql://user@host/shop; may be given again. A password can stand in the environment variable instead, where ps does not show it.",
     ),
 ]
 

@@ -43,7 +43,7 @@ DatabaseUrl = Annotated[
         "--database-url",
         "-d",
         envvar="ESCROWMQ_DATABASE_URL",
-        help="The database, as SQLAlchemy names it: sqlite:///shop.db, postgresql://user@host/shop, mysql://user@host/shop.",
+        help="The database, as SQLAlchemy names it: sqlite:///shop.db, postgresql://user@host/shop, mysql://user@host/shop. A password can stand in the environment variable instead, where ps does not show it.",
     ),
 ]
 Ids = Annotated[list[str], typer.Argument(metavar="ID...", help="Message ids, as `outbox list` shows them.")]
@@ -178,7 +178,7 @@ def relay(
             "--to",
             "-t",
             envvar="ESCROWMQ_URL",
-            help="Where to: escrow://HOST:PORT[,HOST:PORT...], kafka://HOST:PORT[,...], amqp://..., redis://...",
+            help="Where to: escrow://HOST:PORT[,HOST:PORT...], kafka://HOST:PORT[,...], amqp://..., redis://... A password can stand in the environment variable instead, where ps does not show it.",
         ),
     ] = DEFAULT_URL,
     once: Annotated[

@@ -67,7 +67,7 @@ DatabaseUrl = Annotated[
         "--database-url",
         "-d",
         envvar="ESCROWMQ_DATABASE_URL",
-        help="The database whose rows these are, as SQLAlchemy names it.",
+        help="The database whose rows these are, as SQLAlchemy names it. A password can stand in the environment variable instead, where ps does not show it.",
         show_default=False,
     ),
 ]

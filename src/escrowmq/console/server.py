@@ -18,6 +18,7 @@ from escrowmq.console.limits import ConsoleSettings
 from escrowmq.console.tokens import Tokens
 from escrowmq.gateway.limits import GatewaySettings
 from escrowmq.gateway.server import Announce, answer_until, listen_on, on_thread, stop_by_signal
+from escrowmq.platform.listening import shown_address
 from escrowmq.wire import Link
 
 DEFAULT_LISTEN = "127.0.0.1:7790"
@@ -95,4 +96,4 @@ def _engines(databases: Sequence[str]) -> Mapping[str, Any]:
     from escrowmq.outbox.engines import open_engine
 
     engines = [open_engine(database) for database in databases]
-    return {engine.url.render_as_string(hide_password=True): engine for engine in engines}
+    return {shown_address(engine.url.render_as_string(hide_password=False)): engine for engine in engines}

@@ -38,6 +38,7 @@ from escrowmq.outbox.dialects import (
 from escrowmq.outbox.session import transaction_of
 from escrowmq.outbox.tables import PLACE, trans_act, trans_act_head
 from escrowmq.platform.failpoints import reach
+from escrowmq.platform.listening import shown_address
 from escrowmq.wire.actions.acts import Act, Broken
 
 logger = logging.getLogger(__name__)
@@ -261,7 +262,7 @@ def verify_acts(engine: sa.Engine) -> Verified:
         if now is not None and highest > now[0]:
             breaks.append(Break(count + 1, highest, "somebody put this behind the last record"))
     return {
-        "database": engine.url.render_as_string(hide_password=True),
+        "database": shown_address(engine.url.render_as_string(hide_password=False)),
         "records": count,
         "last": origin(PLACE) if head is None else head[1],
         "broken": told_breaks(breaks),

@@ -12,6 +12,7 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError, OperationalError
 
 from escrowmq.errors import Code, Misuse, Unknown
 from escrowmq.platform.extras import EXTRAS, missing_package
+from escrowmq.platform.listening import shown_address
 
 _DRIVERS = {
     "postgresql": "postgresql+psycopg",
@@ -32,7 +33,9 @@ def open_engine(url: str, **options: Any) -> sa.Engine:
     try:
         parsed = sa.make_url(url)
     except ArgumentError:
-        raise Misuse(Code.BAD_URL, f"{url!r} is not a database URL", hint) from None  # may hold a password: not chained
+        raise Misuse(
+            Code.BAD_URL, f"{shown_address(url)!r} is not a database URL", hint
+        ) from None  # may hold a password: not chained
     parsed = parsed.set(drivername=_DRIVERS.get(parsed.drivername, parsed.drivername))
     try:
         engine = sa.create_engine(parsed, **options)
@@ -57,7 +60,7 @@ def opened(url: str, *, make: bool = False) -> Iterator[sa.Engine]:
     try:
         yield engine
     except OperationalError as problem:
-        text = f"{engine.url.render_as_string(hide_password=True)}: {problem.orig}"
+        text = f"{shown_address(engine.url.render_as_string(hide_password=False))}: {problem.orig}"
         raise Unknown(Code.DISCONNECTED, text, "is the database there, and the URL right?") from None
     finally:
         engine.dispose()

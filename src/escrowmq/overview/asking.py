@@ -13,6 +13,7 @@ from escrowmq.client.bus import Bus
 from escrowmq.client.links.answers import Listing
 from escrowmq.client.links.presence import Missing
 from escrowmq.errors import AWAY, Code, Denied, EscrowError, Rejected
+from escrowmq.platform.listening import shown_address
 from escrowmq.wire import Call
 from escrowmq.wire.actions.action import Answer
 
@@ -135,4 +136,4 @@ class Asking:
 
 def name_of(engine: sa.Engine) -> str:
     """What a database is called: its URL without the password."""
-    return engine.url.render_as_string(hide_password=True)
+    return shown_address(engine.url.render_as_string(hide_password=False))

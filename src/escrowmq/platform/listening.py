@@ -1,11 +1,15 @@
-"""Parses listen addresses of servers and refuses unprotected ones outside the loopback interface."""
+"""Addresses: those at which servers listen, of which unprotected ones outside the loopback interface are refused, and those that are shown."""
 
 from __future__ import annotations
 
 import ipaddress
+import re
 from urllib.parse import urlsplit
 
 from escrowmq.errors import Code, Denied, Misuse
+
+_USER = re.compile(r"(//[^/@:?]*):[^?]*@")
+_SECRET = re.compile(r"passw|pwd|passphrase|secret|token|credential|api_?key", re.IGNORECASE)
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -63,3 +67,19 @@ def check_address(host: str, insecure: bool) -> None:
 def shown(host: str) -> str:
     """``host`` as it stands in a URL."""
     return f"[{host}]" if ":" in host else host
+
+
+def shown_address(address: str) -> str:
+    """Return a URL with ``***`` in place of each password: that of its user, and each value of its query whose name means a secret.
+
+    >>> shown_address("postgresql://shop:x@db/orders?sslmode=require&sslpassword=y")
+    'postgresql://shop:***@db/orders?sslmode=require&sslpassword=***'
+    """
+    head, question, query = address.partition("?")
+    hidden = [_hidden(part) for part in re.split(r"([&;])", query)]
+    return _USER.sub(r"\1:***@", head) + question + "".join(hidden)
+
+
+def _hidden(part: str) -> str:
+    name, equals, _ = part.partition("=")
+    return f"{name}=***" if equals and _SECRET.search(name) else part

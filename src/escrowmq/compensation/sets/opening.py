@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from escrowmq.compensation.sets.seam import SetStore
 from escrowmq.errors import Code, Misuse
 from escrowmq.platform.extras import missing_package
+from escrowmq.platform.listening import shown_address
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -32,7 +33,7 @@ def open_sets(store: str | sa.Engine, name: str, **options: Any) -> SetStore:
     if scheme in _REDIS:
         return _made("redis", "RedisSets", "redis", store, name, options)
     if scheme not in _SQL or ":" not in store:
-        shown = re.sub(r"(//[^/@:]*):[^/@]*@", r"\1:***@", store).partition("?")[0]
+        shown = shown_address(store)
         known = ", ".join(f"{known}://" for known in (*_REDIS, *_SQL))
         raise Misuse(Code.BAD_URL, f"{shown!r} is not the URL of a set store", f"one of {known}")
     return _made("sql", "SqlSets", "outbox", _engine(store), name, {**options, "own": True})

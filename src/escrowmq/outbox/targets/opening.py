@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from escrowmq.errors import Code, Misuse
 from escrowmq.outbox.targets.seam import Target
 from escrowmq.platform.extras import missing_package
+from escrowmq.platform.listening import shown_address
 
 _TARGETS = {
     "escrow": ("escrow", "EscrowTarget", "outbox"),
@@ -46,7 +46,7 @@ def read_options(url: str, texts: Mapping[str, str]) -> dict[str, Any]:
 
 def shown(url: str) -> str:
     """``url`` without its password and settings, for logs and screens."""
-    return re.sub(r"(//[^/@:]*):[^/@]*@", r"\1:***@", url).partition("?")[0]
+    return shown_address(url)
 
 
 def _class_of(url: str) -> Any:

@@ -25,6 +25,7 @@ import sqlalchemy as sa
 
 from escrowmq.errors import Code, Misuse
 from escrowmq.outbox import engines
+from escrowmq.platform.listening import shown_address
 
 BATCH_ROWS = 8192
 _ROW_ID = "rowid"
@@ -233,7 +234,7 @@ def safe_url(url: str) -> str:
     """A URL as it may be shown: without its password."""
     parsed = sa.make_url(url)
     file = _file(parsed)
-    return parsed.render_as_string(hide_password=True) if file is None else f"sqlite:///{file}"
+    return shown_address(parsed.render_as_string(hide_password=False)) if file is None else f"sqlite:///{file}"
 
 
 def _file(url: sa.URL) -> str | None:

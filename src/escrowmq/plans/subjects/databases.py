@@ -20,6 +20,7 @@ from escrowmq.plans.frozen import PLACE
 from escrowmq.plans.outcomes import Outcome, Outcomes, all_of
 from escrowmq.plans.subjects.brokers import ended
 from escrowmq.plans.subjects.seam import checked_ids, checked_selection
+from escrowmq.platform.listening import shown_address
 
 if TYPE_CHECKING:
     from escrowmq.outbox.acts import Done
@@ -111,7 +112,7 @@ class DatabaseRows:
     @property
     def source(self) -> str:
         """The database's URL without its password."""
-        return str(self._engine.url.render_as_string(hide_password=True))
+        return shown_address(self._engine.url.render_as_string(hide_password=False))
 
     def missing(self) -> list[Missing]:
         """None: a database that is away is an error."""
