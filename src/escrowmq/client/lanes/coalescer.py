@@ -445,7 +445,8 @@ class Lane(Filling, ABC):
             if not self._is_empty():
                 self._sweep_later()
         for request in late:
-            problem: EscrowError = Unknown(Code.TIMED_OUT, str(request.lost) if request.lost else None)
+            silent = f"no broker answers at {self._link.address} in time"
+            problem: EscrowError = Unknown(Code.TIMED_OUT, str(request.lost) if request.lost else silent)
             if self._attended is not None and not request.sent:
                 problem = self._attended.refusal()
             self._deliver(request.waiters, copies(problem, request))
