@@ -35,6 +35,13 @@ def fresh(words: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, cwd=cwd, capture_output=True, text=True)
 
 
+def test_the_first_two_programs_of_the_barrier_run_twice(tmp_path: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (DOCS / "barrier.md").read_text(), re.DOTALL)
+    for turn in ("first", "second"):
+        result = fresh([sys.executable, "-W", "ignore::ResourceWarning", "-c", "".join(blocks[:2])], cwd=tmp_path)
+        assert (result.returncode, result.stderr) == (0, ""), turn
+
+
 @pytest.mark.parametrize("page", sorted(set(FIRST) - READING))
 def test_the_first_program_of_a_page_runs_twice(page: str, tmp_path: Path) -> None:
     """The first time by a Python that starts, which is how a reader has it; what is asked of the second is not how it starts."""

@@ -510,3 +510,16 @@ def test_a_claim_that_is_taken_back_is_new_again(shop: sa.Engine) -> None:
         inbox.unclaim_tx(connection, messages[1:], "cart")
     with shop.begin() as connection:
         assert claim_batch_tx(connection, messages, "cart") == [False, True, True]
+
+
+def test_a_failure_is_logged_once(sqlite_shop: sa.Engine, bus: mq.Bus, caplog: pytest.LogCaptureFixture) -> None:
+    bus.producer("shop").send("orders", b"1")
+
+    def place(connection: sa.Connection, message: Any) -> None:
+        raise ValueError("no field price")
+
+    with bus.consumer("cart", ["orders"], max_attempts=1) as consumer:
+        assert inbox.consume(consumer, sqlite_shop, place, idle_timeout=0.3) == 0
+    (told,) = [record for record in caplog.records if record.levelname == "WARNING" and "failed" in record.message]
+    assert told.exc_info is not None
+    assert told.exc_info[1].__context__ is None  # type: ignore[union-attr]

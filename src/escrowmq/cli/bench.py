@@ -15,6 +15,9 @@ from escrowmq.cli.options import Json
 from escrowmq.cli.printing import notice, print_json, print_table
 from escrowmq.errors import Code, error
 
+IN_CHECKOUT = (Path(__file__).parents[3] / "bench").is_dir()
+"""Whether this is a source checkout: an installed package has no benchmark scripts, and its help does not name the command."""
+
 
 def bench(
     names: Annotated[

@@ -151,6 +151,7 @@ async def handle_all(
 async def _handle_batch(face: Blocking, group: str, batch: Any, stopping: Callable[[], bool]) -> int:
     """Handle a batch in one transaction, or if that fails one by one, and acknowledge it. Returns the number of effects."""
     messages = list(batch)
+    done, effects, failed = 0, 0, False
     try:
         done, effects = await _take(face, group, messages, stopping)
     except Exception as problem:
@@ -159,6 +160,8 @@ async def _handle_batch(face: Blocking, group: str, batch: Any, stopping: Callab
                 message.nack(0.0, "the consumer cannot claim")
             raise
         logger.info("a batch of %d messages failed; handling them one by one: %r", len(batch), problem)
+        failed = True
+    if failed:  # not within the block above: what fails again would be logged with both tracebacks
         return await _handle_apart(face, group, batch, stopping)
     if done == len(messages):
         try:
