@@ -33,7 +33,7 @@ def test_listing_by_state_group_and_age(run: Run, undecided: Prepare) -> None:
         (("list", "-s", "nonsense"), Exit.REJECTED, "not a state"),
         (("list", "-g", "nobody"), Exit.REJECTED, "UNKNOWN_GROUP"),
         (("list", "--older-than", "long"), Exit.USAGE, "--older-than"),
-        (("show", "nonsense"), Exit.USAGE, "9f3a01c2-3-2a"),
+        (("show", "nonsense"), Exit.REJECTED, "9f3a01c2-3-2a"),
         (("show", "1-1-1"), Exit.REJECTED, "WRONG_SHARD"),
         (("commit", "1-1-1"), Exit.REJECTED, "WRONG_SHARD"),
         (("commit",), Exit.USAGE, "--group"),
@@ -279,3 +279,15 @@ def test_what_a_group_without_a_checker_left_open_is_found_and_ended(run: Run, b
     assert [(one["message_id"], one["key"], one["body"]) for one in seen] == [(kept.message_id.hex(), "o-1", "kept")]
     states = {one["message_id"]: one["state"] for one in run("lookup", "o-1", "--json").json}
     assert states == {kept.message_id.hex(): "committed", dropped.message_id.hex(): "rolled_back"}
+
+
+def test_a_transaction_is_ended_by_the_id_of_its_message(bus: mq.Bus, run: Run) -> None:
+    producer = bus.producer("shop", checker=lambda check: mq.UNKNOWN)
+    for number in range(2):
+        producer.prepare("orders", b"", message_id=f"order-{number}")
+    bus.close()
+    ran = run("transactions", "commit", "order-0", "--group", "shop", "--json")
+    assert (ran.code, [(one["id"], one["result"]) for one in ran.json]) == (0, [("order-0", "COMMITTED")])
+    ran = run("transactions", "rollback", "order-1")
+    assert ran.code == 0
+    assert run("transactions", "commit", "order-7", "--group", "shop").code == Exit.REJECTED

@@ -27,13 +27,23 @@ app = typer.Typer(no_args_is_help=True, help="Transactions: what is in escrow, a
 
 Ids = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[ID]...", help="Transaction ids, such as 9f3a01c2-3-2a.", show_default=False),
+    typer.Argument(
+        metavar="[ID]...",
+        help="Transaction ids, such as 9f3a01c2-3-2a, or ids that producers gave to their messages (--group: of which group).",
+        show_default=False,
+    ),
 ]
 State = Annotated[
     str | None, typer.Option("--state", "-s", help="Those undecided, open, or parked, by a plan.", show_default=False)
 ]
 OfGroup = Annotated[
-    str | None, typer.Option("--group", "-g", help="Those of this producer group, by a plan.", show_default=False)
+    str | None,
+    typer.Option(
+        "--group",
+        "-g",
+        help="Those of this producer group, by a plan; with message ids: the group that they are of.",
+        show_default=False,
+    ),
 ]
 OlderThan = Annotated[
     str | None,
@@ -161,7 +171,7 @@ def commit(
     """Commit undecided transactions by hand, their messages become visible: those named, or, by a plan, those chosen."""
     if chosen := _chosen("commit", ids, state_, group, older_than):
         return planned("transactions.commit", chosen, why, url, yes=yes, folder=plans, json=json)
-    _each(ids or [], why, url, json, "commit")
+    _each(ids or [], why, url, json, "commit", group)
 
 
 @app.command("rollback")
@@ -179,7 +189,7 @@ def rollback(
     """Roll undecided transactions back by hand, their messages never become visible: those named, or, by a plan, those chosen."""
     if chosen := _chosen("roll back", ids, state_, group, older_than):
         return planned("transactions.rollback", chosen, why, url, yes=yes, folder=plans, json=json)
-    _each(ids or [], why, url, json, "rollback")
+    _each(ids or [], why, url, json, "rollback", group)
 
 
 @app.command("recheck")
@@ -197,7 +207,7 @@ def recheck(
     """Have the producers asked again, checks counted anew; opens parked transactions: those named, or, by a plan, those chosen."""
     if chosen := _chosen("ask about again", ids, state_, group, older_than):
         return planned("transactions.recheck", chosen, why, url, yes=yes, folder=plans, json=json)
-    _each(ids or [], why, url, json, "recheck")
+    _each(ids or [], why, url, json, "recheck", group)
 
 
 def _chosen(
@@ -206,20 +216,22 @@ def _chosen(
     """The selection of a plan; None where ids are named."""
     given = {"state": state_, "group": group, "older_than": seconds(older_than, "--older-than")}
     chosen = {name: value for name, value in given.items() if value is not None}
+    if ids and chosen.keys() == {"group"}:
+        return None  # the group in which messages of these ids are looked up
     if bool(ids) == bool(chosen):
         hint = "name some by their ids, or choose by --group, --state, --older-than"
         raise error(Code.BAD_ARGUMENT, f"which transactions to {what}?", hint)
     return chosen or None
 
 
-def _each(ids: list[str], why: str | None, url: str, json: bool, act: str) -> None:
+def _each(ids: list[str], why: str | None, url: str, json: bool, act: str, group: str | None) -> None:
     """Do one act to every id; each has its own result, the exit code is that of the first that failed."""
     results: list[tuple[str, Code, dict[str, Any]]] = []
     with admin_at(url) as admin:
         do: Callable[..., Code] = getattr(admin, act)
         for identity in ids:
             try:
-                code = do(identity, why=why)
+                code = do(identity, why=why, group=group)
             except EscrowError as problem:
                 code = problem.code
                 if not json:

@@ -13,6 +13,7 @@ from escrowmq.client.entries import AtBroker
 from escrowmq.client.links.answers import Listing, away
 from escrowmq.client.links.presence import Missing
 from escrowmq.client.links.router import Router
+from escrowmq.client.producing.own_ids import is_transaction_id, transaction_of_message
 from escrowmq.errors import DONE, Code, Rejected, error
 from escrowmq.message.ids import id_bytes
 from escrowmq.model import TransactionId
@@ -87,8 +88,11 @@ class Asking:
         answers = self._router.every(ask, self._timeout)
         return Listing((item for found in answers.values for item in found), answers.missing)
 
-    def _home(self, transaction_id: TransactionId | str | bytes) -> tuple[TransactionId, int]:
-        """A transaction's id, and the number of the broker that has it."""
+    def _home(self, transaction_id: TransactionId | str | bytes, group: str | None = None) -> tuple[TransactionId, int]:
+        """A transaction's id, and the number of the broker that has it. A text that is no transaction id is that of a message, of
+        this producer group or of any."""
+        if isinstance(transaction_id, str) and not is_transaction_id(transaction_id):
+            transaction_id = transaction_of_message(self._router, transaction_id, group, self._timeout)
         identity = TransactionId.from_bytes(id_bytes(transaction_id))
         return identity, self._router.of_shard(identity.shard, self._timeout)
 

@@ -43,22 +43,36 @@ class TransactionsAdmin(Asking):
         found: TransactionDetails = answer | {"messages": [with_body(message) for message in answer["messages"]]}
         return found
 
-    def commit(self, transaction_id: TransactionId | str | bytes, *, why: str | None = None) -> Code:
-        """Commit by an operator. Raises CONFLICT if it was rolled back."""
-        return self._settle(transaction_id, "commit", why)
+    def commit(
+        self, transaction_id: TransactionId | str | bytes, *, why: str | None = None, group: str | None = None
+    ) -> Code:
+        """Commit by an operator. Raises CONFLICT if it was rolled back.
 
-    def rollback(self, transaction_id: TransactionId | str | bytes, *, why: str | None = None) -> Code:
-        """Roll back by an operator. Raises CONFLICT if it was committed."""
-        return self._settle(transaction_id, "rollback", why)
+        The id is the transaction's, or a text that a producer gave as ``message_id`` to a half message of it, in producer group ``group``
+        (None: in any). Raises UNKNOWN_TRANSACTION if there is none, BAD_ARGUMENT, which names them, if there are several.
+        """
+        return self._settle(transaction_id, "commit", why, group)
 
-    def recheck(self, transaction_id: TransactionId | str | bytes, *, why: str | None = None) -> Code:
-        """Open a parked transaction again and ask about it anew. Raises TRANSACTION_DECIDED and so on."""
-        identity, number = self._home(transaction_id)
+    def rollback(
+        self, transaction_id: TransactionId | str | bytes, *, why: str | None = None, group: str | None = None
+    ) -> Code:
+        """Roll back by an operator. Raises CONFLICT if it was committed. Ids as for :meth:`commit`."""
+        return self._settle(transaction_id, "rollback", why, group)
+
+    def recheck(
+        self, transaction_id: TransactionId | str | bytes, *, why: str | None = None, group: str | None = None
+    ) -> Code:
+        """Open a parked transaction again and ask about it anew. Raises TRANSACTION_DECIDED and so on. Ids as for :meth:`commit`."""
+        identity, number = self._home(transaction_id, group)
         return single(self._ask(number, transactions.RECHECK(signed(transactions.Recheck(ids=[str(identity)]), why))))
 
     def _settle(
-        self, transaction_id: TransactionId | str | bytes, outcome: Literal["commit", "rollback"], why: str | None
+        self,
+        transaction_id: TransactionId | str | bytes,
+        outcome: Literal["commit", "rollback"],
+        why: str | None,
+        group: str | None,
     ) -> Code:
-        identity, number = self._home(transaction_id)
+        identity, number = self._home(transaction_id, group)
         request = transactions.Settle(ids=[str(identity)], outcome=outcome)
         return single(self._ask(number, transactions.SETTLE(signed(request, why))))

@@ -227,12 +227,16 @@ class AsyncProducer(ProducerBase[AsyncTransaction], AsyncCloses):
 
     async def commit(self, transaction_id: AnyTransactionId) -> Code:
         """Commit by id, from any process of the group. COMMITTED or ALREADY_COMMITTED; raises CONFLICT, and so on. SENT, and raises as
-        :meth:`end`, with ``confirm="oneway"``."""
+        :meth:`end`, with ``confirm="oneway"``.
+
+        The id is the transaction's, or the ``message_id`` that the producer gave to a half message of it (a text that is not the printed form
+        of a transaction id): that is looked up in this producer group first. Raises UNKNOWN_TRANSACTION if there is none, BAD_ARGUMENT,
+        which names them, if there are several."""
         return require(COMMIT, await self._production.end(transaction_id, COMMIT))
 
     async def rollback(self, transaction_id: AnyTransactionId) -> Code:
-        """Roll back by id, from any process of the group. ROLLED_BACK or ALREADY_ROLLED_BACK; raises otherwise. SENT as for
-        :meth:`commit`."""
+        """Roll back by id, the transaction's or a message's as for :meth:`commit`, from any process of the group. ROLLED_BACK or
+        ALREADY_ROLLED_BACK; raises otherwise. SENT as for :meth:`commit`."""
         return require(ROLLBACK, await self._production.end(transaction_id, ROLLBACK))
 
     async def end(self, transaction_id: AnyTransactionId, outcome: Outcome, *, confirm: Confirm | None = None) -> Code:

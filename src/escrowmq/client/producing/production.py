@@ -25,6 +25,7 @@ from escrowmq.client.producing.checker import AnyChecker, CheckLoop, need_checke
 from escrowmq.client.producing.ending import EndingCodec, outcome_column
 from escrowmq.client.producing.oneway import Confirm, Tally, is_oneway
 from escrowmq.client.producing.outgoing import OutgoingCodec, as_batch, split
+from escrowmq.client.producing.own_ids import is_transaction_id, transaction_of_message
 from escrowmq.client.producing.placing import PAUSE_SECONDS, BatchPlacement, Choice, Placement, end_parts
 from escrowmq.client.producing.results import EndResults, Receipts, receipts
 from escrowmq.client.producing.session import Session
@@ -210,6 +211,8 @@ class Production:
         self, transaction_id: AnyTransactionId, outcome: Outcome, confirm: Confirm | None = None
     ) -> Awaitable[Code]:
         """End a transaction by its id; see :meth:`Producer.end`. Returns what to await, as :meth:`produce`."""
+        if isinstance(transaction_id, str) and not is_transaction_id(transaction_id):
+            return self._end_of_message(transaction_id, outcome, confirm)
         oneway = self._oneway if confirm is None else is_oneway(confirm)
         raw = id_bytes(transaction_id)
         if not isinstance(outcome, Outcome):
@@ -223,6 +226,11 @@ class Production:
             lane.add(row, Unawaited(row, self.tally.told), 32)
             return _SENT
         return self._end(raw, shard, outcome, oneway)
+
+    async def _end_of_message(self, message_id: str, outcome: Outcome, confirm: Confirm | None) -> Code:
+        """End the transaction of this group whose half message has this id."""
+        find = partial(transaction_of_message, self.router, message_id, self.group, self.timeout)
+        return await self.end(await self.waiting.away(find), outcome, confirm)
 
     async def _end(self, raw: bytes, shard: int, outcome: Outcome, oneway: bool) -> Code:
         number = await self.broker(shard)
