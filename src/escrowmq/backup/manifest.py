@@ -9,18 +9,27 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from escrowmq.errors import Code, Misuse, error
 from escrowmq.log.report import DamagedLog
-from escrowmq.platform.disk import Disk, replace_file
+from escrowmq.log.segments import segment_base
+from escrowmq.platform.disk import Disk, checked_name, replace_file
 
 NAME = "backup.json"
 FORMAT = 1
 MOST_BYTES = 64 << 20
 """Of a manifest that is read: 400,000 files."""
+MOST_NUMBER = 1 << 61
+"""No position or size is larger."""
+MOST_TIME_US = 1 << 53
+"""The year 2255, in microseconds since 1970."""
+_SHA256 = re.compile("[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +88,30 @@ class Manifest:
             if format_ > FORMAT:
                 raise DamagedLog(NAME, 0, -1, f"the backup is of format {format_}", newer=True)
             del fields["format"]
-            files = tuple(CopiedFile(**file) for file in fields.pop("files"))
-            return cls(**{**fields, "files": files, "damaged": tuple(fields["damaged"])})
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
-            raise DamagedLog(NAME, 0, -1, f"the manifest is damaged: {problem!r:.100}") from None
+            if unknown := fields.keys() - {field.name for field in dataclasses.fields(cls)}:
+                raise ValueError(f"it has a field {min(unknown)!r}")
+            found = msgspec.convert(fields, cls)
+            found.check()
+            return found
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, Misuse) as problem:
+            raise DamagedLog(NAME, 0, -1, f"the manifest is damaged: {problem!r:.200}") from None
+
+    def check(self) -> None:
+        """Raise ValueError or Misuse for values that no backup has: a digest proves that nobody changed them by mistake, no more."""
+        for name in ("first", "sequence", "position", "epoch", "acts", "time_us", "begun_us", "made_us"):
+            most = MOST_TIME_US if name.endswith("_us") else MOST_NUMBER
+            if not 0 <= getattr(self, name) < most:
+                raise ValueError(f"{name} is {getattr(self, name)}")
+        if not 0 < self.shard < 1 << 32:
+            raise ValueError(f"shard is {self.shard}")
+        names = [checked_name(file.name) for file in self.files]
+        if len(set(names)) < len(names) or NAME in names:
+            raise ValueError("a file is named twice")
+        if not any(segment_base(name) == self.first for name in names):
+            raise ValueError(f"no segment begins with frame {self.first}")
+        for file in self.files:
+            if not 0 <= file.bytes < MOST_NUMBER or not _SHA256.fullmatch(file.sha256):
+                raise ValueError(f"the size or the SHA-256 of {file.name} is none")
 
 
 def _digest(fields: dict[str, Any]) -> str:

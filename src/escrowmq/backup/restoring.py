@@ -28,7 +28,7 @@ from escrowmq.acts.chain import Record, origin
 from escrowmq.backup.manifest import CopiedFile, Manifest, read_manifest
 from escrowmq.backup.sources import PIECE_BYTES
 from escrowmq.backup.suffixed import COPY, UNFINISHED, SuffixedDisk
-from escrowmq.backup.verifying import Contents, contents
+from escrowmq.backup.verifying import Contents, check_manifest, contents
 from escrowmq.broker.writer.recovery import fold
 from escrowmq.errors import Code, Misuse
 from escrowmq.log import frames, snapshots
@@ -123,6 +123,7 @@ class _Restoring:
             for file in manifest.files:
                 if file.name != journal.NAME:
                     self._copy(file)
+            check_manifest(self._new, manifest)
             if self._as_new_shard:
                 self._renumber()
             epoch, sequence, position = self._begin()

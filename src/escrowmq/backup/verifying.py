@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pyarrow as pa
 
-from escrowmq.backup.manifest import CopiedFile, Manifest, read_manifest
+from escrowmq.backup.manifest import NAME, CopiedFile, Manifest, read_manifest
 from escrowmq.backup.sources import PIECE_BYTES
 from escrowmq.backup.suffixed import COPY, SuffixedDisk
 from escrowmq.broker.offline import OfflineShard
@@ -51,6 +51,19 @@ class Contents:
         return asdict(self)
 
 
+def check_manifest(disk: Disk, manifest: Manifest) -> None:
+    """Raise Corrupt(DAMAGED) unless the log in a folder is the one that a manifest speaks of.
+
+    Whoever can change a manifest can compute its digest, too; what its segments say of themselves decides.
+    """
+    log = open_offline(disk, in_use=False)
+    said = (manifest.shard, manifest.epoch, manifest.sequence, manifest.position)
+    found = (log.shard, log.epoch, log.next_sequence, log.next_position)
+    for what, one, other in zip(("shard", "epoch", "sequence", "position"), said, found, strict=True):
+        if one != other:
+            raise DamagedLog(NAME, 0, -1, f"the manifest says {what} {one}, and the log has {other}")
+
+
 def contents(disk: Disk) -> Contents:
     """What the log in a folder comes to: it is opened as a broker would open it, and nothing is changed. Corrupt if it cannot be."""
     ledger = OfflineShard(open_offline(disk, in_use=False)).ledger
@@ -87,7 +100,9 @@ def verify(disk: Disk) -> tuple[Manifest, Contents]:
         copies = SuffixedDisk(disk, COPY)
         for file in manifest.files:
             check_digest(copies, file)
-        return manifest, contents(_AsListed(copies, manifest))
+        listed = _AsListed(copies, manifest)
+        check_manifest(listed, manifest)
+        return manifest, contents(listed)
     except (OSError, MemoryError) as problem:
         raise disk_error(problem) from problem
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import stat
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
@@ -300,8 +301,13 @@ class RealDisk:
     def open(self, name: str, *, create: bool = False) -> RealFile:
         """The file of that name; FileNotFoundError unless ``create``."""
         flags = os.O_RDONLY if self._read_only else os.O_RDWR | (os.O_CREAT if create else 0)
+        flags |= os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe would keep who opens it waiting
         path = self.folder / checked_name(name)
-        return RealFile(path, with_reserve(lambda: os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)))
+        number = with_reserve(lambda: os.open(path, flags, 0o600))
+        if not stat.S_ISREG(os.fstat(number).st_mode):
+            os.close(number)
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        return RealFile(path, number)
 
     def list(self) -> list[str]:
         """Names of everything in the folder, sorted."""
