@@ -35,11 +35,14 @@ def test_a_timer_calls_in_the_order_of_time_and_survives_a_failure(caplog):
     def fail():
         raise ValueError("no")
 
+    all_there = threading.Event()
+    timer.after(0.0, lambda: all_there.wait(30))  # else a slow machine calls the first before the second is there
     timer.after(0.06, done.set)
     timer.after(0.03, lambda: rung.append(2))
     timer.after(0.0, fail)
     timer.after(0.01, lambda: rung.append(1))
-    assert done.wait(10)
+    all_there.set()
+    assert done.wait(30)
     assert rung == [1, 2]
     timer.after(60, lambda: rung.append(3))
     timer.close()
