@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -289,37 +290,38 @@ def _stored(row: Row) -> int:
     )
 
 
+def _interrupt(stop: threading.Event) -> None:
+    """Note the first signal: what is raised while a library tidies up is lost, and printed. The second one ends whatever blocks."""
+    if stop.is_set():
+        raise KeyboardInterrupt
+    stop.set()
+
+
 def _follow_dead(reader: Reader, shown_by: QueueReader, json: bool) -> None:
     """As :func:`_follow`: dead letters come in the order in which they die, in whatever queue they stand."""
     stop = threading.Event()
-
-    def interrupt() -> None:
-        stop.set()
-        raise KeyboardInterrupt
-
-    with stop_signals(interrupt):
+    with stop_signals(partial(_interrupt, stop)):
         while not stop.is_set():
             for batch in reader.batches(idle_timeout=LOOK_AGAIN_SECONDS):
                 for row in batch.arrow.to_pylist():
                     shown_by.show(row, json)
+                if stop.is_set():
+                    break
     raise KeyboardInterrupt
 
 
 def _follow(readers: list[QueueReader], json: bool) -> None:
-    """Until Ctrl-C. What a signal raises is lost when it comes while a library tidies up, so the signal is noted, too."""
+    """Show what comes until Ctrl-C."""
     stop = threading.Event()
-
-    def interrupt() -> None:
-        stop.set()
-        raise KeyboardInterrupt
-
-    with stop_signals(interrupt):
+    with stop_signals(partial(_interrupt, stop)):
         while not stop.is_set():
             before = [reader.next for reader in readers]
             for reader in readers:
                 try:
                     for row in reader.read():
                         reader.show(row, json)
+                        if stop.is_set():
+                            break
                 except EscrowError as problem:  # of several brokers, one may go and come back
                     if problem.code not in AWAY or len(readers) == 1:
                         raise
