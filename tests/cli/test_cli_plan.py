@@ -77,5 +77,5 @@ def test_transactions_that_are_chosen_are_decided_by_a_plan(run: Run, undecided:
     assert run("transactions", "rollback", "--older-than", "2h", "--yes").code == Exit.REJECTED
     done = run("transactions", "commit", "--group", "shop", "--yes", "--json").json
     assert (done["state"], done["outcomes"]) == ("finished", {"done": 3})
-    for words in ([], [ids[0], "--group", "shop"]):
+    for words in ([], [ids[0], "--group", "shop", "--state", "open"]):
         assert run("transactions", "commit", *words).code == Exit.USAGE

@@ -268,6 +268,6 @@ def test_a_page_says_what_it_refuses(visitor: Visitor) -> None:
     visitor.get("/topics/orders/message", status=404, offset=99)
     visitor.get("/topics/orders/message", status=400, offset=0, broker="escrow://elsewhere")
     visitor.get("/dead-letters/books/letter", status=404, topic="orders", queue=0, offset=0)
-    visitor.get("/transactions/1-2-3-4", status=400)
+    visitor.get("/transactions/1-2-3-4", status=404)  # no transaction id, so perhaps that of a message
     visitor.get("/../../etc/passwd", status=404)
     visitor.get("/static/..%2fapp.py", status=404)
