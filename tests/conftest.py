@@ -134,9 +134,9 @@ def pytest_configure(config: pytest.Config) -> None:
         config.add_cleanup(mocked.undo)
 
 
-def pytest_report_header(config: pytest.Config) -> str:
-    """Name the seed, so that a failure can be repeated."""
-    return f"hypothesis seed: {config.option.hypothesis_seed} (--hypothesis-seed)"
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Name the seed, so that a failure can be repeated: at the end, because ``-q`` leaves the header out."""
+    terminalreporter.write_line(f"hypothesis seed: {config.option.hypothesis_seed} (--hypothesis-seed)")
 
 
 _homes = itertools.count()
