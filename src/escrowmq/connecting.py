@@ -1,4 +1,8 @@
-"""From a URL to a bus: ``escrow://HOST:PORT[|HOST:PORT...][,...]`` for brokers, ``file:FOLDER`` for one inside this process."""
+"""From a URL to a bus.
+
+``escrow://HOST:PORT[|HOST:PORT...][,...]`` are brokers, ``escrows://`` the same over TLS, ``escrow+unix:///PATH`` is a broker at a Unix socket, and
+``file:FOLDER`` is one inside this process.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +15,26 @@ from escrowmq.errors import Code, Misuse
 from escrowmq.platform.listening import shown_address
 
 if TYPE_CHECKING:
+    import ssl
+
     from escrowmq.client.aio import AsyncBus
     from escrowmq.client.bus import Bus
     from escrowmq.log.offline import Durable
     from escrowmq.wire import Link
 
-_OPTIONS = {"carrier": ("lean", "flight"), "replicas": ("followed", "listed")}
+_OPTIONS = {"replicas": ("followed", "listed")}
+_SERVED = ("escrow", "escrows", "escrow+unix")
 
 
 def connect(url: str, **options: Any) -> Bus:
     """A bus for ``url``.
 
     ``"escrow://127.0.0.1:7700"``, several shards ``"escrow://a:7700,b:7700"``, the brokers of one shard, of which one leads,
-    ``"escrow://a:7700|b:7700"``, both ``"escrow://a|b,c|d"`` (port 7700 if none is given; with ``?carrier=flight`` behind it
-    everything goes over Arrow Flight, small requests too; with ``?replicas=listed`` no other addresses are used than those, also if the
-    brokers name some), or ``"file:./data"``: the broker inside this process, on that folder, with ``options`` as its settings
+    ``"escrow://a:7700|b:7700"``, both ``"escrow://a|b,c|d"`` (port 7700 if none is given; with ``?replicas=listed`` behind it no other
+    addresses are used than those, also if the brokers name some). With ``escrows://`` the connections are protected by TLS, and the brokers' certificates
+    must be trusted by the system (or by the file that the variable SSL_CERT_FILE names); ``tls=`` is a PEM file with the authorities to trust instead, or an
+    ``ssl.SSLContext``, and makes ``escrow://`` the same as ``escrows://``. ``"escrow+unix:///run/escrow.socket"`` is the broker at a Unix socket of this
+    machine. ``"file:./data"``: the broker inside this process, on that folder, with ``options`` as its settings
     (``lease_seconds=5``, ...; see :class:`escrowmq.settings.BrokerSettings`). ``read_only=True`` looks at a folder as it
     lies, in use or not, and changes nothing: for reads and listings; what would write raises Denied. A broker that
     serves the folder is asked how
@@ -54,19 +63,45 @@ def links(url: str, options: dict[str, Any]) -> Sequence[Link]:
     scheme, colon, rest = url.partition(":")
     if colon and scheme == "file":
         return [_embedded(url, rest, options)]
-    if colon and scheme == "escrow" and rest.startswith("//"):
+    if colon and scheme in _SERVED and rest.startswith("//"):
+        tls = options.pop("tls", None)
         if options:
             raise Misuse(
                 Code.BAD_ARGUMENT, f"no option {next(iter(options))!r} here", "a served broker has its own settings"
             )
-        return _served(url, rest[2:])
+        return _local(url, rest[2:], tls) if scheme == "escrow+unix" else _served(url, scheme, rest[2:], tls)
     raise Misuse(Code.BAD_URL, f"{shown_address(url)!r} is not a broker URL")
 
 
-def _served(url: str, rest: str) -> Sequence[Link]:
-    from escrowmq.client.links.addresses import MOST, Address, parse_address
-    from escrowmq.client.links.flight import FlightLink
-    from escrowmq.client.links.lean import LeanLink
+def _local(url: str, path: str, tls: object) -> Sequence[Link]:
+    from escrowmq.client.links.link import ServedLink
+    from escrowmq.wire.addresses import Address
+
+    if not path.startswith("/") or "\0" in path:
+        raise Misuse(Code.BAD_URL, f"{shown_address(url)!r} names no socket", "use escrow+unix:///ABSOLUTE/PATH")
+    if tls is not None:
+        raise Misuse(Code.BAD_ARGUMENT, "a Unix socket has no TLS", "leave tls= out")
+    return [ServedLink([Address(path, 0)], follow=False)]
+
+
+def _tls_context(scheme: str, tls: object) -> ssl.SSLContext | None:
+    """Return what protects the connections. Raises Misuse(BAD_ARGUMENT, BAD_SETTING)."""
+    import ssl
+
+    from escrowmq.wire.channel import client_context
+
+    if tls is None or tls is True:
+        return None if scheme == "escrow" and tls is None else client_context()
+    if isinstance(tls, ssl.SSLContext):
+        return tls
+    if isinstance(tls, str | Path):
+        return client_context(Path(tls))
+    raise Misuse(Code.BAD_ARGUMENT, f"tls={tls!r}", "give True, a PEM file with authorities, or an ssl.SSLContext")
+
+
+def _served(url: str, scheme: str, rest: str, tls: object) -> Sequence[Link]:
+    from escrowmq.client.links.link import ServedLink
+    from escrowmq.wire.addresses import MOST, Address, parse_address
 
     rest, _, query = rest.partition("?")
     chosen = _options(url, query)
@@ -88,19 +123,25 @@ def _served(url: str, rest: str) -> Sequence[Link]:
     if len(set(everybody)) < len(everybody):
         raise Misuse(Code.BAD_URL, f"{shown_address(url)!r} names a broker twice")
     follow = chosen.get("replicas") != "listed"
-    flights = [FlightLink(addresses, follow=follow, stays=len(shards) > 1) for addresses in shards]
-    return flights if chosen.get("carrier") == "flight" else [LeanLink(flight) for flight in flights]
+    context = _tls_context(scheme, tls)
+    return [ServedLink(addresses, follow=follow, stays=len(shards) > 1, tls=context) for addresses in shards]
 
 
 def _options(url: str, query: str) -> dict[str, str]:
     chosen: dict[str, str] = {}
     for option in query.split("&") if query else []:
         name, _, value = option.partition("=")
+        if name == "carrier":
+            raise Misuse(
+                Code.BAD_URL,
+                f"{shown_address(url)!r}: carrier= is gone, everything travels over one connection",
+                "leave it out",
+            )
         if value not in _OPTIONS.get(name, ()) or name in chosen:
             raise Misuse(
                 Code.BAD_URL,
                 f"{shown_address(url)!r}: {option!r} is no option",
-                "carrier=flight, replicas=listed, or none",
+                "replicas=listed, or none",
             )
         chosen[name] = value
     return chosen
@@ -141,7 +182,7 @@ def _ask_durable(url: str) -> Durable:
     from escrowmq.wire.actions.brokers import HELLO
     from escrowmq.wire.actions.topics import OFFSETS
 
-    if not url.startswith("escrow://"):
+    if url.partition(":")[0] not in _SERVED:
         raise Misuse(Code.BAD_URL, f"{shown_address(url)!r} is not the URL of a served broker")
     [link] = links(url, {})
     try:

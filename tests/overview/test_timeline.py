@@ -16,7 +16,7 @@ import escrowmq as mq
 from damaging import FILLER, flip
 from escrowmq.broker.embedded import open_embedded
 from escrowmq.client.bus import Bus
-from escrowmq.client.links.addresses import Address
+from escrowmq.wire.addresses import Address
 from escrowmq.client.links.flight import FlightLink
 from escrowmq.errors import Code
 from escrowmq.overview import Story, timeline

@@ -18,7 +18,7 @@ from damaging import FILLER, flip
 from escrowmq import outbox
 from escrowmq.broker.embedded import open_embedded
 from escrowmq.client.bus import Bus
-from escrowmq.client.links.addresses import Address
+from escrowmq.wire.addresses import Address
 from escrowmq.client.links.answers import Listing
 from escrowmq.client.links.flight import FlightLink
 from escrowmq.compensation.cases import Cases

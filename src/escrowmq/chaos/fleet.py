@@ -26,7 +26,7 @@ PRELOADED = (
     "escrowmq.chaos.nodes",
     "escrowmq.broker.serving.serve",
     "escrowmq.client.bus",
-    "escrowmq.client.links.lean",
+    "escrowmq.client.links.link",
     "escrowmq.outbox.targets.escrow",
     "sqlalchemy.dialects.sqlite",
     "sqlalchemy.dialects.postgresql.psycopg",

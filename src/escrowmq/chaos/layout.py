@@ -18,11 +18,11 @@ def plans_of(options: Options, folder: Path, urls: dict[str, str]) -> dict[str, 
     brokers = [name for name in options.nodes if name.startswith("broker")]
     programs = [f"program-{mode}" for mode in options.modes if mode_of(mode).beside(folder, "") is not None]
     hosts = {name: address_of(place) for place, name in enumerate([*urls, *programs])}
-    ports = free_ports(["127.0.0.1", *hosts.values()], 2 * len(brokers))
+    ports = free_ports(["127.0.0.1", *hosts.values()], len(brokers))
     plans: dict[str, Plan] = {
-        name: BrokerPlan(name, folder / name, *ports[2 * place : 2 * place + 2]) for place, name in enumerate(brokers)
+        name: BrokerPlan(name, folder / name, port) for name, port in zip(brokers, ports, strict=True)
     }
-    found = {name: "escrow://" + ",".join(f"{host}:{port}" for port in ports[::2]) for name, host in hosts.items()}
+    found = {name: "escrow://" + ",".join(f"{host}:{port}" for port in ports) for name, host in hosts.items()}
     rate = options.rate / options.producers / len(options.modes)
     for name in programs:
         command = mode_of(name.removeprefix("program-")).beside(folder, found[name])
@@ -47,12 +47,7 @@ def plans_of(options: Options, folder: Path, urls: dict[str, str]) -> dict[str, 
 
 
 def routes_of(plans: dict[str, Plan]) -> list[Route]:
-    """From every producer and consumer to both ports of every broker."""
+    """From every producer and consumer to every broker."""
     nodes = [(plan.name, plan.host) for plan in plans.values() if isinstance(plan, ApplicationPlan | ProgramPlan)]
     brokers = [plan for plan in plans.values() if isinstance(plan, BrokerPlan)]
-    return [
-        Route(name, host, broker.name, port)
-        for name, host in nodes
-        for broker in brokers
-        for port in (broker.port, broker.lean_port)
-    ]
+    return [Route(name, host, broker.name, broker.port) for name, host in nodes for broker in brokers]

@@ -54,7 +54,6 @@ class BrokerPlan:
     folder: Path
     """Its own: data in ``data``, and :data:`~escrowmq.chaos.disks.MARKER` where its disk is full."""
     port: int
-    lean_port: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +106,6 @@ def _serve(plan: BrokerPlan, channel: Connection, say: Callable[..., None]) -> i
     return serve(
         plan.folder / "data",
         listen=f"127.0.0.1:{plan.port}",
-        lean_port=plan.lean_port,
         settings=SETTINGS,
         announce=lambda _: say("ready", ""),
         stop=stop,

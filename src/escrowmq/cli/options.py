@@ -88,7 +88,7 @@ def check_reachable(url: str) -> None:
     """
     if not url.startswith("escrow://"):
         return
-    from escrowmq.client.links.addresses import parse_address
+    from escrowmq.wire.addresses import parse_address
 
     parts = url.removeprefix("escrow://").partition("?")[0].rstrip("/").replace("|", ",").split(",")
     addresses = [address for part in parts if (address := parse_address(part)) is not None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import ssl
 import sys
 import tomllib
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,6 @@ from escrowmq.cli.failures import Exit
 from escrowmq.cli.options import DEFAULT_URL, LogJson, LogLevel, Url, start_log
 from escrowmq.cli.printing import notice, print_json_line, print_rows
 from escrowmq.errors import Code, error
-from escrowmq.platform.arena import use_own_pool
 from escrowmq.platform.descriptors import raise_descriptor_limit
 from escrowmq.settings import BrokerSettings
 
@@ -87,22 +87,24 @@ def serve(
     metrics: Annotated[
         str | None, typer.Option("--metrics", metavar="HOST:PORT", help="Serve Prometheus metrics and health here.")
     ] = None,
-    lean: Annotated[
-        bool, typer.Option("--lean/--no-lean", help="Take small requests on a plain socket, too (docs/lean.md).")
-    ] = True,
-    lean_port: Annotated[
-        int | None,
+    socket: Annotated[
+        Path | None,
         typer.Option(
-            "--lean-port",
-            metavar="PORT",
-            min=0,
-            max=65535,
-            help="Where: 0: any free port. Unless given, 100 above the port of --listen.",
+            "--socket",
+            metavar="PATH",
+            help="Listen at a Unix socket, too, which this user alone can reach; with --listen none at that alone.",
         ),
     ] = None,
-    lean_socket: Annotated[
-        Path | None, typer.Option("--lean-socket", metavar="PATH", help="And on a Unix socket, for this user alone.")
+    tls_cert: Annotated[
+        Path | None,
+        typer.Option("--tls-cert", metavar="FILE", help="Protect --listen by TLS: the certificate and its chain, PEM."),
     ] = None,
+    tls_key: Annotated[
+        Path | None, typer.Option("--tls-key", metavar="FILE", help="Its private key, PEM, without a password.")
+    ] = None,
+    lean: Annotated[bool | None, typer.Option("--lean/--no-lean", hidden=True)] = None,
+    lean_port: Annotated[str | None, typer.Option("--lean-port", hidden=True)] = None,
+    lean_socket: Annotated[str | None, typer.Option("--lean-socket", hidden=True)] = None,
     http: Annotated[
         str | None,
         typer.Option("--http", metavar="HOST:PORT", help="Serve the HTTP gateway here too (see escrowmq gateway)."),
@@ -130,14 +132,14 @@ def serve(
     """Serve a data folder until SIGTERM or Ctrl-C; both stop it cleanly.
 
     With --json one line is printed on standard output once the broker answers:
-    {"url": "escrow://127.0.0.1:7700", "metrics": null, "lean": {"port": 7800, "socket": null}, "folder": "data", "shard": 1,
-    "epoch": 1, "pid": 1},
+    {"url": "escrow://127.0.0.1:7700", "socket": null, "metrics": null, "folder": "data", "shard": 1, "epoch": 1, "pid": 1},
     and "http" and "asks" with --http, "console" with --console.
     Exit code 6 when a write or sync of the log failed.
     """
     from escrowmq.broker.serving.serve import serve as run
 
     start_log(log_level, log_json)
+    _refuse_gone(lean, lean_port, lean_socket)
 
     telling = _webhooks(config, webhook, {"folder": str(folder)})
 
@@ -153,8 +155,8 @@ def serve(
             metrics_at = f", metrics at {ready['metrics']}" if ready["metrics"] else ""
             http_at = f", HTTP at {ready['http']}" if "http" in ready else ""
             http_at += f", the console at {ready['console']}" if "console" in ready else ""
-            lean_at = f", small requests at port {ready['lean']['port']}" if ready["lean"] else ""
-            notice(f"serving {ready['folder']} at {ready['url']}{lean_at}{metrics_at}{http_at}; Ctrl-C stops it")
+            at = f" and {ready['socket']}" if ready["socket"] and not ready["url"].startswith("escrow+unix:") else ""
+            notice(f"serving {ready['folder']} at {ready['url']}{at}{metrics_at}{http_at}; Ctrl-C stops it")
 
     if ask and http is None:
         raise error(Code.BAD_ARGUMENT, "--ask is for the HTTP gateway", "add --http HOST:PORT")
@@ -170,15 +172,13 @@ def serve(
         beside.append(lambda link: run_console([link], listen=console, insecure=insecure))
     sys.setswitchinterval(SWITCH_SECONDS)
     raise_descriptor_limit()
-    use_own_pool()
     with telling or nullcontext():
         status = run(
             folder,
             listen=listen,
             metrics=metrics,
-            lean=lean,
-            lean_port=lean_port,
-            lean_socket=lean_socket,
+            path=socket,
+            tls=_tls(tls_cert, tls_key),
             settings=BrokerSettings.load(config, overrides),
             insecure=insecure,
             announce=announce,
@@ -187,6 +187,29 @@ def serve(
         )
     if status:
         raise typer.Exit(Exit.CORRUPT)
+
+
+def _refuse_gone(lean: bool | None, port: str | None, path: str | None) -> None:
+    """Raise Misuse(BAD_ARGUMENT) for options of the second port that brokers of version 0.1 had."""
+    if lean is not None or port is not None:
+        raise error(
+            Code.BAD_ARGUMENT,
+            "--lean, --no-lean and --lean-port are gone: everything travels over one port",
+            "leave them out; --listen HOST:PORT is that port",
+        )
+    if path is not None:
+        raise error(Code.BAD_ARGUMENT, "--lean-socket is gone", f"write --socket {path}")
+
+
+def _tls(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
+    """Return the TLS settings, if there are some."""
+    if certificate is None and key is None:
+        return None
+    if certificate is None or key is None:
+        raise error(Code.BAD_ARGUMENT, "--tls-cert and --tls-key belong together", "give both")
+    from escrowmq.wire.channel import server_context
+
+    return server_context(certificate, key)
 
 
 def _replication(
@@ -206,7 +229,8 @@ def _replication(
     from escrowmq.log.kafka.cluster.opening import open_partitions
 
     def following(urls: Sequence[str]) -> Link:
-        (link,) = links("escrow://" + "|".join(url.removeprefix("escrow://") for url in urls), {})
+        scheme = urls[0].partition("://")[0]
+        (link,) = links(f"{scheme}://" + "|".join(url.partition("://")[2] for url in urls), {})
         return link
 
     address = KafkaAddress.parse(log)
@@ -221,7 +245,7 @@ def _replication(
 
 def _addresses(replicas: str) -> list[str]:
     """``escrow://A|B`` as the URLs of A and B."""
-    prefix = "escrow://"
+    prefix = "escrows://" if replicas.startswith("escrows://") else "escrow://"
     hosts = replicas.removeprefix(prefix).split("|")
     if not replicas.startswith(prefix) or not all(hosts):
         raise error(Code.BAD_URL, f"{replicas!r} is not a list of brokers", "write escrow://HOST:PORT|HOST:PORT")

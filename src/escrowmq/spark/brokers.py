@@ -13,8 +13,7 @@ from typing import Any, cast
 
 import pyarrow as pa
 
-from escrowmq.client.links.answers import away
-from escrowmq.client.links.patience import patient_action
+from escrowmq.client.links.answers import away, patient_action
 from escrowmq.client.links.presence import Missing
 from escrowmq.client.links.router import Router
 from escrowmq.connecting import links

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from escrowmq.client.bus import Bus
-from escrowmq.client.links.patience import patient_action
+from escrowmq.client.links.answers import patient_action
 from escrowmq.client.producing.producer import Producer
 from escrowmq.connecting import connect
 from escrowmq.errors import Code, EscrowError, Misuse

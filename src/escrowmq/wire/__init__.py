@@ -1,4 +1,4 @@
-"""The client-broker protocol: the calls of a broker, over Arrow Flight or as function calls when embedded."""
+"""The client-broker protocol: the calls of a broker, over a connection (:mod:`escrowmq.wire.frames`), or as function calls when embedded."""
 
 from escrowmq.wire.actions.action import Action, Call
 from escrowmq.wire.exchanges import (
@@ -20,16 +20,7 @@ from escrowmq.wire.exchanges import (
     read_schema,
 )
 from escrowmq.wire.link import CheckStream, Link, LoopLink, ask
-from escrowmq.wire.packing import (
-    LAST,
-    Json,
-    pack_error,
-    pack_metadata,
-    unpack_error,
-    unpack_json,
-    unpack_metadata,
-    unpack_request,
-)
+from escrowmq.wire.packing import Json, unpack_json, unpack_request
 from escrowmq.wire.parcels import PARCEL_BYTES, PARCEL_ROWS, Parcel, ParcelsByExchange
 
 __all__ = [
@@ -40,7 +31,6 @@ __all__ = [
     "FILE_PREFIX",
     "GROUP_ACT_VIEW_NAME",
     "HALF_VIEW_NAME",
-    "LAST",
     "OPTIONS",
     "OP_VIEW_NAME",
     "PARCEL_BYTES",
@@ -60,11 +50,7 @@ __all__ = [
     "ParcelsByExchange",
     "ReadRequest",
     "ask",
-    "pack_error",
-    "pack_metadata",
     "read_schema",
-    "unpack_error",
     "unpack_json",
-    "unpack_metadata",
     "unpack_request",
 ]

@@ -29,6 +29,8 @@ _TLS_RECORD = 17_000
 _RAW_BYTES = 64 << 10
 _GATHER_BYTES = 256 << 10
 """Bytes for which a read waits that certainly follow: otherwise each record of 16 KiB wakes the reader."""
+KEEPALIVE = (15, 5, 3)
+"""A client notices within half a minute that the other end of an idle connection is gone."""
 
 
 class Channel(Protocol):
@@ -50,6 +52,9 @@ class Channel(Protocol):
     def setblocking(self, blocking: bool) -> None:
         """Set whether :meth:`recv_into` waits."""
 
+    def settimeout(self, seconds: float) -> None:
+        """Let :meth:`recv_into` wait for so long at most."""
+
     def send(self, pieces: Sequence[Piece]) -> int:
         """Send without waiting. Returns how many bytes were taken, from the first on; 0 if the socket takes nothing now."""
 
@@ -62,16 +67,19 @@ class Channel(Protocol):
         Raises BlockingIOError if nothing has come and the socket does not block, TimeoutError after its time limit.
         """
 
+    def keep_alive(self, idle: int, interval: int, count: int) -> None:
+        """Let the system ask whether the other side is there, after ``idle`` seconds of silence, every ``interval`` seconds; after ``count`` questions
+        without an answer the connection is broken. Small frames leave at once. Nothing to do for a Unix socket."""
+
     def shutdown(self, how: int) -> None: ...
 
     def close(self) -> None: ...
 
 
-class PlainChannel:
-    """A socket as it is."""
+class _SocketChannel:
+    """What both kinds have of their socket."""
 
     __slots__ = ("_socket",)
-    tls = unsent = buffered = False
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
@@ -83,6 +91,31 @@ class PlainChannel:
     def setblocking(self, blocking: bool) -> None:
         """See :class:`Channel`."""
         self._socket.setblocking(blocking)
+
+    def settimeout(self, seconds: float) -> None:
+        """Let :meth:`recv_into` wait for so long at most."""
+        self._socket.settimeout(seconds)
+
+    def keep_alive(self, idle: int, interval: int, count: int) -> None:
+        """See :class:`Channel`."""
+        if self._socket.family == socket.AF_UNIX:
+            return
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in (("TCP_KEEPIDLE", idle), ("TCP_KEEPINTVL", interval), ("TCP_KEEPCNT", count)):
+            if (option := getattr(socket, name, None)) is not None:  # not every system has them
+                self._socket.setsockopt(socket.IPPROTO_TCP, option, value)
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()
+
+
+class PlainChannel(_SocketChannel):
+    """A socket as it is."""
+
+    __slots__ = ()
+    tls = unsent = buffered = False
 
     def send(self, pieces: Sequence[Piece]) -> int:
         """See :class:`Channel`."""
@@ -99,28 +132,26 @@ class PlainChannel:
 
     def recv_into(self, view: memoryview, rest: int = 0) -> int:
         """See :class:`Channel`."""
+        if rest > _RAW_BYTES and self._socket.gettimeout() is None:
+            return self._socket.recv_into(view[:_GATHER_BYTES], 0, socket.MSG_WAITALL)
         return self._socket.recv_into(view)
 
     def shutdown(self, how: int) -> None:
         """Shut the socket down."""
         self._socket.shutdown(how)
 
-    def close(self) -> None:
-        """Close the socket."""
-        self._socket.close()
 
-
-class TlsChannel:
+class TlsChannel(_SocketChannel):
     """A socket with TLS. The handshake happens while the first bytes are sent and received."""
 
-    __slots__ = ("_in", "_lock", "_object", "_out", "_raw", "_sending", "_socket", "_waiting", "buffered")
+    __slots__ = ("_in", "_lock", "_object", "_out", "_raw", "_sending", "_waiting", "buffered")
     tls = True
 
     def __init__(
         self, connected: socket.socket, context: ssl.SSLContext, *, server: bool = False, name: str | None = None
     ) -> None:
+        super().__init__(connected)
         self.buffered = False
-        self._socket = connected
         self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._object = context.wrap_bio(self._in, self._out, server_side=server, server_hostname=name)
         self._lock = threading.Lock()  # the SSL object and its BIOs; never held during a system call
@@ -131,14 +162,6 @@ class TlsChannel:
     def unsent(self) -> bool:
         """Whether encrypted bytes wait for the socket."""
         return self._unsent_bytes() > 0
-
-    def fileno(self) -> int:
-        """Return the socket's descriptor; -1 when it is closed."""
-        return self._socket.fileno()
-
-    def setblocking(self, blocking: bool) -> None:
-        """See :class:`Channel`."""
-        self._socket.setblocking(blocking)
 
     def send(self, pieces: Sequence[Piece]) -> int:
         """See :class:`Channel`."""
@@ -223,10 +246,6 @@ class TlsChannel:
                 self.flush()
         self._socket.shutdown(how)
 
-    def close(self) -> None:
-        """Close the socket."""
-        self._socket.close()
-
 
 def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
     """Return the TLS settings of a broker: its certificate (with its chain) and key, as PEM files. Raises Misuse(BAD_SETTING)."""
@@ -256,7 +275,6 @@ def connect(host: str, port: int, seconds: float, context: ssl.SSLContext | None
     Unix socket. Raises OSError."""
     if port:
         connected = socket.create_connection((host, port), seconds)
-        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     else:
         connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connected.settimeout(seconds)
@@ -265,4 +283,6 @@ def connect(host: str, port: int, seconds: float, context: ssl.SSLContext | None
         except BaseException:
             connected.close()
             raise
-    return PlainChannel(connected) if context is None else TlsChannel(connected, context, name=host)
+    channel: Channel = PlainChannel(connected) if context is None else TlsChannel(connected, context, name=host)
+    channel.keep_alive(*KEEPALIVE)
+    return channel

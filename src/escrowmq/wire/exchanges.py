@@ -24,17 +24,6 @@ class Exchange(StrEnum):
     RECEIVE = "receive"
 
 
-CHECKS_EXCHANGE = "checks"
-"""Beside the batch exchanges: the one on which the broker asks a producer, see ``docs/protocol.md``."""
-
-
-class Begin(TypedDict):
-    """The command that begins an exchange. Options that never change may stand beside."""
-
-    protocol: Annotated[int, "version of this protocol: 1"]
-    exchange: Literal["send", "prepare", "end", "settle", "receive", "checks"]
-
-
 class ProducingOptions(TypedDict):
     """Options of ``prepare`` and ``send``."""
 

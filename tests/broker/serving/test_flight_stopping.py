@@ -6,9 +6,9 @@ import time
 import pytest
 from flight_served import Served
 
-from escrowmq.client.links.addresses import Address
+from escrowmq.wire.addresses import Address
 from escrowmq.client.links.flight import FlightLink
-from escrowmq.client.links.patience import patient_action
+from escrowmq.client.links.answers import patient_action
 from escrowmq.errors import Code, Unknown
 from escrowmq.testing.ledgers import outgoing
 from escrowmq.wire import Exchange

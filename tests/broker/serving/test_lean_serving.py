@@ -8,7 +8,7 @@ import pytest
 from lean_served import PATIENT, Client
 
 from escrowmq.broker.serving.serve import LEAN_PORT_AWAY, serve
-from escrowmq.client.links.addresses import Address
+from escrowmq.wire.addresses import Address
 from escrowmq.client.links.flight import FlightLink
 from escrowmq.errors import Code, Misuse
 from escrowmq.wire import lean

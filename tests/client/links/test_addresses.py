@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import escrowmq as mq
-from escrowmq.client.links.addresses import Address, Kind, kind_of, may_follow, named_address, parse_address
+from escrowmq.wire.addresses import Address, Kind, kind_of, may_follow, named_address, parse_address
 from escrowmq.connecting import links
 
 LOOPBACK = ["127.0.0.1", "127.8.9.10", "::1", "localhost", "LOCALHOST.", "db.localhost", "::ffff:127.0.0.1"]

@@ -7,7 +7,7 @@ import time
 import pytest
 
 import escrowmq as mq
-from escrowmq.client.links.patience import patient_action
+from escrowmq.client.links.answers import patient_action
 from escrowmq.errors import Code
 from escrowmq.wire.actions import groups, topics
 

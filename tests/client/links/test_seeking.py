@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from escrowmq.client.links import seeking
-from escrowmq.client.links.addresses import MOST, Address
+from escrowmq.wire.addresses import MOST, Address
 from escrowmq.client.links.seeking import Seeker
 from escrowmq.errors import Code, Misuse, Unknown, unsent
 

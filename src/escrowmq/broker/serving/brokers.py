@@ -14,7 +14,6 @@ from escrowmq.broker.reads.lookups import warm_up
 from escrowmq.broker.reads.standing import Standing, standing
 from escrowmq.broker.replicas.door import Door
 from escrowmq.broker.replicas.node import Node
-from escrowmq.broker.serving.connections import close_connections
 from escrowmq.errors import Code, EscrowError, error
 from escrowmq.log.kafka.partition import Partitions
 from escrowmq.log.kafka.replica import PartitionReplica, open_replica
@@ -45,8 +44,8 @@ class Broker(Protocol):
     def begin(self, running: ExitStack) -> Dispatcher:
         """Take the folder, until ``running`` ends; what carriers give calls to."""
 
-    def listening(self, url: str, ports: Sequence[int], running: ExitStack) -> None:
-        """Carriers listen now: at ``url``, and on these ports."""
+    def listening(self, url: str, let_go: Callable[[], None], running: ExitStack) -> None:
+        """The server listens now, at ``url``. ``let_go`` closes the connections of all clients."""
 
     def link(self) -> Link:
         """For what runs beside it in this process."""
@@ -87,7 +86,7 @@ class BrokerAlone:
         warm_up(engine)
         return calls
 
-    def listening(self, url: str, ports: Sequence[int], running: ExitStack) -> None:
+    def listening(self, url: str, let_go: Callable[[], None], running: ExitStack) -> None:
         """Note the URL for readers of the folder."""
         note_url(self._folder, url)
 
@@ -119,16 +118,11 @@ class BrokerNode:
         self._door = Door(self._settings, list(self._replication.replicas))
         return self._door
 
-    def listening(self, url: str, ports: Sequence[int], running: ExitStack) -> None:
+    def listening(self, url: str, let_go: Callable[[], None], running: ExitStack) -> None:
         """Follow, and lead when it is time to, as the node at ``url``."""
         settings, replication = self._settings, self._replication
         here = url
         self._door.url = url = replication.advertise or url
-
-        def let_go() -> None:
-            for port in ports:
-                close_connections(port)
-
         self._door.on_doubt = let_go
 
         opened: list[Partitions] = []

@@ -80,11 +80,11 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("log_position", GAUGE, "position that the next row gets", "log_position"),
     MetricSpec("waiting_requests", GAUGE, "requests that wait for the writer", "waiting_requests"),
     MetricSpec("waiting_bytes", GAUGE, "bytes of those", "waiting_bytes"),
-    MetricSpec("lean_connections", GAUGE, "connections of the lean carrier", "lean_connections"),
-    MetricSpec("lean_connections_ever", COUNTER, "connections of the lean carrier, ever", "lean_connections_total"),
-    MetricSpec("lean_requests", COUNTER, "requests over the lean carrier", "lean_requests_total"),
-    MetricSpec("lean_received_bytes", COUNTER, "bytes that came over the lean carrier", "lean_received_bytes_total"),
-    MetricSpec("lean_sent_bytes", COUNTER, "bytes that left over the lean carrier", "lean_sent_bytes_total"),
+    MetricSpec("connections", GAUGE, "connections of clients", "connections"),
+    MetricSpec("connections_ever", COUNTER, "connections of clients, ever", "connections_total"),
+    MetricSpec("requests", COUNTER, "requests of clients", "requests_total"),
+    MetricSpec("received_bytes", COUNTER, "bytes that clients sent", "received_bytes_total"),
+    MetricSpec("sent_bytes", COUNTER, "bytes that were sent to clients", "sent_bytes_total"),
     MetricSpec("parked_receives", GAUGE, "receives that wait for messages", "parked_receives"),
 )
 

@@ -12,8 +12,8 @@ Each call alone is bounded by its limits; this bounds the sum. Rules:
    acknowledgements, decisions and questions, however many send without bound.
 5. The answer to a receive is given room before it is read from the log: of the part that reads may have, and not more than is left to all others. A client that
    has not taken what it was given before is given none.
-6. There are at most ``most_calls`` calls. A further one is refused; if one connection has more than its ``SHARE`` of them, that
-   connection is closed.
+6. There are at most ``most_calls`` calls (actions, reads and watches). A further one is refused; if one connection has more than its ``SHARE``
+   of them, that connection is closed.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from escrowmq.errors import Code, EscrowError, error
 
@@ -43,12 +42,12 @@ SHARE = 64
 
 
 class Held:
-    """What one call holds. ``stuck_since``: when the writing under way began, by the monotonic clock; None while nothing is written.
-    ``shut`` closes its connection, in place of the room's. ``impatient_until``: half of the time before then it waits for room, in the other half not."""
+    """What one connection holds. ``stuck_since``: since when the client has taken nothing of what waits for it, by the monotonic clock; None
+    while nothing waits. ``shut`` closes the connection. ``impatient_until``: half of the time before then it waits for room, in the other half not."""
 
     __slots__ = ("closed", "impatient_until", "peer", "reads", "shut", "size", "stuck_since")
 
-    def __init__(self, peer: str, shut: Callable[[], None] | None = None) -> None:
+    def __init__(self, peer: str, shut: Callable[[], None] = lambda: None) -> None:
         self.peer = peer
         self.shut = shut
         self.size = 0
@@ -57,82 +56,58 @@ class Held:
         self.reads = False  # whether it holds what was read for its client
         self.closed = False
 
-    @contextmanager
-    def writing(self) -> Iterator[None]:
-        """Around a write, which lasts as long as the client does not read."""
-        self.stuck_since = time.monotonic()
-        try:
-            yield
-        finally:
-            self.stuck_since = None
-
 
 class Room:
-    """Bytes and calls of one broker. ``shut`` closes the connection of a peer; ``refused`` is told of each refusal."""
+    """Bytes and calls of one broker. ``refused`` is called at each refusal."""
 
-    def __init__(
-        self,
-        most_bytes: int,
-        most_calls: int,
-        shut: Callable[[str], None],
-        refused: Callable[[Code], None] = lambda code: None,
-    ) -> None:
+    def __init__(self, most_bytes: int, most_calls: int, refused: Callable[[Code], None] = lambda code: None) -> None:
         self.most_bytes = most_bytes
         self.most_calls = most_calls
-        self._shut = shut
         self._refused = refused
         self._changed = threading.Condition()
         self._held: set[Held] = set()
-        self._calls: Counter[str] = Counter()
-        self._arrived: Counter[str] = Counter()
+        self._calls: Counter[Held] = Counter()
+        self._call_count = 0
         self.used = 0
 
-    def peers(self) -> set[str]:
-        """Those with calls under way."""
+    def enter(self, held: Held) -> None:
+        """Count what a connection holds from now on, until :meth:`leave`."""
         with self._changed:
-            return set(self._calls)
+            self._held.add(held)
 
-    def arrived(self, peer: str) -> None:
-        """Something whole came from a peer: a call, or a request of one."""
+    def leave(self, held: Held) -> None:
+        """Give back whatever a connection still holds."""
         with self._changed:
-            self._arrived[peer] += 1
+            self._held.discard(held)
+            self.used -= held.size
+            held.size = 0
+            self._changed.notify_all()
 
-    def arrivals(self, connected: Collection[str]) -> dict[str, int]:
-        """How much came whole from each peer; those that are not ``connected`` any more are forgotten."""
+    def begin_call(self, held: Held) -> None:
+        """Count a call of a connection, until :meth:`end_call`. Raises Overloaded(QUEUE_FULL) when there are too many."""
+        greedy = None
         with self._changed:
-            self._arrived = Counter({peer: self._arrived[peer] for peer in connected if peer in self._arrived})
-            return dict(self._arrived)
-
-    @contextmanager
-    def call(self, peer: str, held: Held | None = None) -> Iterator[Held]:
-        """Around a call; whatever it still holds at its end is given back. Overloaded(QUEUE_FULL) when there are too many."""
-        held = held or Held(peer)
-        self.arrived(peer)
-        with self._changed:
-            greedy = None
-            if len(self._held) >= self.most_calls:
-                ((greedy, count),) = self._calls.most_common(1)
-                greedy = greedy if count > SHARE else None
-            refused = len(self._held) >= self.most_calls
-            if not refused:
-                self._held.add(held)
-                self._calls[peer] += 1
+            refused = self._call_count >= self.most_calls
+            if refused:
+                ((most, count),) = self._calls.most_common(1)
+                greedy = most if count > SHARE else None
+            else:
+                self._calls[held] += 1
+                self._call_count += 1
         if greedy is not None:
-            logger.warning("closing a connection with too many calls: %s", greedy)
-            self._shut(greedy)
+            logger.warning("closing a connection with too many calls: %s", greedy.peer)
+            greedy.shut()
         if refused:
             self._refused(Code.QUEUE_FULL)
             raise error(Code.QUEUE_FULL, "the broker has too many calls under way")
-        try:
-            yield held
-        finally:
-            with self._changed:
-                self._held.discard(held)
-                self._calls[peer] -= 1
-                self._calls += Counter()  # without those that are at zero
-                self.used -= held.size
-                held.size = 0
-                self._changed.notify_all()
+
+    def end_call(self, held: Held) -> None:
+        """A call has ended."""
+        with self._changed:
+            self._call_count -= 1
+            self._calls[held] -= 1
+            if not self._calls[held]:
+                del self._calls[held]
 
     def take(self, held: Held, size: int, *, messages: bool = False, reads: bool = False) -> None:
         """Wait until ``size`` bytes more fit, for ``messages`` see rule 4, for ``reads`` rule 2. Overloaded(QUEUE_FULL)."""
@@ -235,10 +210,7 @@ class Room:
     def _close(self, held: Held) -> None:
         held.closed = True
         logger.warning("closing a connection that does not read: %s holds %d bytes", held.peer, held.size)
-        if held.shut is not None:
-            held.shut()
-        else:
-            self._shut(held.peer)
+        held.shut()
 
 
 class Allowance:

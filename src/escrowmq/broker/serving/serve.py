@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -11,15 +12,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from escrowmq.broker.calls import Dispatcher
 from escrowmq.broker.serving.brokers import Broker, BrokerAlone, BrokerNode, Replication, check_advertised
 from escrowmq.broker.serving.http import HttpServer
-from escrowmq.broker.serving.lean.listening import listen_tcp, listen_unix
-from escrowmq.broker.serving.lean.server import LeanServer
+from escrowmq.broker.serving.listening import listen_tcp, listen_unix
 from escrowmq.broker.serving.metrics import registry
-from escrowmq.broker.serving.service import Service
+from escrowmq.broker.serving.server import Server
 from escrowmq.errors import Code, EscrowError, Misuse
 from escrowmq.platform.disk import Disk, RealDisk
 from escrowmq.platform.listening import check_address, parse_address, shown
@@ -33,9 +31,8 @@ Beside = Callable[[Link], AbstractContextManager[dict[str, Any]]]
 """Something that runs beside a served broker, over a link inside this process; it gives what ``announce`` is to say of it."""
 
 WAKE_SECONDS = 0.2
-
-LEAN_PORT_AWAY = 100
-"""Without another word the lean carrier's port is so far above Flight's, so that several brokers can have neighbouring ports."""
+NOWHERE = "none"
+"""What ``listen`` says where a Unix socket alone is listened at."""
 
 STOPPED_BY_FAULT = 1
 """Exit code when the shard stopped by a failed write or sync."""
@@ -45,10 +42,9 @@ def serve(
     folder: Path,
     *,
     listen: str = "127.0.0.1:7700",
+    path: Path | None = None,
+    tls: ssl.SSLContext | None = None,
     metrics: str | None = None,
-    lean: bool = True,
-    lean_port: int | None = None,
-    lean_socket: Path | None = None,
     settings: BrokerSettings | None = None,
     insecure: bool = False,
     announce: Callable[[dict[str, Any]], None] = lambda _: None,
@@ -59,39 +55,38 @@ def serve(
 ) -> int:
     """Serve ``folder`` until SIGTERM, SIGINT or ``stop``; the exit code: 0 after a clean stop.
 
-    ``listen`` and ``metrics`` are HOST:PORT, port 0 for any free one (None: no HTTP). Small requests are taken on a port of the same host,
-    too, unless not ``lean``: on ``lean_port`` (0: any free one; None: 100 above, or any free one if that is taken), and at the path ``lean_socket``. ``announce`` is called once, when
-    requests are taken, with {"url", "metrics" (URL or None), "lean" ({"port", "socket"} or None), "folder", "shard", "epoch"}. A shard that stops by a
-    fault keeps answering ``health`` and refusing the rest until it is told to stop; the exit code is then 1. ``beside``, which gets a link, is
-    entered when requests are taken, and left before the broker stops. ``disk`` is for tests: what the folder is read and written through.
-    ``replication``: the log is shared with other brokers, and the folder has a copy of it; this one refuses calls until it leads. It comes back as a
-    follower after a fault, and ends only by one that does not pass, which is raised then.
+    ``listen`` and ``metrics`` are HOST:PORT, port 0 for any free one (``metrics`` None: no HTTP). ``path``: also listen at a Unix socket, which this
+    user alone can reach; with ``listen`` "none" at that alone. ``tls``: what TCP connections are protected with, see
+    :func:`escrowmq.wire.channel.server_context`. ``announce`` is called once, when requests are taken, with {"url", "socket" (path or None), "metrics" (URL
+    or None), "folder", "shard", "epoch"}. A shard that stops by a fault keeps answering ``health`` and refusing the rest until it is told to stop;
+    the exit code is then 1. ``beside``, which gets a link, is entered when requests are taken, and left before the broker stops. ``disk`` is for tests:
+    what the folder is read and written through. ``replication``: the log is shared with other brokers, and the folder has a copy of it; this one refuses
+    calls until it leads. It comes back as a follower after a fault, and ends only by one that does not pass, which is raised then.
 
     Raises Misuse(BAD_URL, FOLDER_IN_USE, ...), Denied for an address that is not loopback without ``insecure``, Corrupt; with ``replication`` what
     ended the node: Misuse(BAD_SETTING), Rejected(UNKNOWN_TOPIC), Denied, Corrupt.
     """
-    host, port = parse_address(listen)
-    check_address(host, insecure)
+    address = None if listen == NOWHERE else parse_address(listen)
+    if address is None and path is None:
+        raise Misuse(Code.BAD_URL, "the broker is to listen nowhere", "give --listen HOST:PORT, or --socket PATH")
     http_address = parse_address(metrics) if metrics is not None else None
-    if http_address is not None:
-        check_address(http_address[0], insecure)
-    for address in ((host, port), http_address):  # before the folder is made
-        if address is not None and address[1]:
-            with _listening(*address):
-                listen_tcp(*address).close()
+    for one in (address, http_address):
+        if one is not None:
+            check_address(one[0], insecure)
+    for one in (address, http_address):  # before the folder is made
+        if one is not None and one[1]:
+            with _listening(*one):
+                listen_tcp(*one).close()
     folder, settings = Path(folder), settings or BrokerSettings()
     broker: Broker = BrokerAlone(folder, settings, disk)
     if replication is not None:
-        check_advertised(host, replication)
+        check_advertised(address[0] if address is not None else "", replication)
         broker = BrokerNode(folder, settings, disk, replication)
     stopping = stop if stop is not None else threading.Event()
     # What runs ends first, and connections are closed after that: every request is answered before.
     with stop_signals(stopping.set), ExitStack() as listening, ExitStack() as running:
         calls = broker.begin(running)
-        with _listening(host, port):
-            service = Service(calls, host, port, insecure=insecure)
-        listening.callback(service.stop)
-        lean_at = _serve_lean(calls, service, host, port, lean_port, lean_socket, listening) if lean else None
+        url, server = _begin_server(calls, address, path, tls, listening)
         metrics_url = None
         if http_address is not None:
             numbers = registry(lambda: calls.action("stats", {}), broker.stand)
@@ -99,14 +94,13 @@ def serve(
                 http = HttpServer(*http_address, numbers, lambda: calls.action("health", {}))
             listening.callback(http.close)
             metrics_url = f"http://{shown(http_address[0])}:{http.port}"
-        url = f"escrow://{shown(host)}:{service.port}"
-        broker.listening(url, [service.port, *([lean_at["port"]] if lean_at is not None else [])], running)
+        broker.listening(url, server.close_all, running)
         more = running.enter_context(beside(broker.link())) if beside is not None else {}
         shard, epoch = calls.identity
-        facts = {"url": url, "metrics": metrics_url, "lean": lean_at, "folder": str(folder)}
+        at = str(path.absolute()) if path is not None else None
+        facts = {"url": url, "socket": at, "metrics": metrics_url, "folder": str(folder)}
         announce({**facts, "shard": shard, "epoch": epoch, **more})
-        # Not without a time limit: the system may hand a signal to a thread of Flight's, and Python then runs the handler
-        # only when this thread wakes.
+        # Not without a time limit: the system may hand a signal to another thread, and Python then runs the handler only when this thread wakes.
         while not (stopping.wait(WAKE_SECONDS) or broker.ended):
             pass
         logger.info("stopping")
@@ -115,47 +109,37 @@ def serve(
     return STOPPED_BY_FAULT if broker.failed else 0
 
 
-def _serve_lean(
+def _begin_server(
     calls: Dispatcher,
-    service: Service,
-    host: str,
-    flight_port: int,
-    port: int | None,
+    address: tuple[str, int] | None,
     path: Path | None,
+    tls: ssl.SSLContext | None,
     listening: ExitStack,
-) -> dict[str, Any]:
-    """Serve the lean carrier until ``listening`` ends, in the room of Flight's calls; where it is, as ``hello`` tells it."""
-    listeners = []
+) -> tuple[str, Server]:
+    """Serve until ``listening`` ends. Returns the URL for clients, and the server."""
+    listeners: list[socket.socket] = []
+    url = ""
     try:
-        with _listening(host, port or 0):
-            listeners.append(_lean_listener(host, flight_port, port))
         if path is not None:
             with _listening(str(path)):
                 listeners.append(listen_unix(path))
+            url = f"escrow+unix://{path.absolute()}"
+        if address is not None:
+            with _listening(*address):
+                listeners.append(listen_tcp(*address))
+            scheme = "escrow" if tls is None else "escrows"
+            url = f"{scheme}://{shown(address[0])}:{listeners[-1].getsockname()[1]}"
     except BaseException:
         for listener in listeners:
             listener.close()
         raise
     if path is not None:
         listening.callback(path.unlink, missing_ok=True)
-    server = LeanServer(calls, service.room, listeners, version("escrowmq"))
+    server = Server(calls, listeners, version("escrowmq"), tls=tls)
     listening.callback(server.stop)
-    at = {"port": listeners[0].getsockname()[1], "socket": str(path.absolute()) if path is not None else None}
-    calls.beside["hello"] = lambda: {"lean": at}
     calls.beside["stats"] = server.numbers
     server.start()
-    return at
-
-
-def _lean_listener(host: str, flight_port: int, port: int | None) -> socket.socket:
-    if port is not None:
-        return listen_tcp(host, port)
-    wanted = flight_port + LEAN_PORT_AWAY if flight_port else 0
-    try:
-        return listen_tcp(host, wanted if wanted < 1 << 16 else 0)
-    except OSError as problem:
-        logger.info("port %d is taken (%s): small requests are taken on another one", wanted, problem)
-        return listen_tcp(host, 0)
+    return url, server
 
 
 @contextmanager
@@ -163,7 +147,7 @@ def _listening(host: str, port: int | None = None) -> Iterator[None]:
     """Around what listens: raises Misuse(BAD_URL) if the port, or without one the path, cannot be had."""
     try:
         yield
-    except (pa.ArrowException, OSError) as problem:
+    except OSError as problem:
         at, hint = (
             (f"{shown(host)}:{port}", "is the port in use?") if port is not None else (host, "is the folder there?")
         )

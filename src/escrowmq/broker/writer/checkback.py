@@ -73,7 +73,8 @@ class Questions:
 
 
 class Listener:
-    """One connected producer session. :meth:`batches` belongs to one thread of its carrier."""
+    """One connected producer session. :meth:`batches` belongs to one thread of its carrier; one that has no thread for it sets ``on_news`` and
+    calls :meth:`take_now`."""
 
     def __init__(
         self,
@@ -91,6 +92,8 @@ class Listener:
         self._waiting: deque[Questions] = deque()
         self._changed = threading.Condition()
         self._closed = False
+        self.on_news: Callable[[], None] = lambda: None
+        """Called when there are questions to take, or the listener is closed; neither blocks nor raises."""
         self.problem: EscrowError | None = None  # why it is asked no more, where it did not leave by itself
         self._read = read
         self._shard = shard
@@ -120,6 +123,7 @@ class Listener:
             if not self._closed:
                 self._waiting.append(questions)
                 self._changed.notify()
+        self.on_news()
 
     @property
     def waiting(self) -> int:
@@ -133,8 +137,19 @@ class Listener:
             self._closed = True
             self._waiting.clear()
             self._changed.notify_all()
+        self.on_news()
 
     # The carrier's side
+
+    @property
+    def closed(self) -> bool:
+        """Whether there are no more questions, ever."""
+        return self._closed
+
+    def take_now(self) -> Questions | None:
+        """Return the next questions, None if there are none."""
+        with self._changed:
+            return self._waiting.popleft() if self._waiting else None
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Batches of schema CHECKS as they come, about 2 MiB each at most; ends when the listener is closed."""

@@ -52,6 +52,8 @@ TICK_ROWS = 20_000
 PAUSE_US = 1_000_000
 """After an act of the engine's own was refused (a full disk): before it tries again."""
 ROUND_BYTES = 64 << 20
+LONE_BYTES = 1 << 20
+"""Larger requests are never worked on by the thread of a carrier."""
 LATE_BYTES = 256 << 10
 """What may still enter a round that only waits for the sync before it: it is decided while the disk stands still, so it is little."""
 MESSAGES = 7 / 8
@@ -192,10 +194,12 @@ class Engine:
 
     def run(self) -> None:
         """On a carrier's thread: see that what it submitted is worked on. A lone request is, here and now, if the writer sleeps and nothing is due
-        by the clock: to wake a thread for it would cost as much again. Several are left to the writer, so that the next are read beside their sync."""
+        by the clock: to wake a thread for it would cost as much again. Several are left to the writer, so that the next are read beside their sync, and so
+        is a large one, because all connections would wait for it."""
         if not self._queue:
             return
-        if len(self._queue) == 1 and self._asleep and self._at_work.acquire(blocking=False):
+        is_lone = len(self._queue) == 1 and self._queued_bytes <= LONE_BYTES
+        if is_lone and self._asleep and self._at_work.acquire(blocking=False):
             try:
                 if self._asleep and self.shard.now_us() < self._asleep_until_us:
                     self._round()

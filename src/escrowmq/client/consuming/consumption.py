@@ -23,9 +23,9 @@ from escrowmq.client.consuming.options import subscribe
 from escrowmq.client.consuming.order import Order
 from escrowmq.client.consuming.settling import SettlingCodec, lease_runs, settling_batch
 from escrowmq.client.lanes.waiting import Waiting
+from escrowmq.client.links.exchanges import failed_future
 from escrowmq.client.links.presence import AWAY_SECONDS, Missing
 from escrowmq.client.links.router import Router
-from escrowmq.client.links.streams import failed_future
 from escrowmq.errors import AWAY, Code, EscrowError, Unknown, error
 from escrowmq.model import Act
 from escrowmq.platform.forks import tell_in_child

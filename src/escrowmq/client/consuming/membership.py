@@ -15,7 +15,7 @@ from concurrent.futures import Future
 import numpy as np
 import pyarrow as pa
 
-from escrowmq.client.links.patience import patient_action
+from escrowmq.client.links.answers import patient_action
 from escrowmq.client.links.presence import Attendance
 from escrowmq.platform.numbers import own_number
 from escrowmq.wire import Link

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, cast
 
-from escrowmq.client.links.patience import patient_action
+from escrowmq.client.links.answers import patient_action
 from escrowmq.client.links.presence import Attendance
 from escrowmq.errors import Code, Misuse, Rejected
 from escrowmq.message.limits import MAX_CAUSE

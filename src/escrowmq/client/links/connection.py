@@ -1,4 +1,4 @@
-"""One connection of the lean carrier: what leaves, what comes back, and how it ends. ``docs/lean.md`` has the bytes.
+"""One connection to a broker: what leaves, what comes back, and how it ends. ``docs/protocol.md`` has the bytes.
 
 One class, two ways of reading. Without an event loop a thread reads and calls back; with one the loop itself reads, and there is
 no thread. Writing is the same on both: whoever sends writes at once, and what the socket does not take is kept, in order:
@@ -16,87 +16,158 @@ import itertools
 import logging
 import select
 import socket
+import ssl
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
-import pyarrow as pa
-
-from escrowmq.client.links.streams import STALL_SECONDS, perhaps_healing
-from escrowmq.client.links.ways import Request
+from escrowmq.client.links.exchanges import (
+    STALL_SECONDS,
+    NotLeading,
+    Request,
+    Waiting,
+    Watch,
+)
 from escrowmq.errors import Code, EscrowError, Unknown, unsent
-from escrowmq.platform.forks import FORKED
-from escrowmq.wire import ANSWER, Exchange, Json, lean
-from escrowmq.wire.lean.frames import Frame, Kind, finished
-from escrowmq.wire.lean.rows import NUMBER_OF
+from escrowmq.wire import Json, channel, frames
+from escrowmq.wire.addresses import Address
+from escrowmq.wire.channel import Channel
+from escrowmq.wire.frames import Assembler, Frame, Gatherer, Kind, Pieces, Welcome
 
-READ_BYTES = 1 << 16
-UNSENT_BYTES = 16 << 20
+CONNECT_SECONDS = 5.0
+"""For connecting and being welcomed: where a firewall swallows what is sent, nothing comes at all."""
+UNSENT_BYTES = 64 << 20
 """What may wait because the socket is full, before a request is refused as not sent."""
 WRITE_SECONDS = STALL_SECONDS
 """A socket that takes nothing for this long is given up."""
 TICK_SECONDS = 1.0
 SILENT_TICKS, GONE_TICKS = 3, 12
 """Ticks of silence, while something is unanswered, after which one asks whether the broker is there, and after which it is not."""
-NOTHING = pa.RecordBatch.from_pylist([], schema=ANSWER[Exchange.RECEIVE])
+_WELCOME_BYTES = 64 << 10
+_TLS_ALERT = b"\x15\x03"
 
 _log = logging.getLogger(__name__)
-_ROWS = frozenset({Exchange.SEND, Exchange.PREPARE})
 
 
-def encoded(request: Request) -> bytearray:
-    """The frame of a request, but for its number; of a parcel the same content whenever it is sent."""
-    if request.kind is Exchange.RECEIVE:
-        return bytearray(lean.receive_request(0, request.options))
-    if request.parcel is None:
-        assert request.batch is not None
-        return lean.batch_request(0, request.kind, request.batch, request.options)
-    before = request.parcel.memo
-    if isinstance(before, bytearray):  # which may still wait in a connection that is no more
-        return bytearray(before)
-    request.parcel.memo = made = lean.parcel_request(0, request.parcel)
-    return made
+class Met:
+    """A broker that has welcomed us, and the connection to it, on which nobody reads yet."""
+
+    def __init__(
+        self, address: Address, hello: Json, open_channel: Channel, assembler: Assembler, welcome: Welcome
+    ) -> None:
+        self.address = address
+        self.hello = hello
+        self.channel = open_channel
+        self.assembler = assembler
+        self.welcome = welcome
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.channel.close()
 
 
-class LeanConnection:
-    """A socket whose broker has welcomed us. ``answered(request, answer)`` is called once for each request that was taken,
-    ``ended(connection)`` once, after the last of them; on the thread that reads, or on the loop.
+def meet(address: Address, tls: ssl.SSLContext | None = None) -> Met:
+    """Connect to a broker and greet it. Raises EscrowError: why it is of no use, and nothing was sent but the greeting."""
+    deadline = time.monotonic() + CONNECT_SECONDS
+    try:
+        open_channel = channel.connect(address.host, address.port, CONNECT_SECONDS, tls)
+    except OSError as problem:
+        raise unsent(_reason(problem)) from None
+    try:
+        return _greet(address, open_channel, deadline)
+    except BaseException as raised:
+        open_channel.close()
+        if isinstance(raised, OSError):
+            raise unsent(_reason(raised)) from None
+        raise
 
-    ``loop``: the event loop that reads; None: a thread does. ``patience``: ticks of silence, while something is unanswered, after which it asks whether the
-    broker is there; fewer where another broker may lead by now.
+
+def _reason(problem: OSError) -> str:
+    if isinstance(problem, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted: {problem.verify_message}"
+    if isinstance(problem, ssl.SSLError):
+        return f"TLS fails: {problem.reason or problem} (does the broker speak TLS?)"
+    return str(problem)
+
+
+def _greet(address: Address, open_channel: Channel, deadline: float) -> Met:
+    greeting: Pieces = [frames.hello()]
+    assembler = Assembler(_WELCOME_BYTES)
+    came: list[Frame] = []
+    first = b""
+    while not came:
+        if greeting:  # with TLS not before the handshake, which receiving drives
+            greeting = frames.drop_bytes(greeting, open_channel.send(greeting))
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("timed out")
+        open_channel.settimeout(min(left, 0.05) if greeting else left)
+        target = assembler.target()
+        try:
+            count = open_channel.recv_into(target)
+        except TimeoutError:
+            continue
+        if not count:
+            raise unsent("it closed the connection instead of answering")
+        first = first or bytes(target[:2])
+        if first == _TLS_ALERT:
+            raise unsent("it wants TLS: write escrows:// in place of escrow://")
+        try:
+            came = assembler.filled(count)
+        except EscrowError as problem:
+            raise unsent(f"it does not speak EscrowMQ's protocol: {problem.message}") from None
+    if came[0].kind == Kind.ERROR:
+        raise frames.read_refusal(came[0])
+    if came[0].kind != Kind.WELCOME or len(came) > 1 or assembler.waiting:
+        raise unsent("it answered something else than a welcome")
+    welcome, hello = frames.read_welcome(came[0])
+    return Met(address, hello, open_channel, assembler, welcome)
+
+
+class Connection:
+    """A connection whose broker has welcomed us. ``ended(connection)`` is called once, after everything unanswered has failed, and
+    ``drained(connection)`` when it takes no more and has no request without an answer; on the thread that reads, or on the loop.
+    ``left(connection, problem)`` is called when its broker answers that it does not lead.
+
+    ``loop``: the event loop that reads; None: a thread does. ``patience``: ticks of silence, while something is unanswered, after which it asks whether
+    the broker is there; fewer where another broker may lead by now.
     """
 
     def __init__(
         self,
-        broker: socket.socket,
-        welcome: lean.Welcome,
-        reader: lean.Reader,
-        answered: Callable[[Request, Any], None],
-        ended: Callable[[LeanConnection], None],
+        met: Met,
+        ended: Callable[[Connection], None],
+        drained: Callable[[Connection], None],
+        left: Callable[[Connection, NotLeading], None],
         loop: asyncio.AbstractEventLoop | None = None,
         *,
-        greeting: Json | None = None,
         patience: int = SILENT_TICKS,
     ) -> None:
+        self.met = met
         self._patience = patience
-        self.greeting = greeting
-        """What the broker had said over Flight when this was made."""
+        welcome = met.welcome
         self.most = welcome.max_request_bytes
-        broker.setblocking(loop is None)
-        self._socket = broker
-        self._frames = reader
-        self._answered, self._ended = answered, ended
+        self._channel = met.channel
+        self._channel.setblocking(loop is None)
+        self._gatherer = Gatherer(welcome.max_answer_bytes)
+        self._assembler = met.assembler
+        self._assembler.most = welcome.max_answer_bytes + frames.FRAME_ROOM
+        self._assembler.place = self._gatherer.place
+        self._ended, self._drained, self._on_not_leading = ended, drained, left
         self._ids = itertools.count(1)
-        self._pending: dict[int, Request] = {}
+        self._pending: dict[int, Waiting] = {}
+        self._requests = 0  # of these, which nothing newer may overtake
+        self._to_cancel: deque[int] = deque()  # reads that nobody wants any more
         self._lock = threading.RLock()  # guards what leaves, and orders the last request before the end
-        self._out: deque[memoryview] = deque()  # what the socket did not take
+        self._out: deque[frames.Piece] = deque()  # what the socket did not take
         self._accepted = self._left = 0  # bytes, ever
         self._reason: EscrowError | None = None  # why it ends, or takes no more
         self._dead = False
         self._over = threading.Event()
-        self._quiet = threading.Event()  # nothing is unanswered, and nothing more is taken
+        self._quiet = threading.Event()  # no request is unanswered, and none is taken
+        self.lost_requests = False
+        """Whether it ended with requests unanswered."""
         self.answers = 0
         self._silent = 0  # ticks since something came
         self._ticking = False
@@ -108,7 +179,7 @@ class LeanConnection:
         """Begin to read; without a thread to be had, or when the loop is closed, it ends instead."""
         try:
             if self._loop is None:
-                self._thread = threading.Thread(target=self._run, name="escrowmq-lean", daemon=True)
+                self._thread = threading.Thread(target=self._run, name="escrowmq-reader", daemon=True)
                 self._thread.start()
             else:
                 self._loop.call_soon_threadsafe(self._begin_on_loop, self._loop)
@@ -116,8 +187,8 @@ class LeanConnection:
             self._thread = None
             self.give_up(Unknown(Code.DISCONNECTED, f"nobody can read the connection: {problem}"))
 
-    def reading(self) -> bool:
-        """Whether this is the thread that reads, or the loop."""
+    def is_reading(self) -> bool:
+        """Return whether this is the thread that reads, or the loop."""
         if self._loop is None:
             return threading.get_ident() == self._reader
         try:
@@ -131,40 +202,63 @@ class LeanConnection:
         return self._reason is None
 
     @property
+    def is_drained(self) -> bool:
+        """Whether no request is unanswered."""
+        return not self._requests
+
+    @property
     def doubtful(self) -> bool:
-        """Whether something is unanswered, and the broker did not even say that it is there when it was asked."""
-        return self._silent > self._patience and bool(self._pending)
+        """Whether something is unanswered, and the broker did not even answer a ping."""
+        return self._silent > self._patience and self._owed()
+
+    @property
+    def watches(self) -> bool:
+        """Whether the broker may send checks."""
+        return any(isinstance(one, Watch) for one in list(self._pending.values()))
+
+    def _owed(self) -> bool:
+        return any(one.is_owed for one in list(self._pending.values()))
 
     # What callers do
 
-    def send(self, request: Request) -> None:
-        """Send a request whose frame is made. Raises ``unsent(...)`` if it was not taken; then nothing of it left."""
-        frame = request.frame
-        assert frame is not None
-        number = request.number = next(self._ids)
-        receive = request.kind is Exchange.RECEIVE
-        finished(frame, Kind.BATCH if request.parcel is None and not receive else NUMBER_OF[request.kind], number)
+    def send(self, one: Waiting) -> None:
+        """Send what waits for an answer. Raises ``unsent(...)`` if it was not taken; then nothing of it left. Raises whatever else is wrong with it."""
+        number = one.number = next(self._ids)
+        pieces = one.encode(number, self.most)
         with self._lock:
             if self._reason is not None:
                 closed = self._reason.code is Code.CLOSED
                 raise Unknown(Code.CLOSED, self._reason.message) if closed else unsent(self._reason.message)
             if self._accepted - self._left > UNSENT_BYTES:
                 raise unsent("the connection is full")
-            self._pending[number] = request
-            mark = self._put(frame)
+            self._pending[number] = one
+            if isinstance(one, Request):
+                self._requests += 1
+            mark = self._put(pieces)
         if mark:
             self._see_it_leave(mark)
 
-    def withdraw(self, request: Request) -> None:
-        """Take a receive back: it is answered, or fails. Returns at once."""
+    def cancel(self, number: int) -> None:
+        """Withdraw a receive, or end a watch: it is answered, or fails. Returns at once."""
+        self._say(number, frames.cancel(number))
+
+    def add_credit(self, number: int, size: int) -> None:
+        """Let a read send so many bytes more."""
+        self._say(number, frames.credit(number, size))
+
+    def cancel_later(self, number: int) -> None:
+        """As :meth:`cancel`, within a tick: for finalizers, which may run in the middle of anything."""
+        self._to_cancel.append(number)
+
+    def _say(self, number: int, frame: bytes) -> None:
         with self._lock:
-            if self._reason is None and request.number in self._pending:
-                mark = self._put(lean.cancel(request.number))
-                if mark and self._loop is not None:
-                    self._watch_later()
+            if not self._dead and number in self._pending and self._put([frame]) and self._loop is not None:
+                self._watch_later()
 
     def tick(self) -> bool:
-        """Every ``TICK_SECONDS``, while something is unanswered: see whether the broker is there. False when nothing is."""
+        """Every ``TICK_SECONDS``, while something waits: see whether the broker is there. Returns whether something does."""
+        while self._to_cancel:
+            self.cancel(self._to_cancel.popleft())
         if self._loop is None:
             self._look(time.monotonic())
         elif not self._ticking:  # a loop that is held up is no silent broker
@@ -176,23 +270,18 @@ class LeanConnection:
         return bool(self._pending)
 
     def retire(self, reason: EscrowError) -> None:
-        """Take no more; withdraw the receives that wait. What was begun is still answered."""
+        """Take no more; the receives that wait are withdrawn, reads and watches end. What was begun is still answered."""
         with self._lock:
             if self._reason is None:
                 self._reason = reason
-                receives = [n for n, request in list(self._pending.items()) if request.kind is Exchange.RECEIVE]
-                for number in receives:
-                    self._put(lean.cancel(number))
-                mark = self._put(lean.goodbye())
-                if mark and self._loop is not None:
+                if self._put([frames.goodbye()]) and self._loop is not None:
                     self._watch_later()
-            if not self._pending:
-                self._quiet.set()
+        self._see_whether_drained()
 
     def end(self, deadline: float) -> None:
         """After :meth:`retire`: wait for what is unanswered until ``deadline`` (monotonic seconds), then cut it off and wait for its end,
         shortly. Waits for nothing on the thread or the loop that reads."""
-        reading = self.reading()
+        reading = self.is_reading()
         if not reading and not self._dead:
             self._quiet.wait(max(deadline - time.monotonic(), 0.0))
         self.cut(self._reason or Unknown(Code.CLOSED))
@@ -212,69 +301,84 @@ class LeanConnection:
 
     def ends_by(self, deadline: float) -> None:
         """Wait for the thread that reads until ``deadline`` (monotonic seconds)."""
-        if self._thread is not None and not self.reading():
+        if self._thread is not None and not self.is_reading():
             self._thread.join(max(deadline - time.monotonic(), 0.0))
 
     def forked(self) -> None:
-        """In a forked child: the socket is the parent's, so only its descriptor is closed; nothing is told to anybody."""
+        """In a forked child: the connection is the parent's, so only its descriptor is closed; nothing is sent."""
         self._lock = threading.RLock()
-        self._reason, self._dead = Unknown(Code.CLOSED, FORKED), True
+        self._reason, self._dead = Unknown(Code.CLOSED), True
         self._pending, self._out = {}, deque()
-        self._socket.close()
+        self._channel.close()
 
     # What leaves
 
-    def _put(self, data: bytes | bytearray) -> int:
-        """Send, or keep what the socket does not take; then the mark at which it has left, else 0. With the lock held."""
-        self._accepted += len(data)
-        rest = memoryview(data)
+    def _put(self, pieces: Pieces) -> int:
+        """Send, or keep what the socket does not take. Returns the mark at which it has left, 0 if it has. With the lock held."""
+        size = frames.size_of(pieces)
+        self._accepted += size
         if not self._out:
-            rest = rest[self._push(rest) :]
-        if not rest or self._dead:
+            sent = self._push(pieces)
+            if sent == size:
+                return self._accepted if self._channel.unsent else 0
+            pieces = frames.drop_bytes(pieces, sent)
+        if self._dead:
             return 0
-        self._out.append(rest)
+        self._out.extend(pieces)
         return self._accepted
 
-    def _push(self, data: memoryview) -> int:
-        """How much of it the socket took. With the lock held."""
+    def _push(self, pieces: Pieces) -> int:
+        """Return how many bytes the socket took. With the lock held."""
+        total = 0
         try:
-            took = self._socket.send(data, socket.MSG_DONTWAIT)
-        except (BlockingIOError, InterruptedError):
-            return 0
+            while pieces and (sent := self._channel.send(pieces)):
+                total += sent
+                self._left += sent
+                pieces = frames.drop_bytes(pieces, sent)
         except OSError as problem:
             self._cut(Unknown(Code.DISCONNECTED, f"the connection broke: {problem}"))
-            return 0
         except BaseException:  # an interrupt: nobody knows how much of the frame left
             self._cut(Unknown(Code.DISCONNECTED, "interrupted"))
             raise
-        self._left += took
-        return took
+        return total
 
     def _flush(self) -> None:
         """Send what was kept, as far as the socket takes it. With the lock held."""
-        while self._out and not self._dead:
-            first = self._out[0]
-            took = self._push(first)
-            if took < len(first):
-                self._out[0] = first[took:]
+        try:
+            if not self._channel.flush():
                 return
-            self._out.popleft()
+        except OSError as problem:
+            self._cut(Unknown(Code.DISCONNECTED, f"the connection broke: {problem}"))
+            return
+        while self._out and not self._dead:
+            some = [self._out[at] for at in range(min(len(self._out), channel.MAX_PIECES))]
+            size = frames.size_of(some)
+            sent = self._push(some)
+            for _ in some:
+                self._out.popleft()
+            if sent < size:
+                self._out.extendleft(reversed(frames.drop_bytes(some, sent)))
+                return
+
+    @property
+    def _waits(self) -> bool:
+        return bool(self._out) or self._channel.unsent
 
     def _see_it_leave(self, mark: int) -> None:
         """Wait until what was accepted up to ``mark`` left, or the socket took nothing for long; not where one must not wait."""
         if self._loop is not None:
             self._watch_later()
             return
-        if self.reading():
+        if self.is_reading():
             return
         left, since = self._left, time.monotonic()
         poll = select.poll()
         while True:
             with self._lock:
                 self._flush()
-                if self._dead or self._left >= mark:
+                if self._dead or (self._left >= mark and not self._channel.unsent):
                     return
-                poll.register(self._socket, select.POLLOUT)
+                poll.register(self._channel, select.POLLOUT)
                 if self._left > left:
                     left, since = self._left, time.monotonic()
                 elif time.monotonic() - since > WRITE_SECONDS:
@@ -288,7 +392,7 @@ class LeanConnection:
             self._reason = reason
         if not self._dead:
             try:
-                self._socket.shutdown(socket.SHUT_RDWR)
+                self._channel.shutdown(socket.SHUT_RDWR)
             except OSError:
                 pass  # it is gone already: the reader reads its end
 
@@ -300,13 +404,13 @@ class LeanConnection:
         problem: EscrowError
         try:
             while True:
-                if self._out:
+                if self._waits:
                     self._flush_while_waiting()
-                data = self._socket.recv(READ_BYTES)
-                if not data:
+                count = self._channel.recv_into(self._assembler.target(), self._assembler.rest)
+                if not count:
                     problem = Unknown(Code.DISCONNECTED, "the broker closed the connection")
                     break
-                self._take(data)
+                self._take(count)
         except EscrowError as raised:
             problem = raised
         except OSError as raised:
@@ -319,40 +423,61 @@ class LeanConnection:
     def _flush_while_waiting(self) -> None:
         """What this thread could not send leaves beside its reading."""
         poll = select.poll()
-        poll.register(self._socket, select.POLLIN | select.POLLOUT)
-        while self._out:
+        poll.register(self._channel, select.POLLIN | select.POLLOUT)
+        while self._waits and not self._channel.buffered:
             if any(event & ~select.POLLOUT for _, event in poll.poll(1000)):
                 return
             with self._lock:
                 self._flush()
 
-    def _take(self, data: bytes) -> None:
+    def _take(self, count: int) -> None:
         """Take in what came. Raises EscrowError for what cannot be read: the connection is of no use then."""
         self._silent = 0
-        for frame in self._frames.feed(data):
-            if frame.number == 0:
-                self._told(frame)
+        pending = self._pending
+        for frame in self._assembler.filled(count):
+            number = frame.number
+            if number == 0:
+                self._on_connection_frame(frame)
                 continue
-            request = self._pending.pop(frame.number, None)
-            if request is None:
+            one = pending.get(number)
+            if one is None:
                 raise Unknown(Code.DISCONNECTED, "an answer that nobody asked for")
+            body: memoryview | None = frame.body
+            if frame.kind in frames.IN_PARTS and (body := self._gatherer.add(frame)) is None:
+                continue
+            if frame.kind not in frames.CONTINUED:
+                self._gatherer.forget(number)
+                self._forget(one)
             try:
-                answer = _answer(frame, request)
+                answer = one.decode(frame, body)
             except EscrowError as problem:
                 garbage = Unknown(Code.DISCONNECTED, f"an answer cannot be read: {problem.message}")
                 self.cut(garbage)  # first: nothing more is to be sent here
-                self._answered(request, garbage)
+                self._forget(one)
+                one.finish(garbage)
                 raise garbage from None
             self.answers += 1
-            self._answered(request, answer)
-        if self._reason is not None and not self._pending:
-            self._quiet.set()
+            if isinstance(answer, NotLeading):  # first: what is sent again must not come here
+                self._on_not_leading(self, answer)
+            one.finish(answer)
+        if self._reason is not None:
+            self._see_whether_drained()
 
-    def _told(self, frame: Frame) -> None:
-        """What the broker says of the connection itself."""
-        said = lean.read_answer(frame)
-        if isinstance(said, EscrowError):
-            raise Unknown(Code.DISCONNECTED, f"the broker ends the connection: {said.message}", said.hint)
+    def _forget(self, one: Waiting) -> None:
+        if self._pending.pop(one.number, None) is not None and isinstance(one, Request):
+            with self._lock:
+                self._requests -= 1
+
+    def _see_whether_drained(self) -> None:
+        if self._reason is not None and not self._requests and not self._quiet.is_set():
+            self._quiet.set()
+            self._drained(self)
+
+    def _on_connection_frame(self, frame: Frame) -> None:
+        """Take in what the broker says of the connection itself."""
+        if frame.kind == Kind.ERROR:
+            problem = frames.read_refusal(frame)
+            raise Unknown(Code.DISCONNECTED, f"the broker ends the connection: {problem.message}", problem.hint)
         if frame.kind == Kind.GONE:
             with self._lock:
                 if self._reason is None:
@@ -361,24 +486,24 @@ class LeanConnection:
             raise Unknown(Code.DISCONNECTED, f"a frame of kind {frame.kind:#04x} that belongs to no request")
 
     def _look(self, now: float) -> None:
-        """Whether an answer is overdue, or the broker silent."""
-        pending = list(self._pending.values())
+        """See whether an answer is overdue, or the broker silent."""
+        pending = [one for one in list(self._pending.values()) if one.is_owed]
         if not pending:
             self._silent = 0
             return
         self._silent += 1
-        if self._out and self._loop is None:
+        if self._waits and self._loop is None:
             with self._lock:
                 self._flush()
-        if any(request.expiry < now for request in pending):
+        if any(0.0 < one.expiry < now for one in pending):
             self.cut(Unknown(Code.DISCONNECTED, "an answer is overdue"))
         elif self._silent >= GONE_TICKS:
             self.cut(Unknown(Code.DISCONNECTED, "the broker is silent"))
         elif self._silent == self._patience:
             with self._lock:
                 if not self._dead and not self._out:
-                    self._put(lean.ping())
-                    if self._out and self._loop is not None:
+                    self._put([frames.ping()])
+                    if self._waits and self._loop is not None:
                         self._watch_later()
 
     def give_up(self, problem: EscrowError) -> None:
@@ -390,43 +515,49 @@ class LeanConnection:
             self._reason = problem = self._reason or problem
             self._out.clear()
             left, self._pending = self._pending, {}
-        self._close_socket()
+            self.lost_requests, self._requests = self._requests > 0, 0
+        self._close_channel()
         if problem.code is not Code.CLOSED:
             problem = Unknown(Code.DISCONNECTED, problem.message, problem.hint)
         for number in sorted(left):
-            self._answered(left[number], Unknown(problem.code, problem.message, problem.hint))
+            left[number].finish(Unknown(problem.code, problem.message, problem.hint))
         self._quiet.set()
         self._ended(self)
         self._over.set()
 
-    def _close_socket(self) -> None:
+    def _close_channel(self) -> None:
         loop = self._loop
-        if loop is not None and not loop.is_closed() and loop.is_running() and not self.reading():
+        if loop is not None and not loop.is_closed() and loop.is_running() and not self.is_reading():
             try:
-                loop.call_soon_threadsafe(self._close_socket)
+                loop.call_soon_threadsafe(self._close_channel)
                 return
             except RuntimeError:
                 pass  # closed by now
         with self._lock:
-            if loop is not None and not loop.is_closed() and self._socket.fileno() >= 0:
-                loop.remove_reader(self._socket)
-                loop.remove_writer(self._socket)
-            self._socket.close()
+            if loop is not None and not loop.is_closed() and self._channel.fileno() >= 0:
+                loop.remove_reader(self._channel)
+                loop.remove_writer(self._channel)
+            self._channel.close()
 
     # On an event loop
 
     def _begin_on_loop(self, loop: asyncio.AbstractEventLoop) -> None:
         if not self._dead:
-            loop.add_reader(self._socket, self._readable)
+            loop.add_reader(self._channel, self._readable)
+            if self._channel.buffered:
+                self._readable()
 
     def _readable(self) -> None:
         if self._dead:
             return
         try:
-            data = self._socket.recv(READ_BYTES)
-            if not data:
-                raise Unknown(Code.DISCONNECTED, "the broker closed the connection")
-            self._take(data)
+            while True:
+                count = self._channel.recv_into(self._assembler.target(), self._assembler.rest)
+                if not count:
+                    raise Unknown(Code.DISCONNECTED, "the broker closed the connection")
+                self._take(count)
+                if self._dead or not self._channel.buffered:
+                    break
         except (BlockingIOError, InterruptedError):
             pass
         except EscrowError as problem:
@@ -446,36 +577,21 @@ class LeanConnection:
             pass  # the loop is closed: the next tick ends the connection
 
     def _watch_on_loop(self, loop: asyncio.AbstractEventLoop) -> None:
-        if self._out and not self._watching and not self._dead:
+        if self._waits and not self._watching and not self._dead:
             self._watching = True
-            loop.add_writer(self._socket, self._writable)
+            loop.add_writer(self._channel, self._writable)
 
     def _writable(self) -> None:
         with self._lock:
             self._flush()
-            if self._out or self._dead:
+            if self._waits or self._dead:
                 return
             self._watching = False
         assert self._loop is not None
-        self._loop.remove_writer(self._socket)
+        self._loop.remove_writer(self._channel)
 
     def _tick_on_loop(self) -> None:
         self._ticking = False
         self._readable()  # what came while the loop was busy
         if not self._dead:
             self._look(time.monotonic())
-
-
-def _answer(frame: Frame, request: Request) -> Any:
-    """What a frame says to a request. Raises EscrowError for what is no answer to it."""
-    answer = lean.read_answer(frame, request.kind)
-    if isinstance(answer, EscrowError):
-        return perhaps_healing(answer)
-    if frame.kind == Kind.WITHDRAWN and request.kind is Exchange.RECEIVE:
-        return NOTHING
-    wanted: type = pa.RecordBatch
-    if request.parcel is not None:
-        wanted = list if request.kind in _ROWS else bytes
-    if frame.kind not in (Kind.ANSWERED, Kind.ROWS, Kind.CODES) or not isinstance(answer, wanted):
-        raise Unknown(Code.DISCONNECTED, f"a frame of kind {frame.kind:#04x} is no answer to {request.kind}")
-    return answer

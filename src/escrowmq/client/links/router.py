@@ -18,8 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from escrowmq.client.links.answers import Answers, away
-from escrowmq.client.links.patience import TRY_SECONDS, patient_action
+from escrowmq.client.links.answers import TRY_SECONDS, Answers, away, patient_action
 from escrowmq.client.links.presence import AWAY_SECONDS, Attendance, Missing, Presence
 from escrowmq.errors import AWAY, Code, EscrowError, Misuse, Rejected, error
 from escrowmq.wire import Call, Link, ask

@@ -2,7 +2,7 @@
 
 One that leads says so in ``hello`` (a broker that says nothing of a role has its log for itself, and leads). Of several that
 say so the one of the highest epoch does: the others were cut off from the log, and do not know it yet. A standby names who
-leads, and who else is there; :mod:`.addresses` has the rule which of these are believed. Each address is asked once a look,
+leads, and who else is there; :mod:`escrowmq.wire.addresses` has the rule which of these are believed. Each address is asked once a look,
 however the names lead in circles; one that is silent is not waited for once another leads, not asked again before it
 has answered or its time is over, and waited for by one look only: those that follow are short, and see soon who leads by now.
 What a slow broker answers between two of them counts in the next.
@@ -18,9 +18,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from escrowmq.client.links.addresses import MOST, Address, may_follow, named_address
 from escrowmq.errors import Code, EscrowError, Misuse, Unknown, unsent
 from escrowmq.wire import Json
+from escrowmq.wire.addresses import MOST, Address, may_follow, named_address
 
 ANSWER_SECONDS = 5.0
 """How long an address may take to answer."""
@@ -65,6 +65,7 @@ class Seeker:
         *,
         follow: bool = True,
         stays: bool = False,
+        scheme: str = "escrow",
     ) -> None:
         self.given = tuple(given)
         self.shard: int | None = None
@@ -72,6 +73,7 @@ class Seeker:
         """Seconds for which those that follow asked to be left alone, at the last look."""
         self._meet = meet
         self._follow = follow
+        self._scheme = scheme
         self._stays = stays or len(given) > 1
         self._exactly = len(given) == 1 and not follow
         self._named: list[Address] = []
@@ -102,9 +104,10 @@ class Seeker:
         self._hint = self._believed(leader) or self._hint
 
     def forked(self) -> None:
-        """In a forked child: nobody is asked any more."""
+        """In a forked child: the threads that asked are the parent's."""
         self._one_look, self._news = threading.Lock(), threading.Condition()
-        self._closed, self._answers = True, {}
+        self._looking = self._searching = False
+        self._asking, self._answers = set(), {}
 
     def close(self) -> None:
         """Whoever answers from now on is let go."""
@@ -165,7 +168,7 @@ class Seeker:
     # What brokers say
 
     def _believed(self, url: object) -> Address | None:
-        address = named_address(url)
+        address = named_address(url, self._scheme)
         if address is None or not self._follow:
             return None
         return address if address in self.given or may_follow(address, self.given) else None

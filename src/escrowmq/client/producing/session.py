@@ -14,7 +14,7 @@ import time
 from dataclasses import asdict
 from typing import Any, cast
 
-from escrowmq.client.links.patience import patient_action
+from escrowmq.client.links.answers import patient_action
 from escrowmq.client.links.presence import Attendance
 from escrowmq.errors import Code, Unknown
 from escrowmq.message.limits import Limits

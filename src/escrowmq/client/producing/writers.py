@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from escrowmq.client.links.patience import patient_action
+from escrowmq.client.links.answers import patient_action
 from escrowmq.client.producing.production import Production
 from escrowmq.client.producing.session import Session
 from escrowmq.errors import Code, Rejected

@@ -7,13 +7,6 @@ from typing import Annotated, NotRequired, TypedDict
 from escrowmq.wire.actions.action import Action, Nothing, Signed
 
 
-class Lean(TypedDict):
-    """Where small requests are taken, beside Flight; null: not there. See docs/lean.md."""
-
-    port: Annotated[int | None, "TCP port, at the host of Flight's"]
-    socket: Annotated[str | None, "path of a Unix socket on the broker's machine"]
-
-
 class Hello(TypedDict):
     """Who a broker is and what its limits are."""
 
@@ -23,7 +16,6 @@ class Hello(TypedDict):
     epoch: Annotated[int, "how often its log was opened"]
     time_us: NotRequired[Annotated[int, "broker time now, microseconds since 1970; not told by 0.1.0"]]
     limits: Annotated[dict[str, float], "every setting whose name begins with `max_`, by name"]
-    lean: NotRequired[Annotated[Lean, "where small requests are taken, too; absent: nowhere"]]
     role: NotRequired[
         Annotated[
             str, "`leader`, or `standby`: of a log that several brokers follow; absent: it has its log for itself"

@@ -50,7 +50,7 @@ Arrow batches of any size, actions, reads as streams, and the checks that a brok
 | `0x8a` | GONE | | ; the broker stops |
 | `0x8b` | PART | as of BATCH | a batch of a read, or a part of it |
 | `0x8c` | DONE | | ; the read or the watch is over |
-| `0x8d` | CHECKS | | a batch of checks; the number is that of the watch |
+| `0x8d` | CHECKS | as of BATCH | a batch of checks, or a part of it; the number is that of the watch |
 
 `options` are a msgpack map of at most 32 names and 4096 bytes, of texts, whole numbers, true, false and null; inside a body they are a `bin` that holds the map.
 Texts are `str` in UTF-8; bodies of messages and ids (16 bytes) are `bin`. JSON is one object in UTF-8; an empty body stands for `{}`.
@@ -117,16 +117,22 @@ from escrowmq.wire.frames.answers import (
 )
 from escrowmq.wire.frames.columns import SCATTER_BYTES, decode_batch
 from escrowmq.wire.frames.frame import (
+    CONTINUED,
     FORMAT_VERSION,
     HEADER_BYTES,
+    IN_PARTS,
     MORE,
     PART_BYTES,
+    SCRATCH_BYTES,
     Assembler,
     Frame,
     Gatherer,
     Kind,
+    Piece,
     Pieces,
+    drop_bytes,
     finish_frame,
+    is_large,
     size_of,
 )
 from escrowmq.wire.frames.requests import (
@@ -134,6 +140,7 @@ from escrowmq.wire.frames.requests import (
     MAX_HELLO_BYTES,
     MAX_PING_BYTES,
     READ_CREDIT,
+    action_name,
     action_request,
     cancel,
     columns_request,
@@ -157,10 +164,12 @@ from escrowmq.wire.frames.requests import (
 from escrowmq.wire.frames.rows import EXCHANGE_OF, NUMBER_OF
 
 __all__ = [
+    "CONTINUED",
     "EXCHANGE_OF",
     "FORMAT_VERSION",
     "FRAME_ROOM",
     "HEADER_BYTES",
+    "IN_PARTS",
     "MAX_HELLO_BYTES",
     "MAX_PING_BYTES",
     "MORE",
@@ -168,12 +177,15 @@ __all__ = [
     "PART_BYTES",
     "READ_CREDIT",
     "SCATTER_BYTES",
+    "SCRATCH_BYTES",
     "Assembler",
     "Frame",
     "Gatherer",
     "Kind",
+    "Piece",
     "Pieces",
     "Welcome",
+    "action_name",
     "action_request",
     "batch_answer",
     "cancel",
@@ -183,10 +195,12 @@ __all__ = [
     "credit",
     "decode_batch",
     "done",
+    "drop_bytes",
     "finish_frame",
     "gone",
     "goodbye",
     "hello",
+    "is_large",
     "parcel_request",
     "part_answer",
     "ping",

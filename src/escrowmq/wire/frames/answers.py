@@ -103,9 +103,9 @@ def done(number: int) -> bytes:
     return frame(Kind.DONE, number)
 
 
-def checks(number: int, batch: pa.RecordBatch) -> bytes:
-    """Encode checks for the watch ``number``."""
-    return frame(Kind.CHECKS, number, batch.serialize().to_pybytes())
+def checks(number: int, batch: pa.RecordBatch) -> list[Pieces]:
+    """Encode checks for the watch ``number``: a frame for each part."""
+    return _parts(Kind.CHECKS, number, batch)
 
 
 def result(number: int, answer: Json) -> bytes:

@@ -70,6 +70,12 @@ class Kind(IntEnum):
     CHECKS = 0x8D
 
 
+IN_PARTS = frozenset({Kind.BATCH, Kind.PART, Kind.CHECKS})
+"""Answers that may come in parts."""
+CONTINUED = frozenset({Kind.SCHEMA, Kind.PART, Kind.CHECKS})
+"""Answers after which others come under the same number."""
+
+
 class Frame(NamedTuple):
     """One whole frame. ``kind`` need not be a :class:`Kind`: the reader of the frame judges it."""
 
@@ -108,6 +114,24 @@ def size_of(pieces: Sequence[Piece]) -> int:
     return sum(piece.size if isinstance(piece, pa.Buffer) else len(piece) for piece in pieces)
 
 
+def is_large(frame: Frame) -> bool:
+    """Return whether an :class:`Assembler` gave a frame memory of its own."""
+    return HEADER_BYTES + len(frame.head) + (-len(frame.head) % 8) + len(frame.body) > SCRATCH_BYTES
+
+
+def drop_bytes(pieces: Sequence[Piece], count: int) -> Pieces:
+    """Return pieces without their first ``count`` bytes, not copied."""
+    left: Pieces = []
+    for piece in pieces:
+        size = len(piece) if not isinstance(piece, pa.Buffer) else piece.size
+        if count >= size:
+            count -= size
+            continue
+        left.append(memoryview(piece).cast("B")[count:] if count else piece)
+        count = 0
+    return left
+
+
 Place = Callable[[int, int, int, memoryview, int], memoryview | None]
 """Given kind, flags, number, head and size of a large body: the memory that shall receive the body, or None for memory of its own."""
 
@@ -126,7 +150,7 @@ class Assembler:
         "_refused",
         "_rest",
         "_scratch",
-        "_start",
+        "_skipped",
         "_wanted",
         "claimed",
         "frames",
@@ -154,13 +178,34 @@ class Assembler:
         self._rest: bytearray | None = None  # start of an unfinished frame
         self._wanted = 0  # while the rest is shorter, it need not be parsed
         self._refused = False  # a large frame waits for ``may_take``
+        self._skipped = 0  # bytes of a frame that nobody wants
         self._large: Frame | None = None
         self._body = _NOTHING  # what is missing of the large frame's body
 
     @property
+    def small(self) -> int:
+        """Bytes of memory that an unfinished frame uses without having asked ``may_take``."""
+        return len(self._rest or b"")
+
+    @property
     def waiting(self) -> int:
         """Bytes of memory that an unfinished frame uses."""
-        return len(self._rest or b"") + (len(self._large.body) if self._large is not None else 0)
+        return self.small + (len(self._large.body) if self._large is not None else 0)
+
+    @property
+    def refused(self) -> Frame | None:
+        """The large frame, without its body, that may not take its memory."""
+        if not self._refused or self._rest is None:
+            return None
+        _, kind, flags, head, number = HEADER.unpack_from(self._rest)
+        return Frame(kind, flags, number, memoryview(bytes(self._rest[HEADER_BYTES : HEADER_BYTES + head])), _NOTHING)
+
+    def skip(self) -> None:
+        """Receive the rest of the large frame that may not take its memory, and drop it."""
+        assert self._refused
+        assert self._rest is not None
+        self._skipped = self.claimed - len(self._rest)
+        self._refused, self._rest, self.claimed = False, None, 0
 
     @property
     def rest(self) -> int:
@@ -171,6 +216,8 @@ class Assembler:
         """Return the writable memory for the next bytes; empty while a large frame may not take its memory."""
         if self._large is not None:
             return self._body
+        if self._skipped:
+            return self._scratch[: self._skipped]
         if self._refused:
             assert self._rest is not None
             with memoryview(self._rest) as rest:
@@ -190,6 +237,9 @@ class Assembler:
             done, self._large, self.claimed = self._large, None, 0
             self.frames += 1
             return [done]
+        if self._skipped:
+            self._skipped -= count
+            return []
         if self._rest is not None:
             self._rest += self._scratch[:count]
             if len(self._rest) < self._wanted:
@@ -279,7 +329,7 @@ class Gatherer:
 
     def place(self, kind: int, flags: int, number: int, head: memoryview, size: int) -> memoryview | None:
         """Return where the body of a large part belongs, for :class:`Assembler`; None if it is a message of its own."""
-        if kind not in (Kind.BATCH, Kind.PART) or not (flags & MORE or number in self._under_way):
+        if kind not in IN_PARTS or not (flags & MORE or number in self._under_way):
             return None
         return self._reserve(number, head, size)
 

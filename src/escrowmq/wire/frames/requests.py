@@ -191,6 +191,14 @@ def read_columns(came: Frame) -> tuple[Exchange, pa.RecordBatch, ExchangeOptions
     return kind, decode_batch(came.body, REQUEST[kind]), _options(options)
 
 
+def action_name(came: Frame) -> str:
+    """Return the name of an action; empty if it cannot be read."""
+    try:
+        return str(_read_name(came.head))
+    except UNREADABLE:
+        return ""
+
+
 def read_action(came: Frame) -> tuple[str, Json]:
     """Decode the name and the request of an action. Raises Rejected(BAD_REQUEST, BATCH_TOO_LARGE)."""
     try:

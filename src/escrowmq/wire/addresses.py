@@ -4,11 +4,11 @@ One shard whose log several brokers follow is written ``a:7700|b:7700``. A broke
 NOT_LEADER. Such a name is not asked of anywhere: whoever answers at an address that the user gave could send the client
 to any address, and there is nothing on an address that proves who is there. So it is followed only if
 
-1. it is plainly ``escrow://HOST:PORT``, at most ``MOST`` of them for one shard;
+1. it is plainly ``escrow://HOST:PORT`` (of a client that speaks TLS: ``escrows://``), at most ``MOST`` of them for one shard;
 2. it is a place of the same kind as one that the user gave: a client of loopback addresses is never led off its machine, and a
    client of other machines never to loopback, which would be *its own* machine and not the broker's; nobody is led to
    addresses that mean no particular machine (unspecified, link-local, multicast, reserved);
-3. the user did not forbid it (``replicas=listed``), and who answers there is the same shard (:mod:`.seeking`).
+3. the user did not forbid it (``replicas=listed``), and who answers there is the same shard (:mod:`escrowmq.client.links.seeking`).
 """
 
 from __future__ import annotations
@@ -27,20 +27,22 @@ _HOST = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<host>[A-Za-z0-9._-]+))(?:
 
 
 class Address(NamedTuple):
-    """Where a broker listens."""
+    """Where a broker listens. With port 0 the host is the path of a Unix socket."""
 
     host: str
     port: int
 
     @property
     def location(self) -> str:
-        """``HOST:PORT``; of IPv6 with brackets."""
+        """``HOST:PORT``, of IPv6 with brackets; the path of a Unix socket."""
+        if not self.port:
+            return self.host
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
     def url(self) -> str:
-        """``escrow://HOST:PORT``."""
-        return f"escrow://{self.location}"
+        """``escrow://HOST:PORT``, or ``escrow+unix://PATH``."""
+        return f"escrow{'' if self.port else '+unix'}://{self.location}"
 
 
 class Kind(Enum):
@@ -60,15 +62,18 @@ def parse_address(text: str) -> Address | None:
     return Address(match["v6"] or match["host"], port)
 
 
-def named_address(url: object) -> Address | None:
-    """The address that a broker names, ``escrow://HOST:PORT``; None for anything else."""
-    if not isinstance(url, str) or len(url) > _MAX_CHARACTERS or not url.startswith("escrow://"):
+def named_address(url: object, scheme: str = "escrow") -> Address | None:
+    """The address that a broker names, ``SCHEME://HOST:PORT``; None for anything else."""
+    prefix = f"{scheme}://"
+    if not isinstance(url, str) or len(url) > _MAX_CHARACTERS or not url.startswith(prefix):
         return None
-    return parse_address(url.removeprefix("escrow://").removesuffix("/"))
+    return parse_address(url.removeprefix(prefix).removesuffix("/"))
 
 
 def kind_of(host: str) -> Kind:
-    """Which machines a host can mean; a name that is not ``localhost`` means some machine."""
+    """Which machines a host can mean; a name that is not ``localhost`` means some machine, a path the client's own."""
+    if host.startswith("/"):
+        return Kind.LOOPBACK
     name = host.lower().removesuffix(".")
     if name == "localhost" or name.endswith(".localhost"):
         return Kind.LOOPBACK

@@ -1,4 +1,4 @@
-"""The lean carrier's server: one thread that accepts, reads and closes; answers are sent by the threads that have them.
+"""The server: one thread that accepts, reads and closes all connections; answers are sent by the threads that have them.
 
 Rules of a look, a few times a second:
 
@@ -8,7 +8,8 @@ Rules of a look, a few times a second:
    any other. Among equals the one that has been silent longest. Nothing is accepted while there is no descriptor for it.
 3. Frames that are not whole may together have a quarter of all room; over it, the largest is closed.
 4. What goes wrong with one connection closes that one. What goes wrong with the thread itself is logged, all connections are closed,
-   and it begins anew; meanwhile Flight serves.
+   and it begins anew.
+5. Who is owed answers while more is held than there is room for, and does not read, is closed.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import itertools
 import logging
 import selectors
 import socket
+import ssl
 import threading
 import time
 from collections import deque
@@ -24,14 +26,20 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from escrowmq.broker.calls import Dispatcher
-from escrowmq.broker.serving.connections import PRESSED_SECONDS, SILENT_SECONDS
-from escrowmq.broker.serving.lean.connection import Connection
-from escrowmq.broker.serving.lean.requests import MAX_REQUESTS, Requests
+from escrowmq.broker.serving.connection import Connection
+from escrowmq.broker.serving.requests import MAX_REQUESTS, Requests
 from escrowmq.broker.serving.room import Room
+from escrowmq.broker.serving.streams import Workers
+from escrowmq.errors import EscrowError
 from escrowmq.platform.descriptors import connection_share
-from escrowmq.wire import PROTOCOL_VERSION, lean
-from escrowmq.wire.lean.requests import MAX_HELLO_BYTES
+from escrowmq.wire import PROTOCOL_VERSION, Json, frames
+from escrowmq.wire.actions import brokers
+from escrowmq.wire.channel import Channel, PlainChannel, TlsChannel
+from escrowmq.wire.frames import FRAME_ROOM, MAX_HELLO_BYTES, Frame
+from escrowmq.wire.packing import MAX_REQUEST_BYTES
 
+SILENT_SECONDS = 5.0
+PRESSED_SECONDS = 0.1
 LOOK_SECONDS = 0.25
 HURRIED_SECONDS = 0.02
 """Between two tries while a request waits for room."""
@@ -49,19 +57,34 @@ ANSWER_ROOM = 16 << 20
 logger = logging.getLogger(__name__)
 
 
-class LeanServer:
-    """Serves the calls of one broker on sockets that listen; closes them in the end. ``room`` bounds what is under way."""
+class Server:
+    """Serves the calls of one broker on sockets that listen; closes them in the end.
 
-    def __init__(self, calls: Dispatcher, room: Room, listeners: Sequence[socket.socket], version: str) -> None:
+    ``room`` bounds what is under way; one of the broker's limits by default. ``tls``: the settings of TCP connections; None: they are plain. Unix
+    sockets are always plain.
+    """
+
+    def __init__(
+        self,
+        calls: Dispatcher,
+        listeners: Sequence[socket.socket],
+        version: str,
+        *,
+        tls: ssl.SSLContext | None = None,
+        room: Room | None = None,
+    ) -> None:
         settings = calls.settings
         self._calls = calls
-        self._room = room
+        self.room = room or Room(settings.max_held_bytes, settings.max_calls, calls.refused)
         self._listeners = list(listeners)
+        self._tls = tls
         self._most = settings.max_connections
-        self._unfinished = room.most_bytes // 4
-        most_answer = settings.max_batch_bytes + ANSWER_ROOM
+        self._unfinished = self.room.most_bytes // 4
         self._version = version
-        self._most_answer = most_answer
+        self._most_request = max(2 * settings.max_batch_bytes, MAX_REQUEST_BYTES) + FRAME_ROOM
+        self._most_answer = settings.max_batch_bytes + ANSWER_ROOM
+        self._workers = Workers()
+        self._scratch = memoryview(bytearray(frames.SCRATCH_BYTES))
         self._clients: dict[Connection, Requests] = {}
         self._needing: deque[Connection] = deque()  # attention
         self._paused: dict[
@@ -72,6 +95,7 @@ class LeanServer:
         self._wake.setblocking(False)
         self._woken.setblocking(False)
         self._called = False
+        self._lets_go = False  # of all clients
         self._ending: float | None = None  # by when all connections are closed
         self._listen_again: float | None = None  # while nothing is accepted
         self._complained = 0.0
@@ -79,14 +103,14 @@ class LeanServer:
         self._past = [0, 0, 0]  # requests, bytes in and out, of connections that are closed
         self.accepted = 0
         """Connections, ever."""
-        self._thread = threading.Thread(target=self._work, name="escrowmq-lean", daemon=True)
+        self._thread = threading.Thread(target=self._work, name="escrowmq-server", daemon=True)
 
     def start(self) -> None:
         """Begin to accept."""
         self._thread.start()
 
     def stop(self, grace: float = 0.25) -> None:
-        """Accept no more, say goodbye, let answers go out for ``grace`` seconds, then close everything.
+        """Accept no more, send GONE, let answers go out for ``grace`` seconds, then close everything.
 
         Stop the engine first: then every call is answered.
         """
@@ -94,23 +118,27 @@ class LeanServer:
         self._call()
         if self._thread.ident is not None:
             self._thread.join()
+        self._workers.close()
         for one in (*self._listeners, self._wake, self._woken):
             one.close()
         self._selector.close()
 
-    def _welcome(self) -> lean.Welcome:
-        """Whom a client finds here, now."""
-        shard, epoch = self._calls.identity
-        return lean.Welcome(
-            lean.FORMAT_VERSION,
+    def close_all(self) -> None:
+        """Close the connections of all clients, soon: they are to look for the broker that leads. From any thread."""
+        self._lets_go = True
+        self._call()
+
+    def _welcome(self) -> tuple[frames.Welcome, Json]:
+        """Return what is taken here, and who this broker is now."""
+        limits = frames.Welcome(
+            frames.FORMAT_VERSION,
             PROTOCOL_VERSION,
-            shard,
-            epoch,
             self._version,
-            lean.MAX_REQUEST_BYTES,
+            self._most_request,
             MAX_REQUESTS,
             self._most_answer,
         )
+        return limits, self._calls.action(brokers.HELLO.name, {})
 
     @property
     def bound(self) -> int:
@@ -122,11 +150,11 @@ class LeanServer:
         clients = list(self._clients.items())
         requests, received, sent = self._past
         return {
-            "lean_connections": len(clients),
-            "lean_connections_total": self.accepted,
-            "lean_requests_total": requests + sum(asked.count for _, asked in clients),
-            "lean_received_bytes_total": received + sum(connection.received for connection, _ in clients),
-            "lean_sent_bytes_total": sent + sum(connection.sent for connection, _ in clients),
+            "connections": len(clients),
+            "connections_total": self.accepted,
+            "requests_total": requests + sum(asked.count for _, asked in clients),
+            "received_bytes_total": received + sum(connection.received for connection, _ in clients),
+            "sent_bytes_total": sent + sum(connection.sent for connection, _ in clients),
         }
 
     def _call(self, connection: Connection | None = None) -> None:
@@ -145,7 +173,7 @@ class LeanServer:
             try:
                 self._loop()
             except Exception:
-                logger.exception("the lean carrier failed; its connections are closed, and it begins anew")
+                logger.exception("the server failed; its connections are closed, and it begins anew")
                 self._begin_anew()
 
     def _begin_anew(self) -> None:
@@ -166,6 +194,10 @@ class LeanServer:
             ready = self._selector.select(max(min(next_look, next_try) - time.monotonic(), 0.0))
             try:
                 self._work_on(ready)
+                if self._lets_go:
+                    self._lets_go = False
+                    for connection in list(self._clients):
+                        self._close(connection)
                 if self._ending is not None and not said_goodbye:
                     said_goodbye = True
                     self._say_goodbye()
@@ -181,7 +213,7 @@ class LeanServer:
 
     def _work_on(self, ready: list[tuple[selectors.SelectorKey, int]]) -> None:
         """Read what came, accept who comes, see to those for whom somebody called."""
-        came: list[tuple[Connection, bytes]] = []
+        came: list[tuple[Connection, list[Frame]]] = []
         for key, mask in ready:
             if isinstance(key.fileobj, Connection):
                 self._ready(key.fileobj, mask, came)
@@ -224,15 +256,19 @@ class LeanServer:
 
     def _enter(self, accepted: socket.socket, address: object) -> None:
         accepted.setblocking(False)
-        peer = f"lean:{next(self._numbers)}:{address or 'unix'}"
-        reader = lean.Reader(MAX_HELLO_BYTES)
-        connection = Connection(accepted, peer, self._most_answer, self._call, reader)
+        peer = f"{next(self._numbers)}:{address or 'unix'}"
+        local = accepted.family == socket.AF_UNIX
+        channel: Channel = (
+            PlainChannel(accepted) if self._tls is None or local else TlsChannel(accepted, self._tls, server=True)
+        )
+        assembler = frames.Assembler(MAX_HELLO_BYTES, self._scratch)
+        connection = Connection(channel, peer, self._most_answer, self._call, assembler)
         over = len(self._clients) - self.bound
         if over >= 0 and not self._evict(greeted=False) and over >= OVER_BOUND:
             connection.close()
             return
         self.accepted += 1
-        self._clients[connection] = Requests(self._calls, self._room, connection, self._welcome)
+        self._clients[connection] = Requests(self._calls, self.room, connection, self._workers, self._welcome)
         self._wait_for(connection, selectors.EVENT_READ)
 
     def _evict(self, *, greeted: bool, but: Connection | None = None) -> bool:
@@ -246,11 +282,11 @@ class LeanServer:
             return False
         number = min(others)[-1]
         connection = next(itertools.islice(self._clients, number, None))
-        logger.info("closing a lean connection, there are too many: %s", connection.peer)
+        logger.info("closing a connection, there are too many: %s", connection.peer)
         self._close(connection)
         return True
 
-    def _ready(self, connection: Connection, mask: int, came: list[tuple[Connection, bytes]]) -> None:
+    def _ready(self, connection: Connection, mask: int, came: list[tuple[Connection, list[Frame]]]) -> None:
         """Write and read what can be, of one connection. What was read joins ``came``.
 
         Requests of several connections are begun together, after all of these were read: reading lets go of the interpreter, and
@@ -258,51 +294,64 @@ class LeanServer:
         """
         if mask & selectors.EVENT_WRITE:
             self._serve(connection)
-        if not mask & selectors.EVENT_READ or connection not in self._clients:
+        asked = self._clients.get(connection)
+        if asked is None or not mask & selectors.EVENT_READ:
             return
         try:
-            data = connection.receive()
+            found = connection.receive()
+            if connection.buffered:
+                self._call(connection)  # no event will tell of it
+        except EscrowError as problem:
+            found = []
+            asked.refuse(problem)
         except Exception:
-            logger.exception("a lean connection failed: %s", connection.peer)
-            data = None
-        if data is None:
+            logger.exception("a connection failed: %s", connection.peer)
+            found = None
+        if found is None:
             self._close(connection)
-        elif data:
-            came.append((connection, data))
-            if len(came) >= READ_AT_ONCE:
-                self._take(came)
+            return
+        came.append((connection, found))
+        if len(came) >= READ_AT_ONCE:
+            self._take(came)
 
-    def _take(self, came: list[tuple[Connection, bytes]]) -> None:
+    def _take(self, came: list[tuple[Connection, list[Frame]]]) -> None:
         """Begin what was read."""
-        for connection, data in came:
-            self._serve(connection, data)
+        for connection, found in came:
+            self._serve(connection, found)
         came.clear()
 
-    def _serve(self, connection: Connection, data: bytes = b"") -> None:
-        """Take what was read of one connection, and write what can be."""
+    def _serve(self, connection: Connection, came: list[Frame] | None = None) -> None:
+        """Take in the frames that came over one connection, and write what can be."""
         asked = self._clients.get(connection)
         if asked is None:
             return
         try:
-            if connection.unsent_bytes:
+            if connection.owes:
                 connection.flush()
-            if data:
+            if came is not None:
                 greeted = asked.welcomed
-                asked.take(data)
+                asked.take(came)
                 if asked.welcomed and not greeted:
                     connection.tune()
                     if len(self._clients) > self.bound:
                         self._evict(greeted=True, but=connection)
             self._see_to(connection, asked)
         except Exception:
-            logger.exception("a lean connection failed: %s", connection.peer)
+            logger.exception("a connection failed: %s", connection.peer)
             self._close(connection)
 
     def _attend(self) -> None:
         """See to the connections for which somebody called."""
-        while self._needing:
+        for _ in range(len(self._needing)):  # those that come meanwhile are seen to in the next turn
             connection = self._needing.popleft()
-            if connection in self._clients:
+            asked = self._clients.get(connection)
+            if asked is None:
+                continue
+            if connection.buffered and not asked.paused:
+                came: list[tuple[Connection, list[Frame]]] = []
+                self._ready(connection, selectors.EVENT_READ, came)
+                self._take(came)
+            else:
                 self._serve(connection)
 
     def _see_to(self, connection: Connection, asked: Requests) -> None:
@@ -312,11 +361,14 @@ class LeanServer:
         if connection.broken or (asked.done and not asked.no_longer):
             self._close(connection)
             return
-        events = selectors.EVENT_WRITE if connection.unsent_bytes else 0
+        events = selectors.EVENT_WRITE if connection.owes else 0
         if asked.paused:
             self._paused[connection] = None
         else:
-            self._paused.pop(connection, None)
+            if connection in self._paused:
+                del self._paused[connection]
+                if connection.buffered:
+                    self._call(connection)
             events |= selectors.EVENT_READ
         self._wait_for(connection, events)
 
@@ -358,24 +410,25 @@ class LeanServer:
             return
         if self._listen_again is not None and now >= self._listen_again and self._ending is None:
             self._listen()
+        self.room.relieve()
         patience = PRESSED_SECONDS if len(self._clients) > self.bound // 2 else SILENT_SECONDS
         unfinished = 0
         for connection, asked in list(self._clients.items()):
-            size = connection.reader.waiting
+            size = connection.assembler.waiting
             unfinished += size
             late = now - connection.opened >= patience if not asked.welcomed else self._drips(connection, asked, now)
             if late or (asked.no_longer and now >= asked.no_longer):
                 self._close(connection)
         while unfinished > self._unfinished:
-            largest = max(self._clients, key=lambda connection: connection.reader.waiting)
-            unfinished -= largest.reader.waiting
+            largest = max(self._clients, key=lambda connection: connection.assembler.waiting)
+            unfinished -= largest.assembler.waiting
             logger.warning("closing a connection that sends much and ends nothing: %s", largest.peer)
             self._close(largest)
 
     def _drips(self, connection: Connection, asked: Requests, now: float) -> bool:
         """Whether its frame takes too long to become whole."""
-        if not connection.reader.waiting or asked.frames_then != connection.reader.frames:
-            asked.frames_then, asked.whole_since = connection.reader.frames, now
+        if not connection.assembler.waiting or asked.frames_then != connection.assembler.frames:
+            asked.frames_then, asked.whole_since = connection.assembler.frames, now
         return now - asked.whole_since >= FRAME_SECONDS
 
     def _say_goodbye(self) -> None:

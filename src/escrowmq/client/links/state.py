@@ -1,4 +1,4 @@
-"""When a link without a connection looks for its broker, and who waits for what comes of it.
+"""How a link stands with its broker, when one without a connection looks for it, and who waits for what comes of it.
 
 A link looks; everybody above it (lanes, sessions, consumers, readers) waits for its news, so that a client asks no more often the more it has to do, and
 goes on the moment a broker leads again. :class:`Looks` says when a look is due.
@@ -16,12 +16,43 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
 
 FIRST_PAUSE, LAST_PAUSE = 0.02, 2.0
 QUICK_PAUSE = 0.15
 QUICK_SECONDS = 6.0
 STEADY_SECONDS = 1.0
 LONGEST_TOLD = 5.0
+
+
+class Phase(StrEnum):
+    """How a link stands with its broker."""
+
+    AWAY = "away"
+    """There is no connection."""
+    PROBING = "probing"
+    """One is sought."""
+    UP = "up"
+    """There is one."""
+    DRAINING = "draining"
+    """It takes no more, and what was begun is still answered."""
+
+
+@dataclass(slots=True)
+class BrokerState:
+    """A link's phase, since when (monotonic seconds), and why if it is not up. ``next_probe``: when the next look is due."""
+
+    phase: Phase = Phase.AWAY
+    since: float = 0.0
+    reason: str = ""
+    next_probe: float = 0.0
+
+    def enter(self, phase: Phase, now: float, reason: str = "") -> None:
+        """Note another phase."""
+        if phase is not self.phase:
+            self.phase, self.since = phase, now
+        self.reason = reason
 
 
 class Looks:
@@ -54,6 +85,11 @@ class Looks:
         self._found = None
         if steady:
             self._next, self._since, self._due = FIRST_PAUSE, None, 0.0
+
+    @property
+    def due(self) -> float:
+        """When a look is due (monotonic seconds); 0: now."""
+        return self._due
 
     def left(self, now: float) -> float:
         """Seconds until a look is due; 0: now."""

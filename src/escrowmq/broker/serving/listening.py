@@ -1,4 +1,4 @@
-"""The sockets on which the lean carrier listens: TCP, and one in the file system."""
+"""The sockets on which a broker listens: TCP, and one in the file system."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from pathlib import Path
 from escrowmq.errors import Code, Misuse
 
 BACKLOG = 512
-_ALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}
-"""After a minute of silence the system asks the other side's, four times in a minute: a connection of which only this end is left ends."""
 
 
 def listen_tcp(host: str, port: int) -> socket.socket:
@@ -55,14 +53,3 @@ def listen_unix(path: Path) -> socket.socket:
         listener.close()
         raise
     return listener
-
-
-def tune(accepted: socket.socket) -> None:
-    """What a connection is set to whose client has greeted: a crowd that says nothing costs no calls for it. Raises OSError when it is gone already."""
-    if accepted.family == socket.AF_UNIX:
-        return
-    accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    accepted.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in _ALIVE.items():
-        if (option := getattr(socket, name, None)) is not None:
-            accepted.setsockopt(socket.IPPROTO_TCP, option, value)

@@ -1,0 +1,461 @@
+"""The requests of one connection: begun in the order in which they came, as far as its bounds allow, and answered in any order.
+
+Rules:
+
+1. A request is begun when the connection has fewer than ``MAX_REQUESTS`` and ``PIPELINED_BYTES`` without an answer, fewer than
+   ``UNREAD_BYTES`` that its client does not read, and room for its bytes among those of all clients; else it waits here, and nothing more
+   is read from the connection. One that finds no room for ``PATIENCE`` is refused. A large one takes no memory before it has room.
+2. A content that cannot be read is refused to its number. A client that breaks the protocol gets the reason, and is closed.
+3. When the connection ends, receives that wait are withdrawn, reads and watches end, and what was leased for an answer that did not leave whole is
+   released at once, its attempt not counted. All other requests take effect.
+4. What the requests hold is given back with their answers, also when the connection is gone by then.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+
+from escrowmq.broker.calls import Dispatcher
+from escrowmq.broker.failures import broker_failed, for_client
+from escrowmq.broker.serving.connection import Connection
+from escrowmq.broker.serving.room import Allowance, Held, Room
+from escrowmq.broker.serving.streams import Read, Stream, Watch, Workers
+from escrowmq.errors import Code, EscrowError, error
+from escrowmq.wire import Exchange, Json, frames
+from escrowmq.wire.frames import EXCHANGE_OF, MAX_PING_BYTES, Frame, Kind, Pieces
+from escrowmq.wire.parcels import Answer
+
+MAX_REQUESTS = 4096
+PIPELINED_BYTES = 16 << 20
+UNREAD_BYTES = 1 << 20
+CALL_BYTES = 1024
+"""What a request under way takes beside its content."""
+ROW_BYTES, PAIR_BYTES = 256, 128
+"""What a row, and a property of one, become beside their content when they are read."""
+JSON_COST = 16
+"""Bytes of memory that a byte of JSON may become."""
+
+_WITH_PROPERTIES = (Kind.SEND, Kind.PREPARE)
+_MESSAGES = (*_WITH_PROPERTIES, Kind.COLUMNS)
+_CALLS = (Kind.ACTION, Kind.READ, Kind.WATCH)
+
+Welcoming = Callable[[], tuple[frames.Welcome, Json]]
+"""Returns what the broker takes, and its answer to ``hello``. Raises EscrowError where it cannot say who it is."""
+
+
+class Requests:
+    """What one client has asked and not been answered. Its methods are for the loop, but for the answers that come in."""
+
+    __slots__ = (
+        "_begun",
+        "_calls",
+        "_claimed",
+        "_connection",
+        "_counted",
+        "_ended",
+        "_entered",
+        "_held",
+        "_lock",
+        "_open",
+        "_room",
+        "_unanswered",
+        "_waiting",
+        "_welcome",
+        "_workers",
+        "count",
+        "frames_then",
+        "leaving",
+        "no_longer",
+        "paused",
+        "welcomed",
+        "whole_since",
+    )
+
+    def __init__(
+        self, calls: Dispatcher, room: Room, connection: Connection, workers: Workers, welcome: Welcoming
+    ) -> None:
+        self._calls = calls
+        self._room = room
+        self._connection = connection
+        self._workers = workers
+        self._welcome = welcome
+        self._held: Held = connection.held
+        self._lock = threading.Lock()
+        self._begun: dict[int, Future[pa.RecordBatch] | Stream | None] | None = None
+        self._open = self._unanswered = 0  # requests, and their bytes; until the answer was given to the connection
+        self._waiting: deque[Frame] | None = None
+        self._counted = 0  # bytes of a small frame that is not whole, as the room knows it
+        self._claimed = 0  # bytes that the room gave to a large frame that is not whole
+        self._entered = self._ended = False
+        self.welcomed = False
+        """Whether the client has greeted."""
+        self.count = 0
+        """Requests that were begun."""
+        self.paused = False
+        """Whether something waits here for answers, for its client to read, or for room; then nothing more is read."""
+        self.leaving = False
+        """Whether the client sends no more, or may not: what has begun is answered, then the connection closes."""
+        self.frames_then, self.whole_since = 0, 0.0
+        """How many frames had come whole at the last look, and since when no other has (monotonic seconds)."""
+        self.no_longer = 0.0
+        """When a client that was refused is closed, whatever it still sends (monotonic seconds); 0: it is not refused."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether something has no answer yet."""
+        return self._open > 0
+
+    @property
+    def done(self) -> bool:
+        """Whether a client that is leaving has got everything."""
+        return self.leaving and not (self._open or self._waiting or self._connection.owes)
+
+    def take(self, came: list[Frame]) -> None:
+        """Take in frames. A frame that breaks the protocol refuses the client; nothing is raised."""
+        if self.leaving:
+            return
+        try:
+            if not self.welcomed and came:
+                self._greet(came.pop(0))
+        except EscrowError as problem:
+            self.refuse(problem)
+            return
+        if came:
+            if self._waiting is None:
+                self._waiting = deque()
+            self._waiting.extend(came)
+        if self.welcomed:
+            small = self._connection.assembler.small
+            if small != self._counted:
+                self._room.change(self._held, small - self._counted)
+                self._counted = small
+            self.go_on()
+
+    def _greet(self, frame: Frame) -> None:
+        if frame.kind != Kind.HELLO:
+            raise error(Code.BAD_REQUEST, "the first frame is no greeting")
+        frames.read_hello(frame)
+        welcome, hello = self._welcome()
+        self._room.enter(self._held)
+        self._entered = True
+        self._connection.freed = self._freed
+        self.welcomed = True
+        self._begun = {}
+        self._connection.assembler.most = welcome.max_request_bytes
+        self._connection.assembler.may_take = self._may_take
+        self._send(frames.welcome(welcome, hello))
+
+    def _freed(self, size: int) -> None:
+        self._room.change(self._held, -size)
+
+    def _may_take(self, size: int) -> bool:
+        """Whether a large frame may take its memory now."""
+        if not self._room.offer(self._held, size, messages=True):
+            return False
+        self._claimed = size
+        return True
+
+    def refuse(self, problem: EscrowError) -> None:
+        """Send the reason to a client that breaks the protocol, and read no more of it."""
+        self._send(frames.refused(0, problem))
+        self.leave()
+        self._connection.end_sending()
+        self.no_longer = time.monotonic() + 1.0
+
+    def leave(self) -> None:
+        """The client sends no more: what has begun is answered; receives are withdrawn, reads and watches end."""
+        self.leaving = True
+        self._waiting = None
+        self.paused = False
+        self._withdraw()
+
+    def _send(self, frame: bytes | bytearray) -> None:
+        """Send what is not counted as an answer."""
+        size = len(frame) if self.welcomed else 0
+        self._room.change(self._held, size)
+        if self._connection.send([[frame]]) and size:
+            self._room.change(self._held, -size)
+
+    # Beginning
+
+    def go_on(self) -> None:
+        """Begin what waits, as far as the bounds allow."""
+        try:
+            while self._waiting and not self.leaving:
+                if self._must_wait():
+                    return
+                if not self._begin(self._waiting[0]):
+                    self.paused = True
+                    return
+                if self._waiting:
+                    self._waiting.popleft()
+        except EscrowError as problem:
+            self.refuse(problem)
+        if self.leaving:
+            self.paused = False
+        elif not self._must_wait():
+            self._waiting = None
+            self.paused = self._lacks_room()
+
+    def _lacks_room(self) -> bool:
+        """Whether a large frame waits for room. One that has waited for too long is refused, and what comes of it dropped."""
+        assembler = self._connection.assembler
+        if (refused := assembler.refused) is None or assembler.target():
+            return False
+        if self._room.patience(self._held) > 0.0:
+            return True
+        assembler.skip()
+        self._send(frames.refused(refused.number, self._room.refusal()))
+        return False
+
+    def _must_wait(self) -> bool:
+        """Whether nothing may be begun or read until an answer has come or left. Looked at again when that has been noted: whoever
+        answers calls the loop only then."""
+        self.paused = False
+        if not self._may_begin():
+            self.paused = True
+            self.paused = not self._may_begin()
+        return self.paused
+
+    def _may_begin(self) -> bool:
+        return (
+            self._connection.unsent_bytes < UNREAD_BYTES
+            and self._open < MAX_REQUESTS
+            and self._unanswered < PIPELINED_BYTES
+        )
+
+    def _begin(self, frame: Frame) -> bool:
+        """Begin what a frame asks; False when there is no room for it yet. EscrowError: the client is to be refused."""
+        kind, number = frame.kind, frame.number
+        if kind == Kind.PING:
+            if len(frame.body) > MAX_PING_BYTES:
+                raise error(Code.BAD_REQUEST, f"a ping of {len(frame.body)} bytes; the limit is {MAX_PING_BYTES}")
+            self._send(frames.pong(bytes(frame.body)))
+        elif kind in (Kind.CANCEL, Kind.CREDIT):
+            self._steer(frame)
+        elif kind == Kind.GOODBYE:
+            self.leaving = True
+            self._withdraw()
+        elif kind in EXCHANGE_OF or kind == Kind.COLUMNS or kind in _CALLS:
+            return self._request(frame)
+        else:
+            unknown = error(Code.BAD_REQUEST, f"a frame of kind {kind:#04x}")
+            if not number:
+                raise unknown
+            self._send(frames.refused(number, unknown))
+        return True
+
+    def _steer(self, frame: Frame) -> None:
+        """Withdraw a receive, end a read or a watch, or give a read more credit."""
+        assert self._begun is not None
+        begun = self._begun.get(frame.number)
+        if frame.kind == Kind.CANCEL:
+            if begun is not None:
+                begun.cancel()
+        elif isinstance(begun, Read):
+            begun.add_credit(frames.read_credit(frame))
+
+    def _request(self, frame: Frame) -> bool:
+        assert self._begun is not None
+        kind, number, content = frame.kind, frame.number, len(frame.head) + len(frame.body)
+        if not number:
+            raise error(Code.BAD_REQUEST, "a request with the number 0, which is that of frames that belong to none")
+        if number in self._begun:
+            raise error(Code.BAD_REQUEST, f"request {number} has no answer yet, and another has its number")
+        size = CALL_BYTES + (JSON_COST * content if kind in _CALLS else content)
+        if frames.is_large(frame):  # it got room before it took its memory
+            self._room.change(self._held, size - self._claimed)
+            self._claimed = 0
+        elif not self._room.offer(self._held, size, messages=kind in _MESSAGES):
+            return self._refuse_late(number)
+        self.count += 1
+        try:
+            if kind in _CALLS:
+                self._call(frame, size)
+            elif kind == Kind.RECEIVE:
+                options: Any = frames.read_receive(frame)
+                self._note(number, size)
+                self._receive(number, size, options)
+            elif kind == Kind.COLUMNS:
+                asked, batch, options = frames.read_columns(frame)
+                self._note(number, size)
+                begun = self._calls.exchange(asked, batch, options, self._held.peer)
+                begun.add_done_callback(partial(self._on_batch, number, size, None))
+            else:
+                parcel = frames.read_parcel(frame)
+                more = ROW_BYTES * len(parcel.rows)
+                if kind in _WITH_PROPERTIES:
+                    more += PAIR_BYTES * sum(len(row[4]) for row in parcel.rows if row[4])
+                self._room.change(self._held, more)
+                self._note(number, size + more)
+                self._calls.parcel(parcel, partial(self._on_parcel, number, size + more), content, self._held.peer)
+        except EscrowError as problem:  # it could not be read: nothing has begun
+            self._room.change(self._held, -size)
+            self._send(frames.refused(number, problem))
+        return True
+
+    def _refuse_late(self, number: int) -> bool:
+        """Refuse a request for which there is no room, if that has been so for too long. Returns whether it was refused."""
+        if self._room.patience(self._held) > 0.0:
+            return False
+        self._send(frames.refused(number, self._room.refusal()))
+        return True
+
+    def _note(self, number: int, size: int, begun: Future[pa.RecordBatch] | Stream | None = None) -> None:
+        assert self._begun is not None
+        self._begun[number] = begun
+        with self._lock:
+            self._open += 1
+            self._unanswered += size
+
+    def _receive(self, number: int, size: int, options: Any) -> None:
+        assert self._begun is not None
+        allowance = Allowance(self._room, self._held, self._unread, UNREAD_BYTES)
+        begun = self._calls.exchange(Exchange.RECEIVE, None, options, allowance=allowance)
+        self._begun[number] = begun
+        group = options.get("group")
+        begun.add_done_callback(lambda done: self._on_batch(number, size, group, done, allowance.size))
+
+    def _unread(self) -> int:
+        return self._connection.unsent_bytes
+
+    def _call(self, frame: Frame, size: int) -> None:
+        """Begin an action, a read or a watch: on a thread of the workers. Raises EscrowError when nothing has begun."""
+        number = frame.number
+        self._room.begin_call(self._held)
+        end = partial(self._on_call_end, number, size)
+        if frame.kind == Kind.ACTION:
+            self._note(number, size)
+            self._workers.act(self._held, partial(self._act, frame, size), frames.action_name(frame))
+            return
+        stream: Stream
+        try:
+            if frame.kind == Kind.READ:
+                request, credit = frames.read_read(frame)
+                stream = Read(number, request, credit, self._calls, self._room, self._connection, self._workers, end)
+            else:
+                session = frames.read_watch(frame)
+                stream = Watch(number, session, self._calls, self._room, self._connection, self._workers, end)
+        except EscrowError:
+            self._room.end_call(self._held)
+            raise
+        self._note(number, size, stream)
+        stream.wake()
+
+    def _act(self, frame: Frame, size: int) -> None:
+        """Run an action, and answer it. On a thread of the workers."""
+        number = frame.number
+        try:
+            name, request = frames.read_action(frame)
+            answer: Pieces = [frames.result(number, self._calls.action(name, request))]
+        except Exception as problem:
+            answer = [frames.refused(number, for_client(broker_failed("an action", problem)))]
+        self._room.end_call(self._held)
+        self._answer(number, size, [answer], large=frames.size_of(answer) > frames.PART_BYTES)
+
+    # Answers, on any thread; none of these raises
+
+    def _on_parcel(self, number: int, size: int, answer: Answer | EscrowError) -> None:
+        try:
+            if isinstance(answer, bytes):
+                frame: bytes | bytearray = frames.codes_answer(number, answer)
+            elif isinstance(answer, EscrowError):
+                frame = frames.refused(number, for_client(answer))
+            else:
+                frame = frames.rows_answer(number, answer)
+        except Exception as problem:
+            frame = frames.refused(number, broker_failed("answering a parcel", problem))
+        self._answer(number, size, [[frame]])
+
+    def _on_batch(
+        self, number: int, size: int, group: str | None, done: Future[pa.RecordBatch], granted: int = 0
+    ) -> None:
+        """``group``: of the consumers, of a receive; ``granted``: the bytes that its answer was given room for."""
+        lost = None
+        try:
+            if done.cancelled():
+                answer: list[Pieces] = [[frames.withdrawn(number)]]
+            elif (problem := done.exception()) is not None:
+                answer = [[frames.refused(number, for_client(broker_failed("answering", problem)))]]
+            else:
+                batch = done.result()
+                answer = frames.batch_answer(number, batch)
+                if group is not None and batch.num_rows:
+                    lost = partial(self._calls.give_back_unseen, group, batch)
+        except Exception as problem:
+            answer = [[frames.refused(number, broker_failed("answering a batch", problem))]]
+        self._answer(number, size, answer, lost, granted)
+
+    def _answer(
+        self,
+        number: int,
+        size: int,
+        answer: list[Pieces],
+        lost: Callable[[], None] | None = None,
+        granted: int = 0,
+        *,
+        large: bool = False,
+    ) -> None:
+        """Send an answer. What its request held is given back; what the answer holds, as soon as it has left."""
+        assert self._begun is not None
+        self._begun.pop(number, None)  # before the client can use the number again
+        given = sum(map(frames.size_of, answer))
+        self._room.change(self._held, given - size - granted)
+        if gone := self._connection.send(answer, lost, large=large):
+            self._room.change(self._held, -gone)
+        self._close_request(size)
+
+    def _on_call_end(self, number: int, size: int) -> None:
+        """A read or a watch has sent its last frame."""
+        assert self._begun is not None
+        self._begun.pop(number, None)
+        self._room.end_call(self._held)
+        self._room.change(self._held, -size)
+        self._close_request(size)
+
+    def _close_request(self, size: int) -> None:
+        with self._lock:
+            self._open -= 1
+            self._unanswered -= size
+            last = self._ended and not self._open
+        if last:
+            self._room.leave(self._held)
+        elif self.paused or self.leaving:
+            self._connection.attend()
+
+    # The end
+
+    def _withdraw(self) -> None:
+        """Withdraw waiting receives, so that nothing is leased to a client that has left, and end reads and watches."""
+        for begun in list((self._begun or {}).values()):
+            if isinstance(begun, Stream):
+                begun.break_off()
+            elif begun is not None:
+                begun.cancel()
+
+    def say_goodbye(self) -> None:
+        """The broker stops, and all that had begun is answered."""
+        self._send(frames.gone())
+        self.leave()
+
+    def end(self) -> None:
+        """The connection is closed."""
+        self.leaving = True
+        self._waiting = None
+        self._withdraw()
+        if self._claimed:
+            self._room.change(self._held, -self._claimed)
+            self._claimed = 0
+        with self._lock:
+            self._ended = True
+            last = self._entered and not self._open
+        if last:
+            self._room.leave(self._held)

@@ -1,0 +1,307 @@
+"""What runs beside the requests of connections: actions, reads and watches, on a bounded number of threads.
+
+A read sends batches while it has credit, and a watch sends checks as they come due. Neither holds a thread while it waits, for
+credit, for its client to read, or for questions: whatever ends the waiting calls :meth:`Stream.wake`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import pyarrow as pa
+
+from escrowmq.broker.calls import Dispatcher
+from escrowmq.broker.failures import broker_failed, for_client
+from escrowmq.broker.reads.chunks import BYTES
+from escrowmq.broker.serving.connection import Connection
+from escrowmq.broker.serving.room import Held, Room
+from escrowmq.broker.writer.checkback import Listener
+from escrowmq.errors import Code, EscrowError, error
+from escrowmq.wire import Json, frames
+from escrowmq.wire.actions import brokers
+from escrowmq.wire.frames import Pieces
+
+ACTIONS = 32
+"""Actions that run at a time, of all connections,"""
+ACTIONS_OF_ONE = 8
+"""and of one; its further ones wait, so that it keeps no other from being answered."""
+READS = 16
+"""Reads that make a batch at a time."""
+PROMPT = 4
+"""Threads for what must not wait behind slow actions and reads: questions about the broker itself, and checks."""
+FIRST_READ_BYTES, READ_BYTES = BYTES, 2 * BYTES
+"""What a read is thought to need for its first batches, and at most for a later one: twice the one before."""
+UNSENT_BYTES = 2 << 20
+"""Bytes of one read or watch that may wait for the socket; while there are more, it makes no further batch."""
+
+_PROMPT_ACTIONS = frozenset({brokers.HELLO.name, brokers.HEALTH.name, brokers.STATS.name})
+
+logger = logging.getLogger(__name__)
+
+
+class Workers:
+    """The threads of a server. What is given to them after :meth:`close` is dropped."""
+
+    def __init__(self) -> None:
+        self._actions = ThreadPoolExecutor(ACTIONS, "escrowmq-action")
+        self._reads = ThreadPoolExecutor(READS, "escrowmq-read")
+        self._prompt = ThreadPoolExecutor(PROMPT, "escrowmq-prompt")
+        self._lock = threading.Lock()
+        self._running: dict[Held, int] = {}
+        self._waiting: dict[Held, deque[Callable[[], None]]] = {}
+
+    def act(self, held: Held, call: Callable[[], None], name: str) -> None:
+        """Run an action of a connection."""
+        if name in _PROMPT_ACTIONS:
+            self.run_promptly(call)
+            return
+        with self._lock:
+            running = self._running.get(held, 0)
+            if running >= ACTIONS_OF_ONE:
+                self._waiting.setdefault(held, deque()).append(call)
+                return
+            self._running[held] = running + 1
+        self._submit(self._actions, lambda: self._act(held, call))
+
+    def _act(self, held: Held, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception:
+            logger.exception("an action could not be answered: %s", held.peer)
+        with self._lock:
+            waiting = self._waiting.get(held)
+            following = waiting.popleft() if waiting else None
+            if not waiting:
+                self._waiting.pop(held, None)
+            if following is None:
+                self._running[held] -= 1
+                if not self._running[held]:
+                    del self._running[held]
+        if following is not None:  # behind those of others
+            self._submit(self._actions, lambda: self._act(held, following))
+
+    def run_promptly(self, call: Callable[[], None]) -> None:
+        """Run what is short and must not wait."""
+        self._submit(self._prompt, call)
+
+    def run_read(self, call: Callable[[], None]) -> None:
+        """Run what may wait for the disk and for room."""
+        self._submit(self._reads, call)
+
+    @staticmethod
+    def _submit(pool: ThreadPoolExecutor, call: Callable[[], None]) -> None:
+        with suppress(RuntimeError):  # the server has stopped
+            pool.submit(call)
+
+    def close(self) -> None:
+        """Begin nothing more; what runs goes on."""
+        for pool in (self._actions, self._reads, self._prompt):
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+class Stream(ABC):
+    """Answers of one request that come as long as it lasts. ``end`` is called once, when the last frame was given to the connection."""
+
+    def __init__(
+        self,
+        number: int,
+        room: Room,
+        connection: Connection,
+        run: Callable[[Callable[[], None]], None],
+        end: Callable[[], None],
+    ) -> None:
+        self._number = number
+        self._room = room
+        self._connection = connection
+        self._held = connection.held
+        self._run_on_worker = run
+        self._end = end
+        self._lock = threading.Lock()
+        self._running = self._again = False
+        self._over = False
+        self._cancelled = self._broken_off = False
+        self._unsent = 0
+
+    def wake(self) -> None:
+        """Go on, on a thread of the workers, if there may be something to do. From any thread."""
+        with self._lock:
+            if self._over or self._running:
+                self._again = True
+                return
+            self._running = True
+        self._run_on_worker(self._work)
+
+    def cancel(self) -> None:
+        """The client wants no more: DONE is the last frame, unless another was before. From any thread."""
+        self._cancelled = True
+        self.wake()
+
+    def break_off(self) -> None:
+        """It cannot go on: an error is the last frame, so that nobody takes this for the end. From any thread."""
+        self._broken_off = True
+        self.cancel()
+
+    def _work(self) -> None:
+        while True:
+            self._again = False
+            last = self._step()
+            with self._lock:
+                self._over = last is not None
+                if self._over or not self._again:
+                    self._running = False
+                    break
+        if last is not None:
+            self._close()
+            self._room.change(self._held, frames.size_of(last))
+            self._give([last])
+            self._end()
+
+    def _step(self) -> Pieces | None:
+        """Do what can be done now. Returns the last frame if there is nothing more to do, ever."""
+        try:
+            if self._broken_off:
+                raise error(Code.SHARD_STOPPED, "the broker is stopping, or its client is leaving")
+            ended = self._cancelled or self._go_on()
+        except Exception as problem:
+            return [frames.refused(self._number, for_client(broker_failed("a stream", problem)))]
+        return [frames.done(self._number)] if ended else None
+
+    @abstractmethod
+    def _go_on(self) -> bool:
+        """Send what can be sent now. Returns whether that was all. Raises EscrowError: the last frame."""
+
+    @abstractmethod
+    def _close(self) -> None:
+        """Let go of what it reads from."""
+
+    def _may_send(self) -> bool:
+        return self._unsent < UNSENT_BYTES and not self._cancelled
+
+    def _give(self, answer: list[Pieces]) -> None:
+        """Send frames that the room knows already."""
+        size = sum(map(frames.size_of, answer))
+        with self._lock:
+            self._unsent += size
+        if gone := self._connection.send(answer, freed=self._freed, large=True):
+            self._count_freed(gone)
+
+    def _freed(self, size: int) -> None:
+        """Bytes have left, or are lost."""
+        if self._count_freed(size):
+            self.wake()
+
+    def _count_freed(self, size: int) -> bool:
+        """Returns whether so much has left that it may go on."""
+        with self._lock:
+            was_full, self._unsent = self._unsent >= UNSENT_BYTES, self._unsent - size
+            may_go_on = was_full and self._unsent < UNSENT_BYTES
+        self._room.change(self._held, -size)
+        return may_go_on
+
+
+class Read(Stream):
+    """A read: SCHEMA, batches while there is credit, DONE or ERROR."""
+
+    def __init__(
+        self,
+        number: int,
+        request: Json,
+        credit: int,
+        calls: Dispatcher,
+        room: Room,
+        connection: Connection,
+        workers: Workers,
+        end: Callable[[], None],
+    ) -> None:
+        super().__init__(number, room, connection, workers.run_read, end)
+        self._request = request
+        self._credit = credit
+        self._calls = calls
+        self._reader: pa.RecordBatchReader | None = None
+        self._expected = FIRST_READ_BYTES
+
+    def add_credit(self, size: int) -> None:
+        """The client has consumed so many bytes. From any thread."""
+        with self._lock:
+            self._credit += size
+        self.wake()
+
+    def _go_on(self) -> bool:
+        if self._reader is None:
+            self._reader = self._calls.read(self._request)
+            schema: Pieces = [frames.schema_answer(self._number, self._reader.schema)]
+            self._room.change(self._held, frames.size_of(schema))
+            self._give([schema])
+        while self._credit > 0 and self._may_send():
+            self._room.take(self._held, self._expected, reads=True)
+            given = 0
+            try:
+                batch = next(self._reader, None)
+                if batch is None:
+                    return True
+                parts = frames.part_answer(self._number, batch)
+                given = sum(map(frames.size_of, parts))
+            finally:
+                self._room.change(self._held, given - self._expected)
+            self._expected = min(max(2 * batch.nbytes, FIRST_READ_BYTES), READ_BYTES)
+            with self._lock:
+                self._credit -= sum(frames.size_of(part[1:]) for part in parts)  # bodies alone
+            self._give(parts)
+        return False
+
+    def _close(self) -> None:
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            with suppress(pa.ArrowException, OSError, EscrowError):  # it ended by an error
+                reader.close()
+
+
+class Watch(Stream):
+    """A subscription to the checks of a session."""
+
+    def __init__(
+        self,
+        number: int,
+        session: int,
+        calls: Dispatcher,
+        room: Room,
+        connection: Connection,
+        workers: Workers,
+        end: Callable[[], None],
+    ) -> None:
+        super().__init__(number, room, connection, workers.run_promptly, end)
+        self._session = session
+        self._calls = calls
+        self._listener: Listener | None = None
+        self._batches: Iterator[pa.RecordBatch] = iter(())
+
+    def _go_on(self) -> bool:
+        listener = self._listener
+        if listener is None:
+            self._listener = listener = self._calls.watch(self._session)
+            listener.on_news = self.wake
+        while self._may_send():
+            batch = next(self._batches, None)
+            if batch is not None:
+                parts = frames.checks(self._number, batch)
+                self._room.change(self._held, sum(map(frames.size_of, parts)))
+                self._give(parts)
+            elif (questions := listener.take_now()) is not None:
+                self._batches = listener.batches_of(questions)
+            elif listener.closed:
+                if listener.problem is not None:
+                    raise listener.problem
+                return True
+            else:
+                break
+        return False
+
+    def _close(self) -> None:
+        if self._listener is not None:
+            self._calls.leave(self._listener)

@@ -1,0 +1,574 @@
+"""A :class:`~escrowmq.wire.Link` to a served broker: everything over one connection. The protocol is in ``docs/protocol.md``.
+
+Requests are pipelined and matched to answers by number. When the connection breaks, all its requests fail with
+Unknown(DISCONNECTED), oldest first, before a new one takes any; who sends again is the lanes' affair. What a stopping or stopped broker answers to
+anything (SHARD_STOPPED) is DISCONNECTED here, too, and so is the answer of one that does not lead (NOT_LEADER).
+
+A shard may have several brokers, of which one leads (:mod:`.seeking`). Above the link nothing is to be seen of that: another
+that leads is what the same broker is after a restart. Who leads is known from the welcome of a connection, and from nothing else.
+
+Requests that find no connection are held while one is sought, for ``HOLD_SECONDS`` at most, and then fail as not sent. They are also held while
+an older connection still owes answers: requests of one kind take effect in their order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import logging
+import ssl
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, cast
+
+import pyarrow as pa
+
+from escrowmq.client.lanes.timer import Timer
+from escrowmq.client.links.connection import CONNECT_SECONDS, SILENT_TICKS, TICK_SECONDS, Connection, Met, meet
+from escrowmq.client.links.exchanges import (
+    NOTHING,
+    Action,
+    Batches,
+    NotLeading,
+    Pending,
+    Read,
+    Request,
+    Watch,
+    failed_future,
+    overdue_at,
+)
+from escrowmq.client.links.seeking import Seeker
+from escrowmq.client.links.state import BrokerState, Looks, Phase, Waiters
+from escrowmq.errors import Code, EscrowError, Misuse, Unknown, error, unsent
+from escrowmq.platform.forks import tell_in_child
+from escrowmq.platform.numbers import fraction
+from escrowmq.wire import REQUEST, CheckStream, Exchange, ExchangeOptions, Json, Parcel, ReadRequest
+from escrowmq.wire.addresses import Address
+from escrowmq.wire.parcels import Done
+
+HOLD_SECONDS = 0.25
+"""How long a request waits for a connection."""
+CLOSE_SECONDS = 2.0
+"""How long closing waits for what was begun."""
+DOUBT_PAUSES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.5, 0.5, 0.5)
+"""A broker of several that is silent makes the link ask the others who leads, again after these pauses while it stays so, because one soon leads
+if it is dead,"""
+DOUBT_REST = 5.0
+"""and anew after so many seconds (half to one and a half times): the broker is slow, or a network is."""
+LOOK_SECONDS = 15.0
+"""How often a subscription, to which a broker owes nothing, has the other brokers of the shard asked."""
+EXIT_SECONDS = 1.0
+
+_log = logging.getLogger(__name__)
+_CLOSED = "the connection is closed"
+
+
+class ServedLink:
+    """The broker that leads one shard, at one of ``addresses`` or where one of them says. Connects when it is first used, and again, with
+    back-off, after the connection was lost.
+
+    ``follow``: also to addresses that brokers name. ``stays``: as one of several, it must always be the same shard. Another one
+    at its address counts as no answer. ``tls``: what protects its connections; None: nothing.
+
+    On an event loop call :meth:`attach` before the first request. Then ``parcel`` and ``exchange`` never block, the loop itself reads and writes, and
+    answers come on the loop. All methods stay safe for other threads. In a forked child the link connects anew.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[Address],
+        *,
+        follow: bool = True,
+        stays: bool = False,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        scheme = "escrow+unix" if not addresses[0].port else "escrow" if tls is None else "escrows"
+        self.address = f"{scheme}://{'|'.join(address.location for address in addresses)}"
+        self.state = BrokerState(since=time.monotonic())
+        """How it stands with its broker; written by the link alone."""
+        self._seeker = Seeker(addresses, lambda address: meet(address, tls), follow=follow, stays=stays, scheme=scheme)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closed = False
+        self._waiters = Waiters()
+        self._begin_anew()
+        _links.add(self)
+        tell_in_child(self)
+
+    def _begin_anew(self) -> None:
+        self._lock = threading.RLock()  # a signal handler may close
+        self._news = threading.Condition(self._lock)  # there is a connection, or a try came to nothing
+        self._connection: Connection | None = None  # that takes requests
+        self._open: set[Connection] = set()  # those that owe an answer, too
+        self._held: deque[Request] = deque()
+        self._indirect = False  # requests join those that are held
+        self._pumping = False
+        self._connecting = False
+        self._due_look = False  # the timer will call _look
+        self._last_problem: EscrowError | None = None
+        self._looks = Looks(self.several)
+        self._ticking = False
+        self._looking_around = False
+        self._look_at = self._doubt_at = 0.0
+        self._timer = Timer("escrowmq-link")
+
+    def forked(self) -> None:
+        """In a forked child: connections are the parent's, and what is under way is."""
+        for connection in self._open:
+            connection.forked()
+        self._seeker.forked()
+        self._loop = None
+        self._waiters = Waiters()
+        self._begin_anew()
+
+    # What callers do
+
+    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        """From now on connections are read by this event loop, which need not run yet. Before the first request."""
+        self._loop = loop
+
+    def parcel(self, parcel: Parcel, done: Done) -> None:
+        """See :meth:`escrowmq.wire.Link.parcel`."""
+        self._submit(Request(parcel.kind, parcel, None, parcel.options, done, self._answered))
+
+    def exchange(self, kind: Exchange, batch: pa.RecordBatch, options: ExchangeOptions) -> Future[pa.RecordBatch]:
+        """See :meth:`escrowmq.wire.Link.exchange`."""
+        if kind is not Exchange.RECEIVE and not batch.schema.equals(REQUEST[kind]):
+            return failed_future(error(Code.BAD_BATCH, f"a batch of {kind} has other columns: {batch.schema}"))
+        future = Pending()
+        request = Request(kind, None, batch, options, future.finish, self._answered)
+        if kind is Exchange.RECEIVE:
+            future.withdraw = partial(self._withdraw, request)
+        self._submit(request)
+        return future
+
+    def action(self, name: str, request: Mapping[str, object], timeout: float) -> Json:
+        """See :meth:`escrowmq.wire.Link.action`."""
+        deadline = time.monotonic() + timeout
+        connection = self._connected(timeout)
+        action = Action(name, request)
+        connection.send(action)
+        self._tick_later()
+        try:
+            return action.answer.result(max(deadline - time.monotonic(), 0.001))
+        except TimeoutError:
+            action.abandoned = True
+            raise Unknown(Code.TIMED_OUT, f"{self.address} has not answered {name} in time") from None
+
+    def read(self, request: ReadRequest) -> pa.RecordBatchReader:
+        """See :meth:`escrowmq.wire.Link.read`."""
+        connection = self._connected()
+        read = Read(request, connection)
+        connection.send(read)
+        self._tick_later()
+        batches = Batches(read)
+        return pa.RecordBatchReader.from_batches(batches.schema, batches)
+
+    def watch(self, session: int, on_checks: Callable[[pa.RecordBatch], None]) -> CheckStream:
+        """See :meth:`escrowmq.wire.Link.watch`."""
+        connection = self._connected()
+        watch = Watch(session, on_checks, connection)
+        connection.send(watch)
+        self._look_at = time.monotonic() + LOOK_SECONDS
+        self._tick_later()
+        return watch
+
+    def close(self) -> None:
+        """End everything; what is unanswered fails with Unknown."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._connection, connections = None, list(self._open)
+            held, self._held = self._held, deque()
+            self.state.enter(Phase.AWAY, time.monotonic(), _CLOSED)
+            self._news.notify_all()
+        for request in held:
+            self._answered(request, Unknown(Code.CLOSED, _CLOSED))
+        self._seeker.close()
+        deadline = time.monotonic() + CLOSE_SECONDS
+        for connection in connections:
+            connection.retire(Unknown(Code.CLOSED, _CLOSED))
+        for connection in connections:
+            connection.end(deadline)
+        self._timer.close()
+        self._waiters.tell()
+
+    def abandon(self) -> list[Connection]:
+        """Cut off what is open, on the calling thread. Returns the connections that are about to end."""
+        self._closed = True
+        left = list(self._open)
+        for connection in left:
+            connection.cut(Unknown(Code.CLOSED, _CLOSED))
+        return left
+
+    # What others see
+
+    @property
+    def there(self) -> bool:
+        """See :class:`escrowmq.wire.link.ReturningLink`."""
+        return self._connection is not None
+
+    @property
+    def several(self) -> bool:
+        """Whether the shard has several brokers, as far as is known: another one leads some seconds after one is lost."""
+        return len(self._seeker.known) > 1
+
+    def when_there(self, call: Callable[[], None]) -> Callable[[], None]:
+        """See :class:`escrowmq.wire.link.ReturningLink`."""
+        forget = self._waiters.add(call)
+        if self._connection is not None or self._closed:
+            self._waiters.tell()
+        else:
+            self._look_later()
+        return forget
+
+    # Requests
+
+    def _submit(self, request: Request) -> None:
+        connection = self._connection
+        if connection is None or self._indirect or not connection.usable:
+            if not self._hold(request):
+                return
+            connection = self._connection
+        self._start(request, connection)
+
+    def _hold(self, request: Request) -> bool:
+        """Hold a request until there is a connection that may take it, or fail it. Returns whether it may be sent now."""
+        problem: EscrowError
+        with self._lock:
+            connection = self._connection
+            if self._closed:
+                problem = Unknown(Code.CLOSED, _CLOSED)
+            elif self._may_send_directly():
+                return True
+            elif self._open or self._connecting or self._is_look_due():
+                self._indirect = True
+                request.expiry = time.monotonic() + HOLD_SECONDS
+                self._held.append(request)
+                self._timer.after(HOLD_SECONDS, self._expire)
+                if connection is None and not self._connecting:
+                    if self._is_look_due():
+                        self._try_begin_look()
+                    else:
+                        self._look_later()
+                return False
+            else:
+                problem = self._refusal()
+        self._answered(request, problem)
+        return False
+
+    def _may_send_directly(self) -> bool:
+        """With the lock held."""
+        connection = self._connection
+        return (
+            connection is not None
+            and connection.usable
+            and not self._held
+            and not self._pumping
+            and all(one is connection or one.is_drained for one in self._open)
+        )
+
+    def _start(self, request: Request, connection: Connection | None) -> None:
+        """Send a request."""
+        problem: EscrowError
+        try:
+            if connection is None:
+                raise unsent("the connection was lost")
+            request.connection = connection
+            request.expiry = overdue_at(request.options)
+            connection.send(request)
+            if request.withdrawn:
+                connection.cancel(request.number)
+            if not self._ticking:
+                self._tick_later()
+            return
+        except EscrowError as raised:
+            problem = raised
+        except Exception as raised:
+            problem = Misuse(Code.BAD_ARGUMENT, f"cannot send: {raised}")
+        except BaseException as raised:
+            self._answered(request, Unknown(Code.DISCONNECTED, f"interrupted: {raised!r}"))
+            raise
+        self._answered(request, problem)
+
+    def _pump(self) -> None:
+        """Send what was held and may go; one thread at a time."""
+        with self._lock:
+            if self._pumping:
+                return
+            self._pumping = True
+        while True:
+            with self._lock:
+                connection = self._connection
+                ready = connection is not None and connection.usable
+                ready = ready and all(one is connection or one.is_drained for one in self._open)
+                if not ready or not self._held:
+                    self._pumping = False
+                    self._indirect = bool(self._held) or not ready
+                    return
+                request = self._held.popleft()
+            self._start(request, connection)
+
+    def _expire(self) -> None:
+        """Fail requests that have been held for too long. Those that wait for older ones to be answered go on waiting."""
+        now = time.monotonic()
+        late: list[Request] = []
+        with self._lock:
+            if any(not one.is_drained for one in self._open):
+                self._timer.after(HOLD_SECONDS, self._expire)
+                return
+            while self._held and self._held[0].expiry <= now and self._connection is None:
+                late.append(self._held.popleft())
+        for request in late:
+            self._answered(request, unsent(f"no broker answers at {self.address}: it is silent, or slow"))
+
+    def _answered(self, request: Request, answer: Any) -> None:
+        """Give a request what came of it, once."""
+        if request.over:
+            return
+        request.over = True
+        try:
+            request.done(answer)
+        except Exception:
+            _log.exception("the answer to a request could not be given")
+        request.batch = None  # it and its future hold each other until cycles are looked for: not what it brought, too
+
+    def _withdraw(self, request: Request) -> None:
+        """Take a receive back, wherever it is."""
+        with self._lock:
+            request.withdrawn = True
+            held = request in self._held
+            if held:
+                self._held.remove(request)
+            connection = request.connection
+        if held:
+            self._answered(request, NOTHING)
+        elif connection is not None and request.number:
+            connection.cancel(request.number)
+
+    # Connecting
+
+    def _connected(self, timeout: float = CONNECT_SECONDS) -> Connection:
+        """Return the connection; waits up to ``timeout`` seconds for it. Raises Unknown(DISCONNECTED), and then nothing was sent."""
+        deadline = time.monotonic() + timeout
+        with self._news:
+            tried = False
+            while self._connection is None or not self._connection.usable:
+                if self._closed:
+                    raise Unknown(Code.CLOSED, _CLOSED)
+                if self._connection is None and not self._connecting:
+                    if self._last_problem is not None and (tried or not self._is_look_due()):
+                        raise self._refusal()
+                    self._begin_look()
+                left, connecting = deadline - time.monotonic(), self._connecting
+                if left <= 0 or not self._news.wait(left):
+                    raise unsent(f"no broker answers at {self.address}: it is silent, or slow")
+                tried = connecting and not self._connecting
+            if self._closed:
+                raise Unknown(Code.CLOSED, _CLOSED)
+            return self._connection
+
+    def _is_look_due(self) -> bool:
+        return self._last_problem is None or not self._looks.left(time.monotonic())
+
+    def _begin_look(self) -> None:
+        """With the lock held. Raises RuntimeError if no thread is to be had."""
+        self._connecting = True
+        self.state.enter(Phase.PROBING, time.monotonic(), self.state.reason)
+        try:
+            threading.Thread(target=self._connect, name="escrowmq-connect", daemon=True).start()
+        except BaseException:
+            self._connecting = False
+            self._looks.failed(time.monotonic(), fraction())
+            raise
+
+    def _try_begin_look(self) -> None:
+        try:
+            self._begin_look()
+        except RuntimeError as problem:
+            self._last_problem = unsent(f"no thread is to be had: {problem}")
+
+    def _look_later(self) -> None:
+        """Look for a connection when it is due, if somebody waits for it."""
+        with self._lock:
+            wanted = self._waiters or self._held
+            if self._connection is None and wanted and not (self._connecting or self._due_look or self._closed):
+                self._due_look = True
+                self._timer.after(self._looks.left(time.monotonic()), self._look)
+
+    def _look(self) -> None:
+        with self._lock:
+            self._due_look = False
+            wanted = self._connection is None and not (self._connecting or self._closed)
+            if wanted and (self._waiters or self._held) and self._looks.left(time.monotonic()) <= 0:
+                return self._try_begin_look()
+        self._look_later()
+
+    def _refusal(self) -> EscrowError:
+        problem = self._last_problem
+        if isinstance(problem, Misuse):
+            return Misuse(problem.code, problem.message, problem.hint)
+        return unsent(problem.message if problem is not None else "the connection was lost")
+
+    def _connect(self) -> None:
+        """Try once, on a thread of its own: a broker that accepts and says nothing holds up nobody but this."""
+        problem: EscrowError | None = None
+        met: Met | None = None
+        try:
+            met = cast(Met, self._seeker.seek())
+        except Misuse as raised:
+            problem = raised
+        except EscrowError as raised:
+            problem = unsent(f"no broker answers at {self.address}: {raised.message}")
+        connection: Connection | None = None
+        failed: list[Request] = []
+        with self._news:
+            self._connecting = False
+            now = time.monotonic()
+            if met is not None and not self._closed:
+                self._looks.found(now)
+                self._looks.several = self.several
+                patience = 1 if self.several else SILENT_TICKS
+                connection = Connection(met, self._ended, self._on_drained, self._leave, self._loop, patience=patience)
+                self._connection, self._last_problem = connection, None
+                self._open.add(connection)
+                self.state.enter(Phase.UP, now)
+            elif problem is not None:
+                self._last_problem = problem
+                self._looks.failed(now, fraction(), self._seeker.told)
+                self.state.enter(Phase.AWAY, now, problem.message)
+                self.state.next_probe = self._looks.due
+                if all(one.is_drained for one in self._open):
+                    failed, self._held = list(self._held), deque()
+            self._news.notify_all()
+        if connection is not None:
+            connection.begin()
+            self._pump()
+            self._waiters.tell()
+        elif met is not None:
+            met.close()
+        for request in failed:
+            self._answered(request, self._refusal())
+        if problem is not None:
+            self._look_later()
+
+    def _ended(self, connection: Connection) -> None:
+        """A connection has ended, and all that was unanswered has failed."""
+        with self._lock:
+            self._open.discard(connection)
+            current = self._connection is connection
+            if current:
+                self._connection = None
+                self._indirect = True
+                self._last_problem = Unknown(Code.DISCONNECTED, "the connection was lost")
+                self._looks.lost(time.monotonic())
+                self.state.enter(Phase.AWAY, time.monotonic(), self._last_problem.message)
+            dropped: list[Request] = []
+            if connection.lost_requests:
+                dropped, self._held = list(self._held), deque()
+            self._news.notify_all()
+        for request in dropped:  # behind what was lost: who sends again sends all of them, in order
+            self._answered(request, unsent("a request before it was lost"))
+        self._pump()
+        self._look_later()
+
+    def _on_drained(self, connection: Connection) -> None:
+        """A connection takes no more, and owes no request an answer."""
+        self._pump()
+
+    def _leave(self, connection: Connection, problem: NotLeading) -> None:
+        """Connect anew for the next use. Another broker may lead: what this one owes is lost, or is refused by it."""
+        with self._lock:
+            if self._connection is not connection:
+                return
+            now = time.monotonic()
+            self._connection = None
+            self._indirect = True
+            self._last_problem = problem
+            self._looks.lost(now)
+            leaves = not problem.left or self.several  # one that stopped, and is the only one, comes back
+            self._seeker.refused(connection.met.address, problem.leader)
+            if leaves:
+                self._looks.failed(now, fraction())
+            self.state.enter(Phase.DRAINING, now, problem.message)
+            self.state.next_probe = self._looks.due
+            self._news.notify_all()
+        if leaves and problem.left:
+            connection.cut(problem)
+        else:
+            connection.retire(Unknown(Code.DISCONNECTED, problem.message))
+        self._look_later()
+
+    # Seeing whether it is there, and leads
+
+    def _tick_later(self) -> None:
+        with self._lock:
+            if self._ticking or self._closed:
+                return
+            self._ticking = True
+        self._timer.after(TICK_SECONDS, self._tick)
+
+    def _tick(self) -> None:
+        with self._lock:
+            self._ticking = False
+            connections = list(self._open)
+        busy = [connection.tick() for connection in connections]  # each of them
+        if self._is_doubtful():
+            self._look_around(self._is_doubtful)
+        elif time.monotonic() >= self._look_at and any(connection.watches for connection in connections):
+            self._look_around(lambda: False)
+        if any(busy):
+            self._tick_later()
+
+    def _is_doubtful(self) -> bool:
+        with self._lock:
+            return any(connection.doubtful for connection in self._open)
+
+    def _look_around(self, is_silent: Callable[[], bool]) -> None:
+        """See, on a thread, whether another broker of the shard leads by now; again for a while, as long as this one is silent. Then what it owes
+        fails as lost."""
+        now = time.monotonic()
+        with self._lock:
+            connection = self._connection
+            if self._looking_around or self._closed or connection is None or not self.several or now < self._doubt_at:
+                return
+            self._looking_around = True
+            self._look_at = now + LOOK_SECONDS * (0.5 + fraction())
+        try:
+            args = (connection, is_silent)
+            threading.Thread(target=self._ask_the_others, args=args, name="escrowmq-look", daemon=True).start()
+        except RuntimeError:  # no thread is to be had
+            self._looking_around = False
+
+    def _ask_the_others(self, connection: Connection, is_silent: Callable[[], bool]) -> None:
+        met = connection.met
+        try:
+            newer = self._seeker.newer(met)
+            for pause in DOUBT_PAUSES:
+                if newer or self._connection is not connection or not is_silent():
+                    break
+                time.sleep(max(pause, self._seeker.told) * (0.5 + fraction()))
+                newer = self._seeker.newer(met)
+            else:
+                self._doubt_at = time.monotonic() + DOUBT_REST * (0.5 + fraction())
+        finally:
+            self._looking_around = False
+        if newer:
+            text = f"{met.address.url} is silent, and another broker of its shard leads"
+            self._leave(connection, NotLeading(Code.DISCONNECTED, text))
+
+
+_links: weakref.WeakSet[ServedLink] = weakref.WeakSet()
+
+
+@atexit.register
+def _exit() -> None:
+    """End the threads that read while Python is still whole."""
+    deadline = time.monotonic() + EXIT_SECONDS
+    for connection in [connection for link in list(_links) for connection in link.abandon()]:
+        connection.ends_by(deadline)
