@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import escrowmq as mq
-from escrowmq.wire.addresses import Address, Kind, kind_of, may_follow, named_address, parse_address
 from escrowmq.connecting import links
+from escrowmq.wire.addresses import Address, Kind, kind_of, may_follow, named_address, parse_address
 
 LOOPBACK = ["127.0.0.1", "127.8.9.10", "::1", "localhost", "LOCALHOST.", "db.localhost", "::ffff:127.0.0.1"]
 NETWORK = ["10.0.0.7", "192.168.1.2", "8.8.8.8", "2001:4860::1", "broker-1.example.org", "fd00::7", "::ffff:10.0.0.7"]

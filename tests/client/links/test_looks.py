@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from escrowmq.broker.replicas.asked import ASKS_PER_SECOND, Asked
-from escrowmq.client.links.looks import LAST_PAUSE, LONGEST_TOLD, QUICK_PAUSE, QUICK_SECONDS, STEADY_SECONDS, Looks
+from escrowmq.client.links.state import LAST_PAUSE, LONGEST_TOLD, QUICK_PAUSE, QUICK_SECONDS, STEADY_SECONDS, Looks
 
 
 def looks_until(end: float, looks: Looks, random: Random, told: float = 0.0) -> list[float]:

@@ -11,7 +11,7 @@ import escrowmq as mq
 from escrowmq.client.bus import Bus
 from escrowmq.client.lanes import coalescer
 from escrowmq.client.lanes.returning import rest, tell_when_there
-from escrowmq.client.links.looks import Waiters
+from escrowmq.client.links.state import Waiters
 from escrowmq.client.producing.checker import LASTING_SECONDS, Absence
 from escrowmq.connecting import links
 from escrowmq.errors import Code

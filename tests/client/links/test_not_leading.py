@@ -7,7 +7,6 @@ import threading
 import pytest
 
 import escrowmq as mq
-from escrowmq.client.links import flight as flight_link
 from escrowmq.connecting import links
 from escrowmq.errors import Code
 from escrowmq.testing.servers.escrow import serving
@@ -40,9 +39,8 @@ def listed(*urls):
     return "escrow://" + "|".join(url.removeprefix("escrow://") for url in urls)
 
 
-@pytest.mark.parametrize("carrier", ["lean", "flight"])
-def test_whoever_is_given_a_standby_works_with_the_leader(broker, standby, carrier, t, g):
-    with mq.connect(f"{standby.url}?carrier={carrier}") as bus:
+def test_whoever_is_given_a_standby_works_with_the_leader(broker, standby, t, g):
+    with mq.connect(standby.url) as bus:
         producer, consumer = bus.producer(g, checker=lambda check: mq.COMMIT), bus.consumer(g, t)
         with producer.transaction() as txn:
             txn.send(t, b"x")
@@ -137,8 +135,7 @@ def test_a_read_that_is_refused_goes_to_the_leader_next(broker, standby, t, g, e
     link.close()
 
 
-def test_a_silent_leader_is_left_once_another_leads(broker, shard, standby, g, t, monkeypatch):
-    monkeypatch.setattr(flight_link, "DOUBT_SECONDS", 1.0)
+def test_a_silent_leader_is_left_once_another_leads(broker, shard, standby, g, t):
     with mq.connect(listed(broker.url, standby.url)) as bus:
         producer = bus.producer(g, timeout=120.0)
         producer.send(t, b"before")

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from escrowmq.client.links import seeking
-from escrowmq.wire.addresses import MOST, Address
 from escrowmq.client.links.seeking import Seeker
 from escrowmq.errors import Code, Misuse, Unknown, unsent
+from escrowmq.wire.addresses import MOST, Address
 
 SHARD = 7
 

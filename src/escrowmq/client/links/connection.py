@@ -20,7 +20,7 @@ import ssl
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from typing import Protocol
 
 from escrowmq.client.links.exchanges import (
     STALL_SECONDS,
@@ -125,24 +125,31 @@ def _greet(address: Address, open_channel: Channel, deadline: float) -> Met:
     return Met(address, hello, open_channel, assembler, welcome)
 
 
+class Owner(Protocol):
+    """The link of a connection. Its methods are called on the thread that reads, or on the loop."""
+
+    def on_ended(self, connection: Connection) -> None:
+        """It has ended, and everything unanswered has failed. Called once."""
+
+    def on_gone(self, connection: Connection) -> None:
+        """The broker takes no more over it."""
+
+    def on_drained(self, connection: Connection) -> None:
+        """It takes no more, and no request is without an answer."""
+
+    def on_not_leading(self, connection: Connection, problem: NotLeading) -> None:
+        """Its broker answered that it does not lead."""
+
+
 class Connection:
-    """A connection whose broker has welcomed us. ``ended(connection)`` is called once, after everything unanswered has failed, and
-    ``drained(connection)`` when it takes no more and has no request without an answer; on the thread that reads, or on the loop.
-    ``left(connection, problem)`` is called when its broker answers that it does not lead.
+    """A connection whose broker has welcomed us.
 
     ``loop``: the event loop that reads; None: a thread does. ``patience``: ticks of silence, while something is unanswered, after which it asks whether
     the broker is there; fewer where another broker may lead by now.
     """
 
     def __init__(
-        self,
-        met: Met,
-        ended: Callable[[Connection], None],
-        drained: Callable[[Connection], None],
-        left: Callable[[Connection, NotLeading], None],
-        loop: asyncio.AbstractEventLoop | None = None,
-        *,
-        patience: int = SILENT_TICKS,
+        self, met: Met, owner: Owner, loop: asyncio.AbstractEventLoop | None = None, *, patience: int = SILENT_TICKS
     ) -> None:
         self.met = met
         self._patience = patience
@@ -154,7 +161,7 @@ class Connection:
         self._assembler = met.assembler
         self._assembler.most = welcome.max_answer_bytes + frames.FRAME_ROOM
         self._assembler.place = self._gatherer.place
-        self._ended, self._drained, self._on_not_leading = ended, drained, left
+        self._owner = owner
         self._ids = itertools.count(1)
         self._pending: dict[int, Waiting] = {}
         self._requests = 0  # of these, which nothing newer may overtake
@@ -458,7 +465,7 @@ class Connection:
                 raise garbage from None
             self.answers += 1
             if isinstance(answer, NotLeading):  # first: what is sent again must not come here
-                self._on_not_leading(self, answer)
+                self._owner.on_not_leading(self, answer)
             one.finish(answer)
         if self._reason is not None:
             self._see_whether_drained()
@@ -471,7 +478,7 @@ class Connection:
     def _see_whether_drained(self) -> None:
         if self._reason is not None and not self._requests and not self._quiet.is_set():
             self._quiet.set()
-            self._drained(self)
+            self._owner.on_drained(self)
 
     def _on_connection_frame(self, frame: Frame) -> None:
         """Take in what the broker says of the connection itself."""
@@ -482,6 +489,7 @@ class Connection:
             with self._lock:
                 if self._reason is None:
                     self._reason = Unknown(Code.DISCONNECTED, "the broker is stopping")
+            self._owner.on_gone(self)
         elif frame.kind != Kind.PONG:
             raise Unknown(Code.DISCONNECTED, f"a frame of kind {frame.kind:#04x} that belongs to no request")
 
@@ -522,7 +530,7 @@ class Connection:
         for number in sorted(left):
             left[number].finish(Unknown(problem.code, problem.message, problem.hint))
         self._quiet.set()
-        self._ended(self)
+        self._owner.on_ended(self)
         self._over.set()
 
     def _close_channel(self) -> None:

@@ -434,7 +434,7 @@ class ServedLink:
                 self._looks.found(now)
                 self._looks.several = self.several
                 patience = 1 if self.several else SILENT_TICKS
-                connection = Connection(met, self._ended, self._on_drained, self._leave, self._loop, patience=patience)
+                connection = Connection(met, self, self._loop, patience=patience)
                 self._connection, self._last_problem = connection, None
                 self._open.add(connection)
                 self.state.enter(Phase.UP, now)
@@ -457,7 +457,7 @@ class ServedLink:
         if problem is not None:
             self._look_later()
 
-    def _ended(self, connection: Connection) -> None:
+    def on_ended(self, connection: Connection) -> None:
         """A connection has ended, and all that was unanswered has failed."""
         with self._lock:
             self._open.discard(connection)
@@ -477,12 +477,19 @@ class ServedLink:
         self._pump()
         self._look_later()
 
-    def _on_drained(self, connection: Connection) -> None:
+    def on_gone(self, connection: Connection) -> None:
+        """The broker takes no more over a connection."""
+        with self._lock:
+            if self._connection is connection:
+                self._indirect = True
+                self.state.enter(Phase.DRAINING, time.monotonic(), "the broker is stopping")
+
+    def on_drained(self, connection: Connection) -> None:
         """A connection takes no more, and owes no request an answer."""
         self._pump()
 
-    def _leave(self, connection: Connection, problem: NotLeading) -> None:
-        """Connect anew for the next use. Another broker may lead: what this one owes is lost, or is refused by it."""
+    def on_not_leading(self, connection: Connection, problem: NotLeading) -> None:
+        """Connect anew for the next use: another broker may lead, and what this one owes is lost, or is refused by it."""
         with self._lock:
             if self._connection is not connection:
                 return
@@ -560,7 +567,7 @@ class ServedLink:
             self._looking_around = False
         if newer:
             text = f"{met.address.url} is silent, and another broker of its shard leads"
-            self._leave(connection, NotLeading(Code.DISCONNECTED, text))
+            self.on_not_leading(connection, NotLeading(Code.DISCONNECTED, text))
 
 
 _links: weakref.WeakSet[ServedLink] = weakref.WeakSet()

@@ -1,4 +1,4 @@
-"""The lean carrier's connection, read by a thread and by an event loop: silence, full sockets, closing, forks, what is left behind."""
+"""A connection, read by a thread and by an event loop: silence, full sockets, closing, forks, what is left behind."""
 
 from __future__ import annotations
 
@@ -11,29 +11,30 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 
 import pytest
-from lean_broker import PATIENCE, LeanBroker, TwinFlight, eventually
-from test_lean_link import begin, bodies, outcome, parcel, patient, receive, send  # noqa: F401
+from framed_broker import PATIENCE, FramedBroker, eventually
+from test_served_link import begin, bodies, outcome, parcel, patient, receive, send  # noqa: F401
 
 from escrowmq.client.links import connection as connections
-from escrowmq.client.links import lean as links
-from escrowmq.client.links.lean import LeanLink
+from escrowmq.client.links import exchanges
+from escrowmq.client.links import link as links
 from escrowmq.errors import Code, Unknown
+from escrowmq.testing.link import TwinLink
+from escrowmq.wire import frames
 
 MUCH = 60_000
 """Bytes of a body with which a socket that nobody reads is soon full."""
 
 
 @pytest.fixture
-def flight():
-    made = TwinFlight()
+def twin():
+    made = TwinLink()
     made.action("groups.subscribe", {"group": "g", "topics": ["news"]}, 1)
     return made
 
 
 @pytest.fixture
-def broker(flight):
-    made = LeanBroker(flight)
-    flight.lean = made.place
+def broker(twin):
+    made = FramedBroker(twin)
     yield made
     made.close()
 
@@ -53,9 +54,9 @@ def running_loop():
 
 
 @pytest.fixture(params=["thread", "loop"])
-def link(request, flight, broker, monkeypatch):
+def link(request, broker, monkeypatch):
     monkeypatch.setattr(links, "CLOSE_SECONDS", 0.2)
-    made = LeanLink(flight)
+    made = broker.link()
     if request.param == "thread":
         yield made
         made.close()
@@ -77,7 +78,7 @@ def others():
     OTHERS.clear()
 
 
-def threads(name="escrowmq-lean"):
+def threads(name="escrowmq-reader"):
     return [thread for thread in threading.enumerate() if thread.name == name and thread not in OTHERS]
 
 
@@ -89,11 +90,11 @@ def test_answers_come_to_the_thread_that_reads_or_to_the_loop(link, broker):
     send(link)
     told: Future = Future()
     link.parcel(parcel(), lambda answer: told.set_result(threading.current_thread().name))
-    assert (told.result(PATIENCE) == "escrowmq-lean") is (link._loop is None)
+    assert (told.result(PATIENCE) == "escrowmq-reader") is (link._loop is None)
     assert bool(threads()) is (link._loop is None)
 
 
-def test_a_receive_waits_for_a_message_and_can_be_withdrawn(link, broker, flight):
+def test_a_receive_waits_for_a_message_and_can_be_withdrawn(link, broker, twin):
     waiting = receive(link)
     broker.wait(lambda: "receive" in broker.kinds)
     begin(link, parcel(b"news", topic="news"))
@@ -105,34 +106,34 @@ def test_a_receive_waits_for_a_message_and_can_be_withdrawn(link, broker, flight
     assert broker.cancels == 1
 
 
-def test_a_receive_that_is_held_is_withdrawn_without_a_word(flight, broker):
+def test_a_receive_that_is_held_is_withdrawn_without_a_word(twin, broker):
     broker.silent = True
-    link = LeanLink(flight)
+    link = broker.link()
     waiting = receive(link)
     waiting.cancel()
     assert waiting.result(PATIENCE).num_rows == 0
     link.close()
 
 
-def test_what_a_full_socket_does_not_take_leaves_in_order_when_it_does(link, broker, flight):
+def test_what_a_full_socket_does_not_take_leaves_in_order_when_it_does(link, broker, twin):
     send(link)
     broker.deaf = True
     given = [parcel(b"%05d" % n + bytes(MUCH)) for n in range(150)]
     answers: list[Future] = []
     sending = threading.Thread(target=lambda: answers.extend(begin(link, one) for one in given))
     sending.start()
-    eventually(lambda: link._lean._out)
+    eventually(lambda: link._connection._out)
     broker.deaf = False
     broker._tell()
     sending.join(PATIENCE)
     for answer in answers:
         answer.result(PATIENCE)
-    assert [body[:5] for body in bodies(flight)[1:]] == [b"%05d" % n for n in range(150)]
+    assert [body[:5] for body in bodies(twin)[1:]] == [b"%05d" % n for n in range(150)]
 
 
-def test_a_socket_that_takes_nothing_holds_up_its_sender_for_a_bounded_time(flight, broker, monkeypatch):
+def test_a_socket_that_takes_nothing_holds_up_its_sender_for_a_bounded_time(twin, broker, monkeypatch):
     monkeypatch.setattr(connections, "WRITE_SECONDS", 0.0)
-    link = LeanLink(flight)
+    link = broker.link()
     send(link)
     broker.deaf = True
     answers = [begin(link, parcel(bytes(MUCH))) for _ in range(150)]
@@ -141,11 +142,11 @@ def test_a_socket_that_takes_nothing_holds_up_its_sender_for_a_bounded_time(flig
     link.close()
 
 
-def test_on_a_loop_a_full_socket_holds_up_nobody_and_memory_is_bounded(flight, broker, monkeypatch):
+def test_on_a_loop_a_full_socket_holds_up_nobody_and_memory_is_bounded(twin, broker, monkeypatch):
     monkeypatch.setattr(connections, "UNSENT_BYTES", 1 << 20)
     monkeypatch.setattr(links, "CLOSE_SECONDS", 0.1)
     with running_loop() as loop:
-        link = LeanLink(flight)
+        link = broker.link()
         link.attach(loop)
         send(link)
         broker.deaf = True
@@ -173,7 +174,7 @@ def test_silence_is_asked_about_and_given_up(link, broker, monkeypatch):
 
 def test_an_overdue_answer_ends_the_connection_though_the_broker_answers_pings(link, broker, monkeypatch):
     monkeypatch.setattr(links, "TICK_SECONDS", 0.02)
-    monkeypatch.setattr(links, "STALL_SECONDS", 0.0)
+    monkeypatch.setattr(exchanges, "STALL_SECONDS", 0.0)
     send(link)
     waiting = receive(link, wait_ms=0)
     with pytest.raises(Unknown, match="overdue"):
@@ -193,15 +194,15 @@ def test_a_lost_connection_fails_what_is_unanswered_oldest_first(link, broker):
     assert order == [0, 1, 2, 3, 4]
 
 
-def test_a_broker_that_says_goodbye_is_sent_nothing_more(link, broker, flight):
-    from escrowmq.wire.lean import goodbye_from_broker
-
+def test_a_broker_that_says_goodbye_is_sent_nothing_more(link, broker, twin):
     send(link)
-    broker.say(goodbye_from_broker())
-    eventually(lambda: not link.lean)
-    broker.refusal = Unknown(Code.SHARD_STOPPED)
-    send(link)
-    assert flight.flown == ["send"]
+    broker.say(frames.gone())
+    eventually(lambda: not link._connection.usable)
+    waiting = begin(link, parcel())
+    assert not waiting.done()
+    broker.drop()
+    assert waiting.result(PATIENCE)[0][0] == Code.OK  # over the next connection
+    assert len(broker.connections) == 2
 
 
 def test_closing_answers_everything_once_and_withdraws_receives(link, broker):
@@ -226,10 +227,10 @@ def test_it_may_be_closed_by_what_an_answer_calls(link, broker):
     eventually(lambda: not threads())
 
 
-def test_a_signal_handler_may_close_it_wherever_it_interrupts(flight, broker):
-    link = LeanLink(flight)
+def test_a_signal_handler_may_close_it_wherever_it_interrupts(twin, broker):
+    link = broker.link()
     send(link)
-    with link._lock, link._lean._lock:  # as when the handler runs on the thread that holds them
+    with link._lock, link._connection._lock:  # as when the handler runs on the thread that holds them
         link.close()
     assert begin(link, parcel()).exception(PATIENCE).code is Code.CLOSED
 
@@ -240,18 +241,18 @@ def test_it_may_be_closed_in_the_middle_of_a_send(link, broker):
     answers: list[Future] = []
     sending = threading.Thread(target=lambda: answers.extend(begin(link, parcel(bytes(MUCH))) for _ in range(150)))
     sending.start()
-    eventually(lambda: link._lean._out)
+    eventually(lambda: link._connection._out)
     link.close()
     sending.join(PATIENCE)
     assert not sending.is_alive()
     assert Code.CLOSED in {outcome(answer) for answer in answers} <= {None, Code.CLOSED}
 
 
-def test_a_loop_that_is_closed_before_the_link_leaves_nothing(flight, broker, monkeypatch):
+def test_a_loop_that_is_closed_before_the_link_leaves_nothing(twin, broker, monkeypatch):
     monkeypatch.setattr(links, "CLOSE_SECONDS", 0.1)
     before = descriptors()
     with running_loop() as loop:
-        link = LeanLink(flight)
+        link = broker.link()
         link.attach(loop)
         send(link)
         broker.mute = True
@@ -263,10 +264,10 @@ def test_a_loop_that_is_closed_before_the_link_leaves_nothing(flight, broker, mo
     assert descriptors() < before
 
 
-def test_a_loop_that_stands_still_is_no_silent_broker(flight, broker, monkeypatch):
+def test_a_loop_that_stands_still_is_no_silent_broker(twin, broker, monkeypatch):
     monkeypatch.setattr(connections, "GONE_TICKS", 2)
     with running_loop() as loop:
-        link = LeanLink(flight)
+        link = broker.link()
         link.attach(loop)
         send(link)
         go_on = threading.Event()
@@ -274,22 +275,20 @@ def test_a_loop_that_stands_still_is_no_silent_broker(flight, broker, monkeypatc
         waiting = begin(link, parcel())
         broker.wait(lambda: len(broker.kinds) == 2)
         for _ in range(10):
-            link._lean.tick()
+            link._connection.tick()
         go_on.set()
         assert waiting.result(PATIENCE)[0][0] == Code.OK
         link.close()
 
 
-def test_tasks_of_a_loop_use_it_without_threads(flight, broker):
+def test_tasks_of_a_loop_use_it_without_threads(twin, broker):
     async def work():
-        link = LeanLink(flight)
+        link = broker.link()
         link.attach(asyncio.get_running_loop())
         answers = []
         for n in range(100):
             future = asyncio.get_running_loop().create_future()
-            link.parcel(parcel(b"%d" % n), future.set_result) if link.lean else link.parcel(
-                parcel(b"%d" % n), lambda a, f=future: f.get_loop().call_soon_threadsafe(f.set_result, a)
-            )
+            link.parcel(parcel(b"%d" % n), lambda a, f=future: f.get_loop().call_soon_threadsafe(f.set_result, a))
             answers.append(await future)
         assert not threads()
         assert len(answers) == 100
@@ -299,7 +298,7 @@ def test_tasks_of_a_loop_use_it_without_threads(flight, broker):
     assert broker.kinds == ["send"] * 100
 
 
-def test_many_threads_share_a_link(link, broker, flight):
+def test_many_threads_share_a_link(link, broker, twin):
     wrong: list[BaseException] = []
 
     def work(name):
@@ -317,22 +316,22 @@ def test_many_threads_share_a_link(link, broker, flight):
         worker.join(PATIENCE)
     assert not wrong
     for name in range(8):
-        mine = [body.rstrip(b"\0") for body in bodies(flight) if body.startswith(b"%d " % name)]
+        mine = [body.rstrip(b"\0") for body in bodies(twin) if body.startswith(b"%d " % name)]
         assert mine == [b"%d %d" % (name, n) for n in range(40)]
 
 
-def test_a_big_answer_comes_in_pieces(link, broker, flight):
+def test_a_big_answer_comes_in_pieces(link, broker, twin):
     for _ in range(8):
         send(link, *[os.urandom(1000) for _ in range(50)])
-    flight.action("groups.subscribe", {"group": "all", "topics": ["orders"]}, 1)
+    twin.action("groups.subscribe", {"group": "all", "topics": ["orders"]}, 1)
     answer = receive(link, group="all").result(PATIENCE)
-    assert answer.column("body").to_pylist() == bodies(flight)
+    assert answer.column("body").to_pylist() == bodies(twin)
 
 
-def test_two_hundred_connects_and_closes_leave_no_descriptor_and_no_thread(flight, broker):
+def test_two_hundred_connects_and_closes_leave_no_descriptor_and_no_thread(twin, broker):
     before = None
     for number in range(200):
-        link = LeanLink(flight)
+        link = broker.link()
         if number % 2:
             send(link)
         else:
@@ -340,30 +339,30 @@ def test_two_hundred_connects_and_closes_leave_no_descriptor_and_no_thread(fligh
         link.close()
         if number == 20:
             before = descriptors()
-    eventually(lambda: not threads() and not threads("escrowmq-lean-connect"))
+    eventually(lambda: not threads() and not threads("escrowmq-connect"))
     eventually(lambda: descriptors() <= before)
 
 
-def test_a_forked_child_has_a_closed_link_and_leaves_the_parents_alone(flight, broker):
-    link = LeanLink(flight)
+def test_a_forked_child_connects_anew_and_leaves_the_parents_alone(twin, broker):
+    link = broker.link()
     send(link)
     told, say = os.pipe()
     child = os.fork()
     if not child:
         said = b"?"
         try:
-            answer = begin(link, parcel()).exception(1)
+            said = b"%d" % send(link, b"of the child")[0][0]
             link.close()
-            said = answer.code.name.encode()
         finally:
             os.write(say, said)
             os._exit(0)
     os.close(say)
-    assert os.read(told, 100) == b"CLOSED"
+    assert os.read(told, 100) == b"%d" % Code.OK
     os.close(told)
     os.waitpid(child, 0)
+    parcel()  # whose message id the child has used
     assert send(link)[0][0] == Code.OK
-    assert len(broker.connections) == 1
+    assert len(broker.connections) == 2
     link.close()
 
 
@@ -371,12 +370,10 @@ PROGRAM = """
 import sys, threading
 from contextlib import suppress
 sys.path.insert(0, {here!r})
-from lean_broker import LeanBroker, TwinFlight
-from test_lean_link import LeanLink, begin, parcel, receive, send
-flight = TwinFlight()
-flight.lean = {{"port": {port}, "socket": None}}
-flight.action("groups.subscribe", {{"group": "g", "topics": ["orders"]}}, 1)
-link = LeanLink(flight)
+from test_served_link import receive, send
+from escrowmq.client.links.link import ServedLink
+from escrowmq.wire.addresses import Address
+link = ServedLink([Address("127.0.0.1", {port})])
 send(link)
 def work():
     with suppress(Exception):
@@ -389,7 +386,7 @@ send(link)
 """
 
 
-def test_a_process_may_end_in_the_middle(flight, broker):
-    program = PROGRAM.format(here=os.path.dirname(__file__), port=broker.port)
+def test_a_process_may_end_in_the_middle(twin, broker):
+    program = PROGRAM.format(here=os.path.dirname(__file__), port=broker.address.port)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")

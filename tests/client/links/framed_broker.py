@@ -1,4 +1,4 @@
-"""A lean carrier in front of a twin, with faults on demand, and the Flight link that tells where it is."""
+"""A broker that speaks the protocol in front of a twin, with faults on demand."""
 
 from __future__ import annotations
 
@@ -8,71 +8,21 @@ import threading
 import time
 from contextlib import suppress
 
+from escrowmq.client.links.link import ServedLink
 from escrowmq.errors import Code, EscrowError, error
 from escrowmq.testing.link import TwinLink
-from escrowmq.wire import Exchange, lean
-from escrowmq.wire.lean import Kind
-from escrowmq.wire.lean.requests import read_batch, read_parcel, read_receive
+from escrowmq.wire import Exchange, frames
+from escrowmq.wire.addresses import Address
+from escrowmq.wire.frames import Assembler, Kind, Welcome
 from escrowmq.wire.parcels import answer_of, batch_of
 
 PATIENCE = 20.0
-MOST = 1 << 16
+MOST = 1 << 20
 """Bytes of a request that it takes."""
 KINDS = {Kind.SEND, Kind.PREPARE, Kind.END, Kind.SETTLE}
 
 
-class TwinFlight(TwinLink):
-    """The Flight link behind a LeanLink. ``flown``: the kinds of requests that took it."""
-
-    host = "127.0.0.1"
-    there = True
-    several = False
-
-    def __init__(self):
-        super().__init__()
-        self.lean = None
-        self.epoch = 1
-        self.hello = None
-        self.flown = []
-        self.looks = 0
-        self.hellos = 0
-
-    def reconnect(self):
-        """As when the connection was lost and made anew."""
-        self.hello = self.action("hello", {}, 1)
-
-    def doubt(self, problem):
-        """Connect anew when it is next needed."""
-        self.hello = None
-
-    def refused(self, hello, problem):
-        """What the broker that says so is: the only one."""
-
-    def look_around(self, silent):
-        """There is no other broker of this shard."""
-        self.looks += 1
-
-    def greeting(self, timeout):
-        if self.hello is None:
-            self.reconnect()
-        return self.hello
-
-    def action(self, name, request, timeout):
-        answer = super().action(name, request, timeout)
-        if name == "hello":
-            self.hellos += 1
-            answer = {**answer, "epoch": self.epoch, "lean": self.lean}
-        return answer
-
-    def close(self):
-        """The broker behind it goes on."""
-
-    def exchange(self, kind, batch, options):
-        self.flown.append(kind)
-        return super().exchange(kind, batch, options)
-
-
-class LeanBroker:
+class FramedBroker:
     """Listens on a port, or ``path``, and answers from ``twin`` on a thread for each connection.
 
     ``silent``: accepts and says nothing. ``deaf``: welcomes, and reads nothing more. ``mute``: takes requests and answers none.
@@ -83,27 +33,25 @@ class LeanBroker:
         self.twin = twin
         self.silent = self.deaf = self.mute = False
         self.refusal = self.says = self.greets = None
-        self.shard, self.epoch = twin.shard, 1
+        self.shard = twin.shard
         self.kinds = []
-        self.pings = self.cancels = self.goodbyes = 0
+        self.pings = self.cancels = self.goodbyes = self.hellos = 0
         self.news = threading.Condition()
         self.connections = []
-        self.path = None
+        self.receives = set()  # without an answer
         if path is None:
             self.server = socket.create_server(("127.0.0.1", port))
-            self.port = self.server.getsockname()[1]
+            self.address = Address("127.0.0.1", self.server.getsockname()[1])
         else:
             self.server = socket.socket(socket.AF_UNIX)
             self.server.bind(str(path))
             self.server.listen()
-            self.port = None
-            self.path = str(path)
+            self.address = Address(str(path), 0)
         self.threads = [threading.Thread(target=self._accept)]
         self.threads[0].start()
 
-    @property
-    def place(self):
-        return {"port": self.port, "socket": self.path}
+    def link(self, **options):
+        return ServedLink([self.address], **options)
 
     def wait(self, condition):
         with self.news:
@@ -144,10 +92,10 @@ class LeanBroker:
                 thread.start()
 
     def _serve(self, client):
-        reader, lock = lean.Reader(lean.MAX_REQUEST_BYTES), threading.Lock()
+        assembler, lock = Assembler(1 << 30), threading.Lock()
         with client, suppress(OSError):
-            while data := client.recv(1 << 16):
-                for frame in reader.feed(data):
+            while count := client.recv_into(assembler.target()):
+                for frame in assembler.filled(count):
                     self._came(client, lock, frame)
                     self._tell()
                 with self.news:
@@ -165,45 +113,61 @@ class LeanBroker:
         if self.silent:
             return
         if kind == Kind.HELLO:
-            welcome = lean.Welcome(1, 1, self.shard, self.epoch, "0", MOST, 4096, 64 << 20)
-            said = lean.refused(0, self.refusal) if self.refusal else lean.welcome(welcome)
+            self.hellos += 1
+            hello = {**TwinLink.action(self.twin, "hello", {}, 1), "shard": self.shard}
+            welcome = Welcome(frames.FORMAT_VERSION, 1, "0", MOST, 4096, 64 << 20)
+            said = frames.refused(0, self.refusal) if self.refusal else frames.welcome(welcome, hello)
             client.sendall(self.greets or said)
         elif kind == Kind.PING:
             self.pings += 1
             if not self.mute:
-                answer(lean.pong(bytes(frame.content)))
+                answer(frames.pong(bytes(frame.body)))
         elif kind == Kind.GOODBYE:
             self.goodbyes += 1
+            for receive in self.receives:
+                answer(frames.withdrawn(receive))
+            self.receives.clear()
         elif kind == Kind.CANCEL:
             self.cancels += 1
-            answer(lean.withdrawn(number))
+            self.receives.discard(number)
+            answer(frames.withdrawn(number))
+        elif kind == Kind.ACTION:
+            name, request = frames.read_action(frame)
+            try:
+                answer(frames.result(number, TwinLink.action(self.twin, name, request, 1)))
+            except EscrowError as problem:
+                answer(frames.refused(number, problem))
         else:
-            self._request(answer, kind, number, frame.content)
+            self._request(answer, frame)
 
-    def _request(self, answer, kind, number, content):
-        parcel = None
+    def _request(self, answer, frame):
+        kind, number, parcel = frame.kind, frame.number, None
         if kind in KINDS:
-            parcel = read_parcel(kind, content)
+            parcel = frames.read_parcel(frame)
             of, batch, options = parcel.kind, batch_of(parcel), parcel.options
         elif kind == Kind.RECEIVE:
-            of, batch, options = Exchange.RECEIVE, None, read_receive(content)
+            of, batch, options = Exchange.RECEIVE, None, frames.read_receive(frame)
         else:
-            of, batch, options = read_batch(content)
+            of, batch, options = frames.read_columns(frame)
         self.kinds.append(of)
         if self.mute:
             return
         future = TwinLink.exchange(self.twin, of, batch, dict(options))
+        if of is Exchange.RECEIVE:
+            self.receives.add(number)
 
         def done(answered):
+            self.receives.discard(number)
             problem = answered.exception()
             if isinstance(problem, EscrowError):
-                answer(lean.refused(number, problem))
+                answer(frames.refused(number, problem))
             elif parcel is None:
-                answer(lean.batch_answered(number, answered.result()))
+                parts = frames.batch_answer(number, answered.result())
+                answer(b"".join(bytes(piece) for part in parts for piece in part))
             else:
                 rows = answer_of(of, answered.result())
                 answer(
-                    lean.codes_answered(number, rows) if isinstance(rows, bytes) else lean.rows_answered(number, rows)
+                    frames.codes_answer(number, rows) if isinstance(rows, bytes) else frames.rows_answer(number, rows)
                 )
 
         future.add_done_callback(done)
@@ -223,14 +187,18 @@ def eventually(condition):
     return found
 
 
+def framed(kind, number, body=b""):
+    return struct.pack("<IBBHQ", 12 + len(body), kind, 0, 0, number) + body
+
+
 GARBAGE = {
-    "a length that cannot be one": b"\x00\x00\x00\x00\xff" + bytes(20),
+    "a length that cannot be one": bytes(4) + b"\xff" + bytes(20),
     "a length over the limit": b"\xff\xff\xff\xff\x82" + bytes(20),
     "another protocol": b"HTTP/1.1 400 Bad Request\r\n\r\n",
-    "an answer that nobody asked for": bytes(lean.codes_answered(1 << 40, b"\0")),
-    "an unknown kind": struct.pack("<IBQ", 9, 0xEE, 1),
-    "rows that are none": struct.pack("<IBQ", 10, Kind.ROWS, 1) + b"\xc1",
-    "an answer to another kind": bytes(lean.codes_answered(1, b"\0")),
-    "a batch for a parcel": struct.pack("<IBQ", 12, Kind.ANSWERED, 1) + b"abc",
-    "the end of the connection": bytes(lean.refused(0, error(Code.TOO_MANY))),
+    "an answer that nobody asked for": bytes(frames.codes_answer(1 << 40, b"\0")),
+    "an unknown kind": framed(0xEE, 1),
+    "rows that are none": framed(Kind.ROWS, 1, b"\xc1"),
+    "an answer to another kind": bytes(frames.codes_answer(1, b"\0")),
+    "a batch for a parcel": framed(Kind.BATCH, 1, b"abc"),
+    "the end of the connection": bytes(frames.refused(0, error(Code.TOO_MANY))),
 }
