@@ -1,9 +1,7 @@
-"""A simulated broker: the product's engine, calls and lean carrier on a fault disk, and what stands for its Flight service.
+"""A simulated broker: the product's engine, calls and connections on a fault disk.
 
-What is the product's own: everything below the carrier (:class:`~escrowmq.broker.calls.Calls`, the engine with its threads, log and
-ledger), and of the lean carrier the requests and connections of the server; of its loop only the selector is replaced.
-Arrow Flight is a library of its own with threads of its own, so actions, subscriptions and large batches travel as they are
-through :class:`Desk`.
+What is the product's own: everything below the server (:class:`~escrowmq.broker.calls.Calls`, the engine with its threads, log and
+ledger), and of the server its connections, requests, streams and workers; of its loop only the selector is replaced.
 """
 
 from __future__ import annotations
@@ -14,23 +12,24 @@ from random import Random
 from typing import Any
 
 from escrowmq.broker.calls import Calls
-from escrowmq.broker.serving.lean.connection import Connection
-from escrowmq.broker.serving.lean.requests import MAX_REQUESTS, Requests
+from escrowmq.broker.serving.connection import Connection
+from escrowmq.broker.serving.requests import MAX_REQUESTS, Requests
 from escrowmq.broker.serving.room import Room
+from escrowmq.broker.serving.streams import Workers
 from escrowmq.broker.writer.engine import Engine
 from escrowmq.errors import EscrowError
 from escrowmq.log.commit_log import open_log
 from escrowmq.settings import BrokerSettings
 from escrowmq.simulation import threads
-from escrowmq.simulation.desk import Desk
 from escrowmq.simulation.network import End, Network
 from escrowmq.simulation.scheduler import Node, Scheduler
 from escrowmq.testing.disks import MODES, FaultDisk, Mode
-from escrowmq.wire import PROTOCOL_VERSION, lean
-from escrowmq.wire.lean.requests import MAX_HELLO_BYTES
+from escrowmq.wire import PROTOCOL_VERSION, frames
+from escrowmq.wire.actions.brokers import HELLO
+from escrowmq.wire.addresses import DEFAULT_PORT
+from escrowmq.wire.channel import PlainChannel
 
-FLIGHT_PORT, LEAN_PORT = 7700, 7800
-_MOST_ANSWER_BYTES = 80 << 20
+_MOST_REQUEST_BYTES, _MOST_ANSWER_BYTES = 64 << 20, 80 << 20
 LOOK_SECONDS = 0.25
 
 
@@ -162,50 +161,43 @@ class Broker:
             return
         self._recovered(self, engine)
         calls = Calls(engine)
-        calls.beside["hello"] = lambda: {"lean": {"port": LEAN_PORT, "socket": None}}
         self.engine, self.calls = engine, calls
         engine.start()
-        room = Room(self.settings.max_held_bytes, self.settings.max_calls, lambda peer: None)
-        welcome = lean.Welcome(
-            lean.FORMAT_VERSION,
+        room, workers = Room(self.settings.max_held_bytes, self.settings.max_calls), Workers()
+        limits = frames.Welcome(
+            frames.FORMAT_VERSION,
             PROTOCOL_VERSION,
-            log.shard,
-            log.epoch,
             "simulated",
-            lean.MAX_REQUEST_BYTES,
+            _MOST_REQUEST_BYTES,
             MAX_REQUESTS,
             _MOST_ANSWER_BYTES,
         )
         self._trace(f"{self.name} serves, epoch {log.epoch}, position {log.next_position}")
-        self._network.listen(self.name, LEAN_PORT, self.node, lambda end: self._accept_lean(end, calls, room, welcome))
-        self._network.listen(self.name, FLIGHT_PORT, self.node, lambda end: self._accept_flight(end, calls))
 
-    def _accept_lean(self, end: End, calls: Calls, room: Room, welcome: lean.Welcome) -> None:
-        self._scheduler.spawn(self.node, LeanClient(end, calls, room, welcome).run, f"{self.name}-lean")
+        def accept(end: End) -> None:
+            client = Client(end, calls, room, workers, limits)
+            self._scheduler.spawn(self.node, client.run, f"{self.name}-client")
 
-    def _accept_flight(self, end: End, calls: Calls) -> None:
-        self._scheduler.spawn(self.node, Desk(end, calls).run, f"{self.name}-flight")
+        self._network.listen(self.name, DEFAULT_PORT, self.node, accept)
 
 
-class LeanClient:
-    """One connection of the lean carrier at its broker: what the loop of ``LeanServer`` does for it."""
+class Client:
+    """One connection at its broker: what the loop of the server does for it."""
 
-    def __init__(self, end: End, calls: Calls, room: Room, welcome: lean.Welcome) -> None:
+    def __init__(self, end: End, calls: Calls, room: Room, workers: Workers, limits: frames.Welcome) -> None:
         end.setblocking(False)
         self._end = end
-        self._called = False
         self._connection = Connection(
-            end,  # type: ignore[arg-type]  # stands for a socket
-            f"lean:{end.far.name}",
-            welcome.max_answer_bytes,
-            self._attention,
-            lean.Reader(MAX_HELLO_BYTES),
+            PlainChannel(end),  # type: ignore[arg-type]  # stands for a socket
+            end.far.name,
+            limits.max_answer_bytes,
+            self._attend,
+            frames.Assembler(frames.MAX_HELLO_BYTES),
         )
-        self._asked = Requests(calls, room, self._connection, lambda: welcome)
+        self._asked = Requests(calls, room, self._connection, workers, lambda: (limits, calls.action(HELLO.name, {})))
         self._wake = threads.Event()
 
-    def _attention(self, connection: Connection) -> None:
-        self._called = True
+    def _attend(self, connection: Connection) -> None:
         self._wake.set()
 
     def run(self) -> None:
@@ -214,12 +206,10 @@ class LeanClient:
         connection, asked = self._connection, self._asked
         while True:
             self._wake.clear()
-            if self._end.readable and not asked.paused:
-                data = connection.receive()
-                if data is None:
-                    break
-                if data:
-                    asked.take(data)
+            if self._end.readable and not asked.paused and not self._read():
+                break
+            if connection.owes:
+                connection.flush()
             if asked.paused:
                 asked.go_on()
             if connection.broken or (asked.done and not asked.no_longer):
@@ -228,3 +218,15 @@ class LeanClient:
                 self._wake.wait(LOOK_SECONDS if asked.paused else None)
         connection.close()
         asked.end()
+
+    def _read(self) -> bool:
+        """Take in what came. Returns False when the client is gone."""
+        try:
+            came = self._connection.receive()
+        except EscrowError as problem:
+            self._asked.refuse(problem)
+            return True
+        if came is None:
+            return False
+        self._asked.take(came)
+        return True

@@ -39,15 +39,12 @@ _LEFT_OUT = (
     "serve",
     "http",
     "metrics",
-    "service",
-    "connections",
     "server",
     "listening",
-    "flight",
     "embedded",
     "offline",
 )
-"""Modules that need the real machine: Arrow Flight's server, sockets that listen, processes."""
+"""Modules that need the real machine: sockets that listen, processes."""
 EPOCH_US = 1_700_000_000_000_000
 """The wall clock when a run begins."""
 

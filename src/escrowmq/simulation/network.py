@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from random import Random
@@ -30,19 +31,17 @@ class NetworkOptions:
     refused: float = 0.0
     """How likely a connection cannot be made."""
     held: float = 0.0
-    """How likely what is sent beside everything else, over a connection of its own, lies somewhere for up to ten seconds."""
+    """How likely what is sent lies somewhere for up to ten seconds."""
 
 
 class End:
     """One end of a connection: as much of a ``socket`` as the product uses. Nothing it sends is refused for want of room."""
 
-    def __init__(self, network: Network, owner: Node, far: Node, bundle: object) -> None:
+    def __init__(self, network: Network, owner: Node, far: Node) -> None:
         self.owner, self.far = owner, far
-        self.bundle = (owner.name, bundle)
-        """Ends of one bundle and owner send in one order."""
+        self.last_ns = 0
+        """When what was sent last arrives: what comes later arrives later."""
         self.other: End | None = None
-        self.alone = False
-        """Nothing else keeps an order with what this one sends."""
         self.blocking = True
         self.closed = False
         self.lost = False
@@ -55,6 +54,9 @@ class End:
         self.woken: Callable[[], None] = lambda: None
 
     # Of a socket
+
+    family = socket.AF_UNIX
+    """Without options to set."""
 
     def send(self, data: bytes | memoryview, flags: int = 0) -> int:
         """Give it to the network."""
@@ -69,7 +71,7 @@ class End:
         """As :meth:`send`: there is always room."""
         self.send(data)
 
-    def sendmsg(self, parts: list[memoryview]) -> int:
+    def sendmsg(self, parts: Sequence[bytes | memoryview], ancillary: Sequence[object] = (), flags: int = 0) -> int:
         """As :meth:`send`, of several."""
         return self.send(b"".join(parts))
 
@@ -95,6 +97,12 @@ class End:
                 raise TimeoutError("timed out")
             self.wait(left)
 
+    def recv_into(self, buffer: memoryview, size: int = 0, flags: int = 0) -> int:
+        """As :meth:`recv`, into memory of the caller."""
+        data = self.recv(size or len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
     def wait(self, seconds: float | None = None) -> None:
         """Wait until something has come, or the connection has ended."""
         run = self._network.scheduler
@@ -113,12 +121,13 @@ class End:
         """How long :meth:`recv` waits."""
         self._timeout = seconds
 
+    def gettimeout(self) -> float | None:
+        """How long :meth:`recv` waits; None: without end."""
+        return self._timeout if self.blocking else 0.0
+
     def setblocking(self, blocking: bool) -> None:
         """Whether :meth:`recv` waits."""
         self.blocking, self._timeout = blocking, None
-
-    def setsockopt(self, *_: object) -> None:
-        """Nothing to do."""
 
     def fileno(self) -> int:
         """-1 when it is closed."""
@@ -179,16 +188,14 @@ class Network:
         self.trace = trace
         self.ends: dict[End, None] = {}
         self._listening: dict[tuple[str, int], tuple[Node, Callable[[End], None]]] = {}
-        self._last_ns: dict[object, int] = {}
         self._stalled: dict[tuple[str, str], float] = {}
 
     def listen(self, host: str, port: int, node: Node, accept: Callable[[End], None]) -> None:
         """From now on ``accept`` takes connections to this place."""
         self._listening[host, port] = node, accept
 
-    def connect(self, host: str, port: int, timeout: float, *, bundle: object = None) -> End:
-        """A connection to a place, from the node whose task runs. Raises OSError; TimeoutError where nobody answers. What is sent over
-        connections of one ``bundle`` comes in the order in which it was sent, as calls over one connection of HTTP/2 do."""
+    def connect(self, host: str, port: int, timeout: float) -> End:
+        """A connection to a place, from the node whose task runs. Raises OSError; TimeoutError where nobody answers."""
         run, options = self.scheduler, self.options
         assert run.current is not None
         mine = run.current.node
@@ -204,10 +211,8 @@ class Network:
                 raise TimeoutError("timed out")
             raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
         node, accept = found
-        alone = bundle is None
-        bundle = object() if alone else bundle
-        near, far = End(self, mine, node, bundle), End(self, node, mine, bundle)
-        near.other, far.other, near.alone = far, near, alone
+        near, far = End(self, mine, node), End(self, node, mine)
+        near.other, far.other = far, near
         self.ends[near] = self.ends[far] = None
         accept(far)
         return near
@@ -239,11 +244,11 @@ class Network:
     def _later(self, end: End, act: Callable[[End], None]) -> None:
         """Let it come to the other end, after what was sent before."""
         now = self.scheduler.now_ns
-        soonest = self._last_ns.get(end.bundle, 0) + 1
+        soonest = end.last_ns + 1
         seconds = self._latency(end.owner.name, end.far.name)
-        if end.alone and self.options.held and self.random.random() < self.options.held:
+        if self.options.held and self.random.random() < self.options.held:
             seconds += 10 * self.random.random()
-        at = self._last_ns[end.bundle] = max(now + round(seconds * 1e9), soonest)
+        at = end.last_ns = max(now + round(seconds * 1e9), soonest)
 
         def arrive() -> None:
             other = end.other

@@ -14,12 +14,10 @@ import greenlet
 
 from escrowmq.broker.writer.engine import Engine
 from escrowmq.client.bus import Bus
-from escrowmq.client.links.flight import FlightLink
-from escrowmq.client.links.lean import LeanLink
+from escrowmq.client.links.link import ServedLink
 from escrowmq.errors import EscrowError
 from escrowmq.simulation import threads
 from escrowmq.simulation.brokers import Broker
-from escrowmq.simulation.desk import SimulatedFlight
 from escrowmq.simulation.machine import EPOCH_US, machine
 from escrowmq.simulation.network import Network, NetworkOptions
 from escrowmq.simulation.plan import Fault, Plan
@@ -29,6 +27,7 @@ from escrowmq.testing.checker import Violation, check
 from escrowmq.testing.disks import Mode
 from escrowmq.testing.history import Act, Event, History, Kind
 from escrowmq.testing.workloads import WORKLOADS, Role
+from escrowmq.wire.addresses import DEFAULT_PORT, Address
 
 PATIENCE = 400.0
 """Virtual seconds after everything is healed within which all must have come to rest."""
@@ -97,14 +96,14 @@ class SimulatedSite:
 
     def connect(self) -> Bus:
         """A bus to all brokers."""
-        run = self._run
-        return Bus([LeanLink(cast(FlightLink, SimulatedFlight(run.network, broker.name))) for broker in run.brokers])
+        return Bus(self._links())
 
     def connect_each(self) -> list[Bus]:
         """A bus to each of the brokers."""
-        run = self._run
-        links = [LeanLink(cast(FlightLink, SimulatedFlight(run.network, broker.name))) for broker in run.brokers]
-        return [Bus([link]) for link in links]
+        return [Bus([link]) for link in self._links()]
+
+    def _links(self) -> list[ServedLink]:
+        return [ServedLink([Address(broker.name, DEFAULT_PORT)], follow=False) for broker in self._run.brokers]
 
     @property
     def seconds(self) -> float:

@@ -86,7 +86,6 @@ def addresses_of(url):
         ("escrow://a", ["escrow://a:7700"]),
         ("escrow://a|b:1", ["escrow://a:7700|b:1"]),
         ("escrow://a|b,c|[::1]:2|d", ["escrow://a:7700|b:7700", "escrow://c:7700|[::1]:2|d:7700"]),
-        ("escrow://a|b/?carrier=flight&replicas=listed", ["escrow://a:7700|b:7700"]),
         ("escrow://a,b?replicas=listed", ["escrow://a:7700", "escrow://b:7700"]),
     ],
 )
@@ -106,7 +105,7 @@ def test_a_link_for_each_shard_with_all_its_addresses(url, addresses):
         "escrow://a|b,b|c",
         "escrow://a|b?replicas=all",
         "escrow://a?replicas",
-        "escrow://a?carrier=flight&carrier=lean",
+        "escrow://a?replicas=listed&replicas=listed",
         "escrow://" + "|".join(f"h{n}" for n in range(17)),
     ],
 )
