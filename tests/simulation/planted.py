@@ -44,7 +44,7 @@ from escrowmq.schemas import Kind  # noqa: E402
 from escrowmq.simulation.brokers import NodeDisk  # noqa: E402
 from escrowmq.simulation.swarm import simulate  # noqa: E402
 from escrowmq.testing.disks import FaultDisk, MemoryFile  # noqa: E402
-from escrowmq.wire import lean  # noqa: E402
+from escrowmq.wire import frames  # noqa: E402
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 BUGS: dict[str, tuple[str, Plant]] = {name: ("ledger", plant) for name, (plant, _) in of_the_ledger.PLANTED.items()}
@@ -179,69 +179,69 @@ def let_newer_requests_overtake(monkeypatch):
 
 @bug("wire")
 def answer_rows_in_another_order(monkeypatch):
-    real = lean.rows_answered
-    monkeypatch.setattr(lean, "rows_answered", lambda number, rows: real(number, rows[::-1]))
+    real = frames.rows_answer
+    monkeypatch.setattr(frames, "rows_answer", lambda number, rows: real(number, rows[::-1]))
 
 
 @bug("wire")
 def lose_the_rest_of_a_frame(monkeypatch):
-    real = lean.Reader.feed
+    real = frames.Assembler.filled
 
-    def feed(self, data):
-        found = real(self, data)
-        if found and self._rest:
-            self._rest.clear()
+    def filled(self, count):
+        found = real(self, count)
+        if found:
+            self._rest = None
         return found
 
-    monkeypatch.setattr(lean.Reader, "feed", feed)
+    monkeypatch.setattr(frames.Assembler, "filled", filled)
 
 
 @bug("wire")
 def mix_answers_up(monkeypatch):
-    real = lean.codes_answered
+    real = frames.codes_answer
     last = [b""]
 
     def answered(number, codes):
         before, last[0] = last[0], codes
         return real(number, before if len(before) == len(codes) else codes)
 
-    monkeypatch.setattr(lean, "codes_answered", answered)
+    monkeypatch.setattr(frames, "codes_answer", answered)
 
 
 @bug("wire")
 def read_the_last_row_twice(monkeypatch):
-    real = lean.read_parcel
+    real = frames.read_parcel
 
-    def read(kind, content):
-        parcel = real(kind, content)
+    def read(frame):
+        parcel = real(frame)
         if len(parcel.rows) > 1:
             parcel.rows = [*parcel.rows[:-1], parcel.rows[0]]
         return parcel
 
-    monkeypatch.setattr(lean, "read_parcel", read)
+    monkeypatch.setattr(frames, "read_parcel", read)
 
 
 @bug("wire")
 def swap_two_rows(monkeypatch):
     """The ids of a parcel follow from the order of its rows."""
-    real = lean.read_parcel
+    real = frames.read_parcel
 
-    def read(kind, content):
-        parcel = real(kind, content)
+    def read(frame):
+        parcel = real(frame)
         if len(parcel.rows) > 1:
             parcel.rows = [parcel.rows[1], parcel.rows[0], *parcel.rows[2:]]
         return parcel
 
-    monkeypatch.setattr(lean, "read_parcel", read)
+    monkeypatch.setattr(frames, "read_parcel", read)
 
 
 @bug("wire")
 def shift_the_nulls_of_a_column(monkeypatch):
     """Whether a row of a batch has a key is what the row before it has."""
-    real = lean.read_batch
+    real = frames.read_columns
 
-    def read(content):
-        kind, batch, options = real(content)
+    def read(frame):
+        kind, batch, options = real(frame)
         at = batch.schema.get_field_index("key")
         if at >= 0 and batch.num_rows > 1:
             keys = batch.column(at).to_pylist()
@@ -249,16 +249,16 @@ def shift_the_nulls_of_a_column(monkeypatch):
             batch = batch.set_column(at, batch.schema.field(at), pa.array(keys, pa.utf8()))
         return kind, batch, options
 
-    monkeypatch.setattr(lean, "read_batch", read)
+    monkeypatch.setattr(frames, "read_columns", read)
 
 
 @bug("wire")
 def end_a_value_a_byte_too_late(monkeypatch):
     """The bodies of a batch lie one after the other; an end that is off by one takes a byte of the next."""
-    real = lean.read_batch
+    real = frames.read_columns
 
-    def read(content):
-        kind, batch, options = real(content)
+    def read(frame):
+        kind, batch, options = real(frame)
         at = batch.schema.get_field_index("body")
         if at >= 0 and batch.num_rows > 1:
             bodies = batch.column(at).to_pylist()
@@ -266,7 +266,7 @@ def end_a_value_a_byte_too_late(monkeypatch):
             batch = batch.set_column(at, batch.schema.field(at), pa.array(bodies, pa.binary()))
         return kind, batch, options
 
-    monkeypatch.setattr(lean, "read_batch", read)
+    monkeypatch.setattr(frames, "read_columns", read)
 
 
 # Sessions, operators, and the outbox's target
