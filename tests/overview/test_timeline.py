@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from escrowmq.client.links.flight import FlightLink
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,14 +17,13 @@ import escrowmq as mq
 from damaging import FILLER, flip
 from escrowmq.broker.embedded import open_embedded
 from escrowmq.client.bus import Bus
-from escrowmq.wire.addresses import Address
-from escrowmq.client.links.flight import FlightLink
 from escrowmq.errors import Code
 from escrowmq.overview import Story, timeline
 from escrowmq.overview.stories import brokers
 from escrowmq.overview.stories.sought import sought
 from escrowmq.settings import BrokerSettings
 from escrowmq.testing.servers.process import free_port
+from escrowmq.wire.addresses import Address
 
 Open = Callable[..., mq.Bus]
 Until = Callable[[Callable[[], Any]], Any]

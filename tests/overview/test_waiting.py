@@ -12,15 +12,14 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from escrowmq.client.links.flight import FlightLink
 
 import escrowmq as mq
 from damaging import FILLER, flip
 from escrowmq import outbox
 from escrowmq.broker.embedded import open_embedded
 from escrowmq.client.bus import Bus
-from escrowmq.wire.addresses import Address
 from escrowmq.client.links.answers import Listing
-from escrowmq.client.links.flight import FlightLink
 from escrowmq.compensation.cases import Cases
 from escrowmq.compensation.journal import Journal
 from escrowmq.errors import Code
@@ -33,6 +32,7 @@ from escrowmq.overview.waits.grouping import masked
 from escrowmq.settings import BrokerSettings
 from escrowmq.testing.memory_target import MemoryTarget
 from escrowmq.testing.servers.process import free_port
+from escrowmq.wire.addresses import Address
 
 Open = Callable[..., mq.Bus]
 Until = Callable[[Callable[[], Any]], Any]

@@ -5,12 +5,13 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from escrowmq.wire.lean import answers, arrow, frames, requests
+from escrowmq.wire.lean.frames import Reader
+
 from escrowmq.client.links import places
 from escrowmq.client.links.connection import LeanConnection
 from escrowmq.errors import Code, error
 from escrowmq.wire import parcels
-from escrowmq.wire.lean import answers, arrow, frames, requests
-from escrowmq.wire.lean.frames import Reader
 from planting import Plant, bug
 
 FRAMES = "wire/test_lean_frames.py::"

@@ -28,6 +28,7 @@ PING = b"\0\0\x08\x06\0\0\0\0\0" + b"12345678"
 def serve(options: Options) -> None:
     """A broker as ``escrowmq serve`` starts it, on a slow disk. It ends by SIGTERM, and tells where the time went in the file ``stamps``, if it is to."""
     from escrowmq.platform.arena import limit_arena, use_own_pool
+
     from escrowmq.platform.descriptors import raise_descriptor_limit
 
     limit_arena()

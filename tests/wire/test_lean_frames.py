@@ -9,6 +9,9 @@ from pathlib import Path
 import lean_examples as examples
 import pyarrow as pa
 import pytest
+from escrowmq.wire.lean import arrow
+from escrowmq.wire.lean.frames import frame
+from escrowmq.wire.lean.rows import EXCHANGE_OF, encoder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,9 +19,6 @@ from escrowmq.errors import Code, EscrowError, Overloaded, Rejected
 from escrowmq.model import Outcome
 from escrowmq.schemas import ENDED, ENDING, OUTGOING
 from escrowmq.wire import Exchange, Parcel, lean
-from escrowmq.wire.lean import arrow
-from escrowmq.wire.lean.frames import frame
-from escrowmq.wire.lean.rows import EXCHANGE_OF, encoder
 from escrowmq.wire.parcels import PARCEL_ROWS, batch_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "lean.md"

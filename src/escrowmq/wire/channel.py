@@ -204,9 +204,14 @@ class TlsChannel(_SocketChannel):
     def recv_into(self, view: memoryview, rest: int = 0) -> int:
         """See :class:`Channel`."""
         while True:
-            with self._lock:
-                count, ended = self._decrypt_into(view)
-                incoming = self._in.pending
+            try:
+                with self._lock:
+                    count, ended = self._decrypt_into(view)
+                    incoming = self._in.pending
+            except ssl.SSLError:
+                with suppress(OSError):
+                    self.flush()  # the alert that names the reason
+                raise
             self.flush()  # what the handshake sends
             if count or ended:
                 return count

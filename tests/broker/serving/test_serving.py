@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
-from pyarrow import flight
+from served import Client
 
 from escrowmq.broker.calls import Calls
 from escrowmq.broker.embedded import lent_link, open_engine
@@ -25,10 +25,9 @@ from escrowmq.client.bus import Bus
 from escrowmq.errors import Code, Denied, Misuse
 from escrowmq.model import Message
 from escrowmq.platform.listening import may_be_asked_as, parse_address
-from escrowmq.schemas import OUTGOING
 from escrowmq.settings import BrokerSettings
 from escrowmq.testing.ledgers import outgoing
-from escrowmq.wire import pack_metadata
+from escrowmq.wire import Exchange
 from forked import Forked
 
 PROGRAM = """
@@ -46,30 +45,25 @@ class Process:
             [sys.executable, "-W", "error", "-c", PROGRAM, str(folder)], stdout=subprocess.PIPE, text=True
         )
         self.facts = json.loads(self.process.stdout.readline())
-        self.client = flight.connect(self.facts["url"].replace("escrow://", "grpc+tcp://"))
+        self.client = Client(int(self.facts["url"].rpartition(":")[2]))
 
     def act(self, name: str, **request) -> dict:
-        (result,) = self.client.do_action(flight.Action(name, json.dumps(request).encode()))
-        return json.loads(result.body.to_pybytes())
+        return self.client.act(name, request)
 
     def end(self, number: signal.Signals) -> int:
         self.process.send_signal(number)
         code = self.process.wait(60)
         self.process.stdout.close()
-        self.client.close()
+        self.client.socket.close()
         return code
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_cleanly_with_clients_connected(tmp_path, number):
     broker = Process(tmp_path / "data")
-    command = json.dumps({"protocol": 1, "exchange": "send"}).encode()
-    writer, reader = broker.client.do_exchange(flight.FlightDescriptor.for_command(command))
-    writer.begin(OUTGOING)
-    writer.write_with_metadata(outgoing([{"body": b"x"}]), pack_metadata(1))
-    assert reader.read_chunk().data["code"].to_pylist() == [Code.OK]
+    answer = broker.client.batch(Exchange.SEND, outgoing([{"body": b"x"}]))
+    assert answer["code"].to_pylist() == [Code.OK]
     assert broker.end(number) == 0
-    reader.cancel()
     again = Process(tmp_path / "data")
     assert again.facts["shard"] == broker.facts["shard"]
     assert again.facts["epoch"] == broker.facts["epoch"] + 1

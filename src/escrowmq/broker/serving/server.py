@@ -6,7 +6,8 @@ Rules of a look, a few times a second:
    ``PRESSED_SECONDS``. A frame must be whole ``FRAME_SECONDS`` after its first byte.
 2. Over the bound of connections, one that never greeted is closed; when a further client greets, one without a request under way; then
    any other. Among equals the one that has been silent longest. Nothing is accepted while there is no descriptor for it.
-3. Frames that are not whole may together have a quarter of all room; over it, the largest is closed.
+3. Frames that are not whole may together announce a quarter of all room; over it, whoever has sent nothing for longest, for ``STUCK_SECONDS``
+   at least, is closed. What came of them may have as much; over it, the largest is closed.
 4. What goes wrong with one connection closes that one. What goes wrong with the thread itself is logged, all connections are closed,
    and it begins anew.
 5. Who is owed answers while more is held than there is room for, and does not read, is closed.
@@ -28,7 +29,7 @@ from contextlib import suppress
 from escrowmq.broker.calls import Dispatcher
 from escrowmq.broker.serving.connection import Connection
 from escrowmq.broker.serving.requests import MAX_REQUESTS, Requests
-from escrowmq.broker.serving.room import Room
+from escrowmq.broker.serving.room import STUCK_SECONDS, Room
 from escrowmq.broker.serving.streams import Workers
 from escrowmq.errors import EscrowError
 from escrowmq.platform.descriptors import connection_share
@@ -412,16 +413,29 @@ class Server:
             self._listen()
         self.room.relieve()
         patience = PRESSED_SECONDS if len(self._clients) > self.bound // 2 else SILENT_SECONDS
-        unfinished = 0
         for connection, asked in list(self._clients.items()):
-            size = connection.assembler.waiting
-            unfinished += size
             late = now - connection.opened >= patience if not asked.welcomed else self._drips(connection, asked, now)
             if late or (asked.no_longer and now >= asked.no_longer):
                 self._close(connection)
-        while unfinished > self._unfinished:
-            largest = max(self._clients, key=lambda connection: connection.assembler.waiting)
-            unfinished -= largest.assembler.waiting
+        self._bound_unfinished(now)
+
+    def _bound_unfinished(self, now: float) -> None:
+        """See rule 3."""
+        unfinished = [connection for connection in self._clients if connection.assembler.claimed]
+        unfinished.sort(key=lambda connection: connection.heard)
+        announced = sum(connection.assembler.claimed for connection in unfinished)
+        for connection in list(unfinished):
+            if announced <= self._unfinished or now - connection.heard < STUCK_SECONDS:
+                break
+            announced -= connection.assembler.claimed
+            unfinished.remove(connection)
+            logger.warning("closing a connection that announces much and sends nothing: %s", connection.peer)
+            self._close(connection)
+        came = sum(connection.assembler.waiting for connection in unfinished)
+        unfinished.sort(key=lambda connection: connection.assembler.waiting)
+        while came > self._unfinished:
+            largest = unfinished.pop()
+            came -= largest.assembler.waiting
             logger.warning("closing a connection that sends much and ends nothing: %s", largest.peer)
             self._close(largest)
 

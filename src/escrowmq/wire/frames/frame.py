@@ -189,8 +189,8 @@ class Assembler:
 
     @property
     def waiting(self) -> int:
-        """Bytes of memory that an unfinished frame uses."""
-        return self.small + (len(self._large.body) if self._large is not None else 0)
+        """Bytes that came of an unfinished frame. Memory that no byte has come for takes none of the machine's."""
+        return self.small + (len(self._large.body) - len(self._body) if self._large is not None else 0)
 
     @property
     def refused(self) -> Frame | None:

@@ -1,4 +1,4 @@
-"""The lean carrier's server: what it answers, what it bounds, and that nobody who misbehaves is anybody else's problem."""
+"""The server: what it answers, what it bounds, and that nobody who misbehaves is anybody else's problem."""
 
 import errno
 import select
@@ -8,20 +8,22 @@ import threading
 
 import pyarrow as pa
 import pytest
-from lean_served import PATIENT, Client, Served
+from served import PATIENT, Client, Served
 
-from escrowmq.broker.serving import room
-from escrowmq.broker.serving.lean import requests, server
-from escrowmq.broker.serving.lean.connection import Connection
-from escrowmq.broker.serving.lean.listening import listen_tcp, listen_unix, tune
-from escrowmq.broker.serving.lean.server import LeanServer
+from escrowmq.broker.serving import requests, room, server
+from escrowmq.broker.serving.connection import KEEPALIVE, Connection
+from escrowmq.broker.serving.listening import listen_tcp, listen_unix
+from escrowmq.broker.serving.server import Server
 from escrowmq.errors import Code, EscrowError, Misuse
 from escrowmq.model import Act, Outcome
 from escrowmq.schemas import SETTLING
 from escrowmq.testing.ledgers import outgoing
-from escrowmq.wire import Exchange, lean
-from escrowmq.wire.lean import Kind
-from escrowmq.wire.lean.rows import encoder
+from escrowmq.wire import Exchange, frames
+from escrowmq.wire.channel import PlainChannel
+from escrowmq.wire.frames import Assembler, Kind
+from escrowmq.wire.frames.frame import frame as framed
+from escrowmq.wire.frames.frame import frame_start
+from escrowmq.wire.frames.rows import encoder
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +48,7 @@ def group(served, name):
 
 def problem_of(frame):
     assert frame.kind == Kind.ERROR
-    return lean.read_answer(frame).code
+    return frames.read_refusal(frame).code
 
 
 # What it answers
@@ -68,12 +70,10 @@ def test_a_transaction_from_prepare_to_acknowledgement(shared):
 
 def test_batches_are_answered_as_batches(shared):
     with shared.client() as client:
-        client.send(lean.batch_request(1, Exchange.SEND, outgoing([{"topic": "u", "body": b"x"}] * 3), {}))
-        assert client.answer(1, Exchange.SEND).column("code").to_pylist() == [0, 0, 0]
-        client.send(lean.batch_request(2, Exchange.SETTLE, pa.RecordBatch.from_pylist([], SETTLING), {"group": "g"}))
-        assert client.answer(2, Exchange.SETTLE).num_rows == 0
-        client.send(lean.batch_request(3, Exchange.END, outgoing([{}]), {}))
-        assert client.answer(3).code is Code.BAD_BATCH
+        answer = client.batch(Exchange.SEND, outgoing([{"topic": "u", "body": b"x"}] * 3))
+        assert answer.column("code").to_pylist() == [0, 0, 0]
+        assert client.batch(Exchange.SETTLE, pa.RecordBatch.from_pylist([], SETTLING), {"group": "g"}).num_rows == 0
+        assert client.batch(Exchange.END, outgoing([{}])).code is Code.BAD_BATCH
 
 
 def test_requests_of_one_kind_take_effect_in_order_whatever_comes_between(shared):
@@ -87,21 +87,21 @@ def test_requests_of_one_kind_take_effect_in_order_whatever_comes_between(shared
         answers = {}
         while len(answers) < len(numbers):
             frame = client.next()
-            answers[frame.number] = lean.read_answer(frame)[0][3]
+            answers[frame.number] = frames.read_rows(frame)[0][3]
     assert [answers[number] for number in numbers] == list(range(200))
 
 
 def test_pings_come_back_and_a_goodbye_ends_after_the_last_answer(shared):
     with shared.client() as client:
-        client.send(lean.ping(b"abc"))
+        client.send(frames.ping(b"abc"))
         frame = client.next()
-        assert (frame.kind, bytes(frame.content)) == (Kind.PONG, b"abc")
+        assert (frame.kind, bytes(frame.body)) == (Kind.PONG, b"abc")
         number = client.parcel(Exchange.SEND, [("t", b"", None, None, None, None, 0, 0, 0, 0, None)], {}, (22, 1))
         waits = client.receive(60_000, group(shared, "bye"), member=99)
-        client.send(lean.goodbye())
+        client.send(frames.goodbye())
         kinds = {frame.number: frame.kind for frame in client.closed()}
         assert kinds[number] == Kind.ROWS
-        assert kinds[waits] in (Kind.WITHDRAWN, Kind.ANSWERED)
+        assert kinds[waits] in (Kind.WITHDRAWN, Kind.BATCH)
     shared.until(lambda: shared.room.used == 0)
 
 
@@ -111,7 +111,7 @@ def test_pings_come_back_and_a_goodbye_ends_after_the_last_answer(shared):
 def test_what_several_clients_ask_at_once_is_read_before_any_of_it_is_begun(served, monkeypatch):
     session = served.session()
     held, go, happened = threading.Event(), threading.Event(), []
-    attend, receive, parcel = LeanServer._attend, Connection.receive, served.calls.parcel
+    attend, receive, parcel = Server._attend, Connection.receive, served.calls.parcel
 
     def hold(self):
         held.set()
@@ -127,7 +127,7 @@ def test_what_several_clients_ask_at_once_is_read_before_any_of_it_is_begun(serv
         parcel(*given)
 
     with served.client() as one, served.client() as two, served.client() as three:
-        monkeypatch.setattr(LeanServer, "_attend", hold)
+        monkeypatch.setattr(Server, "_attend", hold)
         served.server._call()
         assert held.wait(PATIENT)
         monkeypatch.setattr(Connection, "receive", received)
@@ -147,8 +147,8 @@ def test_what_several_clients_ask_at_once_is_read_before_any_of_it_is_begun(serv
 
 @pytest.mark.parametrize(
     "said",
-    [b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", b"\x16\x03\x01\x02\x00" + bytes(600), lean.ping(), lean.cancel(1), bytes(13),
-     struct.pack("<IBQ", 20, 1, 0) + b"not a greeting", struct.pack("<I", 1 << 31), lean.hello("secret")],
+    [b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", b"\x16\x03\x01\x02\x00" + bytes(600), frames.ping(), frames.cancel(1), bytes(16),
+     framed(Kind.HELLO, 0, b"not a greeting"), struct.pack("<I", 1 << 31), frames.hello("secret")],
 )  # fmt: skip
 def test_who_does_not_greet_properly_is_told_and_closed(shared, said):
     with shared.client(greet=False) as client:
@@ -160,25 +160,20 @@ def test_who_does_not_greet_properly_is_told_and_closed(shared, said):
 
 def test_a_content_that_cannot_be_read_is_refused_and_the_connection_goes_on(shared):
     with shared.client() as client:
-        for number, kind in enumerate((Kind.SEND, Kind.END, Kind.SETTLE, Kind.BATCH, Kind.RECEIVE, 0x33), 1):
-            client.send(struct.pack("<IBQ", 12, kind, number) + b"\xc1\xc1\xc1")
+        kinds = (Kind.SEND, Kind.END, Kind.SETTLE, Kind.COLUMNS, Kind.RECEIVE, Kind.ACTION, Kind.READ, Kind.WATCH, 0x33)
+        for number, kind in enumerate(kinds, 1):
+            client.send(framed(kind, number, b"\xc1\xc1\xc1", b"\xc1\xc1\xc1"))
             assert client.answer(number).code in (Code.BAD_BATCH, Code.BAD_REQUEST)
-        options = encoder.encode({"wait_ms": 1})
-        client.send(
-            struct.pack("<IBQ", 11 + 2 + len(options) - 1, Kind.RECEIVE, 9)
-            + b"\x91\xc4"
-            + bytes([len(options)])
-            + options
-        )
-        assert client.answer(9).code is Code.BAD_REQUEST  # no group
+        client.send(framed(Kind.RECEIVE, 99, head=encoder.encode({"wait_ms": 1})))
+        assert client.answer(99).code is Code.BAD_REQUEST  # no group
         assert client.plain(b"still", sequence=900)[0][0] == Code.OK
     shared.until(lambda: shared.room.used == 0)
 
 
 @pytest.mark.parametrize(
     "said",
-    [struct.pack("<I", (1 << 32) - 1), struct.pack("<IBQ", lean.MAX_REQUEST_BYTES, 2, 5), bytes(4), lean.hello(),
-     bytes(lean.receive_request(0, {"group": "g", "member": 1})), lean.ping(bytes(65)), struct.pack("<IBQ", 9, 0x55, 0)],
+    [struct.pack("<I", (1 << 32) - 1), frame_start(Kind.SEND, 5, 1 << 30), bytes(16), frames.hello(),
+     frames.receive_request(0, {"group": "g", "member": 1}), frames.ping(bytes(65)), framed(0x55, 0)],
 )  # fmt: skip
 def test_lost_boundaries_close_the_connection_alone(shared, said):
     with shared.client() as other, shared.client() as client:
@@ -190,9 +185,9 @@ def test_lost_boundaries_close_the_connection_alone(shared, said):
 
 def test_two_requests_with_one_number_are_refused(shared):
     with shared.client() as client:
-        frame = lean.receive_request(5, {"group": "g", "member": 5, "wait_ms": 60_000, "max_messages": 1})
-        client.send(lean.receive_request(4, {"group": group(shared, "twice"), "member": 5, "wait_ms": 60_000}))
-        client.send(lean.receive_request(4, {"group": "twice", "member": 6, "wait_ms": 60_000}) + frame[:3])
+        frame = frames.receive_request(5, {"group": "g", "member": 5, "wait_ms": 60_000, "max_messages": 1})
+        client.send(frames.receive_request(4, {"group": group(shared, "twice"), "member": 5, "wait_ms": 60_000}))
+        client.send(frames.receive_request(4, {"group": "twice", "member": 6, "wait_ms": 60_000}) + frame[:3])
         assert [(one.number, problem_of(one)) for one in client.closed() if one.number == 0] == [(0, Code.BAD_REQUEST)]
 
 
@@ -203,7 +198,7 @@ def test_a_withdrawn_receive_gets_no_lease(shared):
     name = group(shared, "withdrawn")
     with shared.client() as client:
         number = client.receive(60_000, name, member=1)
-        client.send(lean.cancel(number) + lean.cancel(number) + lean.cancel(77))
+        client.send(frames.cancel(number) + frames.cancel(number) + frames.cancel(77))
         frame = client.next()
         assert (frame.number, frame.kind) == (number, Kind.WITHDRAWN)
         client.plain(b"for two", sequence=902)
@@ -215,7 +210,7 @@ def test_a_connection_that_ends_takes_its_waiting_receives_along(shared):
     name = group(shared, "ends")
     with shared.client() as client:
         client.receive(60_000, name, member=1)
-        client.send(lean.ping())
+        client.send(frames.ping())
         assert client.next().kind == Kind.PONG
     shared.until(lambda: shared.engine.waiting_receives == 0)
     with shared.client() as client:
@@ -260,7 +255,7 @@ def test_the_system_asks_whether_a_silent_other_side_is_there():
         listener.setblocking(True)
         accepted, _ = listener.accept()
         with accepted:
-            tune(accepted)
+            PlainChannel(accepted).keep_alive(*KEEPALIVE)
             assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 60
@@ -269,33 +264,36 @@ def test_the_system_asks_whether_a_silent_other_side_is_there():
 def test_a_client_that_never_greets_is_closed(served, monkeypatch):
     monkeypatch.setattr(server, "SILENT_SECONDS", 0.05)
     with served.client(greet=False) as silent, served.client(greet=False) as dripping, served.client() as polite:
-        dripping.send(lean.hello()[:7])
+        dripping.send(frames.hello()[:7])
         assert silent.closed() == dripping.closed() == []
-        polite.send(lean.ping())
+        polite.send(frames.ping())
         assert polite.next().kind == Kind.PONG
 
 
 def test_a_frame_must_become_whole(served, monkeypatch):
     monkeypatch.setattr(server, "FRAME_SECONDS", 0.05)
     with served.client() as dripping, served.client() as idle:
-        dripping.send(struct.pack("<IBQ", 1 << 20, 2, 1) + bytes(100))
+        dripping.send(frame_start(Kind.SEND, 1, 1 << 20) + bytes(100))
         assert dripping.closed() == []
-        idle.send(lean.ping())
+        idle.send(frames.ping())
         assert idle.next().kind == Kind.PONG
     served.until(lambda: served.room.used == 0)
 
 
 def test_frames_that_are_not_whole_are_bounded_together(tmp_path):
-    served = Served(tmp_path / "data", max_held_bytes=4 << 20)
-    clients = [served.client() for _ in range(5)]
+    """Who announces much and sends nothing is closed; who goes on is served."""
+    served = Served(tmp_path / "data", max_held_bytes=8 << 20)
+    silent = [served.client() for _ in range(4)]
     try:
-        for at, client in enumerate(clients):
-            client.send(struct.pack("<IBQ", 2 << 20, 2, 1) + bytes((200 << 10) + (100 << 10) * at))
-        assert clients[4].closed() == []
-        clients[0].send(bytes((2 << 20) - 9 - (200 << 10)))
-        assert clients[0].answer(1).code is Code.BAD_BATCH
+        for client in silent:
+            client.send(frame_start(Kind.SEND, 1, 700 << 10) + bytes(10))
+        with served.client() as busy:
+            busy.send(frame_start(Kind.SEND, 1, 700 << 10) + bytes(100))
+            assert silent[0].closed() == []
+            busy.send(bytes((700 << 10) - 100))
+            assert busy.answer(1).code is Code.BAD_BATCH
     finally:
-        for client in clients:
+        for client in silent:
             client.socket.close()
         served.stop()
 
@@ -305,6 +303,7 @@ class Slow:
 
     def __init__(self, served):
         self.settings, self.identity, self.waiting = served.calls.settings, served.calls.identity, []
+        self.action = served.calls.action
         self.came = threading.Semaphore(0)
 
     def parcel(self, parcel, done, sound_bytes=None, source=None):
@@ -327,7 +326,7 @@ class Slow:
 def slow(served):
     calls = Slow(served)
     listener = listen_tcp("127.0.0.1", 0)
-    serving = LeanServer(calls, served.room, [listener], "slow")
+    serving = Server(calls, [listener], "slow", room=served.room)
     calls.port, calls.serving = listener.getsockname()[1], serving
     serving.start()
     yield calls
@@ -343,7 +342,7 @@ def test_requests_of_one_connection_are_bounded_and_the_others_are_served(slow, 
         numbers = [client.parcel(Exchange.SEND, ROW, {}) for _ in range(8)]
         for _ in range(3):
             assert slow.came.acquire(timeout=PATIENT)
-        other.send(lean.ping())
+        other.send(frames.ping())
         assert other.next().kind == Kind.PONG
         assert len(slow.waiting) == 3
         slow.answer(3)
@@ -366,7 +365,7 @@ def test_who_does_not_read_is_not_read_from_and_holds_up_nobody(slow, served, mo
         served.until(lambda: any(c.unsent_bytes for c in list(slow.serving._clients)))
         numbers.append(deaf.parcel(Exchange.SEND, ROW, {}))
         slow.answer(2)
-        other.send(lean.ping())
+        other.send(frames.ping())
         assert other.next().kind == Kind.PONG
         assert not slow.came.acquire(blocking=False)
         assert deaf.next().number == numbers[0]
@@ -420,7 +419,7 @@ def test_killed_in_the_middle_of_everything(slow, served):
     for client in clients:
         client.parcel(Exchange.SEND, ROW, {})
         assert slow.came.acquire(timeout=PATIENT)
-        client.send(struct.pack("<IBQ", 5000, 2, 9) + bytes(77))
+        client.send(frame_start(Kind.SEND, 9, 5000) + bytes(77))
         client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         client.socket.close()
     served.until(lambda: not slow.serving._clients)
@@ -445,14 +444,14 @@ def test_over_the_bound_who_never_greeted_goes_first(tmp_path):
             first.receive(60_000, "g", member=1)
             served.calls.action("groups.subscribe", {"group": "h", "topics": ["t"]})
             first.receive(60_000, "h", member=1)
-            first.send(lean.ping())
+            first.send(frames.ping())
             while first.next().kind != Kind.PONG:
                 pass
-            third.send(lean.ping())
+            third.send(frames.ping())
             assert third.next().kind == Kind.PONG
             with served.client() as fourth:
                 assert second.closed() == []  # nothing under way, silent longest
-                fourth.send(lean.ping())
+                fourth.send(frames.ping())
                 assert fourth.next().kind == Kind.PONG
     finally:
         served.stop()
@@ -461,10 +460,16 @@ def test_over_the_bound_who_never_greeted_goes_first(tmp_path):
 def test_there_is_a_bound_for_calls_too(tmp_path):
     served = Served(tmp_path / "data", max_calls=1)
     try:
-        with served.client() as first, served.client(greet=False) as second:
-            second.send(lean.hello())
-            assert [problem_of(frame) for frame in second.closed()] == [Code.QUEUE_FULL]
-            assert first.plain(b"x")[0][0] == Code.OK
+        with served.client() as first, served.client() as second:
+            first.send(frames.watch(1, served.session()))
+            served.until(lambda: served.calls.action("producers.list", {})["producers"][0]["members"] == 1)
+            with pytest.raises(EscrowError) as caught:
+                second.act("topics.list")
+            assert caught.value.code is Code.QUEUE_FULL
+            assert second.plain(b"x")[0][0] == Code.OK
+            first.send(frames.cancel(1))
+            assert first.answer(1).kind == Kind.DONE
+            served.until(lambda: second.act("topics.list") if not served.room._call_count else None)
     finally:
         served.stop()
 
@@ -487,7 +492,7 @@ def test_without_a_descriptor_nothing_spins_and_it_goes_on_with_one(served, monk
     plain = listen_tcp("127.0.0.1", 0)
     listener = Fussy(fileno=plain.detach())
     listener.setblocking(False)
-    serving = LeanServer(served.calls, served.room, [listener], "fussy")
+    serving = Server(served.calls, [listener], "fussy")
     serving.start()
     with Client(listener.getsockname()[1]) as client:
         assert client.plain(b"x")[0][0] == Code.OK
@@ -501,7 +506,7 @@ def test_without_a_descriptor_nothing_spins_and_it_goes_on_with_one(served, monk
 
 def test_a_loop_that_fails_is_logged_and_begins_anew(served, monkeypatch, caplog):
     monkeypatch.setattr(server, "RESTART_SECONDS", 0.0)
-    look, failed = LeanServer._look, threading.Event()
+    look, failed = Server._look, threading.Event()
 
     def fails(self, now):
         if self is served.server and not failed.is_set():
@@ -510,7 +515,7 @@ def test_a_loop_that_fails_is_logged_and_begins_anew(served, monkeypatch, caplog
         return look(self, now)
 
     with served.client() as before:
-        monkeypatch.setattr(LeanServer, "_look", fails)
+        monkeypatch.setattr(Server, "_look", fails)
         assert before.closed() == []
         with served.client() as after:
             assert after.plain(b"x")[0][0] == Code.OK
@@ -521,14 +526,14 @@ def test_a_loop_that_fails_is_logged_and_begins_anew(served, monkeypatch, caplog
 def test_a_connection_that_fails_takes_no_other_along(served, monkeypatch, caplog):
     take = requests.Requests.take
 
-    def fails(self, data):
-        if b"planted" in data:
+    def fails(self, came):
+        if any(b"planted" in bytes(one.body) for one in came):
             raise RuntimeError("planted")
-        take(self, data)
+        take(self, came)
 
     monkeypatch.setattr(requests.Requests, "take", fails)
     with served.client() as one, served.client() as other:
-        one.send(b"planted")
+        one.send(frames.ping(b"planted"))
         assert one.closed() == []
         assert other.plain(b"x")[0][0] == Code.OK
     assert "planted" in caplog.text
@@ -563,36 +568,41 @@ def test_numbers_of_connections_requests_and_bytes(served):
     with served.client() as client:
         client.plain(b"x")
         there = served.server.numbers()
-        assert (there["lean_connections"], there["lean_requests_total"]) == (1, 1)
-    served.until(lambda: served.server.numbers()["lean_connections"] == 0)
+        assert (there["connections"], there["requests_total"]) == (1, 1)
+    served.until(lambda: served.server.numbers()["connections"] == 0)
     gone = served.server.numbers()
-    assert gone["lean_connections_total"] == gone["lean_requests_total"] == 1
-    assert gone["lean_received_bytes_total"] >= there["lean_received_bytes_total"] > 0
-    assert gone["lean_sent_bytes_total"] > 0
+    assert gone["connections_total"] == gone["requests_total"] == 1
+    assert gone["received_bytes_total"] >= there["received_bytes_total"] > 0
+    assert gone["sent_bytes_total"] > 0
 
 
 # Pieces
 
 
-def test_what_the_socket_does_not_take_is_kept_in_order_and_what_is_lost_is_told():
+def unread_connection(most=1 << 30):
+    """A connection whose client does not read, and that client's socket."""
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
-    called, freed, lost = [], [], []
-    connection = Connection(ours, "peer", 1 << 30, called.append, lean.Reader(100))
-    connection.freed = freed.append
-    while connection.send(bytes(1 << 16)):
+    called = []
+    connection = Connection(PlainChannel(ours), "peer", most, called.append, Assembler(100))
+    while connection.send([[bytes(1 << 16)]]):
         pass
+    return connection, theirs, called
+
+
+def test_what_the_socket_does_not_take_is_kept_in_order_and_what_is_lost_is_told():
+    connection, theirs, called = unread_connection()
+    freed, lost = [], []
+    connection.freed = freed.append
     for at in range(200):
-        connection.send(bytes([at]), lambda at=at: lost.append(at))
+        connection.send([[bytes([at])]], lambda at=at: lost.append(at))
     assert called
     assert connection.held.stuck_since is not None
     theirs.settimeout(PATIENT)
     seen = b""
-    while not seen.endswith(bytes([99])) and 100 not in seen[-200:]:
+    while connection.owes:
+        seen += theirs.recv(1 << 16)
         connection.flush()
-        seen += theirs.recv(1 << 16)
-    while not connection.flush():
-        seen += theirs.recv(1 << 16)
     assert connection.held.stuck_since is None
     theirs.setblocking(False)
     try:
@@ -603,25 +613,44 @@ def test_what_the_socket_does_not_take_is_kept_in_order_and_what_is_lost_is_told
     assert seen.endswith(bytes(range(200)))
     assert sum(freed) == 200 + (1 << 16)
     assert lost == []
-    while connection.send(bytes(1 << 16)):
+    while connection.send([[bytes(1 << 16)]]):
         pass
-    connection.send(b"x", lambda: lost.append("kept"))
+    connection.send([[b"x"]], lambda: lost.append("kept"))
     connection.close()
-    assert not connection.send(b"y", lambda: lost.append("late"))
+    assert not connection.send([[b"y"]], lambda: lost.append("late"))
     assert lost == ["kept", "late"]
     assert connection.unsent_bytes == 0
     theirs.close()
 
 
+def test_small_answers_pass_large_ones_and_large_ones_keep_their_order():
+    connection, theirs, _ = unread_connection()
+    freed = []
+    for at in b"ABC":
+        connection.send([[bytes([at]) * 50_000]], freed=freed.append, large=True)
+    connection.send([[b"a" * 10]])
+    connection.send([[b"D" * 50_000], [b"E" * 50_000]])  # one answer in two parts
+    connection.send([[b"b" * 10]])
+    theirs.settimeout(PATIENT)
+    seen = b""
+    while connection.owes:
+        seen += theirs.recv(1 << 16)
+        connection.flush()
+    while not seen.endswith(b"E" * 50_000):
+        seen += theirs.recv(1 << 16)
+    order = "".join(
+        letter for letter, before in zip(seen.decode(), "\0" + seen.decode()[:-1], strict=True) if letter != before
+    )
+    assert order == "abABCDE"
+    assert sum(freed) == 150_000
+    connection.close()
+    theirs.close()
+
+
 def test_who_is_owed_too_much_is_given_up():
-    ours, theirs = socket.socketpair()
-    ours.setblocking(False)
-    called = []
-    connection = Connection(ours, "peer", 1 << 10, called.append, lean.Reader(100))
-    while connection.send(bytes(1 << 16)):
-        pass
+    connection, theirs, called = unread_connection(1 << 10)
     assert not connection.broken  # one answer may be of any size
-    connection.send(bytes(2000))
+    connection.send([[bytes(2000)]])
     assert connection.broken
     assert called
     connection.close()
@@ -629,12 +658,12 @@ def test_who_is_owed_too_much_is_given_up():
 
 
 def test_a_socket_in_the_file_system(tmp_path, served):
-    path = tmp_path / "lean.sock"
+    path = tmp_path / "socket"
     (tmp_path / "file").write_text("not a socket")
     with pytest.raises(Misuse):
         listen_unix(tmp_path / "file")
     listen_unix(path).close()  # what a killed broker leaves behind
-    serving = LeanServer(served.calls, served.room, [listen_unix(path)], "unix")
+    serving = Server(served.calls, [listen_unix(path)], "unix")
     serving.start()
     with pytest.raises(Misuse):
         listen_unix(path)
