@@ -24,7 +24,8 @@ sys.path.append(str(Path(__file__).parents[1] / "peers" / "loads"))
 from _load import Arguments, arguments, begin, end, in_threads
 from server import BARE_ANSWER, END, PREPARE, READ_BYTES
 
-from escrowmq.wire import PARCEL_ROWS, Exchange, Parcel, lean
+from escrowmq.wire import PARCEL_ROWS, Exchange, Parcel, frames
+from escrowmq.wire.frames import Assembler
 
 OPTIONS: Any = {"session": 1}
 OUTGOING = pa.schema([("topic", pa.utf8()), ("body", pa.binary()), ("message_id", pa.binary(16))])
@@ -116,13 +117,13 @@ def bare(given: Arguments, port: str) -> None:
 
 def framed(given: Arguments, port: str) -> None:
     def caller(_: int) -> Callable[[], int]:
-        broker, reader = connected(port), lean.Reader(1 << 24)
+        broker, assembler = connected(port), Assembler(1 << 24)
 
         def ask(parcel: Parcel) -> Any:
-            broker.sendall(lean.parcel_request(1, parcel))
-            while not (came := reader.feed(broker.recv(READ_BYTES))):
+            broker.sendall(frames.parcel_request(1, parcel))
+            while not (came := assembler.filled(broker.recv_into(assembler.target()))):
                 pass
-            return lean.read_answer(came[0], parcel.kind)
+            return frames.read_rows(came[0])
 
         def step() -> int:
             [prepared] = ask(Parcel(Exchange.PREPARE, [row(given.body)], OPTIONS, (1, 1)))
@@ -142,7 +143,7 @@ class Tasks:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, broker: socket.socket) -> None:
         self._loop, self._broker = loop, broker
-        self._reader = lean.Reader(1 << 24)
+        self._assembler = Assembler(1 << 24)
         self._open: dict[Exchange, tuple[list[Any], list[asyncio.Future[Any]]]] = {}
         self._pending: dict[int, tuple[Exchange, list[asyncio.Future[Any]]]] = {}
         self._number = 0
@@ -161,14 +162,14 @@ class Tasks:
 
     def _leave(self) -> None:
         left, self._open = self._open, {}
-        frames = [self._unsent]
+        requests = [self._unsent]
         for kind, (rows, futures) in left.items():
             for at in range(0, len(rows), PARCEL_ROWS):
                 self._number += 1
                 some = slice(at, at + PARCEL_ROWS)
-                self._pending[self._number] = kind, futures[some]
-                frames.append(lean.parcel_request(self._number, Parcel(kind, rows[some], OPTIONS, (1, 1))))
-        self._write(b"".join(frames))
+                self._pending[self._number] = futures[some]
+                requests.append(frames.parcel_request(self._number, Parcel(kind, rows[some], OPTIONS, (1, 1))))
+        self._write(b"".join(requests))
 
     def _write(self, data: bytes) -> None:
         try:
@@ -182,9 +183,9 @@ class Tasks:
             self._loop.add_writer(self._broker, lambda: self._write(self._unsent))
 
     def _readable(self) -> None:
-        for frame in self._reader.feed(self._broker.recv(READ_BYTES)):
-            kind, futures = self._pending.pop(frame.number)
-            for future, result in zip(futures, lean.read_answer(frame, kind), strict=True):
+        for frame in self._assembler.filled(self._broker.recv_into(self._assembler.target())):
+            futures = self._pending.pop(frame.number)
+            for future, result in zip(futures, frames.read_rows(frame), strict=True):
                 future.set_result(result)
 
 

@@ -1,7 +1,7 @@
 """What cannot be left out of a broker: read, look at, write, sync, answer. No ledger, no rules, no repeats.
 
 Called as ``server.py KIND PORT FILE``. Kinds: ``bare`` answers each piece of a stream with a few bytes, after it was written to FILE and
-synced; ``frames`` reads the lean carrier's frames and answers them, without a file: its callers are bound by processors, not by a
+synced; ``frames`` reads the frames of our protocol and answers them, without a file: its callers are bound by processors, not by a
 disk; ``flight`` takes whole batches over Arrow Flight and writes and syncs those that wait at once.
 """
 
@@ -19,8 +19,8 @@ import pyarrow as pa
 import xxhash
 from pyarrow import flight
 
-from escrowmq.wire import lean
-from escrowmq.wire.lean import Kind
+from escrowmq.wire import frames
+from escrowmq.wire.frames import Assembler, Frame, Kind
 
 READ_BYTES = 1 << 16
 READS = 64
@@ -101,26 +101,39 @@ def serve(port: int, answers: Callable[[socket.socket, bytes], bytes], file: Fil
                     connection.sendall(answer)
 
 
+def frames_of(assembler: Assembler, data: bytes) -> list[Frame]:
+    """The frames that are whole with these bytes."""
+    found: list[Frame] = []
+    left = memoryview(data)
+    while left:
+        target = assembler.target()
+        count = min(len(target), len(left))
+        target[:count] = left[:count]
+        found += assembler.filled(count)
+        left = left[count:]
+    return found
+
+
 class Framed:
     """Reads the frames of each connection, and answers as a broker would that accepts everything."""
 
     def __init__(self) -> None:
-        self._readers: dict[socket.socket, lean.Reader] = {}
+        self._assemblers: dict[socket.socket, Assembler] = {}
         self._positions = 0
 
     def __call__(self, connection: socket.socket, data: bytes) -> bytes:
-        reader = self._readers.get(connection)
-        if reader is None:
-            reader = self._readers[connection] = lean.Reader(1 << 24)
-        return b"".join(self._answer(frame) for frame in reader.feed(data))
+        assembler = self._assemblers.get(connection)
+        if assembler is None:
+            assembler = self._assemblers[connection] = Assembler(1 << 24)
+        return b"".join(self._answer(frame) for frame in frames_of(assembler, data))
 
-    def _answer(self, frame: lean.Frame) -> bytes | bytearray:
-        rows = lean.read_parcel(frame.kind, frame.content).rows
+    def _answer(self, frame: Frame) -> bytes | bytearray:
+        rows = frames.read_parcel(frame).rows
         if frame.kind == Kind.END:
-            return lean.codes_answered(frame.number, b"\1" * len(rows))
+            return frames.codes_answer(frame.number, b"\1" * len(rows))
         first, self._positions = self._positions, self._positions + len(rows)
         answer = [(0, at, 0, -1, at.to_bytes(16, "big")) for at in range(first, self._positions)]
-        return lean.rows_answered(frame.number, answer)
+        return frames.rows_answer(frame.number, answer)
 
 
 class Batches(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flight_served import Served
+from served import Served
 
 import escrowmq as mq
 from escrowmq.broker.actions import HANDLERS
@@ -28,7 +28,7 @@ def bus(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[mq.Bus]:
         with mq.connect(f"escrow://127.0.0.1:{served.port}") as made:
             yield made
     finally:
-        served.close()
+        served.stop()
 
 
 def test_an_unexpected_exception_in_deciding_is_a_code_of_its_own(bus: mq.Bus, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -292,9 +292,6 @@ def test_every_handler_has_the_types_of_its_action():
 ONLY_SERVED = {
     (f"{brokers.Hello.__module__}.{name}", field)
     for name, field in (
-        ("Hello", "lean"),
-        ("Lean", "port"),
-        ("Lean", "socket"),
         ("Hello", "role"),
         ("Hello", "again_ms"),
         ("Hello", "leader"),
@@ -304,8 +301,7 @@ ONLY_SERVED = {
         ("SteppedDown", "leader"),
     )
 }
-"""What a broker tells only as a process: tests/broker/serving/test_lean_served.py looks at it, and tests/broker/replicas/ at what it tells
-of its role."""
+"""What a broker tells only as a process: tests/broker/replicas/ looks at it."""
 
 
 def test_requests_and_answers_have_their_types(tmp_path, until, monkeypatch):

@@ -28,7 +28,7 @@ def command(*words: str, url: str, input: str | None = None) -> subprocess.Compl
 
 def test_a_served_broker_serves_commands_and_stops_cleanly(serve: Serve, tmp_path: Path) -> None:
     served = serve()
-    assert set(served.ready) == {"url", "lean", "metrics", "folder", "shard", "epoch", "pid"}
+    assert set(served.ready) == {"url", "socket", "metrics", "folder", "shard", "epoch", "pid"}
     assert served.ready["pid"] == served.process.pid
     sent = command("send", "orders", "-", "--key", "o-1", "--json", url=served.url, input="from a pipe")
     assert sent.returncode == 0, sent.stderr

@@ -66,14 +66,14 @@ def test_a_broker_serves_http_in_its_own_process(start: Start, tmp_path: Path) -
     quick = ("--transaction-timeout", "0.1", "--check-interval", "0.1")
     words = ("serve", "-d", str(tmp_path / "data"), "-l", "127.0.0.1:0", "--http", "127.0.0.1:0")
     process, ready = start(*words, "--ask", f"shop={receiver.url}", *quick)
-    assert set(ready) == {"url", "metrics", "lean", "folder", "shard", "epoch", "pid", "http", "asks"}
+    assert set(ready) == {"url", "socket", "metrics", "folder", "shard", "epoch", "pid", "http", "asks"}
     assert ready["asks"] == ["shop"]
     client = Client(ready["http"])
     client.prepare("shop", "orders", "by http")
     with mq.connect(ready["url"]) as bus:
-        bus.producer("plain").send("orders", b"by flight")
+        bus.producer("plain").send("orders", b"by socket")
         messages = bus.consumer("c", "orders").messages()
-        assert {next(messages).body, next(messages).body} == {b"by http", b"by flight"}
+        assert {next(messages).body, next(messages).body} == {b"by http", b"by socket"}
     ended(process)
     receiver.close()
     client.http.close()

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from escrowmq.client.links.flight import FlightLink
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +16,7 @@ import escrowmq as mq
 from damaging import FILLER, flip
 from escrowmq.broker.embedded import open_embedded
 from escrowmq.client.bus import Bus
+from escrowmq.client.links.link import ServedLink
 from escrowmq.errors import Code
 from escrowmq.overview import Story, timeline
 from escrowmq.overview.stories import brokers
@@ -364,7 +364,7 @@ def test_whatever_is_looked_for_has_a_meaning(text: str) -> None:
 
 
 def test_two_brokers_of_which_one_is_away(tmp_path: Path) -> None:
-    away = FlightLink([Address("127.0.0.1", free_port())], stays=True)
+    away = ServedLink([Address("127.0.0.1", free_port())], stays=True)
     there = open_embedded(tmp_path / "data", BrokerSettings(default_queues=1))
     with Bus([there]) as alone, Bus([there, away]) as bus:
         alone.producer("shop").send("orders", b"", message_id="m")

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from escrowmq.client.links.flight import FlightLink
 
 import escrowmq as mq
 from damaging import FILLER, flip
@@ -20,6 +19,7 @@ from escrowmq import outbox
 from escrowmq.broker.embedded import open_embedded
 from escrowmq.client.bus import Bus
 from escrowmq.client.links.answers import Listing
+from escrowmq.client.links.link import ServedLink
 from escrowmq.compensation.cases import Cases
 from escrowmq.compensation.journal import Journal
 from escrowmq.errors import Code
@@ -156,7 +156,7 @@ def test_a_broker_that_is_away_full_or_damaged(tmp_path: Path, monkeypatch: pyte
         (cause,) = waiting(bus)
         assert short(cause)[0] == "damaged"
         assert (cause.count, cause.unit, cause.needs_person) == (1, "frame", True)
-    away = FlightLink([Address("127.0.0.1", free_port())], stays=True)
+    away = ServedLink([Address("127.0.0.1", free_port())], stays=True)
     there = open_embedded(tmp_path / "data", settings)
     with Bus([there, away]) as bus:
         causes = waiting(bus)

@@ -41,7 +41,7 @@ class Served:
     def start(self, failpoint: str | None = None) -> None:
         log = self.folder.with_suffix(".log")
         log.write_text("")
-        words = ["serve", "-d", str(self.folder), "-l", self.address, "--no-lean", "--json"]
+        words = ["serve", "-d", str(self.folder), "-l", self.address, "--json"]
         self.pid = self._zygote.start("command", failpoint, log=log, words=words)
         self._eventually(lambda: '"url"' in log.read_text())
 

@@ -32,7 +32,6 @@ PROGRAMS = Path(__file__).with_name("overload_programs.py")
 SAMPLE_SECONDS = 0.1
 AT_ONCE = 100
 """Connections that the crowd begins in a moment."""
-ARENA_BYTES = 256 << 20
 FLOOD = "flood"
 
 
@@ -47,8 +46,8 @@ class Load:
     crowd: int = 5000
     readers: int = 40
     hoarders: int = 4
-    flooders: tuple[tuple[str, int, int, int], ...] = (("lean", 8, 4, 8 << 10), ("flight", 4, 64, 8 << 10))
-    """Programs: carrier, connections, rows of a request, bytes of a body."""
+    flooders: tuple[tuple[int, int, int], ...] = ((8, 4, 8 << 10), (4, 64, 8 << 10))
+    """Programs: connections, rows of a request, bytes of a body."""
     window: int = 32 << 20
     pause: float = 0.005
     stall: float | None = None
@@ -66,10 +65,9 @@ class Load:
 
     @property
     def memory(self) -> int:
-        """Bytes that the broker may have more than at first: what is under way, what waits and what two rounds append are at most copied once, and clients' compressed batches have
-        their arena."""
+        """Bytes that the broker may have more than at first: what is under way, what waits and what two rounds append are at most copied once."""
         given = BrokerSettings.load(overrides=self.settings)
-        return 2 * (given.max_held_bytes + given.max_waiting_bytes) + ARENA_BYTES
+        return 2 * (given.max_held_bytes + given.max_waiting_bytes)
 
     @property
     def descriptors(self) -> int:
@@ -169,7 +167,7 @@ def overload(load: Load, folder: Path) -> dict[str, Any]:
             **disk,
         )
         at = served.ready()
-        url, lean_port = at["url"], at["lean"]["port"]
+        url = at["url"]
         port = int(url.rpartition(":")[2])
         watch = Watch(served.process.pid)
         watch.look()
@@ -182,7 +180,6 @@ def overload(load: Load, folder: Path) -> dict[str, Any]:
                 "flood",
                 url=url,
                 topic=FLOOD,
-                carrier=carrier,
                 connections=connections,
                 rows=rows,
                 body=body,
@@ -191,19 +188,19 @@ def overload(load: Load, folder: Path) -> dict[str, Any]:
                 pause=load.pause,
                 stall=load.stall,
             )
-            for number, (carrier, connections, rows, body) in enumerate(load.flooders)
+            for number, (connections, rows, body) in enumerate(load.flooders)
         ]
         for one in floods:
             one.ready()
-        crowd = start("crowd", port=port, lean_port=lean_port, connections=load.crowd, at_once=AT_ONCE, again=True)
+        crowd = start("crowd", port=port, connections=load.crowd, at_once=AT_ONCE, again=True)
         hoarder = start("hoarder", url=url, topic=FLOOD, consumers=load.hoarders)
         unread = [
-            start("readers", url=url, lean_port=lean_port, topic=FLOOD, carrier=carrier, connections=load.readers // 2)
-            for carrier in ("lean", "flight")
+            start("readers", port=port, topic=FLOOD, asks=asks, connections=load.readers // 2)
+            for asks in ("receives", "reads")
         ]
         for one in (crowd, hoarder, *unread):
             one.ready()
-        unread[1].process.send_signal(signal.SIGSTOP)  # so that nobody, not gRPC either, reads
+        unread[1].process.send_signal(signal.SIGSTOP)  # so that nobody reads
         threading.Event().wait(load.seconds)
         polite.says("enough")
         flooded = [one.finish() for one in floods]

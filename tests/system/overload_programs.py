@@ -21,26 +21,18 @@ from typing import Any
 
 Options = dict[str, Any]
 
-GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"
-PING = b"\0\0\x08\x06\0\0\0\0\0" + b"12345678"
-
 
 def serve(options: Options) -> None:
     """A broker as ``escrowmq serve`` starts it, on a slow disk. It ends by SIGTERM, and tells where the time went in the file ``stamps``, if it is to."""
-    from escrowmq.platform.arena import limit_arena, use_own_pool
-
-    from escrowmq.platform.descriptors import raise_descriptor_limit
-
-    limit_arena()
     from overload_stamps import Stamps
 
     from escrowmq.broker.serving.serve import serve as run
+    from escrowmq.platform.descriptors import raise_descriptor_limit
     from escrowmq.settings import BrokerSettings
     from escrowmq.testing.disks import SlowDisk
 
     sys.setswitchinterval(0.001)
     raise_descriptor_limit()
-    use_own_pool()
     folder = Path(options["folder"])
     disk = SlowDisk(folder, sync_seconds=options["sync_seconds"], bytes_per_second=options["bytes_per_second"])
     settings = BrokerSettings.load(overrides=options["settings"])
@@ -79,9 +71,9 @@ class Outcomes:
 
 
 def flood(options: Options) -> None:
-    """Producers that send without waiting for answers, over ``connections`` of one carrier; each has a window of bytes that it will owe
+    """Producers that send without waiting for answers, over ``connections``; each has a window of bytes that it will owe
     its own memory, and nothing else bounds it. After a refusal it goes on at once, but for a ``pause`` of some milliseconds, whatever the broker asked for."""
-    from escrowmq.client.links import connection, lean, streams
+    from escrowmq.client.links import connection, exchanges
     from escrowmq.connecting import links
     from escrowmq.errors import EscrowError
     from escrowmq.wire import Exchange, Parcel
@@ -89,14 +81,12 @@ def flood(options: Options) -> None:
     rows, body, window = options["rows"], os.urandom(options["body"]), options["window"]
     stopping, outcomes, senders = threading.Event(), Outcomes(), []
     if options["stall"]:  # a machine that is busy with other things must not look like a broker that is silent
-        streams.STALL_SECONDS = lean.STALL_SECONDS = connection.STALL_SECONDS = connection.WRITE_SECONDS = options[
-            "stall"
-        ]
+        exchanges.STALL_SECONDS = connection.WRITE_SECONDS = options["stall"]
         connection.GONE_TICKS = int(options["stall"])
     now_us = time.time_ns() // 1000
 
     def send(number: int) -> None:
-        (link,) = links(options["url"] + ("?carrier=flight" if options["carrier"] == "flight" else ""), {})
+        (link,) = links(options["url"], {})
         owed, lock, refused = [0], threading.Condition(), threading.Event()
         row = (options["topic"], body, None, None, None, None, -1, now_us, 0, 0, None)
         size, sent, instance = rows * (len(body) + 128), 0, options["instance"] + number
@@ -139,24 +129,20 @@ def flood(options: Options) -> None:
 def crowd(options: Options) -> None:
     """Connections of which most say nothing, some half of a greeting, some a greeting and nothing more; those that are closed come again."""
     from escrowmq.platform.descriptors import raise_descriptor_limit
-    from escrowmq.wire import lean
+    from escrowmq.wire import frames
 
     raise_descriptor_limit()
-    said = {
-        options["port"]: [b"", b"", b"", GREETING[:16], GREETING + 10 * PING],
-        options["lean_port"]: [b"", b"", b"", lean.hello()[:7], lean.hello(), lean.hello() + lean.ping(b"x" * 40)[:11]],
-    }
-    ports = list(said)
+    hello = frames.hello()
+    said = [b"", b"", b"", b"PRI * HTTP/2.0\r\n", hello[:7], hello, hello + frames.ping(b"x" * 40)[:11]]
     poll, open_ = select.poll(), dict[int, tuple[socket.socket, bytes]]()
     pending: deque[int] = deque(range(options["connections"]))
     closed = reopened = 0
 
     def begin(number: int) -> None:
-        port = ports[number % 2]
-        words = said[port][(number // 2) % len(said[port])]
+        words = said[number % len(said)]
         connection = socket.socket()
         connection.setblocking(False)
-        connection.connect_ex(("127.0.0.1", port))
+        connection.connect_ex(("127.0.0.1", options["port"]))
         poll.register(connection, select.POLLIN | select.POLLRDHUP | (select.POLLOUT if words else 0))
         open_[connection.fileno()] = connection, words
 
@@ -188,50 +174,42 @@ def crowd(options: Options) -> None:
                 closed += 1
                 if options["again"]:
                     reopened += 1
-                    pending.append(random.randrange(len(said[ports[0]]) * len(said[ports[1]]) * 2))
+                    pending.append(random.randrange(len(said)))
 
 
 def readers(options: Options) -> None:
-    """Clients that ask for much and never read: over the lean carrier receives, each of a group of its own; over Flight reads."""
-    from pyarrow import flight
+    """Clients that ask for much and never read: receives, each of a group of its own, or reads with credit without a bound."""
+    from escrowmq.wire import frames
 
-    from escrowmq.wire import lean
-
-    count, kept = options["connections"], list[Any]()
-    if options["carrier"] == "lean":
-        for number in range(count):
-            connection = socket.create_connection(("127.0.0.1", options["lean_port"]))
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            connection.sendall(lean.hello())
-            for request in range(1, 65):
-                wanted: Any = {"group": f"unread-{number}", "member": request, "max_messages": 1000, "wait_ms": 60_000}
-                connection.sendall(lean.receive_request(request, wanted))
-            kept.append(connection)
-    else:
-        for _ in range(count):
-            client = flight.FlightClient(options["url"].replace("escrow", "grpc+tcp"))
-            asked = json.dumps({"source": options["topic"], "queue": 0}).encode()
-            try:
-                kept.append((client, client.do_get(flight.Ticket(asked))))
-            except (
-                flight.FlightError
-            ) as problem:  # one that read nothing was closed before this one asked, or this one itself
-                kept.append((client, str(problem)))
+    kept = list[socket.socket]()
+    for number in range(options["connections"]):
+        connection = socket.create_connection(("127.0.0.1", options["port"]))
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.sendall(frames.hello())
+        for request in range(1, 65 if options["asks"] == "receives" else 2):
+            wanted: Any = {"group": f"unread-{number}", "member": request, "max_messages": 1000, "wait_ms": 60_000}
+            asked: Any = {"source": options["topic"], "queue": 0}
+            receives = options["asks"] == "receives"
+            with contextlib.suppress(ConnectionError):  # it was closed already, because it reads nothing
+                connection.sendall(
+                    frames.receive_request(request, wanted)
+                    if receives
+                    else frames.read_request(request, asked, 1 << 40)
+                )
+        kept.append(connection)
     print("ready", flush=True)
     sys.stdin.read()
     gone = 0
-    if options["carrier"] == "lean":
-        for connection in kept:
-            connection.setblocking(False)
-            with contextlib.suppress(BlockingIOError):
-                try:
-                    while connection.recv(1 << 20):
-                        pass
-                    gone += 1
-                except ConnectionError:
-                    gone += 1
+    for connection in kept:
+        connection.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            try:
+                while connection.recv(1 << 20):
+                    pass
+                gone += 1
+            except ConnectionError:
+                gone += 1
     print(json.dumps({"closed": gone}), flush=True)
-    os._exit(0)  # reads that nobody takes would keep the process
 
 
 def hoarder(options: Options) -> None:

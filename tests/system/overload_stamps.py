@@ -34,9 +34,8 @@ class Stamps:
 
     def install(self) -> None:
         """Wrap what a send passes through."""
-        from escrowmq.broker.serving.lean.requests import Requests
-
         from escrowmq.broker.calls import Calls
+        from escrowmq.broker.serving.requests import Requests
         from escrowmq.broker.writer.engine import Engine
         from escrowmq.broker.writer.rounds import ParcelRequest
         from escrowmq.broker.writer.shard import Shard

@@ -131,11 +131,11 @@ class Programs:
 
     def __init__(self, stack: ExitStack, url: str, folder: Path) -> None:
         self.bus = stack.enter_context(mq.connect(url))
-        self.flight = stack.enter_context(mq.connect(f"{url}?carrier=flight"))
+        self.other = stack.enter_context(mq.connect(url))
         self.came: dict[str, list[bytes]] = {"held": [], "read": []}
         self.asked: list[bytes] = []
         self.left: set[bytes] = set()
-        self._plain = self.flight.producer("plain", timeout=60.0)
+        self._plain = self.other.producer("plain", timeout=60.0)
         self.oneway = self.bus.producer("oneway", timeout=60.0, unasked=True, confirm="oneway")
         self._silent = self.bus.producer("silent", timeout=60.0, checker=self._check)
         self._held = iter(self.bus.consumer("held", "plain", instance="one", in_doubt="hold").batches())

@@ -9,23 +9,24 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyarrow import flight
+from served import Client
 
 import escrowmq as mq
 from escrowmq.errors import Code
 from escrowmq.schemas import OUTGOING
-from escrowmq.wire import lean, pack_metadata, unpack_error, unpack_json
+from escrowmq.wire import frames
+from escrowmq.wire.frames import Kind
+from escrowmq.wire.frames.frame import frame_start
+from escrowmq.wire.frames.rows import encoder
 
 DESCRIPTORS = 160
 CROWD = 200
-GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"
-PING = b"\0\0\x08\x06\0\0\0\0\0" + b"12345678"
 
 
 @pytest.fixture(scope="module")
@@ -66,22 +67,19 @@ def polite(broker: dict[str, Any], count: int) -> None:
 @pytest.mark.parametrize(
     ("port", "said"),
     [
-        ("url", b""),
-        ("url", GREETING[:16]),
-        ("url", GREETING + 10 * PING),
+        ("url", b"PRI * HTTP/2.0"),
         ("metrics", b"GET /metrics HTTP/1.1\r\nHo"),
         ("http", b""),
         ("http", b"GET /healthz HTTP/1.1\r\nHost: "),
-        ("lean", b""),
-        ("lean", lean.hello()),
+        ("url", b""),
+        ("url", frames.hello()[:7]),
+        ("url", frames.hello()),
     ],
 )
 def test_a_crowd_that_says_nothing_keeps_nobody_from_being_served(
     broker: dict[str, Any], port: str, said: bytes
 ) -> None:
-    host, number = "127.0.0.1", broker["lean"]["port"]
-    if port != "lean":
-        host, number = broker[port].partition("://")[2].split(":")
+    host, number = broker[port].partition("://")[2].split(":")
     with ExitStack() as crowd:
         for _ in range(CROWD):
             connection = crowd.enter_context(socket.socket())
@@ -105,41 +103,35 @@ def most_memory(broker: dict[str, Any]) -> int:
     return int(status.partition("VmHWM:")[2].split()[0]) << 10
 
 
-def test_a_compressed_batch_is_refused_by_what_it_would_become(broker: dict[str, Any]) -> None:
+def test_a_compressed_batch_is_refused_before_it_becomes_anything(broker: dict[str, Any]) -> None:
     polite(broker, 1)
     before = most_memory(broker)
     row = [pa.nulls(1, field.type) for field in OUTGOING]
     row[OUTGOING.get_field_index("body")] = pa.array([bytes(300 << 20)], pa.binary())
     bomb = pa.RecordBatch.from_arrays(row, schema=OUTGOING)
-    command = json.dumps({"protocol": 1, "exchange": "send"}).encode()
-    with flight.connect(broker["url"].replace("escrow", "grpc+tcp")) as client:
-        writer, reader = client.do_exchange(flight.FlightDescriptor.for_command(command))
-        writer.begin(OUTGOING, options=pa.ipc.IpcWriteOptions(compression="zstd"))
-        writer.write_with_metadata(bomb, pack_metadata(1))
-        with pytest.raises(flight.FlightError) as caught:
-            reader.read_chunk()
-        assert unpack_error(unpack_json(caught.value.extra_info)).code is Code.OUT_OF_RESOURCES
-        with pytest.raises(pa.ArrowException):
-            writer.close()
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, OUTGOING, options=pa.ipc.IpcWriteOptions(compression="zstd")) as stream:
+        stream.write_batch(bomb)
+    message = sink.getvalue().to_pybytes()[OUTGOING.serialize().size : -8]
+    with Client(port_of(broker)) as client:
+        head = encoder.encode((int(Kind.SEND), encoder.encode({})))
+        client.send(frame_start(Kind.COLUMNS, 77, len(message), head), message)
+        assert client.answer(77).code is Code.BAD_BATCH
     assert most_memory(broker) - before < 100 << 20
     polite(broker, 1)
 
 
-@pytest.mark.long  # 700 MiB; test_bytes_without_an_end_are_not_gathered is the short form
 def test_a_message_without_an_end_is_not_gathered(broker: dict[str, Any]) -> None:
+    """One that announces more than a request may have is refused by its header."""
     polite(broker, 1)
     before = most_memory(broker)
-    row = [pa.nulls(1, field.type) for field in OUTGOING]
-    row[OUTGOING.get_field_index("body")] = pa.array([bytes(700 << 20)], pa.binary())
-    command = json.dumps({"protocol": 1, "exchange": "send"}).encode()
-    with flight.connect(broker["url"].replace("escrow", "grpc+tcp")) as client:
-        writer, reader = client.do_exchange(flight.FlightDescriptor.for_command(command))
-        writer.begin(OUTGOING)
-        with suppress(pa.ArrowException):  # while it is written, or when it is
-            writer.write_with_metadata(pa.RecordBatch.from_arrays(row, schema=OUTGOING), pack_metadata(1))
-        with pytest.raises(flight.FlightUnavailableError):
-            reader.read_chunk()
-        with suppress(pa.ArrowException):
-            writer.close()
-    assert most_memory(broker) - before < 500 << 20
+    with Client(port_of(broker)) as client:
+        client.send(frame_start(Kind.SEND, 5, 700 << 20), bytes(1 << 20))
+        refusals = [frames.read_refusal(one).code for one in client.closed()]
+    assert refusals == [Code.BATCH_TOO_LARGE]
+    assert most_memory(broker) - before < 50 << 20
     polite(broker, 1)
+
+
+def port_of(broker: dict[str, Any]) -> int:
+    return int(broker["url"].rpartition(":")[2])

@@ -63,5 +63,5 @@ def descriptor_limit() -> int:
 
 
 def connection_share() -> int:
-    """Connections that one listening port of this process may have: there may be three, a broker's two and a gateway's."""
-    return max((descriptor_limit() - KEPT) // 3, 1)
+    """Connections that one listening port of this process may have: there may be two, a broker's and a gateway's."""
+    return max((descriptor_limit() - KEPT) // 2, 1)

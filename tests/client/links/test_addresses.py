@@ -41,7 +41,6 @@ def test_what_a_broker_names_is_an_address_or_nothing(told):
     [
         "escrow://a,b",
         "escrow://a|b",
-        "escrow://a?carrier=flight",
         "escrow://a:0",
         "escrow://a:70000",
         "http://a:1",

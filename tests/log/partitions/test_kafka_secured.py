@@ -89,7 +89,7 @@ def test_a_relays_target_reads_the_same_file(secured_kafka: Secured, tmp_path: P
 
 @contextmanager
 def serving(*words: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "escrowmq", "serve", "-l", "127.0.0.1:0", "--no-lean", "--json", *words]
+    command = [sys.executable, "-m", "escrowmq", "serve", "-l", "127.0.0.1:0", "--json", *words]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env={**os.environ, **environment}) as process:
         try:

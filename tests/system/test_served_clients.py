@@ -1,12 +1,10 @@
-"""Clients over the lean carrier of a real broker: killed, stopped, without that carrier, on a Unix socket; threads and event loops."""
+"""Clients of a real broker: killed, stopped; over TCP and a Unix socket; threads and event loops."""
 
 from __future__ import annotations
 
 import asyncio
-import socket
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 from load import Broker, eventually
@@ -16,15 +14,16 @@ from escrowmq.errors import Code
 
 
 class LocalBroker(Broker):
-    """It listens on a Unix socket, too, or ``without`` the lean carrier."""
+    """It listens on a Unix socket, too."""
 
-    def __init__(self, folder: Path, *, without: bool = False) -> None:
+    def __init__(self, folder: Path) -> None:
         super().__init__(folder, lease_seconds=30)
-        self._flags += ["--no-lean"] if without else ["--lean-socket", str(folder.with_suffix(".s"))]
+        self.path = folder.with_suffix(".s")
+        self._flags += ["--socket", str(self.path)]
 
-
-def link_of(bus: Any) -> Any:
-    return bus.router.links[0]
+    @property
+    def local(self) -> str:
+        return f"escrow+unix://{self.path}"
 
 
 def numbers(bus: mq.Bus, topic: str) -> dict[bytes, list[int]]:
@@ -37,12 +36,10 @@ def numbers(bus: mq.Bus, topic: str) -> dict[bytes, list[int]]:
 
 
 def test_threads_go_on_through_a_kill_and_a_stop_in_order_and_without_a_double(tmp_path: Path) -> None:
-    with LocalBroker(tmp_path / "data") as broker, mq.connect(broker.url) as bus:
+    with LocalBroker(tmp_path / "data") as broker, mq.connect(broker.local) as bus:
         bus.admin.create_topic("orders", queues=1)
         producer = bus.producer("plain")
         producer.send("orders", b"first 0")
-        assert link_of(bus).lean
-        assert link_of(bus)._lean._socket.family == socket.AF_UNIX
         sent = [0] * 4
         over = threading.Event()
         wrong: list[BaseException] = []
@@ -69,7 +66,6 @@ def test_threads_go_on_through_a_kill_and_a_stop_in_order_and_without_a_double(t
         for worker in workers:
             worker.join()
         assert not wrong
-        eventually("it is lean again", lambda: producer.send("orders", b"last 0") and link_of(bus).lean)
         found = numbers(bus, "orders")
         for name in range(4):
             assert found[b"%d" % name] == list(range(sent[name]))
@@ -77,14 +73,14 @@ def test_threads_go_on_through_a_kill_and_a_stop_in_order_and_without_a_double(t
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory):
-    with LocalBroker(tmp_path_factory.mktemp("lean") / "data") as served:
+    with LocalBroker(tmp_path_factory.mktemp("served") / "data") as served:
         yield served
 
 
-@pytest.mark.parametrize("option", ["", "?carrier=flight"])
-def test_both_carriers_do_the_same(broker, option):
-    topic = f"same{len(option)}"
-    with mq.connect(broker.url + option) as bus:
+@pytest.mark.parametrize("place", ["url", "local"])
+def test_both_sockets_do_the_same(broker, place):
+    topic = f"same-{place}"
+    with mq.connect(getattr(broker, place)) as bus:
         producer = bus.producer("shop", unasked=True)
         with producer.transaction() as txn:
             txn.send(topic, b"1", key="k", tag="t", properties={"a": "b"})
@@ -94,14 +90,13 @@ def test_both_carriers_do_the_same(broker, option):
         assert producer.rollback(kept.transaction_id) is Code.ALREADY_ROLLED_BACK
         with pytest.raises(mq.Rejected, match="CONFLICT"):
             producer.commit(kept.transaction_id)
-        bus.producer("plain").send(topic, bytes(2 << 20))  # too large for the lean carrier
+        bus.producer("plain").send(topic, bytes(2 << 20))
         with bus.consumer(topic, topic) as consumer:
             received = [consumer.receive(1, wait=10)[0] for _ in range(3)]
             for message in received:
                 message.ack()
             assert consumer.flush() == 0
         assert sorted(message.body for message in received) == [bytes(2 << 20), b"1", b"2"]
-        assert getattr(link_of(bus), "lean", False) is (not option)
 
 
 async def test_an_event_loop_needs_no_thread_to_read(broker):
@@ -115,9 +110,8 @@ async def test_an_event_loop_needs_no_thread_to_read(broker):
         while len(received) < 500:
             received += [message.body for message in await consumer.receive(1000, wait=10)]
         assert sorted(map(int, received)) == list(range(500))
-        assert link_of(bus).lean
         names = {thread.name for thread in set(threading.enumerate()) - before}
-        assert not names & {"escrowmq-lean", "escrowmq-lean-flight", "escrowmq-send", "escrowmq-receive"}
+        assert not names & {"escrowmq-reader", "escrowmq-send", "escrowmq-receive"}
         await consumer.close()
 
 
@@ -136,10 +130,3 @@ def test_a_consumer_that_waits_is_woken_and_one_that_closes_leaves_nothing_lease
         producer.send("wake", b"2")
         with bus.consumer("wake", "wake") as consumer:
             assert b"2" in {message.body for message in consumer.receive(10, wait=10)}
-
-
-def test_a_broker_without_the_lean_carrier_is_used_all_the_same(tmp_path):
-    with LocalBroker(tmp_path / "data", without=True) as served, mq.connect(served.url) as bus:
-        producer = bus.producer("shop", unasked=True)
-        assert producer.commit(producer.prepare("orders", b"x").transaction_id) is Code.COMMITTED
-        assert not link_of(bus).lean
