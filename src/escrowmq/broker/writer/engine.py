@@ -194,8 +194,8 @@ class Engine:
 
     def run(self) -> None:
         """On a carrier's thread: see that what it submitted is worked on. A lone request is, here and now, if the writer sleeps and nothing is due
-        by the clock: to wake a thread for it would cost as much again. Several are left to the writer, so that the next are read beside their sync, and so
-        is a large one, because all connections would wait for it."""
+        by the clock: to wake a thread for it would cost as much again. Several are left to the writer, so that the next are read beside their sync, and
+        so is a large one: all connections would wait for it."""
         if not self._queue:
             return
         is_lone = len(self._queue) == 1 and self._queued_bytes <= LONE_BYTES

@@ -16,7 +16,6 @@ import itertools
 import logging
 import select
 import socket
-import ssl
 import threading
 import time
 from collections import deque
@@ -29,14 +28,11 @@ from escrowmq.client.links.exchanges import (
     Waiting,
     Watch,
 )
+from escrowmq.client.links.seeking import Met
 from escrowmq.errors import Code, EscrowError, Unknown, unsent
-from escrowmq.wire import Json, channel, frames
-from escrowmq.wire.addresses import Address
-from escrowmq.wire.channel import Channel
-from escrowmq.wire.frames import Assembler, Frame, Gatherer, Kind, Pieces, Welcome
+from escrowmq.wire import channel, frames
+from escrowmq.wire.frames import Frame, Gatherer, Kind, Pieces
 
-CONNECT_SECONDS = 5.0
-"""For connecting and being welcomed: where a firewall swallows what is sent, nothing comes at all."""
 UNSENT_BYTES = 64 << 20
 """What may wait because the socket is full, before a request is refused as not sent."""
 WRITE_SECONDS = STALL_SECONDS
@@ -44,85 +40,8 @@ WRITE_SECONDS = STALL_SECONDS
 TICK_SECONDS = 1.0
 SILENT_TICKS, GONE_TICKS = 3, 12
 """Ticks of silence, while something is unanswered, after which one asks whether the broker is there, and after which it is not."""
-_WELCOME_BYTES = 64 << 10
-_TLS_ALERT = b"\x15\x03"
 
 _log = logging.getLogger(__name__)
-
-
-class Met:
-    """A broker that has welcomed us, and the connection to it, on which nobody reads yet."""
-
-    def __init__(
-        self, address: Address, hello: Json, open_channel: Channel, assembler: Assembler, welcome: Welcome
-    ) -> None:
-        self.address = address
-        self.hello = hello
-        self.channel = open_channel
-        self.assembler = assembler
-        self.welcome = welcome
-
-    def close(self) -> None:
-        """Close the connection."""
-        self.channel.close()
-
-
-def meet(address: Address, tls: ssl.SSLContext | None = None) -> Met:
-    """Connect to a broker and greet it. Raises EscrowError: why it is of no use, and nothing was sent but the greeting."""
-    deadline = time.monotonic() + CONNECT_SECONDS
-    try:
-        open_channel = channel.connect(address.host, address.port, CONNECT_SECONDS, tls)
-    except OSError as problem:
-        raise unsent(_reason(problem)) from None
-    try:
-        return _greet(address, open_channel, deadline)
-    except BaseException as raised:
-        open_channel.close()
-        if isinstance(raised, OSError):
-            raise unsent(_reason(raised)) from None
-        raise
-
-
-def _reason(problem: OSError) -> str:
-    if isinstance(problem, ssl.SSLCertVerificationError):
-        return f"its certificate is not trusted: {problem.verify_message}"
-    if isinstance(problem, ssl.SSLError):
-        return f"TLS fails: {problem.reason or problem} (does the broker speak TLS?)"
-    return str(problem)
-
-
-def _greet(address: Address, open_channel: Channel, deadline: float) -> Met:
-    greeting: Pieces = [frames.hello()]
-    assembler = Assembler(_WELCOME_BYTES)
-    came: list[Frame] = []
-    first = b""
-    while not came:
-        if greeting:  # with TLS not before the handshake, which receiving drives
-            greeting = frames.drop_bytes(greeting, open_channel.send(greeting))
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError("timed out")
-        open_channel.settimeout(min(left, 0.05) if greeting else left)
-        target = assembler.target()
-        try:
-            count = open_channel.recv_into(target)
-        except TimeoutError:
-            continue
-        if not count:
-            raise unsent("it closed the connection instead of answering")
-        first = first or bytes(target[:2])
-        if first == _TLS_ALERT:
-            raise unsent("it wants TLS: write escrows:// in place of escrow://")
-        try:
-            came = assembler.filled(count)
-        except EscrowError as problem:
-            raise unsent(f"it does not speak EscrowMQ's protocol: {problem.message}") from None
-    if came[0].kind == Kind.ERROR:
-        raise frames.read_refusal(came[0])
-    if came[0].kind != Kind.WELCOME or len(came) > 1 or assembler.waiting:
-        raise unsent("it answered something else than a welcome")
-    welcome, hello = frames.read_welcome(came[0])
-    return Met(address, hello, open_channel, assembler, welcome)
 
 
 class Owner(Protocol):

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 
@@ -16,9 +16,6 @@ from escrowmq.errors import Code, EscrowError, Unknown, error
 from escrowmq.schemas import CHECKS
 from escrowmq.wire import ANSWER, Exchange, ExchangeOptions, Json, Parcel, ReadRequest, frames
 from escrowmq.wire.frames import NUMBER_OF, READ_CREDIT, Frame, Kind, Pieces
-
-if TYPE_CHECKING:
-    from escrowmq.client.links.connection import Connection
 
 STALL_SECONDS = 15.0
 """A request unanswered this long (past its own waiting time) makes the link give its connection up and connect anew."""
@@ -54,6 +51,19 @@ def failed_future(problem: EscrowError) -> Future[pa.RecordBatch]:
 
 def _unexpected(frame: Frame, what: object) -> EscrowError:
     return Unknown(Code.DISCONNECTED, f"a frame of kind {frame.kind:#04x} is no answer to {what}")
+
+
+class Carrier(Protocol):
+    """The connection that carries a read, a watch or a receive, as these steer it."""
+
+    def cancel(self, number: int) -> None:
+        """Withdraw a receive, or end a watch."""
+
+    def cancel_later(self, number: int) -> None:
+        """End a read, soon; for finalizers."""
+
+    def add_credit(self, number: int, size: int) -> None:
+        """Let a read send so many bytes more."""
 
 
 class Waiting(ABC):
@@ -123,7 +133,7 @@ class Request(Waiting):
         self.options = options
         self.done = done
         self.answered = answered
-        self.connection: Connection | None = None
+        self.connection: Carrier | None = None
         self.withdrawn = False
         self.over = False
 
@@ -219,7 +229,7 @@ class Action(Waiting):
 class Read(Waiting):
     """A read: its batches as they are asked for. ``connection`` carries it."""
 
-    def __init__(self, request: ReadRequest, connection: Connection) -> None:
+    def __init__(self, request: ReadRequest, connection: Carrier) -> None:
         super().__init__()
         self._request = request
         self.connection = connection
@@ -329,7 +339,7 @@ class Batches(Iterator[pa.RecordBatch]):
 class Watch(Waiting):
     """A subscription to the checks of a session, see :class:`escrowmq.wire.CheckStream`."""
 
-    def __init__(self, session: int, on_checks: Callable[[pa.RecordBatch], None], connection: Connection) -> None:
+    def __init__(self, session: int, on_checks: Callable[[pa.RecordBatch], None], connection: Carrier) -> None:
         super().__init__()
         self._session = session
         self._on_checks = on_checks

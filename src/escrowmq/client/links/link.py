@@ -24,12 +24,12 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import pyarrow as pa
 
 from escrowmq.client.lanes.timer import Timer
-from escrowmq.client.links.connection import CONNECT_SECONDS, SILENT_TICKS, TICK_SECONDS, Connection, Met, meet
+from escrowmq.client.links.connection import SILENT_TICKS, TICK_SECONDS, Connection
 from escrowmq.client.links.exchanges import (
     NOTHING,
     Action,
@@ -42,7 +42,7 @@ from escrowmq.client.links.exchanges import (
     failed_future,
     overdue_at,
 )
-from escrowmq.client.links.seeking import Seeker
+from escrowmq.client.links.seeking import CONNECT_SECONDS, Met, Seeker, meet
 from escrowmq.client.links.state import BrokerState, Looks, Phase, Waiters
 from escrowmq.errors import Code, EscrowError, Misuse, Unknown, error, unsent
 from escrowmq.platform.forks import tell_in_child
@@ -420,7 +420,7 @@ class ServedLink:
         problem: EscrowError | None = None
         met: Met | None = None
         try:
-            met = cast(Met, self._seeker.seek())
+            met = self._seeker.seek()
         except Misuse as raised:
             problem = raised
         except EscrowError as raised:

@@ -13,14 +13,16 @@ The brokers of one shard have one shard number. Two numbers behind the addresses
 from __future__ import annotations
 
 import logging
+import ssl
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from escrowmq.errors import Code, EscrowError, Misuse, Unknown, unsent
-from escrowmq.wire import Json
+from escrowmq.wire import Json, channel, frames
 from escrowmq.wire.addresses import MOST, Address, may_follow, named_address
+from escrowmq.wire.channel import Channel
+from escrowmq.wire.frames import Assembler, Frame, Kind, Pieces, Welcome
 
 ANSWER_SECONDS = 5.0
 """How long an address may take to answer."""
@@ -36,19 +38,87 @@ KEPT_SECONDS = 1.0
 CALM_SECONDS = 5.0
 """A broker that said so short a time ago that it does not lead is believed last when it says that it does."""
 
+CONNECT_SECONDS = 5.0
+"""For connecting and being welcomed: where a firewall swallows what is sent, nothing comes at all."""
+_WELCOME_BYTES = 64 << 10
+_TLS_ALERT = b"\x15\x03"
+
 _log = logging.getLogger(__name__)
 
 
-class Met(Protocol):
-    """A broker that has answered, and the connection to it."""
+class Met:
+    """A broker that has welcomed us, and the connection to it, on which nobody reads yet."""
 
-    @property
-    def address(self) -> Address: ...
+    def __init__(
+        self, address: Address, hello: Json, open_channel: Channel, assembler: Assembler, welcome: Welcome
+    ) -> None:
+        self.address = address
+        self.hello = hello
+        self.channel = open_channel
+        self.assembler = assembler
+        self.welcome = welcome
 
-    @property
-    def hello(self) -> Json: ...
+    def close(self) -> None:
+        """Close the connection."""
+        self.channel.close()
 
-    def close(self) -> None: ...
+
+def meet(address: Address, tls: ssl.SSLContext | None = None) -> Met:
+    """Connect to a broker and greet it. Raises EscrowError: why it is of no use, and nothing was sent but the greeting."""
+    deadline = time.monotonic() + CONNECT_SECONDS
+    try:
+        open_channel = channel.connect(address.host, address.port, CONNECT_SECONDS, tls)
+    except OSError as problem:
+        raise unsent(_reason(problem)) from None
+    try:
+        return _greet(address, open_channel, deadline)
+    except BaseException as raised:
+        open_channel.close()
+        if isinstance(raised, OSError):
+            raise unsent(_reason(raised)) from None
+        raise
+
+
+def _reason(problem: OSError) -> str:
+    if isinstance(problem, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted: {problem.verify_message}"
+    if isinstance(problem, ssl.SSLError):
+        return f"TLS fails: {problem.reason or problem} (does the broker speak TLS?)"
+    return str(problem)
+
+
+def _greet(address: Address, open_channel: Channel, deadline: float) -> Met:
+    greeting: Pieces = [frames.hello()]
+    assembler = Assembler(_WELCOME_BYTES)
+    came: list[Frame] = []
+    first = b""
+    while not came:
+        if greeting:  # with TLS not before the handshake, which receiving drives
+            greeting = frames.drop_bytes(greeting, open_channel.send(greeting))
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("timed out")
+        open_channel.settimeout(min(left, 0.05) if greeting else left)
+        target = assembler.target()
+        try:
+            count = open_channel.recv_into(target)
+        except TimeoutError:
+            continue
+        if not count:
+            raise unsent("it closed the connection instead of answering")
+        first = first or bytes(target[:2])
+        if first == _TLS_ALERT:
+            raise unsent("it wants TLS: write escrows:// in place of escrow://")
+        try:
+            came = assembler.filled(count)
+        except EscrowError as problem:
+            raise unsent(f"it does not speak EscrowMQ's protocol: {problem.message}") from None
+    if came[0].kind == Kind.ERROR:
+        raise frames.read_refusal(came[0])
+    if came[0].kind != Kind.WELCOME or len(came) > 1 or assembler.waiting:
+        raise unsent("it answered something else than a welcome")
+    welcome, hello = frames.read_welcome(came[0])
+    return Met(address, hello, open_channel, assembler, welcome)
 
 
 class Seeker:
