@@ -1,7 +1,7 @@
 """Cuts nodes off: every connection of a producer or consumer to a broker goes through this, a process of its own.
 
-Each node has a loopback address of its own, on which the proxy listens with the brokers' port numbers; so a node finds the lean carrier as
-everywhere, at the host of its URL with the port that the broker tells. What is struck is a name, a node's or a broker's: all its links.
+Each node has a loopback address of its own, on which the proxy listens with the brokers' port numbers; so its URLs
+differ from those of others in the host alone. What is struck is a name, a node's or a broker's: all its links.
 
 CUT: the connections are reset, and new ones refused. SILENCE: connections stay and are still accepted, and nothing passes, in one direction
 or in both; when it is over they go on, or are reset. What is not passed on is not read: a sender stands before a full buffer, as with a

@@ -12,6 +12,7 @@ from escrowmq import schemas, settings, wire
 from escrowmq.cli.failures import Exit
 from escrowmq.cli.flags import lines
 from escrowmq.errors import Code, EscrowError
+from escrowmq.wire import frames
 from escrowmq.wire.actions.table import ACTIONS
 from escrowmq.wire.values import LARGEST_NUMBER, Bounds, Value, fields_of
 
@@ -138,14 +139,14 @@ def protocol_page() -> str:
         + _MADE
         + "What a client can ask of a broker. `?` marks fields that may be left out of a request, and those that are not in every\n"
         "answer. A null in a request is the same as no field; names that a broker does not know are passed over.\n\n"
-        + (wire.packing.__doc__ or "").replace("``", "`")
+        + (frames.__doc__ or "").replace("``", "`")
         + "\n## Exchanges\n\n"
     ]
     for kind in wire.Exchange:
         columns = [("request", _columns(wire.REQUEST[kind])), ("answer", _columns(wire.ANSWER[kind]))]
         parts.append(f"### `{kind}`\n\n" + _table(("", "columns"), columns) + _fields("option", wire.OPTIONS[kind]))
     checks = [("answer", _columns(schemas.CHECKS))]
-    parts.append("### `checks`\n\n" + _table(("", "columns"), checks))
+    parts.append("### Checks\n\nWhat a watch is sent.\n\n" + _table(("", "columns"), checks))
     parts.append(f"## Reads\n\n{_doc(wire.ReadRequest)}" + _fields("request", wire.ReadRequest))
     parts.append("## Actions\n")
     for action in ACTIONS.values():

@@ -1,1 +1,1 @@
-"""A broker as a process: the Flight service, HTTP for metrics and health, the signals that end it."""
+"""A broker as a process: the server of all connections, HTTP for metrics and health, the signals that end it."""

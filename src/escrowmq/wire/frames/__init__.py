@@ -1,7 +1,8 @@
-"""The frames of one carrier for everything, which is to replace Arrow Flight and :mod:`escrowmq.wire.lean`. No server speaks it yet.
+"""The frames in which clients and brokers speak: the whole protocol, byte by byte.
 
-A client speaks to a broker over one connection, a TCP or a Unix socket, with TLS or without. It carries everything: small requests as rows,
-Arrow batches of any size, actions, reads as streams, and the checks that a broker sends by itself.
+A client speaks to a broker over one connection, a TCP socket with TLS or without, or a Unix socket. It carries everything: small requests as rows,
+Arrow batches of any size, actions, reads as streams, and the checks that a broker sends by itself. Port 7700 unless another is given; with TLS (1.2 or
+newer) the handshake comes first.
 
 **Frames.** Both sides send frames. All numbers of the header are little-endian:
 
@@ -85,8 +86,9 @@ Rows without a message id get the ids *instance, sequence*, *instance, sequence 
    with DONE. ERROR ends it (the session is fenced, the broker stops). Answers to checks are END or COLUMNS requests with the options
    `{"session": S, "by": 1}`.
 8. CANCEL of a receive: if something was leased for it before, BATCH is its answer; else WITHDRAWN. CANCEL of a number without an open request does nothing.
-9. Receives that wait are withdrawn when the connection ends, for whatever reason, and by GOODBYE; reads and watches end, the other requests take effect all
-   the same. After GOODBYE the broker answers what has begun, then closes.
+9. Receives that wait are withdrawn when the connection ends, for whatever reason, and by GOODBYE; the other requests take effect all the same. Reads and
+   watches end with ERROR (`SHARD_STOPPED`), never with DONE: a read that ended with DONE is whole. After GOODBYE the broker answers what has
+   begun, then closes.
 10. GONE: the broker stops, or stops leading. What it has begun is still answered; later requests are answered with `SHARD_STOPPED` or `NOT_LEADER`, or not at all.
 11. Nothing is sent to keep a connection alive; the system probes the other side after a minute of silence. PING is for a client that waits for an answer
     and wants to know whether the broker still works.

@@ -16,7 +16,7 @@ import pyarrow as pa
 from escrowmq.errors import Code, error
 
 FORMAT_VERSION = 2
-"""1 was the format for small requests beside Arrow Flight."""
+"""1 was that of version 0.1, for small requests alone."""
 HEADER = struct.Struct("<IBBHQ")
 HEADER_BYTES = HEADER.size
 MORE = 0x01
