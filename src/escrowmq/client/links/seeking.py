@@ -105,7 +105,8 @@ def _greet(address: Address, open_channel: Channel, deadline: float) -> Met:
         except TimeoutError:
             continue
         if not count:
-            raise unsent("it closed the connection instead of answering")
+            asks = "" if open_channel.tls else " (does it want TLS? then write escrows:// in place of escrow://)"
+            raise unsent(f"it closed the connection instead of answering{asks}")
         first = first or bytes(target[:2])
         if first == _TLS_ALERT:
             raise unsent("it wants TLS: write escrows:// in place of escrow://")
