@@ -115,6 +115,7 @@ class ServedLink:
         self._looking_around = False
         self._look_at = self._doubt_at = 0.0
         self._timer = Timer("escrowmq-link")
+        self._outlet = Timer("escrowmq-checks")  # the thread that takes checks, so that the reader goes on reading
 
     def forked(self) -> None:
         """In a forked child: connections are the parent's, and what is under way is."""
@@ -171,7 +172,8 @@ class ServedLink:
     def watch(self, session: int, on_checks: Callable[[pa.RecordBatch], None]) -> CheckStream:
         """See :meth:`escrowmq.wire.Link.watch`."""
         connection = self._connected()
-        watch = Watch(session, on_checks, connection)
+        outlet = self._outlet
+        watch = Watch(session, lambda batch: outlet.after(0.0, partial(on_checks, batch)), connection)
         connection.send(watch)
         self._look_at = time.monotonic() + LOOK_SECONDS
         self._tick_later()
@@ -196,6 +198,7 @@ class ServedLink:
         for connection in connections:
             connection.end(deadline)
         self._timer.close()
+        self._outlet.close()
         self._waiters.tell()
 
     def abandon(self) -> list[Connection]:

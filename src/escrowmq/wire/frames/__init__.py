@@ -93,7 +93,8 @@ Rows without a message id get the ids *instance, sequence*, *instance, sequence 
 11. Nothing is sent to keep a connection alive; the system probes the other side after a minute of silence. PING is for a client that waits for an answer
     and wants to know whether the broker still works.
 
-``tests/wire/frames.txt`` has one frame of each kind in bytes.
+``tests/wire/frames.txt`` has one frame of each kind in bytes. ``examples/protocol/main.go`` is a client in Go: a transaction with
+check-back, a receive, an acknowledgement.
 """
 
 from escrowmq.wire.frames.answers import (
