@@ -236,3 +236,11 @@ def test_files_that_are_not_python_are_packaged() -> None:
     others = {path for path in package.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")}
     assert not sorted(map(relative, others - packaged))
     assert not [pattern for pattern in wanted if not any(package.glob(pattern))]
+
+
+def test_arrow_flight_is_gone() -> None:
+    """docs/decisions/0063-one-connection.md"""
+    imports = re.compile(
+        r"^\s*(?:from pyarrow import .*\bflight\b|import pyarrow\.flight|from pyarrow\.flight)", re.MULTILINE
+    )
+    assert [relative(path) for path in SOURCES if imports.search(path.read_text())] == []
