@@ -15,6 +15,7 @@ from sqlalchemy.orm import sessionmaker
 
 import escrowmq as mq
 from escrowmq.client.bus import Bus
+from escrowmq.client.links.router import broker_of
 from escrowmq.compensation import (
     CaseState,
     GivenKeys,
@@ -432,12 +433,21 @@ def test_entries_in_the_transaction_of_the_effect_where_the_store_is_in_the_busi
 # Brokers
 
 
+def for_both_brokers(count: int) -> list[bytes]:
+    """Message ids of which each of two brokers takes half, by the hash of the id."""
+    ids: dict[int, list[bytes]] = {0: [], 1: []}
+    while min(map(len, ids.values())) < count // 2:
+        identity = uuid.uuid4().bytes
+        ids[broker_of(identity.hex(), 2)].append(identity)
+    return [*ids[0][: count // 2], *ids[1][: count // 2]]
+
+
 def test_with_one_of_two_brokers_away_nothing_is_judged(tmp_path: Path, compensation_database: sa.Engine) -> None:
     """What the other may have is left for later without counting a try, and settled_us stays; when it is back all is repaired."""
     pair = [Sometimes(tmp_path / name) for name in "ab"]
     with Bus(pair) as bus:
         w = World(bus, compensation_database, max_attempts=1)
-        ids = [w.prepare() for _ in range(8)]  # shared out between the two
+        ids = [w.prepare(identity) for identity in for_both_brokers(8)]
         homes = {i: [row["broker"] for row in bus.admin.lookup(message_id=i, topic=w.topic)] for i in ids}
         there = [i for i in ids if homes[i] == [pair[0].address]]
         assert 0 < len(there) < len(ids)
@@ -467,7 +477,7 @@ def test_a_broker_that_goes_away_between_the_list_of_its_keys_and_their_reading_
     pair = [Sometimes(tmp_path / name) for name in "ab"]
     with Bus(pair) as bus:
         w = World(bus, compensation_database)
-        ids = {w.prepare() for _ in range(8)}
+        ids = {w.prepare(identity) for identity in for_both_brokers(8)}
         for identity in ids:
             w.announce(identity)
         make = bus.reader
