@@ -14,7 +14,9 @@ from escrowmq.broker.actions import HANDLERS
 from escrowmq.errors import Code, Meaning, Rejected, Unknown, error
 from escrowmq.ledger.commands import Prepare
 from escrowmq.ledger.ledger import Ledger
-from escrowmq.wire import pack_error, unpack_error
+from escrowmq.wire import frames
+from escrowmq.wire.frames import Kind
+from escrowmq.wire.frames.rows import encoder
 
 
 @pytest.fixture(params=["embedded", "served"])
@@ -88,9 +90,10 @@ def test_an_unexpected_exception_before_a_request_is_submitted_is_a_code_of_its_
 
 def test_a_client_of_the_version_before_reads_it_as_a_bad_request_with_the_same_text() -> None:
     """Whole calls alone are answered so, never rows; a number that a client does not know is BAD_REQUEST to it."""
-    told = pack_error(error(Code.BROKER_FAILED, "the broker failed on this request: planted"))
-    known = unpack_error(dict(told))
+    raw = frames.refused(1, error(Code.BROKER_FAILED, "the broker failed on this request: planted"))
+    told = frames.Frame(Kind.ERROR, 0, 1, memoryview(b""), memoryview(raw)[frames.HEADER_BYTES :])
+    known = frames.read_refusal(told)
     assert (known.code, known.meaning) == (Code.BROKER_FAILED, Meaning.UNKNOWN)
-    before = unpack_error({**told, "code": 255})
+    before = frames.read_refusal(told._replace(body=memoryview(encoder.encode((255, known.message, known.hint, None)))))
     assert (type(before), before.code) == (Rejected, Code.BAD_REQUEST)
     assert "planted" in before.message

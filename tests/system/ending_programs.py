@@ -124,14 +124,18 @@ def in_a_finalizer(url: str) -> None:
 
 
 def in_a_forked_child(url: str) -> None:
-    """What was connected before the fork is closed in the child and goes on in the parent."""
+    """Producers from before the fork are closed in the child, where questions to a served broker go over a connection of its own; all goes on in the
+    parent."""
     bus = busy(url)
     plain = bus.producer("plain", timeout=1.0)
     plain.send(TOPIC, b"x")
     child = os.fork()
     if not child:
         assert "fork" in refused(lambda: plain.send(TOPIC, b"x"))
-        assert "fork" in refused(bus.admin.topics)
+        if url.startswith("file:"):
+            assert "fork" in refused(bus.admin.topics)
+        else:
+            assert [topic["name"] for topic in bus.admin.topics()] == [TOPIC]
         in_time(bus.close)
         sys.exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, "the child"

@@ -177,7 +177,7 @@ class Assembler:
         self._scratch = memoryview(bytearray(SCRATCH_BYTES)) if scratch is None else scratch
         self._rest: bytearray | None = None  # start of an unfinished frame
         self._wanted = 0  # while the rest is shorter, it need not be parsed
-        self._refused = False  # a large frame waits for ``may_take``
+        self._refused = False  # a large frame waits for its memory
         self._skipped = 0  # bytes of a frame that nobody wants
         self._large: Frame | None = None
         self._body = _NOTHING  # what is missing of the large frame's body
@@ -266,15 +266,14 @@ class Assembler:
         return found
 
     def _keep(self, rest: memoryview) -> None:
-        """Keep the start of an unfinished frame."""
+        """Keep the start of an unfinished frame. A large one gets its memory by :meth:`target`: its place may depend on the frames before it."""
         wanted = HEADER_BYTES
         if len(rest) >= HEADER_BYTES:
             length, _, _, head, _ = HEADER.unpack_from(rest)
             self.claimed = wanted = self._checked(length, head)
             if wanted > SCRATCH_BYTES:
                 wanted = HEADER_BYTES + head + (-head % 8)
-                if len(rest) >= wanted and self._begin_large(rest):
-                    return
+                self._refused = len(rest) >= wanted
         elif len(rest) >= _LENGTH.size:
             self._checked(_LENGTH.unpack_from(rest)[0], 0)
         self._rest, self._wanted = bytearray(rest), wanted
