@@ -247,6 +247,8 @@ def _parameters(command: Any) -> str:
     named = {line.name for line in lines()}
     rows = []
     for parameter in command.params:
+        if getattr(parameter, "hidden", False):
+            continue
         if command.name == "serve" and parameter.name in named:
             continue
         argument = parameter.param_type_name == "argument"
