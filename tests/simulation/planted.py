@@ -322,7 +322,7 @@ KNOWN: dict[str, int] = {
     "ask_the_decided": 0,
     "ask_once_too_often": 1,
     "forget_the_last_id_of_a_run": 3,
-    "let_something_stand_between_two_messages_of_a_transaction": 20,
+    "let_something_stand_between_two_messages_of_a_transaction": 29,
     "alter_nothing": 15,
     "answer_before_the_sync": 6,
     "skip_the_sync_of_the_folder": 0,

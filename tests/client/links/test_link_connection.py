@@ -151,8 +151,7 @@ def test_on_a_loop_a_full_socket_holds_up_nobody_and_memory_is_bounded(twin, bro
         send(link)
         broker.deaf = True
         answers = [begin(link, parcel(bytes(MUCH))) for _ in range(300)]
-        refused = [answer for answer in answers if answer.done() and answer.exception() is not None]
-        assert refused
+        refused = eventually(lambda: [one for one in answers if one.done() and one.exception() is not None])
         assert not any(answer.exception().left for answer in refused)
         link.close()
         assert {outcome(answer) for answer in answers} <= {None, Code.CLOSED, Code.DISCONNECTED}

@@ -421,7 +421,10 @@ class Server:
 
     def _bound_unfinished(self, now: float) -> None:
         """See rule 3."""
-        unfinished = [connection for connection in self._clients if connection.assembler.claimed]
+        going_on = (
+            connection for connection in self._clients if connection not in self._paused
+        )  # the others are not read
+        unfinished = [connection for connection in going_on if connection.assembler.claimed]
         unfinished.sort(key=lambda connection: connection.heard)
         announced = sum(connection.assembler.claimed for connection in unfinished)
         for connection in list(unfinished):
