@@ -88,10 +88,10 @@ PAIRS = (
     Pair(PROCESSES, "frames", "a socket for each thread; frames made, read and answered, twice; nothing is written"),
     Pair(FLIGHT, "frames", "two futures of `asyncio`; frames made, read and answered; nothing is written"),
     Pair(
-        BATCHES_100, "flight", "Flight, one copy, one check, one checksum, one write and one sync for those that wait"
+        BATCHES_100, "batches", "frames, one copy, one check, one checksum, one write and one sync for those that wait"
     ),
-    Pair(BATCHES_1000, "flight", "the same"),
-    Pair(BATCHES_2000, "flight", "the same"),
+    Pair(BATCHES_1000, "batches", "the same"),
+    Pair(BATCHES_2000, "batches", "the same"),
 )
 PAGES = (ONE, THREADS_64)
 UNITS = {
@@ -230,7 +230,7 @@ def _reads(options: argparse.Namespace, folder: Path) -> list[Figure]:
     from spark import fill, noop, rate
 
     rows = options.rows
-    client = Figure(READ, "the same rows over Flight, by a plain client", UNITS["rows"])
+    client = Figure(READ, "the same rows, by a plain client", UNITS["rows"])
     java = Figure(READ, "rows that every worker has in memory, by the same way from Python to Java", UNITS["rows"])
     with mq.connect(f"file:{folder / 'read'}") as bus:
         fill(bus, rows, options.body, TOPIC)

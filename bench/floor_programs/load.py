@@ -1,7 +1,7 @@
 """The floors' load programs: what each work makes a client do, and nothing that could be left out. See ``peers/loads/_load.py``.
 
 An address names the kind: ``hand:`` threads that hand over to one other and wait, ``bare:PORT`` round trips of bytes, ``frames:PORT``
-round trips of frames, ``flight:PORT`` whole batches.
+round trips of frames, ``batches:PORT`` whole batches in frames.
 """
 
 from __future__ import annotations
@@ -18,18 +18,16 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from pyarrow import flight
 
 sys.path.append(str(Path(__file__).parents[1] / "peers" / "loads"))
 from _load import Arguments, arguments, begin, end, in_threads
-from server import BARE_ANSWER, END, PREPARE, READ_BYTES
+from server import BARE_ANSWER, END, ENDED, ENDING, OUTGOING, PREPARE, PREPARED, READ_BYTES
 
 from escrowmq.wire import PARCEL_ROWS, Exchange, Parcel, frames
-from escrowmq.wire.frames import Assembler
+from escrowmq.wire.channel import MAX_PIECES
+from escrowmq.wire.frames import Assembler, Gatherer
 
 OPTIONS: Any = {"session": 1}
-OUTGOING = pa.schema([("topic", pa.utf8()), ("body", pa.binary()), ("message_id", pa.binary(16))])
-ENDING = pa.schema([("transaction", pa.binary(16)), ("outcome", pa.uint8())])
 TOPIC = "bench"
 HEAD_BYTES = 64
 """What a half message has beside its body on the way, about; and a whole end."""
@@ -216,11 +214,11 @@ def tasks(given: Arguments, port: str) -> None:
 
 
 class Stream:
-    """One exchange; the batches of callers that wait leave as one. Two may be under way."""
+    """One connection; the batches of callers that wait leave as one. Two may be under way."""
 
-    def __init__(self, client: flight.FlightClient, command: bytes, schema: pa.Schema) -> None:
-        self._writer, self._reader = client.do_exchange(flight.FlightDescriptor.for_command(command))
-        self._writer.begin(schema)
+    def __init__(self, port: str, command: bytes, answers: pa.Schema) -> None:
+        self._broker, self._answers, self._number = connected(port), answers, 0
+        self._broker.sendall(frames.ping(command))
         self._lock = threading.Lock()
         self._waiting: list[tuple[pa.RecordBatch, list[Any], threading.Lock]] = []
         self._under_way: deque[list[tuple[pa.RecordBatch, list[Any], threading.Lock]]] = deque()
@@ -242,23 +240,33 @@ class Stream:
             taken, self._waiting = self._waiting, []
             self._under_way.append(taken)
             batches = [batch for batch, _, _ in taken]
-            self._writer.write_batch(batches[0] if len(batches) == 1 else pa.concat_batches(batches))
+            self._number += 1
+            whole = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+            pieces = frames.columns_request(self._number, Exchange.PREPARE, whole, {})
+            while pieces:
+                pieces = frames.drop_bytes(pieces, self._broker.sendmsg(pieces[:MAX_PIECES]))
 
     def _read(self) -> None:
-        for chunk in self._reader:
-            with self._lock:
-                answered = self._under_way.popleft()
-                self._leave()
-            at = 0
-            for batch, answer, caller in answered:
-                answer.append(chunk.data.slice(at, batch.num_rows))
-                at += batch.num_rows
-                caller.release()
+        gatherer = Gatherer(1 << 26)
+        assembler = Assembler(1 << 26, place=gatherer.place)
+        while count := self._broker.recv_into(assembler.target()):
+            for frame in assembler.filled(count):
+                if (body := gatherer.add(frame)) is not None:
+                    self._take(frames.decode_batch(body, self._answers))
+
+    def _take(self, whole: pa.RecordBatch) -> None:
+        with self._lock:
+            answered = self._under_way.popleft()
+            self._leave()
+        at = 0
+        for batch, answer, caller in answered:
+            answer.append(whole.slice(at, batch.num_rows))
+            at += batch.num_rows
+            caller.release()
 
 
 def batches(given: Arguments, port: str) -> None:
-    client = flight.connect(f"grpc+tcp://127.0.0.1:{port}")
-    prepare, ending = Stream(client, PREPARE, OUTGOING), Stream(client, END, ENDING)
+    prepare, ending = Stream(port, PREPARE, PREPARED), Stream(port, END, ENDED)
     topics, bodies = pa.array([TOPIC] * given.rows), pa.array([given.body] * given.rows)
     outcomes = pa.array(np.ones(given.rows, np.uint8))
 
@@ -283,7 +291,7 @@ def main() -> None:
         hand(given)
     elif kind == "bare":
         bare(given, port)
-    elif kind == "flight":
+    elif kind == "batches":
         batches(given, port)
     elif given.work == "flight":
         tasks(given, port)

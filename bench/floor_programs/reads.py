@@ -17,7 +17,7 @@ from escrowmq.spark.source import EscrowSource
 
 
 def plain(url: str, topic: str) -> int:
-    """Read all columns of a topic over Flight, each queue on a thread; how many rows."""
+    """Read all columns of a topic over the product's own link, each queue on a thread; how many rows."""
     [link] = open_links(url)
     try:
         queues = link.action("topics.offsets", {"topic": topic}, 10.0)["queues"]

@@ -2,7 +2,7 @@
 
 Called as ``server.py KIND PORT FILE``. Kinds: ``bare`` answers each piece of a stream with a few bytes, after it was written to FILE and
 synced; ``frames`` reads the frames of our protocol and answers them, without a file: its callers are bound by processors, not by a
-disk; ``flight`` takes whole batches over Arrow Flight and writes and syncs those that wait at once.
+disk; ``batches`` takes whole batches in frames and writes and syncs those that wait at once.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import xxhash
-from pyarrow import flight
 
 from escrowmq.wire import frames
 from escrowmq.wire.frames import Assembler, Frame, Kind
@@ -32,6 +32,8 @@ ROOM = 1 << 30
 BARE_ANSWER = b"\0" * 38
 """As long as the answer to one half message."""
 PREPARE, END = b"prepare", b"end"
+OUTGOING = pa.schema([("topic", pa.utf8()), ("body", pa.binary()), ("message_id", pa.binary(16))])
+ENDING = pa.schema([("transaction", pa.binary(16)), ("outcome", pa.uint8())])
 PREPARED = pa.schema([("code", pa.uint8()), ("transaction", pa.binary(16))])
 ENDED = pa.schema([("code", pa.uint8())])
 
@@ -136,32 +138,45 @@ class Framed:
         return frames.rows_answer(frame.number, answer)
 
 
-class Batches(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
-    """One copy, one check, one checksum of each batch; one write and one sync of those that wait."""
+class Batches:
+    """One copy, one check, one checksum of each batch; one write and one sync of those that wait. A thread for each connection."""
 
     def __init__(self, port: int, file: File) -> None:
-        super().__init__(f"grpc+tcp://127.0.0.1:{port}")
+        self._listener = socket.create_server(("127.0.0.1", port), backlog=256)
         self._file = file
         self._changed = threading.Condition()
         self._queue: list[tuple[list[bytes | pa.Buffer], Callable[[], None]]] = []
         threading.Thread(target=self._write, daemon=True).start()
 
-    def do_exchange(self, context: object, descriptor: object, reader: object, writer: object) -> None:
-        """Batches until the client ends; each answered after its sync, in order."""
-        answer: Callable[[int], pa.RecordBatch] = _prepared if descriptor.command == PREPARE else _ended
-        first = True
-        for chunk in reader:
-            batch = chunk.data
-            if first:
-                writer.begin(PREPARED if descriptor.command == PREPARE else ENDED)
-                first = False
-            copied = batch.serialize()
-            batch.validate(full=True)
-            checksum = xxhash.xxh3_64_digest(copied)
-            rows = batch.num_rows
-            with self._changed:
-                self._queue.append(([checksum, copied], lambda rows=rows: writer.write_batch(answer(rows))))
-                self._changed.notify()
+    def serve(self) -> None:
+        """Accept connections, for ever."""
+        while True:
+            accepted, _ = self._listener.accept()
+            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            threading.Thread(target=self._take, args=(accepted,), daemon=True).start()
+
+    def _take(self, connection: socket.socket) -> None:
+        """Batches until the client ends, first what they are; each answered after its sync, in order."""
+        schema, answer, assembler = OUTGOING, _prepared, Assembler(1 << 26)
+        while count := connection.recv_into(assembler.target()):
+            for frame in assembler.filled(count):
+                if frame.kind == Kind.PING:
+                    if bytes(frame.body) == END:
+                        schema, answer = ENDING, _ended
+                    continue
+                batch = frames.decode_batch(frame.body, schema)
+                copied = batch.serialize()
+                batch.validate(full=True)
+                checksum = xxhash.xxh3_64_digest(copied)
+                rows, number, make = batch.num_rows, frame.number, answer
+
+                def done(number: int = number, rows: int = rows, make: Callable[[int], Any] = make) -> None:
+                    for part in frames.batch_answer(number, make(rows)):
+                        connection.sendall(b"".join(part))
+
+                with self._changed:
+                    self._queue.append(([checksum, copied], done))
+                    self._changed.notify()
 
     def _write(self) -> None:
         while True:
@@ -187,7 +202,7 @@ def _ended(rows: int) -> pa.RecordBatch:
 
 def main() -> None:
     kind, port, path = sys.argv[1:]
-    if kind == "flight":
+    if kind == "batches":
         Batches(int(port), File(path)).serve()
     elif kind == "frames":
         serve(int(port), Framed(), None)
