@@ -1,7 +1,7 @@
 """From a URL to a bus.
 
-``escrow://HOST:PORT[|HOST:PORT...][,...]`` are brokers, ``escrows://`` the same over TLS, ``escrow+unix:///PATH`` is a broker at a Unix socket, and
-``file:FOLDER`` is one inside this process.
+``escrow://HOST:PORT[|HOST:PORT...][,...]`` are brokers, ``escrows://`` the same over TLS, ``escrow+unix:///PATH`` is a
+broker at a Unix socket, and ``file:FOLDER`` is one inside this process.
 """
 
 from __future__ import annotations
@@ -29,20 +29,21 @@ _SERVED = ("escrow", "escrows", "escrow+unix")
 def connect(url: str, **options: Any) -> Bus:
     """A bus for ``url``.
 
-    ``"escrow://127.0.0.1:7700"``, several shards ``"escrow://a:7700,b:7700"``, the brokers of one shard, of which one leads,
-    ``"escrow://a:7700|b:7700"``, both ``"escrow://a|b,c|d"`` (port 7700 if none is given; with ``?replicas=listed`` behind it no other
-    addresses are used than those, also if the brokers name some). With ``escrows://`` the connections are protected by TLS, and the brokers' certificates
-    must be trusted by the system (or by the file that the variable SSL_CERT_FILE names); ``tls=`` is a PEM file with the authorities to trust instead, or an
-    ``ssl.SSLContext``, and makes ``escrow://`` the same as ``escrows://``. ``"escrow+unix:///run/escrow.socket"`` is the broker at a Unix socket of this
-    machine. ``"file:./data"``: the broker inside this process, on that folder, with ``options`` as its settings
-    (``lease_seconds=5``, ...; see :class:`escrowmq.settings.BrokerSettings`). ``read_only=True`` looks at a folder as it
-    lies, in use or not, and changes nothing: for reads and listings; what would write raises Denied. A broker that
-    serves the folder is asked how
-    far its log is durable. Where it cannot be asked, what was acknowledged last may be missing: ``admin.health()`` and
-    the log say so.
+    ``"escrow://127.0.0.1:7700"``, several shards ``"escrow://a:7700,b:7700"``, the brokers of one shard, of which one
+    leads, ``"escrow://a:7700|b:7700"``, both ``"escrow://a|b,c|d"`` (port 7700 if none is given; with
+    ``?replicas=listed`` behind it no other addresses are used than those, also if the brokers name some). With
+    ``escrows://`` the connections are protected by TLS, and the brokers' certificates must be trusted by the system
+    (or by the file that the variable SSL_CERT_FILE names); ``tls=`` is a PEM file with the authorities to trust
+    instead, or an ``ssl.SSLContext``, and makes ``escrow://`` the same as ``escrows://``.
+    ``"escrow+unix:///run/escrow.socket"`` is the broker at a Unix socket of this machine. ``"file:./data"``: the
+    broker inside this process, on that folder, with ``options`` as its settings (``lease_seconds=5``, ...; see
+    :class:`escrowmq.settings.BrokerSettings`). ``read_only=True`` looks at a folder as it lies, in use or not, and
+    changes nothing: for reads and listings; what would write raises Denied. A broker that serves the folder is asked
+    how far its log is durable. Where it cannot be asked, what was acknowledged last may be missing: ``admin.health()``
+    and the log say so.
 
-    Nothing is asked of an ``escrow:`` broker before the first call. Raises Misuse(BAD_URL), Misuse(BAD_SETTING), and for
-    folders Misuse(FOLDER_IN_USE), Corrupt and so on.
+    Nothing is asked of an ``escrow:`` broker before the first call. Raises Misuse(BAD_URL), Misuse(BAD_SETTING), and
+    for folders Misuse(FOLDER_IN_USE), Corrupt and so on.
     """
     from escrowmq.client.bus import Bus
 

@@ -1,7 +1,8 @@
 """A simulated broker: the product's engine, calls and connections on a fault disk.
 
-What is the product's own: everything below the server (:class:`~escrowmq.broker.calls.Calls`, the engine with its threads, log and
-ledger), and of the server its connections, requests, streams and workers; of its loop only the selector is replaced.
+What is the product's own: everything below the server (:class:`~escrowmq.broker.calls.Calls`, the engine with its
+threads, log and ledger), and of the server its connections, requests, streams and workers; of its loop only the
+selector is replaced.
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ class NodeClock:
 
 
 class Broker:
-    """A broker that can be started, crashed and started again. ``recovered`` is called with its engine before it serves."""
+    """A broker that can be started, crashed and started again. ``recovered`` is called with its engine before it
+    serves."""
 
     def __init__(
         self,

@@ -1,14 +1,16 @@
 """The addresses of the brokers of one shard: how they are written, and which of those that a broker names are believed.
 
-One shard whose log several brokers follow is written ``a:7700|b:7700``. A broker names others, too, in ``hello`` and with
-NOT_LEADER. Such a name is not asked of anywhere: whoever answers at an address that the user gave could send the client
-to any address, and there is nothing on an address that proves who is there. So it is followed only if
+One shard whose log several brokers follow is written ``a:7700|b:7700``. A broker names others, too, in ``hello`` and
+with NOT_LEADER. Such a name is not asked of anywhere: whoever answers at an address that the user gave could send the
+client to any address, and there is nothing on an address that proves who is there. So it is followed only if
 
-1. it is plainly ``escrow://HOST:PORT`` (of a client that speaks TLS: ``escrows://``), at most ``MOST`` of them for one shard;
-2. it is a place of the same kind as one that the user gave: a client of loopback addresses is never led off its machine, and a
-   client of other machines never to loopback, which would be *its own* machine and not the broker's; nobody is led to
-   addresses that mean no particular machine (unspecified, link-local, multicast, reserved);
-3. the user did not forbid it (``replicas=listed``), and who answers there is the same shard (:mod:`escrowmq.client.links.seeking`).
+1. it is plainly ``escrow://HOST:PORT`` (of a client that speaks TLS: ``escrows://``), at most ``MOST`` of them for one
+   shard;
+2. it is a place of the same kind as one that the user gave: a client of loopback addresses is never led off its
+   machine, and a client of other machines never to loopback, which would be *its own* machine and not the broker's;
+   nobody is led to addresses that mean no particular machine (unspecified, link-local, multicast, reserved);
+3. the user did not forbid it (``replicas=listed``), and who answers there is the same shard
+   (:mod:`escrowmq.client.links.seeking`).
 """
 
 from __future__ import annotations
@@ -90,11 +92,12 @@ def kind_of(host: str) -> Kind:
 
 
 def may_follow(named: Address, given: Collection[Address]) -> bool:
-    """Whether a client that was given these addresses goes where a broker sends it."""
+    """Return whether a client that was given these addresses goes where a broker sends it."""
     kind = kind_of(named.host)
     return kind is not Kind.NOWHERE and kind in {kind_of(address.host) for address in given}
 
 
 def _is_odd_number(host: str) -> bool:
-    """Whether a resolver may read it as an address that is written in another way: ``127.1``, ``2130706433``, ``0x7f.1``."""
+    """Return whether a resolver may read it as an address that is written in another way: ``127.1``, ``2130706433``,
+    ``0x7f.1``."""
     return bool(re.fullmatch(r"(?:0[xX][0-9A-Fa-f]*|[0-9]+)(?:\.(?:0[xX][0-9A-Fa-f]*|[0-9]+))*\.?", host))

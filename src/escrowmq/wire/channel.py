@@ -1,8 +1,10 @@
-"""A connected socket, plain or with TLS, below brokers, clients and event loops: nothing above knows which of the two it is.
+"""A connected socket, plain or with TLS, below brokers, clients and event loops: nothing above knows which of the two
+it is.
 
-A channel never blocks in :meth:`Channel.send`; :meth:`Channel.recv_into` waits if the socket is a blocking one. One thread receives; any
-number of threads send, one at a time (the caller holds its own lock, which orders frames). TLS runs through ``ssl.SSLObject`` and two
-memory BIOs under a lock that is never held during a system call: an ``SSLSocket`` must not be read by one thread and written by another.
+A channel never blocks in :meth:`Channel.send`; :meth:`Channel.recv_into` waits if the socket is a blocking one. One
+thread receives; any number of threads send, one at a time (the caller holds its own lock, which orders frames). TLS
+runs through ``ssl.SSLObject`` and two memory BIOs under a lock that is never held during a system call: an
+``SSLSocket`` must not be read by one thread and written by another.
 """
 
 from __future__ import annotations
@@ -29,23 +31,24 @@ _TLS_RECORD = 17_000
 _RAW_BYTES = 64 << 10
 _GATHER_BYTES = 256 << 10
 """Bytes for which a read waits that certainly follow: otherwise each record of 16 KiB wakes the reader."""
-KEEPALIVE = (15, 5, 3)
-"""A client notices within half a minute that the other end of an idle connection is gone."""
+KEEPALIVE = (15, 5, 3, 20)
+"""A client notices within half a minute that the other end of a connection is gone."""
 
 
 class Channel(Protocol):
-    """What both kinds of channels do. All methods raise OSError (``ssl.SSLError`` is one) when the connection is broken."""
+    """What both kinds of channels do. All methods raise OSError (``ssl.SSLError`` is one) when the connection is
+    broken."""
 
     @property
     def tls(self) -> bool: ...
 
     @property
     def unsent(self) -> bool:
-        """Whether encrypted bytes wait for the socket although they count as sent; :meth:`flush` sends them."""
+        """Return whether encrypted bytes wait for the socket although they count as sent; :meth:`flush` sends them."""
 
     @property
     def buffered(self) -> bool:
-        """Whether bytes can be received although the socket has none."""
+        """Return whether bytes can be received although the socket has none."""
 
     def fileno(self) -> int: ...
 
@@ -56,20 +59,27 @@ class Channel(Protocol):
         """Let :meth:`recv_into` wait for so long at most."""
 
     def send(self, pieces: Sequence[Piece]) -> int:
-        """Send without waiting. Returns how many bytes were taken, from the first on; 0 if the socket takes nothing now."""
+        """Send without waiting. Returns how many bytes were taken, from the first on; 0 if the socket takes nothing
+        now."""
 
     def flush(self) -> bool:
         """Send encrypted bytes that wait, without waiting. Returns whether none is left."""
 
     def recv_into(self, view: memoryview, rest: int = 0) -> int:
-        """Receive into ``view``; returns the number of bytes, 0 at the end of the stream. ``rest``: bytes that will certainly follow.
+        """Receive into ``view``; returns the number of bytes, 0 at the end of the stream. ``rest``: bytes that will
+        certainly follow.
 
         Raises BlockingIOError if nothing has come and the socket does not block, TimeoutError after its time limit.
         """
 
-    def keep_alive(self, idle: int, interval: int, count: int) -> None:
-        """Let the system ask whether the other side is there, after ``idle`` seconds of silence, every ``interval`` seconds; after ``count`` questions
-        without an answer the connection is broken. Small frames leave at once. Nothing to do for a Unix socket."""
+    def keep_alive(self, idle: int, interval: int, count: int, unacknowledged: int = 0) -> None:
+        """Let the system ask whether the other side is there, after ``idle`` seconds of silence, every ``interval``
+        seconds.
+
+        After ``count`` questions without an answer the connection is broken, and so is one whose bytes were not
+        acknowledged for ``unacknowledged`` seconds (0: the system's own time, which is many minutes). Small frames
+        leave at once. Nothing to do for a Unix socket.
+        """
 
     def shutdown(self, how: int) -> None: ...
 
@@ -96,13 +106,16 @@ class _SocketChannel:
         """Let :meth:`recv_into` wait for so long at most."""
         self._socket.settimeout(seconds)
 
-    def keep_alive(self, idle: int, interval: int, count: int) -> None:
+    def keep_alive(self, idle: int, interval: int, count: int, unacknowledged: int = 0) -> None:
         """See :class:`Channel`."""
         if self._socket.family == socket.AF_UNIX:
             return
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in (("TCP_KEEPIDLE", idle), ("TCP_KEEPINTVL", interval), ("TCP_KEEPCNT", count)):
+        options = {"TCP_KEEPIDLE": idle, "TCP_KEEPINTVL": interval, "TCP_KEEPCNT": count}
+        if unacknowledged:
+            options["TCP_USER_TIMEOUT"] = 1000 * unacknowledged
+        for name, value in options.items():
             if (option := getattr(socket, name, None)) is not None:  # not every system has them
                 self._socket.setsockopt(socket.IPPROTO_TCP, option, value)
 
@@ -160,7 +173,7 @@ class TlsChannel(_SocketChannel):
 
     @property
     def unsent(self) -> bool:
-        """Whether encrypted bytes wait for the socket."""
+        """Return whether encrypted bytes wait for the socket."""
         return self._unsent_bytes() > 0
 
     def send(self, pieces: Sequence[Piece]) -> int:
@@ -253,7 +266,8 @@ class TlsChannel(_SocketChannel):
 
 
 def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
-    """Return the TLS settings of a broker: its certificate (with its chain) and key, as PEM files. Raises Misuse(BAD_SETTING)."""
+    """Return the TLS settings of a broker: its certificate (with its chain) and key, as PEM files. Raises
+    Misuse(BAD_SETTING)."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
@@ -268,7 +282,8 @@ def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
 
 
 def client_context(authorities: Path | None = None) -> ssl.SSLContext:
-    """Return the TLS settings of a client that trusts the system's authorities, or only those of a PEM file. Raises Misuse(BAD_SETTING)."""
+    """Return the TLS settings of a client that trusts the system's authorities, or only those of a PEM file. Raises
+    Misuse(BAD_SETTING)."""
     try:
         return ssl.create_default_context(cafile=authorities)
     except (OSError, ValueError) as problem:
@@ -276,8 +291,8 @@ def client_context(authorities: Path | None = None) -> ssl.SSLContext:
 
 
 def connect(host: str, port: int, seconds: float, context: ssl.SSLContext | None = None) -> Channel:
-    """Connect to a broker within ``seconds``; afterwards the socket blocks for as long at most. With ``port`` 0 the host is the path of a
-    Unix socket. Raises OSError."""
+    """Connect to a broker within ``seconds``; afterwards the socket blocks for as long at most. With ``port`` 0 the
+    host is the path of a Unix socket. Raises OSError."""
     if port:
         connected = socket.create_connection((host, port), seconds)
     else:

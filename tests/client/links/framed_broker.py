@@ -39,6 +39,7 @@ class FramedBroker:
         self.news = threading.Condition()
         self.connections = []
         self.receives = set()  # without an answer
+        self.heard = []  # of each connection, the kinds of its frames
         if path is None:
             self.server = socket.create_server(("127.0.0.1", port))
             self.address = Address("127.0.0.1", self.server.getsockname()[1])
@@ -93,9 +94,11 @@ class FramedBroker:
 
     def _serve(self, client):
         assembler, lock = Assembler(1 << 30), threading.Lock()
+        self.heard.append(heard := [])
         with client, suppress(OSError):
             while count := client.recv_into(assembler.target()):
                 for frame in assembler.filled(count):
+                    heard.append(frame.kind)
                     self._came(client, lock, frame)
                     self._tell()
                 with self.news:
@@ -131,6 +134,8 @@ class FramedBroker:
             self.cancels += 1
             self.receives.discard(number)
             answer(frames.withdrawn(number))
+        elif kind == Kind.ACTION and self.mute:
+            pass
         elif kind == Kind.ACTION:
             name, request = frames.read_action(frame)
             try:

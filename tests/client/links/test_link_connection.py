@@ -12,14 +12,16 @@ from contextlib import contextmanager
 
 import pytest
 from framed_broker import PATIENCE, FramedBroker, eventually
-from test_served_link import begin, bodies, outcome, parcel, patient, receive, send  # noqa: F401
+from test_served_link import begin, bodies, outcome, parcel, patient, receive, send, sent_again  # noqa: F401
 
 from escrowmq.client.links import connection as connections
 from escrowmq.client.links import exchanges
 from escrowmq.client.links import link as links
+from escrowmq.client.links.state import Phase
 from escrowmq.errors import Code, Unknown
 from escrowmq.testing.link import TwinLink
 from escrowmq.wire import frames
+from escrowmq.wire.frames import Kind
 
 MUCH = 60_000
 """Bytes of a body with which a socket that nobody reads is soon full."""
@@ -194,14 +196,47 @@ def test_a_lost_connection_fails_what_is_unanswered_oldest_first(link, broker):
 
 
 def test_a_broker_that_says_goodbye_is_sent_nothing_more(link, broker, twin):
+    """Though it neither ends that connection nor answers anything over it any more."""
     send(link)
     broker.say(frames.gone())
-    eventually(lambda: not link._connection.usable)
-    waiting = begin(link, parcel())
-    assert not waiting.done()
-    broker.drop()
-    assert waiting.result(PATIENCE)[0][0] == Code.OK  # over the next connection
+    eventually(lambda: link.state.phase is Phase.AWAY)
+    sent_again(link)
     assert len(broker.connections) == 2
+    assert broker.heard[0] == [Kind.HELLO, Kind.SEND]
+
+
+def test_what_is_asked_while_the_broker_stops_waits_for_what_was_asked_before(link, broker, twin):
+    send(link)
+    broker.mute = True
+    before = begin(link, parcel(b"before"))
+    broker.wait(lambda: len(broker.kinds) == 2)
+    broker.say(frames.gone())
+    eventually(lambda: link.state.phase is Phase.DRAINING)
+    behind = begin(link, parcel(b"behind"))
+    assert not behind.done()
+    broker.mute = False
+    broker.say(frames.rows_answer(2, [(0, 1, 0, 1, None)]))
+    assert before.result(PATIENCE)[0][0] == Code.OK
+    eventually(behind.done)
+    assert broker.heard[0] == [Kind.HELLO, Kind.SEND, Kind.SEND]
+
+
+def test_a_connection_whose_broker_is_gone_and_silent_is_ended(link, broker, monkeypatch):
+    monkeypatch.setattr(links, "TICK_SECONDS", 0.02)
+    send(link)
+    broker.mute = True
+    broker.say(frames.gone())
+    eventually(lambda: not link._open)
+
+
+def test_an_action_that_nobody_answers_does_not_hide_that_the_broker_is_gone(link, broker, monkeypatch):
+    monkeypatch.setattr(links, "TICK_SECONDS", 0.02)
+    send(link)
+    broker.mute = True
+    with pytest.raises(Unknown) as caught:
+        link.action("hello", {}, 0.01)
+    assert caught.value.code is Code.TIMED_OUT
+    eventually(lambda: not link.there)
 
 
 def test_closing_answers_everything_once_and_withdraws_receives(link, broker):

@@ -27,9 +27,9 @@ SILENCE = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Replication:
-    """A log that several brokers share. ``open`` gives the partitions that keep it; ``advertise`` is the URL at which clients reach this one (None: where
-    it listens), ``replicas`` those of all. ``link`` connects what runs beside a broker to whoever leads, by the URLs of brokers; None: to this one, which refuses calls
-    while it does not lead."""
+    """A log that several brokers share. ``open`` gives the partitions that keep it; ``advertise`` is the URL at which
+    clients reach this one (None: where it listens), ``replicas`` those of all. ``link`` connects what runs beside a
+    broker to whoever leads, by the URLs of brokers; None: to this one, which refuses calls while it does not lead."""
 
     open: Callable[[], Partitions]
     silence: float = SILENCE
@@ -45,7 +45,7 @@ class Broker(Protocol):
         """Take the folder, until ``running`` ends; what carriers give calls to."""
 
     def listening(self, url: str, let_go: Callable[[], None], running: ExitStack) -> None:
-        """The server listens now, at ``url``. ``let_go`` closes the connections of all clients."""
+        """Take note that the server listens now, at ``url``. ``let_go`` closes the connections of all clients."""
 
     def link(self) -> Link:
         """For what runs beside it in this process."""
@@ -55,7 +55,7 @@ class Broker(Protocol):
 
     @property
     def failed(self) -> bool:
-        """Whether it stopped by a fault."""
+        """Return whether it stopped by a fault."""
 
     @property
     def failure(self) -> BaseException | None:
@@ -63,7 +63,7 @@ class Broker(Protocol):
 
     @property
     def ended(self) -> bool:
-        """Whether the process is to end, by itself."""
+        """Return whether the process is to end, by itself."""
 
 
 class BrokerAlone:
@@ -100,7 +100,7 @@ class BrokerAlone:
 
     @property
     def failed(self) -> bool:
-        """Whether its shard stopped."""
+        """Return whether its shard stopped."""
         return self._engine.shard.failure is not None
 
 
@@ -168,7 +168,7 @@ class BrokerNode:
 
     @property
     def failed(self) -> bool:
-        """Whether the node ended by itself."""
+        """Return whether the node ended by itself."""
         return self._node is not None and self._node.ended
 
     @property

@@ -1,10 +1,11 @@
 """One accepted connection: sending without ever waiting, and what waits because its client does not read.
 
-The thread that has an answer sends it, under the connection's lock and without waiting. What the socket does not take is kept and left
-to the thread of the loop, which alone reads and alone closes. So nobody who answers is held up by a client.
+The thread that has an answer sends it, under the connection's lock and without waiting. What the socket does not take
+is kept and left to the thread of the loop, which alone reads and alone closes. So nobody who answers is held up by a
+client.
 
-Small answers and large ones wait in two queues. Between two frames of large answers, all small ones go: a client that reads
-much does not wait for the acknowledgements of its own process.
+Small answers and large ones wait in two queues. Between two frames of large answers, all small ones go: a client that
+reads much does not wait for the acknowledgements of its own process.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ from escrowmq.wire.channel import MAX_PIECES, Channel
 from escrowmq.wire.frames import Pieces
 
 KEEPALIVE = (60, 15, 4)
-"""After a minute of silence the system asks the other side's, four times in a minute: a connection of which only this end is left ends."""
+"""After a minute of silence the system asks the other side's, four times in a minute: a connection of which only this
+end is left ends."""
 _HTTP2 = b"PRI "
-"""How HTTP/2 begins, over which clients of version 0.1 spoke."""
+"""The beginning of HTTP/2, over which clients of version 0.1 spoke."""
 _UPGRADE = "this broker does not speak Arrow Flight: its clients need the version of EscrowMQ that it has"
 _GOAWAY = struct.pack(">HBBBIHBBBIII", 0, 0, 4, 0, 0, 0, 8 + len(_UPGRADE), 7, 0, 0, 0, 0) + _UPGRADE.encode()
 """HTTP/2 for: settings, none; GOAWAY, with the reason. Its client shows it."""
@@ -48,15 +50,16 @@ class _Unsent:
         self.lost = lost
         self.freed = freed
 
-    def took(self, sent: int) -> None:
-        """So many bytes of it have left."""
+    def drop_sent(self, sent: int) -> None:
+        """Drop the first bytes, which have left."""
         self.pieces = frames.drop_bytes(self.pieces, sent)
         self.left -= sent
 
 
 class Connection:
-    """A channel that does not block. ``most`` bytes of answers may wait to be sent beside a first one. ``attention`` makes the loop look at the
-    connection. ``freed`` is called with the bytes of answers that waited and wait no more."""
+    """A channel that does not block. ``most`` bytes of answers may wait to be sent beside a first one. ``attention``
+    makes the loop look at the connection. ``freed`` is called with the bytes of answers that waited and wait no
+    more."""
 
     __slots__ = (
         "__weakref__",
@@ -117,16 +120,12 @@ class Connection:
 
     @property
     def owes(self) -> bool:
-        """Whether something waits until the socket takes more."""
-        return self._waits or self._channel.unsent
-
-    @property
-    def _waits(self) -> bool:
-        return self._begun is not None or bool(self._small) or bool(self._large)
+        """Return whether something waits until the socket takes more."""
+        return self._begun is not None or bool(self._small or self._large) or self._channel.unsent
 
     @property
     def buffered(self) -> bool:
-        """Whether there is more to read although the socket has nothing."""
+        """Return whether there is more to read although the socket has nothing."""
         return self._channel.buffered
 
     def send(
@@ -139,37 +138,39 @@ class Connection:
     ) -> int:
         """Send the frames of an answer, or keep them to be sent. From any thread; never waits.
 
-        Returns the bytes of those that have left whole. Of the others ``freed`` (by default the connection's) is called with their bytes, when they have
-        left or are lost. ``lost`` is called when the client certainly did not get the whole answer. ``large``: small answers go first, and the bytes do not
-        count as unsent answers if ``freed`` is given. Frames that are sent as large keep their order.
+        Returns the bytes of those that have left whole. Of the others ``freed`` (by default the connection's) is
+        called with their bytes, when they have left or are lost. ``lost`` is called when the client certainly did not
+        get the whole answer. ``large``: small answers go first, and the bytes do not count as unsent answers if
+        ``freed`` is given. Frames that are sent as large keep their order.
         """
-        gone, kept = 0, False
-        last = len(answer) - 1
+        gone = at = 0
         with self._lock:
-            for at, pieces in enumerate(answer):
-                size = frames.size_of(pieces)
+            for at, pieces in enumerate(answer, 1):
                 if self.closed or self.broken:
+                    at -= 1
                     break
-                sent = 0
-                if not self.owes:
-                    sent = self._try(pieces)
-                    if sent == size:
-                        gone += size
-                        continue
-                if not self.broken:
-                    kept = True
-                    self._keep(_Unsent(pieces, sent, size, lost if at == last else None, freed), large or last > 0)
-            else:
-                at += 1
-            left = sum(frames.size_of(pieces) for pieces in answer[at:])
-        if kept or self.owes:
+                gone += self._send_or_keep(pieces, lost if at == len(answer) else None, freed, large or len(answer) > 1)
+            owes = self.owes
+        if owes:
             self._attention(self)
-        if at <= last:
-            self._lose(left, lost, freed)
+        if at < len(answer):
+            self._lose(sum(map(frames.size_of, answer[at:])), lost, freed)
         return gone
 
+    def _send_or_keep(
+        self, pieces: Pieces, lost: Callable[[], None] | None, freed: Callable[[int], None] | None, large: bool
+    ) -> int:
+        """Send a frame, or keep what the socket does not take of it. Returns its bytes if it has left whole, else 0.
+        With the lock held."""
+        size = frames.size_of(pieces)
+        sent = 0 if self.owes else self._try(pieces)
+        if sent == size:
+            return size
+        self._keep(_Unsent(pieces, sent, size, lost, freed), large)
+        return 0
+
     def _lose(self, size: int, lost: Callable[[], None] | None, freed: Callable[[int], None] | None) -> None:
-        """What did not leave whole never will."""
+        """Give back what an answer held that never leaves whole."""
         freed = freed or self.freed
         try:
             if freed is not None:
@@ -180,10 +181,10 @@ class Connection:
             logger.exception("what an answer held could not be given back: %s", self.peer)
 
     def _keep(self, unsent: _Unsent, large: bool) -> None:
-        """With the lock held."""
-        if not self._waits:
+        """Keep a frame until the socket takes it. With the lock held."""
+        alone = self._begun is None and not (self._small or self._large)
+        if alone:
             self.held.stuck_since = time.monotonic()
-        alone = not self._waits
         if unsent.left < unsent.size:
             self._begun = unsent
         elif large:
@@ -222,7 +223,7 @@ class Connection:
                 goes_on, self.broken = False, True
             while goes_on and not (self.closed or self.broken):
                 goes_on = self._send_next(done)
-            if not self._waits:
+            if self._begun is None and not (self._small or self._large):
                 self.held.stuck_since = None
                 self._small = self._large = None
         for unsent in done:
@@ -230,7 +231,8 @@ class Connection:
                 freed(unsent.size)
 
     def _send_next(self, done: list[_Unsent]) -> bool:
-        """Send in one call what goes next, what has left joins ``done``. Returns whether there may be more. With the lock held."""
+        """Send in one call what goes next, what has left joins ``done``. Returns whether there may be more. With the
+        lock held."""
         chosen = [self._begun] if self._begun is not None else []
         count = len(chosen[0].pieces) if chosen else 0
         for unsent in self._small or ():
@@ -257,14 +259,15 @@ class Connection:
             if unsent.freed is None:
                 self.unsent_bytes -= took
             sent -= took
-            unsent.took(took)
+            unsent.drop_sent(took)
             self._begun = unsent if unsent.left else None
             if not unsent.left:
                 done.append(unsent)
         return True
 
     def receive(self) -> list[frames.Frame] | None:
-        """Receive once. Returns the frames that became whole, None when the client is gone, or will send no more. By the loop.
+        """Receive once. Returns the frames that became whole, None when the client is gone, or will send no more. By
+        the loop.
 
         Raises Rejected for what is no frame.
         """

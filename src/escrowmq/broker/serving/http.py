@@ -37,7 +37,8 @@ _NO_DESCRIPTOR_SECONDS = 0.1
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """Ends connections that are too old or too many. All of it runs on the thread of ``serve_forever``, but :meth:`shutdown_request`."""
+    """Ends connections that are too old or too many. All of it runs on the thread of ``serve_forever``, but
+    :meth:`shutdown_request`."""
 
     daemon_threads = True
 

@@ -91,7 +91,8 @@ METRICS: tuple[MetricSpec, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class LabelledSpec:
-    """One metric of each topic or group. ``of``: a kind of :func:`~escrowmq.broker.reads.standing.standing`, ``source`` its number."""
+    """One metric of each topic or group. ``of``: a kind of :func:`~escrowmq.broker.reads.standing.standing`,
+    ``source`` its number."""
 
     name: str
     kind: str

@@ -1,13 +1,16 @@
-"""The requests of one connection: begun in the order in which they came, as far as its bounds allow, and answered in any order.
+"""The requests of one connection: begun in the order in which they came, as far as its bounds allow, and answered in
+any order.
 
 Rules:
 
-1. A request is begun when the connection has fewer than ``MAX_REQUESTS`` and ``PIPELINED_BYTES`` without an answer, fewer than
-   ``UNREAD_BYTES`` that its client does not read, and room for its bytes among those of all clients; else it waits here, and nothing more
-   is read from the connection. One that finds no room for ``PATIENCE`` is refused. A large one takes no memory before it has room.
-2. A content that cannot be read is refused to its number. A client that breaks the protocol gets the reason, and is closed.
-3. When the connection ends, receives that wait are withdrawn, reads and watches end, and what was leased for an answer that did not leave whole is
-   released at once, its attempt not counted. All other requests take effect.
+1. A request is begun when the connection has fewer than ``MAX_REQUESTS`` and ``PIPELINED_BYTES`` without an answer,
+   fewer than ``UNREAD_BYTES`` that its client does not read, and room for its bytes among those of all clients; else
+   it waits here, and nothing more is read from the connection. One that finds no room for ``PATIENCE`` is refused. A
+   large one takes no memory before it has room.
+2. A content that cannot be read is refused to its number. A client that breaks the protocol gets the reason, and is
+   closed.
+3. When the connection ends, receives that wait are withdrawn, reads and watches end, and what was leased for an answer
+   that did not leave whole is released at once, its attempt not counted. All other requests take effect.
 4. What the requests hold is given back with their answers, also when the connection is gone by then.
 """
 
@@ -27,7 +30,7 @@ from escrowmq.broker.calls import Dispatcher
 from escrowmq.broker.failures import broker_failed, for_client
 from escrowmq.broker.serving.connection import Connection
 from escrowmq.broker.serving.room import Allowance, Held, Room
-from escrowmq.broker.serving.streams import Read, Stream, Watch, Workers
+from escrowmq.broker.serving.streams import Place, Read, Stream, Watch, Workers
 from escrowmq.errors import Code, EscrowError, error
 from escrowmq.wire import Exchange, Json, frames
 from escrowmq.wire.frames import EXCHANGE_OF, MAX_PING_BYTES, Frame, Kind, Pieces
@@ -52,7 +55,8 @@ Welcoming = Callable[[], tuple[frames.Welcome, Json]]
 
 
 class Requests:
-    """What one client has asked and not been answered. Its methods are for the loop, but for the answers that come in."""
+    """Keeps what one client has asked and not been answered. Its methods are for the loop, but for the answers that
+    come in."""
 
     __slots__ = (
         "_begun",
@@ -106,16 +110,17 @@ class Requests:
         self.frames_then, self.whole_since = 0, 0.0
         """How many frames had come whole at the last look, and since when no other has (monotonic seconds)."""
         self.no_longer = 0.0
-        """When a client that was refused is closed, whatever it still sends (monotonic seconds); 0: it is not refused."""
+        """When a client that was refused is closed, whatever it still sends (monotonic seconds); 0: it is not
+        refused."""
 
     @property
     def busy(self) -> bool:
-        """Whether something has no answer yet."""
+        """Return whether something has no answer yet."""
         return self._open > 0
 
     @property
     def done(self) -> bool:
-        """Whether a client that is leaving has got everything."""
+        """Return whether a client that is leaving has got everything."""
         return self.leaving and not (self._open or self._waiting or self._connection.owes)
 
     def take(self, came: list[Frame]) -> None:
@@ -157,7 +162,7 @@ class Requests:
         self._room.change(self._held, -size)
 
     def _may_take(self, size: int) -> bool:
-        """Whether a large frame may take its memory now."""
+        """Return whether a large frame may take its memory now."""
         if not self._room.offer(self._held, size, messages=True):
             return False
         self._claimed = size
@@ -171,7 +176,7 @@ class Requests:
         self.no_longer = time.monotonic() + 1.0
 
     def leave(self) -> None:
-        """The client sends no more: what has begun is answered; receives are withdrawn, reads and watches end."""
+        """Take no more of the client: what has begun is answered; receives are withdrawn, reads and watches end."""
         self.leaving = True
         self._waiting = None
         self.paused = False
@@ -206,19 +211,21 @@ class Requests:
             self.paused = self._lacks_room()
 
     def _lacks_room(self) -> bool:
-        """Whether a large frame waits for room. One that has waited for too long is refused, and what comes of it dropped."""
+        """Return whether a large frame waits for room. Refuse one that has waited for too long, and drop what comes of
+        it."""
         assembler = self._connection.assembler
-        if (refused := assembler.refused) is None or assembler.target():
+        if not assembler.lacks_memory or assembler.target():
             return False
         if self._room.patience(self._held) > 0.0:
             return True
+        number = assembler.refused.number
         assembler.skip()
-        self._send(frames.refused(refused.number, self._room.refusal()))
+        self._send(frames.refused(number, self._room.refusal()))
         return False
 
     def _must_wait(self) -> bool:
-        """Whether nothing may be begun or read until an answer has come or left. Looked at again when that has been noted: whoever
-        answers calls the loop only then."""
+        """Return whether nothing may be begun or read until an answer has come or left. Looked at again when that has been
+        noted: whoever answers calls the loop only then."""
         self.paused = False
         if not self._may_begin():
             self.paused = True
@@ -303,7 +310,8 @@ class Requests:
         return True
 
     def _refuse_late(self, number: int) -> bool:
-        """Refuse a request for which there is no room, if that has been so for too long. Returns whether it was refused."""
+        """Refuse a request for which there is no room, if that has been so for too long. Returns whether it was
+        refused."""
         if self._room.patience(self._held) > 0.0:
             return False
         self._send(frames.refused(number, self._room.refusal()))
@@ -338,12 +346,11 @@ class Requests:
             return
         stream: Stream
         try:
+            place = Place(number, self._calls, self._room, self._connection, self._workers, end)
             if frame.kind == Kind.READ:
-                request, credit = frames.read_read(frame)
-                stream = Read(number, request, credit, self._calls, self._room, self._connection, self._workers, end)
+                stream = Read(place, *frames.read_read(frame))
             else:
-                session = frames.read_watch(frame)
-                stream = Watch(number, session, self._calls, self._room, self._connection, self._workers, end)
+                stream = Watch(place, frames.read_watch(frame))
         except EscrowError:
             self._room.end_call(self._held)
             raise
@@ -414,7 +421,7 @@ class Requests:
         self._close_request(size)
 
     def _on_call_end(self, number: int, size: int) -> None:
-        """A read or a watch has sent its last frame."""
+        """Give back what a read or a watch held that has sent its last frame."""
         assert self._begun is not None
         self._begun.pop(number, None)
         self._room.end_call(self._held)
@@ -442,12 +449,12 @@ class Requests:
                 begun.cancel()
 
     def say_goodbye(self) -> None:
-        """The broker stops, and all that had begun is answered."""
+        """Send GONE: the broker stops, and all that had begun is answered."""
         self._send(frames.gone())
         self.leave()
 
     def end(self) -> None:
-        """The connection is closed."""
+        """Withdraw what can be withdrawn: the connection is closed."""
         self.leaving = True
         self._waiting = None
         self._withdraw()

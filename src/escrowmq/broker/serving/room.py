@@ -1,19 +1,20 @@
-"""Room for what all calls of a served broker hold together: bytes of requests, answers and reads, and the calls themselves.
+"""Room for what all calls of a served broker hold together: bytes of requests, answers and reads, and the calls
+themselves.
 
 Each call alone is bounded by its limits; this bounds the sum. Rules:
 
-1. Who needs room waits for it, up to ``PATIENCE`` seconds, then gets Overloaded(QUEUE_FULL); what does not fit in as many seconds after that is refused
-   at once, so that what stands behind it waits for no longer than its client would. Nothing alone is too large: a call is
-   always given room when nobody else holds any.
+1. Who needs room waits for it, up to ``PATIENCE`` seconds, then gets Overloaded(QUEUE_FULL); what does not fit in as
+   many seconds after that is refused at once, so that what stands behind it waits for no longer than its client would.
+   Nothing alone is too large: a call is always given room when nobody else holds any.
 2. Bytes that are there already (an answer) are counted without waiting.
-3. When room is missing, the call whose client has not taken what was written for the longest time, ``STUCK_SECONDS`` at least, is
-   closed with its connection. So those who read are not kept waiting by those who do not.
-4. Messages may have ``MESSAGES`` of the room, and those of one call as much as is left to all others: so there is room for who holds little, and for
-   acknowledgements, decisions and questions, however many send without bound.
-5. The answer to a receive is given room before it is read from the log: of the part that reads may have, and not more than is left to all others. A client that
-   has not taken what it was given before is given none.
-6. There are at most ``most_calls`` calls (actions, reads and watches). A further one is refused; if one connection has more than its ``SHARE``
-   of them, that connection is closed.
+3. When room is missing, the call whose client has not taken what was written for the longest time, ``STUCK_SECONDS``
+   at least, is closed with its connection. So those who read are not kept waiting by those who do not.
+4. Messages may have ``MESSAGES`` of the room, and those of one call as much as is left to all others: so there is room
+   for who holds little, and for acknowledgements, decisions and questions, however many send without bound.
+5. The answer to a receive is given room before it is read from the log: of the part that reads may have, and not more
+   than is left to all others. A client that has not taken what it was given before is given none.
+6. There are at most ``most_calls`` calls (actions, reads and watches). A further one is refused; if one connection has
+   more than its ``SHARE`` of them, that connection is closed.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from escrowmq.errors import Code, EscrowError, error
 logger = logging.getLogger(__name__)
 
 PATIENCE = 5.0
-"""With what then waits for the disk (``PATIENCE_SECONDS`` of the writer's pace, 3 s) less than our clients wait for a broker from which nothing comes (12 s)."""
+"""With what then waits for the disk (``PATIENCE_SECONDS`` of the writer's pace, 3 s) less than our clients wait for a
+broker from which nothing comes (12 s)."""
 STUCK_SECONDS = 0.5
 READS = 0.5
 """The part of all bytes that reads may hold: those who send and receive do not wait for who reads much."""
@@ -42,8 +44,9 @@ SHARE = 64
 
 
 class Held:
-    """What one connection holds. ``stuck_since``: since when the client has taken nothing of what waits for it, by the monotonic clock; None
-    while nothing waits. ``shut`` closes the connection. ``impatient_until``: half of the time before then it waits for room, in the other half not."""
+    """What one connection holds. ``stuck_since``: since when the client has taken nothing of what waits for it, by the
+    monotonic clock; None while nothing waits. ``shut`` closes the connection. ``impatient_until``: half of the time
+    before then it waits for room, in the other half not."""
 
     __slots__ = ("closed", "impatient_until", "peer", "reads", "shut", "size", "stuck_since")
 
@@ -84,7 +87,8 @@ class Room:
             self._changed.notify_all()
 
     def begin_call(self, held: Held) -> None:
-        """Count a call of a connection, until :meth:`end_call`. Raises Overloaded(QUEUE_FULL) when there are too many."""
+        """Count a call of a connection, until :meth:`end_call`. Raises Overloaded(QUEUE_FULL) when there are too
+        many."""
         greedy = None
         with self._changed:
             refused = self._call_count >= self.most_calls
@@ -102,7 +106,7 @@ class Room:
             raise error(Code.QUEUE_FULL, "the broker has too many calls under way")
 
     def end_call(self, held: Held) -> None:
-        """A call has ended."""
+        """Count a call no longer."""
         with self._changed:
             self._call_count -= 1
             self._calls[held] -= 1
@@ -110,7 +114,8 @@ class Room:
                 del self._calls[held]
 
     def take(self, held: Held, size: int, *, messages: bool = False, reads: bool = False) -> None:
-        """Wait until ``size`` bytes more fit, for ``messages`` see rule 4, for ``reads`` rule 2. Overloaded(QUEUE_FULL)."""
+        """Wait until ``size`` bytes more fit, for ``messages`` see rule 4, for ``reads`` rule 2.
+        Overloaded(QUEUE_FULL)."""
         while True:
             with self._changed:
                 if self._fits(held, size, messages=messages, reads=reads):
@@ -125,8 +130,8 @@ class Room:
                 self._close(stuck)
 
     def offer(self, held: Held, size: int, *, messages: bool = False) -> bool:
-        """As :meth:`take`, without waiting: whether they fit. If not, who has not read for longest is closed; ask again soon, while there is
-        :meth:`patience`."""
+        """As :meth:`take`, without waiting: whether they fit. If not, who has not read for longest is closed; ask
+        again soon, while there is :meth:`patience`."""
         with self._changed:
             if self._fits(held, size, messages=messages):
                 return True
@@ -136,8 +141,8 @@ class Room:
         return False
 
     def grant(self, held: Held, wanted: int) -> int:
-        """Give as much room of the reads' as there is, and is fair, up to ``wanted`` bytes; how much. If there is none, who has not read for longest
-        is closed; ask again soon."""
+        """Give as much room of the reads' as there is, and is fair, up to ``wanted`` bytes; how much. If there is
+        none, who has not read for longest is closed; ask again soon."""
         with self._changed:
             held.reads = True
             left = int(self._left_to_reads(wanted))
@@ -152,7 +157,8 @@ class Room:
         return 0
 
     def _left_to_reads(self, wanted: int) -> float:
-        """Bytes that reads may hold beside what they hold; what they hold is only counted where it matters. With the lock held."""
+        """Bytes that reads may hold beside what they hold; what they hold is only counted where it matters. With the
+        lock held."""
         most = READS * self.most_bytes
         if self.used + wanted <= most:
             return most - self.used
@@ -214,8 +220,8 @@ class Room:
 
 
 class Allowance:
-    """Room for the answer to one receive of a call: what it was granted, until the answer itself is counted. ``unread`` are the bytes that the client has
-    been given and not taken, ``most_unread`` how many they may be."""
+    """Room for the answer to one receive of a call: what it was granted, until the answer itself is counted.
+    ``unread`` are the bytes that the client has been given and not taken, ``most_unread`` how many they may be."""
 
     __slots__ = ("_held", "_most_unread", "_room", "_unread", "size")
 

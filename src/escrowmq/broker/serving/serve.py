@@ -28,7 +28,8 @@ from escrowmq.wire import Link
 logger = logging.getLogger(__name__)
 
 Beside = Callable[[Link], AbstractContextManager[dict[str, Any]]]
-"""Something that runs beside a served broker, over a link inside this process; it gives what ``announce`` is to say of it."""
+"""Something that runs beside a served broker, over a link inside this process; it gives what ``announce`` is to say of
+it."""
 
 WAKE_SECONDS = 0.2
 NOWHERE = "none"
@@ -55,16 +56,18 @@ def serve(
 ) -> int:
     """Serve ``folder`` until SIGTERM, SIGINT or ``stop``; the exit code: 0 after a clean stop.
 
-    ``listen`` and ``metrics`` are HOST:PORT, port 0 for any free one (``metrics`` None: no HTTP). ``path``: also listen at a Unix socket, which this
-    user alone can reach; with ``listen`` "none" at that alone. ``tls``: what TCP connections are protected with, see
-    :func:`escrowmq.wire.channel.server_context`. ``announce`` is called once, when requests are taken, with {"url", "socket" (path or None), "metrics" (URL
-    or None), "folder", "shard", "epoch"}. A shard that stops by a fault keeps answering ``health`` and refusing the rest until it is told to stop;
-    the exit code is then 1. ``beside``, which gets a link, is entered when requests are taken, and left before the broker stops. ``disk`` is for tests:
-    what the folder is read and written through. ``replication``: the log is shared with other brokers, and the folder has a copy of it; this one refuses
-    calls until it leads. It comes back as a follower after a fault, and ends only by one that does not pass, which is raised then.
+    ``listen`` and ``metrics`` are HOST:PORT, port 0 for any free one (``metrics`` None: no HTTP). ``path``: also
+    listen at a Unix socket, which this user alone can reach; with ``listen`` "none" at that alone. ``tls``: what TCP
+    connections are protected with, see :func:`escrowmq.wire.channel.server_context`. ``announce`` is called once, when
+    requests are taken, with {"url", "socket" (path or None), "metrics" (URL or None), "folder", "shard", "epoch"}. A
+    shard that stops by a fault keeps answering ``health`` and refusing the rest until it is told to stop; the exit
+    code is then 1. ``beside``, which gets a link, is entered when requests are taken, and left before the broker
+    stops. ``disk`` is for tests: what the folder is read and written through. ``replication``: the log is shared with
+    other brokers, and the folder has a copy of it; this one refuses calls until it leads. It comes back as a follower
+    after a fault, and ends only by one that does not pass, which is raised then.
 
-    Raises Misuse(BAD_URL, FOLDER_IN_USE, ...), Denied for an address that is not loopback without ``insecure``, Corrupt; with ``replication`` what
-    ended the node: Misuse(BAD_SETTING), Rejected(UNKNOWN_TOPIC), Denied, Corrupt.
+    Raises Misuse(BAD_URL, FOLDER_IN_USE, ...), Denied for an address that is not loopback without ``insecure``,
+    Corrupt; with ``replication`` what ended the node: Misuse(BAD_SETTING), Rejected(UNKNOWN_TOPIC), Denied, Corrupt.
     """
     address = None if listen == NOWHERE else parse_address(listen)
     if address is None and path is None:
@@ -100,7 +103,8 @@ def serve(
         at = str(path.absolute()) if path is not None else None
         facts = {"url": url, "socket": at, "metrics": metrics_url, "folder": str(folder)}
         announce({**facts, "shard": shard, "epoch": epoch, **more})
-        # Not without a time limit: the system may hand a signal to another thread, and Python then runs the handler only when this thread wakes.
+        # Not without a time limit: the system may hand a signal to another thread, and Python then runs the handler
+        # only when this thread wakes.
         while not (stopping.wait(WAKE_SECONDS) or broker.ended):
             pass
         logger.info("stopping")
@@ -144,7 +148,7 @@ def _begin_server(
 
 @contextmanager
 def _listening(host: str, port: int | None = None) -> Iterator[None]:
-    """Around what listens: raises Misuse(BAD_URL) if the port, or without one the path, cannot be had."""
+    """Raise Misuse(BAD_URL) if the port, or without one the path, cannot be had."""
     try:
         yield
     except OSError as problem:

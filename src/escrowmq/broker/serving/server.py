@@ -1,15 +1,18 @@
-"""The server: one thread that accepts, reads and closes all connections; answers are sent by the threads that have them.
+"""The server: one thread that accepts, reads and closes all connections; answers are sent by the threads that have
+them.
 
 Rules of a look, a few times a second:
 
-1. A connection that has not greeted after ``SILENT_SECONDS`` is closed; under pressure (more than half of the bound) after
-   ``PRESSED_SECONDS``. A frame must be whole ``FRAME_SECONDS`` after its first byte.
-2. Over the bound of connections, one that never greeted is closed; when a further client greets, one without a request under way; then
-   any other. Among equals the one that has been silent longest. Nothing is accepted while there is no descriptor for it.
-3. Frames that are not whole may together announce a quarter of all room; over it, whoever has sent nothing for longest, for ``STUCK_SECONDS``
-   at least, is closed. What came of them may have as much; over it, the largest is closed.
-4. What goes wrong with one connection closes that one. What goes wrong with the thread itself is logged, all connections are closed,
-   and it begins anew.
+1. A connection that has not greeted after ``SILENT_SECONDS`` is closed; under pressure (more than half of the bound)
+   after ``PRESSED_SECONDS``. A frame must be whole ``FRAME_SECONDS`` after its first byte.
+2. Over the bound of connections, one that never greeted is closed; when a further client greets, one without a request
+   under way; then any other. Among equals the one that has been silent longest. Nothing is accepted while there is no
+   descriptor for it.
+3. Frames that are not whole may together announce a quarter of all room; over it, whoever has sent nothing for
+   longest, for ``STUCK_SECONDS`` at least, is closed. What came of them may have as much; over it, the largest is
+   closed.
+4. What goes wrong with one connection closes that one. What goes wrong with the thread itself is logged, all
+   connections are closed, and it begins anew.
 5. Who is owed answers while more is held than there is room for, and does not read, is closed.
 """
 
@@ -53,7 +56,8 @@ READ_AT_ONCE = 64
 OVER_BOUND = 8
 """Connections over the bound that may wait for their greeting."""
 ANSWER_ROOM = 16 << 20
-"""What an answer may have beside the bytes that its request allowed: columns that are not counted there, frames, padding."""
+"""What an answer may have beside the bytes that its request allowed: columns that are not counted there, frames,
+padding."""
 
 logger = logging.getLogger(__name__)
 
@@ -61,8 +65,8 @@ logger = logging.getLogger(__name__)
 class Server:
     """Serves the calls of one broker on sockets that listen; closes them in the end.
 
-    ``room`` bounds what is under way; one of the broker's limits by default. ``tls``: the settings of TCP connections; None: they are plain. Unix
-    sockets are always plain.
+    ``room`` bounds what is under way; one of the broker's limits by default. ``tls``: the settings of TCP connections;
+    None: they are plain. Unix sockets are always plain.
     """
 
     def __init__(
@@ -143,11 +147,11 @@ class Server:
 
     @property
     def bound(self) -> int:
-        """How many connections there may be."""
+        """Return how many connections there may be."""
         return min(self._most, connection_share())
 
     def numbers(self) -> dict[str, float]:
-        """For the action ``stats``."""
+        """Return the numbers of connections, for the action ``stats``."""
         clients = list(self._clients.items())
         requests, received, sent = self._past
         return {
@@ -290,8 +294,8 @@ class Server:
     def _ready(self, connection: Connection, mask: int, came: list[tuple[Connection, list[Frame]]]) -> None:
         """Write and read what can be, of one connection. What was read joins ``came``.
 
-        Requests of several connections are begun together, after all of these were read: reading lets go of the interpreter, and
-        the writer would begin its round with the first of them alone.
+        Requests of several connections are begun together, after all of these were read: reading lets go of the
+        interpreter, and the writer would begin its round with the first of them alone.
         """
         if mask & selectors.EVENT_WRITE:
             self._serve(connection)
@@ -443,13 +447,13 @@ class Server:
             self._close(largest)
 
     def _drips(self, connection: Connection, asked: Requests, now: float) -> bool:
-        """Whether its frame takes too long to become whole."""
+        """Return whether its frame takes too long to become whole."""
         if not connection.assembler.waiting or asked.frames_then != connection.assembler.frames:
             asked.frames_then, asked.whole_since = connection.assembler.frames, now
         return now - asked.whole_since >= FRAME_SECONDS
 
     def _say_goodbye(self) -> None:
-        """The broker stops."""
+        """Tell all clients that the broker stops."""
         self._pause(0.0)
         for connection, asked in list(self._clients.items()):
             if asked.welcomed:

@@ -1,7 +1,7 @@
 """What runs beside the requests of connections: actions, reads and watches, on a bounded number of threads.
 
-A read sends batches while it has credit, and a watch sends checks as they come due. Neither holds a thread while it waits, for
-credit, for its client to read, or for questions: whatever ends the waiting calls :meth:`Stream.wake`.
+A read sends batches while it has credit, and a watch sends checks as they come due. Neither holds a thread while it
+waits, for credit, for its client to read, or for questions: whatever ends the waiting calls :meth:`Stream.wake`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -33,33 +34,37 @@ ACTIONS_OF_ONE = 8
 """and of one; its further ones wait, so that it keeps no other from being answered."""
 READS = 16
 """Reads that make a batch at a time."""
-PROMPT = 4
-"""Threads for what must not wait behind slow actions and reads: questions about the broker itself, and checks."""
+WATCHES = 4
+"""Watches that begin or read checks from the log at a time: both may wait for the disk."""
+QUESTIONS = 2
+"""Threads for questions about the broker itself, which wait behind nothing else."""
 FIRST_READ_BYTES, READ_BYTES = BYTES, 2 * BYTES
 """What a read is thought to need for its first batches, and at most for a later one: twice the one before."""
 UNSENT_BYTES = 2 << 20
 """Bytes of one read or watch that may wait for the socket; while there are more, it makes no further batch."""
 
-_PROMPT_ACTIONS = frozenset({brokers.HELLO.name, brokers.HEALTH.name, brokers.STATS.name})
+_ABOUT_THE_BROKER = frozenset({brokers.HELLO.name, brokers.HEALTH.name, brokers.STATS.name})
 
 logger = logging.getLogger(__name__)
 
 
 class Workers:
-    """The threads of a server. What is given to them after :meth:`close` is dropped."""
+    """Runs actions, reads and watches on the threads of a server. What is given to it after :meth:`close` is
+    dropped."""
 
     def __init__(self) -> None:
         self._actions = ThreadPoolExecutor(ACTIONS, "escrowmq-action")
         self._reads = ThreadPoolExecutor(READS, "escrowmq-read")
-        self._prompt = ThreadPoolExecutor(PROMPT, "escrowmq-prompt")
+        self._watches = ThreadPoolExecutor(WATCHES, "escrowmq-watch")
+        self._questions = ThreadPoolExecutor(QUESTIONS, "escrowmq-question")
         self._lock = threading.Lock()
         self._running: dict[Held, int] = {}
         self._waiting: dict[Held, deque[Callable[[], None]]] = {}
 
     def act(self, held: Held, call: Callable[[], None], name: str) -> None:
         """Run an action of a connection."""
-        if name in _PROMPT_ACTIONS:
-            self.run_promptly(call)
+        if name in _ABOUT_THE_BROKER:
+            self._submit(self._questions, call)
             return
         with self._lock:
             running = self._running.get(held, 0)
@@ -86,12 +91,12 @@ class Workers:
         if following is not None:  # behind those of others
             self._submit(self._actions, lambda: self._act(held, following))
 
-    def run_promptly(self, call: Callable[[], None]) -> None:
-        """Run what is short and must not wait."""
-        self._submit(self._prompt, call)
+    def run_watch(self, call: Callable[[], None]) -> None:
+        """Run a watch."""
+        self._submit(self._watches, call)
 
     def run_read(self, call: Callable[[], None]) -> None:
-        """Run what may wait for the disk and for room."""
+        """Run a read."""
         self._submit(self._reads, call)
 
     @staticmethod
@@ -101,27 +106,29 @@ class Workers:
 
     def close(self) -> None:
         """Begin nothing more; what runs goes on."""
-        for pool in (self._actions, self._reads, self._prompt):
+        for pool in (self._actions, self._reads, self._watches, self._questions):
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-class Stream(ABC):
-    """Answers of one request that come as long as it lasts. ``end`` is called once, when the last frame was given to the connection."""
+class Place(NamedTuple):
+    """Where a stream belongs: the number of its request, what it reads from and sends over. ``end`` is called once,
+    when the last frame was given to the connection."""
 
-    def __init__(
-        self,
-        number: int,
-        room: Room,
-        connection: Connection,
-        run: Callable[[Callable[[], None]], None],
-        end: Callable[[], None],
-    ) -> None:
-        self._number = number
-        self._room = room
-        self._connection = connection
-        self._held = connection.held
+    number: int
+    calls: Dispatcher
+    room: Room
+    connection: Connection
+    workers: Workers
+    end: Callable[[], None]
+
+
+class Stream(ABC):
+    """Answers a request for as long as that lasts. ``run`` runs it on a thread of the workers."""
+
+    def __init__(self, place: Place, run: Callable[[Callable[[], None]], None]) -> None:
+        self._number, self._calls, self._room, self._connection, _, self._end = place
+        self._held = self._connection.held
         self._run_on_worker = run
-        self._end = end
         self._lock = threading.Lock()
         self._running = self._again = False
         self._over = False
@@ -138,12 +145,14 @@ class Stream(ABC):
         self._run_on_worker(self._work)
 
     def cancel(self) -> None:
-        """The client wants no more: DONE is the last frame, unless another was before. From any thread."""
+        """End it for a client that wants no more: DONE is the last frame, unless another was before. From any
+        thread."""
         self._cancelled = True
         self.wake()
 
     def break_off(self) -> None:
-        """It cannot go on: an error is the last frame, so that nobody takes this for the end. From any thread."""
+        """End it before its time: an error is the last frame, so that nobody takes this for the end. From any
+        thread."""
         self._broken_off = True
         self.cancel()
 
@@ -192,12 +201,12 @@ class Stream(ABC):
             self._count_freed(gone)
 
     def _freed(self, size: int) -> None:
-        """Bytes have left, or are lost."""
+        """Note bytes that have left, or are lost, and go on if that makes room."""
         if self._count_freed(size):
             self.wake()
 
     def _count_freed(self, size: int) -> bool:
-        """Returns whether so much has left that it may go on."""
+        """Note bytes that have left. Returns whether they make room to go on."""
         with self._lock:
             was_full, self._unsent = self._unsent >= UNSENT_BYTES, self._unsent - size
             may_go_on = was_full and self._unsent < UNSENT_BYTES
@@ -206,28 +215,17 @@ class Stream(ABC):
 
 
 class Read(Stream):
-    """A read: SCHEMA, batches while there is credit, DONE or ERROR."""
+    """Sends a read: SCHEMA, batches while there is credit, DONE or ERROR."""
 
-    def __init__(
-        self,
-        number: int,
-        request: Json,
-        credit: int,
-        calls: Dispatcher,
-        room: Room,
-        connection: Connection,
-        workers: Workers,
-        end: Callable[[], None],
-    ) -> None:
-        super().__init__(number, room, connection, workers.run_read, end)
+    def __init__(self, place: Place, request: Json, credit: int) -> None:
+        super().__init__(place, place.workers.run_read)
         self._request = request
         self._credit = credit
-        self._calls = calls
         self._reader: pa.RecordBatchReader | None = None
         self._expected = FIRST_READ_BYTES
 
     def add_credit(self, size: int) -> None:
-        """The client has consumed so many bytes. From any thread."""
+        """Let it send as many bytes more as the client has consumed. From any thread."""
         with self._lock:
             self._credit += size
         self.wake()
@@ -263,21 +261,11 @@ class Read(Stream):
 
 
 class Watch(Stream):
-    """A subscription to the checks of a session."""
+    """Sends the checks of a session as they come due."""
 
-    def __init__(
-        self,
-        number: int,
-        session: int,
-        calls: Dispatcher,
-        room: Room,
-        connection: Connection,
-        workers: Workers,
-        end: Callable[[], None],
-    ) -> None:
-        super().__init__(number, room, connection, workers.run_promptly, end)
+    def __init__(self, place: Place, session: int) -> None:
+        super().__init__(place, place.workers.run_watch)
         self._session = session
-        self._calls = calls
         self._listener: Listener | None = None
         self._batches: Iterator[pa.RecordBatch] = iter(())
 

@@ -1,4 +1,5 @@
-"""What the brokers that are there answered, who of several is missing, and an action that waits for a broker that is away."""
+"""What the brokers that are there answered, who of several is missing, and an action that waits for a broker that is
+away."""
 
 from __future__ import annotations
 
@@ -69,11 +70,11 @@ def patient_action(
     *,
     longest: float = TRY_SECONDS,
 ) -> Answer:
-    """The answer to an action that may be repeated; repeats it until ``deadline`` (monotonic seconds) while the broker is
-    away, then raises Unknown(TIMED_OUT).
+    """The answer to an action that may be repeated; repeats it until ``deadline`` (monotonic seconds) while the broker
+    is away, then raises Unknown(TIMED_OUT).
 
-    With an ``attendance``, of one of several brokers, it is given up with Overloaded(BROKER_AWAY) once that broker counts as away,
-    and one try takes no longer than ``longest`` seconds.
+    With an ``attendance``, of one of several brokers, it is given up with Overloaded(BROKER_AWAY) once that broker
+    counts as away, and one try takes no longer than ``longest`` seconds.
     """
     backoff = Backoff(0.02, 1.0)
     again, most = (_LOST, inf) if attendance is None else (AWAY, longest)

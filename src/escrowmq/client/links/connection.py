@@ -1,12 +1,13 @@
 """One connection to a broker: what leaves, what comes back, and how it ends. ``docs/protocol.md`` has the bytes.
 
-One class, two ways of reading. Without an event loop a thread reads and calls back; with one the loop itself reads, and there is
-no thread. Writing is the same on both: whoever sends writes at once, and what the socket does not take is kept, in order:
-a thread waits for the socket with it, for a bounded time; on the loop, and on the thread that reads, nobody waits for it, and it
-leaves when the socket takes it. So the reader never stops reading because the broker does not.
+One class, two ways of reading. Without an event loop a thread reads and calls back; with one the loop itself reads,
+and there is no thread. Writing is the same on both: whoever sends writes at once, and what the socket does not take is
+kept, in order: a thread waits for the socket with it, for a bounded time; on the loop, and on the thread that reads,
+nobody waits for it, and it leaves when the socket takes it. So the reader never stops reading because the broker does
+not.
 
-The reader alone ends a connection: it notices the end, fails what is unanswered, oldest first, and closes the socket. Others
-cut it off (``cut``), which the reader notices.
+The reader alone ends a connection: it notices the end, fails what is unanswered, oldest first, and closes the socket.
+Others cut it off (``cut``), which the reader notices.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ WRITE_SECONDS = STALL_SECONDS
 """A socket that takes nothing for this long is given up."""
 TICK_SECONDS = 1.0
 SILENT_TICKS, GONE_TICKS = 3, 12
-"""Ticks of silence, while something is unanswered, after which one asks whether the broker is there, and after which it is not."""
+"""Ticks of silence, while something is unanswered, after which one asks whether the broker is there, and after which
+it is not."""
 
 _log = logging.getLogger(__name__)
 
@@ -48,23 +50,23 @@ class Owner(Protocol):
     """The link of a connection. Its methods are called on the thread that reads, or on the loop."""
 
     def on_ended(self, connection: Connection) -> None:
-        """It has ended, and everything unanswered has failed. Called once."""
+        """Forget it: it has ended, and everything unanswered has failed. Called once."""
 
     def on_gone(self, connection: Connection) -> None:
-        """The broker takes no more over it."""
+        """Send no more over it: the broker takes nothing."""
 
     def on_drained(self, connection: Connection) -> None:
-        """It takes no more, and no request is without an answer."""
+        """Go on without it: it takes no more, and no request is without an answer."""
 
     def on_not_leading(self, connection: Connection, problem: NotLeading) -> None:
-        """Its broker answered that it does not lead."""
+        """Leave it: its broker answered that it does not lead."""
 
 
 class Connection:
     """A connection whose broker has welcomed us.
 
-    ``loop``: the event loop that reads; None: a thread does. ``patience``: ticks of silence, while something is unanswered, after which it asks whether
-    the broker is there; fewer where another broker may lead by now.
+    ``loop``: the event loop that reads; None: a thread does. ``patience``: ticks of silence, while something is
+    unanswered, after which it asks whether the broker is there; fewer where another broker may lead by now.
     """
 
     def __init__(
@@ -83,7 +85,6 @@ class Connection:
         self._owner = owner
         self._ids = itertools.count(1)
         self._pending: dict[int, Waiting] = {}
-        self._requests = 0  # of these, which nothing newer may overtake
         self._to_cancel: deque[int] = deque()  # reads that nobody wants any more
         self._lock = threading.RLock()  # guards what leaves, and orders the last request before the end
         self._out: deque[frames.Piece] = deque()  # what the socket did not take
@@ -124,22 +125,22 @@ class Connection:
 
     @property
     def usable(self) -> bool:
-        """Whether it takes requests."""
+        """Return whether it takes requests."""
         return self._reason is None
 
     @property
     def is_drained(self) -> bool:
-        """Whether no request is unanswered."""
-        return not self._requests
+        """Return whether no request, which nothing newer may overtake, is unanswered."""
+        return not any(isinstance(one, Request) for one in list(self._pending.values()))
 
     @property
     def doubtful(self) -> bool:
-        """Whether something is unanswered, and the broker did not even answer a ping."""
+        """Return whether something is unanswered, and the broker did not even answer a ping."""
         return self._silent > self._patience and self._owed()
 
     @property
     def watches(self) -> bool:
-        """Whether the broker may send checks."""
+        """Return whether the broker may send checks."""
         return any(isinstance(one, Watch) for one in list(self._pending.values()))
 
     def _owed(self) -> bool:
@@ -148,7 +149,8 @@ class Connection:
     # What callers do
 
     def send(self, one: Waiting) -> None:
-        """Send what waits for an answer. Raises ``unsent(...)`` if it was not taken; then nothing of it left. Raises whatever else is wrong with it."""
+        """Send what waits for an answer. Raises ``unsent(...)`` if it was not taken; then nothing of it left. Raises
+        whatever else is wrong with it."""
         number = one.number = next(self._ids)
         pieces = one.encode(number, self.most)
         with self._lock:
@@ -158,8 +160,6 @@ class Connection:
             if self._accepted - self._left > UNSENT_BYTES:
                 raise unsent("the connection is full")
             self._pending[number] = one
-            if isinstance(one, Request):
-                self._requests += 1
             mark = self._put(pieces)
         if mark:
             self._see_it_leave(mark)
@@ -173,7 +173,7 @@ class Connection:
         self._say(number, frames.credit(number, size))
 
     def cancel_later(self, number: int) -> None:
-        """As :meth:`cancel`, within a tick: for finalizers, which may run in the middle of anything."""
+        """Cancel within a tick: for finalizers, which may run in the middle of anything."""
         self._to_cancel.append(number)
 
     def _say(self, number: int, frame: bytes) -> None:
@@ -182,7 +182,8 @@ class Connection:
                 self._watch_later()
 
     def tick(self) -> bool:
-        """Every ``TICK_SECONDS``, while something waits: see whether the broker is there. Returns whether something does."""
+        """See, every ``TICK_SECONDS`` while something waits, whether the broker is there. Returns whether something
+        does."""
         while self._to_cancel:
             self.cancel(self._to_cancel.popleft())
         if self._loop is None:
@@ -193,10 +194,11 @@ class Connection:
                 self._loop.call_soon_threadsafe(self._tick_on_loop)
             except RuntimeError:
                 self.give_up(Unknown(Code.DISCONNECTED, "the event loop is closed"))
-        return bool(self._pending)
+        return bool(self._pending) or not self.usable
 
     def retire(self, reason: EscrowError) -> None:
-        """Take no more; the receives that wait are withdrawn, reads and watches end. What was begun is still answered."""
+        """Take no more: the broker withdraws the receives that wait, and ends reads and watches. What was begun is
+        still answered."""
         with self._lock:
             if self._reason is None:
                 self._reason = reason
@@ -205,8 +207,8 @@ class Connection:
         self._see_whether_drained()
 
     def end(self, deadline: float) -> None:
-        """After :meth:`retire`: wait for what is unanswered until ``deadline`` (monotonic seconds), then cut it off and wait for its end,
-        shortly. Waits for nothing on the thread or the loop that reads."""
+        """After :meth:`retire`: wait for what is unanswered until ``deadline`` (monotonic seconds), then cut it off
+        and wait for its end, shortly. Waits for nothing on the thread or the loop that reads."""
         reading = self.is_reading()
         if not reading and not self._dead:
             self._quiet.wait(max(deadline - time.monotonic(), 0.0))
@@ -231,7 +233,7 @@ class Connection:
             self._thread.join(max(deadline - time.monotonic(), 0.0))
 
     def forked(self) -> None:
-        """In a forked child: the connection is the parent's, so only its descriptor is closed; nothing is sent."""
+        """Close the descriptor alone, in a forked child: the connection is the parent's."""
         self._lock = threading.RLock()
         self._reason, self._dead = Unknown(Code.CLOSED), True
         self._pending, self._out = {}, deque()
@@ -240,7 +242,8 @@ class Connection:
     # What leaves
 
     def _put(self, pieces: Pieces) -> int:
-        """Send, or keep what the socket does not take. Returns the mark at which it has left, 0 if it has. With the lock held."""
+        """Send, or keep what the socket does not take. Returns the mark at which it has left, 0 if it has. With the
+        lock held."""
         size = frames.size_of(pieces)
         self._accepted += size
         if not self._out:
@@ -255,12 +258,13 @@ class Connection:
 
     def _push(self, pieces: Pieces) -> int:
         """Return how many bytes the socket took. With the lock held."""
-        total = 0
+        total, size = 0, frames.size_of(pieces)
         try:
-            while pieces and (sent := self._channel.send(pieces)):
+            while total < size and (sent := self._channel.send(pieces)):
                 total += sent
                 self._left += sent
-                pieces = frames.drop_bytes(pieces, sent)
+                if total < size:
+                    pieces = frames.drop_bytes(pieces, sent)
         except OSError as problem:
             self._cut(Unknown(Code.DISCONNECTED, f"the connection broke: {problem}"))
         except BaseException:  # an interrupt: nobody knows how much of the frame left
@@ -291,7 +295,8 @@ class Connection:
         return bool(self._out) or self._channel.unsent
 
     def _see_it_leave(self, mark: int) -> None:
-        """Wait until what was accepted up to ``mark`` left, or the socket took nothing for long; not where one must not wait."""
+        """Wait until what was accepted up to ``mark`` left, or the socket took nothing for long; not where one must
+        not wait."""
         if self._loop is not None:
             self._watch_later()
             return
@@ -313,7 +318,7 @@ class Connection:
             poll.poll(1000)
 
     def _cut(self, reason: EscrowError) -> None:
-        """With the lock held."""
+        """Shut it down. With the lock held."""
         if self._reason is None:
             self._reason = reason
         if not self._dead:
@@ -325,7 +330,7 @@ class Connection:
     # What comes back
 
     def _run(self) -> None:
-        """The thread that reads, when there is no loop."""
+        """Read until the connection ends: on a thread, when there is no loop."""
         self._reader = threading.get_ident()
         problem: EscrowError
         try:
@@ -347,7 +352,7 @@ class Connection:
         self.give_up(problem)
 
     def _flush_while_waiting(self) -> None:
-        """What this thread could not send leaves beside its reading."""
+        """Wait for bytes to read, and meanwhile send what this thread could not send."""
         poll = select.poll()
         poll.register(self._channel, select.POLLIN | select.POLLOUT)
         while self._waits and not self._channel.buffered:
@@ -372,14 +377,15 @@ class Connection:
             if frame.kind in frames.IN_PARTS and (body := self._gatherer.add(frame)) is None:
                 continue
             if frame.kind not in frames.CONTINUED:
-                self._gatherer.forget(number)
-                self._forget(one)
+                del pending[number]
+                if frame.kind == Kind.ERROR:
+                    self._gatherer.forget(number)
             try:
                 answer = one.decode(frame, body)
             except EscrowError as problem:
                 garbage = Unknown(Code.DISCONNECTED, f"an answer cannot be read: {problem.message}")
                 self.cut(garbage)  # first: nothing more is to be sent here
-                self._forget(one)
+                pending.pop(number, None)
                 one.finish(garbage)
                 raise garbage from None
             self.answers += 1
@@ -389,13 +395,8 @@ class Connection:
         if self._reason is not None:
             self._see_whether_drained()
 
-    def _forget(self, one: Waiting) -> None:
-        if self._pending.pop(one.number, None) is not None and isinstance(one, Request):
-            with self._lock:
-                self._requests -= 1
-
     def _see_whether_drained(self) -> None:
-        if self._reason is not None and not self._requests and not self._quiet.is_set():
+        if self._reason is not None and not self._quiet.is_set() and self.is_drained:
             self._quiet.set()
             self._owner.on_drained(self)
 
@@ -415,10 +416,10 @@ class Connection:
     def _look(self, now: float) -> None:
         """See whether an answer is overdue, or the broker silent."""
         pending = [one for one in list(self._pending.values()) if one.is_owed]
-        if not pending:
+        if not pending and self.usable:
             self._silent = 0
             return
-        self._silent += 1
+        self._silent += 1  # of one that takes no more, too: its broker is to end it
         if self._waits and self._loop is None:
             with self._lock:
                 self._flush()
@@ -441,8 +442,8 @@ class Connection:
             self._dead = True
             self._reason = problem = self._reason or problem
             self._out.clear()
+            self.lost_requests = not self.is_drained
             left, self._pending = self._pending, {}
-            self.lost_requests, self._requests = self._requests > 0, 0
         self._close_channel()
         if problem.code is not Code.CLOSED:
             problem = Unknown(Code.DISCONNECTED, problem.message, problem.hint)

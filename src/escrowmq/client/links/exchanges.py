@@ -25,15 +25,16 @@ _ROWS = frozenset({Exchange.SEND, Exchange.PREPARE})
 
 
 class NotLeading(Unknown):
-    """DISCONNECTED from a broker that answers, and does not lead its shard any more, or has stopped: to be sent to the one that leads."""
+    """DISCONNECTED from a broker that answers, and does not lead its shard any more, or has stopped: to be sent to the
+    one that leads."""
 
     leader: str | None = None
     """Who does, as it says."""
 
 
 def perhaps_healing(problem: EscrowError) -> EscrowError:
-    """Return the error that a broker's answer means here: a served shard that stopped comes back with its restart, or is led by another broker,
-    so to the client that is a connection that broke."""
+    """Return the error that a broker's answer means here: a served shard that stopped comes back with its restart, or
+    is led by another broker, so to the client that is a connection that broke."""
     if problem.code not in (Code.SHARD_STOPPED, Code.NOT_LEADER):
         return problem
     lost = NotLeading(Code.DISCONNECTED, problem.message, problem.hint)
@@ -79,7 +80,7 @@ class Waiting(ABC):
 
     @property
     def is_owed(self) -> bool:
-        """Whether somebody waits for an answer that may come at any moment."""
+        """Return whether somebody waits for an answer that may come at any moment."""
         return True
 
     @abstractmethod
@@ -88,7 +89,8 @@ class Waiting(ABC):
 
     @abstractmethod
     def decode(self, frame: Frame, body: memoryview | None) -> Any:
-        """Decode an answer; ``body`` is whole. Returns it, or the error that it is. Raises EscrowError for what is none."""
+        """Decode an answer; ``body`` is whole. Returns it, or the error that it is. Raises EscrowError for what is
+        none."""
 
     @abstractmethod
     def finish(self, answer: Any) -> None:
@@ -102,8 +104,8 @@ def _check_size(pieces: Pieces, most: int) -> Pieces:
 
 
 class Request(Waiting):
-    """A parcel, a batch or a receive. ``done`` is called with what came of it: the answer, or an EscrowError. ``answered`` is called before,
-    with the request and the answer."""
+    """A parcel, a batch or a receive. ``done`` is called with what came of it: the answer, or an EscrowError.
+    ``answered`` is called before, with the request and the answer."""
 
     __slots__ = (
         "answered",
@@ -171,7 +173,8 @@ class Request(Waiting):
 
 
 class Pending(Future[pa.RecordBatch]):
-    """The future of an exchange. Cancelling withdraws a receive, which is then answered, or fails; nothing else can be taken back."""
+    """The future of an exchange. Cancelling withdraws a receive, which is then answered, or fails; nothing else can be
+    taken back."""
 
     withdraw: Callable[[], None] | None = None
 
@@ -192,19 +195,12 @@ class Pending(Future[pa.RecordBatch]):
 class Action(Waiting):
     """A question or an act in JSON. ``answer`` has what came of it."""
 
-    __slots__ = ("_name", "_request", "abandoned", "answer")
+    __slots__ = ("_name", "_request", "answer")
 
     def __init__(self, name: str, request: Mapping[str, object]) -> None:
         super().__init__()
         self._name, self._request = name, request
         self.answer: Future[Json] = Future()
-        self.abandoned = False
-        """Whether nobody waits any more."""
-
-    @property
-    def is_owed(self) -> bool:
-        """See :class:`Waiting`."""
-        return not self.abandoned
 
     def encode(self, number: int, most: int) -> Pieces:
         """See :class:`Waiting`."""
@@ -356,7 +352,7 @@ class Watch(Waiting):
 
     @property
     def broken(self) -> bool:
-        """Whether it was lost."""
+        """Return whether it was lost."""
         return self.over and not self._closed
 
     def encode(self, number: int, most: int) -> Pieces:

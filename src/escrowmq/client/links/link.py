@@ -1,14 +1,17 @@
-"""A :class:`~escrowmq.wire.Link` to a served broker: everything over one connection. The protocol is in ``docs/protocol.md``.
+"""A :class:`~escrowmq.wire.Link` to a served broker: everything over one connection. The protocol is in
+``docs/protocol.md``.
 
 Requests are pipelined and matched to answers by number. When the connection breaks, all its requests fail with
-Unknown(DISCONNECTED), oldest first, before a new one takes any; who sends again is the lanes' affair. What a stopping or stopped broker answers to
-anything (SHARD_STOPPED) is DISCONNECTED here, too, and so is the answer of one that does not lead (NOT_LEADER).
+Unknown(DISCONNECTED), oldest first, before a new one takes any; who sends again is the lanes' affair. What a stopping
+or stopped broker answers to anything (SHARD_STOPPED) is DISCONNECTED here, too, and so is the answer of one that does
+not lead (NOT_LEADER).
 
-A shard may have several brokers, of which one leads (:mod:`.seeking`). Above the link nothing is to be seen of that: another
-that leads is what the same broker is after a restart. Who leads is known from the welcome of a connection, and from nothing else.
+A shard may have several brokers, of which one leads (:mod:`.seeking`). Above the link nothing is to be seen of that:
+another that leads is what the same broker is after a restart. Who leads is known from the welcome of a connection, and
+from nothing else.
 
-Requests that find no connection are held while one is sought, for ``HOLD_SECONDS`` at most, and then fail as not sent. They are also held while
-an older connection still owes answers: requests of one kind take effect in their order.
+Requests that find no connection are held while one is sought, for ``HOLD_SECONDS`` at most, and then fail as not sent.
+They are also held while an older connection still owes answers: requests of one kind take effect in their order.
 """
 
 from __future__ import annotations
@@ -56,8 +59,8 @@ HOLD_SECONDS = 0.25
 CLOSE_SECONDS = 2.0
 """How long closing waits for what was begun."""
 DOUBT_PAUSES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.5, 0.5, 0.5)
-"""A broker of several that is silent makes the link ask the others who leads, again after these pauses while it stays so, because one soon leads
-if it is dead,"""
+"""A broker of several that is silent makes the link ask the others who leads, again after these pauses while it stays
+so, because one soon leads if it is dead,"""
 DOUBT_REST = 5.0
 """and anew after so many seconds (half to one and a half times): the broker is slow, or a network is."""
 LOOK_SECONDS = 15.0
@@ -69,14 +72,15 @@ _CLOSED = "the connection is closed"
 
 
 class ServedLink:
-    """The broker that leads one shard, at one of ``addresses`` or where one of them says. Connects when it is first used, and again, with
-    back-off, after the connection was lost.
+    """The broker that leads one shard, at one of ``addresses`` or where one of them says. Connects when it is first
+    used, and again, with back-off, after the connection was lost.
 
-    ``follow``: also to addresses that brokers name. ``stays``: as one of several, it must always be the same shard. Another one
-    at its address counts as no answer. ``tls``: what protects its connections; None: nothing.
+    ``follow``: also to addresses that brokers name. ``stays``: as one of several, it must always be the same shard.
+    Another one at its address counts as no answer. ``tls``: what protects its connections; None: nothing.
 
-    On an event loop call :meth:`attach` before the first request. Then ``parcel`` and ``exchange`` never block, the loop itself reads and writes, and
-    answers come on the loop. All methods stay safe for other threads. In a forked child the link connects anew.
+    On an event loop call :meth:`attach` before the first request. Then ``parcel`` and ``exchange`` never block, the
+    loop itself reads and writes, and answers come on the loop. All methods stay safe for other threads. In a forked
+    child the link connects anew.
     """
 
     def __init__(
@@ -118,7 +122,7 @@ class ServedLink:
         self._outlet = Timer("escrowmq-checks")  # the thread that takes checks, so that the reader goes on reading
 
     def forked(self) -> None:
-        """In a forked child: connections are the parent's, and what is under way is."""
+        """Begin anew in a forked child: connections are the parent's, and so is what is under way."""
         for connection in self._open:
             connection.forked()
         self._seeker.forked()
@@ -129,7 +133,7 @@ class ServedLink:
     # What callers do
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """From now on connections are read by this event loop, which need not run yet. Before the first request."""
+        """Let this event loop, which need not run yet, read all connections. To be called before the first request."""
         self._loop = loop
 
     def parcel(self, parcel: Parcel, done: Done) -> None:
@@ -157,7 +161,6 @@ class ServedLink:
         try:
             return action.answer.result(max(deadline - time.monotonic(), 0.001))
         except TimeoutError:
-            action.abandoned = True
             raise Unknown(Code.TIMED_OUT, f"{self.address} has not answered {name} in time") from None
 
     def read(self, request: ReadRequest) -> pa.RecordBatchReader:
@@ -218,7 +221,8 @@ class ServedLink:
 
     @property
     def several(self) -> bool:
-        """Whether the shard has several brokers, as far as is known: another one leads some seconds after one is lost."""
+        """Return whether the shard has several brokers, as far as is known: another one leads some seconds after one is
+        lost."""
         return len(self._seeker.known) > 1
 
     def when_there(self, call: Callable[[], None]) -> Callable[[], None]:
@@ -241,7 +245,8 @@ class ServedLink:
         self._start(request, connection)
 
     def _hold(self, request: Request) -> bool:
-        """Hold a request until there is a connection that may take it, or fail it. Returns whether it may be sent now."""
+        """Hold a request until there is a connection that may take it, or fail it. Returns whether it may be sent
+        now."""
         problem: EscrowError
         with self._lock:
             connection = self._connection
@@ -252,8 +257,9 @@ class ServedLink:
             elif self._open or self._connecting or self._is_look_due():
                 self._indirect = True
                 request.expiry = time.monotonic() + HOLD_SECONDS
+                if not self._held:
+                    self._timer.after(HOLD_SECONDS, self._expire)
                 self._held.append(request)
-                self._timer.after(HOLD_SECONDS, self._expire)
                 if connection is None and not self._connecting:
                     if self._is_look_due():
                         self._try_begin_look()
@@ -266,7 +272,7 @@ class ServedLink:
         return False
 
     def _may_send_directly(self) -> bool:
-        """With the lock held."""
+        """Return whether nothing stands before a new request. With the lock held."""
         connection = self._connection
         return (
             connection is not None
@@ -318,15 +324,16 @@ class ServedLink:
             self._start(request, connection)
 
     def _expire(self) -> None:
-        """Fail requests that have been held for too long. Those that wait for older ones to be answered go on waiting."""
+        """Fail requests that have been held for too long. Those that wait for older ones to be answered go on
+        waiting."""
         now = time.monotonic()
         late: list[Request] = []
         with self._lock:
-            if any(not one.is_drained for one in self._open):
-                self._timer.after(HOLD_SECONDS, self._expire)
-                return
-            while self._held and self._held[0].expiry <= now and self._connection is None:
+            waits_for_older = any(not one.is_drained for one in self._open)
+            while self._held and self._held[0].expiry <= now and self._connection is None and not waits_for_older:
                 late.append(self._held.popleft())
+            if self._held:
+                self._timer.after(HOLD_SECONDS, self._expire)
         for request in late:
             self._answered(request, unsent(f"no broker answers at {self.address}: it is silent, or slow"))
 
@@ -357,7 +364,8 @@ class ServedLink:
     # Connecting
 
     def _connected(self, timeout: float = CONNECT_SECONDS) -> Connection:
-        """Return the connection; waits up to ``timeout`` seconds for it. Raises Unknown(DISCONNECTED), and then nothing was sent."""
+        """Return the connection; waits up to ``timeout`` seconds for it. Raises Unknown(DISCONNECTED), and then
+        nothing was sent."""
         deadline = time.monotonic() + timeout
         with self._news:
             tried = False
@@ -380,7 +388,7 @@ class ServedLink:
         return self._last_problem is None or not self._looks.left(time.monotonic())
 
     def _begin_look(self) -> None:
-        """With the lock held. Raises RuntimeError if no thread is to be had."""
+        """Look for a connection on a thread. With the lock held. Raises RuntimeError if no thread is to be had."""
         self._connecting = True
         self.state.enter(Phase.PROBING, time.monotonic(), self.state.reason)
         try:
@@ -461,53 +469,59 @@ class ServedLink:
             self._look_later()
 
     def on_ended(self, connection: Connection) -> None:
-        """A connection has ended, and all that was unanswered has failed."""
+        """Forget a connection that has ended, after all that was unanswered has failed."""
         with self._lock:
             self._open.discard(connection)
-            current = self._connection is connection
-            if current:
-                self._connection = None
-                self._indirect = True
-                self._last_problem = Unknown(Code.DISCONNECTED, "the connection was lost")
-                self._looks.lost(time.monotonic())
-                self.state.enter(Phase.AWAY, time.monotonic(), self._last_problem.message)
+            if self._connection is connection:
+                self._lose(Unknown(Code.DISCONNECTED, "the connection was lost"))
             dropped: list[Request] = []
             if connection.lost_requests:
                 dropped, self._held = list(self._held), deque()
-            self._news.notify_all()
         for request in dropped:  # behind what was lost: who sends again sends all of them, in order
             self._answered(request, unsent("a request before it was lost"))
         self._pump()
         self._look_later()
 
+    def _lose(self, problem: EscrowError) -> None:
+        """Have no connection any more. With the lock held."""
+        now = time.monotonic()
+        self._connection = None
+        self._indirect = True
+        self._last_problem = problem
+        self._looks.lost(now)
+        self.state.enter(Phase.AWAY, now, problem.message)
+        self.state.next_probe = self._looks.due
+        self._news.notify_all()
+
     def on_gone(self, connection: Connection) -> None:
-        """The broker takes no more over a connection."""
+        """Hold requests back: the broker takes no more over a connection."""
         with self._lock:
             if self._connection is connection:
                 self._indirect = True
                 self.state.enter(Phase.DRAINING, time.monotonic(), "the broker is stopping")
+        self._tick_later()
 
     def on_drained(self, connection: Connection) -> None:
-        """A connection takes no more, and owes no request an answer."""
+        """Look for another connection: this one takes no more, and owes no request an answer, whether its broker ends it
+        or not."""
+        with self._lock:
+            if self._connection is connection:
+                self._lose(Unknown(Code.DISCONNECTED, "the broker is stopping"))
         self._pump()
+        self._look_later()
 
     def on_not_leading(self, connection: Connection, problem: NotLeading) -> None:
-        """Connect anew for the next use: another broker may lead, and what this one owes is lost, or is refused by it."""
+        """Connect anew for the next use: another broker may lead, and what this one owes is lost, or is refused by
+        it."""
         with self._lock:
             if self._connection is not connection:
                 return
-            now = time.monotonic()
-            self._connection = None
-            self._indirect = True
-            self._last_problem = problem
-            self._looks.lost(now)
+            self._lose(problem)
             leaves = not problem.left or self.several  # one that stopped, and is the only one, comes back
             self._seeker.refused(connection.met.address, problem.leader)
             if leaves:
-                self._looks.failed(now, fraction())
-            self.state.enter(Phase.DRAINING, now, problem.message)
-            self.state.next_probe = self._looks.due
-            self._news.notify_all()
+                self._looks.failed(time.monotonic(), fraction())
+                self.state.next_probe = self._looks.due
         if leaves and problem.left:
             connection.cut(problem)
         else:
@@ -540,8 +554,8 @@ class ServedLink:
             return any(connection.doubtful for connection in self._open)
 
     def _look_around(self, is_silent: Callable[[], bool]) -> None:
-        """See, on a thread, whether another broker of the shard leads by now; again for a while, as long as this one is silent. Then what it owes
-        fails as lost."""
+        """See, on a thread, whether another broker of the shard leads by now; again for a while, as long as this one
+        is silent. Then what it owes fails as lost."""
         now = time.monotonic()
         with self._lock:
             connection = self._connection

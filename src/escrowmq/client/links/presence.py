@@ -1,8 +1,10 @@
-"""Which of several brokers are there: whoever cannot reach one says so, and a thread asks that one until it answers again.
+"""Which of several brokers are there: whoever cannot reach one says so, and a thread asks that one until it answers
+again.
 
-A broker is quiet once it has not answered for ``AWAY_SECONDS``: calls that may go elsewhere do. It is away from then on, too, unless its shard has several
-brokers: then another of them is about to lead, and it is away after ``TAKE_OVER_SECONDS``. No call waits for one that is away unless it must:
-what belongs to it fails with BROKER_AWAY or waits, as its maker chose. One that is silent (it accepts, and says nothing) is noticed like one that refuses.
+A broker is quiet once it has not answered for ``AWAY_SECONDS``: calls that may go elsewhere do. It is away from then
+on, too, unless its shard has several brokers: then another of them is about to lead, and it is away after
+``TAKE_OVER_SECONDS``. No call waits for one that is away unless it must: what belongs to it fails with BROKER_AWAY or
+waits, as its maker chose. One that is silent (it accepts, and says nothing) is noticed like one that refuses.
 """
 
 from __future__ import annotations
@@ -23,9 +25,11 @@ from escrowmq.wire.actions.brokers import HELLO
 _log = logging.getLogger(__name__)
 
 AWAY_SECONDS = 1.0
-"""Without an answer for this long, a broker is away. Shorter than most restarts; a restart is worth waiting for where one can."""
+"""Without an answer for this long, a broker is away. Shorter than most restarts; a restart is worth waiting for where
+one can."""
 TAKE_OVER_SECONDS = 10.0
-"""Without an answer for this long a shard of several brokers is away: twice as long as another of them takes to lead."""
+"""Without an answer for this long a shard of several brokers is away: twice as long as another of them takes to
+lead."""
 PROBE_SECONDS = 3.0
 """How long one question may remain unanswered."""
 FIRST_BACKOFF, LAST_BACKOFF = 0.02, 1.0
@@ -46,12 +50,12 @@ class Attendance:
 
     @property
     def away(self) -> bool:
-        """Whether nothing should wait for it without need."""
+        """Return whether nothing should wait for it without need."""
         return self._presence.away(self._number)
 
     @property
     def quiet(self) -> bool:
-        """Whether what can go elsewhere should."""
+        """Return whether what can go elsewhere should."""
         return self._presence.quiet(self._number)
 
     def suspect(self) -> None:
@@ -64,7 +68,8 @@ class Attendance:
 
 
 class Presence:
-    """All brokers of one client. ``learn(number, shard)`` notes what a broker said of itself, and raises if that cannot be."""
+    """All brokers of one client. ``learn(number, shard)`` notes what a broker said of itself, and raises if that
+    cannot be."""
 
     def __init__(self, links: Sequence[Link], learn: Callable[[int, int], None]) -> None:
         self._links = links
@@ -88,18 +93,18 @@ class Presence:
         self._closed.set()
 
     def away(self, number: int) -> bool:
-        """Whether broker ``number`` is away."""
+        """Return whether broker ``number`` is away."""
         if self._reasons[number] is None:
             return False
         patience = TAKE_OVER_SECONDS if getattr(self._links[number], "several", False) else AWAY_SECONDS
         return time.monotonic() - self._silent_since[number] >= patience or self._wrong is not None
 
     def quiet(self, number: int) -> bool:
-        """Whether broker ``number`` has not answered for a while: away, or in the middle of a take-over."""
+        """Return whether broker ``number`` has not answered for a while: away, or in the middle of a take-over."""
         return self._reasons[number] is not None
 
     def there(self, number: int) -> bool:
-        """Whether broker ``number`` has answered and is not quiet."""
+        """Return whether broker ``number`` has answered and is not quiet."""
         return self._met[number] and self._reasons[number] is None
 
     def missing(self) -> list[Missing]:
@@ -130,10 +135,11 @@ class Presence:
         self.suspect(number)
 
     def meet(self, timeout: float) -> None:
-        """See who is there, if that is not known yet: all brokers are asked beside each other. Ends when each has answered or could
-        not be reached, or ``AWAY_SECONDS`` after the first answer.
+        """See who is there, if that is not known yet: all brokers are asked beside each other. Ends when each has
+        answered or could not be reached, or ``AWAY_SECONDS`` after the first answer.
 
-        Raises Misuse(BAD_URL) if two addresses are one broker, Overloaded(BROKER_AWAY) if none answers within ``timeout``.
+        Raises Misuse(BAD_URL) if two addresses are one broker, Overloaded(BROKER_AWAY) if none answers within
+        ``timeout``.
         """
         if self.known:
             return

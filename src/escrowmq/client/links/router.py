@@ -1,8 +1,8 @@
 """Routes each message to one of several brokers, and asks all of them what only all can answer.
 
-A key always goes to the same broker, whether that is there or not; messages without a key go to those that are there in rotation,
-a batch whole. A transaction stays on the broker that took its first message (the shard in its id says which). What may have left
-for one broker is never sent to another.
+A key always goes to the same broker, whether that is there or not; messages without a key go to those that are there
+in rotation, a batch whole. A transaction stays on the broker that took its first message (the shard in its id says
+which). What may have left for one broker is never sent to another.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ class Router:
         self.presence.close()
 
     def next_in_rotation(self, usable: Callable[[int], bool]) -> int:
-        """The number of the next broker; those that are away or not ``usable`` are passed over while there are others."""
+        """The number of the next broker; those that are away or not ``usable`` are passed over while there are
+        others."""
         with self._lock:
             best: int | None = None
             for step in range(1, len(self.links) + 1):
@@ -87,11 +88,11 @@ class Router:
             )
 
     def of_shard(self, shard: int, timeout: float) -> int:
-        """The number of the broker that holds ``shard`` (or that a number of :meth:`name_of` stands for); asks who is there if
-        need be.
+        """The number of the broker that holds ``shard`` (or that a number of :meth:`name_of` stands for); asks who is
+        there if need be.
 
-        Raises Rejected(WRONG_SHARD) if none of them holds it, Overloaded(BROKER_AWAY) while those that answer do not and others
-        are away, or have not answered yet, or the error of the only broker.
+        Raises Rejected(WRONG_SHARD) if none of them holds it, Overloaded(BROKER_AWAY) while those that answer do not
+        and others are away, or have not answered yet, or the error of the only broker.
         """
         if (known := self._shards.get(shard)) is not None:
             return known
@@ -109,7 +110,8 @@ class Router:
         raise Rejected(Code.WRONG_SHARD, f"shard {shard & 0xFFFFFFFF:08x} is at none of {addresses}")
 
     def _unmet(self) -> list[Missing]:
-        """The brokers whose shard nobody knows: one that has not been silent for long enough to be away may hold anything."""
+        """The brokers whose shard nobody knows: one that has not been silent for long enough to be away may hold
+        anything."""
         known = set(self._shards.values())
         return [
             {"broker": link.address, "reason": "it has not answered yet"}
@@ -118,8 +120,9 @@ class Router:
         ]
 
     def name_of(self, number: int, timeout: float) -> int:
-        """What names broker ``number`` for as long as the list of brokers stays as it is: its shard, or, if it was never met, a
-        negative number that :meth:`of_shard` understands. Raises Misuse(BAD_URL) if two addresses are one broker."""
+        """What names broker ``number`` for as long as the list of brokers stays as it is: its shard, or, if it was
+        never met, a negative number that :meth:`of_shard` understands. Raises Misuse(BAD_URL) if two addresses are one
+        broker."""
         if (shard := self._shard_at(number)) is None:
             try:
                 if len(self.links) == 1:
@@ -132,7 +135,8 @@ class Router:
         return _BY_NUMBER - number if shard is None else shard
 
     def shard_of(self, number: int, timeout: float, *, patient: bool = False) -> int:
-        """The shard at broker ``number``; asks it once. Raises Unknown if it is away; if ``patient``, after ``timeout``."""
+        """The shard at broker ``number``; asks it once. Raises Unknown if it is away; if ``patient``, after
+        ``timeout``."""
         known = self._shard_at(number)
         return self._ask_shard(number, timeout, patient) if known is None else known
 
@@ -168,8 +172,8 @@ class Router:
     def every(self, act: Callable[[int], T], timeout: float) -> Answers[T]:
         """What ``act(number)`` gives for each broker, in order of the URL; several are asked beside each other.
 
-        Those that are away are named in the answer, as long as one answers. Else raises the last problem; and at once any that
-        is a broker's answer. Nothing is waited for longer than ``timeout`` seconds.
+        Those that are away are named in the answer, as long as one answers. Else raises the last problem; and at once
+        any that is a broker's answer. Nothing is waited for longer than ``timeout`` seconds.
         """
         if len(self.links) == 1:
             return Answers([(0, act(0))])

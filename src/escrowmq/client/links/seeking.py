@@ -1,13 +1,15 @@
 """Which broker of one shard leads at this moment: all addresses that are known are asked beside each other.
 
-One that leads says so in ``hello`` (a broker that says nothing of a role has its log for itself, and leads). Of several that
-say so the one of the highest epoch does: the others were cut off from the log, and do not know it yet. A standby names who
-leads, and who else is there; :mod:`escrowmq.wire.addresses` has the rule which of these are believed. Each address is asked once a look,
-however the names lead in circles; one that is silent is not waited for once another leads, not asked again before it
-has answered or its time is over, and waited for by one look only: those that follow are short, and see soon who leads by now.
-What a slow broker answers between two of them counts in the next.
+One that leads says so in ``hello`` (a broker that says nothing of a role has its log for itself, and leads). Of
+several that say so the one of the highest epoch does: the others were cut off from the log, and do not know it yet. A
+standby names who leads, and who else is there; :mod:`escrowmq.wire.addresses` has the rule which of these are
+believed. Each address is asked once a look, however the names lead in circles; one that is silent is not waited for
+once another leads, not asked again before it has answered or its time is over, and waited for by one look only: those
+that follow are short, and see soon who leads by now. What a slow broker answers between two of them counts in the
+next.
 
-The brokers of one shard have one shard number. Two numbers behind the addresses that a user gave is a mistake in the URL.
+The brokers of one shard have one shard number. Two numbers behind the addresses that a user gave is a mistake in the
+URL.
 """
 
 from __future__ import annotations
@@ -31,8 +33,8 @@ GRACE_SECONDS = 0.25
 FIRST_SECONDS = 1.0
 """The same at the first look, which also sees whether all addresses are of one shard."""
 SILENT_SECONDS = 0.4
-"""How long a silent one is waited for while all others have answered and none of them leads: one of them will, and is asked again only after this look.
-What the silent one says later counts in the next."""
+"""How long a silent one is waited for while all others have answered and none of them leads: one of them will, and is
+asked again only after this look. What the silent one says later counts in the next."""
 KEPT_SECONDS = 1.0
 """What came between two looks counts for so long."""
 CALM_SECONDS = 5.0
@@ -64,7 +66,8 @@ class Met:
 
 
 def meet(address: Address, tls: ssl.SSLContext | None = None) -> Met:
-    """Connect to a broker and greet it. Raises EscrowError: why it is of no use, and nothing was sent but the greeting."""
+    """Connect to a broker and greet it. Raises EscrowError: why it is of no use, and nothing was sent but the
+    greeting."""
     deadline = time.monotonic() + CONNECT_SECONDS
     try:
         open_channel = channel.connect(address.host, address.port, CONNECT_SECONDS, tls)
@@ -125,8 +128,8 @@ def _greet(address: Address, open_channel: Channel, deadline: float) -> Met:
 class Seeker:
     """The addresses of one shard's brokers. ``meet`` connects to one of them and asks it who it is; raises EscrowError.
 
-    ``follow``: whether addresses that brokers name count, too. ``stays``: it must always be the same shard; with more than one
-    address it must anyway.
+    ``follow``: whether addresses that brokers name count, too. ``stays``: it must always be the same shard; with more
+    than one address it must anyway.
     """
 
     def __init__(
@@ -169,8 +172,8 @@ class Seeker:
         return (*self.given, *self._named)
 
     def refused(self, by: Address, leader: object) -> None:
-        """A broker said that it does not lead, and perhaps who does: that one is asked first, and the word of the former counts least for
-        a while."""
+        """A broker said that it does not lead, and perhaps who does: that one is asked first, and the word of the
+        former counts least for a while."""
         self._refuser, self._refused_at = by, time.monotonic()
         self._hint = self._believed(leader) or self._hint
 
@@ -189,8 +192,8 @@ class Seeker:
         _let_go(left)
 
     def seek(self) -> Met:
-        """The broker that leads, connected. Raises ``unsent(...)`` if none is found, Misuse(BAD_URL) if the addresses that were given are
-        of several shards."""
+        """The broker that leads, connected. Raises ``unsent(...)`` if none is found, Misuse(BAD_URL) if the addresses
+        that were given are of several shards."""
         with self._one_look:
             first, self._hint = ([] if self._hint is None else [self._hint]), None
             leader = self._look([*first, *self.known], ANSWER_SECONDS)
@@ -202,7 +205,7 @@ class Seeker:
         return leader
 
     def newer(self, than: Met) -> bool:
-        """Whether another than this broker leads, and does since later. Its own silence is not asked about."""
+        """Return whether another than this broker leads, and does since later. Its own silence is not asked about."""
         others = [address for address in self.known if address != than.address]
         if not others or not self._one_look.acquire(blocking=False):
             return False
@@ -245,8 +248,8 @@ class Seeker:
         return address if address in self.given or may_follow(address, self.given) else None
 
     def _learn(self, hello: Json, leads: Address | None = None) -> list[Address]:
-        """Note the addresses that a broker of this shard names; those that are new. ``leads``: its address, if it leads; then there are
-        no others."""
+        """Note the addresses that a broker of this shard names; those that are new. ``leads``: its address, if it
+        leads; then there are no others."""
         replicas = hello.get("replicas")
         told = [hello.get("leader"), *(replicas[: 2 * MOST] if isinstance(replicas, list) else [])]
         believed = [leads, *map(self._believed, told)]
@@ -402,7 +405,7 @@ class _Look:
                 self._ask(new if hint is None else [hint, *new])
 
     def _is_foreign(self, named: Met) -> bool:
-        """Whether an address that was only named is of another shard than those that were given."""
+        """Return whether an address that was only named is of another shard than those that were given."""
         shards = {_shard(met) for met in self.found if met.address in self._seeker.given} - {None}
         return bool(shards) and _shard(named) not in shards
 
@@ -429,7 +432,8 @@ class _Look:
 
 
 def _shard(met: Met) -> int | None:
-    """Its shard; None for a standby that has not seen the log opened yet: it gave its empty folder a number that the log's replaces."""
+    """Its shard; None for a standby that has not seen the log opened yet: it gave its empty folder a number that the
+    log's replaces."""
     shard = met.hello.get("shard")
     if not isinstance(shard, int) or (met.hello.get("role", "leader") != "leader" and _epoch(met) <= 0):
         return None

@@ -1,13 +1,14 @@
 """How a link stands with its broker, when one without a connection looks for it, and who waits for what comes of it.
 
-A link looks; everybody above it (lanes, sessions, consumers, readers) waits for its news, so that a client asks no more often the more it has to do, and
-goes on the moment a broker leads again. :class:`Looks` says when a look is due.
+A link looks; everybody above it (lanes, sessions, consumers, readers) waits for its news, so that a client asks no
+more often the more it has to do, and goes on the moment a broker leads again. :class:`Looks` says when a look is due.
 
 Rules of looks at a shard of several brokers, of which another one soon leads:
 
-1. For ``QUICK_SECONDS`` after a connection was lost the pauses are short (``QUICK_PAUSE`` at most): a take-over takes about the silence that standbys
-   wait for, 2 s by default. After that they double, up to ``LAST_PAUSE``.
-2. A broker that follows may say how long to leave it alone, because many ask; the longer pause counts, up to ``LONGEST_TOLD``.
+1. For ``QUICK_SECONDS`` after a connection was lost the pauses are short (``QUICK_PAUSE`` at most): a take-over takes
+   about the silence that standbys wait for, 2 s by default. After that they double, up to ``LAST_PAUSE``.
+2. A broker that follows may say how long to leave it alone, because many ask; the longer pause counts, up to
+   ``LONGEST_TOLD``.
 3. A connection that lasted less than ``STEADY_SECONDS`` was none: the count goes on.
 4. All pauses are spread by chance: clients that lost their broker at one moment do not ask at one moment.
 """
@@ -41,7 +42,8 @@ class Phase(StrEnum):
 
 @dataclass(slots=True)
 class BrokerState:
-    """A link's phase, since when (monotonic seconds), and why if it is not up. ``next_probe``: when the next look is due."""
+    """A link's phase, since when (monotonic seconds), and why if it is not up. ``next_probe``: when the next look is
+    due."""
 
     phase: Phase = Phase.AWAY
     since: float = 0.0
@@ -56,8 +58,8 @@ class BrokerState:
 
 
 class Looks:
-    """When the next look is due. Pure: times are seconds of a clock that only goes forward, ``chance`` is 0 <= it < 1. ``several``: a shard of several
-    brokers; of one alone pauses double from the first."""
+    """When the next look is due. Pure: times are seconds of a clock that only goes forward, ``chance`` is 0 <= it < 1.
+    ``several``: a shard of several brokers; of one alone pauses double from the first."""
 
     def __init__(self, several: bool) -> None:
         self.several = several
@@ -88,7 +90,7 @@ class Looks:
 
     @property
     def due(self) -> float:
-        """When a look is due (monotonic seconds); 0: now."""
+        """Return when a look is due (monotonic seconds); 0: now."""
         return self._due
 
     def left(self, now: float) -> float:

@@ -1,8 +1,8 @@
 """The frames in which clients and brokers speak: the whole protocol, byte by byte.
 
-A client speaks to a broker over one connection, a TCP socket with TLS or without, or a Unix socket. It carries everything: small requests as rows,
-Arrow batches of any size, actions, reads as streams, and the checks that a broker sends by itself. Port 7700 unless another is given; with TLS (1.2 or
-newer) the handshake comes first.
+A client speaks to a broker over one connection, a TCP socket with TLS or without, or a Unix socket. It carries
+everything: small requests as rows, Arrow batches of any size, actions, reads as streams, and the checks that a broker
+sends by itself. Port 7700 unless another is given; with TLS (1.2 or newer) the handshake comes first.
 
 **Frames.** Both sides send frames. All numbers of the header are little-endian:
 
@@ -53,11 +53,13 @@ newer) the handshake comes first.
 | `0x8c` | DONE | | ; the read or the watch is over |
 | `0x8d` | CHECKS | as of BATCH | a batch of checks, or a part of it; the number is that of the watch |
 
-`options` are a msgpack map of at most 32 names and 4096 bytes, of texts, whole numbers, true, false and null; inside a body they are a `bin` that holds the map.
-Texts are `str` in UTF-8; bodies of messages and ids (16 bytes) are `bin`. JSON is one object in UTF-8; an empty body stands for `{}`.
-A *batch* is one encapsulated Arrow IPC message of a record batch; its schema is known and not sent, and it must not be compressed.
+`options` are a msgpack map of at most 32 names and 4096 bytes, of texts, whole numbers, true, false and null; inside a
+body they are a `bin` that holds the map. Texts are `str` in UTF-8; bodies of messages and ids (16 bytes) are `bin`.
+JSON is one object in UTF-8; an empty body stands for `{}`. A *batch* is one encapsulated Arrow IPC message of a record
+batch; its schema is known and not sent, and it must not be compressed.
 
-**Rows** are arrays with a fixed number of values; a request has 1 to 256 of them. Units are those of the Arrow schemas below.
+**Rows** are arrays with a fixed number of values; a request has 1 to 256 of them. Units are those of the Arrow schemas
+below.
 
 | rows of | values |
 | --- | --- |
@@ -66,35 +68,42 @@ A *batch* is one encapsulated Arrow IPC message of a record batch; its schema is
 | SETTLE | lease, start, count, act (0 ack, 1 nack, 2 extend, 3 release), delay_us, cause or null |
 | ROWS | code, position, queue, offset, transaction or null |
 
-Rows without a message id get the ids *instance, sequence*, *instance, sequence + 1* and so on, each 8 bytes, big-endian.
+Rows without a message id get the ids *instance, sequence*, *instance, sequence + 1* and so on, each 8 bytes,
+big-endian.
 
 **Rules**
 
-1. The client's first frame is HELLO, of at most 2048 bytes. The broker answers WELCOME, or ERROR with the number 0 and closes. The client sends nothing
-   before that answer. WELCOME says whether this broker leads (`role`), and who does (`leader`). A client that has not greeted within 5 s is disconnected,
-   and so is one that does not complete a frame within 60 s after its first byte.
-2. A number must be unique among the client's requests without a final answer. Requests of one connection *take effect* in the order in which they were sent;
-   answers come in any order. Final answers are ROWS, CODES, the last part of BATCH, WITHDRAWN, RESULT, DONE and ERROR; each request gets one.
-3. A content that cannot be read, or an unknown kind with a number, is answered with ERROR (`BAD_BATCH`, `BAD_REQUEST`) to its number, nothing of it takes
-   effect, and the connection goes on. An impossible header (a length that is too short or over the limit), and whatever else breaks these rules,
-   is answered with ERROR with the number 0, and the connection is closed.
+1. The client's first frame is HELLO, of at most 2048 bytes. The broker answers WELCOME, or ERROR with the number 0 and
+   closes. The client sends nothing before that answer. WELCOME says whether this broker leads (`role`), and who does
+   (`leader`). A client that has not greeted within 5 s is disconnected, and so is one that does not complete a frame
+   within 60 s after its first byte.
+2. A number must be unique among the client's requests without a final answer. Requests of one connection *take effect*
+   in the order in which they were sent; answers come in any order. Final answers are ROWS, CODES, the last part of
+   BATCH, WITHDRAWN, RESULT, DONE and ERROR; each request gets one.
+3. A content that cannot be read, or an unknown kind with a number, is answered with ERROR (`BAD_BATCH`, `BAD_REQUEST`)
+   to its number, nothing of it takes effect, and the connection goes on. An impossible header (a length that is too
+   short or over the limit), and whatever else breaks these rules, is answered with ERROR with the number 0, and the
+   connection is closed.
 4. A frame of a request has at most `max_request_bytes` bytes, a whole message of an answer at most `max_answer_bytes`.
 5. Answers of more than 1 MiB are sent in parts. Small answers of the same connection are sent between two parts.
-6. A read sends SCHEMA, batches, then DONE. It begins no further batch while its credit is used up; the client gives credit back with CREDIT for the bytes of
-   bodies that it has consumed. Our client begins with 8 MiB and renews at half.
-7. A watch makes the connection one that the broker may ask about the session's transactions: CHECKS come under the watch's number until CANCEL, which is answered
-   with DONE. ERROR ends it (the session is fenced, the broker stops). Answers to checks are END or COLUMNS requests with the options
-   `{"session": S, "by": 1}`.
-8. CANCEL of a receive: if something was leased for it before, BATCH is its answer; else WITHDRAWN. CANCEL of a number without an open request does nothing.
-9. Receives that wait are withdrawn when the connection ends, for whatever reason, and by GOODBYE; the other requests take effect all the same. Reads and
-   watches end with ERROR (`SHARD_STOPPED`), never with DONE: a read that ended with DONE is whole. After GOODBYE the broker answers what has
-   begun, then closes.
-10. GONE: the broker stops, or stops leading. What it has begun is still answered; later requests are answered with `SHARD_STOPPED` or `NOT_LEADER`, or not at all.
-11. Nothing is sent to keep a connection alive; the system probes the other side after a minute of silence. PING is for a client that waits for an answer
-    and wants to know whether the broker still works.
+6. A read sends SCHEMA, batches, then DONE. It begins no further batch while its credit is used up; the client gives
+   credit back with CREDIT for the bytes of bodies that it has consumed. Our client begins with 8 MiB and renews at
+   half.
+7. A watch makes the connection one that the broker may ask about the session's transactions: CHECKS come under the
+   watch's number until CANCEL, which is answered with DONE. ERROR ends it (the session is fenced, the broker stops).
+   Answers to checks are END or COLUMNS requests with the options `{"session": S, "by": 1}`.
+8. CANCEL of a receive: if something was leased for it before, BATCH is its answer; else WITHDRAWN. CANCEL of a number
+   without an open request does nothing.
+9. Receives that wait are withdrawn when the connection ends, for whatever reason, and by GOODBYE; the other requests
+   take effect all the same. Reads and watches end with ERROR (`SHARD_STOPPED`), never with DONE: a read that ended
+   with DONE is whole. After GOODBYE the broker answers what has begun, then closes.
+10. GONE: the broker stops, or stops leading. What it has begun is still answered; later requests are answered with
+    `SHARD_STOPPED` or `NOT_LEADER`, or not at all.
+11. Nothing is sent to keep a connection alive; the system probes the other side after a minute of silence. PING is for
+    a client that waits for an answer and wants to know whether the broker still works.
 
-``tests/wire/frames.txt`` has one frame of each kind in bytes. ``examples/protocol/main.go`` is a client in Go: a transaction with
-check-back, a receive, an acknowledgement.
+``tests/wire/frames.txt`` has one frame of each kind in bytes. ``examples/protocol/main.go`` is a client in Go: a
+transaction with check-back, a receive, an acknowledgement.
 """
 
 from escrowmq.wire.frames.answers import (

@@ -1,4 +1,5 @@
-"""What a broker sends: its welcome, the answers to requests, refusals and checks. Encoded here and decoded by the client.
+"""What a broker sends: its welcome, the answers to requests, refusals and checks. Encoded here and decoded by the
+client.
 
 The package's docstring has their contents.
 """
@@ -139,7 +140,8 @@ def _cut(text: str) -> str:
     return text[:LONGEST_MESSAGE].encode(errors="replace").decode()
 
 
-# Decoded by the client. Each raises Rejected(BAD_REQUEST) for content that cannot be read: the connection is of no use then
+# Decoded by the client. Each raises Rejected(BAD_REQUEST) for content that cannot be read: the connection is of no use
+# then
 
 
 def read_welcome(came: Frame) -> tuple[Welcome, Json]:

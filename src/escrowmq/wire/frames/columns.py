@@ -1,7 +1,8 @@
 """Record batches as bytes: one encapsulated Arrow IPC message each, without its schema, which both sides know.
 
-A compressed body is rejected before Arrow sees it: the memory that a few kilobytes of it may expand to has no bound. Whether a body is
-compressed stands in the message's flatbuffer: ``Message.header`` is a ``RecordBatch``, whose fourth field is ``compression``.
+A compressed body is rejected before Arrow sees it: the memory that a few kilobytes of it may expand to has no bound.
+Whether a body is compressed stands in the message's flatbuffer: ``Message.header`` is a ``RecordBatch``, whose fourth
+field is ``compression``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""The header of a frame, the kinds, and the assembly of frames from received bytes. The package's docstring has the layout.
+"""The header of a frame, the kinds, and the assembly of frames from received bytes. The package's docstring has the
+layout.
 
-Kind and number stand before the content, so that a frame whose content cannot be read is refused under its number, and the
-frames after it are read. A length over the limit means that the boundary between frames is lost: the connection is closed.
+Kind and number stand before the content, so that a frame whose content cannot be read is refused under its number, and
+the frames after it are read. A length over the limit means that the boundary between frames is lost: the connection is
+closed.
 """
 
 from __future__ import annotations
@@ -111,7 +113,7 @@ def finish_frame(begun: bytearray, kind: Kind, number: int) -> bytearray:
 
 def size_of(pieces: Sequence[Piece]) -> int:
     """Return the bytes of some pieces."""
-    return sum(piece.size if isinstance(piece, pa.Buffer) else len(piece) for piece in pieces)
+    return len(pieces[0]) if len(pieces) == 1 else sum(map(len, pieces))
 
 
 def is_large(frame: Frame) -> bool:
@@ -123,7 +125,7 @@ def drop_bytes(pieces: Sequence[Piece], count: int) -> Pieces:
     """Return pieces without their first ``count`` bytes, not copied."""
     left: Pieces = []
     for piece in pieces:
-        size = len(piece) if not isinstance(piece, pa.Buffer) else piece.size
+        size = len(piece)
         if count >= size:
             count -= size
             continue
@@ -133,15 +135,17 @@ def drop_bytes(pieces: Sequence[Piece], count: int) -> Pieces:
 
 
 Place = Callable[[int, int, int, memoryview, int], memoryview | None]
-"""Given kind, flags, number, head and size of a large body: the memory that shall receive the body, or None for memory of its own."""
+"""Given kind, flags, number, head and size of a large body: the memory that shall receive the body, or None for memory
+of its own."""
 
 
 class Assembler:
     """Assembles frames of at most ``most`` bytes from what is received into the memory that :meth:`target` names.
 
-    Small frames are received into ``scratch``, which assemblers of one thread may share. A frame of more than ``SCRATCH_BYTES`` gets
-    memory of its own from glibc's pool (mimalloc would map new pages for each), after ``may_take(bytes)`` has allowed it; while it
-    does not, :meth:`target` returns an empty view. An announced length alone takes no memory. Not thread-safe.
+    Small frames are received into ``scratch``, which assemblers of one thread may share. A frame of more than
+    ``SCRATCH_BYTES`` gets memory of its own from glibc's pool (mimalloc would map new pages for each), after
+    ``may_take(bytes)`` has allowed it; while it does not, :meth:`target` returns an empty view. An announced length
+    alone takes no memory. Not thread-safe.
     """
 
     __slots__ = (
@@ -184,19 +188,24 @@ class Assembler:
 
     @property
     def small(self) -> int:
-        """Bytes of memory that an unfinished frame uses without having asked ``may_take``."""
+        """Return the bytes of memory that an unfinished frame uses without having asked ``may_take``."""
         return len(self._rest or b"")
 
     @property
     def waiting(self) -> int:
-        """Bytes that came of an unfinished frame. Memory that no byte has come for takes none of the machine's."""
+        """Return the bytes that came of an unfinished frame. Memory that no byte has come for takes none of the
+        machine's."""
         return self.small + (len(self._large.body) - len(self._body) if self._large is not None else 0)
 
     @property
-    def refused(self) -> Frame | None:
-        """The large frame, without its body, that may not take its memory."""
-        if not self._refused or self._rest is None:
-            return None
+    def lacks_memory(self) -> bool:
+        """Return whether a large frame waits for its memory."""
+        return self._refused
+
+    @property
+    def refused(self) -> Frame:
+        """Return the large frame that waits for its memory, without its body."""
+        assert self._rest is not None
         _, kind, flags, head, number = HEADER.unpack_from(self._rest)
         return Frame(kind, flags, number, memoryview(bytes(self._rest[HEADER_BYTES : HEADER_BYTES + head])), _NOTHING)
 
@@ -209,7 +218,7 @@ class Assembler:
 
     @property
     def rest(self) -> int:
-        """Bytes that will certainly follow for the large frame under way; 0 if there is none."""
+        """Return the bytes that will certainly follow for the large frame under way; 0 if there is none."""
         return len(self._body)
 
     def target(self) -> memoryview:
@@ -266,7 +275,8 @@ class Assembler:
         return found
 
     def _keep(self, rest: memoryview) -> None:
-        """Keep the start of an unfinished frame. A large one gets its memory by :meth:`target`: its place may depend on the frames before it."""
+        """Keep the start of an unfinished frame. A large one gets its memory by :meth:`target`: its place may depend
+        on the frames before it."""
         wanted = HEADER_BYTES
         if len(rest) >= HEADER_BYTES:
             length, _, _, head, _ = HEADER.unpack_from(rest)
@@ -279,7 +289,8 @@ class Assembler:
         self._rest, self._wanted = bytearray(rest), wanted
 
     def _begin_large(self, rest: memoryview) -> bool:
-        """Give a large frame whose header and head are complete its own memory. Returns False while it may not take it."""
+        """Give a large frame whose header and head are complete its own memory. Returns False while it may not take
+        it."""
         length, kind, flags, head, number = HEADER.unpack_from(rest)
         body_at = HEADER_BYTES + head + (-head % 8)
         size = length + _LENGTH.size - body_at

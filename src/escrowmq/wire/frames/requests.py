@@ -1,4 +1,5 @@
-"""What a client sends: each kind as a frame, encoded here and decoded by the broker. The package's docstring has their contents."""
+"""What a client sends: each kind as a frame, encoded here and decoded by the broker. The package's docstring has their
+contents."""
 
 from __future__ import annotations
 
@@ -50,7 +51,8 @@ MAX_CREDENTIAL_BYTES = 1024
 MAX_HELLO_BYTES = 2048
 """A whole frame of a client that has not been welcomed."""
 FRAME_ROOM = 64 << 10
-"""Bytes that a frame may have beside the batch or the JSON that it carries: header, head, and Arrow's description of the batch."""
+"""Bytes that a frame may have beside the batch or the JSON that it carries: header, head, and Arrow's description of
+the batch."""
 READ_CREDIT = 8 << 20
 """Bytes of a read that may be under way; a client renews the credit at half."""
 

@@ -1,5 +1,5 @@
-"""The types of rows and options as they travel in msgpack. Decoding checks them in C: a value of another type, a number that does
-not fit its column, an id that has not 16 bytes, a text that is not UTF-8 never gets past it."""
+"""The types of rows and options as they travel in msgpack. Decoding checks them in C: a value of another type, a
+number that does not fit its column, an id that has not 16 bytes, a text that is not UTF-8 never gets past it."""
 
 from __future__ import annotations
 
