@@ -65,9 +65,10 @@ class Load:
 
     @property
     def memory(self) -> int:
-        """Bytes that the broker may have more than at first: what is under way, what waits and what two rounds append are at most copied once."""
+        """Bytes that the broker may have more than at first: what is under way, at most copied once, and two rounds of
+        what waits, each as columns and as frames of the log."""
         given = BrokerSettings.load(overrides=self.settings)
-        return 2 * (given.max_held_bytes + given.max_waiting_bytes)
+        return 2 * given.max_held_bytes + 4 * given.max_waiting_bytes
 
     @property
     def descriptors(self) -> int:

@@ -74,6 +74,7 @@ def flood(options: Options) -> None:
     """Producers that send without waiting for answers, over ``connections``; each has a window of bytes that it will owe
     its own memory, and nothing else bounds it. After a refusal it goes on at once, but for a ``pause`` of some milliseconds, whatever the broker asked for."""
     from escrowmq.client.links import connection, exchanges
+    from escrowmq.client.links import link as links_module
     from escrowmq.connecting import links
     from escrowmq.errors import EscrowError
     from escrowmq.wire import Exchange, Parcel
@@ -83,6 +84,7 @@ def flood(options: Options) -> None:
     if options["stall"]:  # a machine that is busy with other things must not look like a broker that is silent
         exchanges.STALL_SECONDS = connection.WRITE_SECONDS = options["stall"]
         connection.GONE_TICKS = int(options["stall"])
+        links_module.HOLD_SECONDS = options["stall"]
     now_us = time.time_ns() // 1000
 
     def send(number: int) -> None:

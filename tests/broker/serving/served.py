@@ -58,10 +58,10 @@ class Served:
             ended.wait(0.01)
         raise AssertionError("it did not come to that")
 
-    def stop(self):
+    def stop(self, grace=0.25):
         self.engine.stop()
         self.calls.close()
-        self.server.stop()
+        self.server.stop(grace)
 
 
 class Client:

@@ -457,6 +457,30 @@ def test_over_the_bound_who_never_greeted_goes_first(tmp_path):
         served.stop()
 
 
+def test_over_the_bound_who_waits_for_room_stays(tmp_path):
+    served = Served(tmp_path / "data", max_connections=3)
+    slow = Slow(served)
+    listener = listen_tcp("127.0.0.1", 0)
+    slow.port, slow.serving = listener.getsockname()[1], Server(slow, [listener], "slow", room=served.room)
+    slow.serving.start()
+    try:
+        served.room.most_bytes = 4096
+        with Client(slow.port) as first, Client(slow.port) as second:
+            first.parcel(Exchange.SEND, [(*ROW[0][:1], bytes(4000), *ROW[0][2:])], {})
+            assert slow.came.acquire(timeout=PATIENT)
+            waiting = second.parcel(Exchange.SEND, ROW, {})
+            served.until(lambda: slow.serving._paused)
+            with Client(slow.port) as idle, Client(slow.port):
+                assert idle.closed() == []
+                slow.answer()
+                assert slow.came.acquire(timeout=PATIENT)
+                slow.answer()
+                assert second.answer(waiting) == [(0, 1, 0, 0, None)]
+    finally:
+        slow.serving.stop()
+        served.stop()
+
+
 def test_there_is_a_bound_for_calls_too(tmp_path):
     served = Served(tmp_path / "data", max_calls=1)
     try:

@@ -89,9 +89,11 @@ def test_a_read_that_is_broken_off_does_not_look_complete(full):
     with full.client() as staying:
         number = staying.begin_read({"source": "t"}, 1)
         assert staying.next().kind == Kind.SCHEMA
-        full.stop()
+        stopping = threading.Thread(target=full.stop, args=(PATIENT,))
+        stopping.start()
         ends = [one for one in staying.closed() if one.number == number and one.kind != Kind.PART]
         assert [one.kind for one in ends] == [Kind.ERROR]
+    stopping.join()
     full.start()
 
 

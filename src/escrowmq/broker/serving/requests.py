@@ -115,8 +115,8 @@ class Requests:
 
     @property
     def busy(self) -> bool:
-        """Return whether something has no answer yet."""
-        return self._open > 0
+        """Return whether the client waits for something: an answer, or that there is room for its request."""
+        return self._open > 0 or self.paused or self._connection.owes
 
     @property
     def done(self) -> bool:

@@ -5,9 +5,9 @@ Rules of a look, a few times a second:
 
 1. A connection that has not greeted after ``SILENT_SECONDS`` is closed; under pressure (more than half of the bound)
    after ``PRESSED_SECONDS``. A frame must be whole ``FRAME_SECONDS`` after its first byte.
-2. Over the bound of connections, one that never greeted is closed; when a further client greets, one without a request
-   under way; then any other. Among equals the one that has been silent longest. Nothing is accepted while there is no
-   descriptor for it.
+2. Over the bound of connections, one that never greeted is closed; when a further client greets, one that never asked
+   anything; then one that waits for nothing; then any other. Among equals the one that has been silent longest. Nothing
+   is accepted while there is no descriptor for it.
 3. Frames that are not whole may together announce a quarter of all room; over it, whoever has sent nothing for
    longest, for ``STUCK_SECONDS`` at least, is closed. What came of them may have as much; over it, the largest is
    closed.
@@ -106,6 +106,7 @@ class Server:
         self._complained = 0.0
         self._selector: selectors.BaseSelector = selectors.DefaultSelector()
         self._past = [0, 0, 0]  # requests, bytes in and out, of connections that are closed
+        self._counting = threading.Lock()  # so that each connection is counted once, open or closed
         self.accepted = 0
         """Connections, ever."""
         self._thread = threading.Thread(target=self._work, name="escrowmq-server", daemon=True)
@@ -152,8 +153,9 @@ class Server:
 
     def numbers(self) -> dict[str, float]:
         """Return the numbers of connections, for the action ``stats``."""
-        clients = list(self._clients.items())
-        requests, received, sent = self._past
+        with self._counting:
+            clients = list(self._clients.items())
+            requests, received, sent = self._past
         return {
             "connections": len(clients),
             "connections_total": self.accepted,
@@ -279,7 +281,13 @@ class Server:
     def _evict(self, *, greeted: bool, but: Connection | None = None) -> bool:
         """Close the connection that can be missed most; whether there was one. ``greeted``: those that have, too."""
         others = [
-            (asked.welcomed, asked.busy, connection.heard if asked.welcomed else connection.opened, number)
+            (
+                asked.welcomed,
+                asked.busy,
+                asked.count > 0,
+                connection.heard if asked.welcomed else connection.opened,
+                number,
+            )
             for number, (connection, asked) in enumerate(self._clients.items())
             if connection is not but and (greeted or not asked.welcomed)
         ]
@@ -389,16 +397,16 @@ class Server:
         connection.events = events
 
     def _close(self, connection: Connection) -> None:
-        asked = self._clients.pop(connection, None)
         self._paused.pop(connection, None)
-        if asked is None:
-            return
+        with self._counting:
+            if (asked := self._clients.pop(connection, None)) is None:
+                return
+            past = self._past
+            self._past = [past[0] + asked.count, past[1] + connection.received, past[2] + connection.sent]
         if connection.events:
             with suppress(KeyError, ValueError, OSError):
                 self._selector.unregister(connection)
             connection.events = 0
-        past = self._past
-        self._past = [past[0] + asked.count, past[1] + connection.received, past[2] + connection.sent]
         connection.close()
         asked.end()
 
