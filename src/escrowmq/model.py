@@ -255,9 +255,14 @@ class CheckPolicy:
 REDELIVERY: Mapping[str, tuple[float, ...]] = {
     "3x5min": (300.0,) * 3,
     "rocketmq": (10.0, 30.0, *(60.0 * minutes for minutes in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 30, 60, 120))),
+    "forever": (),
 }
 """Redelivery by name: seconds before the second, the third, ... delivery; after the last of them a message is a dead letter.
-``"3x5min"``: three times, five minutes apart. ``"rocketmq"``: RocketMQ's delay levels from 10 s to 2 h, 16 times."""
+``"3x5min"``: three times, five minutes apart. ``"rocketmq"``: RocketMQ's delay levels from 10 s to 2 h, 16 times.
+``"forever"``: until a consumer succeeds, with the back-off of the group; never a dead letter."""
+
+FOREVER = 1 << 30
+"""So many deliveries are never reached."""
 
 
 @dataclass(frozen=True, slots=True)

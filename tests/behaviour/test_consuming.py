@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 import escrowmq as mq
+from escrowmq.model import FOREVER
 
 
 def fill(bus, g, t, count, **given):
@@ -165,6 +166,27 @@ def test_3_8_redelivery_is_a_groups_own(bus, t, g, redelivery, delays):
     assert (group["retry_delays"], group["max_attempts"]) == (delays, len(delays) + 1)
     with pytest.raises(mq.Rejected, match=r"SUBSCRIPTION_MISMATCH: the consumer group .* has max_attempts"):
         bus.consumer(g, [t], max_attempts=9)
+
+
+def test_3_17_redelivery_goes_on_until_a_consumer_succeeds(own, t, g):
+    """It has failed more often than the broker's settings allow, and comes again."""
+    with own(max_attempts=2).connect() as bus:
+        consumer = bus.consumer(g, [t], redelivery="forever", retry_backoff=0.0)
+        bus.consumer(g, [t], redelivery="forever")
+        bus.producer("p").send(t, b"once more")
+        for attempt in range(1, 6):
+            message = next(consumer.messages())
+            assert message.attempt == attempt
+            message.nack(cause="not yet")
+        next(consumer.messages()).ack()
+        consumer.flush()
+        assert bus.admin.dead_letters(g) == []
+        bus.admin.alter_group(g, redelivery="3x5min")
+        (altered,) = bus.admin.alter_group(g, redelivery="forever")
+        assert (altered["retry_delays"], altered["max_attempts"]) == ([], FOREVER)
+        for ask in (lambda **more: bus.consumer(g, [t], **more), lambda **more: bus.admin.alter_group(g, **more)):
+            with pytest.raises(mq.Misuse, match="one of them"):
+                ask(redelivery="forever", max_attempts=9)
 
 
 @pytest.mark.parametrize("redelivery", ["", "often", [], [-1], ["x"], 5])

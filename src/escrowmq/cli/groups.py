@@ -12,6 +12,7 @@ from escrowmq.cli import group_acts
 from escrowmq.cli.options import DEFAULT_URL, Json, Url, Why, admin_at, broker_time, seconds
 from escrowmq.cli.printing import Columns, age, duration, moment, print_facts, print_json, print_rows
 from escrowmq.errors import Code, error
+from escrowmq.model import FOREVER
 from escrowmq.settings import nearest
 
 SHOWN_LEASES = 3
@@ -70,7 +71,9 @@ def alter(
     start: Annotated[str | None, typer.Option("--start", help="In topics new to it: earliest or latest.")] = None,
     redelivery: Annotated[
         str | None,
-        typer.Option("--redelivery", help="3x5min, rocketmq, a list such as 10s,1min, or broker: as the settings say."),
+        typer.Option(
+            "--redelivery", help="3x5min, rocketmq, forever, a list such as 10s,1min, or broker: as the settings say."
+        ),
     ] = None,
     attempts: Annotated[
         int | None, typer.Option("--max-attempts", min=1, help="Deliveries until a message is a dead letter.")
@@ -271,7 +274,8 @@ def _redelivery(group: Mapping[str, Any]) -> str:
     times = ", ".join(duration(delay) for delay in group["retry_delays"])
     if not times:
         times = f"{duration(group['retry_backoff'])}, doubled, at most {duration(group['retry_backoff_max'])}"
-    return f"after {times}; {group['max_attempts']} deliveries"
+    attempts = group["max_attempts"]
+    return f"after {times}; " + ("until a consumer succeeds" if attempts >= FOREVER else f"{attempts} deliveries")
 
 
 def _paused(group: Mapping[str, Any]) -> str:

@@ -199,7 +199,7 @@ class BusCalls(BusBase[ProducerT, ConsumerT, ReaderT], Generic[ProducerT, Consum
         not acknowledged comes back, ``retry_backoff`` and
         ``retry_backoff_max`` seconds before the second and before later deliveries, ``max_attempts`` deliveries until a
         message is a dead letter (None, each: the broker's); instead of a back-off ``redelivery``, the seconds before each: a
-        list, or a name, ``"3x5min"`` or ``"rocketmq"``. What is given must be what the group has, if it exists (else
+        list, or a name, ``"3x5min"``, ``"rocketmq"`` or ``"forever"`` (never a dead letter). What is given must be what the group has, if it exists (else
         SUBSCRIPTION_MISMATCH; :meth:`Admin.alter_group` changes it); what is left out need not be. ``prefetch`` (2) receives ahead, of up to ``max_bytes``
         (16 MiB) each; ``timeout`` (30.0) seconds per call; ``qos`` (1) and ``seen`` (a plain function; on an event loop it
         runs on a thread) as in :mod:`escrowmq.client.consuming.consumer`.

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Literal, TypedDict, cast
 
 from escrowmq.acts.telling import acting_user
-from escrowmq.client.consuming.options import retry_delays, start_text, tag_list
+from escrowmq.client.consuming.options import redelivery_request, start_text, tag_list
 from escrowmq.errors import Code, Misuse
 from escrowmq.settings import nearest
 from escrowmq.wire.actions import groups, producers, topics
@@ -45,15 +45,17 @@ def group_request(group: str, changes: GroupChanges) -> groups.Alter:
     _refuse_others(changes, GroupChanges)
     topics, tags, start = changes.get("topics"), changes.get("tags"), changes.get("start")
     redelivery = changes.get("redelivery")
-    default = redelivery == "broker"
+    default = redelivery in ("broker", "forever")
+    if redelivery == "forever" and changes.get("max_attempts") is not None:
+        raise Misuse(Code.BAD_ARGUMENT, 'redelivery="forever" with max_attempts', "give one of them")
     request = {
         **changes,
+        **({} if redelivery == "broker" else redelivery_request(redelivery)),
         "group": group,
         "topics": [topics] if isinstance(topics, str) else topics and list(topics),
         "tags": None if tags is None else tag_list(tags),
         "start": None if start is None else start_text(start),
         "redelivery": None,
-        "retry_delays": None if redelivery is None or default else retry_delays(redelivery),
         "default_redelivery": default or None,
     }
     return cast(groups.Alter, {name: value for name, value in request.items() if value is not None})

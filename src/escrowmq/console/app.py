@@ -25,6 +25,7 @@ from escrowmq.console.views import plans
 from escrowmq.console.views.table import ROOMS, VIEWS, View
 from escrowmq.errors import Code, EscrowError, Overloaded, Unknown, error
 from escrowmq.gateway.problems import status_of
+from escrowmq.model import FOREVER
 from escrowmq.plans import ACTS
 
 logger = logging.getLogger(__name__)
@@ -132,6 +133,7 @@ def _templates(console: Console) -> Environment:
         "databases": list(console.engines),
         "act_words": plans.WORDS,
         "plan_acts": ACTS,
+        "forever": FOREVER,
         "version": version("escrowmq"),
     }
     made.globals.update(shown)

@@ -153,7 +153,7 @@ class ReceiveIn(_In):
     retry_backoff: Seconds | None = None
     retry_backoff_max: Seconds | None = None
     redelivery: Annotated[str, Field(max_length=1000)] | Annotated[list[Seconds], Field(max_length=100)] | None = Field(
-        None, description="Seconds before the second, third, … delivery, or a name: 3x5min, rocketmq."
+        None, description="Seconds before the second, third, … delivery, or a name: 3x5min, rocketmq, forever."
     )
     max_messages: Annotated[int, Field(ge=1)] = 10
     wait: Seconds = Field(0.0, description="Seconds to wait for a first message (a long poll).")

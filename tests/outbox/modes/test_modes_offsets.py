@@ -17,7 +17,7 @@ from modes_roles import noted, offset_effect
 import escrowmq as mq
 from damaging import flip
 from escrowmq.errors import Code, Corrupt, Fenced, Misuse, Rejected
-from escrowmq.outbox.modes import OffsetConsumer, Slot, Taken, divide, fence, slots_of, split_topic
+from escrowmq.outbox.modes import BothReachProducer, OffsetConsumer, Slot, Taken, divide, fence, slots_of, split_topic
 from escrowmq.outbox.tables import trans_recv_offset
 
 
@@ -192,6 +192,22 @@ def test_overlapping_strides_are_refused(bus: mq.Bus, database: sa.Engine, t: st
     OffsetConsumer(bus, database, "cart", t, slots_of(bus, t, stride=8, part=3), owner="c-1").close()
     with pytest.raises(Misuse):
         OffsetConsumer(bus, database, "other", t, [Slot(*key) for key in _both(bus, t)], owner="c-1")
+
+
+def test_4_18_parts_of_a_queue_with_both_reach_messages_are_refused(bus: mq.Bus, local: sa.Engine, t: str) -> None:
+    """A prepare and its end could go to different consumers. Nothing is handled, and the whole queue can still be read."""
+    producer = BothReachProducer(bus.producer("shop-plain"), local, "shop-both")
+    producer.send(mq.Message(t, b"a pen"), lambda session: None)
+    fill(bus, t, 4)
+    handled: list[object] = []
+    for part in range(2):
+        with OffsetConsumer(bus, local, "parts", t, slots_of(bus, t, stride=2, part=part), owner=f"c-{part}") as reader:
+            with pytest.raises(Misuse, match=r"both-reach mode.*whole queue"):
+                reader.poll(lambda session, messages: handled.append(messages))
+            assert set(reader.positions.values()) == {0}
+    assert handled == []
+    with OffsetConsumer(bus, local, "whole", t, owner="c-9") as reader:
+        assert reader.poll(lambda session, messages: handled.append(messages)) == 6
 
 
 def _both(bus: mq.Bus, t: str) -> list[tuple[int, int, int, int]]:

@@ -11,7 +11,7 @@ from escrowmq.client.links.presence import Attendance
 from escrowmq.errors import Code, Misuse, Rejected
 from escrowmq.message.limits import MAX_CAUSE
 from escrowmq.message.names import check_name
-from escrowmq.model import REDELIVERY
+from escrowmq.model import FOREVER, REDELIVERY
 from escrowmq.settings import SECONDS, parse_quantity
 from escrowmq.wire import Link
 from escrowmq.wire.actions import groups
@@ -42,12 +42,16 @@ def subscription(
         raise Misuse(Code.BAD_ARGUMENT, "a consumer needs a topic")
     for name in names:
         check_name(name, Code.BAD_TOPIC_NAME)
+    if redelivery == "forever" and max_attempts is not None:
+        raise Misuse(
+            Code.BAD_ARGUMENT, f'redelivery="forever" with max_attempts = {max_attempts!r}', "give one of them"
+        )
     request = {"group": group, "topics": names, "ordered": bool(ordered)}
     optional = {
         "tags": tag_list(tags) or None,
         "start": None if start is None else start_text(start),
-        "retry_delays": None if redelivery is None else retry_delays(redelivery),
         "max_attempts": max_attempts,
+        **redelivery_request(redelivery),
         "retry_backoff": retry_backoff,
         "retry_backoff_max": retry_backoff_max,
         "in_doubt": "hold" if in_doubt == "hold" else None,
@@ -65,9 +69,17 @@ def tag_list(tags: str | Sequence[str] | None) -> list[str]:
     return parts
 
 
+def redelivery_request(redelivery: str | Sequence[float] | None) -> dict[str, Any]:
+    """Return what a redelivery adds to a request. Raises Misuse(BAD_ARGUMENT)."""
+    if redelivery is None:
+        return {}
+    delays = retry_delays(redelivery)
+    return {"retry_delays": delays} if delays else {"max_attempts": FOREVER}
+
+
 def retry_delays(redelivery: str | Sequence[float]) -> list[float]:
-    """Seconds before the second, third, ... delivery: the name of one of :data:`~escrowmq.model.REDELIVERY`, durations as text
-    (``"10s, 1min"``), or numbers. Raises Misuse(BAD_ARGUMENT)."""
+    """Return the seconds before the second, third, ... delivery; none: the group's back-off, for ever. Given: the name of one of
+    :data:`~escrowmq.model.REDELIVERY`, durations as text (``"10s, 1min"``), or numbers. Raises Misuse(BAD_ARGUMENT)."""
     hint = f"{', '.join(map(repr, REDELIVERY))}, or the seconds before each redelivery, such as [10, 60]"
     if isinstance(redelivery, str) and redelivery in REDELIVERY:
         return list(REDELIVERY[redelivery])

@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import sqlalchemy as sa
 from sqlalchemy.orm import Session, sessionmaker
 
@@ -139,6 +140,12 @@ def _hex_ids(batch: pa.RecordBatch) -> pa.Array:
 
 def _signs(identity: bytes, sign: Sign) -> list[tuple[str, str]]:
     return [(SIGN, sign.value), (TRANSACTION, identity.hex())]
+
+
+def has_signs(properties: pa.MapArray) -> bool:
+    """Return whether messages of this mode are among those whose properties these are."""
+    signs = pc.map_lookup(properties, pa.scalar(SIGN), "first")
+    return signs.null_count < len(signs)
 
 
 # The consumer

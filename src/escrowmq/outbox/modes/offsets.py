@@ -27,6 +27,7 @@ from escrowmq.errors import Code, Misuse, Rejected
 from escrowmq.message.names import check_name
 from escrowmq.outbox.acts import record
 from escrowmq.outbox.modes.assignments import Assignments, Claim, Slot, ends_of
+from escrowmq.outbox.modes.both_reach import has_signs
 from escrowmq.platform.failpoints import reach
 
 _log = logging.getLogger(__name__)
@@ -67,7 +68,8 @@ class OffsetConsumer:
     "skip" to the first offset that is left, with a line in the log. One thread at a time.
 
     Raises Misuse(BAD_ARGUMENT) for slots that overlap others of the group, Rejected(ALREADY_EXISTS) if another owner has one,
-    UNKNOWN_TOPIC.
+    UNKNOWN_TOPIC. Reading raises Misuse(BAD_ARGUMENT) where a part of a queue has messages of the both-reach mode: a prepare and
+    its end would go to different consumers.
     """
 
     def __init__(
@@ -251,6 +253,13 @@ class OffsetConsumer:
             fresh = offsets >= claim.next_offset
             if (slot.shard, slot.queue) != batch.place or not fresh.any():
                 continue
+            if slot.stride > 1 and has_signs(batch.arrow.column("properties")):
+                raise Misuse(
+                    Code.BAD_ARGUMENT,
+                    f"queue {slot.queue} of {self._topic!r} has messages of the both-reach mode, and this consumer reads part "
+                    f"{slot.part} of {slot.stride} of it",
+                    "a prepare and its end must reach the same consumer: give it the whole queue; split_topic() makes more queues",
+                )
             rows = np.flatnonzero(fresh & (offsets % slot.stride == slot.part))
             messages = Taken(batch.arrow if len(rows) == len(offsets) else batch.arrow.take(pa.array(rows)))
             self._claims[slot] = self._apply(claim, batch.next_offset, messages, effect)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
+from escrowmq.model import FOREVER
 from escrowmq.overview.stories.brokers import AtBroker
 from escrowmq.overview.values import Offer
 from escrowmq.overview.words import at, many, quoted, since
@@ -230,6 +231,7 @@ def _leased(one: Mapping[str, Any], now_us: int) -> Reason:
     if one.get("in_doubt"):
         text = f"Group {group} handed it to {holder}, whose process may have died with it: it waits until {holder} comes back, or a person shuts it out."
         return Reason(Rank.SOMEBODY, "in_doubt", text)
+    attempt = f"attempt {one['attempt']}" + (f" of {one['max_attempts']}" if one["max_attempts"] < FOREVER else "")
     ends = (
         "its lease does not end by time"
         if one["deadline_us"] is None
@@ -238,7 +240,7 @@ def _leased(one: Mapping[str, Any], now_us: int) -> Reason:
     return Reason(
         Rank.HANDS,
         "leased",
-        f"Group {group} is at it: {holder} has had it{had} (attempt {one['attempt']} of {one['max_attempts']}), and {ends}.",
+        f"Group {group} is at it: {holder} has had it{had} ({attempt}), and {ends}.",
     )
 
 
