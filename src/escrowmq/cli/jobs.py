@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
+from escrowmq.cli.exporting import Insecure, Metrics, exported
 from escrowmq.cli.failures import Exit
 from escrowmq.cli.options import DEFAULT_URL, PATIENCE, Json, Url, broker_time, check_folder, check_reachable, seconds
 from escrowmq.cli.printing import console, moment, notice, print_facts, print_json, print_json_line, print_table
 from escrowmq.errors import Code, error
+from escrowmq.platform.signals import stop_signals
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from escrowmq.pipeline.coverage import Beginning
     from escrowmq.pipeline.reconcile import Report, Side
+    from escrowmq.pipeline.sweeps import Swept, schedule
 
 Master = Annotated[
     str | None, typer.Option("--master", help="A Spark cluster (spark://HOST:PORT) instead of this machine.")
@@ -156,15 +160,27 @@ def sweep(
     events: Annotated[
         str | None, typer.Option("--events", metavar="TOPIC", help="Tell of timed out orders by the outbox.")
     ] = None,
+    every: Annotated[
+        str | None,
+        typer.Option(
+            "--every", metavar="TIME", help="Go on, on this schedule; of several machines one sweeps at a time."
+        ),
+    ] = None,
+    alarm: Annotated[
+        str | None, typer.Option("--alarm", metavar="URL", help="Post what could not be settled here, as JSON.")
+    ] = None,
+    metrics: Metrics = None,
+    insecure: Insecure = False,
     master: Master = None,
     json: Json = False,
 ) -> None:
     """Time unpaid orders out, release the freezes of paid ones as sold, give back stock that was frozen without an order.
 
-    To be run every some minutes; may be killed, and run twice at once. Exit code 1 if something could not be settled; the next run tries again.
+    Run it every some minutes, or with --every; it may be killed, and run twice at once. Without --every the exit code is 1 if something
+    could not be settled; the next run tries again.
     """
     from escrowmq.pipeline.session import local_session
-    from escrowmq.pipeline.sweeps import Books, Databases, Swept, sweep_freezes, sweep_orders
+    from escrowmq.pipeline.sweeps import Books, Databases, schedule, sweep_freezes, sweep_orders
 
     if only not in (None, "orders", "freezes"):
         raise error(Code.BAD_ARGUMENT, f"--only {only}", "orders or freezes")
@@ -172,23 +188,67 @@ def sweep(
     books = replace(books, shard_by=shard_by or books.shard_by, events=events or books.events)
     databases = Databases(tuple(orders), products)
     unpaid, orphan = seconds(unpaid_after, "--unpaid-after") or 0.0, seconds(orphan_after, "--orphan-after") or 0.0
+    pause = seconds(every, "--every")
+    if pause is not None and pause <= 0:
+        raise error(Code.BAD_ARGUMENT, f"--every {every}", "a time such as 15min")
+    if pause is None and metrics is not None:
+        raise error(Code.BAD_ARGUMENT, "--metrics without --every", "a single run is over before anybody looks")
+    if alarm is not None:
+        schedule.check_alarm(alarm)
     books.check(databases.orders, databases.products)  # before Spark starts
-    done: dict[str, Swept] = {}
-    with local_session("escrowmq sweep", master=master, rows=1000) as spark:
-        if only != "freezes":
-            done["orders"] = sweep_orders(spark, databases, books=books, unpaid_seconds=unpaid)
-        if only != "orders":
-            done["freezes"] = sweep_freezes(spark, databases, books=books, orphan_seconds=orphan)
-    if json:
-        print_json({name: swept.to_json() for name, swept in done.items()})
-    else:
-        rows = [(name, act, count) for name, swept in done.items() for act, count in swept.acts.items()]
-        print_table(("sweep", "what", ">count"), rows, "nothing to do")
-        for swept in done.values():
-            for trans_id, problem in swept.alerts:
-                notice(f"{trans_id}: {problem}")
-    if any(swept.failed for swept in done.values()):
+
+    def run() -> dict[str, Swept]:
+        done: dict[str, Swept] = {}
+        with local_session("escrowmq sweep", master=master, rows=1000) as spark:
+            if only != "freezes":
+                done["orders"] = sweep_orders(spark, databases, books=books, unpaid_seconds=unpaid)
+            if only != "orders":
+                done["freezes"] = sweep_freezes(spark, databases, books=books, orphan_seconds=orphan)
+        return done
+
+    if pause is not None:
+        _sweep_on_schedule(run, products, pause, alarm, metrics, insecure, json)
+        return
+    found = run()
+    _show_swept(found, print_json if json else None)
+    if any(swept.failed for swept in found.values()):
+        if alarm is not None:
+            schedule.post(alarm, schedule.failed_event(found))
         raise typer.Exit(Exit.FINDING)
+
+
+def _sweep_on_schedule(
+    run: schedule.Sweeps,
+    products: str,
+    pause: float,
+    alarm: str | None,
+    metrics: str | None,
+    insecure: bool,
+    json: bool,
+) -> None:
+    from escrowmq.pipeline.sweeps import schedule
+
+    stop, totals = threading.Event(), schedule.Totals()
+
+    def show(found: Mapping[str, Swept] | None) -> None:
+        if found is not None:
+            _show_swept(found, print_json_line if json else None)
+
+    made = lambda: schedule.collector(totals)  # noqa: E731
+    with stop_signals(stop.set), exported(metrics, insecure, made, lambda: {"status": "ok"}) as at:
+        notice(f"sweeping every {pause:g} s{f', metrics at {at}' if at else ''}; Ctrl-C stops it")
+        schedule.keep_sweeping(run, products, pause, stop, totals=totals, on_run=show, alarm=alarm)
+
+
+def _show_swept(found: Mapping[str, Swept], print_as_json: Callable[[Mapping[str, Any]], None] | None) -> None:
+    if print_as_json is not None:
+        print_as_json({name: swept.to_json() for name, swept in found.items()})
+        return
+    rows = [(name, act, count) for name, swept in found.items() for act, count in swept.acts.items()]
+    print_table(("sweep", "what", ">count"), rows, "nothing to do")
+    for swept in found.values():
+        for trans_id, problem in swept.alerts:
+            notice(f"{trans_id}: {problem}")
 
 
 def reconcile(

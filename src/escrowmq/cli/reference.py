@@ -88,6 +88,7 @@ def metrics_page() -> str:
     from escrowmq.compensation.statistics import metric_name
     from escrowmq.outbox.relay.metrics import BACKLOG
     from escrowmq.outbox.relay.metrics import METRICS as RELAY
+    from escrowmq.pipeline.sweeps.schedule import METRICS as SWEEPS
 
     rows = [
         (f"`escrowmq_{metric.name}{'_total' if metric.kind == COUNTER else ''}`", metric.kind, metric.meaning)
@@ -105,6 +106,10 @@ def metrics_page() -> str:
     repaired = [
         (f"`{metric_name(number)}{'_total' if kind == COUNTER else ''}`", kind, meaning)
         for number, (kind, meaning) in COMPENSATION.items()
+    ]
+    swept = [
+        (f"`escrowmq_sweep_{name}{'_total' if kind == COUNTER else ''}`", kind, meaning)
+        for name, (kind, meaning) in SWEEPS.items()
     ]
     relayed = [
         (f"`escrowmq_relay_{name}{'_total' if kind == COUNTER else ''}`", kind, meaning)
@@ -129,6 +134,9 @@ def metrics_page() -> str:
         "`escrowmq compensate run NAME --metrics HOST:PORT` serves these ([docs/compensation.md](compensation.md)), with the label `compensation`: its\n"
         "name. Watch `suspended`, `cases` and `idle`. In your own program: `compensation.statistics.collector(name, lambda: scheduler.statistics)`.\n\n"
         + _table(("metric", "kind", "meaning"), repaired)
+        + "\n## Sweeps on a schedule\n\n"
+        "`escrowmq sweep --every TIME --metrics HOST:PORT` serves these ([docs/sweeps.md](sweeps.md)). Watch `waiting` and `broken_off`.\n\n"
+        + _table(("metric", "kind", "meaning"), swept)
     )
 
 

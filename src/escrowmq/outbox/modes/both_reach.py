@@ -145,7 +145,7 @@ def _signs(identity: bytes, sign: Sign) -> list[tuple[str, str]]:
 def has_signs(properties: pa.MapArray) -> bool:
     """Return whether messages of this mode are among those whose properties these are."""
     signs = pc.map_lookup(properties, pa.scalar(SIGN), "first")
-    return signs.null_count < len(signs)
+    return bool(signs.null_count < len(signs))
 
 
 # The consumer

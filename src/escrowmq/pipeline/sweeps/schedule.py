@@ -1,0 +1,248 @@
+"""Sweeps on a schedule: on any number of machines, one at a time, and a person is alarmed about what fails.
+
+The turns are the multiples of an interval by the clock of the products' database, so that all machines come at the same
+moment; whoever gets that database's lock sweeps, and the others leave the turn out. The lock only saves work: a sweep
+may run twice at once.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from escrowmq.errors import Code, EscrowError, Misuse, error
+from escrowmq.outbox import engines
+from escrowmq.outbox.dialects import database_now_us
+from escrowmq.pipeline.sweeps.run import Swept
+
+TURN_SECONDS = 3.0
+"""How long a turn lasts at least: a machine whose timer is late by less finds it taken."""
+ALARM_SECONDS = 10.0
+"""How long an alarm may take to be delivered."""
+ALARM_TRIES = 3
+_LOCK = "escrowmq sweep"
+_LOCK_NUMBER = 0x6573_6372_6F77_7377
+"""The same for PostgreSQL, whose locks have numbers: with a schema's name it becomes that of its products."""
+
+_log = logging.getLogger(__name__)
+
+Sweeps = Callable[[], Mapping[str, Swept]]
+"""Runs the sweeps once. Returns their results by name."""
+
+
+class Totals:
+    """The sums of all runs of this process. From any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.runs = self.left_out = self.broken_off = self.alarms = self.alarms_lost = 0
+        self.acts: Counter[tuple[str, str]] = Counter()
+        self.waiting: dict[str, int] = {}
+        """By sweep: what its last run could not settle."""
+
+    def add(self, found: Mapping[str, Swept]) -> None:
+        """Add the results of a run."""
+        with self._lock:
+            self.runs += 1
+            for name, swept in found.items():
+                self.waiting[name] = swept.failed
+                self.acts.update({(name, act): count for act, count in swept.acts.items()})
+
+    def snapshot(self) -> tuple[dict[tuple[str, str], int], dict[str, int]]:
+        """Return the sums of acts by sweep and act, and what waits by sweep."""
+        with self._lock:
+            return dict(self.acts), dict(self.waiting)
+
+
+@contextmanager
+def turn(url: str) -> Iterator[bool]:
+    """Hold the right to sweep these products for as long as the block lasts. Yields False if another has it."""
+    with engines.opened(url) as engine:
+        if engine.dialect.name == "sqlite":
+            with _file_lock(engine.url.database) as held:
+                yield held
+            return
+        lock, unlock, name = _lock_of(engine)
+        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            held = bool(connection.execute(sa.text(lock), name).scalar())
+            try:
+                yield held
+            finally:
+                if held and not connection.invalidated:
+                    connection.execute(sa.text(unlock), name)
+
+
+def _lock_of(engine: sa.Engine) -> tuple[str, str, dict[str, Any]]:
+    """Return the statements that take and give back the lock of these products, and their parameters."""
+    if engine.dialect.name == "postgresql":
+        number = "hashtextextended(COALESCE(current_schema(), ''), :it)"
+        taking, giving = f"SELECT pg_try_advisory_lock({number})", f"SELECT pg_advisory_unlock({number})"
+        return taking, giving, {"it": _LOCK_NUMBER}
+    # These locks are of a whole server: the name says which database.
+    return "SELECT GET_LOCK(:it, 0)", "SELECT RELEASE_LOCK(:it)", {"it": f"{_LOCK} {engine.url.database}"[:64]}
+
+
+@contextmanager
+def _file_lock(path: str | None) -> Iterator[bool]:
+    import fcntl
+
+    if path is None:
+        yield True
+        return
+    with Path(f"{path}.sweep-lock").open("a") as file:  # the lock of the database itself would keep its writers out
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+
+
+def seconds_to_turn(now_us: int, every: float) -> float:
+    """Return the seconds from ``now_us`` (microseconds since 1970) to the next multiple of ``every`` seconds."""
+    every_us = round(every * 1e6)
+    return (every_us - now_us % every_us) / 1e6
+
+
+def keep_sweeping(
+    sweeps: Sweeps,
+    products: str,
+    every: float,
+    stop: threading.Event,
+    *,
+    totals: Totals | None = None,
+    on_run: Callable[[Mapping[str, Swept] | None], None] = lambda found: None,
+    alarm: str | None = None,
+) -> None:
+    """Sweep at once, and then every ``every`` seconds, until ``stop`` is set.
+
+    ``products``: URL of the database whose lock and clock are used. ``on_run`` is called with the results of each run; None:
+    another machine had the turn, or an error broke it off. ``alarm``: a URL to which what failed is posted, see :func:`post`.
+    A database that is away is waited for until the next turn. Raises Misuse for what no further turn would mend.
+    """
+    totals = totals or Totals()
+    while not stop.is_set():
+        found: Mapping[str, Swept] | None = None
+        pause = every
+        try:
+            with turn(products) as mine:
+                if mine:
+                    found = sweeps()
+                    totals.add(found)
+                    stop.wait(min(TURN_SECONDS, every / 2))
+                else:
+                    totals.left_out += 1
+                    _log.info("another process sweeps: this turn is left out")
+        except Misuse:
+            raise
+        except (EscrowError, sa.exc.SQLAlchemyError, OSError) as problem:
+            totals.broken_off += 1
+            _log.error("ALERT: a sweep was broken off, the next turn tries again: %s", problem)
+            _alarm(alarm, totals, {"event": "sweep.broken_off", "error": str(problem)})
+        on_run(found)
+        if found is not None and any(swept.failed for swept in found.values()):
+            _alarm(alarm, totals, failed_event(found))
+        try:
+            with engines.opened(products) as engine, engine.connect() as connection:
+                pause = seconds_to_turn(database_now_us(connection), every)
+        except (EscrowError, sa.exc.SQLAlchemyError):
+            pass  # it is away: this machine's own clock is good enough until it is back
+        stop.wait(pause)
+
+
+def failed_event(found: Mapping[str, Swept]) -> dict[str, Any]:
+    """Return the event of what a run could not settle: how many by sweep, and the rows (some of many)."""
+    rows = [
+        {"sweep": name, "trans_id": trans_id, "error": problem}
+        for name, swept in found.items()
+        for trans_id, problem in swept.alerts
+    ]
+    return {"event": "sweep.failed", "failed": {name: swept.failed for name, swept in found.items()}, "rows": rows}
+
+
+def _alarm(url: str | None, totals: Totals, event: Mapping[str, Any]) -> None:
+    if url is None:
+        return
+    try:
+        post(url, event)
+        totals.alarms += 1
+    except EscrowError as problem:
+        totals.alarms_lost += 1
+        _log.error("ALERT: the alarm could not be delivered: %s", problem)
+
+
+def check_alarm(url: str) -> None:
+    """Raise Misuse(BAD_ARGUMENT) if alarms cannot be posted to this."""
+    if not url.startswith(("http://", "https://")):
+        raise error(Code.BAD_ARGUMENT, f"--alarm {url}", "an address to which JSON can be posted: https://HOST/PATH")
+
+
+def post(url: str, event: Mapping[str, Any]) -> None:
+    """Post an event as JSON; the receiver answers with a status of 200 to 299.
+
+    Tried ``ALARM_TRIES`` times. Raises Unknown(DISCONNECTED) then, Misuse(BAD_ARGUMENT) for an address that is none.
+    """
+    check_alarm(url)
+    body = json.dumps(event).encode()
+    request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
+    problem = ""
+    for _ in range(ALARM_TRIES):
+        try:
+            with urllib.request.urlopen(request, timeout=ALARM_SECONDS):
+                return
+        except urllib.error.HTTPError as raised:
+            problem = f"it answered {raised.code}"
+            raised.close()
+        except (OSError, ValueError) as raised:
+            problem = str(raised)
+    raise error(Code.DISCONNECTED, f"nobody took the alarm: {problem}")
+
+
+METRICS: dict[str, tuple[str, str]] = {
+    "runs": ("counter", "runs that came to their end"),
+    "left_out": ("counter", "turns that another process had"),
+    "broken_off": ("counter", "runs that an error broke off"),
+    "alarms": ("counter", "alarms that were delivered"),
+    "alarms_lost": ("counter", "alarms that nobody took"),
+    "acts": ("counter", "orders and freezes, by sweep and by what was done"),
+    "waiting": ("gauge", "what the last run could not settle, by sweep"),
+}
+"""By name: its kind and its meaning. Exported as ``escrowmq_sweep_NAME``."""
+
+
+def collector(totals: Totals) -> Any:
+    """Return a collector of ``prometheus_client``: ``registry.register(collector(totals))``."""
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+    from prometheus_client.registry import Collector
+
+    class SweepCollector(Collector):
+        def collect(self) -> Iterator[Metric]:
+            acts, waiting = totals.snapshot()
+            for name, (kind, meaning) in METRICS.items():
+                family = CounterMetricFamily if kind == "counter" else GaugeMetricFamily
+                labels = {"acts": ("sweep", "act"), "waiting": ("sweep",)}.get(name, ())
+                metric = family(f"escrowmq_sweep_{name}", meaning, labels=labels)
+                if name == "acts":
+                    for pair, count in sorted(acts.items()):
+                        metric.add_metric(pair, count)
+                elif name == "waiting":
+                    for sweep, count in sorted(waiting.items()):
+                        metric.add_metric([sweep], count)
+                else:
+                    metric.add_metric([], getattr(totals, name))
+                yield metric
+
+        def describe(self) -> Iterator[Metric]:
+            return iter(())
+
+    return SweepCollector()
