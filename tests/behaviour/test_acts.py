@@ -15,6 +15,7 @@ from escrowmq.broker.actions import act
 from escrowmq.broker.embedded import open_engine
 from escrowmq.client.admin import Admin
 from escrowmq.errors import Code
+from escrowmq.overview import timeline
 from escrowmq.platform.disk import RealDisk
 from escrowmq.platform.failpoints import VARIABLE
 from escrowmq.settings import BrokerSettings
@@ -69,6 +70,34 @@ def test_each_act_is_recorded_with_who_what_why_and_what_came_of_it(own: Own) ->
         assert found[7]["ended"] == {"refused": "NOT_FOUND"}
         (verified,) = admin.verify_acts()
         assert (verified["records"], verified["broken"]) == (16, [])
+
+
+def test_2_10_the_body_of_what_was_rolled_back_is_shown_on_request_alone_and_that_is_recorded(own: Own) -> None:
+    broker = own()
+    with broker.connect() as bus:
+        with bus.producer("shop", unasked=True) as producer:
+            receipt = producer.prepare("orders", b"not for you", key="o-1", message_id="order-17")
+            producer.rollback(receipt.transaction_id)
+        assert receipt.transaction_id is not None
+        shown = bus.admin.transaction(receipt.transaction_id)
+        assert shown["state"] == "rolled_back"
+        assert shown["timeline"][-1]["event"] == "rolled_back"
+        (found,) = bus.admin.lookup(message_id="order-17")
+        for message in (*shown["messages"], found):
+            assert (message["body"], message["withheld"], message["key"]) == (None, True, "o-1")
+        assert bus.view_message("orders", "order-17") is None
+        assert "not for you" not in repr(timeline(bus, "order-17").to_json())
+        assert bus.admin.acts() == []
+        revealed = bus.admin.transaction(receipt.transaction_id, bodies=True, why="ticket 4711")
+        assert [message["body"] for message in revealed["messages"]] == [b"not for you"]
+        (act,) = bus.admin.acts()
+        assert (act["act"], act["why"]) == ("transactions.reveal", "ticket 4711")
+        assert (act["what"], act["ended"]) == ({"id": str(receipt.transaction_id)}, {"messages": 1})
+    broker.stop()
+    with mq.connect(f"file:{broker.folder}", read_only=True) as bus:
+        assert bus.admin.transaction(receipt.transaction_id)["messages"][0]["body"] is None
+        with pytest.raises(mq.EscrowError):  # nothing could record it
+            bus.admin.transaction(receipt.transaction_id, bodies=True)
 
 
 def test_the_record_outlives_the_broker_and_what_is_read_without_one(own: Own) -> None:

@@ -84,6 +84,8 @@ def everything(bus: Bus, until) -> None:
     admin.producers()
     admin.commit(ids[0], why="so")
     admin.rollback(ids[1], why="so")
+    assert admin.transaction(ids[1], bodies=True, why="so")["messages"][0]["body"] == b"half"
+    assert admin.lookup(message_id="h1")[0]["withheld"]
     assert [event["event"] for event in admin.transaction(ids[0])["timeline"]][:3] == ["prepared", "checked", "parked"]
     link.action("transactions.list", {"limit": 1, "after": -1, "cause": "asked_out"}, 5)
     producer.prepare("t", b"open, too")
@@ -274,7 +276,7 @@ def until():
 
 def test_every_action_has_a_handler_and_the_other_way_round():
     assert set(HANDLERS) == set(ACTIONS)
-    assert len(ACTIONS) == 43
+    assert len(ACTIONS) == 44
 
 
 def test_every_handler_has_the_types_of_its_action():

@@ -100,6 +100,10 @@ def _state(ledger: Ledger, printed: str) -> str:
     return f"{found['state']} by {found['decided_by']}" if "decided_by" in found else str(found["state"])
 
 
+def _revealed(ledger: Ledger, what: Mapping[str, Any]) -> dict[str, Any]:
+    return results([_state(ledger, what["id"])])  # looking changes nothing
+
+
 def _dead_letters(ledger: Ledger, what: Mapping[str, Any]) -> dict[str, Any]:
     items = [(ledger.queue_id(item[0], item[1]), item[2], item[3] if len(item) > 3 else None) for item in what["items"]]
     queue_ids, offsets = (np.array([item[column] for item in items], np.int64) for column in (0, 1))
@@ -168,6 +172,7 @@ def _deleted_topic(ledger: Ledger, what: Mapping[str, Any]) -> dict[str, Any]:
 _LOOKS: dict[str, Callable[[Ledger, Mapping[str, Any]], Any]] = {
     transactions.SETTLE.name: _transactions,
     transactions.RECHECK.name: _transactions,
+    transactions.REVEAL.name: _revealed,
     dead_letters.SETTLE.name: _dead_letters,
     dead_letters.EDIT.name: _edited,
     groups.ALTER.name: _group,

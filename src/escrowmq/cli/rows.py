@@ -46,7 +46,9 @@ def body_of(message: Mapping[str, Any], most: int) -> str:
     """The body of a :func:`plain` message, cut at ``most`` characters."""
     if message.get("damaged"):
         return f"(damaged: {message['damaged']})"
-    return "(binary)" if message["body"] is None else body_text(message["body"].encode(), most)
+    if message["body"] is None:
+        return "(withheld)" if message.get("withheld") else "(binary)"
+    return body_text(message["body"].encode(), most)
 
 
 def message_line(row: Mapping[str, Any], where: str) -> Text:

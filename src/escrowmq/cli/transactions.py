@@ -15,6 +15,7 @@ from escrowmq.cli.printing import (
     ago,
     duration,
     moment,
+    notice,
     print_facts,
     print_json,
     print_rows,
@@ -134,18 +135,25 @@ def _why(cause: str, least: int, most: int) -> str:
 @app.command("show")
 def show(
     transaction: Annotated[str, typer.Argument(metavar="ID", help="A transaction id, such as 9f3a01c2-3-2a.")],
+    body: Annotated[
+        bool,
+        typer.Option("--body", help="Also the bodies of one that was rolled back or has expired; this is recorded."),
+    ] = False,
+    why: Why = None,
     url: Url = DEFAULT_URL,
     json: Json = False,
 ) -> None:
     """Show a transaction: its messages, and what happened to it when."""
     with admin_at(url) as admin:
-        found: Any = admin.transaction(transaction)
+        found: Any = admin.transaction(transaction, bodies=body, why=why)
     found["messages"] = [plain(message) for message in found["messages"]]
     if json:
         return print_json(found)
     facts = {n.replace("_", " "): found.get(n) for n in ("group", "instance", "checks", "message_count")}
     print_facts({"transaction": found["id"], "state": state(found["state"]), **facts})
     print_rows(found["messages"], json, _MESSAGES, "no messages")
+    if not body and any(message.get("withheld") for message in found["messages"]):
+        notice("nobody was to see the bodies: --body shows them, and records that you looked")
     start = found["timeline"][0]["time_us"] if found["timeline"] else 0
     columns: Columns = {
         "time": lambda event: moment(event["time_us"]),

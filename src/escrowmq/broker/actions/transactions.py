@@ -9,9 +9,11 @@ import numpy as np
 import pyarrow as pa
 
 from escrowmq.broker.actions.answering import PAGE, answers, does, microseconds, page_of, results_of, transaction_ids
-from escrowmq.broker.reads.lookups import show_transaction
+from escrowmq.broker.reads.lookups import bodies_of, show_transaction
 from escrowmq.broker.reads.readable import Readable
+from escrowmq.broker.recording import recorded
 from escrowmq.broker.requests import transaction_id
+from escrowmq.broker.writer.engine import Engine
 from escrowmq.ledger.commands import End, Recheck
 from escrowmq.ledger.listings import Wanted, some_transactions
 from escrowmq.ledger.waiting import Waiting
@@ -56,6 +58,15 @@ def _summarize(engine: Readable, request: transactions.Summarize) -> transaction
 @answers(transactions.SHOW)
 def _show_transaction(engine: Readable, request: transactions.Show) -> transactions.Shown:
     return show_transaction(engine, transaction_id(request["id"]))
+
+
+@answers(transactions.REVEAL)
+def _reveal(engine: Engine, request: transactions.Reveal) -> transactions.Revealed:
+    identity = transaction_id(request["id"])
+    with recorded(engine, transactions.REVEAL, request) as done:
+        bodies = bodies_of(engine, identity)
+        done.ended = {"messages": len(bodies)}
+    return {"bodies": bodies}
 
 
 def _by_operator(request: transactions.Settle) -> End:

@@ -22,7 +22,7 @@ from escrowmq.message.names import EDITED_FROM
 from escrowmq.model import DecidedBy, TransactionId, TransactionState
 from escrowmq.schemas import ID, Kind
 from escrowmq.wire.actions.messages import Found, FoundMessage, Message, MessageFields
-from escrowmq.wire.actions.transactions import Event, Shown
+from escrowmq.wire.actions.transactions import Body, Event, Shown
 
 WARM_ROWS = 100_000
 """A log that stores so many rows is looked into once when it is opened, which is not noticed: opening it takes many times as long."""
@@ -46,10 +46,24 @@ def show_transaction(engine: Readable, identity: TransactionId) -> Shown:
         "asked_session": asked,
         "unknown_us": unknown_us,
         "message_count": len(positions),
-        "messages": [describe(row) for row in _rows(engine, positions[:MAX_SHOWN])],
+        "messages": [_withhold(describe(row), found["state"]) for row in _rows(engine, positions[:MAX_SHOWN])],
         "timeline": _timeline(engine, identity, positions, end),
     }
     return shown
+
+
+def bodies_of(engine: Readable, identity: TransactionId) -> list[Body]:
+    """Return the bodies of the messages that :func:`show_transaction` shows. Raises as that."""
+    found: Any = engine.look(lambda: transaction(engine.shard.ledger, identity)).result()
+    messages = [describe(row) for row in _rows(engine, found["positions"][:MAX_SHOWN])]
+    return [{"position": one["position"], "body_base64": one["body_base64"]} for one in messages]
+
+
+def _withhold(message: Any, state: str) -> Any:
+    """Take the body out of a message that was rolled back or has expired: nobody was to see it (systems.md 2.10)."""
+    if state in ("rolled_back", "expired"):
+        return message | {"body_base64": None, "withheld": True}
+    return message
 
 
 def _timeline(engine: Readable, identity: TransactionId, positions: Int64s, end: int) -> list[Event]:
@@ -266,8 +280,7 @@ def _states(engine: Readable, positions: Int64s) -> list[FoundMessage]:
 
 
 def _found(row: dict[str, Any], **standing: Any) -> FoundMessage:
-    told: Any = {**describe(row), **standing}
-    found: FoundMessage = told
+    found: FoundMessage = _withhold({**describe(row), **standing}, standing["state"])
     return found
 
 

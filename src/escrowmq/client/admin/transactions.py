@@ -36,10 +36,21 @@ class TransactionsAdmin(Asking):
         request = given(transactions.Summarize, group=group, samples=samples)
         return self._pages(transactions.SUMMARY(request), "groups", None)
 
-    def transaction(self, transaction_id: TransactionId | str | bytes) -> TransactionDetails:
-        """One transaction, its messages (with ``body``) and its timeline. Raises UNKNOWN_TRANSACTION or WRONG_SHARD."""
+    def transaction(
+        self, transaction_id: TransactionId | str | bytes, *, bodies: bool = False, why: str | None = None
+    ) -> TransactionDetails:
+        """Return one transaction, its messages (with ``body``) and its timeline. Raises UNKNOWN_TRANSACTION or WRONG_SHARD.
+
+        Once it was rolled back, or has expired, the body of a message is None and ``withheld`` true. ``bodies`` asks for them all the
+        same: this is recorded among the acts of operators, with ``why``. A data folder without its broker refuses that.
+        """
         identity, number = self._home(transaction_id)
         answer: Any = self._ask(number, transactions.SHOW({"id": str(identity)}))
+        if bodies and any(message.get("withheld") for message in answer["messages"]):
+            request = transactions.Reveal(id=str(identity))
+            revealed = self._ask(number, transactions.REVEAL(signed(request, why)))
+            texts = {one["position"]: one["body_base64"] for one in revealed["bodies"]}
+            answer["messages"] = [one | {"body_base64": texts.get(one["position"])} for one in answer["messages"]]
         found: TransactionDetails = answer | {"messages": [with_body(message) for message in answer["messages"]]}
         return found
 

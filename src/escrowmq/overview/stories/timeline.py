@@ -84,6 +84,10 @@ def _story(of: AtBroker, known: Databases, now_us: int) -> Story:
     if of.stands is not None and of.stands.get("more"):
         notes.append(f"{of.stands['more']:,} more consumer groups are left out.")
     body = message["body"]
+    if message.get("withheld"):
+        notes.append(
+            f"Nobody was to see its body: escrowmq transactions show {message['transaction']} --body shows it, and is recorded."
+        )
     return Story(
         title=_title(message["topic"], message["message_id"]),
         message_id=message["message_id"],

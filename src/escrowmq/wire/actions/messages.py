@@ -30,7 +30,10 @@ class MessageFields(TypedDict):
 class Message(MessageFields):
     """A stored message."""
 
-    body_base64: Annotated[str | None, "its body, base64; null: damaged"]
+    body_base64: Annotated[str | None, "its body, base64; null: damaged, or withheld"]
+    withheld: NotRequired[
+        Annotated[bool, "true: it was rolled back or has expired; `transactions.reveal` gives its body"]
+    ]
 
 
 class Standing(TypedDict):

@@ -95,6 +95,25 @@ class Shown(Details):
     messages: Annotated[list[Message], "the first 100"]
 
 
+class Reveal(Signed):
+    """Which transaction."""
+
+    id: TransactionText
+
+
+class Body(TypedDict):
+    """What was withheld of a message."""
+
+    position: Position
+    body_base64: Annotated[str | None, "base64; null: damaged"]
+
+
+class Revealed(TypedDict):
+    """The bodies of a transaction's messages."""
+
+    bodies: Annotated[list[Body], "of the messages that `transactions.show` gives"]
+
+
 class Summarize(Paged):
     """Of which producer groups the undecided transactions are summed up."""
 
@@ -150,4 +169,10 @@ SHOW = Action("transactions.show", Show, Shown, "One transaction with its messag
 SETTLE = Action("transactions.settle", Settle, Results, "Decide transactions by an operator's hand.")
 RECHECK = Action(
     "transactions.recheck", Recheck, Results, "Ask about undecided transactions anew, all check-backs unspent."
+)
+REVEAL = Action(
+    "transactions.reveal",
+    Reveal,
+    Revealed,
+    "The bodies of a transaction that was rolled back or has expired, for an operator.",
 )
