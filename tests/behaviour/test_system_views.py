@@ -93,6 +93,17 @@ def test_a_reader_reads_every_view(filled):
         assert [m.tag for m in batch] == ["committed", "rolled_back"] * 2
 
 
+def test_1_15_a_committed_message_tells_where_its_half_message_stands(filled):
+    _, bus = filled
+    shard = bus.admin.hello()[0]["shard"]
+    (committed, *_) = bus.consumer("who-asks", "t").receive(10, wait=5.0)
+    assert committed.transaction_id is not None
+    with bus.reader("%half", start={(shard, 0): committed.position}) as reader:
+        half = rows(reader)[0]
+    assert (half.offset, half.message_id) == (committed.position, committed.message_id)
+    assert (half.born, half.stored, half.transaction_id) == (committed.born, committed.stored, committed.transaction_id)
+
+
 def test_it_begins_where_it_is_told(filled):
     broker, bus = filled
     shard = bus.admin.hello()[0]["shard"]

@@ -149,6 +149,28 @@ def test_a_transaction_that_is_rolled_back_never_appears(client: Client, t: str,
     assert client.receive(f"c-{t}", t) == []
 
 
+def test_1_16_a_transaction_is_ended_by_the_message_id_that_its_producer_chose(client: Client, t: str, g: str) -> None:
+    path = f"/v1/groups/{g}/transactions"
+
+    def prepare(*ids: str, group: str = g) -> str:
+        half = {"messages": [{"topic": t, "text": "half", "message_id": f"{t}-{one}"} for one in ids]}
+        return str(client.ok(f"/v1/groups/{group}/transactions", half)["transaction_id"])
+
+    first, second, third = prepare("o-1"), prepare("o-2"), prepare("o-3")
+    assert client.ok(f"{path}/{t}-o-1/commit") == {"transaction_id": first, "code": "COMMITTED"}
+    assert client.get(f"{path}/{t}-o-1")[1]["state"] == "committed"
+    assert client.ok(f"{path}/{t}-o-2/rollback") == {"transaction_id": second, "code": "ROLLED_BACK"}
+    decisions = [{"transaction_id": f"{t}-o-{number}", "outcome": "commit"} for number in (3, 4)]
+    status, told = client.post(f"{path}/end", {"decisions": decisions})
+    assert (status, told["results"][0]["code"]) == (207, "COMMITTED")
+    assert told["results"][1]["problem"]["name"] == "UNKNOWN_TRANSACTION"
+    assert client.state(g, third) == "committed"
+    theirs = prepare("o-5", group=f"{g}-other")
+    status, problem = client.post(f"{path}/{t}-o-5/commit")
+    assert (status, problem["name"]) == (404, "UNKNOWN_TRANSACTION")
+    assert client.state(f"{g}-other", theirs) == "open"
+
+
 def test_a_message_joins_a_transaction_by_its_id(client: Client, t: str, g: str) -> None:
     transaction = client.prepare(g, t, "first")
     half = {"messages": [{"topic": t, "text": "second"}], "transaction_id": transaction}

@@ -58,7 +58,7 @@ def test_every_code_has_a_status_of_its_branch(code: Code) -> None:
         ("/v1/topics/t/messages?group=transactional", {"text": "x"}, 409, "GROUP_KIND"),
         ("/v1/groups/transactional/transactions", {"messages": []}, 400, "BAD_REQUEST"),
         ("/v1/groups/transactional/transactions/1-1-1/commit", None, 404, "WRONG_SHARD"),
-        ("/v1/groups/transactional/transactions/what/commit", None, 400, "BAD_ARGUMENT"),
+        ("/v1/groups/transactional/transactions/what/commit", None, 404, "UNKNOWN_TRANSACTION"),
         ("/v1/groups/other/transactions/OPEN/commit", None, 403, "WRONG_GROUP"),
         ("/v1/consumers/unheard-of/receive", {}, 404, "UNKNOWN_GROUP"),
         ("/v1/consumers/c/receive", {"topics": ["t"], "start": "2020-01-01T00:00:00"}, 400, "BAD_REQUEST"),

@@ -14,6 +14,7 @@ from escrowmq.client.admin import Admin
 from escrowmq.client.aio import AsyncBus
 from escrowmq.client.consuming.options import subscribe
 from escrowmq.client.entries import Health
+from escrowmq.client.producing.own_ids import is_transaction_id, transaction_of_message
 from escrowmq.errors import Code, EscrowError, Rejected
 from escrowmq.gateway.addresses import Address
 from escrowmq.gateway.asking import Asker
@@ -105,6 +106,15 @@ class Gateway:
             self._shards[number] = answer["shard"]
             router.learn_shard(number, self._shards[number])
         return self._shards[number]
+
+    async def transaction_named(self, group: str, text: str) -> TransactionId:
+        """Return the transaction of a group that a text names: its printed id, or the id of a half message that the producer chose.
+
+        Raises UNKNOWN_TRANSACTION, BAD_ARGUMENT if a message id is that of several transactions of the group.
+        """
+        if is_transaction_id(text):
+            return TransactionId.parse(text)
+        return await self.on_thread(transaction_of_message, self.bus.router, text, group, self.settings.timeout)
 
     async def transaction(self, identity: TransactionId) -> transactions.Transaction:
         """Where a transaction stands, without its bodies. Raises UNKNOWN_TRANSACTION, WRONG_SHARD."""

@@ -128,7 +128,14 @@ class TransactionsIn(_In):
 class Decision(_In):
     """What one transaction came to."""
 
-    transaction_id: TransactionText
+    transaction_id: Annotated[
+        str,
+        Field(
+            min_length=1,
+            max_length=1000,
+            description="SHARD-EPOCH-POSITION, hexadecimal; or the `message_id` that the producer gave to one of its messages.",
+        ),
+    ]
     outcome: Literal["commit", "rollback"]
 
 

@@ -106,7 +106,8 @@ class Content:
 
     @property
     def position(self) -> int:
-        """Its position in the broker's log (of a half message: of its prepare)."""
+        """Return its position in the broker's log. Of a message that a transaction committed it is that of the half message, and so
+        the half message's offset in the view ``%half`` (RocketMQ: ``PreparedTransactionOffset``)."""
         return self._rows.list("position")[self._row]  # type: ignore[no-any-return]
 
     @property

@@ -97,7 +97,7 @@ async def end_many(group: str, body: DecisionsIn, request: Request, response: Re
 async def commit(
     group: str, transaction_id: str, request: Request, response: Response, confirm: Confirmed = "answered"
 ) -> Decided:
-    """Commit: all its messages become visible. Repeating is harmless; 409 if it was rolled back. 202 if it is not waited for."""
+    """Commit: all its messages become visible. A ``message_id`` that the producer chose may stand for the transaction's id. Repeating is harmless; 409 if it was rolled back. 202 if it is not waited for."""
     return await _end(group, transaction_id, COMMIT, request, confirm, response)
 
 
@@ -111,8 +111,9 @@ async def rollback(
 
 @router.get("/{transaction_id}")
 async def show(group: str, transaction_id: str, request: Request) -> TransactionState:
-    """Where a transaction stands."""
-    row = await gateway_of(request).transaction(TransactionId.parse(transaction_id))
+    """Where a transaction stands. It is named by its id, or by the ``message_id`` that the producer gave to one of its messages."""
+    gateway = gateway_of(request)
+    row = await gateway.transaction(await gateway.transaction_named(group, transaction_id))
     if row["group"] not in (group, None):  # None: decided long ago, and its group is forgotten
         raise Rejected(Code.WRONG_GROUP)
     return TransactionState.of_row(row, transaction_id=row["id"], group=group)
@@ -135,8 +136,9 @@ async def _end(
     confirm: Confirm = "answered",
     response: Response | None = None,
 ) -> Decided:
-    identity = TransactionId.parse(text)
-    code = await gateway_of(request).producers.end(group, identity, outcome, confirm)
+    gateway = gateway_of(request)
+    identity = await gateway.transaction_named(group, text)
+    code = await gateway.producers.end(group, identity, outcome, confirm)
     if code is Code.SENT and response is not None:
         response.status_code = ACCEPTED
     return Decided(transaction_id=str(identity), code=code.name)  # type: ignore[arg-type]  # one of the five
