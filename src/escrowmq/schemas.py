@@ -200,6 +200,7 @@ class Kind(IntEnum):
     TOPIC_ALTERED = 41
     TOPIC_DELETED = 42
     CUT = 43
+    FAILED = 44
 
 
 _STORED = _schema(
@@ -312,6 +313,7 @@ STORED: dict[Kind, pa.Schema] = {
     Kind.TOPIC_ALTERED: _schema(name=_UTF8, retention_us=_INT64, retention_bytes=_INT64),  # -1: the broker's, none
     Kind.TOPIC_DELETED: _schema(name=_UTF8),
     Kind.CUT: _schema(queue_id=_INT32, head=_INT64),  # a topic's retention: offsets below are gone
+    Kind.FAILED: _schema(lease=_INT64, start=_INT64, count=_INT64, cause=_UTF8),  # why what RETRIED names failed
 }
 """The schema of each kind of frame, version 1 (see log/FORMAT.md)."""
 

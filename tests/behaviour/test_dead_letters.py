@@ -11,6 +11,7 @@ import pytest
 import escrowmq as mq
 from escrowmq.client.admin import Admin, dead_letters
 from escrowmq.errors import Code
+from escrowmq.overview import timeline
 from escrowmq.platform.failpoints import VARIABLE
 
 Own = Callable[..., Any]
@@ -186,6 +187,36 @@ def test_killed_at_an_edit_both_are_done_or_neither_and_done_again_it_is_done_on
         assert again["repeated"] is done
         assert [message.body for message in received(bus)] == [b"cured"]
         assert bus.admin.verify_acts()[0]["broken"] == []
+
+
+def test_the_causes_of_the_last_five_attempts_are_kept(own: Own) -> None:
+    """E18. They are read from the log, and so outlive the broker."""
+    broker = own()
+    with broker.connect() as bus:
+        bus.producer("shop").send("orders", b"one")
+        with bus.consumer("cart", "orders", max_attempts=7) as consumer:
+            for attempt in range(1, 8):
+                (message,) = consumer.receive(1, wait=5.0)
+                message.nack(0.0, None if attempt == 4 else f"problem {attempt}")
+                consumer.flush()
+        (letter,) = bus.admin.dead_letters("cart")
+        told = [(one["attempt"], one.get("cause")) for one in bus.admin.dead_letter_attempts("cart", letter)]
+        assert told == [
+            (3, "problem 3"),
+            (4, None),
+            (5, "problem 5"),
+            (6, "problem 6"),
+            (7, "problem 7, attempt 7 of 7"),
+        ]
+        sentences = " ".join(event.sentence for event in timeline(bus, "orders/0/0").stories[0].events)
+        assert all(f"problem {attempt}" in sentences for attempt in (1, 2, 3, 5, 6, 7))
+        place = {name: letter[name] for name in ("topic", "queue", "offset")}
+    broker.restart(kill=True)
+    with broker.connect() as bus:
+        (letter,) = bus.admin.dead_letters("cart")
+        assert place == {name: letter[name] for name in place}
+        found = bus.admin.dead_letter_attempts("cart", letter)
+        assert [(one["attempt"], one.get("cause")) for one in found] == told
 
 
 def test_a_summary_tells_causes_apart_by_what_is_not_a_number(own: Own) -> None:

@@ -178,7 +178,10 @@ def test_dead_letters_are_listed_and_shown(run: Run, dead: list[str]) -> None:
     shown = run("dead-letters", "show", "cart", dead[1], "--json").json
     assert (shown["body"], shown["properties"]) == ("bad 1", {"a": "b"})
     assert shown["cause"].startswith("cannot read it")
-    assert "bad 1" in run("dead-letters", "show", "cart", dead[1]).out
+    assert [(one["event"], one["attempt"]) for one in shown["last_attempts"]] == [("dead", 1)]
+    printed = run("dead-letters", "show", "cart", dead[1]).out
+    assert "bad 1" in printed
+    assert "attempt" in printed
     assert len(run("tail", "%dead-letters.cart", "--json").lines) == 2
 
 

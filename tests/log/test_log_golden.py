@@ -86,7 +86,9 @@ TOPICS = {
     Kind.CUT: {"queue_id": 2, "head": 41},
 }
 """Those of topics, "v1-topics"."""
-LATER = {"v1-newer": NEWER, "v1-operated": OPERATED, "v1-topics": TOPICS, "v1-edited": EDITED}
+FAILURES = {Kind.FAILED: {"lease": 9, "start": 0, "count": 1, "cause": "naïve"}}
+"""Why attempts failed, "v1-failed"."""
+LATER = {"v1-failed": FAILURES, "v1-newer": NEWER, "v1-operated": OPERATED, "v1-topics": TOPICS, "v1-edited": EDITED}
 
 
 def write_newer(disk: MemoryDisk, rows: dict[Kind, dict[str, Any]]) -> None:

@@ -35,6 +35,15 @@ OlderThan = Annotated[
 ]
 
 
+_ATTEMPTS: Columns = {
+    "failed": lambda one: moment(one["time_us"]),
+    ">attempt": "attempt",
+    "cause": lambda one: (
+        one.get("cause") or ("its lease ended" if one.get("expired") else "given back without a cause")
+    ),
+}
+
+
 @app.command("list")
 def list_(
     group: Group,
@@ -100,7 +109,7 @@ def show(
     url: Url = DEFAULT_URL,
     json: Json = False,
 ) -> None:
-    """Show one dead letter with its body, properties and cause."""
+    """Show one dead letter with its body, properties, and the causes of its last five attempts."""
     topic, queue, offset = _parse(place)
     with admin_at(url) as admin:
         found = admin.dead_letters_at(group, [{"topic": topic, "queue": queue, "offset": offset}])
@@ -108,7 +117,8 @@ def show(
             raise error(Code.NOT_FOUND, f"{group} has no dead letter {place}", f"see `dead-letters list {group}`")
         columns = read_schema(topic, damaged=True).names
         rows = admin.read(topic, queue=queue, start=offset, end=offset + 1, columns=columns).read_all().to_pylist()
-    letter = {**(rows[0] if rows else {}), **found[0], "place": place}
+        attempts = admin.dead_letter_attempts(group, found[0])
+    letter = {**(rows[0] if rows else {}), **found[0], "place": place, "last_attempts": attempts}
     if json:
         return print_json(plain(letter))
     shown = {name: letter.get(name) for name in ("place", "attempts", "cause", "key", "tag")}
@@ -117,6 +127,7 @@ def show(
     body = letter.get("body", b"")
     shown_body = f"(damaged: {letter.get('damaged')})" if body is None else body_text(body, 2000)
     print_facts({**shown, **times, **properties, "body": shown_body})
+    print_rows(attempts, json, _ATTEMPTS, "its attempts are not in the log any more")
 
 
 @app.command("retry")

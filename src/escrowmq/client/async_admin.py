@@ -56,6 +56,7 @@ class AsyncAdmin:
     recheck = _awaited(Admin.recheck)
     dead_letters = _awaited(Admin.dead_letters)
     dead_letters_at = _awaited(Admin.dead_letters_at)
+    dead_letter_attempts = _awaited(Admin.dead_letter_attempts)
     dead_letters_summary = _awaited(Admin.dead_letters_summary)
     retry_dead_letters = _awaited(Admin.retry_dead_letters)
     discard_dead_letters = _awaited(Admin.discard_dead_letters)

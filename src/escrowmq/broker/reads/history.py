@@ -52,6 +52,8 @@ class _Way:
     """Of the next lease that may hold it, or of the one that does; None: that is not known."""
     due_us: int = 0
     dead_us: int = 0
+    cause: str | None = None
+    """Why its next failure happened, as its consumer said."""
     events: list[Happened] = field(default_factory=list)
 
     @property
@@ -147,6 +149,11 @@ class _Reading:
             way.note(frame, row, "acked", attempt=way.attempt, lease=way.lease)
             way.state, way.lease = "acked", None
 
+    def failed(self, frame: Frame) -> None:
+        """Why what is given back next failed."""
+        for row, way in self._held(frame, "lease"):
+            way.cause = frame.batch.column("cause")[row].as_py()
+
     def retried(self, frame: Frame) -> None:
         """What was given back, and what came back because its lease had ended."""
         for row, way in self._held(frame, "lease"):
@@ -157,10 +164,13 @@ class _Reading:
                 way.attempt = way.attempt if due_us == UNSEEN else None
             else:
                 expired = frame.time_us >= way.deadline_us
-                way.note(frame, row, "failed", attempt=way.attempt, lease=way.lease, due_us=due_us, expired=expired)
+                more = {} if way.cause is None else {"cause": way.cause}
+                way.note(
+                    frame, row, "failed", attempt=way.attempt, lease=way.lease, due_us=due_us, expired=expired, **more
+                )
                 way.due_us = due_us
                 way.attempt = None if way.attempt is None else way.attempt + 1
-            way.state, way.lease = "retrying", None
+            way.state, way.lease, way.cause = "retrying", None, None
 
     def dead(self, frame: Frame) -> None:
         """What was given up."""
@@ -230,6 +240,7 @@ _TAKES: dict[Kind, Callable[[_Reading, Frame], None]] = {
     Kind.HANDED: _Reading.handed,
     Kind.EXTENDED: _Reading.extended,
     Kind.ACKED: _Reading.acked,
+    Kind.FAILED: _Reading.failed,
     Kind.RETRIED: _Reading.retried,
     Kind.DEAD: _Reading.dead,
     Kind.BURIED: _Reading.dead,

@@ -45,6 +45,7 @@ _BRINGS_NOTHING = frozenset(
         Kind.HANDED,
         Kind.EXTENDED,
         Kind.KEYED,
+        Kind.FAILED,
     }
 )
 """Events after which no consumer group can be given more than before."""

@@ -13,14 +13,24 @@ from escrowmq.client.entries import DeadLetter, DeadLettersSummary
 from escrowmq.client.links.answers import Count, Listing
 from escrowmq.errors import Code, Misuse, Overloaded, Unknown
 from escrowmq.model import message_id as id_of
-from escrowmq.wire.actions import dead_letters
+from escrowmq.wire.actions import dead_letters, standing
 from escrowmq.wire.actions.dead_letters import Edited
+from escrowmq.wire.actions.standing import Happened, OfMessage
 
 MOST_AT_ONCE = 4096
 """Dead letters in one request, and in one record of an act."""
 _PIECE = 48 << 10
 """Bytes of a body in one piece of a request."""
 _SHOWN = ("topic", "queue", "offset", "dead_us", "attempts")
+
+
+ATTEMPTS_SHOWN = 5
+
+
+def last_attempts(stands: OfMessage, group: str) -> list[Happened]:
+    """Return the last attempts of a group that failed, oldest first, from where a message stands and what happened to it."""
+    failed = [one for one in stands.get("events", []) if one["group"] == group and one["event"] in ("failed", "dead")]
+    return failed[-ATTEMPTS_SHOWN:]
 
 
 class DeadLettersAdmin(Asking):
@@ -47,6 +57,14 @@ class DeadLettersAdmin(Asking):
         return self._rows(
             call, lambda answer: answer["dead_letters"], Code.UNKNOWN_GROUP, Code.UNKNOWN_TOPIC, Code.BAD_QUEUE
         )
+
+    def dead_letter_attempts(self, group: str, item: Mapping[str, Any]) -> list[Happened]:
+        """Return the last five attempts at a dead letter (an item of :meth:`dead_letters`), oldest first: ``time_us``, ``attempt``, and
+        ``cause`` as the consumer named it, or ``expired`` where it gave no answer. They are read from the log, as far as it reaches back.
+        """
+        place = standing.AskOfMessage(topic=item["topic"], queue=item["queue"], offset=item["offset"], history=True)
+        number = next(number for number, link in enumerate(self._router.links) if link.address == item["broker"])
+        return last_attempts(self._ask(number, standing.OF_MESSAGE(place)), group)
 
     def dead_letters_summary(
         self, group: str | None = None, *, causes: int = 20, samples: int = 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from escrowmq.client.admin.dead_letters import last_attempts
 from escrowmq.console.asked import Asked, Page
 from escrowmq.console.bodies import shown
 from escrowmq.console.core import Console
@@ -12,6 +13,7 @@ from escrowmq.console.views.transactions import seconds
 from escrowmq.errors import Code, error
 from escrowmq.message.names import check_name
 from escrowmq.wire.actions import dead_letters as actions
+from escrowmq.wire.actions import standing
 
 ROOM = "/dead-letters"
 CAUSES = 20
@@ -56,10 +58,13 @@ def letter(console: Console, asked: Asked) -> Page:
     name = check_name(asked.places["group"], Code.BAD_GROUP_NAME)
     found = letter_at(console, name, asked)
     body = found["message"].get("body")
+    place = standing.AskOfMessage(topic=found["topic"], queue=found["queue"], offset=found["offset"], history=True)
+    stands = console.ask(console.number_of(found["broker"]), standing.OF_MESSAGE(place))
     values = {
         "name": name,
         "letter": found,
         "message": found["message"],
+        "attempts": last_attempts(stands, name),
         "body": None if body is None else shown(body, asked.text("as")),
     }
     return Page("dead_letter.html", f"Dead letter of {name}", values, ROOM)

@@ -330,6 +330,9 @@ class Groups:
             group.subscription = subscriptions.without(group.subscription, topic, set(queue_ids))
             group.paused.pop(topic, None)
 
+    def _apply_failed(self, _batch: pa.RecordBatch, _time_us: int, _topics: Topics, _rules: Rules) -> None:
+        """Change nothing: it is for the history of a message."""
+
     _acts: ClassVar[dict[Kind, Callable[[Groups, pa.RecordBatch, int, Topics, Rules], None]]] = {
         Kind.GROUP: _apply_group,
         Kind.ALTERED: _apply_altered,
@@ -343,6 +346,7 @@ class Groups:
         Kind.HANDED: _apply_handed,
         Kind.FENCED: _apply_fenced,
         Kind.KEYED: _apply_keyed,
+        Kind.FAILED: _apply_failed,
     }
 
     _row_acts: ClassVar[dict[Kind, Callable[[Groups, Rows, int, Topics, Rules], None]]] = {

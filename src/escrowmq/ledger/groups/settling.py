@@ -6,7 +6,8 @@ Rules:
    over. It is OK if it settled something, or (ACK) if this lease acked something of it before; else LEASE_LOST.
 2. Rows see what the rows before them did: each lease that a batch names is drafted on a copy of its mask.
 3. A NACK charges the attempt and gives the message back after the asked delay, else the back-off; the last attempt makes
-   it a dead letter with its cause.
+   it a dead letter with its cause. The causes of the attempts before it are events of their own (FAILED), which change
+   nothing: a person reads them in the message's history.
 4. In an ordered lease the later pending messages of its key are let go together with a message that is given back or dead; those
    of other keys stay. They are not charged: their attempt is only raised to 2, so that a repeat is always told from a first
    delivery (I23). When such a lease expires, its first pending message is the one that failed, and all others are let go. What
@@ -71,6 +72,8 @@ class Settling:
     acked: list[list[int]] = field(default_factory=list)
     retried: list[list[int]] = field(default_factory=list)
     dead: list[tuple[int, int, int, str]] = field(default_factory=list)
+    failed: list[tuple[int, int, int, str]] = field(default_factory=list)
+    """What is given back, with the cause that its consumer named."""
     extended: list[list[int]] = field(default_factory=list)
     keyed: list[tuple[int, int, Int64s, Int64s]] = field(default_factory=list)
     """Group, queue id, offsets that are given back, and their keys."""
@@ -110,6 +113,11 @@ class Settling:
         if not pending:
             return _nothing_pending(draft.mask, a, b, Code.LEASE_LOST)
         if nack:
+            if cause and lease.attempt < self.redelivery.attempts:
+                runs = pending_runs(draft.mask, a, b)
+                self.failed.extend(
+                    (lease.id, lease.start + first, last - first, cause[:MAX_CAUSE]) for first, last in runs
+                )
             self.fail(draft, a, b, pending, None if delay_us < 0 else delay_us, cause or "not accepted by the consumer")
         else:
             keys = self._keys(draft, a, b)
@@ -194,8 +202,14 @@ class Settling:
 
     def events(self) -> tuple[Event, ...]:
         """What was collected. The rows of one batch are disjoint, so only an extension must come before the rest."""
-        kinds = (Kind.EXTENDED, Kind.ACKED, Kind.RETRIED, Kind.DEAD)
-        collected: tuple[Sequence[Sequence[Any]], ...] = (self.extended, self.acked, self.retried, self.dead)
+        kinds = (Kind.EXTENDED, Kind.ACKED, Kind.FAILED, Kind.RETRIED, Kind.DEAD)
+        collected: tuple[Sequence[Sequence[Any]], ...] = (
+            self.extended,
+            self.acked,
+            self.failed,
+            self.retried,
+            self.dead,
+        )
         events = [event_of_rows(kind, rows, keep=True) for kind, rows in zip(kinds, collected, strict=True) if rows]
         return (*events, *keyed_events(self.keyed))
 

@@ -159,6 +159,8 @@ def _in_group(of: AtBroker, event: Mapping[str, Any], now_us: int) -> str:
         return f"Group {group}: given back unhandled, which does not count as an attempt."
     if kind == "failed":
         how = "its lease ended without an answer" if event.get("expired") else "its consumer gave it back"
+        if event.get("cause"):
+            how += f", {quoted(event['cause'])}"
         return f"Group {group}: failed, {times}: {how}; delivered again from {_from(event['due_us'], now_us)} on."
     if kind == "dead":
         return f"Group {group}: given up after {times}: {quoted(event.get('cause'))}."

@@ -113,7 +113,7 @@ class Happened(TypedDict):
     member: NotRequired[Member]
     due_us: NotRequired[Annotated[TimeUs, "of a failure: not delivered again before"]]
     expired: NotRequired[Annotated[bool, "of a failure: the lease ended by time, nobody gave it back"]]
-    cause: NotRequired[str]
+    cause: NotRequired[Annotated[str, "of a failure and of a death: what the consumer said, if it did"]]
     message_id: NotRequired[Annotated[MessageId, "of an edit: that of the message that the group gets instead"]]
 
 
