@@ -189,7 +189,9 @@ def test_rows_that_nobody_sends(opened: Open, shop: sa.Engine) -> None:
     assert short(cause) == ("outbox", "outbox", 3, True)
     assert cause.cause == "no relay is running"
     with shop.begin() as connection:
-        connection.execute(sa.insert(trans_relay), {"owner": "r", "alive_until_us": 1 << 60})
+        connection.execute(
+            sa.insert(trans_relay), [{"owner": f"r-{number}", "alive_until_us": 1 << 60} for number in range(2)]
+        )
     assert short(the_one(bus, shop)) == ("outbox", "outbox", 3, False)
     (stands,) = status(bus, [shop]).databases
     assert (stands.pending, stands.relays) == (3, 1)
