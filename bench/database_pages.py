@@ -22,7 +22,7 @@ from escrowmq.compensation.cases import CaseState, list_cases
 from escrowmq.outbox.dialects import database_now_us
 from escrowmq.outbox.modes.journal import Stage
 from escrowmq.outbox.tables import State
-from escrowmq.testing.databases import databases, open_engine
+from escrowmq_lab.databases import databases, open_engine
 
 REPEATS = 5
 GOAL = "< 1000"

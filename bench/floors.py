@@ -33,7 +33,7 @@ from starting import started
 from works import BATCHES_100, BATCHES_1000, BATCHES_2000, FLIGHT, ONE, PROCESSES, THREADS_64, WARM_UP, WORKS
 
 import escrowmq as mq
-from escrowmq.testing.servers.process import Server, accepts, free_port
+from escrowmq_lab.servers.process import Server, accepts, free_port
 
 PROGRAMS = Path(__file__).parent / "floor_programs"
 ROOT = Path(__file__).parents[1]

@@ -41,8 +41,8 @@ import escrowmq as mq
 from escrowmq.log.kafka.cluster.opening import create_topics, open_partitions
 from escrowmq.log.kafka.replica import open_replica
 from escrowmq.platform.disk import RealDisk
-from escrowmq.testing.servers import kafka
-from escrowmq.testing.servers.process import Server, accepts, free_port
+from escrowmq_lab.servers import kafka
+from escrowmq_lab.servers.process import Server, accepts, free_port
 
 ROOT = Path(__file__).parents[1]
 SLOW_DISK = Path(__file__).with_name("slow_disk.py")

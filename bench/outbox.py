@@ -25,7 +25,7 @@ from escrowmq.outbox.relay.marking import PURGE_ROWS, Marker, purge
 from escrowmq.outbox.relay.reading import Reader
 from escrowmq.outbox.tables import State, trans_message
 from escrowmq.outbox.targets.escrow import EscrowTarget
-from escrowmq.testing.servers import postgres
+from escrowmq_lab.servers import postgres
 
 TOPIC = "bench-outbox"
 KEYS = 1000

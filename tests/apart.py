@@ -20,9 +20,9 @@ from typing import Any
 import escrowmq as mq
 from escrowmq.errors import EscrowError
 from escrowmq.log.kafka.cluster.opening import create_topics
-from escrowmq.testing.servers import escrow, hdfs
-from escrowmq.testing.servers.process import Server, free_port
-from escrowmq.testing.servers.spark import Cluster, cluster
+from escrowmq_lab.servers import escrow, hdfs
+from escrowmq_lab.servers.process import Server, free_port
+from escrowmq_lab.servers.spark import Cluster, cluster
 
 PATIENCE = 600.0
 """Seconds in which something must happen."""

@@ -27,15 +27,15 @@ from xdist.scheduler import LoadScopeScheduling
 
 import own_home
 import quick_java
-from escrowmq.testing.servers.process import Server
-from escrowmq.testing.servers.seam import Absent
+from escrowmq_lab.servers.process import Server
+from escrowmq_lab.servers.seam import Absent
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
     from apart import Apart, Strangers
-    from escrowmq.testing.servers.kafka_secured import Secured
-    from escrowmq.testing.servers.spark import Cluster
+    from escrowmq_lab.servers.kafka_secured import Secured
+    from escrowmq_lab.servers.spark import Cluster
 
 settings.register_profile(
     "here", deadline=None, print_blob=True, report_multiple_bugs=False, suppress_health_check=[HealthCheck.too_slow]
@@ -186,7 +186,7 @@ def server_fixture(name: str) -> Any:
 
     @pytest.fixture(scope="session", name=f"{name}_server")
     def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-        module = importlib.import_module(f"escrowmq.testing.servers.{name}")
+        module = importlib.import_module(f"escrowmq_lab.servers.{name}")
         with needed(), module.serving(tmp_path_factory.mktemp(name)) as made:
             yield made
 
@@ -213,7 +213,7 @@ kafka_url = url_fixture("kafka")
 @pytest.fixture(scope="session")
 def secured_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     """The session's Kafka, with its doors for TLS and for passwords."""
-    from escrowmq.testing.servers import kafka_secured
+    from escrowmq_lab.servers import kafka_secured
 
     with needed(), kafka_secured.serving(tmp_path_factory.mktemp("kafka")) as made:
         yield made
@@ -228,7 +228,7 @@ def kafka_server(secured_kafka: Secured) -> Server:
 @pytest.fixture(scope="session")
 def chromium() -> str:
     """The path of a browser."""
-    from escrowmq.testing.servers import chromium
+    from escrowmq_lab.servers import chromium
 
     with needed():
         return chromium.program()
@@ -237,7 +237,7 @@ def chromium() -> str:
 @pytest.fixture(scope="session")
 def kafka_jars() -> Path:
     """What a Kafka is started from, for those who start one of their own."""
-    from escrowmq.testing.servers import kafka
+    from escrowmq_lab.servers import kafka
 
     with needed():
         return kafka.libraries()
@@ -246,7 +246,7 @@ def kafka_jars() -> Path:
 @pytest.fixture
 def own_redis(tmp_path: Path) -> Iterator[Server]:
     """A Redis of one test's own, with its files in ``tmp_path / "redis"``: the test may stop it, empty it, take its files away."""
-    from escrowmq.testing.servers import redis
+    from escrowmq_lab.servers import redis
 
     with needed(), redis.serving(tmp_path) as made:
         yield made
@@ -255,7 +255,7 @@ def own_redis(tmp_path: Path) -> Iterator[Server]:
 @pytest.fixture(scope="module")
 def hands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A standalone Spark cluster of two workers, a module's own: its tests kill them."""
-    from escrowmq.testing.servers.spark import cluster
+    from escrowmq_lab.servers.spark import cluster
 
     with needed(), cluster(tmp_path_factory.mktemp("cluster")) as made:
         yield made

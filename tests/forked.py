@@ -38,7 +38,7 @@ IMPORTED = (
     "escrowmq.console.server",
     "escrowmq.console.app",
     "escrowmq.plans",
-    "escrowmq.testing.history",
+    "escrowmq_lab.history",
     "sqlalchemy.dialects.sqlite",
     "redis",
     "rich.table",

@@ -13,10 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
+import pytest
+
 import escrowmq
 
 ROOT = Path(__file__).parent.parent
-SOURCES = sorted((ROOT / "src").rglob("*.py"))
+LAB = ROOT / "lab" / "src"
+SOURCES = sorted([*(ROOT / "src").rglob("*.py"), *LAB.rglob("*.py")])
 LONGEST = 600
 """Lines of a file: a signal that there may be two things in it."""
 WIDEST = 15
@@ -66,9 +69,9 @@ def test_no_room_is_called_utils() -> None:
 def test_pyspark_and_sqlalchemy_stay_in_their_rooms() -> None:
     rooms = {
         "pyspark": {"pipeline", "spark"},
-        "sqlalchemy": {"outbox", "compensation", "pipeline", "overview", "testing", "chaos"},
+        "sqlalchemy": {"outbox", "compensation", "pipeline", "overview"},
     }
-    for path in SOURCES:
+    for path in (path for path in SOURCES if not path.is_relative_to(LAB)):
         room = path.relative_to(ROOT / "src" / "escrowmq").parts[0]
         for name in imported(path):
             assert room in rooms.get(name, {room}), f"{relative(path)} imports {name}"
@@ -76,7 +79,11 @@ def test_pyspark_and_sqlalchemy_stay_in_their_rooms() -> None:
 
 def test_assert_is_no_argument_check() -> None:
     """Without -O or with it, the same errors: no module raises AssertionError on purpose."""
-    assert not [relative(p) for p in SOURCES if "raise AssertionError" in p.read_text() and "testing" not in p.parts]
+    assert not [
+        relative(p)
+        for p in SOURCES
+        if "raise AssertionError" in p.read_text() and not {"testing", "escrowmq_lab"} & set(p.parts)
+    ]
 
 
 def imported(path: Path) -> set[str]:
@@ -228,14 +235,22 @@ def test_the_command_runs_as_a_module() -> None:
     assert (result.returncode, result.stdout.strip()) == (0, "escrowmq 0.1.0")
 
 
-def test_files_that_are_not_python_are_packaged() -> None:
-    """What the product reads beside its modules is there after an installation, too."""
-    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["escrowmq"]
-    package = ROOT / "src" / "escrowmq"
+@pytest.mark.parametrize(("root", "name"), [(ROOT, "escrowmq"), (ROOT / "lab", "escrowmq_lab")])
+def test_files_that_are_not_python_are_packaged(root: Path, name: str) -> None:
+    """What a distribution reads beside its modules is there after an installation, too."""
+    wanted = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"][name]
+    package = root / "src" / name
     packaged = {path for pattern in wanted for path in package.glob(pattern)}
     others = {path for path in package.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")}
     assert not sorted(map(relative, others - packaged))
     assert not [pattern for pattern in wanted if not any(package.glob(pattern))]
+
+
+def test_the_product_has_no_laboratory() -> None:
+    """What proves and measures it is a distribution of its own: users do not install it."""
+    package = ROOT / "src" / "escrowmq"
+    assert not {"chaos", "simulation"} & {path.name for path in package.iterdir()}
+    assert not [relative(path) for path in package.rglob("*pom.xml")]
 
 
 def test_arrow_flight_is_gone() -> None:

@@ -32,7 +32,7 @@ from escrowmq.outbox.relay.verdicts import Rules, judge
 from escrowmq.outbox.tables import State
 from escrowmq.outbox.targets import seam
 from escrowmq.schemas import ENDED
-from escrowmq.testing.history import Kind, kind_of
+from escrowmq_lab.history import Kind, kind_of
 
 FAILURES = [code for code in Code if code.branch is not None]
 TRAVELLING = [code for code in Code if code is not Code.SENT]

@@ -17,7 +17,7 @@ from typing import Any
 from seam import Peer, Running, Work
 from works import PACED_CALLERS
 
-from escrowmq.testing.servers.process import dying_with_us
+from escrowmq_lab.servers.process import dying_with_us
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 PATIENCE_SECONDS = 90.0

@@ -14,7 +14,7 @@ from seam import Missing, Running, Work
 from starting import python_load, started
 
 import escrowmq as mq
-from escrowmq.testing.servers.process import Server, accepts, free_port
+from escrowmq_lab.servers.process import Server, accepts, free_port
 
 OURS = "EscrowMQ"
 

@@ -13,8 +13,8 @@ from ours import Embedded, EscrowMQ, OneWay
 from seam import Missing, Peer, Running, Work
 from starting import Started, absent_is_missing, python_load, started
 
-from escrowmq.testing.servers import kafka, postgres, redis
-from escrowmq.testing.servers.process import Server, accepts, free_port
+from escrowmq_lab.servers import kafka, postgres, redis
+from escrowmq_lab.servers.process import Server, accepts, free_port
 
 _OPENS = ("java.base/java.nio", "java.base/sun.nio.ch", "java.base/java.lang", "java.base/java.util")
 JVM = ["-Xshare:auto", *(f"--add-opens={name}=ALL-UNNAMED" for name in _OPENS)]

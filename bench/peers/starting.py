@@ -11,8 +11,8 @@ from pathlib import Path
 from measuring import descendants
 from seam import Missing, Running
 
-from escrowmq.testing.servers.process import Server
-from escrowmq.testing.servers.seam import Absent
+from escrowmq_lab.servers.process import Server
+from escrowmq_lab.servers.seam import Absent
 
 LOADS = Path(__file__).parent / "loads"
 

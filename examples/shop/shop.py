@@ -19,7 +19,7 @@ from shop_steps import PLACES, START_US, STEPS, Run, late_orders, pay_what_is_un
 from shop_tables import Order
 
 from escrowmq import EscrowError
-from escrowmq.testing.databases import databases as made
+from escrowmq_lab.databases import databases as made
 
 
 def say(text: str = "") -> None:

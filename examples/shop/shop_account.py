@@ -9,7 +9,7 @@ from shop_databases import Databases
 from shop_tables import Freeze, Order, freezes, orders, parcels, products, users
 
 from escrowmq.outbox.tables import trans_message
-from escrowmq.testing.databases import snapshot
+from escrowmq_lab.databases import snapshot
 
 
 def stock_problems(product_db: sa.Connection) -> list[str]:

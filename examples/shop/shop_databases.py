@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from shop_tables import order_tables, product_tables, products, shard_of, warehouse_tables
 
 from escrowmq import outbox
-from escrowmq.testing.databases import open_engine
+from escrowmq_lab.databases import open_engine
 
 
 def names(shards: int) -> list[str]:

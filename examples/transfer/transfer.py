@@ -16,7 +16,7 @@ from transfer_auditor import Auditor, Reading
 from transfer_staff import DEATHS, Death, Staff
 
 from escrowmq import EscrowError, outbox
-from escrowmq.testing.databases import databases, open_engine
+from escrowmq_lab.databases import databases, open_engine
 
 PAYERS, PAYEES, AMOUNT = 5, 3, 1000
 NAMES = ["transfer_bank_a", "transfer_bank_b"]

@@ -13,7 +13,7 @@ from bank_tables import accounts_a, accounts_b, credits, debits
 from escrowmq.model import message_id
 from escrowmq.outbox import State
 from escrowmq.outbox.tables import trans_message
-from escrowmq.testing.databases import snapshot
+from escrowmq_lab.databases import snapshot
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ import escrowmq as mq
 from escrowmq.outbox import Barrier, CallbackListener
 from escrowmq.outbox.relay import Relay
 from escrowmq.outbox.targets.escrow import EscrowTarget
-from escrowmq.testing.databases import open_engine
+from escrowmq_lab.databases import open_engine
 
 QUICK = {"transaction_timeout": 0.5, "check_interval": 0.5, "lease_seconds": 2.0, "retry_backoff": 0.1}
 """A killed process is replaced at once here, so nothing has to be waited for as long as in earnest."""

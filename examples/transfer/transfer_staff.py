@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from escrowmq.platform import failpoints
-from escrowmq.testing.programs import Program
+from escrowmq_lab.programs import Program
 
 PROGRAM = Path(__file__).with_name("transfer_process.py")
 PATIENCE = 120.0

@@ -23,8 +23,8 @@ from escrowmq.backup.manifest import NAME
 from escrowmq.cli.failures import Exit
 from escrowmq.cli.main import app
 from escrowmq.platform.disk import RealDisk
-from escrowmq.testing.servers.escrow import serving
-from escrowmq.testing.servers.process import Server
+from escrowmq_lab.servers.escrow import serving
+from escrowmq_lab.servers.process import Server
 
 OPTIONS = ("--segment-bytes", "256KiB", "--default-queues", "2", "--snapshot-bytes", "1MiB")
 

@@ -23,8 +23,8 @@ from escrowmq.log.kafka.replica import open_replica
 from escrowmq.log.seam import CommitLog
 from escrowmq.platform.disk import RealDisk
 from escrowmq.testing.partitions.memory import MemoryKafka
-from escrowmq.testing.servers.seam import Absent
 from escrowmq.wire.actions.table import ACTIONS
+from escrowmq_lab.servers.seam import Absent
 from forked import Forked
 from wire_conformance import check
 
@@ -177,7 +177,7 @@ class Logs:
 @pytest.fixture(scope="session")
 def three_nodes_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of a Kafka of three nodes."""
-    from escrowmq.testing.servers import kafka
+    from escrowmq_lab.servers import kafka
 
     try:
         kafka.libraries()

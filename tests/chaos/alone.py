@@ -15,13 +15,13 @@ from sqlalchemy.exc import DBAPIError
 
 import escrowmq as mq
 from escrowmq import outbox
-from escrowmq.chaos.books import Books, body_of, business, confirmed, effects, hash_of, intended
-from escrowmq.chaos.modes.seam import Mode, Site
 from escrowmq.errors import EscrowError
 from escrowmq.outbox.relay import Relay
 from escrowmq.outbox.targets.escrow import EscrowTarget
-from escrowmq.testing.databases import open_engine
-from escrowmq.testing.servers import escrow
+from escrowmq_lab.chaos.books import Books, body_of, business, confirmed, effects, hash_of, intended
+from escrowmq_lab.chaos.modes.seam import Mode, Site
+from escrowmq_lab.databases import open_engine
+from escrowmq_lab.servers import escrow
 from forked import Forked
 
 ENOUGH = 60

@@ -12,11 +12,11 @@ import sqlalchemy as sa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from escrowmq.chaos.books import Books, body_of, business, confirmed, effects, hash_of, id_of, intended, metadata
-from escrowmq.chaos.check import Flow, Waiting, check, read_flow
-from escrowmq.chaos.findings import KEPT, Findings
-from escrowmq.chaos.modes import Mode, Site
-from escrowmq.testing.databases import open_engine
+from escrowmq_lab.chaos.books import Books, body_of, business, confirmed, effects, hash_of, id_of, intended, metadata
+from escrowmq_lab.chaos.check import Flow, Waiting, check, read_flow
+from escrowmq_lab.chaos.findings import KEPT, Findings
+from escrowmq_lab.chaos.modes import Mode, Site
+from escrowmq_lab.databases import open_engine
 
 
 class Once(Mode):
@@ -296,7 +296,7 @@ def test_what_still_waits_is_told_by_id(nodes: Nodes) -> None:
 
 
 def test_what_waits_is_told_alike_when_it_is_much(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("escrowmq.chaos.check.waiting.FEW", 2)
+    monkeypatch.setattr("escrowmq_lab.chaos.check.waiting.FEW", 2)
     test_what_still_waits_is_told_by_id(nodes)
 
 

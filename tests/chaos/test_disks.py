@@ -11,10 +11,10 @@ import sqlalchemy as sa
 
 import escrowmq as mq
 from escrowmq.broker.embedded import open_engine as open_broker
-from escrowmq.chaos.disks import fill_database, fillable_disk, set_full
 from escrowmq.errors import Code
 from escrowmq.settings import BrokerSettings
-from escrowmq.testing.databases import open_engine
+from escrowmq_lab.chaos.disks import fill_database, fillable_disk, set_full
+from escrowmq_lab.databases import open_engine
 
 
 def test_a_full_disk_makes_no_file_and_none_longer(tmp_path: Path) -> None:

@@ -5,10 +5,10 @@ from random import Random
 
 import escrowmq as mq
 from escrowmq import outbox
-from escrowmq.chaos.books import Books
-from escrowmq.chaos.modes.leftovers import roll_back_leftovers
-from escrowmq.chaos.modes.seam import Site
-from escrowmq.testing.databases import open_engine
+from escrowmq_lab.chaos.books import Books
+from escrowmq_lab.chaos.modes.leftovers import roll_back_leftovers
+from escrowmq_lab.chaos.modes.seam import Site
+from escrowmq_lab.databases import open_engine
 
 
 def test_what_has_no_business_is_rolled_back_and_the_rest_stays(tmp_path: Path) -> None:

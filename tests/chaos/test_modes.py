@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from alone import relay, run_alone, two_brokers
 
-from escrowmq.chaos.modes import MODES
+from escrowmq_lab.chaos.modes import MODES
 
 
 @pytest.fixture(scope="module")

@@ -12,11 +12,11 @@ import pytest
 
 import escrowmq as mq
 from escrowmq import outbox
-from escrowmq.chaos.books import Books
-from escrowmq.chaos.modes.barrier import refused, stands
-from escrowmq.chaos.modes.offsets import OffsetsMode
-from escrowmq.chaos.modes.seam import Contradiction, KeyOrder, Site, key_of
-from escrowmq.testing.databases import open_engine
+from escrowmq_lab.chaos.books import Books
+from escrowmq_lab.chaos.modes.barrier import refused, stands
+from escrowmq_lab.chaos.modes.offsets import OffsetsMode
+from escrowmq_lab.chaos.modes.seam import Contradiction, KeyOrder, Site, key_of
+from escrowmq_lab.databases import open_engine
 
 
 @pytest.mark.parametrize("code", [mq.Code.CONFLICT, mq.Code.UNKNOWN_TRANSACTION, mq.Code.EXPIRED, mq.Code.WRONG_GROUP])

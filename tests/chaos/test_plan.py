@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from escrowmq.chaos.options import Options
-from escrowmq.chaos.plan import Blow, draw
 from escrowmq.errors import Code, Misuse
+from escrowmq_lab.chaos.options import Options
+from escrowmq_lab.chaos.plan import Blow, draw
 
 OPTIONS = st.builds(
     Options,

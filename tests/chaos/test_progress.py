@@ -10,11 +10,11 @@ import pytest
 import sqlalchemy as sa
 from rich.console import Console
 
-from escrowmq.chaos.books import Books, body_of
-from escrowmq.chaos.options import Options
-from escrowmq.chaos.plan import Blow, Happening
-from escrowmq.chaos.progress import LINE_SECONDS, Progress
-from escrowmq.testing.databases import open_engine
+from escrowmq_lab.chaos.books import Books, body_of
+from escrowmq_lab.chaos.options import Options
+from escrowmq_lab.chaos.plan import Blow, Happening
+from escrowmq_lab.chaos.progress import LINE_SECONDS, Progress
+from escrowmq_lab.databases import open_engine
 
 
 @dataclass

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from escrowmq.chaos.ports import address_of, free_ports
-from escrowmq.chaos.proxy import BUFFER, Proxy, Route
+from escrowmq_lab.chaos.ports import address_of, free_ports
+from escrowmq_lab.chaos.proxy import BUFFER, Proxy, Route
 
 NODE, OTHER = address_of(240), address_of(241)
 SHORT = 0.3

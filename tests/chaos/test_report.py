@@ -13,13 +13,13 @@ from xml.etree import ElementTree
 
 import pytest
 
-from escrowmq.chaos.check import Flow
-from escrowmq.chaos.findings import KEPT, Findings, Tally
-from escrowmq.chaos.modes import MODES
-from escrowmq.chaos.options import Options
-from escrowmq.chaos.plan import Blow, Happening, draw
-from escrowmq.chaos.report import JSON, PAGE, Record, write_report
-from escrowmq.chaos.report.page import page, verdict
+from escrowmq_lab.chaos.check import Flow
+from escrowmq_lab.chaos.findings import KEPT, Findings, Tally
+from escrowmq_lab.chaos.modes import MODES
+from escrowmq_lab.chaos.options import Options
+from escrowmq_lab.chaos.plan import Blow, Happening, draw
+from escrowmq_lab.chaos.report import JSON, PAGE, Record, write_report
+from escrowmq_lab.chaos.report.page import page, verdict
 
 BEGIN = 1_700_000_000_000_000
 VOID = {"meta", "br", "rect", "line", "path", "img"}
@@ -189,10 +189,10 @@ def test_a_password_is_shown_nowhere() -> None:
 @pytest.mark.parametrize(
     ("options", "command"),
     [
-        (Options(seed=7), "escrowmq chaos --rounds 100 --period 3 --seed 7"),
+        (Options(seed=7), "escrowmq-lab chaos --rounds 100 --period 3 --seed 7"),
         (
             Options(rounds=10, period=1.5, down=0.25, modes=("barrier",), consumers=2),
-            "escrowmq chaos --rounds 10 --period 1.5 --down 0.25 --seed 0 --consumers 2 --modes barrier",
+            "escrowmq-lab chaos --rounds 10 --period 1.5 --down 0.25 --seed 0 --consumers 2 --modes barrier",
         ),
     ],
 )

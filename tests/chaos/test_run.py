@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from escrowmq.chaos.modes import MODES
-from escrowmq.chaos.options import Options
-from escrowmq.chaos.plan import Blow
-from escrowmq.chaos.report import JSON, PAGE, Record, write_report
-from escrowmq.chaos.run import Monkey, run
-from escrowmq.testing.databases import open_engine
+from escrowmq_lab.chaos.modes import MODES
+from escrowmq_lab.chaos.options import Options
+from escrowmq_lab.chaos.plan import Blow
+from escrowmq_lab.chaos.report import JSON, PAGE, Record, write_report
+from escrowmq_lab.chaos.run import Monkey, run
+from escrowmq_lab.databases import open_engine
 
 WITHOUT_JAVA = tuple(name for name, mode in MODES.items() if mode.beside(Path(), "") is None)
 
@@ -77,7 +77,7 @@ def test_no_node_outlives_a_director_that_is_killed(tmp_path: Path) -> None:
     command = [
         sys.executable,
         "-m",
-        "escrowmq",
+        "escrowmq_lab",
         "chaos",
         "--rounds",
         "1",

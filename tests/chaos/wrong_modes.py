@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from sqlalchemy.orm import Session
 
-from escrowmq.chaos.modes import Mode, Site
 from escrowmq.client.consuming.consumer import Consumer
 from escrowmq.client.producing.producer import Producer
+from escrowmq_lab.chaos.modes import Mode, Site
 
 LAST = ".last"
 """In the ids of what is placed when there are no faults any more: what follows from it does not depend on them."""

@@ -96,35 +96,3 @@ def test_the_demo_needs_no_options(run: Run, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("escrowmq.demo.run", lambda options: told.append(options))
     run("demo")
     assert told == [DemoOptions()]
-
-
-@pytest.fixture
-def scripts(tmp_path: Path) -> Path:
-    folder = tmp_path / "bench"
-    folder.mkdir()
-    (folder / "good.py").write_text('"""A claim.\n\nMore."""\n')
-    (folder / "bad.py").write_text('"""Another."""\nraise SystemExit(3)\n')
-    (folder / "_shared.py").write_text("raise SystemExit(4)\n")
-    (folder / "long").mkdir()
-    (folder / "long" / "__main__.py").write_text('"""A folder."""\nraise SystemExit(5)\n')
-    return folder
-
-
-def test_benchmarks_are_listed_and_run(run: Run, scripts: Path) -> None:
-    listed = run("bench", "--folder", str(scripts), "--list", "--json")
-    assert listed.json == [
-        {"name": "bad", "claim": "Another."},
-        {"name": "good", "claim": "A claim."},
-        {"name": "long", "claim": "A folder."},
-    ]
-    assert "A claim." in run("bench", "--folder", str(scripts), "--list").out
-    assert run("bench", "good", "--folder", str(scripts)).code == 0
-    every = run("bench", "--folder", str(scripts))
-    assert (every.code, every.err) == (Exit.FINDING, "failed: bad\n")  # a folder only runs when it is named
-    assert run("bench", "long", "--folder", str(scripts)).err == "failed: long\n"
-
-
-def test_missing_benchmarks_are_named(run: Run, scripts: Path, tmp_path: Path) -> None:
-    assert "good" in run("bench", "best", "--folder", str(scripts)).err
-    nothing = run("bench", "--folder", str(tmp_path / "absent"))
-    assert (nothing.code, "--folder" in nothing.err) == (Exit.USAGE, True)

@@ -63,7 +63,10 @@ def test_every_command_has_help(words: tuple[str, ...]) -> None:
 
 
 def test_the_commands_of_the_design_are_there() -> None:
-    commands = set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+    every = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    moved = {name for name, command in every.items() if command.hidden}
+    assert moved == {"bench", "simulate", "chaos"}, "they say where they went"
+    commands = set(every) - moved
     assert commands == {
         "serve",
         "step-down",
@@ -93,8 +96,5 @@ def test_the_commands_of_the_design_are_there() -> None:
         "report",
         "reconcile",
         "sweep",
-        "bench",
-        "simulate",
-        "chaos",
         "log",
     }

@@ -22,8 +22,8 @@ from escrowmq.compensation import Announced, Announcing
 from escrowmq.outbox.relay import Relay
 from escrowmq.outbox.tables import trans_message
 from escrowmq.outbox.targets.opening import open_target
-from escrowmq.testing.servers import escrow
-from escrowmq.testing.servers.process import Server
+from escrowmq_lab.servers import escrow
+from escrowmq_lab.servers.process import Server
 
 ORDERS = sa.Table("orders", sa.MetaData(), sa.Column("id", sa.String(64), primary_key=True))
 

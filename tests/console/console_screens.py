@@ -20,7 +20,7 @@ import escrowmq as mq
 from escrowmq.connecting import links
 from escrowmq.console import ConsoleSettings, beside
 from escrowmq.plans import Plans
-from escrowmq.testing.servers.chromium import flags, program
+from escrowmq_lab.servers.chromium import flags, program
 
 LOOKS: dict[str, dict[str, Any]] = {
     "light": {"color_scheme": "light"},

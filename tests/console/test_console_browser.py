@@ -21,7 +21,7 @@ import escrowmq as mq
 from escrowmq.connecting import links
 from escrowmq.console import ConsoleSettings, beside
 from escrowmq.pipeline.audit import run as audit
-from escrowmq.testing.servers.chromium import flags
+from escrowmq_lab.servers.chromium import flags
 
 QUICK = ConsoleSettings(sample_seconds=0.1)
 

@@ -23,7 +23,7 @@ from shop_databases import Databases, create
 from shop_tables import Basket, order_tables, product_tables
 
 from escrowmq.outbox.tables import trans_message
-from escrowmq.testing.databases import open_engine, snapshot
+from escrowmq_lab.databases import open_engine, snapshot
 
 START = 1_000_000 * MINUTE_US
 BASKET = Basket("ann", {"book": 2, "pen": 5}, 3100)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from escrowmq.testing.servers.escrow import serving
+from escrowmq_lab.servers.escrow import serving
 
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLE = ROOT / "examples" / "protocol" / "main.go"

@@ -28,7 +28,7 @@ from till import Fate
 
 from escrowmq.outbox.tables import trans_message
 from escrowmq.platform import failpoints
-from escrowmq.testing.databases import databases
+from escrowmq_lab.databases import databases
 
 SCRIPT = Path(shop.__file__)
 STEADY = (Fate.PAYS, Fate.FORGETS, Fate.LOSES_ANSWER, Fate.PAYS, Fate.NEVER_ARRIVES)

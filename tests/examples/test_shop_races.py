@@ -21,7 +21,7 @@ from shop_tables import Freeze, Mark, Order, freezes, insert_new, order_marks, o
 from shop_world import BASKET, NAME, START, Act, World
 from sweeps import Settled
 
-from escrowmq.testing.databases import databases
+from escrowmq_lab.databases import databases
 
 Script = list[tuple[str, int]]
 

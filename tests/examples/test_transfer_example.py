@@ -21,7 +21,7 @@ from bank_tables import accounts_a, credits, debits
 from transfer_staff import DEATHS
 
 from escrowmq import outbox
-from escrowmq.testing.databases import databases, open_engine
+from escrowmq_lab.databases import databases, open_engine
 
 SCRIPT = Path(transfer.__file__)
 TELLING = {

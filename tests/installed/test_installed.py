@@ -49,14 +49,13 @@ NEEDS: dict[tuple[str, ...], str | None] = {
     ("audit", NOT_THERE): "spark",
     ("report", "--url", f"file:{NOT_THERE}", "--out", "page"): "spark",
     ("demo", "--orders", NOT_THERE): "spark",
-    ("simulate", "--seeds", "1", "--jobs", "1"): "simulation",
     ("gateway", *URL, "--listen", "127.0.0.1:0"): "http",
     ("console", *URL, "--listen", "127.0.0.1:0"): "console",
 }
 """Commands, and the extra that each needs."""
 WITH_DATABASES = {"outbox", "postgres", "mysql", "redis", "kafka", "rabbitmq", "spark", "console"}
-BRINGS = {"outbox": WITH_DATABASES, "simulation": WITH_DATABASES, "http": {"http", "console"}}
-"""Extras that bring what another one brings; SQLAlchemy brings greenlet."""
+BRINGS = {"outbox": WITH_DATABASES, "http": {"http", "console"}}
+"""Extras that bring what another one brings."""
 
 
 @cache

@@ -22,8 +22,8 @@ from escrowmq.overview import Story, timeline
 from escrowmq.overview.stories import brokers
 from escrowmq.overview.stories.sought import sought
 from escrowmq.settings import BrokerSettings
-from escrowmq.testing.servers.process import free_port
 from escrowmq.wire.addresses import Address
+from escrowmq_lab.servers.process import free_port
 
 Open = Callable[..., mq.Bus]
 Until = Callable[[Callable[[], Any]], Any]

@@ -31,8 +31,8 @@ from escrowmq.overview.waits import brokers, grouping
 from escrowmq.overview.waits.grouping import masked
 from escrowmq.settings import BrokerSettings
 from escrowmq.testing.memory_target import MemoryTarget
-from escrowmq.testing.servers.process import free_port
 from escrowmq.wire.addresses import Address
+from escrowmq_lab.servers.process import free_port
 
 Open = Callable[..., mq.Bus]
 Until = Callable[[Callable[[], Any]], Any]

@@ -27,7 +27,7 @@ from escrowmq.pipeline.sweeps.databases import connections
 from escrowmq.spark import brokers
 from escrowmq.spark.options import absolute, read_options
 from escrowmq.spark.planning import OffsetRange
-from escrowmq.testing.servers.process import free_port
+from escrowmq_lab.servers.process import free_port
 
 
 @pytest.fixture

@@ -20,9 +20,9 @@ import redis
 from pyspark.sql import SparkSession
 
 from escrowmq.pipeline.audit import run as audit
-from escrowmq.testing.databases import databases
-from escrowmq.testing.servers import escrow
-from escrowmq.testing.servers.process import Server
+from escrowmq_lab.databases import databases
+from escrowmq_lab.servers import escrow
+from escrowmq_lab.servers.process import Server
 from forked import Forked
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "cart" / "compensated"))

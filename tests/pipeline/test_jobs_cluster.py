@@ -30,8 +30,8 @@ from escrowmq.cli import submit
 from escrowmq.cli.main import app
 from escrowmq.pipeline.java import find_java, write_launcher
 from escrowmq.platform.failpoints import TELL_VARIABLE, VARIABLE
-from escrowmq.testing.databases import databases
-from escrowmq.testing.servers.spark import Cluster
+from escrowmq_lab.databases import databases
+from escrowmq_lab.servers.spark import Cluster
 
 pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
 

@@ -24,7 +24,7 @@ from sweeps_world import BOOKS, SHARDS, world
 
 import escrowmq as mq
 from apart import Apart, Shard, Talk, eventually
-from escrowmq.testing.databases import databases
+from escrowmq_lab.databases import databases
 
 pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.timeout(2400)]
 

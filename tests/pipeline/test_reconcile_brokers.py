@@ -19,7 +19,7 @@ from escrowmq.errors import Code
 from escrowmq.pipeline.reconcile import settled
 from escrowmq.pipeline.reconcile.streaming import from_messages
 from escrowmq.spark.source import register
-from escrowmq.testing.servers import escrow
+from escrowmq_lab.servers import escrow
 from forked import Forked
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]

@@ -15,7 +15,7 @@ from escrowmq.errors import Misuse
 from escrowmq.pipeline.sweeps import Act, Books, Databases, Inconsistent, release_orphan, settle_order
 from escrowmq.pipeline.sweeps import run as sweeping
 from escrowmq.platform import failpoints
-from escrowmq.testing.databases import databases
+from escrowmq_lab.databases import databases
 
 POINTS = (
     *("sweep.locked", "sweep.freeze-written", "sweep.released", "sweep.settled"),

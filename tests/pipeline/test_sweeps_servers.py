@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from sweeps_killing import EACH, Content, both, killing, once_cleanly
 from sweeps_world import SHARDS, World, world
 
-from escrowmq.testing.databases import databases
+from escrowmq_lab.databases import databases
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 

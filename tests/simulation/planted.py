@@ -41,10 +41,10 @@ from escrowmq.log import active  # noqa: E402
 from escrowmq.model import COMMIT  # noqa: E402
 from escrowmq.outbox.targets import escrow  # noqa: E402
 from escrowmq.schemas import Kind  # noqa: E402
-from escrowmq.simulation.brokers import NodeDisk  # noqa: E402
-from escrowmq.simulation.swarm import simulate  # noqa: E402
 from escrowmq.testing.disks import FaultDisk, MemoryFile  # noqa: E402
 from escrowmq.wire import frames  # noqa: E402
+from escrowmq_lab.simulation.brokers import NodeDisk  # noqa: E402
+from escrowmq_lab.simulation.swarm import simulate  # noqa: E402
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 BUGS: dict[str, tuple[str, Plant]] = {name: ("ledger", plant) for name, (plant, _) in of_the_ledger.PLANTED.items()}

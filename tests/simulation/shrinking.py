@@ -7,9 +7,9 @@ import json
 import pytest
 from planted import BUGS, KNOWN
 
-from escrowmq.simulation.plan import Scale, draw
-from escrowmq.simulation.run import Run
-from escrowmq.simulation.shrink import shrink
+from escrowmq_lab.simulation.plan import Scale, draw
+from escrowmq_lab.simulation.run import Run
+from escrowmq_lab.simulation.shrink import shrink
 
 BUG = "publish_what_is_rolled_back"
 

@@ -13,8 +13,8 @@ from escrowmq.ledger.commands import Command
 from escrowmq.ledger.transactions import ending
 from escrowmq.model import Outcome, TransactionState
 from escrowmq.schemas import Kind
-from escrowmq.simulation import protocol
-from escrowmq.simulation.protocol import COMMANDS, COMMIT, COMMITTED, EVENTS, NONE, OPEN, Ledger, Model, State, Step
+from escrowmq_lab.simulation import protocol
+from escrowmq_lab.simulation.protocol import COMMANDS, COMMIT, COMMITTED, EVENTS, NONE, OPEN, Ledger, Model, State, Step
 
 
 def test_no_state_breaks_a_promise() -> None:

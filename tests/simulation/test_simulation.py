@@ -26,8 +26,8 @@ def run(*arguments: str, hash_seed: str = "0", code: int = 0) -> str:
 
 
 def test_seeds_hold_every_promise() -> None:
-    """The short form of ``escrowmq simulate --seeds 2000``."""
-    found = json.loads(run("-m", "escrowmq", "simulate", "--seeds", str(SEEDS), "--jobs", "2", "--json"))
+    """The short form of ``escrowmq-lab simulate --seeds 2000``."""
+    found = json.loads(run("-m", "escrowmq_lab", "simulate", "--seeds", str(SEEDS), "--jobs", "2", "--json"))
     assert found["failed"] == 0, found["failures"]
     assert found["runs"] == SEEDS, "each batch of seeds, also those that are handed out later"
     assert found["broker_crashes"] > 10
@@ -42,7 +42,7 @@ def test_the_same_seed_is_the_same_run_in_another_process() -> None:
     """Two brokers, an ordered group, kills and a full disk are among these; sets of text have another order in each process."""
     seeds = ("5", "8", "12")
     code = (
-        "import sys; from escrowmq.simulation.swarm import simulate\n"
+        "import sys; from escrowmq_lab.simulation.swarm import simulate\n"
         "print(*(simulate(int(seed)).digest for seed in sys.argv[1:]))"
     )
     first = run("-c", code, *seeds, hash_seed="1").split()

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import escrowmq as mq
-from escrowmq.testing.servers.process import free_port
+from escrowmq_lab.servers.process import free_port
 from forked import Forked
 
 PREPARING = ("spark.before-prepare", "spark.prepared-some", "spark.prepared")

@@ -18,7 +18,7 @@ from pathlib import Path
 from killing import POINTS, Broker, Leg, Stop
 
 import escrowmq as mq
-from escrowmq.testing.servers.spark import Cluster
+from escrowmq_lab.servers.spark import Cluster
 
 STEPS = (*POINTS, "spark.committed")
 LATE = ("spark.before-decision", "spark.after-decision", "spark.committed")

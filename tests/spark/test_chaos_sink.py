@@ -5,9 +5,9 @@ from pathlib import Path
 from alone import run_alone, two_brokers
 from pyspark.sql import SparkSession
 
-from escrowmq.chaos.modes.seam import Site
-from escrowmq.chaos.modes.spark_program import start
-from escrowmq.chaos.modes.spark_sink import SPARK_FOLDER, SparkSinkMode
+from escrowmq_lab.chaos.modes.seam import Site
+from escrowmq_lab.chaos.modes.spark_program import start
+from escrowmq_lab.chaos.modes.spark_sink import SPARK_FOLDER, SparkSinkMode
 
 
 def test_without_faults_each_row_of_a_file_has_one_effect(spark: SparkSession, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from killing import content, kill_session, orders, revenue
 
 import escrowmq as mq
 from apart import Apart, eventually
-from escrowmq.testing.servers.process import Server
+from escrowmq_lab.servers.process import Server
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(2400)]
 

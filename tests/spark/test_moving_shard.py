@@ -10,7 +10,7 @@ from bad_runs import numbers, rows, send, standing, undecided, visible, write_st
 from killing import Broker
 from pyspark.sql import SparkSession
 
-from escrowmq.testing.servers.process import free_port
+from escrowmq_lab.servers.process import free_port
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
 

@@ -29,7 +29,7 @@ from failover_shard import QUICK, Kafka, Shard, one_node, temporary, three_nodes
 
 import escrowmq as mq
 from escrowmq.log.kafka.cluster.opening import open_partitions
-from escrowmq.testing.servers.process import Server
+from escrowmq_lab.servers.process import Server
 
 SHORT = ("--retention", "1s", "--segment-bytes", "1MiB", "--dedup-window", "1s")
 """Settings of a log of which parts leave soon."""

@@ -15,11 +15,11 @@ from confluent_kafka.admin import AdminClient
 from failover_program import eventually, said
 
 import escrowmq as mq
-from escrowmq.chaos.proxy import Proxy, Route
 from escrowmq.log.kafka.cluster.opening import create_topics
-from escrowmq.testing.servers import kafka
-from escrowmq.testing.servers.escrow import serving
-from escrowmq.testing.servers.process import Server, accepts, free_port
+from escrowmq_lab.chaos.proxy import Proxy, Route
+from escrowmq_lab.servers import kafka
+from escrowmq_lab.servers.escrow import serving
+from escrowmq_lab.servers.process import Server, accepts, free_port
 
 QUICK = {
     "broker.session.timeout.ms": "3000",

@@ -22,8 +22,8 @@ import escrowmq as mq
 import forked
 from escrowmq.errors import EscrowError
 from escrowmq.model import TransactionState
-from escrowmq.testing.history import Act, History, Kind, payload, unpack
-from escrowmq.testing.servers.process import free_port
+from escrowmq_lab.history import Act, History, Kind, payload, unpack
+from escrowmq_lab.servers.process import free_port
 from forked import Forked
 
 PATIENCE = 60.0

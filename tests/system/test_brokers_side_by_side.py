@@ -11,8 +11,8 @@ from load import QUICK, Broker, Reader, Writer, audit, eventually, settle
 
 import escrowmq as mq
 from escrowmq.errors import Code
-from escrowmq.testing.checker import check
-from escrowmq.testing.history import Act, History, Kind
+from escrowmq_lab.checker import check
+from escrowmq_lab.history import Act, History, Kind
 
 
 @pytest.fixture

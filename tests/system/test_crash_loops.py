@@ -12,7 +12,7 @@ import pytest
 
 import escrowmq as mq
 import forked
-from escrowmq.testing.servers.escrow import serving
+from escrowmq_lab.servers.escrow import serving
 
 CONSUMER = """
 import os, sys

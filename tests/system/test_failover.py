@@ -11,8 +11,8 @@ from failover_program import TOPIC, Account, Place, Program, Watch, account, sto
 from failover_shard import Kafka, one_node, three_nodes
 
 import escrowmq as mq
-from escrowmq.testing.servers import kafka as kafka_servers
-from escrowmq.testing.servers.seam import Absent
+from escrowmq_lab.servers import kafka as kafka_servers
+from escrowmq_lab.servers.seam import Absent
 
 SHORT = ["kill", "cut", "stop", "clean", "step-down"]
 SHORT_OF_KAFKA = ["kafka-leader", "kafka-two"]

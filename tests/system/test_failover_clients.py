@@ -27,10 +27,10 @@ from escrowmq.gateway import beside
 from escrowmq.outbox.relay import Relay
 from escrowmq.outbox.targets.opening import open_target
 from escrowmq.settings import BrokerSettings
-from escrowmq.testing.checker import check
-from escrowmq.testing.history import History
 from escrowmq.testing.partitions import MemoryKafka, MemoryPartitions
-from escrowmq.testing.servers.process import free_port
+from escrowmq_lab.checker import check
+from escrowmq_lab.history import History
+from escrowmq_lab.servers.process import free_port
 from not_leading import Standby
 
 

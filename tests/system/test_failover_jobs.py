@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from test_failover_clients import Roles
 
 from escrowmq import tracing
-from escrowmq.testing.servers.seam import Absent
+from escrowmq_lab.servers.seam import Absent
 
 
 @contextmanager

@@ -15,8 +15,8 @@ import pytest
 from load import QUICK, Broker, Reader, Writer, audit, dumped, eventually, settle
 
 import escrowmq as mq
-from escrowmq.testing.checker import Report, check
-from escrowmq.testing.history import Act, History, Kind
+from escrowmq_lab.checker import Report, check
+from escrowmq_lab.history import Act, History, Kind
 
 SEGMENTS = {"segment_bytes": 1 << 20, "snapshot_bytes": 1 << 18}
 """Small, so that kills also fall into rolls and snapshots."""

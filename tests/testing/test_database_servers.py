@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from escrowmq.testing.servers import mariadb, postgres
-from escrowmq.testing.servers.process import Server
-from escrowmq.testing.servers.seam import Absent
+from escrowmq_lab.servers import mariadb, postgres
+from escrowmq_lab.servers.process import Server
+from escrowmq_lab.servers.seam import Absent
 
 
 @pytest.mark.parametrize("turn", [1, 2])

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from escrowmq.errors import Code, Overloaded, Rejected, Unknown
-from escrowmq.testing.checker import check
-from escrowmq.testing.history import Act, Event, History, Kind, payload, read, unpack
+from escrowmq_lab.checker import check
+from escrowmq_lab.history import Act, Event, History, Kind, payload, read, unpack
 
 OK, FAIL, UNKNOWN, INVOKE = Kind.OK, Kind.FAIL, Kind.UNKNOWN, Kind.INVOKE
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from escrowmq.testing import promises
-from escrowmq.testing.checker import Violation
-from escrowmq.testing.history import Act, Event, Kind
+from escrowmq_lab import promises
+from escrowmq_lab.checker import Violation
+from escrowmq_lab.history import Act, Event, Kind
 
 OK, FAIL, INVOKE = Kind.OK, Kind.FAIL, Kind.INVOKE
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import redis
 
-from escrowmq.testing.servers import kafka, rabbitmq
-from escrowmq.testing.servers import redis as redis_server
-from escrowmq.testing.servers.seam import Absent
+from escrowmq_lab.servers import kafka, rabbitmq
+from escrowmq_lab.servers import redis as redis_server
+from escrowmq_lab.servers.seam import Absent
 
 
 def test_it_survives_a_kill(tmp_path: Path, redis_url: str) -> None:

@@ -6,8 +6,8 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from escrowmq.testing.servers import kafka
-from escrowmq.testing.servers.seam import Absent
+from escrowmq_lab.servers import kafka
+from escrowmq_lab.servers.seam import Absent
 
 
 @pytest.mark.long

@@ -20,8 +20,8 @@ import escrowmq as mq
 from escrowmq.backup import FolderSource, restore, take
 from escrowmq.connecting import links
 from escrowmq.platform.disk import RealDisk
-from escrowmq.testing.servers.escrow import serving
 from escrowmq.wire import Exchange, Link
+from escrowmq_lab.servers.escrow import serving
 from forked import Forked
 
 GOLDEN = Path(__file__).parent / "golden" / "0.1.0"

@@ -12,8 +12,8 @@ from compensated_staff import ROLES
 from compensated_tables import CART, SHOP
 
 from escrowmq import EscrowError
-from escrowmq.testing.databases import databases
-from escrowmq.testing.servers import escrow
+from escrowmq_lab.databases import databases
+from escrowmq_lab.servers import escrow
 
 DEATHS = (*ROLES, "broker")
 """Who is killed, one after the other, while orders come."""

@@ -25,7 +25,7 @@ from escrowmq.client.bus import Bus
 from escrowmq.connecting import links
 from escrowmq.outbox.relay import Relay
 from escrowmq.outbox.targets.escrow import EscrowTarget
-from escrowmq.testing.databases import open_engine
+from escrowmq_lab.databases import open_engine
 
 SHOP_ID = uuid.UUID("6a1c1d5e-8f0b-5d0a-9e57-5b1f6f7b2c11")
 """Names the shop's orders: an order has the same unique key whenever it is sent."""

@@ -12,8 +12,8 @@ from compensated_tables import CART, GROUP, ORDERS, SHOP, cart, shop
 
 import escrowmq as mq
 from escrowmq import compensation, outbox
-from escrowmq.testing.databases import open_engine
-from escrowmq.testing.servers.process import Server
+from escrowmq_lab.databases import open_engine
+from escrowmq_lab.servers.process import Server
 
 Act = Callable[["Run", Staff], None]
 """Something that happens while orders come."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from escrowmq.testing.programs import Program
+from escrowmq_lab.programs import Program
 
 PROGRAM = Path(__file__).with_name("compensated_process.py")
 PATIENCE = 180.0

@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 from escrowmq import errors
 from escrowmq.cli.printing import RUN, print_json, print_table, show_missing
 from escrowmq.errors import DONE, Code, EscrowError
-from escrowmq.platform.extras import EXTRAS, missing_package
+from escrowmq.platform.extras import EXTRAS, LAB, missing_package
 
 
 class Exit(IntEnum):
@@ -87,7 +87,7 @@ class Commands(TyperGroup):
             show_error(problem)
             raise typer.Exit(exit_code(problem)) from None
         except ModuleNotFoundError as problem:
-            if (problem.name or "").partition(".")[0] not in EXTRAS:
+            if (problem.name or "").partition(".")[0] not in EXTRAS.keys() | LAB:
                 raise
             lacking = missing_package(problem.name or "", "this command")
             show_error(lacking)

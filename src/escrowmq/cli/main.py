@@ -10,8 +10,6 @@ import typer
 from escrowmq.cli import (
     acts,
     backup,
-    bench,
-    chaos,
     compensate,
     console,
     dead_letters,
@@ -24,7 +22,6 @@ from escrowmq.cli import (
     outbox,
     plan,
     serve,
-    simulate,
     status,
     step_down,
     stuck,
@@ -34,6 +31,7 @@ from escrowmq.cli import (
 )
 from escrowmq.cli.failures import Commands
 from escrowmq.cli.flags import takes_settings
+from escrowmq.errors import Code, error
 
 app = typer.Typer(
     cls=Commands,
@@ -71,10 +69,20 @@ app.command("audit")(jobs.audit)
 app.command("report")(jobs.report)
 app.command("reconcile")(jobs.reconcile)
 app.command("sweep")(jobs.sweep)
-app.command("bench", hidden=not bench.IN_CHECKOUT)(bench.bench)
-app.command("simulate")(simulate.simulate)
-app.command("chaos")(chaos.chaos)
 app.add_typer(log.app, name="log")
+
+
+def _moved(name: str) -> None:
+    """Have a command that went to the lab say so."""
+
+    @app.command(name, hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+    def moved() -> None:
+        hint = f"escrowmq-lab {name} ...; python -m pip install escrowmq-lab, or make setup in a source checkout"
+        raise error(Code.MISSING_PACKAGE, f"{name} is a command of escrowmq-lab", hint)
+
+
+for _name in ("bench", "simulate", "chaos"):
+    _moved(_name)
 
 
 def _show_version(wanted: bool) -> None:

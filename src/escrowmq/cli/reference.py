@@ -77,7 +77,8 @@ def command_line_page() -> str:
         "## Exit codes\n\n" + _table(("code", "meaning"), [(f"{c:d}", c.meaning) for c in Exit])
     ]
     for name, command in _commands(typer.main.get_command(app), "escrowmq"):
-        parts.append(f"## `{name}`\n\n{_first_paragraph(command)}" + _parameters(command))
+        if not command.hidden:
+            parts.append(f"## `{name}`\n\n{_first_paragraph(command)}" + _parameters(command))
     return "\n".join(parts)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from socket import create_server
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, Protocol
 
@@ -20,9 +21,6 @@ from escrowmq.log.kafka.copying import Copied, to_folder
 from escrowmq.pipeline.java import find_java
 from escrowmq.platform.disk import RealDisk
 from escrowmq.platform.extras import missing_package
-from escrowmq.testing.servers import kafka
-from escrowmq.testing.servers.process import free_port
-from escrowmq.testing.servers.seam import Absent
 
 LOG = "broker"
 """Where the log is, in the run folder, when the run is over."""
@@ -206,6 +204,11 @@ def check_kafka() -> None:
         find_java()
     except Misuse as problem:
         raise Misuse(Code.MISSING_PACKAGE, f"Kafka: {problem.message}", problem.hint) from None
+    if find_spec("escrowmq_lab") is None:
+        raise missing_package("escrowmq_lab", "a Kafka of the demo's own")
+    from escrowmq_lab.servers import kafka
+    from escrowmq_lab.servers.seam import Absent
+
     try:
         kafka.libraries()
     except Absent as absent:
@@ -218,6 +221,9 @@ def own_kafka(folder: Path) -> Iterator[str]:
 
     Raises Misuse(MISSING_PACKAGE), Unknown(DISCONNECTED) if it does not start.
     """
+    from escrowmq_lab.servers import kafka
+    from escrowmq_lab.servers.seam import Absent
+
     with TemporaryDirectory(prefix="escrowmq-kafka-") as data, ExitStack() as stack:
         # Not in the run folder: Kafka does not take every name of a folder.
         stack.callback(_keep, Path(data) / "kafka.log", folder / "nodes" / "kafka.log")
@@ -238,13 +244,11 @@ def bring_home(address: str, folder: Path) -> Copied:
 
 
 def _two_ports() -> tuple[int, int]:
-    one = other = free_port()
-    while other == one:
-        other = free_port()
-    return one, other
+    with create_server(("127.0.0.1", 0)) as one, create_server(("127.0.0.1", 0)) as other:
+        return one.getsockname()[1], other.getsockname()[1]
 
 
-def _missing(absent: Absent) -> Misuse:
+def _missing(absent: Exception) -> Misuse:
     return Misuse(Code.MISSING_PACKAGE, str(absent), "without --log the demo runs on one broker, and needs no Kafka")
 
 

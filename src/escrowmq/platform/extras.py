@@ -15,7 +15,6 @@ EXTRAS = {
     "aiosqlite": "outbox",
     "confluent_kafka": "kafka",
     "fastapi": "http",
-    "greenlet": "simulation",
     "httpx": "http",
     "jinja2": "console",
     "opentelemetry": "otel",
@@ -27,6 +26,8 @@ EXTRAS = {
     "uvicorn": "http",
 }
 """The extra with which a package comes, by the name under which it is imported."""
+LAB = frozenset({"escrowmq_lab", "greenlet"})
+"""What comes with the distribution ``escrowmq-lab`` of this repository."""
 
 
 def missing_package(package: str, who: str, extra: str | None = None) -> Misuse:
@@ -35,7 +36,8 @@ def missing_package(package: str, who: str, extra: str | None = None) -> Misuse:
     ``extra``: which one to install, if not that of the package.
     """
     name = package.partition(".")[0]
-    hint = f'python -m pip install "escrowmq[{extra or EXTRAS[name]}]"'
+    wanted = f"escrowmq[{extra or EXTRAS[name]}]" if name not in LAB else "escrowmq-lab"
+    hint = f'python -m pip install "{wanted}"'
     return Misuse(Code.MISSING_PACKAGE, f"{who} needs {name}, which is not installed", hint)
 
 

@@ -1,1 +1,1 @@
-"""Test tools, also for your own tests: in-memory disks and logs, a simulated clock, conformance suites, servers."""
+"""Test tools for your own tests: in-memory disks and logs, a simulated clock, conformance suites."""

@@ -9,7 +9,7 @@ import pytest
 import escrowmq as mq
 from escrowmq.connecting import links
 from escrowmq.errors import Code
-from escrowmq.testing.servers.escrow import serving
+from escrowmq_lab.servers.escrow import serving
 from not_leading import Standby
 
 NOBODY = 4_000_000_000

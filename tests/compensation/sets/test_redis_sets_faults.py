@@ -16,9 +16,9 @@ from escrowmq.compensation import RedisSets
 from escrowmq.compensation.sets.seam import Sizes
 from escrowmq.errors import Code, Denied, EscrowError, Misuse, Overloaded, Unknown
 from escrowmq.platform.failpoints import Failpoint, arm
-from escrowmq.testing.servers import redis as redis_serving
-from escrowmq.testing.servers.process import Server, free_port
 from escrowmq.testing.set_conformance import FAR_US, LEASE, new_ids, new_store_name
+from escrowmq_lab.servers import redis as redis_serving
+from escrowmq_lab.servers.process import Server, free_port
 
 SHORT = 0.3
 """Seconds of patience where nobody is going to answer."""

@@ -19,8 +19,8 @@ from escrowmq.compensation.sets import durability
 from escrowmq.compensation.sets.seam import SetStore, Sizes
 from escrowmq.errors import Code, Corrupt, Denied, EscrowError, Misuse, Overloaded, Unknown
 from escrowmq.platform.failpoints import Failpoint, arm
-from escrowmq.testing.servers.process import free_port
 from escrowmq.testing.set_conformance import FAR_US, LEASE, new_ids, new_store_name
+from escrowmq_lab.servers.process import free_port
 
 SITES = ["sqlite", "postgresql", "mariadb"]
 

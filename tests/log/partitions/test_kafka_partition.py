@@ -19,7 +19,7 @@ from escrowmq.log.kafka.cluster.address import KafkaAddress
 from escrowmq.log.kafka.cluster.opening import create_topics, open_partitions
 from escrowmq.log.kafka.fold import Fold
 from escrowmq.log.kafka.partition import Partition
-from escrowmq.testing.servers.process import Server, free_port
+from escrowmq_lab.servers.process import Server, free_port
 
 Opener = Callable[[], Partition]
 

@@ -21,7 +21,7 @@ from escrowmq.errors import Code, Denied, EscrowError, Misuse
 from escrowmq.log.kafka.cluster.opening import create_topics, open_partitions
 from escrowmq.outbox.targets.opening import open_target
 from escrowmq.testing.ledgers import outgoing
-from escrowmq.testing.servers.kafka_secured import PASSWORD, USER, Secured
+from escrowmq_lab.servers.kafka_secured import PASSWORD, USER, Secured
 
 WRONG = "not-the-password"
 

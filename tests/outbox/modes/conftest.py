@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from modes_roles import prepare_database
 
 import escrowmq as mq
-from escrowmq.testing.servers.process import free_port
+from escrowmq_lab.servers.process import free_port
 from zygote import Zygote
 
 QUICK = {"transaction_timeout": 30.0, "retry_backoff": 0.05, "retry_backoff_max": 0.05, "default_queues": 1}

@@ -123,9 +123,9 @@ class TestDatabases:
     def server(self, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[object]:
         import importlib
 
-        from escrowmq.testing.servers.seam import Absent
+        from escrowmq_lab.servers.seam import Absent
 
-        module = importlib.import_module(f"escrowmq.testing.servers.{request.param}")
+        module = importlib.import_module(f"escrowmq_lab.servers.{request.param}")
         request.getfixturevalue(
             "postgres_url" if request.param == "postgres" else "mariadb_url"
         )  # skips, or fails in CI

@@ -24,8 +24,8 @@ from relay_nodes import business, effects
 import escrowmq as mq
 from escrowmq import model, outbox
 from escrowmq.outbox.tables import State, trans_message
-from escrowmq.testing.databases import databases
-from escrowmq.testing.servers.process import free_port
+from escrowmq_lab.databases import databases
+from escrowmq_lab.servers.process import free_port
 from zygote import Zygote
 
 POINTS: dict[str, list[str]] = {

@@ -16,8 +16,8 @@ from escrowmq.outbox.targets.opening import open_target
 from escrowmq.outbox.targets.rabbitmq import RabbitMqTarget
 from escrowmq.outbox.targets.redis import BODY_FIELD, RedisTarget
 from escrowmq.outbox.targets.seam import KEY_HEADER, MESSAGE_ID_HEADER, TAG_HEADER, Target
-from escrowmq.testing.servers.process import Server
 from escrowmq.testing.target_conformance import Stored, eventually, new_name
+from escrowmq_lab.servers.process import Server
 
 DELIVERY_COUNT = "x-delivery-count"
 """A header that quorum queues add themselves."""

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 from target_sites import EscrowSite
 
-from escrowmq.testing.servers import escrow
 from escrowmq.testing.target_conformance import TargetConformance
+from escrowmq_lab.servers import escrow
 from forked import Forked
 
 

@@ -3,8 +3,8 @@
 import pytest
 from target_sites import RedisSite
 
-from escrowmq.testing.servers.process import Server
 from escrowmq.testing.target_conformance import TargetConformance
+from escrowmq_lab.servers.process import Server
 
 
 @pytest.fixture(scope="module")

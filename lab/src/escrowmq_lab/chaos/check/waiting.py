@@ -1,0 +1,52 @@
+"""What still has no effect, while a run comes to rest: asked again and again, so that each look costs what is still missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pyarrow as pa
+
+from escrowmq_lab.chaos.books import business, effects
+from escrowmq_lab.chaos.check.reading import STRINGS, Engines, ids_in, known, rows_in, without
+from escrowmq_lab.chaos.modes import Mode
+from escrowmq_lab.databases import snapshot
+
+FEW = 4_000
+"""Ids of one mode that are asked for one by one; of more, all effects of their mode are read."""
+
+
+class Waiting:
+    """Business rows without an effect, by id. Not thread-safe; errors are SQLAlchemy's.
+
+    Effects are looked for by id and not from the last row number on: numbers are given before a transaction commits, so a lower one
+    can appear later.
+    """
+
+    def __init__(self, producers: Engines, consumers: Engines, modes: Iterable[type[Mode]]) -> None:
+        self._producers, self._consumers = producers, consumers
+        self._missing = {mode.name: pa.chunked_array([], STRINGS) for mode in modes}
+        self._business = -1
+
+    def look(self) -> dict[str, int]:
+        """How many business rows of each mode have no effect under their mode yet."""
+        rows = 0
+        for engine in self._producers.values():
+            with snapshot(engine) as connection:
+                rows += rows_in(connection, business)
+        for mode, missing in self._missing.items():
+            if rows != self._business:  # rows are only ever added
+                missing = ids_in(self._producers, business, mode)
+                self._missing[mode] = without(missing, ids_in(self._consumers, effects, mode))
+            elif len(missing) > FEW:
+                self._missing[mode] = without(missing, ids_in(self._consumers, effects, mode))
+            elif len(missing):
+                found = known(self._consumers, effects, missing.to_pylist(), "id", "mode")
+                there = {row.id for _, row in found if row.mode == mode}
+                self._missing[mode] = without(missing, pa.chunked_array([sorted(there)], STRINGS))
+        self._business = rows
+        return {mode: len(missing) for mode, missing in self._missing.items()}
+
+    def named(self, mode: str, most: int = 10) -> list[str]:
+        """Some ids that were missing at the last look."""
+        ids: list[str] = self._missing[mode].slice(0, most).to_pylist()
+        return ids

@@ -1,0 +1,149 @@
+"""Transactions with the barrier: the business change and the decision are one local transaction; the consumer's inbox marks each id."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
+
+from escrowmq import outbox
+from escrowmq.client.producing.producer import Producer
+from escrowmq.errors import DONE, Code, Fenced, Overloaded, Rejected, Unknown, flags
+from escrowmq.model import COMMIT, ROLLBACK, Outcome
+from escrowmq_lab.chaos.modes.inboxes import InboxMode
+from escrowmq_lab.chaos.modes.seam import CALL_SECONDS, OPEN, PAUSE_SECONDS, Contradiction, Regret, Site
+
+_log = logging.getLogger(__name__)
+_DONE = np.frombuffer(flags(DONE), np.bool_)
+ENDINGS = ("once", "twice", "never", "unheard", "contrary")
+"""How a producer ends what it bound: as it should, again, not at all, without waiting for the answer, and afterwards the other way."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """What a producer places with."""
+
+    site: Site
+    producer: Producer
+    barrier: outbox.Barrier
+
+
+class BarrierMode(InboxMode):
+    """Half messages, ``bind_tx`` or ``bind_batch_tx``, check-back by ``Barrier``; ``claim_tx``.
+
+    One transaction in ten is rolled back. Most are ended as they should; some twice, some by nobody but the check-back, some without
+    waiting, some are ended the other way after they have been, which must be refused. The producers share no group: each
+    answers for its own database only.
+    """
+
+    name = "barrier"
+    told = "each effect exactly once: the producer's database holds the barrier's row, the consumer's the inbox's mark"
+
+    def place(self, site: Site) -> None:
+        """Whole transactions and batches of them, in turn by chance; questions are answered until the end."""
+        barrier = outbox.Barrier(site.engine)
+        group = f"chaos-{self.name}-{site.name}"
+        with site.bus.producer(group, instance=site.name, checker=barrier, timeout=CALL_SECONDS) as producer:
+            place = _Place(site, producer, barrier)
+            while not site.closing.is_set():
+                together = site.chance.random() < 0.4
+                ids = self.ids(site, 12 if together else 60)
+                dooms = site.chance.random() < 0.1
+                site.books.intend(self.name, ids, dooms=dooms)
+                try:
+                    (self._together if together else self._apart)(place, ids, dooms)
+                except (Unknown, Overloaded) as problem:
+                    _log.info("the check-back settles what was begun: %s", problem)
+                    site.closing.wait(PAUSE_SECONDS)
+                except Fenced as problem:
+                    if problem.code is not Code.LATE_COMMIT:
+                        raise
+                    _log.info("the business took too long, and is rolled back: %s", problem)
+                except Rejected as problem:
+                    if problem.code is not Code.TRANSACTION_DECIDED:  # the same, before its last message
+                        raise Contradiction(str(problem)) from problem
+            site.placed.set()
+            site.ended.wait()
+
+    def _together(self, place: _Place, ids: Sequence[str], dooms: bool) -> None:
+        """One transaction of messages to several consumers."""
+        site = place.site
+        try:
+            with place.producer.transaction() as txn, Session(site.engine) as session, session.begin():
+                for message in self.addressed(ids):
+                    txn.send(message)
+                outbox.bind_tx(session, txn)
+                site.books.enter(session, self.name, ids)
+                if dooms:
+                    raise Regret
+        except Regret:
+            return
+        site.books.confirm(self.name, ids)
+
+    def _apart(self, place: _Place, ids: Sequence[str], dooms: bool) -> None:
+        """A transaction for each message, columns in and out; the business is that of those which the brokers took."""
+        site = place.site
+        receipts = place.producer.prepare_batch(self.addressed(ids))
+        taken = np.flatnonzero(receipts.codes == Code.OK)
+        if not len(taken):
+            raise Overloaded(Code.BROKER_AWAY)
+        transactions = receipts.transactions.take(pa.array(taken))
+        mine = [ids[row] for row in taken.tolist()]
+        try:
+            with Session(site.engine) as session, session.begin():
+                outbox.bind_batch_tx(session, transactions)
+                site.books.enter(session, self.name, mine)
+                if dooms:
+                    raise Regret
+        except Regret:
+            self._end(place, transactions, ROLLBACK)
+        except DBAPIError:  # it may have committed: the database knows
+            if site.chance.random() < 0.5:
+                stands(place.producer.end_batch(transactions, place.barrier.decide_ids(transactions)).codes)
+            raise
+        else:
+            done = self._end(place, transactions, COMMIT)
+            if confirmed := [one for one, is_done in zip(mine, done.tolist(), strict=True) if is_done]:
+                site.books.confirm(self.name, confirmed)
+
+    def _end(self, place: _Place, transactions: pa.Array, outcome: Outcome) -> npt.NDArray[np.bool_]:
+        """End them as the local transaction did, in one of the ways; which are known to stand."""
+        site, producer = place.site, place.producer
+        way = site.chance.choices(ENDINGS, (6, 1, 1, 1, 1))[0]
+        done = np.zeros(len(transactions), np.bool_)
+        if way == "never":
+            return done
+        if way == "unheard":
+            for one in transactions.to_pylist():
+                producer.end(one, outcome, confirm="oneway")
+            return done
+        done = stands(producer.end_batch(transactions, outcome).codes)
+        if way == "twice":
+            done |= stands(producer.end_batch(transactions, outcome).codes)
+        if way == "contrary":
+            refused(producer, transactions.filter(pa.array(done)), ROLLBACK if outcome is COMMIT else COMMIT)
+        return done
+
+
+def stands(codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
+    """Which of the decisions, each as the database decided, are known to stand. Raises Contradiction for one that was refused."""
+    if wrong := np.flatnonzero(~(_DONE | OPEN)[codes]).tolist():
+        raise Contradiction(f"as the database decided, and the broker answers {Code(codes[wrong[0]]).name}")
+    return np.asarray(_DONE[codes])
+
+
+def refused(producer: Producer, transactions: pa.Array, outcome: Outcome) -> None:
+    """Try the other outcome of what stands. Raises Contradiction if the broker does not refuse it."""
+    try:
+        codes: Any = producer.end_batch(transactions, outcome).codes
+    except (Unknown, Overloaded):
+        return
+    if wrong := np.flatnonzero((codes != Code.CONFLICT) & ~OPEN[codes]).tolist():
+        raise Contradiction(f"{outcome.name} after the opposite, and the broker answers {Code(codes[wrong[0]]).name}")

@@ -1,0 +1,141 @@
+"""The program of a node: a broker on a folder, a producer or a consumer with its database, told what to do over a pipe.
+
+A node is forked from a server that has imported the product already (:mod:`escrowmq_lab.chaos.fleet`), for most of what a start costs is
+importing. It ends with its director: by the signal that the system sends when the parent has died, and by the end of the pipe.
+
+What a node says: ``("ready", "")``, ``("placed", mode)`` (that mode of a producer has seen that it is to place nothing more, and has no more
+business rows to come), ``("failed", mode, text)`` (a finding), ``("stopped", text)`` (it could not start, and ends). What it is told:
+``"close"`` (place nothing new), ``"end"``.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from escrowmq.errors import EscrowError
+from escrowmq.settings import BrokerSettings
+from escrowmq_lab.chaos.application import Application, ApplicationPlan
+from escrowmq_lab.chaos.disks import fillable_disk
+from escrowmq_lab.chaos.orphans import die_with_the_parent
+
+_log = logging.getLogger(__name__)
+
+SETTINGS = BrokerSettings(
+    # Everything happens within seconds: what a blow leaves behind is asked about, handed out again and packed up while the run goes on.
+    transaction_timeout=1.0,
+    check_interval=1.0,
+    # A member that is killed or cut off between two questions spends one; nothing is to be parked because of that.
+    check_max=10_000,
+    lease_seconds=5.0,
+    retry_backoff=0.1,
+    retry_backoff_max=1.0,
+    # Nor is a message to be put aside because its consumer was killed so often.
+    max_attempts=10_000,
+    # Kills fall into rolls, snapshots, and what follows them.
+    segment_bytes=1 << 20,
+    snapshot_bytes=1 << 20,
+    snapshot_frames=2_000,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerPlan:
+    """What a broker's node is started with."""
+
+    name: str
+    folder: Path
+    """Its own: data in ``data``, and :data:`~escrowmq_lab.chaos.disks.MARKER` where its disk is full."""
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramPlan:
+    """A program of its own beside the nodes, which says and hears nothing (:meth:`escrowmq_lab.chaos.modes.Mode.beside`)."""
+
+    name: str
+    folder: Path
+    host: str
+    """Its own loopback address, through which it reaches the brokers."""
+    command: tuple[str, ...]
+
+
+def main(plan: BrokerPlan | ApplicationPlan | ProgramPlan, channel: Connection, log: Path, starts: int) -> None:
+    """Run a node until it is told to end. The process's program: see :mod:`escrowmq_lab.chaos.nodes`. ``starts``: how often it was started before."""
+    die_with_the_parent()
+    log_to(log)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the director
+    if isinstance(plan, ProgramPlan):
+        os.setsid()  # it is killed with all that it starts
+        os.set_inheritable(channel.fileno(), True)  # while it is open, the program runs
+        os.execv(plan.command[0], plan.command)
+    speaking = threading.Lock()
+
+    def say(*words: str) -> None:
+        with speaking:
+            try:
+                channel.send(words)
+            except OSError:
+                os._exit(1)  # the director has gone
+
+    _log.info("started as process %d", os.getpid())
+    status = 0
+    try:
+        status = _serve(plan, channel, say) if isinstance(plan, BrokerPlan) else _apply(plan, channel, say, starts)
+    except EscrowError as problem:
+        _log.exception("it could not run")
+        say("stopped", f"{problem.code.name}: {problem.message}")
+        status = 1
+    _log.info("ends with status %d", status)
+    logging.shutdown()
+    os._exit(status)  # threads of a mode that was given up wait for nothing any more
+
+
+def _serve(plan: BrokerPlan, channel: Connection, say: Callable[..., None]) -> int:
+    from escrowmq.broker.serving.serve import serve
+
+    stop = threading.Event()
+    _listen(channel, {"end": stop.set})
+    return serve(
+        plan.folder / "data",
+        listen=f"127.0.0.1:{plan.port}",
+        settings=SETTINGS,
+        announce=lambda _: say("ready", ""),
+        stop=stop,
+        disk=fillable_disk(plan.folder),
+    )
+
+
+def _apply(plan: ApplicationPlan, channel: Connection, say: Callable[..., None], starts: int) -> int:
+    application = Application(plan, say, starts)
+    _listen(channel, {"close": application.closing.set, "end": application.end})
+    application.run()
+    return 0
+
+
+def _listen(channel: Connection, acts: dict[str, Callable[[], Any]]) -> None:
+    """Do what the director says, on a thread of its own; without a director there is no node."""
+
+    def listen() -> None:
+        try:
+            while True:
+                acts.get(channel.recv(), lambda: None)()
+        except (EOFError, OSError):
+            os._exit(1)
+
+    threading.Thread(target=listen, name="director", daemon=True).start()
+
+
+def log_to(path: Path) -> None:
+    """Standard error and the logs go to the end of this file."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(threadName)s %(levelname)s %(message)s", force=True)

@@ -1,0 +1,21 @@
+"""Finds the Chromium browser of this machine, for tests of pages. Debian package: ``chromium``."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+from escrowmq_lab.servers.seam import Absent
+
+
+def program() -> str:
+    """The path of the browser. Raises :class:`Absent`."""
+    found = shutil.which("chromium") or shutil.which("chromium-browser")
+    if found is None:
+        raise Absent("Chromium is not installed; on Debian: apt-get install chromium")
+    return found
+
+
+def flags() -> list[str]:
+    """How it is started without a screen: its sandbox refuses to work for the system's administrator, who runs tests in containers."""
+    return ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
