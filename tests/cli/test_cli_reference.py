@@ -98,3 +98,21 @@ def test_the_commands_of_the_design_are_there() -> None:
         "sweep",
         "log",
     }
+
+
+def test_the_help_fits_a_screen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All commands, one line each, in groups; and of the broker's flags those that are used most."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERMINAL_WIDTH", "80")
+    every = CliRunner().invoke(app, ["--help"]).output
+    assert len(every.rstrip().splitlines()) <= 54
+    for panel in ("Run", "Messages", "Inspect", "Operate", "Verify", "Databases"):
+        assert f"─ {panel} ─" in every
+    few = CliRunner().invoke(app, ["serve", "--help"]).output
+    shown = {word for word in few.split() if word.startswith("--") and word[2:3].isalpha()}
+    assert {"--listen", "--tls-cert", "--help-all"} <= shown
+    assert "--check-interval" not in few
+    everything = CliRunner().invoke(app, ["serve", "--help-all"])
+    assert everything.exit_code == 0
+    assert "--check-interval" in everything.output
+    assert "--advertise" in everything.output

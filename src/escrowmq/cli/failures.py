@@ -12,6 +12,7 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from escrowmq import errors
+from escrowmq.cli.flags import hiding
 from escrowmq.cli.printing import RUN, print_json, print_table, show_missing
 from escrowmq.errors import DONE, Code, EscrowError
 from escrowmq.platform.extras import EXTRAS, LAB, missing_package
@@ -74,6 +75,11 @@ def finish(head: str, results: Sequence[tuple[str, Code, dict[str, Any]]], json:
 
 class Commands(TyperGroup):
     """A group of commands that turns every EscrowError into its line and exit code."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Show the commands on one screen: without the options of shell completion, which a user sets up once."""
+        with hiding(self, {"install_completion", "show_completion"}):
+            super().format_help(ctx, formatter)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the chosen command."""

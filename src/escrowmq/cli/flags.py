@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Set
+from contextlib import contextmanager
 from typing import Annotated, Any, NamedTuple
 
 import typer
+from typer.core import TyperCommand
 
 from escrowmq import settings
 from escrowmq.cli.printing import duration, size
@@ -21,6 +23,62 @@ _METAVARS = {
     settings.TEXT: "TEXT",
 }
 _TEXTS: dict[str, Callable[[Any], str]] = {settings.SECONDS: duration, settings.BYTES: size}
+
+
+MOST_USED = frozenset(
+    {
+        "folder",
+        "listen",
+        "socket",
+        "tls_cert",
+        "tls_key",
+        "log",
+        "metrics",
+        "http",
+        "console",
+        "config",
+        "_help_all",
+        "help",
+    }
+)
+"""What ``serve --help`` shows, by parameter; ``--help-all`` shows everything."""
+
+
+@contextmanager
+def hiding(command: Any, names: Set[str]) -> Iterator[None]:
+    """Leave these options of a command out of its help, within the block."""
+    hidden = [param for param in command.params if param.name in names and not getattr(param, "hidden", True)]
+    for param in hidden:
+        param.hidden = True
+    try:
+        yield
+    finally:
+        for param in hidden:
+            param.hidden = False
+
+
+class FewFlags(TyperCommand):
+    """A command with more flags than fit a screen: ``--help`` shows those that are used most."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Show the help; all of it if the context says so."""
+        with hiding(
+            self, set() if ctx.meta.get("every flag") else {str(param.name) for param in self.params} - MOST_USED
+        ):
+            super().format_help(ctx, formatter)
+
+
+def _show_all(ctx: typer.Context, wanted: bool) -> None:
+    if wanted:
+        ctx.meta["every flag"] = True
+        print(ctx.get_help())
+        raise typer.Exit
+
+
+HelpAll = Annotated[
+    bool,
+    typer.Option("--help-all", callback=_show_all, is_eager=True, help="Show all flags, with those of the settings."),
+]
 
 
 class Line(NamedTuple):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -30,7 +31,7 @@ from escrowmq.cli import (
     writers,
 )
 from escrowmq.cli.failures import Commands
-from escrowmq.cli.flags import takes_settings
+from escrowmq.cli.flags import FewFlags, takes_settings
 from escrowmq.errors import Code, error
 
 app = typer.Typer(
@@ -41,35 +42,49 @@ app = typer.Typer(
     help="EscrowMQ: a message stays in escrow until the local transaction that it speaks of has decided.",
 )
 
-app.command("serve")(takes_settings(serve.serve))
-app.command("step-down")(step_down.step_down)
-app.command("gateway")(serve.gateway)
-app.add_typer(serve.webhooks, name="webhooks")
-app.command("console")(console.console)
-app.command("demo")(jobs.demo)
-app.add_typer(topics.app, name="topics")
-app.command("send")(messages.send)
-app.command("tail")(messages.tail)
-app.add_typer(transactions.app, name="transactions")
-app.add_typer(dead_letters.app, name="dead-letters")
-app.command("lookup")(messages.lookup)
-app.command("find")(find.find)
-app.command("status")(status.status)
-app.add_typer(groups.app, name="groups")
-app.add_typer(writers.app, name="writers")
-app.add_typer(plan.app, name="plan")
-app.add_typer(acts.app, name="acts")
-app.command("backup")(backup.backup)
-app.command("restore")(backup.restore)
-app.add_typer(outbox.app, name="outbox")
-app.add_typer(inbox.app, name="inbox")
-app.add_typer(stuck.app, name="stuck")
-app.add_typer(compensate.app, name="compensate")
-app.command("audit")(jobs.audit)
-app.command("report")(jobs.report)
-app.command("reconcile")(jobs.reconcile)
-app.command("sweep")(jobs.sweep)
-app.add_typer(log.app, name="log")
+RUN, MESSAGES, INSPECT = "Run", "Messages", "Inspect"
+OPERATE, VERIFY, DATABASES = "Operate", "Verify", "Databases"
+
+_COMMANDS: tuple[tuple[str, str, Callable[..., Any] | typer.Typer, str], ...] = (
+    (RUN, "serve", takes_settings(serve.serve), "Serve a data folder: the broker."),
+    (RUN, "gateway", serve.gateway, "Serve HTTP over a broker."),
+    (RUN, "console", console.console, "Serve web pages: what waits, why, and what can be done."),
+    (RUN, "step-down", step_down.step_down, "Have the leading broker hand over to another."),
+    (RUN, "webhooks", serve.webhooks, "Addresses that are told of events."),
+    (RUN, "demo", jobs.demo, "Run a shop, kill its processes, audit the result."),
+    (MESSAGES, "topics", topics.app, "Topics and their queues."),
+    (MESSAGES, "send", messages.send, "Send plain messages."),
+    (MESSAGES, "tail", messages.tail, "Show messages without consuming them."),
+    (INSPECT, "status", status.status, "How everything stands, and what waits."),
+    (INSPECT, "find", find.find, "What became of a message, and why it waits."),
+    (INSPECT, "lookup", messages.lookup, "Messages by key or id, half messages too."),
+    (INSPECT, "log", log.app, "The commit log of a data folder."),
+    (OPERATE, "transactions", transactions.app, "What is in escrow, and deciding by hand."),
+    (OPERATE, "dead-letters", dead_letters.app, "What was delivered too often without success."),
+    (OPERATE, "groups", groups.app, "Consumer groups and producer groups."),
+    (OPERATE, "writers", writers.app, "Writers of numbered batches, such as Spark queries."),
+    (OPERATE, "plan", plan.app, "Act on many at once: what is shown is what is done."),
+    (OPERATE, "acts", acts.app, "Who did what by hand, when and why."),
+    (OPERATE, "backup", backup.backup, "Copy a broker's data while it works."),
+    (OPERATE, "restore", backup.restore, "Make a data folder of a backup, or check one."),
+    (VERIFY, "audit", jobs.audit, "Compare all sides of a run, message by message."),
+    (VERIFY, "reconcile", jobs.reconcile, "Compare the ids of two topics."),
+    (VERIFY, "report", jobs.report, "Volumes, latency and what waits, as a page."),
+    (DATABASES, "outbox", outbox.app, "The local message table and its relay."),
+    (DATABASES, "inbox", inbox.app, "What consumers have noted in their database."),
+    (DATABASES, "stuck", stuck.app, "Rows whose broker holds another decision."),
+    (DATABASES, "compensate", compensate.app, "Repair what was announced and had no effect."),
+    (DATABASES, "sweep", jobs.sweep, "Settle orders and freezes that are overdue."),
+)
+"""Panel, name, what it does, and its line in the list of commands: short, so that the list fits a screen."""
+
+for _panel, _command, _does, _line in _COMMANDS:
+    if isinstance(_does, typer.Typer):
+        app.add_typer(_does, name=_command, rich_help_panel=_panel, short_help=_line)
+    elif _command == "serve":
+        app.command(_command, cls=FewFlags, rich_help_panel=_panel, short_help=_line)(_does)
+    else:
+        app.command(_command, rich_help_panel=_panel, short_help=_line)(_does)
 
 
 def _moved(name: str) -> None:
@@ -81,8 +96,8 @@ def _moved(name: str) -> None:
         raise error(Code.MISSING_PACKAGE, f"{name} is a command of escrowmq-lab", hint)
 
 
-for _name in ("bench", "simulate", "chaos"):
-    _moved(_name)
+for _gone in ("bench", "simulate", "chaos"):
+    _moved(_gone)
 
 
 def _show_version(wanted: bool) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from escrowmq.cli.failures import Exit
+from escrowmq.cli.flags import HelpAll
 from escrowmq.cli.options import DEFAULT_URL, LogJson, LogLevel, Url, start_log
 from escrowmq.cli.printing import notice, print_json_line, print_rows
 from escrowmq.errors import Code, error
@@ -126,6 +127,7 @@ def serve(
     json: ReadyJson = False,
     log_level: LogLevel = "warning",
     log_json: LogJson = False,
+    _help_all: HelpAll = False,
     *,
     overrides: dict[str, Any],
 ) -> None:
