@@ -149,9 +149,9 @@ def test_every_method_that_users_call_is_documented() -> None:
 # Papers
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)#]+)(?:#[^)]*)?\)")
-PAPERS = [ROOT / name for name in ("README.md", "ARCHITECTURE.md", "GUARANTEES.md")] + sorted(
-    (ROOT / "docs").rglob("*.md")
-)
+PAPERS = [
+    ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "GUARANTEES.md", "SECURITY.md")
+] + sorted((ROOT / "docs").rglob("*.md"))
 
 
 def test_links_lead_somewhere() -> None:

@@ -26,7 +26,7 @@ def blocks(page: str, kind: str) -> list[str]:
 
 
 def run(line: str, *more: str):
-    words = shlex.split(line)
+    words = shlex.split(line.replace("\\\n", " "))
     assert words[0] == "escrowmq"
     done = CliRunner().invoke(app, [*words[1:], *more])
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
@@ -102,7 +102,7 @@ def test_sweeps(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyP
     names = ["products", "warehouse", *(f"orders_{number}" for number in range(SHARDS))]
     with world([f"sqlite:///{name}.db" for name in names]) as shop:
         shop.fill(1)
-        [command] = blocks("sweeps.md", "sh")
+        command, scheduled = blocks("sweeps.md", "sh")
         done = run(command, "--json")
         assert (done.exit_code, done.stderr) == (0, "")
         told = json.loads(done.stdout)
@@ -112,7 +112,8 @@ def test_sweeps(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyP
         [program] = blocks("sweeps.md", "python")
         exec(program, {})
         assert capsys.readouterr().out == "{} ()\n{} ()\n"
-    done = run(command, "--only", "both")
-    assert (done.exit_code, "orders or freezes" in done.output) == (2, True)
+    for words in (command, scheduled):
+        done = run(words, "--only", "both")
+        assert (done.exit_code, "orders or freezes" in done.output) == (2, True)
     done = run(command, "--shard-by", "customer")
     assert (done.exit_code, "has no column customer" in done.output) == (2, True)

@@ -2,6 +2,7 @@
 
 import builtins
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -72,3 +73,21 @@ def test_passwords_are_not_shown() -> None:
     for url in ("amqp://me:secret@host/", "redis://:secret@host:1/0", "kafka://host:1?sasl.password=secret"):
         assert "secret" not in shown(url)
     assert shown("escrow://a:7700,b:7700") == "escrow://a:7700,b:7700"
+
+
+def test_a_target_of_another_package_is_found_by_its_scheme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "our_target.py").write_text(
+        "class Ours:\n    def __init__(self, url, *, tries=1):\n        self.url, self.tries = url, tries\n"
+    )
+    (tmp_path / "our_package-1.dist-info").mkdir()
+    (tmp_path / "our_package-1.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: our-package\nVersion: 1\n"
+    )
+    (tmp_path / "our_package-1.dist-info" / "entry_points.txt").write_text(
+        "[escrowmq.targets]\nours = our_target:Ours\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    made: Any = open_target("ours://there", **read_options("ours://there", {"tries": "3"}))
+    assert (made.url, made.tries) == ("ours://there", 3)
+    with pytest.raises(Misuse, match="ours"):
+        open_target("theirs://there")

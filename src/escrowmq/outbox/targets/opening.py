@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Mapping
+from importlib.metadata import entry_points
 from typing import Any
 
 from escrowmq.errors import Code, Misuse
@@ -22,6 +23,8 @@ _TARGETS = {
     "rediss": ("redis", "RedisTarget", "redis"),
 }
 """By scheme: module, class, and the extra that has what it needs."""
+GROUP = "escrowmq.targets"
+"""The entry point group in which other packages name their targets, each under the scheme of its URLs."""
 
 
 def open_target(url: str, **options: Any) -> Target:
@@ -52,7 +55,11 @@ def shown(url: str) -> str:
 def _class_of(url: str) -> Any:
     scheme = url.partition(":")[0] if isinstance(url, str) else ""
     if scheme not in _TARGETS:
-        raise Misuse(Code.BAD_URL, f"{shown(str(url))!r} is not the URL of a target", f"one of {', '.join(_TARGETS)}")
+        others = {entry.name: entry for entry in entry_points(group=GROUP)}
+        if scheme in others:
+            return others[scheme].load()
+        known = ", ".join([*_TARGETS, *sorted(others)])
+        raise Misuse(Code.BAD_URL, f"{shown(str(url))!r} is not the URL of a target", f"one of {known}")
     module, name, extra = _TARGETS[scheme]
     try:
         return getattr(importlib.import_module(f"escrowmq.outbox.targets.{module}"), name)
