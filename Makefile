@@ -52,6 +52,7 @@ format: setup ## apply the style
 
 docs: setup ## write the generated pages of docs/ anew
 	$(BIN)/python -m escrowmq.cli.reference docs
+	$(BIN)/python tests/invariants.py
 
 bench: setup ## the figures of the speed goals, as tables; ARGS=--json for machines
 	$(BIN)/escrowmq-lab bench $(ARGS)

@@ -100,6 +100,7 @@ def hidden(lines: list[bytes], at: int) -> None:
     lines[at] = lines[at].replace(b'"at_us"', b'"by":"eve","at_us"', 1)
 
 
+@pytest.mark.invariant("I44")
 @pytest.mark.parametrize("edit", [changed, rewritten, removed, swapped, doubled, garbage, hidden])
 @pytest.mark.parametrize("at", [1, 3, 5])
 def test_an_edit_is_found_at_its_place(edit: Callable[[list[bytes], int], None], at: int) -> None:
@@ -110,6 +111,7 @@ def test_an_edit_is_found_at_its_place(edit: Callable[[list[bytes], int], None],
     assert min(one.line for one in breaks) in (at, at + 1, at + 2)
 
 
+@pytest.mark.invariant("I44")
 @given(st.data())
 def test_no_changed_bit_stays_unnoticed(data: Any) -> None:
     lines, last = lines_of(some(4))

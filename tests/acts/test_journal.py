@@ -92,6 +92,7 @@ def test_a_page_is_bounded_in_bytes_too(monkeypatch: pytest.MonkeyPatch) -> None
     assert 1 <= len(newest) < 7
 
 
+@pytest.mark.invariant("I44")
 @pytest.mark.parametrize("mode", MODES)
 def test_whatever_a_crash_at_any_operation_leaves_everything_done_is_recorded(mode: str) -> None:
     for crash_at in itertools.count(1):
@@ -136,6 +137,7 @@ def test_on_a_full_disk_nothing_is_done_and_acts_go_on_with_space() -> None:
     assert Journal(disk, SHARD).verify()[2] == []
 
 
+@pytest.mark.invariant("I44")
 def test_after_a_failed_sync_no_act_is_done_until_the_journal_is_opened_anew() -> None:
     disk, done = FaultDisk(), list[str]()
     journal = Journal(disk, SHARD)

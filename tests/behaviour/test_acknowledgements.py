@@ -62,6 +62,7 @@ def test_times_are_those_of_the_acknowledgements(bus, t, g, drain):
     assert rows(bus, group=g, stored_from=late) == []
 
 
+@pytest.mark.invariant("I22")
 def test_it_survives_a_restart(own, t):
     broker = own()
     with broker.connect() as bus:

@@ -30,6 +30,7 @@ def prepared(bus: mq.Bus, count: int, topic: str = "orders") -> list[mq.Transact
     return [receipt.transaction_id for receipt in found if receipt.transaction_id is not None]
 
 
+@pytest.mark.invariant("I44")
 def test_each_act_is_recorded_with_who_what_why_and_what_came_of_it(own: Own) -> None:
     with own(check_interval=60.0, transaction_timeout=60.0).connect() as bus:
         one, two, three = prepared(bus, 3)
@@ -100,6 +101,7 @@ def test_2_10_the_body_of_what_was_rolled_back_is_shown_on_request_alone_and_tha
             bus.admin.transaction(receipt.transaction_id, bodies=True)
 
 
+@pytest.mark.invariant("I44")
 def test_the_record_outlives_the_broker_and_what_is_read_without_one(own: Own) -> None:
     broker = own()
     with broker.connect() as bus:
@@ -130,6 +132,7 @@ class Fillable(RealDisk):
         return super().open(name, create=create)
 
 
+@pytest.mark.invariant("I44")
 def test_what_cannot_be_recorded_is_not_done(tmp_path: Path) -> None:
     engine = open_engine(tmp_path, BrokerSettings(), Fillable)
     engine.start()
@@ -140,6 +143,7 @@ def test_what_cannot_be_recorded_is_not_done(tmp_path: Path) -> None:
     engine.stop()
 
 
+@pytest.mark.invariant("I44")
 @pytest.mark.parametrize("step", ["acts.recorded", "acts.done"])
 def test_killed_before_or_after_an_act_the_record_says_what_was_done(
     step: str, make_broker: Own, served_kind: str, monkeypatch: pytest.MonkeyPatch

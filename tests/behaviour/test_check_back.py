@@ -127,6 +127,7 @@ def test_the_sender_gone_another_of_its_group_is_asked(broker, bus, t, g, eventu
     assert {check.transaction_id for check in asked.checks} == {identity}
 
 
+@pytest.mark.invariant("I11")
 def test_nobody_there_costs_no_attempt(own, t, g, eventually):
     broker = own(check_max=100)
     with broker.connect() as other:

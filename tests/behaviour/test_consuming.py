@@ -252,6 +252,7 @@ def test_keys_keep_their_queue_and_order(bus, t, g, drain):
     drain(bus.consumer(g, [t]), 50)
 
 
+@pytest.mark.invariant("I21")
 def test_delayed_messages_are_not_early(bus, t, g):
     producer = bus.producer(f"{g}-p")
     consumer = bus.consumer(g, [t])

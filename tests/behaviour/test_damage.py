@@ -44,6 +44,7 @@ def damaged(own: Callable[..., object]) -> Iterator[object]:
     return broker
 
 
+@pytest.mark.invariant("I2", "I25")
 def test_a_default_consumer_gets_all_but_the_damaged_one(damaged):
     segment, _ = damaged.place
     with damaged.connect() as bus:
@@ -80,6 +81,7 @@ def test_a_default_consumer_gets_all_but_the_damaged_one(damaged):
         assert bus.producer("p").send("t", b"after").offset == COUNT
 
 
+@pytest.mark.invariant("I17")
 def test_what_can_be_shown_is_shown_and_the_damaged_one_is_marked(damaged):
     with damaged.connect() as bus:
         columns = ["offset", "key", "body", "damaged"]
@@ -138,6 +140,7 @@ def test_ordered_groups_and_named_members_pass_over_it(damaged):
             assert [letter["attempts"] for letter in bus.admin.dead_letters(group)] == [0]
 
 
+@pytest.mark.invariant("I13")
 def test_a_damaged_half_message_is_parked_and_its_neighbours_are_asked_about(own):
     broker = own(**SETTINGS)
     with broker.connect() as bus:
@@ -184,6 +187,7 @@ def test_a_damaged_half_message_is_parked_and_its_neighbours_are_asked_about(own
         assert [letter["key"] for letter in bus.admin.dead_letters("g")] == ["k7"]
 
 
+@pytest.mark.invariant("I9")
 def test_a_repeat_of_the_damaged_one_is_no_success(damaged):
     """Nobody can say whether it is the same message; its neighbours are the same, or are not."""
     with damaged.connect() as bus:

@@ -97,6 +97,7 @@ def received(bus: mq.Bus, group: str = "cart") -> list[Any]:
     return list(found)
 
 
+@pytest.mark.invariant("I25")
 def test_an_edited_message_replaces_the_dead_letter_for_its_group_alone(own: Own) -> None:
     broker = own()
     with broker.connect() as bus:
@@ -167,6 +168,7 @@ def test_an_edited_message_that_dies_is_a_dead_letter_with_its_new_content(own: 
         assert len(admin.dead_letters("cart")) == 1
 
 
+@pytest.mark.invariant("I25")
 @pytest.mark.parametrize("step", ["acts.recorded", "acts.done"])
 def test_killed_at_an_edit_both_are_done_or_neither_and_done_again_it_is_done_once(
     step: str, make_broker: Own, served_kind: str, monkeypatch: pytest.MonkeyPatch

@@ -54,6 +54,7 @@ def test_its_answers_to_questions_count(bus, t, g, eventually):
     eventually(lambda: bus.admin.transaction(transaction)["state"] == "committed")
 
 
+@pytest.mark.invariant("I7")
 def test_a_newer_process_of_its_name_keeps_it_out(bus, t, g):
     """I7"""
     old = bus.producer(g, instance="me", checker=unknown)
@@ -82,6 +83,7 @@ def test_it_listens_again_when_the_broker_was_restarted_meanwhile(make_broker, s
         eventually(lambda: bus.admin.transaction(transaction)["state"] == "committed")
 
 
+@pytest.mark.invariant("I7")
 def test_a_fenced_producer_is_not_asked_any_more_and_says_so_once(bus, t, g, eventually, caplog):
     """I7. It stops, instead of asking to be asked for ever."""
     old = bus.producer(g, instance="me", checker=unknown)

@@ -11,6 +11,7 @@ def unknown(check):
     return mq.UNKNOWN
 
 
+@pytest.mark.invariant("I3")
 def test_a_half_message_is_stored_and_not_consumable(bus, t, g):
     producer = bus.producer(g, checker=unknown)
     consumer = bus.consumer(g, [t])
@@ -37,6 +38,7 @@ def test_commit_brings_it_to_its_topic_with_all_it_had(bus, t, g, drain):
     assert message.born <= message.stored
 
 
+@pytest.mark.invariant("I3")
 def test_rollback_never_appears(bus, t, g, drain):
     producer = bus.producer(g, checker=unknown)
     with pytest.raises(ZeroDivisionError), producer.transaction() as txn:  # noqa: PT012
@@ -48,6 +50,7 @@ def test_rollback_never_appears(bus, t, g, drain):
     assert bus.admin.transaction(txn.id)["state"] == "rolled_back"
 
 
+@pytest.mark.invariant("I4")
 def test_messages_of_one_transaction_appear_together_as_one_run(bus, t, g, drain):
     producer = bus.producer(g, checker=unknown)
     plain = bus.producer(f"{g}-plain")
@@ -73,6 +76,7 @@ def test_batches_with_mixed_outcomes(bus, t, g, drain):
     assert {message.body for message in found} == {str(i).encode() for i in range(0, 300, 3)}
 
 
+@pytest.mark.invariant("I5")
 @pytest.mark.parametrize("outcome", [mq.COMMIT, mq.ROLLBACK])
 def test_the_first_decision_is_final(bus, t, g, outcome, drain):
     producer = bus.producer(g, checker=unknown)
@@ -179,6 +183,7 @@ def test_1_14_a_group_is_made_with_a_check_policy(bus, t, g):
     assert (altered["check_max"], "checks_exhausted" in altered) == (5, False)
 
 
+@pytest.mark.invariant("I11")
 def test_1_14_a_groups_policy_outlives_the_broker(own, t, g):
     """Asked twice by its own interval, then rolled back, while the broker's settings would ask in an hour and park."""
     broker = own(transaction_timeout=3600, check_interval=3600)

@@ -27,6 +27,7 @@ def silent(broker, topic: str, count: int) -> list[mq.Received]:
         return holder(bus, topic, "one").receive(count, wait=5)
 
 
+@pytest.mark.invariant("I27")
 def test_nobody_else_gets_it_until_the_name_comes_back(own, t):
     broker = own(lease_seconds=0.05)
     with broker.connect() as bus:
@@ -44,6 +45,7 @@ def test_nobody_else_gets_it_until_the_name_comes_back(own, t):
                 assert back.flush() == 0
 
 
+@pytest.mark.invariant("I27")
 def test_an_older_process_can_neither_receive_nor_settle(own, t):
     broker = own()
     with broker.connect() as bus, broker.connect() as other:
@@ -62,6 +64,7 @@ def test_an_older_process_can_neither_receive_nor_settle(own, t):
                 next(old.batches())
 
 
+@pytest.mark.invariant("I27")
 def test_fencing_gives_back_to_the_group(own, t):
     broker = own()
     with broker.connect() as bus:
@@ -86,6 +89,7 @@ def test_fencing_gives_back_to_the_group(own, t):
             assert caught.value.code is code
 
 
+@pytest.mark.invariant("I23")
 def test_a_broker_restart_keeps_what_is_held_and_loses_nothing(own, kind, t):
     if kind == "embedded":
         pytest.skip("an embedded broker restarts with its program")
@@ -112,6 +116,7 @@ def test_a_broker_restart_keeps_what_is_held_and_loses_nothing(own, kind, t):
             assert other.receive(10, wait=0.2) == []
 
 
+@pytest.mark.invariant("I23")
 def test_what_was_fetched_and_not_handed_out_is_given_back_uncounted(own, t):
     broker = own()
     with broker.connect() as bus:

@@ -16,6 +16,7 @@ def bodies(bus, topic):
     return bus.admin.read(topic).read_all()["body"].to_pylist()
 
 
+@pytest.mark.invariant("I9")
 def test_one_id_in_two_topics_is_two_messages(bus, t, g):
     producer = bus.producer(g, qos=2)
     orders, points = (producer.send(topic, body, message_id=t) for topic, body in ((t, b"a"), (f"{t}-2", b"b")))
@@ -27,6 +28,7 @@ def test_one_id_in_two_topics_is_two_messages(bus, t, g):
     assert (bodies(bus, t), bodies(bus, f"{t}-2")) == ([b"a"], [b"b"])
 
 
+@pytest.mark.invariant("I9")
 def test_two_messages_of_one_transaction_with_one_id_both_come_out(bus, t, g):
     with bus.producer(g, checker=unknown).transaction() as txn:
         receipts = [txn.send(topic, topic.encode(), message_id=t) for topic in (t, f"{t}-2")]
@@ -34,6 +36,7 @@ def test_two_messages_of_one_transaction_with_one_id_both_come_out(bus, t, g):
     assert (bodies(bus, t), bodies(bus, f"{t}-2")) == ([t.encode()], [f"{t}-2".encode()])
 
 
+@pytest.mark.invariant("I9")
 @pytest.mark.parametrize("other", [{"body": b"b"}, {"key": "b"}, {"tag": "b"}, {"properties": {"b": "b"}}], ids=str)
 def test_another_content_under_a_taken_id_is_refused(bus, t, g, other):
     producer = bus.producer(g, qos=2)
@@ -59,6 +62,7 @@ def test_a_half_message_of_another_content_group_or_transaction_is_refused(bus, 
     assert bodies(bus, t) == [b"a"]
 
 
+@pytest.mark.invariant("I9")
 def test_a_batch_answers_each_of_its_repeats_for_itself(bus, t, g):
     producer = bus.producer(g, qos=2)
     names = [f"{t}-{n}" for n in range(2000)]
@@ -74,6 +78,7 @@ def test_a_batch_answers_each_of_its_repeats_for_itself(bus, t, g):
     assert (len(bodies(bus, t)), len(bodies(bus, f"{t}-2"))) == (2000, 1)
 
 
+@pytest.mark.invariant("I9")
 def test_ids_and_contents_are_known_after_a_restart(own, t, g):
     broker = own()
     with broker.connect() as bus:
@@ -116,6 +121,7 @@ def test_nothing_is_replaced_where_it_was_not_chosen(bus, t, g):
     assert bodies(bus, t) == [b"a"]
 
 
+@pytest.mark.invariant("I9")
 @pytest.mark.parametrize("kills", [(True, False), (False, True), (True, True)])
 def test_a_replacement_survives_kills_in_both_orders(own, t, g, kills):
     broker = own(transaction_timeout=60.0)

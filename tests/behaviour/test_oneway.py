@@ -26,6 +26,7 @@ def test_an_end_that_is_not_waited_for_comes_to_pass(bus, t, g):
     assert (producer.refused_ends, producer.unknown_ends) == (0, 0)
 
 
+@pytest.mark.invariant("I5")
 def test_nobody_is_told_that_an_end_was_refused_but_it_is_counted(bus, t, g):
     producer = bus.producer(g, unasked=True, confirm="oneway")
     identity = producer.prepare(t, b"x").transaction_id
@@ -70,6 +71,7 @@ def found_by_an_operator(admin, topic, receipt, state):
     assert (told["state"], told["messages"][0]["body"]) == (state, b"book")
 
 
+@pytest.mark.invariant("I48")
 def test_the_committed_copy_is_the_prepared_message_and_a_rolled_back_one_is_an_operator_s(bus, t, g):
     producer, consumer = bus.producer(g, unasked=True, confirm="oneway"), bus.consumer(g, t)
     kept, dropped = (producer.prepare(t, b"book", **WHOLE) for _ in range(2))
@@ -133,6 +135,7 @@ def test_closing_sends_what_is_on_its_way(broker, t, g):
         assert len(bus.consumer(g, t).receive(1000, wait=20)) == 200
 
 
+@pytest.mark.invariant("I14")
 def test_a_broker_that_is_killed_after_an_end_was_taken(make_broker, served_kind, t, g, eventually):
     """The client sends the end again; where it has died too, the check-back decides."""
     broker = make_broker(served_kind)

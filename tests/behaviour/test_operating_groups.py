@@ -39,6 +39,7 @@ def queue_of(bus: mq.Bus, group: str) -> dict[str, Any]:
 
 
 class TestReset:
+    @pytest.mark.invariant("I22")
     def test_a_consumer_that_runs_goes_on_from_there_with_repeats(self, bus: mq.Bus, t: str, g: str) -> None:
         sent(bus, t, 6)
         with bus.consumer(g, t) as consumer:
@@ -57,6 +58,7 @@ class TestReset:
         assert (act["act"], act["why"]) == ("groups.reset", "the release was wrong")
         assert (act["ended"]["again"], act["ended"]["skipped"]) == (6, 0)
 
+    @pytest.mark.invariant("I23")
     def test_what_is_held_is_lost_and_what_is_passed_over_does_not_come(self, bus: mq.Bus, t: str, g: str) -> None:
         sent(bus, t, 4)
         with bus.consumer(g, t) as consumer:
@@ -87,6 +89,7 @@ class TestReset:
 
 
 class TestPause:
+    @pytest.mark.invariant("I23")
     def test_a_consumer_waits_and_goes_on_at_once(self, bus: mq.Bus, t: str, g: str, eventually: Eventually) -> None:
         with bus.consumer(g, t) as consumer:
             bus.admin.pause_group(g, why="the database is full")
@@ -167,6 +170,7 @@ class TestDelete:
             bus.admin.delete_group("nobody")
 
 
+@pytest.mark.invariant("I22")
 @pytest.mark.parametrize("step", ["acts.recorded", "acts.done"])
 def test_killed_in_the_middle_of_a_reset_it_is_done_and_recorded_or_not_done(
     step: str, make_broker: Own, served_kind: str, monkeypatch: pytest.MonkeyPatch

@@ -7,6 +7,8 @@ import threading
 from collections.abc import Iterable
 from typing import Any
 
+import pytest
+
 import escrowmq as mq
 
 
@@ -46,6 +48,7 @@ class Work:
         consumer.flush()
 
 
+@pytest.mark.invariant("I20")
 def test_after_a_nack_the_later_messages_of_its_key_wait_and_other_keys_go_on(bus, t, g):
     put(bus, g, t, "a0 a1 b0 a2 b1 a3 b2")
     work = Work("a1")
@@ -57,6 +60,7 @@ def test_after_a_nack_the_later_messages_of_its_key_wait_and_other_keys_go_on(bu
     assert sum(queue["acked"] for queue in groups[g]["queues"]) == 7
 
 
+@pytest.mark.invariant("I20")
 def test_what_came_in_several_batches_waits_too(bus, t, g):
     put(bus, g, t, " ".join(f"a{n} b{n}" for n in range(10)))
     work = Work("a2", "b5", "a7")
@@ -67,6 +71,7 @@ def test_what_came_in_several_batches_waits_too(bus, t, g):
     assert work.of("b") == [f"b{n}" for n in range(10)]
 
 
+@pytest.mark.invariant("I20")
 def test_a_batch_passes_over_what_waits_behind_a_nack(bus, t, g):
     put(bus, g, t, "a0 a1 b0 a2 b1 a3 b2")
     work = Work("a1", "b0")
@@ -97,6 +102,7 @@ def test_a_batch_that_is_given_back_comes_again_before_what_follows(bus, t, g):
         assert [name for name in found if name[0] == key] == [f"{key}{n}" for n in range(6)]
 
 
+@pytest.mark.invariant("I20")
 def test_awaited_the_same(broker, t, g):
     async def run() -> list[str]:
         work = Work("a1", "b1")
@@ -140,6 +146,7 @@ def test_a_dead_letter_lets_its_key_go_on(bus, t, g):
     assert len(bus.admin.dead_letters(g)) == 1
 
 
+@pytest.mark.invariant("I20")
 def test_when_a_lease_has_ended_what_is_left_of_it_is_withdrawn(bus, t, g):
     put(bus, g, t, "a0 a1 a2 b0")
     with bus.consumer(g, [t], ordered=True, lease=0.3) as slow, bus.consumer(g, [t], ordered=True) as quick:
@@ -166,6 +173,7 @@ def test_an_ack_that_comes_too_late_withdraws_what_follows_in_its_lease(bus, t, 
         assert [message.withdrawn for message in messages[1:]] == [True] * 3
 
 
+@pytest.mark.invariant("I20")
 def test_several_consumers_of_a_group_keep_the_order_of_each_key(bus, t, g):
     keys, count = "abcde", 20
     put(bus, g, t, " ".join(f"{key}{n:02}" for n in range(count) for key in keys))
@@ -231,6 +239,7 @@ def test_a_dead_consumer_leaves_each_key_in_order(broker, t, g):
         assert effects == [f"{key}{n}" for n in range(6)]
 
 
+@pytest.mark.invariant("I20")
 def test_a_broker_killed_again_and_again_keeps_the_order_of_each_key(make_broker, served_kind, t, g):
     """What was not acknowledged in time has its effect again; the first effects of a key come in order."""
     broker = make_broker(served_kind, lease_seconds=2.0)

@@ -41,6 +41,7 @@ def test_it_reads_what_is_there_and_keeps_the_next_offset(bus, t):
     assert not bus.admin.groups() or all(t not in group["topics"] for group in bus.admin.groups())
 
 
+@pytest.mark.invariant("I41")
 def test_it_goes_on_from_stored_positions(bus, t):
     fill(bus, t, 20, queues=2)
     with bus.reader(t) as reader:
@@ -199,6 +200,7 @@ def t_made(bus: mq.Bus, topic: str) -> str:
     return topic
 
 
+@pytest.mark.invariant("I41")
 def test_a_start_that_left_with_retention_is_told(own, kind, t, eventually):
     if kind not in ("embedded", "partition"):
         pytest.skip("retention is the engine's: one kind shows it")

@@ -34,6 +34,7 @@ def keys(bus: mq.Bus, topic: str) -> list[str]:
     return sorted(bus.admin.read(topic, columns=["key"], queue=0).read_all()["key"].to_pylist())
 
 
+@pytest.mark.invariant("I41")
 def test_the_last_answer_of_a_served_broker_is_in_its_folder(make_broker: Make, served_kind: str) -> None:
     broker = make_broker(served_kind)
     with broker.connect() as bus:
@@ -50,6 +51,7 @@ def test_the_last_answer_of_a_served_broker_is_in_its_folder(make_broker: Make, 
             assert folder.admin.read("%op").read_all().num_rows == 1
 
 
+@pytest.mark.invariant("I41")
 def test_the_folder_of_a_broker_within_another_program_says_what_may_be_missing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -109,6 +109,7 @@ def test_rows_are_refused_one_by_one(bus, t, g):
     assert bus.admin.read(t).read_all().num_rows == 1
 
 
+@pytest.mark.invariant("I46")
 def test_a_slice_is_judged_by_its_own_rows(bus, t, g):
     import pyarrow as pa
 
@@ -214,6 +215,7 @@ def test_a_paused_broker_is_unknown_in_time_and_a_repeat_under_the_same_id_is_th
         assert sorted(bus.admin.read(t).read_all().column("body").to_pylist()) == [b"1", b"2"]
 
 
+@pytest.mark.invariant("I1", "I8")
 def test_a_served_broker_killed_under_load_loses_and_doubles_nothing(make_broker, served_kind, t, g, drain):
     broker = make_broker(served_kind, transaction_timeout=3600)
     with broker.connect() as bus:

@@ -34,6 +34,7 @@ def beside(function, *given):
     return thread
 
 
+@pytest.mark.invariant("I20")
 @pytest.mark.parametrize("ordered", [False, True])
 def test_stop_ends_the_loop_and_returns_the_rest_at_once(bus, t, g, drain, ordered):
     fill(bus, g, t, 50)
@@ -111,6 +112,7 @@ def test_close_within_a_loop_lets_the_loop_finish(bus, t, g, drain):
     assert len(rest_of(bus, g, t, drain, 9)) == 9
 
 
+@pytest.mark.invariant("I20")
 @pytest.mark.parametrize("what", ["consumer", "bus", "both"])
 def test_a_signal_handler_may_close_while_a_message_is_handled(broker, t, g, drain, what):
     """The outside trial's defect: SIGTERM at each deployment lost the acknowledgement of work that was done."""

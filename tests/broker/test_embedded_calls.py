@@ -75,6 +75,7 @@ def test_the_views_tell_half_messages_and_decisions(link):
     assert part.to_pydict() == {"body": [b"2"], "state": [2]}
 
 
+@pytest.mark.invariant("I3", "I41")
 def test_a_topic_is_browsed_by_offsets_and_hides_what_is_not_committed(link):
     """I3"""
     session = open_session(link)
@@ -165,6 +166,7 @@ def test_messages_are_found_by_id_and_key_whatever_became_of_them(link):
     assert len(link.action("lookup", {"key": "k", "limit": 1}, 30)["messages"]) == 1
 
 
+@pytest.mark.invariant("I25")
 def test_dead_letters_are_listed_read_retried_and_discarded(link):
     """I25"""
     link.action("groups.subscribe", {"group": "c", "topics": ["orders"], "max_attempts": 1}, 30)

@@ -57,6 +57,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "lock"}
 
 
+@pytest.mark.invariant("I41")
 @pytest.mark.parametrize("options", [{}, {"segment_bytes": 1 << 16}, {"compression": "lz4"}])
 def test_a_folder_at_rest_reads_as_the_broker_would_and_is_left_as_it_was(tmp_path, options):
     fill(tmp_path / "d", **options)

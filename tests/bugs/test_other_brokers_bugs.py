@@ -46,6 +46,7 @@ def test_acknowledged_before_the_sync():
     assert kept["offset"] == 0
 
 
+@pytest.mark.invariant("I1")
 @pytest.mark.parametrize("mode", MODES)
 def test_acknowledged_before_the_sync_and_then_the_power_failed(mode):
     """The power fails at each operation in turn: whatever had its answer is there afterwards."""
@@ -89,6 +90,7 @@ def opened(disk: FaultDisk) -> list[bytes]:
     return shard.consume()
 
 
+@pytest.mark.invariant("I30")
 def test_a_flipped_bit_in_the_middle_of_a_log_lost_everything_after_it():
     """The damage is named with its place; it is never taken for the end."""
     disk = written()
@@ -103,6 +105,7 @@ def test_a_flipped_bit_in_the_middle_of_a_log_lost_everything_after_it():
         assert damage.value.code == Code.DAMAGED
 
 
+@pytest.mark.invariant("I31")
 def test_damaged_metadata_led_to_deletion():
     """Any file but the messages' damaged or gone: either rebuilt, or refused; no segment is ever removed or cut."""
     disk = written()
@@ -140,6 +143,7 @@ def test_a_folder_of_somebody_else_is_refused_and_left_alone():
     assert disk.files()["notes.txt"] == b"not a log"
 
 
+@pytest.mark.invariant("I6")
 def test_a_late_commit_hit_the_next_transaction_of_the_same_producer():
     """Kafka's protocol named the producer, not the transaction."""
     driver = LedgerDriver()

@@ -47,6 +47,7 @@ def test_a_crash_between_append_final_and_note_done_put_it_there_twice():
         assert again.visible() == [position]
 
 
+@pytest.mark.invariant("I8")
 @pytest.mark.parametrize("mode", MODES)
 def test_a_crash_in_the_middle_of_a_commit_put_it_there_twice(mode):
     """The power fails at each operation of the commit in turn, until it comes to its end."""
@@ -74,6 +75,7 @@ def test_a_crash_in_the_middle_of_a_commit_put_it_there_twice(mode):
     raise AssertionError("the commit never came to its end")
 
 
+@pytest.mark.invariant("I5")
 def test_commit_after_rollback_still_delivered():
     driver = LedgerDriver()
     session, raw, _ = one_half(driver)

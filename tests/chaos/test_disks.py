@@ -47,6 +47,7 @@ def test_a_full_disk_makes_no_file_and_none_longer(tmp_path: Path) -> None:
     disk.close()
 
 
+@pytest.mark.invariant("I33")
 def test_a_broker_on_a_full_disk_refuses_and_goes_on_when_there_is_room(tmp_path: Path) -> None:
     """And what it had acknowledged is there."""
     from escrowmq.broker.calls import Calls

@@ -26,6 +26,9 @@ from escrowmq_lab.databases import open_engine
 WITHOUT_JAVA = tuple(name for name, mode in MODES.items() if mode.beside(Path(), "") is None)
 
 
+@pytest.mark.invariant(
+    "I1", "I2", "I3", "I4", "I5", "I9", "I14", "I15", "I19", "I20", "I23", "I24", "I33", "I37", "I38", "I39", "I48"
+)
 def test_nothing_is_lost_repeated_or_leaked_in_ten_rounds(tmp_path: Path) -> None:
     """All modes but Spark's, which has a test of its own; every number of nodes from 1 to 10, and every blow."""
     phases: list[str] = []
@@ -48,6 +51,7 @@ def test_nothing_is_lost_repeated_or_leaked_in_ten_rounds(tmp_path: Path) -> Non
     assert (tmp_path / PAGE).is_file()
 
 
+@pytest.mark.invariant("I1", "I3", "I24")
 @pytest.mark.parametrize(
     ("mode", "found"), [("Unmarked", "repeated"), ("AckFirst", "lost"), ("Hasty", "leaked")], ids=str
 )

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from cli_runs import Run
 
 from escrowmq.cli.failures import Exit
@@ -33,6 +34,7 @@ def test_who_did_what_is_listed_shown_and_found(run: Run, undecided: Prepare) ->
     assert (missing.code, "NOT_FOUND" in missing.err) == (Exit.REJECTED, True)
 
 
+@pytest.mark.invariant("I44")
 def test_an_edited_record_is_found_with_its_place(run: Run, undecided: Prepare, tmp_path: Path) -> None:
     run("transactions", "commit", undecided("o-1"), "--why", "honest")
     run("transactions", "commit", undecided("o-2"))

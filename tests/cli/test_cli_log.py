@@ -43,6 +43,7 @@ def test_a_sound_log_checks(run: Run, folder: Path) -> None:
     assert "everything checks" in checked.err
 
 
+@pytest.mark.invariant("I30", "I31")
 def test_a_flipped_bit_is_reported_with_its_place(run: Run, folder: Path) -> None:
     (segment,) = [path for path in folder.iterdir() if b"secret" in path.read_bytes()]
     content = bytearray(segment.read_bytes())

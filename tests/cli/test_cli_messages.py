@@ -60,6 +60,7 @@ def test_bodies_come_from_files_and_standard_input(run: Run, tmp_path: Path) -> 
     assert [row["body_base64"] for row in rows if row["body"] is None]
 
 
+@pytest.mark.invariant("I9")
 def test_many_messages_are_numbered(run: Run) -> None:
     receipts = run("send", "orders", "book {n}", "-k", "o-{n}", "--id", "id-{n}", "-c", "30", "--json").lines
     assert len({r["message_id"] for r in receipts}) == 30
@@ -74,6 +75,7 @@ def test_a_single_message_keeps_its_braces(run: Run) -> None:
     assert run("tail", "orders", "--json").lines[0]["body"] == '{"n": {n}}'
 
 
+@pytest.mark.invariant("I21")
 def test_a_delayed_message_has_no_place_yet(run: Run) -> None:
     (receipt,) = run("send", "orders", "later", "--delay", "1h", "--json").lines
     assert receipt["offset"] is None

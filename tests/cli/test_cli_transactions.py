@@ -56,6 +56,7 @@ def test_showing_one_tells_its_story(run: Run, undecided: Prepare) -> None:
     assert all(word in text for word in (identity, "committed", "prepared", "o-1", "by operator"))
 
 
+@pytest.mark.invariant("I3", "I5")
 def test_committing_makes_visible_and_the_first_decision_stands(run: Run, undecided: Prepare) -> None:
     identity = undecided("o-1")
     assert run("tail", "orders", "--json").lines == []
@@ -215,6 +216,7 @@ def test_what_waits_is_summed_up(run: Run, bus: mq.Bus, dead: list[str]) -> None
     assert len(run("transactions", "list", "--cause", "not_due", "--json").json) == 1
 
 
+@pytest.mark.invariant("I25")
 def test_dead_letters_are_retried_or_discarded(run: Run, bus: mq.Bus, dead: list[str]) -> None:
     assert run("dead-letters", "retry", "cart", dead[0], "--json").json == {
         "group": "cart",

@@ -8,11 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import escrowmq as mq
 
 PAGE = Path(__file__).parents[2] / "docs" / "consuming.md"
 
 
+@pytest.mark.invariant("I20")
 def test_sigterm_loses_no_acknowledgement(tmp_path, serve):
     program = tmp_path / "mail.py"
     (text,) = re.findall(r'```python\n("""mail\.py.*?)```', PAGE.read_text(), re.DOTALL)

@@ -97,6 +97,7 @@ def test_the_program_of_the_readme_runs_twice(tmp_path: Path) -> None:
     assert orders == messages
 
 
+@pytest.mark.invariant("I15")
 @pytest.mark.parametrize(
     ("local", "stands"),
     [
@@ -116,6 +117,7 @@ def test_a_local_transaction_slower_than_the_timeout_and_its_message_agree(
     assert orders == messages
 
 
+@pytest.mark.invariant("I15")
 @pytest.mark.parametrize(("local", "stands"), [(INSERT + ASKED + RAISE, False), (ASKED + INSERT, True)])
 def test_the_checker_of_ones_own_in_the_readme_does_not_guess(tmp_path: Path, local: str, stands: bool) -> None:
     program = PROGRAM.replace("checker=outbox.Barrier(shop)", "checker=decide").replace(INSERT + BIND, local)

@@ -134,6 +134,7 @@ def test_a_change_that_fails_is_rolled_back_announced_to_nobody_and_still_has_it
     assert found["state"] == "rolled_back", "an operator finds it"
 
 
+@pytest.mark.invariant("I48")
 @pytest.mark.parametrize("done", [False, True], ids=["not done", "done"])
 def test_a_commit_of_the_database_that_failed_is_left_to_the_announcement(bus, shop, t, g, done):
     def lost(connection: Any) -> None:
@@ -273,6 +274,7 @@ def message(t: str) -> mq.Message:
     return mq.Message(t, b"book", key="o-1", message_id=f"order-{t}")
 
 
+@pytest.mark.invariant("I48")
 def test_sent_again_while_its_confirm_is_lost_the_change_is_not_done_again(bus, shop, t, g):
     producer = oneway(bus, g)
     first = Confirmless(producer, database=shop).send(message(t), put("o-1")).check()
@@ -288,6 +290,7 @@ def test_sent_again_while_its_confirm_is_lost_the_change_is_not_done_again(bus, 
     assert producer.refused_ends == 0
 
 
+@pytest.mark.invariant("I48")
 def test_sent_again_after_a_rollback_the_id_is_spent_and_nothing_is_done(bus, shop, t, g):
     way = Announcing(oneway(bus, g), database=shop)
     assert way.send(message(t), broken).ends == (Code.ROLLED_BACK,)
@@ -337,6 +340,7 @@ WAITING = {
 }
 
 
+@pytest.mark.invariant("I48")
 @pytest.mark.parametrize(
     ("keeps", "fails"), [(False, False), (False, True), (True, True)], ids=["committed", "rolled back", "kept"]
 )
@@ -443,6 +447,7 @@ with mq.connect("file:" + folder) as bus:
 LONG = pytest.mark.long
 
 
+@pytest.mark.invariant("I48")
 @pytest.mark.parametrize(
     "place", [pytest.param("prepared", marks=LONG), "changed", "committed", pytest.param("ended", marks=LONG)]
 )

@@ -5,6 +5,7 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
 from compensation_child import PLACES
 
 import forked
@@ -12,6 +13,7 @@ import forked
 HERE = Path(__file__).parent
 
 
+@pytest.mark.invariant("I48")
 def test_killed_at_every_place(tmp_path: Path) -> None:
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
     environment.pop("ESCROWMQ_FAILPOINT", None)

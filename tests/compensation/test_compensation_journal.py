@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import uuid
 
+import pytest
 import sqlalchemy as sa
 
 import escrowmq as mq
@@ -13,6 +14,7 @@ from escrowmq.compensation.cases import Cases
 from escrowmq.outbox import claim_batch_tx, migrate
 
 
+@pytest.mark.invariant("I48")
 def test_journal_and_cases(engine: sa.Engine, monkeypatch) -> None:
     migrate(engine)
     journal = Journal(engine, "cart")

@@ -34,6 +34,7 @@ def play(world: World, order: tuple[str, ...], remedy: str) -> None:
     assert (world.faults([identity]), world.open(), world.cases()) == ([], [], {})
 
 
+@pytest.mark.invariant("I48")
 @pytest.mark.parametrize("order", orders(), ids="-".join)
 def test_every_order_of_the_five_events_ends_in_one_effect(world: Callable[..., World], order: tuple[str, ...]) -> None:
     play(world(), order, "handle")

@@ -249,11 +249,13 @@ def found(w: World, scenario: Callable[[World], list[bytes]]) -> list[str]:
     return w.faults(expected) + w.open() + [state.name for state in w.cases().values()]
 
 
+@pytest.mark.invariant("I48")
 @pytest.mark.parametrize("scenario", [scenario for _, scenario in PLANTED], ids=lambda one: one.__name__)
 def test_the_real_code_is_sound(world: Callable[..., World], scenario: Any) -> None:
     assert found(world(), scenario) == []
 
 
+@pytest.mark.invariant("I48")
 @pytest.mark.parametrize(("plant", "scenario"), PLANTED, ids=[plant.__name__ for plant, _ in PLANTED])
 def test_a_planted_bug_is_caught(
     world: Callable[..., World], monkeypatch: pytest.MonkeyPatch, plant: Plant, scenario: Any

@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
 from compensation_world import World, business
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -116,6 +117,7 @@ class Story(RuleBasedStateMachine):
             assert not standing.suspended
 
 
+@pytest.mark.invariant("I48")
 def test_any_interleaving_ends_in_one_effect_each(tmp_path_factory: Any) -> None:
     folder = Path(tempfile.mkdtemp(dir=tmp_path_factory.mktemp("random")))
     database = business(folder)

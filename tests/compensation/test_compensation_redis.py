@@ -23,6 +23,7 @@ def counts(w: World, client: Any, ids: list[bytes]) -> list[int]:
     return [int(client.get(counter(w, identity)) or 0) for identity in ids]
 
 
+@pytest.mark.invariant("I48")
 def test_consumers_and_scheduler_have_one_effect_each(world: Callable[..., World], redis_url: str) -> None:
     w = world(lambda name: open_sets(redis_url, name))
     with redis.Redis.from_url(redis_url) as client:

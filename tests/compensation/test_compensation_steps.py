@@ -40,6 +40,7 @@ from escrowmq.outbox.tables import trans_compensation_case
 Make = Callable[..., World]
 
 
+@pytest.mark.invariant("I48")
 def test_what_was_rolled_back_although_announced_waits_for_a_person(world: Make) -> None:
     w = world()
     identity = w.prepare()
@@ -206,6 +207,7 @@ def test_sent_again_under_the_same_id(world: Make) -> None:
     assert (w.faults([known, gone]), w.open()) == ([], [])
 
 
+@pytest.mark.invariant("I48")
 def test_two_schedulers_at_once_and_a_consumer(world: Make) -> None:
     """The difference is shared out, and what both look up has one effect."""
     w = world(limit=7, max_attempts=1_000)
@@ -237,6 +239,7 @@ def test_two_schedulers_at_once_and_a_consumer(world: Make) -> None:
     assert (w.faults(ids), w.open(), w.cases()) == ([], [], {})
 
 
+@pytest.mark.invariant("I48")
 def test_a_lease_that_is_lost_in_the_middle(world: Make) -> None:
     """Another scheduler adopts the run while the first is in its handler; both come to their end."""
     w = world()
@@ -265,6 +268,7 @@ def test_a_lease_that_is_lost_in_the_middle(world: Make) -> None:
 # The set store
 
 
+@pytest.mark.invariant("I48")
 def test_a_store_that_is_away_suspends_and_effects_go_on(world: Make) -> None:
     w = world(keep_commits=3600.0)
     before, meanwhile = w.prepare(), w.prepare()
@@ -291,6 +295,7 @@ def test_a_store_that_is_away_suspends_and_effects_go_on(world: Make) -> None:
     assert not Journal(w.database, w.name).read().suspended
 
 
+@pytest.mark.invariant("I48")
 @pytest.mark.parametrize("who", ["scheduler", "keys"])
 def test_an_emptied_store_is_made_whole_from_the_marks_and_the_key_topic(world: Make, who: str) -> None:
     """Either of the two recovers it; a key from before ``settled_us`` is not read again."""
@@ -322,6 +327,7 @@ def test_an_emptied_store_is_made_whole_from_the_marks_and_the_key_topic(world: 
     assert (w.faults([settled, lost, handled]), w.open(), w.cases()) == ([], [], {})
 
 
+@pytest.mark.invariant("I48")
 def test_settled_us_stays_behind_what_is_not_settled(world: Make) -> None:
     w = world()
     journal = Journal(w.database, w.name)
@@ -442,6 +448,7 @@ def for_both_brokers(count: int) -> list[bytes]:
     return [*ids[0][: count // 2], *ids[1][: count // 2]]
 
 
+@pytest.mark.invariant("I48")
 def test_with_one_of_two_brokers_away_nothing_is_judged(tmp_path: Path, compensation_database: sa.Engine) -> None:
     """What the other may have is left for later without counting a try, and settled_us stays; when it is back all is repaired."""
     pair = [Sometimes(tmp_path / name) for name in "ab"]
@@ -471,6 +478,7 @@ def test_with_one_of_two_brokers_away_nothing_is_judged(tmp_path: Path, compensa
         assert (w.effects(), w.open()) == (dict.fromkeys(ids, 1), [])
 
 
+@pytest.mark.invariant("I48")
 def test_a_broker_that_goes_away_between_the_list_of_its_keys_and_their_reading_is_waited_for(
     tmp_path: Path, compensation_database: sa.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -494,6 +502,7 @@ def test_a_broker_that_goes_away_between_the_list_of_its_keys_and_their_reading_
         assert (set(read), len(read)) == (ids, len(ids))
 
 
+@pytest.mark.invariant("I48")
 @pytest.mark.parametrize(
     ("states", "away", "found"),
     [

@@ -83,6 +83,7 @@ def about_now(times: Sequence[int]) -> bool:
     return all(abs(time.time() - one / 1e6) < 3600 for one in times)
 
 
+@pytest.mark.invariant("I48")
 def test_of_kafka(kafka_url: str, announce: Any) -> None:
     topic = f"keys-{uuid.uuid4().hex}"
     ids = announce(kafka_url, topic)
@@ -107,6 +108,7 @@ def test_of_kafka(kafka_url: str, announce: Any) -> None:
     assert [keys for keys in elsewhere.kafka_again(config, topic)(time.time_ns() // 1000 + 10**9) if keys[0]] == []
 
 
+@pytest.mark.invariant("I48")
 def test_of_redis_streams(redis_url: str, announce: Any) -> None:
     stream = f"keys-{uuid.uuid4().hex}"
     ids = announce(redis_url, stream)
@@ -131,6 +133,7 @@ def test_of_redis_streams(redis_url: str, announce: Any) -> None:
         assert list(elsewhere.redis_again(client, f"{stream}-no")(0)) == []
 
 
+@pytest.mark.invariant("I48")
 async def test_of_rabbitmq(rabbitmq_url: str, announce: Any) -> None:
     name = f"keys-{uuid.uuid4().hex}"
     async with await aio_pika.connect(rabbitmq_url) as connection:

@@ -17,6 +17,7 @@ from escrowmq.pipeline import audit
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
 
+@pytest.mark.invariant("I24", "I43")
 @pytest.mark.timeout(600)
 def test_nothing_is_lost_and_every_edit_by_hand_is_found(spark: SparkSession, tmp_path: Path) -> None:
     folder = tmp_path / "run"

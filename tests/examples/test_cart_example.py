@@ -33,6 +33,7 @@ def rows(folder: Path, table: str) -> list[tuple[str, str]]:
         connection.close()
 
 
+@pytest.mark.invariant("I24")
 def test_a_crash_between_the_database_commit_and_the_commit_loses_and_doubles_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     first = run(folder, "--order", "o-1")

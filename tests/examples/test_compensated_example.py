@@ -19,6 +19,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, SCRIPT, *arguments], capture_output=True, text=True)
 
 
+@pytest.mark.invariant("I48")
 def test_every_confirm_is_lost_and_every_order_has_its_effect(tmp_path: Path) -> None:
     done = run("--orders", "12", "--drop", "100", "--folder", str(tmp_path / "run"))
     assert done.returncode == 0, done.stdout + done.stderr

@@ -42,6 +42,7 @@ def told(tmp_path: Path, **more: object) -> Namespace:
 # The command
 
 
+@pytest.mark.invariant("I24")
 def test_one_command(tmp_path: Path) -> None:
     command = [sys.executable, SCRIPT, "--orders", "40", "--shards", "2"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=200)
@@ -142,6 +143,7 @@ REACHED_BY_SWEEP_2 = {"shop.fence-written", "shop.fenced"}
 """Without crashes there is no orphan here, but every old freeze is asked about."""
 
 
+@pytest.mark.invariant("I37")
 @pytest.mark.parametrize(
     ("step", "place"),
     [(step, place) for step in ("tills", "sweep 1") for place in PLACES[step]]

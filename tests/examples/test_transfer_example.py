@@ -38,11 +38,13 @@ def play(tmp_path: Path, way: str, server: str | None, places: set[str], transfe
         assert transfer.run(urls, tmp_path, max(transfers, 2 * len(deaths) + 2), way, deaths) == []
 
 
+@pytest.mark.invariant("I24", "I38")
 @pytest.mark.parametrize("way", sorted(DEATHS))
 def test_money_is_conserved_whoever_dies(tmp_path: Path, way: str) -> None:
     play(tmp_path, way, None, TELLING[way])
 
 
+@pytest.mark.invariant("I24")
 @pytest.mark.parametrize(("server", "way"), [("postgres_url", "outbox"), ("mariadb_url", "barrier")])
 def test_money_is_conserved_on_servers(request: pytest.FixtureRequest, tmp_path: Path, server: str, way: str) -> None:
     play(tmp_path, way, request.getfixturevalue(server), {"bank-a.committed", "bank-b.committed"})
@@ -129,6 +131,7 @@ def test_a_transfer_that_the_payer_cannot_afford_leaves_nothing(banks: tuple[sa.
     assert not bank_a.was_made(a, ONE)
 
 
+@pytest.mark.invariant("I24")
 def test_a_message_that_comes_twice_credits_once(banks: tuple[sa.Engine, sa.Engine, int]) -> None:
     a, b, _ = banks
     bank_a.send_by_outbox(a, ONE)
@@ -142,6 +145,7 @@ def test_a_message_that_comes_twice_credits_once(banks: tuple[sa.Engine, sa.Engi
     assert transfer_auditor.not_done(a) == 0
 
 
+@pytest.mark.invariant("I24")
 def test_the_auditor_catches_a_receiver_without_the_log(
     banks: tuple[sa.Engine, sa.Engine, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,6 +157,7 @@ def test_the_auditor_catches_a_receiver_without_the_log(
     assert any("more than once" in problem for problem in problems(banks))
 
 
+@pytest.mark.invariant("I37")
 def test_the_auditor_catches_a_message_outside_the_transaction(banks: tuple[sa.Engine, sa.Engine, int]) -> None:
     a, *_ = banks
     with a.begin() as connection:

@@ -51,6 +51,7 @@ def test_no_memory_is_a_shortage() -> None:
     assert disk_error(MemoryError()).code is Code.OUT_OF_RESOURCES
 
 
+@pytest.mark.invariant("I33")
 @pytest.mark.parametrize("number", STARVED)
 def test_without_descriptors_messages_are_refused_and_with_them_all_goes_on(number: int) -> None:
     memory, disk = Memory(), FaultDisk(1)
@@ -79,6 +80,7 @@ def fill(log: SegmentLog, count: int) -> int:
     return position
 
 
+@pytest.mark.invariant("I34")
 @pytest.mark.parametrize("number", STARVED)
 def test_a_segment_that_begins_needs_nothing_more_half_way(number: int) -> None:
     """From the moment the old segment is sealed, descriptors and memory may be gone."""
@@ -101,6 +103,7 @@ def test_a_segment_that_begins_needs_nothing_more_half_way(number: int) -> None:
     log.close()
 
 
+@pytest.mark.invariant("I34")
 @pytest.mark.parametrize("number", [*PASSING, *LASTING])
 def test_a_snapshot_that_cannot_be_stored_never_stops_the_log(number: int) -> None:
     log = open_log(FaultDisk(1), segment_bytes=1 << 16)
@@ -202,6 +205,7 @@ def few_descriptors(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+@pytest.mark.invariant("I33")
 def test_a_real_log_without_descriptors_refuses_and_goes_on(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     log = open_log(RealDisk(tmp_path / "d"), segment_bytes=1 << 14)
     first = log.append(Kind.PLAIN, messages(4, body=200), START_US)
@@ -223,6 +227,7 @@ def test_a_real_log_without_descriptors_refuses_and_goes_on(tmp_path: Path, requ
     assert open_log(RealDisk(tmp_path / "d")).next_position == log.next_position + 1
 
 
+@pytest.mark.invariant("I33")
 def test_the_log_has_descriptors_in_reserve(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:

@@ -112,6 +112,7 @@ def test_cut_at_the_first_bad_record_anywhere(monkeypatch: pytest.MonkeyPatch) -
         judge_all()
 
 
+@pytest.mark.invariant("I11")
 def test_count_checks_in_memory_only(monkeypatch: pytest.MonkeyPatch) -> None:
     real = CheckBack.decide_ask
 
@@ -131,6 +132,7 @@ def test_count_checks_in_memory_only(monkeypatch: pytest.MonkeyPatch) -> None:
         sweep()
 
 
+@pytest.mark.invariant("I8")
 def test_apply_a_commit_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     real = Ledger._acts[Kind.DECIDED]
 
@@ -146,6 +148,7 @@ def test_apply_a_commit_twice(monkeypatch: pytest.MonkeyPatch) -> None:
         sweep()
 
 
+@pytest.mark.invariant("I5")
 def test_accept_the_opposite_decision(monkeypatch: pytest.MonkeyPatch) -> None:
     careless = ending.ANSWER.copy()
     careless[:, :] = 0
@@ -166,6 +169,7 @@ def test_accept_the_opposite_decision(monkeypatch: pytest.MonkeyPatch) -> None:
         sweep(shard_script.whole)
 
 
+@pytest.mark.invariant("I16")
 def test_reuse_an_offset_after_a_tear(monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers name offsets: told before the sync, a crash gives the same offset to another message."""
     memory, disk = Memory(), FaultDisk(1)

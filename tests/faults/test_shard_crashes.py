@@ -45,6 +45,7 @@ def test_a_run_is_the_same_every_time() -> None:
     }
 
 
+@pytest.mark.invariant("I1")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_whatever_a_crash_at_any_operation_leaves_recovers_to_what_was_answered(name: str, mode: str) -> None:
@@ -64,6 +65,7 @@ def test_after_any_crash_the_world_goes_on_to_the_same_end(name: str, step: int)
         resume(image, SCRIPTS[name], effects)
 
 
+@pytest.mark.invariant("I28")
 @pytest.mark.parametrize(
     ("name", "step"),
     [("shortest", 1), ("forgetting", 25), ("whole", 48), pytest.param("whole", 3, marks=pytest.mark.long)],
@@ -75,6 +77,7 @@ def test_a_crash_at_any_operation_of_a_recovery_changes_nothing(name: str, step:
             assert same_state(once, recover(second)), f"{image}, then in recovery {second}"
 
 
+@pytest.mark.invariant("I28", "I29")
 def test_recovery_is_deterministic_and_needs_no_derived_file() -> None:
     without_snapshots = 0
     for image in recorded("whole")[0][::20]:
@@ -89,6 +92,7 @@ def test_recovery_is_deterministic_and_needs_no_derived_file() -> None:
     assert without_snapshots > 1
 
 
+@pytest.mark.invariant("I28")
 @pytest.mark.parametrize("seed", [*range(6), *(pytest.param(s, marks=pytest.mark.long) for s in range(6, 200))])
 def test_a_storm_of_restarts(seed: int) -> None:
     chance = random.Random(seed)
@@ -119,6 +123,7 @@ def storm(script: Script, chance: random.Random) -> tuple[Any, int]:
             disk = disk.survivors(chance.choice(MODES), crashes, **faults)
 
 
+@pytest.mark.invariant("I30")
 def test_a_flipped_bit_after_a_clean_stop_is_reported_and_nothing_is_cut() -> None:
     flips = reported = 0
     for image in rotten():

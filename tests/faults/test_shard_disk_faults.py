@@ -117,6 +117,7 @@ def test_a_failed_sync_fails_all_that_waited_for_it_and_all_that_comes(operation
     judge(again)
 
 
+@pytest.mark.invariant("I33")
 def test_a_full_disk_refuses_messages_and_nothing_else_and_is_over_when_there_is_space() -> None:
     memory, disk = Memory(), FaultDisk(1)
     world = World(disk, memory)
@@ -161,6 +162,7 @@ def patient(script: Script, disk: FaultDisk, memory: Memory, space: int) -> tupl
                 assert world.engine.status in ("ok", "full")
 
 
+@pytest.mark.invariant("I33")
 @pytest.mark.parametrize("start", [0, 3000, 9000, 14_000])
 @pytest.mark.parametrize("space", [1500, 4000])
 def test_a_disk_that_is_always_almost_full_loses_nothing(start: int, space: int) -> None:

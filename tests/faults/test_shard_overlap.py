@@ -141,6 +141,7 @@ def verify(disk: FaultDisk, told: list[Fact]) -> None:
     engine.stop()
 
 
+@pytest.mark.invariant("I1")
 def test_nothing_is_answered_before_it_is_durable_however_rounds_and_syncs_overlap() -> None:
     facts = Facts()
     disk = WatchedDisk(facts)
@@ -153,6 +154,7 @@ def test_nothing_is_answered_before_it_is_durable_however_rounds_and_syncs_overl
     verify(disk.survivors("dropped", 1), facts.told)
 
 
+@pytest.mark.invariant("I34")
 @pytest.mark.parametrize("operation", [60, 90, 133, 160])
 def test_a_failing_disk_stops_everybody_and_what_was_answered_is_there(operation: int) -> None:
     facts = Facts()

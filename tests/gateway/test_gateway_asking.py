@@ -79,6 +79,7 @@ def _garbage(asked: Asked) -> list[tuple[int, dict[str, str], bytes]]:
     ]
 
 
+@pytest.mark.invariant("I46")
 def test_nothing_but_a_clear_answer_decides(
     asking: Client, receiver: Receiver, t: str, g: str, eventually: Wait, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -98,6 +99,7 @@ def test_nothing_but_a_clear_answer_decides(
     assert "status 500" in caplog.text
 
 
+@pytest.mark.invariant("I15")
 @pytest.mark.parametrize("word", ["COMMIT", "commit", True, None, 1])
 def test_a_word_that_is_no_outcome_decides_nothing_and_is_said_once(
     asking: Client, receiver: Receiver, t: str, g: str, eventually: Wait, caplog: pytest.LogCaptureFixture, word: Any
@@ -111,6 +113,7 @@ def test_a_word_that_is_no_outcome_decides_nothing_and_is_said_once(
     assert f"{word!r} is no outcome" in said[0]
 
 
+@pytest.mark.invariant("I47")
 def test_a_redirect_is_not_followed(asking: Client, receiver: Receiver, t: str, g: str, eventually: Wait) -> None:
     elsewhere = Receiver()
     elsewhere.answer = lambda asked: (200, {}, asked.all("committed"))
@@ -144,6 +147,7 @@ def test_transactions_asked_about_together_come_together(asking: Client, receive
     assert len(seen) > 8, "more transactions than questions"
 
 
+@pytest.mark.invariant("I13")
 def test_a_slow_address_delays_no_other_group(
     embedded: Callable[..., Any], run_gateway: RunGateway, receiver: Receiver, t: str, eventually: Wait
 ) -> None:
@@ -180,6 +184,7 @@ def test_an_address_that_does_not_answer_in_time_is_in_progress(
     hold.set()
 
 
+@pytest.mark.invariant("I11")
 def test_a_receiver_that_is_down_spends_no_attempts_and_is_asked_when_it_is_up(
     embedded: Callable[..., Any], run_gateway: RunGateway, t: str, g: str, eventually: Wait
 ) -> None:
@@ -202,6 +207,7 @@ def test_a_receiver_that_is_down_spends_no_attempts_and_is_asked_when_it_is_up(
     late.close()
 
 
+@pytest.mark.invariant("I11")
 def test_a_group_without_an_address_is_not_asked_and_waits_for_its_end(
     embedded: Callable[..., Any], run_gateway: RunGateway, receiver: Receiver, t: str, eventually: Wait
 ) -> None:
@@ -216,6 +222,7 @@ def test_a_group_without_an_address_is_not_asked_and_waits_for_its_end(
     assert all(identity != alone for one in receiver.asked for identity in one.ids)
 
 
+@pytest.mark.invariant("I15")
 def test_questions_and_answers_are_signed(
     embedded: Callable[..., Any], run_gateway: RunGateway, receiver: Receiver, t: str, g: str, eventually: Wait
 ) -> None:
@@ -249,6 +256,7 @@ def test_questions_and_answers_are_signed(
     assert len(set(refused)) == len(forged), "every question has an id of its own"
 
 
+@pytest.mark.invariant("I47")
 def test_proxies_of_the_environment_are_not_used(
     embedded: Callable[..., Any],
     run_gateway: RunGateway,
@@ -269,6 +277,7 @@ def test_proxies_of_the_environment_are_not_used(
     proxy.close()
 
 
+@pytest.mark.invariant("I47")
 def test_an_address_in_a_message_is_never_asked(
     embedded: Callable[..., Any], run_gateway: RunGateway, receiver: Receiver, t: str, g: str, eventually: Wait
 ) -> None:

@@ -84,6 +84,7 @@ def test_of_several_each_has_its_own_result(client: Client, t: str, g: str) -> N
     assert client.ok(f"/v1/topics/{t}/messages", {"messages": [{"text": "d"}]})["refused"] == 0
 
 
+@pytest.mark.invariant("I9")
 def test_a_repeat_by_message_id_or_idempotency_key_makes_nothing_twice(client: Client, t: str, g: str) -> None:
     path = f"/v1/topics/{t}/messages"
     for given, headers in (
@@ -215,6 +216,7 @@ def test_many_transactions_at_once_each_with_its_own_result(client: Client, t: s
     assert [message["text"] for message in client.receive(f"c-{t}", t, wait=5)] == ["a"]
 
 
+@pytest.mark.invariant("I27")
 def test_messages_are_settled_by_their_handles_through_any_gateway(
     client: Client, kind: str, brokers: Callable[[str], Any], run_gateway: Callable[..., Client], t: str, g: str
 ) -> None:
@@ -391,6 +393,7 @@ def test_what_a_broker_gave_too_late_is_given_back(run_gateway: Callable[..., Cl
     assert (message["text"], message["attempt"]) == ("x", 1)
 
 
+@pytest.mark.invariant("I25")
 def test_clients_that_hang_up_never_make_a_dead_letter(
     embedded: Callable[..., Any], run_gateway: Callable[..., Client], eventually: Any
 ) -> None:
@@ -505,6 +508,7 @@ def test_an_end_that_is_not_waited_for(
     assert (status, problem["name"]) == (400, "BAD_REQUEST")
 
 
+@pytest.mark.invariant("I48")
 def test_one_way_the_copy_is_the_prepared_message_and_a_rolled_back_one_is_received_by_nobody(
     client: Client, t: str, g: str, eventually: Any
 ) -> None:

@@ -92,6 +92,7 @@ def requests(draw: st.DrawFn, document: dict[str, Any]) -> tuple[dict[str, Any],
     return operation, request
 
 
+@pytest.mark.invariant("I47")
 def test_every_answer_is_one_of_those_documented(gateway: tuple[Client, dict[str, Any]]) -> None:
     client, document = gateway
 

@@ -38,6 +38,7 @@ def twin() -> TwinLink:
     return TwinLink()
 
 
+@pytest.mark.invariant("I46")
 def test_a_declared_body_over_the_limit_is_refused_before_it_is_sent(run_gateway: RunGateway, twin: TwinLink) -> None:
     client = run_gateway([twin], max_request_bytes=1000)
     with raw_connection(client.url) as connection:
@@ -48,6 +49,7 @@ def test_a_declared_body_over_the_limit_is_refused_before_it_is_sent(run_gateway
     assert client.ok("/v1/topics/t/messages", {"text": "x" * 900})
 
 
+@pytest.mark.invariant("I46")
 def test_a_chunked_body_over_the_limit_is_refused_at_the_chunk_that_goes_over(
     run_gateway: RunGateway, twin: TwinLink
 ) -> None:
@@ -60,6 +62,7 @@ def test_a_chunked_body_over_the_limit_is_refused_at_the_chunk_that_goes_over(
     assert (status, told["name"]) == (413, "BATCH_TOO_LARGE")
 
 
+@pytest.mark.invariant("I46")
 def test_bodies_that_wait_together_are_bounded(run_gateway: RunGateway, twin: TwinLink) -> None:
     client = run_gateway([twin], max_request_bytes=1000, max_bytes_in_flight=1500)
     with raw_connection(client.url) as first, raw_connection(client.url) as second:
@@ -75,6 +78,7 @@ def test_bodies_that_wait_together_are_bounded(run_gateway: RunGateway, twin: Tw
     assert client.ok("/v1/topics/t/messages", {"text": "x" * 900}), "the room is given back"
 
 
+@pytest.mark.invariant("I46")
 def test_requests_that_wait_together_are_bounded(run_gateway: RunGateway, twin: TwinLink) -> None:
     client = run_gateway([twin], max_requests=1)
     twin.hold(Exchange.SEND)
@@ -112,6 +116,7 @@ def test_a_client_that_leaves_while_sending_leaves_nothing_behind(run_gateway: R
         assert status == 200
 
 
+@pytest.mark.invariant("I47")
 @pytest.mark.parametrize(
     ("lines", "host", "status"),
     [
@@ -154,6 +159,7 @@ def test_headers_are_bounded(run_gateway: RunGateway, twin: TwinLink) -> None:
             pass
 
 
+@pytest.mark.invariant("I46")
 def test_messages_of_one_receive_are_bounded_in_bytes(run_gateway: RunGateway, embedded: Callable[..., Any]) -> None:
     client = run_gateway(embedded(), max_receive_bytes=10_000)
     messages = [{"text": "x" * 4000, "key": "k"} for _ in range(6)]
@@ -237,6 +243,7 @@ def measured_a_small_body_costs_little_memory_and_a_short_answer(
     assert most - before < 40 * len(body) + (4 << 20)
 
 
+@pytest.mark.invariant("I35")
 def test_a_small_body_costs_little_memory_and_a_short_answer() -> None:
     run_traced(__file__)
 
@@ -281,6 +288,7 @@ def test_half_a_second_request_has_the_same_deadline(run_gateway: RunGateway, tw
         assert closed_by(connection)
 
 
+@pytest.mark.invariant("I35")
 def test_a_client_that_reads_no_answer_is_closed(run_gateway: RunGateway, embedded: Callable[..., Any]) -> None:
     client = run_gateway(embedded(), answer_timeout=0.2, max_receive_bytes=8 << 20)
     for _ in range(4):

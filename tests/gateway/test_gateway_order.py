@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from gateway_runs import Client
 
 
@@ -33,6 +34,7 @@ def test_after_a_nack_its_key_waits_and_other_keys_go_on(client: Client, t: str,
     assert [(message["text"], message["attempt"]) for message in again] == [("a1", 2), ("a2", 2)]
 
 
+@pytest.mark.invariant("I20")
 def test_two_clients_never_work_on_one_key_at_once(
     kind: str, brokers: Callable[[str], Any], run_gateway: Callable[..., Client], t: str, g: str
 ) -> None:

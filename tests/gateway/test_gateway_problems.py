@@ -157,6 +157,7 @@ def test_an_answer_that_was_lost_is_asked_for_again_by_the_gateway(run_gateway: 
     assert len(twin.topics["t"]) == 1
 
 
+@pytest.mark.invariant("I9")
 def test_a_keyless_repeat_goes_to_the_broker_that_knows_its_id(run_gateway: RunGateway) -> None:
     twins = [TwinLink(1, "twin:1"), TwinLink(2, "twin:2")]
     client = run_gateway(twins)

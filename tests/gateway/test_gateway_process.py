@@ -108,6 +108,7 @@ def test_a_gateway_of_its_own_asks_with_the_secret_of_its_configuration(
     receiver.close()
 
 
+@pytest.mark.invariant("I9")
 def test_a_gateway_killed_between_a_prepare_and_its_answer_is_asked_again(start: Start, tmp_path: Path) -> None:
     _, broker = start("serve", "-d", str(tmp_path / "data"), "-l", "127.0.0.1:0")
     words = ("gateway", "--url", broker["url"], "-l", "127.0.0.1:0")

@@ -200,6 +200,7 @@ BEGINNINGS = [
 MIXED, STUCK, LEFT = ("committed", "rolled_back"), ("parked", "parked"), ("committed", "parked")
 
 
+@pytest.mark.invariant("I4", "I5", "I10")
 @pytest.mark.parametrize(
     ("first", "depth", "wanted"),
     [

@@ -146,6 +146,7 @@ def test_a_row_by_row_and_a_columnar_send_count_the_same(driver):
     assert one == 3 + ROW_BYTES
 
 
+@pytest.mark.invariant("I20")
 def test_groups_are_told_what_they_lost(driver):
     made(driver)
     subscribe(driver, "g", "t")
@@ -333,6 +334,7 @@ def test_many_undecided_transactions_are_rolled_back_in_steps(driver):
     assert [(step["deleted"], step["rolled_back"]) for step in steps] == [(False, 2), (False, 2), (True, 1)]
 
 
+@pytest.mark.invariant("I16")
 def test_a_name_made_again_is_another_topic_whose_offsets_go_on(driver):
     made(driver, queues=2)
     driver.send(*[{"topic": "t", "queue": 0, "message_id": f"m{n}"} for n in range(3)])
@@ -629,7 +631,7 @@ class Topics(RuleBasedStateMachine):
                 assert together.tolist() == list(range(ledger.queue(queue_id).end))
 
 
-TestTopics = Topics.TestCase
+TestTopics = pytest.mark.invariant("I16")(Topics.TestCase)
 TestTopics.settings = settings(
     max_examples=settings.default.max_examples if settings.default.max_examples > 1000 else 25, stateful_step_count=30
 )

@@ -29,6 +29,7 @@ def test_topics_are_made_and_grown_never_shrunk(driver):
     assert driver.do(CreateTopic("b", 3, may_exist=True)) == {"name": "b", "queues": 3}
 
 
+@pytest.mark.invariant("I47")
 @pytest.mark.parametrize("name", ["", "%half", ".", "a b", "x" * 128, "a/b", "ö", "a\n"])
 def test_bad_topic_names(driver, name):
     assert refused(lambda: driver.do(CreateTopic(name))) == Code.BAD_TOPIC_NAME

@@ -545,6 +545,7 @@ def keep_what_never_came(monkeypatch):
 # The tests
 
 
+@pytest.mark.invariant("I27")
 @pytest.mark.parametrize("name", PLANTED)
 def test_every_planted_bug_is_caught(name, monkeypatch):
     plant, check = PLANTED[name]

@@ -5,6 +5,7 @@ import json
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -99,6 +100,7 @@ def test_what_was_frozen_is_as_it_was_though_the_ledger_goes_on(driver):
     assert tables_equal(frozen(), then)
 
 
+@pytest.mark.invariant("I17", "I28")
 def test_replay_is_equal(driver):
     lived_in(driver)
     assert tables_equal(driver.replay().snapshot(), driver.ledger.snapshot())
@@ -118,6 +120,7 @@ def test_a_snapshot_does_not_change_with_its_ledger(driver):
     assert tables_equal(through_files(snapshot), copied)
 
 
+@pytest.mark.invariant("I8", "I28")
 def test_i28_every_prefix_of_the_log_restores_and_replays(driver):
     lived_in(driver)
     for cut in range(len(driver.events) + 1):
@@ -130,6 +133,7 @@ def test_i28_every_prefix_of_the_log_restores_and_replays(driver):
         assert tables_equal(whole.snapshot(), halved.snapshot())
 
 
+@pytest.mark.invariant("I29")
 def test_i29_what_is_derived_can_be_thrown_away_at_any_time(driver):
     """Counts and due times are in no snapshot: they come from the columns."""
     lived_in(driver)
@@ -139,6 +143,7 @@ def test_i29_what_is_derived_can_be_thrown_away_at_any_time(driver):
         assert {k: v for k, v in getattr(restored.transactions, name).items() if v} == counted
 
 
+@pytest.mark.invariant("I32")
 def test_rules_of_another_version_are_read():
     """A name that is not known has no effect; a missing one has its default."""
     ledger = Ledger(1)
@@ -167,6 +172,7 @@ def test_configure_with_the_same_rules_writes_nothing(driver):
 acts = st.lists(st.tuples(st.sampled_from("spjcrantwbx"), st.integers(0, 5)), max_size=30)
 
 
+@pytest.mark.invariant("I28")
 @given(before=acts, after=acts)
 def test_restored_behaves_equally_afterwards(before, after):
     one = LedgerDriver(Rules(check_max=2, half_retention_us=300 * SECOND, default_queues=2), strict=False)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import settings
 from ledger_machine import RULES, LedgerMachine
 
@@ -16,7 +17,7 @@ class RollbackMachine(LedgerMachine):
     ledger_rules = replace(RULES, exhausted_rollback=True, check_max=1)
 
 
-TestLedger = LedgerMachine.TestCase
+TestLedger = pytest.mark.invariant("I3", "I4", "I5", "I8", "I9", "I14", "I17", "I18")(LedgerMachine.TestCase)
 TestLedger.settings = settings(max_examples=ROUNDS, stateful_step_count=STEPS)
 TestExhaustedRollback = RollbackMachine.TestCase
 TestExhaustedRollback.settings = settings(max_examples=ROUNDS // 3, stateful_step_count=STEPS)

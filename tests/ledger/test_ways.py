@@ -36,7 +36,7 @@ from escrowmq.wire.parcels import merged_batch
 
 LONG = settings.default.max_examples > 1000
 
-TestWays = WaysMachine.TestCase
+TestWays = pytest.mark.invariant("I5")(WaysMachine.TestCase)
 TestWays.settings = settings(
     max_examples=settings.default.max_examples if LONG else 20,
     stateful_step_count=settings.default.stateful_step_count if LONG else 30,
@@ -172,6 +172,7 @@ def test_plain_messages_of_sessions_that_may_not_send_them_go_as_columns():
     assert shop.way(Exchange.SEND, *among) == "columns"
 
 
+@pytest.mark.invariant("I5")
 def test_decisions_go_as_rows():
     """The first one, those that come too late, UNKNOWN, and what is parked; with messages that joined, and that wait."""
     shop = Shop()
@@ -189,6 +190,7 @@ def test_decisions_go_as_rows():
     assert shop.ways.twin.counters["parked_total"] >= 2
 
 
+@pytest.mark.invariant("I7")
 def test_decisions_that_are_not_plain_go_as_columns():
     shop = Shop()
     theirs = shop.prepare(row(), session=shop.other)[4]
@@ -276,6 +278,7 @@ def ends(shop: Shop, session: int) -> tuple[Exchange, Part]:
     return Exchange.END, Part([(shop.open, 1)], session)
 
 
+@pytest.mark.invariant("I7")
 @pytest.mark.parametrize("request_of", [prepares, ends])
 def test_a_plain_case_that_forgets_a_fence_is_caught(monkeypatch, request_of):
     monkeypatch.setattr("ways_machine.Ledger", Forgetful)

@@ -57,6 +57,7 @@ def _goes_on(disk: FaultDisk, record: Record) -> None:
     log.close()
 
 
+@pytest.mark.invariant("I1")
 @pytest.mark.parametrize("at", range(1, OPERATIONS + 1))
 def test_crash_at_every_operation(at: int) -> None:
     disk, record = _crashed(at)
@@ -64,6 +65,7 @@ def test_crash_at_every_operation(at: int) -> None:
         _goes_on(disk.survivors(mode, seed), record)
 
 
+@pytest.mark.invariant("I1", "I28")
 @pytest.mark.parametrize(
     ("at", "mode"),
     [
@@ -91,6 +93,7 @@ def test_crash_during_recovery(at: int, mode: Mode) -> None:
     assert second > 3
 
 
+@pytest.mark.invariant("I34")
 @pytest.mark.parametrize("at", range(1, OPERATIONS + 1))
 def test_an_io_error_at_every_operation(at: int) -> None:
     """The log stops or refuses; what it found again after a restart of the process survives a crash of the machine."""
@@ -108,6 +111,7 @@ def test_an_io_error_at_every_operation(at: int) -> None:
         assert [content(frame) for frame in log.frames()][:-1] == found
 
 
+@pytest.mark.invariant("I33")
 @pytest.mark.parametrize("at", range(1, OPERATIONS + 1, 3))
 def test_a_full_disk_at_every_third_operation(at: int) -> None:
     disk, record = FaultDisk(at, failures={at: errno.ENOSPC}), Record()
@@ -119,6 +123,7 @@ def test_a_full_disk_at_every_third_operation(at: int) -> None:
     _goes_on(disk, record)
 
 
+@pytest.mark.invariant("I30")
 def test_damage_before_a_durable_frame_is_told_from_a_torn_tail() -> None:
     """I30: in the last segment, a bad frame that a later frame's mark proves durable is damage; nothing is changed."""
     disk = FaultDisk()
@@ -175,6 +180,7 @@ def test_a_lost_segment_end_is_reported_when_a_snapshot_speaks_of_it() -> None:
         opened(crashed)
 
 
+@pytest.mark.invariant("I16", "I17")
 def test_stale_frames_never_resurrect() -> None:
     """I16: a frame of an opener before, left behind where the next one is expected, is not taken for it."""
     disk = FaultDisk()
@@ -210,6 +216,7 @@ def _finds_a_loss() -> bool:
     return False
 
 
+@pytest.mark.invariant("I1")
 def test_planted_reply_before_sync_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FaultDisk, "_sync", lambda self, node: None)
     assert _finds_a_loss()
@@ -220,11 +227,13 @@ def test_planted_no_folder_sync_is_caught(monkeypatch: pytest.MonkeyPatch) -> No
     assert _finds_a_loss()
 
 
+@pytest.mark.invariant("I2")
 def test_planted_no_checksum_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("escrowmq.log.frames.checks", lambda data, offset, header, salt: True)
     assert _finds_a_loss()
 
 
+@pytest.mark.invariant("I30")
 def test_planted_cut_at_the_first_bad_record_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recovery, "later_frames", lambda *args: iter(()))
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):

@@ -58,6 +58,7 @@ def _frame_starts(disk: MemoryDisk, name: str) -> list[int]:
     return [0, *segments.scan(segments.pa.py_buffer(data), header).offsets]
 
 
+@pytest.mark.invariant("I30")
 @pytest.mark.parametrize("number", [0, 1])
 def test_every_flipped_bit_of_a_sealed_segment_is_reported_with_its_place(number: int) -> None:
     disk, _ = _sealed()
@@ -94,6 +95,7 @@ def test_every_flipped_bit_of_a_closed_last_segment_is_reported() -> None:
         )
 
 
+@pytest.mark.invariant("I30")
 def test_every_truncation_is_reported() -> None:
     disk, _ = _sealed()
     for name in _segments(disk):
@@ -135,6 +137,7 @@ def test_a_segment_of_another_log_is_refused() -> None:
         opened(MemoryDisk({**files, name: changed.pack() + files[name][64:]}), segment_bytes=SMALL)
 
 
+@pytest.mark.invariant("I29")
 @pytest.mark.parametrize(
     "spoil",
     [
@@ -182,6 +185,7 @@ def segments_table(n: int) -> segments.pa.Table:
     return segments.pa.table({"n": [n], "text": ["x" * n]})
 
 
+@pytest.mark.invariant("I29")
 def test_every_flipped_bit_of_a_snapshot_is_passed_over() -> None:
     disk = _with_snapshots()
     older, newer = (name for name in disk.list() if name.endswith(".snapshot"))
@@ -250,6 +254,7 @@ def test_old_snapshots_go_and_the_base_stays() -> None:
     log.close()
 
 
+@pytest.mark.invariant("I32")
 @pytest.mark.parametrize("ending", [".segment", ".snapshot"])
 def test_a_newer_format_is_refused(ending: str) -> None:
     """I32, though its header may be longer and mean something else: magic, version, size and checksum keep their places."""
@@ -262,6 +267,7 @@ def test_a_newer_format_is_refused(ending: str) -> None:
     assert caught.value.code == Code.NEWER_FORMAT
 
 
+@pytest.mark.invariant("I31", "I32")
 @pytest.mark.parametrize(("field", "value"), [(4, 2), (5, 200), (6, 3), (7, 1)])
 def test_a_frame_of_a_newer_version_is_refused_and_kept(field: int, value: int) -> None:
     """A frame that checks, of an unknown version, kind, encoding or flag: not skipped, not cut."""
@@ -286,6 +292,7 @@ def test_a_frame_of_a_newer_version_is_refused_and_kept(field: int, value: int) 
     assert newer.files() == before
 
 
+@pytest.mark.invariant("I31")
 def test_a_folder_of_other_files_is_refused_untouched() -> None:
     disk = MemoryDisk({"holiday.jpg": b"...", ".hidden": b""})
     with pytest.raises(Misuse, match=r"holiday\.jpg"):
@@ -308,6 +315,7 @@ def test_a_failed_opening_gives_the_folder_back() -> None:
     opened(full).close()
 
 
+@pytest.mark.invariant("I2")
 def test_reads_check_what_they_read() -> None:
     disk = MemoryDisk()
     log = opened(disk, segment_bytes=1 << 20)

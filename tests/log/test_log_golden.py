@@ -120,6 +120,7 @@ def golden_files(name: str) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted((GOLDEN / name).iterdir()) if path.suffix != ".json"}
 
 
+@pytest.mark.invariant("I32")
 @pytest.mark.parametrize("name", ["v1-none", "v1-lz4", "v1-bodies"])
 def test_todays_reader_reads_it_equal(name: str) -> None:
     """ "v1-none" was written before bodies had checksums of their own, "v1-bodies" since."""

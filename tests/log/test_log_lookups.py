@@ -386,6 +386,7 @@ def test_a_tail_that_begins_a_log_again_is_bounded() -> None:
     log.close()
 
 
+@pytest.mark.invariant("I29")
 def test_a_folder_of_look_up_files_is_no_trouble_to_anybody() -> None:
     """check, dump, listing and a copy of the folder; the thread writes them while look-ups go on."""
     disk = MemoryDisk()
@@ -429,6 +430,7 @@ def test_a_run_of_another_log_or_of_a_torn_write_is_not_opened() -> None:
             open_run(torn, name, shard)
 
 
+@pytest.mark.invariant("I29")
 def test_a_crash_at_any_step_of_writing_and_merging_leaves_right_answers() -> None:
     """At each operation in turn; what it leaves is kept, torn or dropped: the next opening finds everything, and makes the rest again."""
     before = FaultDisk(1)

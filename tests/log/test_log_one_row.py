@@ -118,6 +118,7 @@ def test_what_has_no_checksums_of_bodies_is_read_whole(
     log.close()
 
 
+@pytest.mark.invariant("I2")
 def test_whatever_bit_is_flipped_a_row_that_is_given_is_what_was_written() -> None:
     """Every bit of a frame of three rows: seen in all rows, in the one whose body or checksum it is in, or (of the header) in none."""
     disk = written(3, body=24)

@@ -43,6 +43,7 @@ def spoiled(disk: MemoryDisk, name: str, at: int, bit: int = 0) -> MemoryDisk:
     return MemoryDisk({**files, name: bytes(data)})
 
 
+@pytest.mark.invariant("I2")
 def test_one_flipped_bit_in_one_body_takes_no_other_row_along() -> None:
     disk, name, start = written(400)
     at = disk.files()[name].index((7).to_bytes(8, "big").ljust(12, b"."), start) + 10
@@ -70,6 +71,7 @@ def test_one_flipped_bit_in_one_body_takes_no_other_row_along() -> None:
     log.close()
 
 
+@pytest.mark.invariant("I2")
 def test_whatever_bit_is_flipped_what_is_called_good_is_what_was_written() -> None:
     disk, name, start = written(3)
     expected, size = messages(3, body=12), codec.read_header(memoryview(disk.files()[name]), start).frame_bytes
@@ -115,6 +117,7 @@ def test_a_segment_that_lost_its_end_or_its_file_is_lost_row_by_row() -> None:
     log.close()
 
 
+@pytest.mark.invariant("I30")
 def test_places_are_listed_until_they_are_put_right_or_gone() -> None:
     disk, name, start = written(3)
     intact = disk.files()[name]
@@ -154,6 +157,7 @@ def test_a_spoilt_list_is_no_reason_to_stop() -> None:
     log.close()
 
 
+@pytest.mark.invariant("I30")
 def test_an_index_is_rebuilt_around_damage_that_a_snapshot_stands_for() -> None:
     disk, name, start = written(3)
     bad = spoiled(disk, name, start + codec.HEADER_BYTES + 30)

@@ -68,6 +68,7 @@ def as_columns(given_messages: list[mq.Message]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist(rows, schema=OUTGOING)
 
 
+@pytest.mark.invariant("I46")
 @given(st.lists(messages, min_size=1, max_size=20), st.integers(0, 3), st.integers(0, 3))
 def test_rows_and_columns_are_held_to_the_same_limits(given_messages, front, back):
     other = mq.Message("t", b"xxxxx", key="k", tag="t", properties={"a": "b"})

@@ -94,6 +94,7 @@ def test_a_thousand_claims_are_one_statement(shop: sa.Engine) -> None:
         assert len(counted) <= 8
 
 
+@pytest.mark.invariant("I24")
 def test_other_errors_are_not_taken_for_repeats(shop: sa.Engine) -> None:
     """INSERT IGNORE would answer "seen before" here, and the message would be lost."""
     guards = {
@@ -135,6 +136,7 @@ def await_(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.invariant("I24")
 @pytest.mark.parametrize("many", [False, True], ids=["one", "batch"])
 @pytest.mark.parametrize("commits", [True, False], ids=["commits", "rolls_back"])
 def test_the_second_waits_for_the_first_and_never_are_both_true(shop: sa.Engine, commits: bool, many: bool) -> None:
@@ -168,6 +170,7 @@ def test_the_second_waits_for_the_first_and_never_are_both_true(shop: sa.Engine,
     assert second
 
 
+@pytest.mark.invariant("I24")
 def test_i24_a_storm_of_consumers_has_each_effect_once(shop: sa.Engine) -> None:
     """Six consumers, the same ids in every order, singles and batches; failures and rollbacks are done again."""
     if shop.dialect.name == "sqlite":
@@ -282,6 +285,7 @@ def named(topic: str, identity: bytes = ID) -> SimpleNamespace:
     return SimpleNamespace(topic=topic, message_id=identity)
 
 
+@pytest.mark.invariant("I24")
 def test_the_same_id_in_another_topic_is_another_message(shop: sa.Engine) -> None:
     for first in (True, False):  # and each has its effect once, however often and in whatever order it comes
         for topic in ("points", "orders", "hints"):
@@ -311,6 +315,7 @@ def test_a_batch_with_one_id_in_several_topics(shop: sa.Engine) -> None:
         assert not any(claim_batch_tx(connection, messages, "cart"))
 
 
+@pytest.mark.invariant("I24")
 def test_a_purge_lets_no_first_mark_go_before_that_of_another_topic(shop: sa.Engine) -> None:
     """Else a repeat in the other topic would take the first one's place, and have its effect again."""
     with shop.begin() as connection:
@@ -323,6 +328,7 @@ def test_a_purge_lets_no_first_mark_go_before_that_of_another_topic(shop: sa.Eng
         assert not claim_tx(connection, named("orders"), group="cart")
 
 
+@pytest.mark.invariant("I24")
 def test_a_consumer_of_two_topics_has_both_effects_of_one_id(shop: sa.Engine, tmp_path: Path) -> None:
     done: list[str] = []
     with mq.connect(f"file:{tmp_path / 'broker'}") as bus:
@@ -378,6 +384,7 @@ def bus(tmp_path: Any) -> Any:
         yield opened
 
 
+@pytest.mark.invariant("I24")
 def test_i24_consume_repeats_nothing_that_was_committed(sqlite_shop: sa.Engine, bus: mq.Bus) -> None:
     """The first consumer dies after its commit and before its acknowledgement; one message fails once."""
     producer = bus.producer("shop")
@@ -429,6 +436,7 @@ def test_consume_sends_back_only_what_fails(sqlite_shop: sa.Engine, bus: mq.Bus)
         assert sorted(connection.scalars(sa.select(orders.c.id))) == [0, 1, 2, 3, 5, 6, 7, 8]
 
 
+@pytest.mark.invariant("I20")
 def test_consume_keeps_the_order_of_each_key_after_a_failure(sqlite_shop: sa.Engine, bus: mq.Bus) -> None:
     producer = bus.producer("shop")
     for number in range(8):
@@ -461,6 +469,7 @@ def test_consume_stops_when_there_are_no_tables_and_gives_everything_back(bus: m
     empty.dispose()
 
 
+@pytest.mark.invariant("I20")
 @pytest.mark.parametrize("how", ["event", "function", "consumer"])
 def test_consume_stops_between_messages(sqlite_shop: sa.Engine, bus: mq.Bus, how: str) -> None:
     """What was handled is committed and acknowledged; the rest of the batch goes back at once, uncounted and without a mark."""

@@ -62,6 +62,7 @@ def placed(shop: sa.Engine) -> list[str]:
 # 1. The database is fine, the send fails
 
 
+@pytest.mark.invariant("I37")
 def test_database_ok_and_send_fails(sqlite_shop: sa.Engine, queue: Queue) -> None:
     """The queue is away for a while. Ordinary: an order of which nobody ever hears. Here: they hear later."""
     queue.away = True
@@ -84,6 +85,7 @@ def test_database_ok_and_send_fails(sqlite_shop: sa.Engine, queue: Queue) -> Non
 # 2. The database fails
 
 
+@pytest.mark.invariant("I37")
 def test_database_fails(sqlite_shop: sa.Engine, queue: Queue) -> None:
     """The commit is refused. Ordinary, sending first: a message about an order that does not exist. Here: neither."""
     with Session(sqlite_shop) as session:
@@ -118,6 +120,7 @@ def deliveries(queue: Queue, group: str) -> Iterator[Any]:
         consumer.flush()
 
 
+@pytest.mark.invariant("I24")
 @pytest.mark.parametrize("dies", ["before the effect", "after the effect"])
 def test_consumer_fails(sqlite_shop: sa.Engine, queue: Queue, dies: str) -> None:
     """It dies once, before or after its commit. Ordinary: acknowledged first, the effect is lost; last, it happens twice.

@@ -51,6 +51,7 @@ def child(engine: sa.Engine, *words: str) -> list[Any]:
 # Both or neither
 
 
+@pytest.mark.invariant("I44")
 def test_killed_at_every_step_it_is_done_and_recorded_or_neither(shop: sa.Engine) -> None:
     ids = wait(shop, 4)
     forks = child(shop, "killed", *(identity.hex() for identity in ids))
@@ -64,6 +65,7 @@ def test_killed_at_every_step_it_is_done_and_recorded_or_neither(shop: sa.Engine
     assert attention.retry(shop, ids, why="and it goes on")[3].code is Code.OK
 
 
+@pytest.mark.invariant("I44")
 def test_every_act_killed_around_its_commit_is_done_and_recorded_or_neither(sqlite_shop: sa.Engine) -> None:
     wait(sqlite_shop, 1)
     id_, zeros = b"\1" * 16, {"attempts": 1, "delay_us": 0, "created_us": 0}
@@ -91,6 +93,7 @@ def test_every_act_killed_around_its_commit_is_done_and_recorded_or_neither(sqli
     assert verify_acts(sqlite_shop)["broken"] == []
 
 
+@pytest.mark.invariant("I44")
 def test_two_processes_at_once_make_one_chain(shop: sa.Engine) -> None:
     ids = wait(shop, 20)
     assert child(shop, "beside", *(identity.hex() for identity in ids)) == [[0, 0]]
@@ -119,6 +122,7 @@ def test_a_failure_at_any_step_undoes_both(sqlite_shop: sa.Engine, step: str) ->
     assert list_acts(sqlite_shop) == []
 
 
+@pytest.mark.invariant("I44")
 def test_a_locked_database_is_told_and_nothing_is_done(tmp_path: Path) -> None:
     engine = sa.create_engine(f"sqlite:///{tmp_path / 'shop.db'}", connect_args={"timeout": 0.01})
     migrate(engine)
@@ -129,6 +133,7 @@ def test_a_locked_database_is_told_and_nothing_is_done(tmp_path: Path) -> None:
     engine.dispose()
 
 
+@pytest.mark.invariant("I44")
 def test_a_full_disk_is_told_and_nothing_is_done(tmp_path: Path) -> None:
     engine = sa.create_engine(f"sqlite:///{tmp_path / 'shop.db'}")
     migrate(engine)
@@ -286,6 +291,7 @@ def put_in(connection: sa.Connection) -> None:
     connection.execute(sa.update(trans_act_head).values(number=6))
 
 
+@pytest.mark.invariant("I44")
 @pytest.mark.parametrize(
     ("edit", "line", "told"),
     [

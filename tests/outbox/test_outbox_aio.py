@@ -66,6 +66,7 @@ async def test_everything_from_migrate_to_retry(engine: sa.Engine, waiting_engin
     assert await aio.purge_seen(waiting_engine, 0) == 4
 
 
+@pytest.mark.invariant("I37")
 async def test_i37_to_await(shop: sa.Engine, waiting_engine: AsyncEngine) -> None:
     made = async_sessionmaker(waiting_engine)
     async with made() as session, session.begin():
@@ -94,6 +95,7 @@ async def test_i37_to_await(shop: sa.Engine, waiting_engine: AsyncEngine) -> Non
     assert agree(shop) == {"1", "2", "5", "8"}
 
 
+@pytest.mark.invariant("I37")
 async def test_i37_a_task_cancelled_in_the_middle(shop: sa.Engine, waiting_engine: AsyncEngine) -> None:
     placed = asyncio.Event()
 
@@ -113,6 +115,7 @@ async def test_i37_a_task_cancelled_in_the_middle(shop: sa.Engine, waiting_engin
     assert agree(shop) == {"2"}
 
 
+@pytest.mark.invariant("I24")
 async def test_many_claims_at_once_are_true_once(shop: sa.Engine, waiting_engine: AsyncEngine) -> None:
     async def claim() -> bool:
         async with AsyncSession(waiting_engine) as session, session.begin():

@@ -33,6 +33,7 @@ def tables(engine: sa.Engine) -> sa.Engine:
     return engine
 
 
+@pytest.mark.invariant("I36")
 @pytest.mark.parametrize("ahead_ns", [-TEN_YEARS_NS, TEN_YEARS_NS])
 def test_marks_are_purged_by_the_databases_clock(
     tables: sa.Engine, monkeypatch: pytest.MonkeyPatch, ahead_ns: int
@@ -50,6 +51,7 @@ def test_marks_are_purged_by_the_databases_clock(
             assert abs(told - connection.scalar(sa.select(moment))) < 60e6
 
 
+@pytest.mark.invariant("I36")
 def test_what_is_driven_is_redriven_by_the_databases_clock(tables: sa.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     with tables.begin() as connection:
         row: dict[str, Any] = {column.name: None for column in trans_driven.c}

@@ -4,6 +4,7 @@ import json
 import sys
 from pathlib import Path
 
+import pytest
 import sqlalchemy as sa
 from outbox_world import agree, to_await
 
@@ -12,6 +13,7 @@ import forked
 HERE = Path(__file__).parent
 
 
+@pytest.mark.invariant("I37")
 def test_i37_a_process_killed_between_any_two_statements(shop: sa.Engine) -> None:
     """By Core, by the ORM (which flushes the order after the message) and to await, with the message in a savepoint."""
     url = shop.url.render_as_string(hide_password=False)

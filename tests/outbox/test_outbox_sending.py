@@ -177,6 +177,7 @@ def place_and_commit(session: Any, number: int) -> None:
     session.commit()
 
 
+@pytest.mark.invariant("I37")
 @pytest.mark.parametrize("kind", [core, orm, scoped])
 def test_i37_commit_keeps_both_and_rollback_neither(shop: sa.Engine, kind: Kind) -> None:
     with kind(shop) as session:
@@ -190,6 +191,7 @@ def test_i37_commit_keeps_both_and_rollback_neither(shop: sa.Engine, kind: Kind)
     assert agree(shop) == {"1", "3"}
 
 
+@pytest.mark.invariant("I37")
 @KINDS
 def test_i37_nothing_is_seen_before_the_commit(shop: sa.Engine, kind: Kind) -> None:
     with kind(shop) as session:
@@ -202,6 +204,7 @@ def test_i37_nothing_is_seen_before_the_commit(shop: sa.Engine, kind: Kind) -> N
     assert agree(shop) == {"1"}
 
 
+@pytest.mark.invariant("I37")
 @KINDS
 def test_i37_savepoints(shop: sa.Engine, kind: Kind) -> None:
     with kind(shop) as session:
@@ -222,6 +225,7 @@ def test_i37_savepoints(shop: sa.Engine, kind: Kind) -> None:
     assert agree(shop) == {"1", "3"}
 
 
+@pytest.mark.invariant("I37")
 @KINDS
 def test_i37_a_failing_statement_takes_the_message_along(shop: sa.Engine, kind: Kind) -> None:
     with kind(shop) as session:
@@ -234,6 +238,7 @@ def test_i37_a_failing_statement_takes_the_message_along(shop: sa.Engine, kind: 
     assert agree(shop) == {"1"}
 
 
+@pytest.mark.invariant("I37")
 def test_i37_a_failed_flush_at_the_commit(shop: sa.Engine) -> None:
     """The ORM writes the business rows at the commit, after the message: both go."""
     with Session(shop) as session:
@@ -261,6 +266,7 @@ def test_send_tx_flushes_nothing(sqlite_shop: sa.Engine) -> None:
 steps = st.lists(st.sampled_from(["place", "nest", "release", "back", "commit", "rollback"]), max_size=20)
 
 
+@pytest.mark.invariant("I37")
 @settings(max_examples=60)
 @given(steps, st.booleans())
 def test_i37_any_sequence_of_transactions_and_savepoints(done: list[str], by_orm: bool) -> None:
@@ -465,6 +471,7 @@ def test_autocommit_is_refused(shop: sa.Engine) -> None:
     assert rows(shop) == []
 
 
+@pytest.mark.invariant("I37")
 def test_autocommit_by_the_driver_is_refused(shop: sa.Engine) -> None:
     """What SQLAlchemy does not know of."""
     named = {"sqlite": {"isolation_level": None}, "postgresql": {"autocommit": True}, "mysql": {"autocommit": True}}

@@ -110,6 +110,7 @@ def named(verdict: Verdict) -> dict[tuple[str, str], str]:
     return {(one.kind, one.id): one.reason for one in verdict.findings}
 
 
+@pytest.mark.invariant("I43")
 def test_it_agrees_when_each_pair_has_its_one_effect(spark: SparkSession, clean: tuple[Path, dict[str, Any]]) -> None:
     folder, made = clean
     verdict = judge(spark, folder)
@@ -137,6 +138,7 @@ def test_it_agrees_when_each_pair_has_its_one_effect(spark: SparkSession, clean:
     }
 
 
+@pytest.mark.invariant("I43")
 def test_whatever_is_planted_is_named_with_its_reason(
     spark: SparkSession, clean: tuple[Path, dict[str, Any]], run: Path
 ) -> None:

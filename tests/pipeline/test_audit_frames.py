@@ -43,16 +43,19 @@ def test_equal_sides_have_no_findings(spark: SparkSession) -> None:
     assert compare(spark, ORDERS, list(reversed(ORDERS))) == set()
 
 
+@pytest.mark.invariant("I43")
 def test_one_lost_and_one_repeated_cancel_out_in_counts_and_are_both_named(spark: SparkSession) -> None:
     found = [ORDERS[0], ORDERS[0], ORDERS[2]]
     assert len(found) == len(ORDERS)
     assert compare(spark, ORDERS, found) == {("lost", "o-2"), ("repeated", "o-1")}
 
 
+@pytest.mark.invariant("I43")
 def test_a_changed_amount_is_altered(spark: SparkSession) -> None:
     assert compare(spark, ORDERS, [*ORDERS[:2], ("o-3", None, "31")]) == {("altered", "o-3")}
 
 
+@pytest.mark.invariant("I43")
 def test_an_id_that_nobody_expected_is_leaked(spark: SparkSession) -> None:
     assert compare(spark, ORDERS, [*ORDERS, ("C-9", "eve", "-5")]) == {("leaked", "C-9")}
 
@@ -119,6 +122,7 @@ IDS = st.sampled_from(["a", "b", "c", "d"])
 SIDE = st.lists(st.tuples(IDS, st.sampled_from(["x", "y", None]), st.just("1")), max_size=6)
 
 
+@pytest.mark.invariant("I43")
 @settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(pairs=st.lists(st.tuples(SIDE, SIDE), min_size=20, max_size=20))
 def test_any_two_sides_as_a_plain_program_would_judge_them(spark: SparkSession, pairs: list[tuple[Rows, Rows]]) -> None:

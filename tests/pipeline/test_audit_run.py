@@ -197,6 +197,7 @@ ODD_EDITS = [
 ]
 
 
+@pytest.mark.invariant("I2", "I43")
 def test_every_edit_by_hand_names_exactly_its_id(spark: SparkSession, folder: Path) -> None:
     """Each edit is of an order of its own, which is named as what it is, and nothing else: four in each of the three databases; one in each column
     (a letter more in a text, a text in a number); and odd ones, of ids and marks. One audit sees them all: each costs eight seconds."""
@@ -245,6 +246,7 @@ def edited_columns(folder: Path, ids: Iterator[str]) -> set[str]:
     return changed
 
 
+@pytest.mark.invariant("I43")
 def test_the_four_in_one_window_whose_counts_agree(spark: SparkSession, folder: Path) -> None:
     """A message that was lost is missing from both consumers; the cart repeats another instead, and the points have one of nobody.
     So rows agree in every comparison, and the same is said again, byte for byte."""
@@ -279,6 +281,7 @@ def rewrite(path: Path, change: Callable[[list[dict[str, Any]]], list[dict[str, 
     pq.write_table(pa.Table.from_pylist(change(table.to_pylist()), schema=table.schema), file)
 
 
+@pytest.mark.invariant("I3")
 def test_what_a_broken_broker_would_do_is_named(spark: SparkSession, folder: Path) -> None:
     """A committed message that never came out, one that came out twice, one with another body, one of a rollback, and a
     transaction that nobody decided."""

@@ -58,6 +58,7 @@ IDS = st.one_of(st.none(), st.sampled_from("abcdefgh"))
 SIDE = st.lists(st.tuples(IDS, st.sampled_from(["x", "y", None])), max_size=10)
 
 
+@pytest.mark.invariant("I43")
 @settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(same=SIDE, expected=SIDE, found=SIDE, count=st.sampled_from([1, 3, 64]))
 def test_windows_and_rows_say_what_a_plain_program_says(
@@ -68,6 +69,7 @@ def test_windows_and_rows_say_what_a_plain_program_says(
     assert named(frame(spark, left), frame(spark, right), count) == plainly(left, right)
 
 
+@pytest.mark.invariant("I43")
 def test_what_is_twice_on_both_sides_is_found_though_the_multisets_are_equal(spark: SparkSession) -> None:
     rows: list[Row] = [("a", "1"), ("b", "2"), ("b", "2"), ("c", "3")]
     assert named(frame(spark, rows), frame(spark, rows), 16) == {("repeated", "b", 2, 2)}
@@ -82,6 +84,7 @@ def test_counts_of_both_sides_include_windows_that_were_proven(spark: SparkSessi
     compared.close()
 
 
+@pytest.mark.invariant("I43")
 @pytest.mark.parametrize("unique", ["expected", None])
 def test_one_of_each_kind_in_one_window_of_a_hundred_thousand(spark: SparkSession, unique: str | None) -> None:
     """Distinct ids agree in all windows. Rows do, too, where the repeated id is twice on both sides; with a unique expected
@@ -139,6 +142,7 @@ PAIRS: dict[str, tuple[list[Row], list[Row]]] = {
 }
 
 
+@pytest.mark.invariant("I43")
 @pytest.mark.parametrize("name", list(PAIRS))
 def test_a_planted_weak_digest_would_be_caught(spark: SparkSession, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Each pair is unequal, and each weak digest takes its pair for equal."""

@@ -141,6 +141,7 @@ def test_a_worker_that_does_not_see_a_file_says_so_and_makes_none(tmp_path: Path
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.invariant("I43")
 def test_what_has_the_same_path_elsewhere_and_is_another_is_refused(tmp_path: Path) -> None:
     """What a worker finds there is its own."""
     for name in ("ours", "theirs"):

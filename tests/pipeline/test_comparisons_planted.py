@@ -14,6 +14,7 @@ from planting import Plant
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
 
+@pytest.mark.invariant("I43")
 @pytest.mark.parametrize("name", [one.name for one in BUGS.values() if one.spark])
 def test_a_planted_bug_is_caught(spark: SparkSession, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     one = BUGS[name]

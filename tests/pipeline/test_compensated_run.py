@@ -86,6 +86,7 @@ def judged(
     return effects, run.lost
 
 
+@pytest.mark.invariant("I48")
 def test_whoever_dies_and_whatever_redis_forgets_each_order_has_its_effect_once(
     spark: SparkSession, tmp_path: Path, own_redis: Server
 ) -> None:

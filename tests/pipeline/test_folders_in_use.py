@@ -99,6 +99,7 @@ def test_a_topic_of_the_last_round_is_there(spark: SparkSession, tmp_path: Path)
     assert seen == [1]
 
 
+@pytest.mark.invariant("I41")
 def test_a_worker_never_gives_fewer_rows_than_were_planned(folder: Path, is_served: bool) -> None:
     """What the planner saw in a folder, a worker may not see yet, when it cannot ask: it must not pass that over."""
     options = read_options({"url": f"file:{folder / 'broker'}", "topic": "orders"})
@@ -115,6 +116,7 @@ def test_a_worker_never_gives_fewer_rows_than_were_planned(folder: Path, is_serv
     )
 
 
+@pytest.mark.invariant("I41")
 def test_the_audit_says_what_may_be_missing(spark: SparkSession, folder: Path, is_served: bool) -> None:
     verdict = run(folder, spark=spark)
     written, page = json.loads((folder / "verdict.json").read_text()), (folder / "report.html").read_text()

@@ -82,6 +82,7 @@ def program(command: list[str], folder: Path, environment: dict[str, str] | None
     return ran.returncode, json.loads(ran.stdout), jobs_world.left(folder)
 
 
+@pytest.mark.invariant("I43")
 @pytest.mark.parametrize("job", JOBS)
 def test_by_master(hands: Cluster, spark: SparkSession, template: Path, tmp_path: Path, job: str) -> None:
     place = jobs_world.copy(template, tmp_path / "place")
@@ -90,6 +91,7 @@ def test_by_master(hands: Cluster, spark: SparkSession, template: Path, tmp_path
     check(job, told)
 
 
+@pytest.mark.invariant("I43")
 @pytest.mark.parametrize("job", JOBS)
 def test_by_spark_submit(
     hands: Cluster, spark: SparkSession, template: Path, tmp_path: Path, java: Path, job: str

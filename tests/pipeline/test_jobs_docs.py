@@ -46,6 +46,7 @@ def one_way(url: str) -> None:
         producer.rollback(back.transaction_id)
 
 
+@pytest.mark.invariant("I43")
 def test_reconcile(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     one_way("file:./data")

@@ -82,6 +82,7 @@ def told(answer: dict[str, Any], code: int) -> Any:
     return json.loads(answer["printed"])
 
 
+@pytest.mark.invariant("I43")
 def test_an_audit_whose_leading_broker_is_killed_agrees(aside: Apart, shard: Shard, driver: Talk) -> None:
     run = run_folder(aside.folder / "agreeing", shard.url, f"{aside.hdfs}/placed", "placed", halves=True)
     eventually(lambda: shard.leader() is not None, lambda: "nobody leads")
@@ -108,6 +109,7 @@ def test_an_audit_whose_leading_broker_is_killed_agrees(aside: Apart, shard: Sha
     assert (run / "report.html").is_file()
 
 
+@pytest.mark.invariant("I43")
 def test_an_audit_names_exactly_what_is_wrong(aside: Apart, shard: Shard, driver: Talk) -> None:
     run = run_folder(aside.folder / "wrong", shard.url, f"{aside.hdfs}/orders", "orders")
     verdict = told(driver.ask("command", "audit", str(run), "--json"), 1)
@@ -115,6 +117,7 @@ def test_an_audit_names_exactly_what_is_wrong(aside: Apart, shard: Shard, driver
     assert {kind: verdict[kind] for kind, _ in jobs_world.WRONG} == {kind: 1 for kind, _ in jobs_world.WRONG}
 
 
+@pytest.mark.invariant("I43")
 def test_reconcile_writes_to_hdfs_what_was_never_committed(aside: Apart, shard: Shard, driver: Talk) -> None:
     out = f"{aside.hdfs}/unconfirmed"
     words = ["-u", shard.url, "--half", "order-keys", "--commits", "orders", *LATE, "--out", out, "--json"]
@@ -123,6 +126,7 @@ def test_reconcile_writes_to_hdfs_what_was_never_committed(aside: Apart, shard: 
     assert driver.ask("found", f"{out}/findings") == sorted(["missing", id] for id in jobs_world.UNCONFIRMED)
 
 
+@pytest.mark.invariant("I43")
 def test_a_table_of_postgresql_against_a_topic(
     aside: Apart,
     shard: Shard,

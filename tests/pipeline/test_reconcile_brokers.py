@@ -91,6 +91,7 @@ def missing(url: str) -> set[str]:
     return {one["id"] for one in told["named"]}
 
 
+@pytest.mark.invariant("I43")
 def test_lost_out_of_order_and_late(spark: SparkSession, url: str, tmp_path: Path) -> None:
     shop(url)
     assert missing(url) == LOST | LATE

@@ -36,6 +36,7 @@ def missing(url: str) -> set[str]:
     return {one["id"] for one in told["named"]}
 
 
+@pytest.mark.invariant("I48")
 def test_spark_and_the_scheduler_find_the_same(spark: SparkSession, tmp_path: Path) -> None:
     url = f"file:{tmp_path / 'data'}"
     engine = sa.create_engine(f"sqlite:///{tmp_path / 'business.db'}")

@@ -70,6 +70,7 @@ def expected(half: Side, commits: Side) -> set[tuple[str, int]]:
     )
 
 
+@pytest.mark.invariant("I43")
 @settings(max_examples=3, suppress_health_check=list(HealthCheck), phases=[Phase.explicit, Phase.generate])
 @given(seed=st.integers(0, 2**32), count=st.sampled_from([0, 1, 1000]))
 @example(seed=1, count=1000)
@@ -99,6 +100,7 @@ def test_each_kind_as_a_function_names_first_and_last_sight(spark: SparkSession)
     assert [row["id"] for row in differing(half, commits).collect()] == ["0/2"]
 
 
+@pytest.mark.invariant("I43")
 def test_everything_is_written_and_a_second_run_says_the_same(spark: SparkSession, tmp_path: Path) -> None:
     half = frame(spark, [[Seen(id, id % 5, None) for id in range(300)]])
     commits = frame(spark, [[Seen(id, 0, None) for id in range(0, 300, 2)]])

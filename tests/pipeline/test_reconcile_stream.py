@@ -98,6 +98,7 @@ def collected(found: DataFrame) -> list[Told]:
     )
 
 
+@pytest.mark.invariant("I43")
 def test_as_sessions_in_plain_python_though_the_query_dies(spark: SparkSession, tmp_path: Path) -> None:
     dice = random.Random(11)
     sightings = histories(dice, 300)
@@ -137,6 +138,7 @@ def broker(tmp_path: Path) -> Iterator[str]:
     process.communicate()
 
 
+@pytest.mark.invariant("I43")
 def test_into_a_topic_once_and_a_late_commit_settles(spark: SparkSession, tmp_path: Path, broker: str) -> None:
     sightings: list[Sighting] = [
         ("lost", 1, 0, 0),

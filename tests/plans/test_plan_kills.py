@@ -90,6 +90,7 @@ def frozen(bus: mq.Bus, plans: Plans, plan: str) -> set[tuple[str, Any]]:
     return {(at[row["place"]], (row["topic"], row["queue"], row["offset"], row["dead_us"])) for row in rows}
 
 
+@pytest.mark.invariant("I44")
 def test_a_run_of_twenty_thousand_killed_at_every_step_does_each_once(
     zygote: Zygote, served: Callable[[], Served], plans: Plans, tmp_path: Path
 ) -> None:
@@ -126,6 +127,7 @@ def test_a_run_of_twenty_thousand_killed_at_every_step_does_each_once(
         assert not any(one["broken"] for one in bus.admin.verify_acts())
 
 
+@pytest.mark.invariant("I44")
 @pytest.mark.parametrize("point", ["acts.recorded:3", "acts.done:3"])
 def test_a_broker_killed_in_the_middle_of_an_act(served: Callable[[], Served], plans: Plans, point: str) -> None:
     """The run waits for it, and goes on by what the broker found out at its start."""
@@ -155,6 +157,7 @@ def test_a_broker_killed_in_the_middle_of_an_act(served: Callable[[], Served], p
         assert plans.rows(plan.id, outcome="already")[0]["offset"] == first["offset"]
 
 
+@pytest.mark.invariant("I44")
 def test_one_of_two_brokers_away(served: Callable[[], Served], plans: Plans, monkeypatch: pytest.MonkeyPatch) -> None:
     """Making a plan is refused, or says so; a run stops, says so, and goes on when the broker is back."""
     monkeypatch.setattr("escrowmq.plans.frozen.BATCH_ROWS", 500)

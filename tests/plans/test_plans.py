@@ -156,6 +156,7 @@ def test_only_what_is_chosen_is_in_it(bus: mq.Bus, plans: Plans, prepared: Prepa
     assert len(list(plans.folder.iterdir())) == 8
 
 
+@pytest.mark.invariant("I44")
 @pytest.mark.parametrize("edit", ["a byte", "another set", "the act", "cut off"])
 def test_a_plan_changed_by_hand_is_refused(bus: mq.Bus, plans: Plans, edit: str) -> None:
     die(bus, 20)

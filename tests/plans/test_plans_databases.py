@@ -84,6 +84,7 @@ def test_rows_of_the_outbox_are_chosen_looked_at_and_sent_again(engine: sa.Engin
         assert plans.run(made.id, engine, ramp=AT_ONCE).outcomes == {"done": count}
 
 
+@pytest.mark.invariant("I44")
 @pytest.mark.parametrize("point", ["outbox.act-done", "outbox.act-committed", "plans.done"])
 def test_killed_around_an_act_each_row_is_done_once(engine: sa.Engine, plans: Plans, point: str) -> None:
     ids = waiting(engine, 12)

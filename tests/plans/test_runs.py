@@ -133,6 +133,7 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     arm()
 
 
+@pytest.mark.invariant("I44")
 @settings(max_examples=40)
 @given(
     sizes=st.tuples(st.integers(1, 25), st.integers(0, 10)),

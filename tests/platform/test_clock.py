@@ -23,6 +23,7 @@ class Machine:
         self.ran += seconds
 
 
+@pytest.mark.invariant("I36")
 @pytest.mark.parametrize("jump", [-3600.0, 3600.0])
 def test_a_wall_clock_that_jumps_moves_nothing(monkeypatch: pytest.MonkeyPatch, jump: float) -> None:
     """I36: a jump back would make every lease and every question eternal, one forward would end them all."""
@@ -37,6 +38,7 @@ def test_a_wall_clock_that_jumps_moves_nothing(monkeypatch: pytest.MonkeyPatch, 
     assert clock.now_us() == first + 3_500_000
 
 
+@pytest.mark.invariant("I36")
 def test_time_goes_on_from_a_floor_and_does_not_stand_still_until_it_is_reached() -> None:
     below = SimulatedClock(1_000 * SECOND_US)
     clock = ContinuedClock(below, 5_000 * SECOND_US)

@@ -154,6 +154,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
+@pytest.mark.invariant("I33")
 def test_a_really_full_disk_refuses_and_goes_on_with_space(small_disk: Path) -> None:
     """I33, on a file system that is really full."""
     log = open_log(RealDisk(small_disk / "data"), segment_bytes=1 << 18)
@@ -225,6 +226,7 @@ def test_fault_disk_crashes_once_and_for_all() -> None:
     assert _after_crash(disk, "kept") == {b"x"}
 
 
+@pytest.mark.invariant("I34")
 def test_fault_disk_failed_sync_is_not_made_good_by_the_next() -> None:
     disk = FaultDisk(files={"a": b"old"})
     file = disk.open("a")

@@ -2,10 +2,13 @@
 
 import random
 
+import pytest
+
 from escrowmq.platform.backoff import Backoff
 from escrowmq.platform.numbers import fraction, own_number
 
 
+@pytest.mark.invariant("I7")
 def test_own_numbers_differ_where_programs_begin_alike() -> None:
     """Members, consumers and processes are told apart by them."""
     numbers = []

@@ -17,6 +17,7 @@ from escrowmq_lab.simulation import protocol
 from escrowmq_lab.simulation.protocol import COMMANDS, COMMIT, COMMITTED, EVENTS, NONE, OPEN, Ledger, Model, State, Step
 
 
+@pytest.mark.invariant("I5", "I7", "I10", "I11", "I12", "I14", "I28")
 def test_no_state_breaks_a_promise() -> None:
     explored = protocol.explore(Model())
     print(f"{explored.states} states, {explored.steps} steps")
@@ -146,6 +147,7 @@ MISTAKES: dict[type[Model], str] = {
 }
 
 
+@pytest.mark.invariant("I5", "I7", "I10", "I11", "I12", "I14")
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.__name__)
 def test_a_mistake_in_the_rules_is_found(mistake: type[Model]) -> None:
     explored = protocol.explore(mistake())

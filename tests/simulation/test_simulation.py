@@ -25,6 +25,36 @@ def run(*arguments: str, hash_seed: str = "0", code: int = 0) -> str:
     return done.stdout
 
 
+@pytest.mark.invariant(
+    "I1",
+    "I2",
+    "I3",
+    "I4",
+    "I5",
+    "I7",
+    "I8",
+    "I9",
+    "I10",
+    "I11",
+    "I12",
+    "I14",
+    "I16",
+    "I17",
+    "I19",
+    "I20",
+    "I21",
+    "I22",
+    "I23",
+    "I25",
+    "I26",
+    "I28",
+    "I34",
+    "I36",
+    "I37",
+    "I38",
+    "I39",
+    "I40",
+)
 def test_seeds_hold_every_promise() -> None:
     """The short form of ``escrowmq-lab simulate --seeds 2000``."""
     found = json.loads(run("-m", "escrowmq_lab", "simulate", "--seeds", str(SEEDS), "--jobs", "2", "--json"))
@@ -66,6 +96,7 @@ def table() -> dict[str, dict[str, object]]:
     return {found["bug"]: found for found in map(json.loads, lines)}
 
 
+@pytest.mark.invariant("I1", "I3", "I4", "I5", "I8", "I9", "I10", "I11", "I15", "I23")
 @pytest.mark.parametrize("name", KNOWN)
 def test_a_planted_bug_is_found(name: str, table: dict[str, dict[str, object]]) -> None:
     assert table[name]["caught_by"], table[name]

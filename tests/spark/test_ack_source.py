@@ -65,6 +65,7 @@ def stream(spark: SparkSession, url: str, checkpoint: Path) -> list[list[tuple[A
     return batches
 
 
+@pytest.mark.invariant("I41")
 def test_acknowledgements_in_batches_and_streams(spark: SparkSession, broker: Broker, tmp_path: Path) -> None:
     consume(broker.url, "g", 30)
     first = expected(broker.url)

@@ -75,6 +75,7 @@ def test_a_stream_that_cannot_be_read(
     refused(lambda: read_stream(spark, url, tmp_path / "check", **options), words, stream=not at_start)
 
 
+@pytest.mark.invariant("I41")
 def test_a_stream_of_another_topic_is_not_that_of_the_checkpoint(spark: SparkSession, url: str, tmp_path: Path) -> None:
     assert read_stream(spark, url, tmp_path / "check") == [[str(n) for n in range(40)]]
     send(url, 0, 3, "other")
@@ -200,6 +201,7 @@ def test_a_batch_with_one_bad_row_leaves_nothing_and_the_next_is_written(spark: 
         assert visible(url, topic) == sorted({*numbers(0, 40)} - {"25"})
 
 
+@pytest.mark.invariant("I42")
 def test_a_batch_of_a_stream_with_a_bad_row_leaves_nothing_and_the_mended_query_goes_on(
     spark: SparkSession, url: str, tmp_path: Path
 ) -> None:
@@ -216,6 +218,7 @@ def test_a_batch_of_a_stream_with_a_bad_row_leaves_nothing_and_the_mended_query_
 # A checkpoint that is not this sink's
 
 
+@pytest.mark.invariant("I42")
 def test_a_sink_goes_on_into_another_topic_but_not_at_another_broker(
     spark: SparkSession, url: str, tmp_path: Path
 ) -> None:

@@ -57,6 +57,7 @@ def up(broker: Broker) -> Iterator[Broker]:
         broker.start()
 
 
+@pytest.mark.invariant("I42")
 @pytest.mark.parametrize(
     ("point", "there"),
     [
@@ -79,6 +80,7 @@ def test_a_stream_whose_broker_dies_and_stays_away_fails_and_is_written_once_whe
     assert undecided(up.url) == 0  # the next commit rolls back what the failed attempt left
 
 
+@pytest.mark.invariant("I42")
 @pytest.mark.parametrize("point", ["spark.before-prepare", "spark.before-decision"])
 def test_a_batch_write_whose_broker_dies_and_stays_away_fails_and_leaves_nothing_visible(
     spark: SparkSession, up: Broker, tmp_path: Path, point: str

@@ -78,6 +78,7 @@ def check_straggler(broker, job):
     assert losers(broker.url, "straggler") > 0
 
 
+@pytest.mark.invariant("I42")
 def test_an_executor_the_broker_and_the_driver_killed_and_a_task_that_straggles(hands, broker, run):
     grid = Grid(broker, hands)
     job = run(STRAGGLER, *grid.legs(SOME))
@@ -88,6 +89,7 @@ def test_an_executor_the_broker_and_the_driver_killed_and_a_task_that_straggles(
     assert losers(broker.url, "some") > 0
 
 
+@pytest.mark.invariant("I42")
 @pytest.mark.long
 def test_executors_and_the_broker_killed_at_every_step_a_straggler_and_planted_bugs(hands, broker, run):
     grid = Grid(broker, hands)
@@ -105,6 +107,7 @@ def test_executors_and_the_broker_killed_at_every_step_a_straggler_and_planted_b
         assert max(found.values()) > 1  # caught
 
 
+@pytest.mark.invariant("I42")
 @pytest.mark.long
 def test_the_driver_killed_at_every_step(hands, broker, run):
     grid = Grid(broker, hands)

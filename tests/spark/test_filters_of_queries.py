@@ -79,6 +79,7 @@ def by_tag(frame: DataFrame) -> dict[str, int]:
     return {row["tag"]: row["count"] for row in frame.groupBy("tag").count().collect()}
 
 
+@pytest.mark.invariant("I41")
 def test_a_filter_ends_with_its_query(session: SparkSession, url: str) -> None:
     frame = read(session, url)
     assert frame.where("tag = 'even'").count() == ROWS // 2
@@ -91,6 +92,7 @@ def test_a_filter_ends_with_its_query(session: SparkSession, url: str) -> None:
     assert frame.count() == ROWS
 
 
+@pytest.mark.invariant("I41")
 def test_each_side_of_a_join_with_itself_has_its_own_filter(session: SparkSession, url: str) -> None:
     frame = read(session, url)
     even, odd = frame.where("tag = 'even'"), frame.where("tag = 'odd'")
@@ -103,6 +105,7 @@ def test_each_side_of_a_join_with_itself_has_its_own_filter(session: SparkSessio
     assert frame.count() == ROWS
 
 
+@pytest.mark.invariant("I41")
 def test_what_is_cached_after_a_filtered_query_is_all(session: SparkSession, url: str) -> None:
     frame = read(session, url)
     assert frame.where("tag = 'even'").count() == ROWS // 2

@@ -64,6 +64,7 @@ def undecided(url: str) -> int:
         return len(bus.admin.transactions(state="undecided"))
 
 
+@pytest.mark.invariant("I42")
 @pytest.mark.long
 def test_a_stream_whose_broker_and_driver_are_killed_goes_on_from_its_checkpoint_on_hdfs(aside: Apart) -> None:
     url, checkpoint = aside.shard.url, f"{aside.hdfs}/checkpoint"
@@ -93,6 +94,7 @@ def test_a_stream_whose_broker_and_driver_are_killed_goes_on_from_its_checkpoint
             killed.start()
 
 
+@pytest.mark.invariant("I42")
 @pytest.mark.long
 def test_a_write_and_a_read_whose_broker_is_killed_have_every_row_once(aside: Apart) -> None:
     url = aside.shard.url

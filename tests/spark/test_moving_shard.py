@@ -54,6 +54,7 @@ def moving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Moving]:
         made.kill()
 
 
+@pytest.mark.invariant("I42")
 @pytest.mark.parametrize(
     "point",
     [

@@ -171,6 +171,7 @@ def test_filters_and_columns_go_to_the_broker(spark: SparkSession, folder: str) 
     assert spark.read.format("escrow").schema("offset bigint").option("topic", "t").load(folder).count() == ROWS + 10
 
 
+@pytest.mark.invariant("I41")
 def test_the_same_range_gives_the_same_rows_in_the_same_partitions(spark: SparkSession, folder: str) -> None:
     def pieces() -> list[tuple[int, int, int]]:
         frame = read(spark, folder, maxRowsPerPartition=20)
@@ -228,6 +229,7 @@ def test_a_broker_that_is_away_is_told_of_at_plan_time(spark: SparkSession) -> N
     assert "127.0.0.1:9" in told(problem)
 
 
+@pytest.mark.invariant("I41")
 def test_a_purged_range_raises(spark: SparkSession, tmp_path: Path) -> None:
     url = f"file:{tmp_path / 'data'}"
     with mq.connect(url, segment_bytes=1 << 12, snapshot_bytes=1 << 12, retention=1) as bus:
@@ -290,6 +292,7 @@ def test_a_stream_in_pieces_goes_on_where_it_stopped_and_takes_new_queues(
     ]
 
 
+@pytest.mark.invariant("I41")
 def test_a_checkpoint_of_another_cluster_is_refused(spark: SparkSession, broker: Broker, tmp_path: Path) -> None:
     send(broker.url, 5)
     run(spark, broker.url, tmp_path / "check")

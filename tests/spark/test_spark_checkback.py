@@ -60,6 +60,7 @@ def test_no_batch_done_yet_and_no_checkpoint_known(tmp_path):
     assert CheckpointChecker(None).decide_batch([check(NOON)]) == [mq.UNKNOWN]
 
 
+@pytest.mark.invariant("I42")
 def test_what_the_query_has_moved_past_is_rolled_back_all_else_is_in_progress(tmp_path):
     checker = CheckpointChecker(str(checkpoint(tmp_path / "c", b0=NOON - SECOND, b1=NOON)))
     passed = NOON - SKEW - SECOND

@@ -17,6 +17,7 @@ PAGE = (HERE / "docs" / "spark.md").read_text()
 CELLS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
+@pytest.mark.invariant("I42")
 @pytest.mark.spark
 def test_the_notebook_runs(spark, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

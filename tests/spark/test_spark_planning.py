@@ -76,6 +76,7 @@ def test_a_queue_that_came_since_is_read_from_its_first_message():
         known_start({"t/0000002b/0": 4}, there)
 
 
+@pytest.mark.invariant("I41")
 def test_a_batch_that_runs_again_begins_where_its_end_noted_and_says_if_that_has_left_the_log():
     end = noted({"t/0000002a/0": 9}, {"t/0000002a/0": 4})
     assert ends(end) == {"t/0000002a/0": 9}

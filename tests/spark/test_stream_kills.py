@@ -59,6 +59,7 @@ def job(broker, killed, tmp_path_factory):
     return made
 
 
+@pytest.mark.invariant("I42")
 def test_a_clean_run_writes_what_a_plain_program_computes(broker, job):
     found = content(broker.url, "clean")
     assert found == revenue()
@@ -66,26 +67,31 @@ def test_a_clean_run_writes_what_a_plain_program_computes(broker, job):
     assert losers(broker.url, "clean") == 0
 
 
+@pytest.mark.invariant("I42")
 def test_every_step_was_reached_and_somebody_killed_there(job, grid):
     grid.check(cells(GRID))
 
 
+@pytest.mark.invariant("I42")
 def test_the_processes_of_tasks_killed_at_every_step(broker, job):
     assert content(broker.url, "executors") == content(broker.url, "clean")
     assert losers(broker.url, "executors") > 0
 
 
+@pytest.mark.invariant("I42")
 def test_the_process_that_commits_killed_around_the_decision(broker, job, killed):
     assert job.tries(killed["committers"]) == len(LATE) + 1  # without it a query fails
     assert content(broker.url, "committers") == content(broker.url, "clean")
     assert losers(broker.url, "committers") > 0
 
 
+@pytest.mark.invariant("I42")
 def test_the_broker_killed_at_every_step(broker, job, killed):
     assert job.tries(killed["brokers"]) == 1  # the patience of tasks and of the commit covers a restart
     assert content(broker.url, "brokers") == content(broker.url, "clean")
 
 
+@pytest.mark.invariant("I42")
 @pytest.mark.parametrize("leg", [HASTY, FORGETFUL], ids=lambda leg: leg.topic)
 def test_a_planted_bug_is_caught(broker, job, leg):
     found = content(broker.url, leg.topic)
@@ -93,12 +99,14 @@ def test_a_planted_bug_is_caught(broker, job, leg):
     assert max(found.values()) > 1
 
 
+@pytest.mark.invariant("I42")
 def test_a_batch_write_under_a_name_happens_once_whoever_is_killed_and_however_often_it_is_tried(broker, job):
     assert job.tries(TABLE_LEG) == 3
     assert content(broker.url, "table") == Counter({(str(n), f"row {n}".encode()): 1 for n in range(TABLE)})
     assert losers(broker.url, "table") > 0
 
 
+@pytest.mark.invariant("I42")
 def test_a_batch_write_that_fails_leaves_nothing(broker, job):
     assert content(broker.url, "nameless") == Counter()
     assert losers(broker.url, "nameless") == TABLE
@@ -141,6 +149,7 @@ def test_the_processes_of_tasks_killed_after_the_decision(broker, tmp_path):
         assert content(broker.url, topic) == revenue()
 
 
+@pytest.mark.invariant("I42")
 @pytest.mark.long  # eight drivers, one after the other: each starts a Java process
 def test_the_driver_killed_at_every_step_and_check_back_while_it_is_dead(broker, tmp_path):
     """And once when Spark could not write commits/N, though the broker has decided batch N: the last moment before it is there."""

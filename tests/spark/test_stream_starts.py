@@ -27,6 +27,7 @@ def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Broker]]:
             broker.kill()
 
 
+@pytest.mark.invariant("I41")
 def test_a_first_batch_that_runs_again_begins_where_it_began(
     spark: SparkSession, brokers: list[Broker], tmp_path: Path
 ) -> None:

@@ -32,6 +32,7 @@ database.commit()
 """
 
 
+@pytest.mark.invariant("I43")
 def test_what_lies_in_a_folder_of_the_driver_is_refused(alone: Strangers) -> None:
     here, out = alone.folder / "sources", alone.folder / "found"
     plant = [sys.executable, "-c", PLANT, str(here)]

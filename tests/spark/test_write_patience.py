@@ -2,12 +2,14 @@
 
 import threading
 
+import pytest
 from killing import Broker
 
 import escrowmq as mq
 from escrowmq.errors import Code
 
 
+@pytest.mark.invariant("I42")
 def test_a_commit_from_a_new_process_waits_for_the_broker(tmp_path):
     broker = Broker(tmp_path / "data")
     try:

@@ -25,6 +25,7 @@ def both(pair: tuple[Broker, Broker]) -> str:
     return "escrow://" + ",".join(broker.url.removeprefix("escrow://") for broker in pair)
 
 
+@pytest.mark.invariant("I4")
 def test_keys_and_batches_spread_and_transactions_stay(pair: tuple[Broker, Broker]) -> None:
     with mq.connect(both(pair)) as bus:
         producer = bus.producer("shop", checker=lambda check: mq.UNKNOWN)
@@ -52,6 +53,7 @@ def test_keys_and_batches_spread_and_transactions_stay(pair: tuple[Broker, Broke
         assert stands.num_rows == 40
 
 
+@pytest.mark.invariant("I1")
 def test_one_of_two_is_killed_and_comes_back_under_load(pair: tuple[Broker, Broker]) -> None:
     history = History()
     with mq.connect(both(pair)) as bus:

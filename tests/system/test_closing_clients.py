@@ -91,6 +91,7 @@ def closing(folder: Path, clients: int, seconds: float, seed: int) -> list[str]:
     return wrong
 
 
+@pytest.mark.invariant("I35")
 def test_clients_close_while_their_broker_is_killed(tmp_path):
     assert not closing(tmp_path, clients=6, seconds=2.0, seed=int(os.environ.get("ESCROWMQ_SEED", "5")))
 
@@ -107,6 +108,7 @@ def broker(tmp_path_factory):
         yield served
 
 
+@pytest.mark.invariant("I35")
 @pytest.mark.parametrize("way", [way for way in ending_programs.WAYS if "still" not in way])
 def test_a_client_may_end_in_any_way(broker, way):
     run = program(ending_programs, way, broker.url)
@@ -124,6 +126,7 @@ def test_so_may_one_with_the_broker_inside(tmp_path, way):
         assert bus.admin.health()[0]["status"] == "ok"
 
 
+@pytest.mark.invariant("I35")
 def test_closing_does_not_wait_for_a_broker_that_stands_still(tmp_path):
     """Nor does the end of the process, which leaves another bus open."""
     with Broker(tmp_path / "data", transaction_timeout=0.2, check_interval=0.2) as served:

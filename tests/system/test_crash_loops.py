@@ -26,6 +26,7 @@ with mq.connect(sys.argv[1]) as bus, bus.consumer("cart", "orders", lease=0.3, p
 """
 
 
+@pytest.mark.invariant("I25")
 @pytest.mark.long
 def test_a_message_that_kills_its_consumers_is_the_only_dead_letter(tmp_path: Path) -> None:
     options = ("--default-queues", "1", "--max-attempts", "2", "--retry-backoff", "0")

@@ -43,12 +43,14 @@ def is_well(outcome: Outcome) -> None:
     assert outcome.committed > 20
 
 
+@pytest.mark.invariant("I1")
 def test_a_leader_that_is_struck_under_load_loses_repeats_and_leaks_nothing(place: Kafka, tmp_path: Path) -> None:
     outcome = strikes(SHORT, tmp_path, place)
     is_well(outcome)
     assert outcome.changes >= len(SHORT)
 
 
+@pytest.mark.invariant("I1")
 @pytest.mark.long  # a minute, most of it the starts of Kafka's nodes
 def test_a_shard_goes_on_by_itself_after_nodes_of_kafka_were_killed(three: Kafka, tmp_path: Path) -> None:
     is_well(strikes(SHORT_OF_KAFKA, tmp_path, three))

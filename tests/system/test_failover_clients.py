@@ -81,6 +81,7 @@ class Moving(Broker):
         return super().stop()
 
 
+@pytest.mark.invariant("I1")
 @pytest.mark.parametrize(
     "kills",
     [pytest.param(2, id="short"), pytest.param(60, marks=[pytest.mark.long, pytest.mark.timeout(0)], id="long")],
@@ -278,6 +279,7 @@ def follow(url: str, folder: Path, moves: list[Callable[[], Any]]) -> None:
         programs.loop.close()
 
 
+@pytest.mark.invariant("I1", "I9")
 def test_every_kind_of_program_follows_and_by_id_nothing_is_lost_or_doubled(moving: Moving, tmp_path: Path) -> None:
     def move() -> None:
         moving.kill()

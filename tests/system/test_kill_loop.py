@@ -86,10 +86,12 @@ def demand(report: Report, kills: int) -> None:
     assert counts["receive ok"] > counts["committed"] / 2
 
 
+@pytest.mark.invariant("I1", "I8", "I22", "I23")
 def test_a_broker_killed_again_and_again_loses_and_repeats_nothing(tmp_path: Path) -> None:
     demand(kill_loop(tmp_path, kills=6, seed=1), 6)
 
 
+@pytest.mark.invariant("I1")
 @pytest.mark.long
 @pytest.mark.timeout(0)
 def test_a_hundred_kills(tmp_path: Path) -> None:

@@ -125,6 +125,7 @@ def refused(problem: pytest.ExceptionInfo[Overloaded], pair: Pair) -> None:
 # Producers
 
 
+@pytest.mark.invariant("I9")
 def test_blocking_sends_and_transactions_without_a_key_go_on_and_by_id_nothing_is_lost_or_doubled(
     pair: Pair, away: str
 ) -> None:
@@ -213,6 +214,7 @@ def code_of(act: Any) -> Code:
     return Code.OK
 
 
+@pytest.mark.invariant("I19")
 @mostly("silent")
 def test_a_keyed_send_fails_at_once_or_waits_by_choice(pair: Pair, away: str) -> None:
     topic = f"keyed-{away}"
@@ -255,6 +257,7 @@ def noticed(bus: mq.Bus, pair: Pair) -> bool:
     return missing_of(bus) == [pair.b.url]
 
 
+@pytest.mark.invariant("I4")
 def test_a_transaction_stays_where_it_began(pair: Pair) -> None:
     pair.be("there")
     with mq.connect(pair.url) as bus:
@@ -399,6 +402,7 @@ def test_batches_give_each_row_its_result(pair: Pair, away: str) -> None:
         assert len(found) == len(set(found)) == 30 + 2 * expected.count(Code.OK) + 30
 
 
+@pytest.mark.invariant("I9")
 def test_an_id_of_the_callers_in_a_batch_goes_to_one_broker_for_ever(pair: Pair) -> None:
     """Sent again in another batch, or alone, it finds its first copy."""
     pair.be("there")
@@ -416,6 +420,7 @@ def test_an_id_of_the_callers_in_a_batch_goes_to_one_broker_for_ever(pair: Pair)
 # Consumers and readers
 
 
+@pytest.mark.invariant("I23")
 @mostly("silent")
 def test_a_consumer_made_while_one_is_away_joins_it_when_it_comes(pair: Pair, away: str) -> None:
     topic = f"consumed-{away}"
@@ -445,6 +450,7 @@ def test_a_consumer_made_while_one_is_away_joins_it_when_it_comes(pair: Pair, aw
         assert [m.body for m in held.receive(10, wait=5.0)] == [KEYS[1].encode()]
 
 
+@pytest.mark.invariant("I23")
 @mostly("killed")
 def test_a_consumer_whose_broker_dies_receives_from_the_other(pair: Pair, away: str) -> None:
     topic = f"goes-on-{away}"
@@ -497,6 +503,7 @@ def test_a_reader_reads_the_living_and_then_the_other(pair: Pair, away: str) -> 
 # Asking
 
 
+@pytest.mark.invariant("I41")
 @mostly("silent")
 def test_listings_and_look_ups_answer_for_the_living_and_name_who_is_missing(pair: Pair, away: str) -> None:
     topic = f"listed-{away}"
@@ -588,6 +595,7 @@ def stages(engine: sa.Engine) -> list[Stage]:
         return [Stage(state) for state in connection.scalars(sa.select(trans_driven.c.state))]
 
 
+@pytest.mark.invariant("I37")
 @pytest.mark.parametrize("merged", [False, True], ids=["stored first", "merged"])
 @pytest.mark.parametrize("met", [False, True], ids=["never met", "met"])
 def test_a_driven_message_for_an_absent_broker_does_its_business_and_goes_on_later(
@@ -622,6 +630,7 @@ def test_a_driven_message_for_an_absent_broker_does_its_business_and_goes_on_lat
         assert not bus.admin.transactions("open", driven.producer.group)
 
 
+@pytest.mark.invariant("I37")
 def test_compensating_and_both_reach_leave_their_rows_and_go_on_later(killed: Pair, shop: sa.Engine) -> None:
     with mq.connect(killed.url) as bus:
         producer = bus.producer("plain-modes", timeout=TIMEOUT)
@@ -691,6 +700,7 @@ def test_a_consumer_with_its_own_offsets_claims_queues_of_a_broker_that_had_no_s
             assert len({slot.shard for slot in consumer.positions}) == 2
 
 
+@pytest.mark.invariant("I38")
 def test_the_relay_sends_what_belongs_to_the_living_and_the_rest_later(killed: Pair, shop: sa.Engine) -> None:
     with shop.begin() as connection:
         for n in range(10):
@@ -837,6 +847,7 @@ def noticed_other(bus: mq.Bus) -> bool:
     return False
 
 
+@pytest.mark.invariant("I9")
 def test_what_may_be_stored_at_a_broker_that_is_gone_goes_elsewhere_only_by_choice(pair: Pair) -> None:
     """The doubled message has one id, by which an idempotent consumer knows it."""
     pair.be("there")

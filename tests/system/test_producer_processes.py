@@ -85,6 +85,7 @@ def members(admin: mq.Admin) -> int:
     return sum(group["members"] for group in admin.producers() if group["group"] == "shop")
 
 
+@pytest.mark.invariant("I14")
 def test_the_sender_is_killed_and_another_of_its_group_settles(broker: Broker, admin: mq.Admin) -> None:
     sender = Producer(broker.url, "one", "UNKNOWN", "prepare")
     prepared = sender.hear()["prepared"]
@@ -103,6 +104,7 @@ def test_the_sender_is_killed_and_another_of_its_group_settles(broker: Broker, a
         assert admin.read(topic).read_all().column("body").to_pylist() == [body]
 
 
+@pytest.mark.invariant("I11")
 def test_nobody_there_spends_no_attempt_and_who_comes_later_is_asked(broker: Broker, admin: mq.Admin) -> None:
     sender = Producer(broker.url, "one", "UNKNOWN", "prepare")
     prepared = sender.hear()["prepared"]
@@ -127,6 +129,7 @@ def test_nobody_there_spends_no_attempt_and_who_comes_later_is_asked(broker: Bro
     assert admin.read("orders").read_all().num_rows == 0
 
 
+@pytest.mark.invariant("I11")
 def test_a_broker_killed_between_questions_goes_on_counting(broker: Broker, admin: mq.Admin) -> None:
     silent = Producer(broker.url, "one", "UNKNOWN", "prepare")
     try:

@@ -35,6 +35,7 @@ def numbers(bus: mq.Bus, topic: str) -> dict[bytes, list[int]]:
     return found
 
 
+@pytest.mark.invariant("I9", "I19")
 def test_threads_go_on_through_a_kill_and_a_stop_in_order_and_without_a_double(tmp_path: Path) -> None:
     with LocalBroker(tmp_path / "data") as broker, mq.connect(broker.local) as bus:
         bus.admin.create_topic("orders", queues=1)

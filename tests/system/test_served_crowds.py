@@ -64,6 +64,7 @@ def polite(broker: dict[str, Any], count: int) -> None:
                 assert answer.status == 200
 
 
+@pytest.mark.invariant("I35")
 @pytest.mark.parametrize(
     ("port", "said"),
     [
@@ -103,6 +104,7 @@ def most_memory(broker: dict[str, Any]) -> int:
     return int(status.partition("VmHWM:")[2].split()[0]) << 10
 
 
+@pytest.mark.invariant("I35")
 def test_a_compressed_batch_is_refused_before_it_becomes_anything(broker: dict[str, Any]) -> None:
     polite(broker, 1)
     before = most_memory(broker)

@@ -33,6 +33,7 @@ def test_sigterm_is_a_clean_stop_and_the_restart_has_everything(tmp_path: Path) 
         assert (tmp_path / "data" / "closed").exists()
 
 
+@pytest.mark.invariant("I1")
 def test_a_paused_broker_is_unknown_and_later_consistent(tmp_path: Path) -> None:
     with Broker(tmp_path / "data") as broker, mq.connect(broker.url) as bus:
         producer = bus.producer("shop", timeout=1.5, checker=lambda check: mq.UNKNOWN)
@@ -79,6 +80,7 @@ def test_a_folder_in_use_is_refused_with_its_owner(tmp_path: Path) -> None:
             assert bus.admin.health()[0]["status"] == "ok"
 
 
+@pytest.mark.invariant("I32")
 def test_a_folder_of_a_newer_version_is_refused_and_left_alone(tmp_path: Path) -> None:
     folder = tmp_path / "data"
     with mq.connect(f"file:{folder}") as bus:
@@ -128,6 +130,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         yield place
 
 
+@pytest.mark.invariant("I33")
 def test_a_full_disk_refuses_messages_while_the_rest_goes_on(small_disk: Path) -> None:
     ballast = small_disk / "ballast"
     ballast.write_bytes(bytes(16 << 20))

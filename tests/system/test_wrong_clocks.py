@@ -79,6 +79,7 @@ class Asked:
             return self.times[transaction]
 
 
+@pytest.mark.invariant("I36")
 @pytest.mark.parametrize("back", BACK)
 def test_a_broker_set_back_in_time_asks_delivers_and_waits_on_time(
     tmp_path: Path, faketime: str, monkeypatch: pytest.MonkeyPatch, back: int

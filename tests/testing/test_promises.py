@@ -154,6 +154,7 @@ GOOD: dict[str, tuple[Callable[[list[Event]], list[Violation]], list[Event]]] = 
 }  # fmt: skip
 
 
+@pytest.mark.invariant("I25", "I26")
 @pytest.mark.parametrize("name", BAD)
 def test_a_bad_history_is_noticed(name: str) -> None:
     check, what, subject, events = BAD[name]

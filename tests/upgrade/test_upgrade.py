@@ -57,6 +57,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return Path(shutil.copytree(GOLDEN / request.param, tmp_path / request.param))
 
 
+@pytest.mark.invariant("I32")
 def test_a_folder_of_0_1_0_holds_what_it_held(folder: Path) -> None:
     with mq.connect(f"file:{folder}", read_only=True) as bus:
         assert_holds(version_writer.listed(bus), json.loads((GOLDEN / f"{folder.name}.json").read_text()))
@@ -80,6 +81,7 @@ def test_a_group_of_0_1_0_that_a_mistake_spoilt_is_put_right_by_a_person(folder:
         assert [bus.admin.rollback(id) for id in undecided] == [mq.Code.ROLLED_BACK] * len(undecided)
 
 
+@pytest.mark.invariant("I32")
 def test_a_folder_of_0_1_0_goes_on(folder: Path) -> None:
     """Its undecided transactions are decided, its messages delivered, new ones stored; and once more after a restart."""
     with mq.connect(f"file:{folder}", **SETTINGS) as bus:
@@ -161,6 +163,7 @@ def was_read(link: Link, call: dict[str, Any]) -> None:
 WAYS: dict[str, Callable[[Link, dict[str, Any]], None]] = {"exchange": exchanged, "action": acted, "read": was_read}
 
 
+@pytest.mark.invariant("I32")
 def test_a_client_of_0_1_0_is_answered_as_then(link: Link) -> None:
     for call in CALLS:
         way = next(name for name in WAYS if name in call)

@@ -159,6 +159,7 @@ def test_byte_by_byte():
     assert [frames.Kind(one.kind).name for one in found] == list(examples.EXAMPLES)
 
 
+@pytest.mark.invariant("I46")
 def test_an_announced_length_takes_no_memory_before_it_is_allowed():
     asked, allowed = [], []
     reader = frames.Assembler(LIMIT, may_take=lambda size: asked.append(size) or bool(allowed))
@@ -361,6 +362,7 @@ def test_greetings_that_are_not_understood_are_refused(said):
     assert refusal(frames.Kind.HELLO, said) is Code.BAD_REQUEST
 
 
+@pytest.mark.invariant("I47")
 @given(st.sampled_from([frames.Kind.SEND, frames.Kind.END, frames.Kind.SETTLE]), st.data())
 @settings(max_examples=150)
 def test_a_damaged_parcel_is_refused_or_sound(kind, data):
@@ -376,6 +378,7 @@ def test_a_damaged_parcel_is_refused_or_sound(kind, data):
         batch_of(parcel).validate(full=True)
 
 
+@pytest.mark.invariant("I47")
 @given(st.binary(max_size=200).filter(lambda raw: not raw.strip().startswith(b"{")))  # which may be JSON
 @settings(max_examples=100)
 def test_garbage_is_refused_by_every_reader(raw):
@@ -408,6 +411,7 @@ def test_a_receive_is_no_batch():
     assert refusal(frames.Kind.COLUMNS, encoder.encode((int(frames.Kind.RECEIVE), NONE))) is Code.BAD_BATCH
 
 
+@pytest.mark.invariant("I46")
 @pytest.mark.parametrize("codec", ["zstd", "lz4"])
 def test_a_compressed_batch_is_refused_before_it_is_inflated(codec):
     batch = batch_of(Parcel(Exchange.SEND, [row(body=bytes(1 << 20))], {}))

@@ -202,6 +202,7 @@ def parts_agree(rng, where, whole) -> None:
 ACTS = ["send", *["receive"] * 5, *["ack"] * 6, *["nack"] * 2, "release", "time", "dead", "fence", "retain", "restart"]
 
 
+@pytest.mark.invariant("I41")
 @hypothesis_settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(rng=st.randoms(use_true_random=False), acts=st.lists(st.sampled_from(ACTS), min_size=20, max_size=80))
 def test_the_view_is_what_consumers_acknowledged(rng, acts):

@@ -46,6 +46,7 @@ def seen(answer) -> list[tuple[int, int]]:
     return list(zip(batch["offset"].to_pylist(), batch["attempt"].to_pylist(), strict=True))
 
 
+@pytest.mark.invariant("I20")
 def test_what_did_not_fit_goes_to_the_receive_that_waits_at_once_and_in_order(link):
     first = receive(link, max_messages=2, max_bytes=1000)
     second = receive(link, max_messages=10, max_bytes=1 << 20)
@@ -58,6 +59,7 @@ def test_what_did_not_fit_goes_to_the_receive_that_waits_at_once_and_in_order(li
     assert [offset for offset, _ in seen(fourth)] in ([3, 4], [3, 4, 5]), "before anything that was leased later (I20)"
 
 
+@pytest.mark.invariant("I20")
 def test_every_message_comes_once_in_order_however_it_is_split(link):
     send(link, 200, 3000)
     found: list[tuple[int, int]] = []
@@ -80,6 +82,7 @@ class Allowed:
         return min(self.grants.pop(0), wanted)
 
 
+@pytest.mark.invariant("I35")
 def test_a_receive_waits_until_its_answer_has_room_and_gets_no_more_than_that(link):
     """I35"""
     send(link, 20, 10_000)
@@ -100,6 +103,7 @@ def test_a_receive_that_was_given_no_room_can_be_withdrawn(link):
     assert seen(receive(link, member=2)) == [(0, 1)], "it was handed to nobody"
 
 
+@pytest.mark.invariant("I35")
 def test_an_answer_is_let_go_with_its_last_user(link):
     """Not when cycles are looked for: a broker that rests would keep hundreds of megabytes (I35)."""
     gc.collect()
@@ -189,6 +193,7 @@ def by_another(link, **options) -> list[tuple[int, int]]:
     return seen(link.exchange(Exchange.RECEIVE, NO_ROWS, {"group": "g", "member": 2, "wait_ms": 60_000, **options}))
 
 
+@pytest.mark.invariant("I25")
 def test_what_never_left_the_broker_is_not_counted_when_its_member_leaves(link):
     """It lies ready, behind what did fit; then the member's next receive is withdrawn, by closing or by the connection's end."""
     send(link, 3)
@@ -202,6 +207,7 @@ def test_what_never_left_the_broker_is_not_counted_when_its_member_leaves(link):
     assert by_another(link) == [(1, 1), (2, 1)]
 
 
+@pytest.mark.invariant("I25")
 def test_what_lies_ready_for_half_of_its_lease_is_given_to_others_uncounted(link):
     """Half a lease of 2 s; at its end the attempt would count."""
     send(link, 3)
@@ -209,6 +215,7 @@ def test_what_lies_ready_for_half_of_its_lease_is_given_to_others_uncounted(link
     assert by_another(link) == [(1, 1), (2, 1)]
 
 
+@pytest.mark.invariant("I25")
 def test_a_broker_that_stops_gives_back_what_never_left_it(tmp_path):
     """Three messages are leased at each start, and one of them leaves. Their leases would hold for days."""
     settings = BrokerSettings(default_queues=1)
@@ -222,6 +229,7 @@ def test_a_broker_that_stops_gives_back_what_never_left_it(tmp_path):
         link.close()
 
 
+@pytest.mark.invariant("I25")
 def test_what_could_not_be_read_is_not_counted(link, monkeypatch):
     real, broken = Deliveries._read, [True, True]
 

@@ -43,6 +43,7 @@ def test_small_frames_come_as_large_batches(link, source):
     assert len(batches) <= 2
 
 
+@pytest.mark.invariant("I41")
 @pytest.mark.parametrize("source", [HALF_VIEW_NAME, OP_VIEW_NAME])
 def test_chunks_end_at_their_bounds_and_hold_every_row_once(link, source, monkeypatch):
     whole = read(link, source)
@@ -56,6 +57,7 @@ def test_chunks_end_at_their_bounds_and_hold_every_row_once(link, source, monkey
         assert pa.Table.from_batches(batches).equals(whole.slice(3, 47))
 
 
+@pytest.mark.invariant("I41")
 def test_tags_and_keys(link):
     whole = read(link, "t")
     tags, keys = whole["tag"].to_pylist(), whole["key"].to_pylist()

@@ -75,6 +75,7 @@ def test_one_leads_and_the_other_says_who(two) -> None:
     assert 0 <= numbers[1]["log_silent_seconds"] < 60
 
 
+@pytest.mark.invariant("I1")
 def test_a_clean_stop_hands_over_at_once_with_everything(two) -> None:
     a, b = two.nodes
     with a.bus() as bus:
@@ -89,6 +90,7 @@ def test_a_clean_stop_hands_over_at_once_with_everything(two) -> None:
     assert ledger.next_position < b.door.engine.shard.ledger.next_position
 
 
+@pytest.mark.invariant("I1")
 def test_a_leader_that_is_cut_off_answers_nothing_and_follows_again(two) -> None:
     a, b = two.nodes
     with a.bus() as bus:
@@ -112,6 +114,7 @@ def test_a_leader_that_is_cut_off_answers_nothing_and_follows_again(two) -> None
     until(lambda: a.door.action("hello", {}).get("leader") == b.url)
 
 
+@pytest.mark.invariant("I1")
 def test_looks_of_a_leader_that_cannot_prove_it_are_refused(two) -> None:
     a, _ = two.nodes
     with a.bus() as bus:

@@ -32,6 +32,7 @@ def failpoint():
     failpoints.arm()
 
 
+@pytest.mark.invariant("I1")
 @pytest.mark.parametrize("place", ["kafka.claim_sent", "kafka.claimed", "node.claimed"])
 def test_a_node_that_dies_within_its_take_over_is_followed_by_the_next(tmp_path, failpoint, place) -> None:
     """Its claim is in the log, and nothing else of it: whoever comes next claims behind it."""
@@ -112,6 +113,7 @@ def test_others_go_on_before_a_leader_that_stops_has_saved_its_snapshot(tmp_path
         shard.close()
 
 
+@pytest.mark.invariant("I1")
 def test_of_two_settings_of_silence_the_longer_counts_and_is_told(tmp_path, caplog) -> None:
     """A leader answers looks until half of its own silence has passed: nobody claims by the clock before that is over."""
     shard = Shard(tmp_path, "a", silence=3.0)
@@ -139,6 +141,7 @@ class Log:
         self.proved_at, self.fenced = clock.uptime(), False
 
 
+@pytest.mark.invariant("I1")
 @pytest.mark.skipif(clock._BOOT_TIME is None, reason="this system has no clock that goes on while it sleeps")
 def test_a_proof_grows_old_while_the_machine_is_suspended(monkeypatch) -> None:
     proof, real, asleep = LeaderProof(Log(), 2.0), time.clock_gettime, 0.0  # type: ignore[arg-type]
@@ -172,6 +175,7 @@ def test_a_leader_that_wakes_looks_for_a_new_proof_before_it_answers(tmp_path, m
         shard.close()
 
 
+@pytest.mark.invariant("I1")
 def test_what_was_under_way_at_a_frozen_leader_is_not_answered_by_it_when_it_wakes(tmp_path) -> None:
     """Its records are held for as long as the silence, and then stored behind the claim."""
     shard = Shard(tmp_path, "a", "b")

@@ -36,6 +36,7 @@ def client(served):
         yield made
 
 
+@pytest.mark.invariant("I2")
 def test_a_transaction_and_its_delivery_over_the_wire(client):
     session = client.act("session.open", {"group": "g", "instance": "i", "transactional": True})["session"]
     produced = client.batch(Exchange.PREPARE, outgoing([{"body": b"1"}, {"body": b"2"}]), {"session": session})
@@ -98,6 +99,7 @@ def with_offsets(start, end):
     return batch
 
 
+@pytest.mark.invariant("I47")
 @pytest.mark.parametrize(
     "batch",
     [
@@ -127,6 +129,7 @@ def test_nulls_in_a_batch_are_refused_over_the_wire_too(client):
     assert client.batch(Exchange.SEND, outgoing([{}]))["code"].to_pylist() == [Code.OK]
 
 
+@pytest.mark.invariant("I46")
 def test_too_many_rows_and_bytes_are_refused_before_any_work(tmp_path):
     served = Served(tmp_path / "data", max_batch_rows=10, max_batch_bytes=10_000)
     try:
@@ -151,6 +154,7 @@ def test_one_bad_row_spoils_no_other(client):
     assert codes == [Code.OK, Code.BAD_TOPIC_NAME, Code.KEY_TOO_LARGE, Code.BAD_QUEUE, Code.OK]
 
 
+@pytest.mark.invariant("I47")
 @pytest.mark.parametrize(
     ("name", "request_", "code"),
     [
@@ -211,6 +215,7 @@ def test_bad_receives_get_their_code(client, options):
     assert client.answer(5).code in (Code.UNKNOWN_GROUP, Code.BAD_REQUEST)
 
 
+@pytest.mark.invariant("I46", "I47")
 @pytest.mark.parametrize("seed", range(8))
 def test_garbage_on_the_port_harms_nobody(served, seed):
     chance = np.random.default_rng(seed)
@@ -305,6 +310,7 @@ def measured_an_actions_request_is_bounded_before_it_is_parsed(client, body, cod
     assert tracemalloc.get_traced_memory()[1] - before < 3 * len(body) + (4 << 20)
 
 
+@pytest.mark.invariant("I35")
 def test_an_actions_request_is_bounded_before_it_is_parsed():
     run_traced(__file__)
 

@@ -77,6 +77,7 @@ def test_what_waited_for_room_for_too_long_does_not_make_those_behind_it_wait_as
         assert hall.patience(first) > 0.0, "it has not waited"
 
 
+@pytest.mark.invariant("I35")
 def test_messages_leave_room_for_who_holds_little_and_for_what_is_no_message():
     """I35"""
     hall = Room(1 << 20, 20_000)
@@ -94,6 +95,7 @@ def test_messages_leave_room_for_who_holds_little_and_for_what_is_no_message():
     assert hall.used == 0
 
 
+@pytest.mark.invariant("I35")
 def test_answers_are_given_room_before_they_are_read():
     """I35"""
     hall, unread = Room(1 << 20, 10), [0]
@@ -133,6 +135,7 @@ def test_an_answer_without_room_has_those_closed_that_do_not_read():
     assert closed == ["stuck"]
 
 
+@pytest.mark.invariant("I35")
 def test_who_reads_nothing_for_longest_makes_room(monkeypatch):
     monkeypatch.setattr(room, "STUCK_SECONDS", 0.01)
     closed = []

@@ -145,6 +145,7 @@ def test_what_several_clients_ask_at_once_is_read_before_any_of_it_is_begun(serv
     assert happened[:6] == ["read"] * 3 + ["begun"] * 3
 
 
+@pytest.mark.invariant("I47")
 @pytest.mark.parametrize(
     "said",
     [b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", b"\x16\x03\x01\x02\x00" + bytes(600), frames.ping(), frames.cancel(1), bytes(16),
@@ -194,6 +195,7 @@ def test_two_requests_with_one_number_are_refused(shared):
 # Receives that are not wanted any more
 
 
+@pytest.mark.invariant("I23")
 def test_a_withdrawn_receive_gets_no_lease(shared):
     name = group(shared, "withdrawn")
     with shared.client() as client:
@@ -219,6 +221,7 @@ def test_a_connection_that_ends_takes_its_waiting_receives_along(shared):
         assert [(one["body"], one["attempt"]) for one in came] == [(b"alive", 1)]
 
 
+@pytest.mark.invariant("I23")
 def test_what_was_leased_for_an_answer_that_did_not_leave_comes_again_unharmed(served):
     name = group(served, "lost")
     with served.client() as client, Client(served.port, small=True) as deaf:
@@ -280,6 +283,7 @@ def test_a_frame_must_become_whole(served, monkeypatch):
     served.until(lambda: served.room.used == 0)
 
 
+@pytest.mark.invariant("I35")
 def test_frames_that_are_not_whole_are_bounded_together(tmp_path):
     """Who announces much and sends nothing is closed; who goes on is served."""
     served = Served(tmp_path / "data", max_held_bytes=8 << 20)
@@ -355,6 +359,7 @@ def test_requests_of_one_connection_are_bounded_and_the_others_are_served(slow, 
         assert sorted(client.next().number for _ in range(8)) == numbers
 
 
+@pytest.mark.invariant("I35")
 def test_who_does_not_read_is_not_read_from_and_holds_up_nobody(slow, served, monkeypatch):
     monkeypatch.setattr(requests, "UNREAD_BYTES", 1 << 12)
     with Client(slow.port, small=True) as deaf, Client(slow.port) as other:
@@ -375,6 +380,7 @@ def test_who_does_not_read_is_not_read_from_and_holds_up_nobody(slow, served, mo
     served.until(lambda: served.room.used == 0)
 
 
+@pytest.mark.invariant("I35")
 def test_who_does_not_read_is_closed_when_others_need_the_room(slow, served, monkeypatch):
     monkeypatch.setattr("escrowmq.broker.serving.room.STUCK_SECONDS", 0.01)
     with Client(slow.port, small=True) as deaf, Client(slow.port) as other:
@@ -431,6 +437,7 @@ def test_killed_in_the_middle_of_everything(slow, served):
 # Too many
 
 
+@pytest.mark.invariant("I35")
 def test_over_the_bound_who_never_greeted_goes_first(tmp_path):
     served = Served(tmp_path / "data", max_connections=3)
     try:
@@ -511,6 +518,7 @@ class Fussy(socket.socket):
         return super().accept()
 
 
+@pytest.mark.invariant("I35")
 def test_without_a_descriptor_nothing_spins_and_it_goes_on_with_one(served, monkeypatch, caplog):
     monkeypatch.setattr(server, "NO_DESCRIPTOR_SECONDS", 0.05)
     plain = listen_tcp("127.0.0.1", 0)

@@ -111,6 +111,7 @@ def test_small_answers_come_between_the_parts_of_a_read(full):
         client.send(frames.cancel(number))
 
 
+@pytest.mark.invariant("I35")
 def test_reads_that_are_held_open_are_bounded_together_and_others_read(tmp_path):
     served = Served(tmp_path / "data", max_held_bytes=80 << 20, default_queues=1)
     try:

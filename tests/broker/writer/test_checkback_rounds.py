@@ -73,6 +73,7 @@ def test_immunity_is_waited_for_and_spends_no_check(immunity):
     assert [c["attempt"] for c in asked(member)] == [1]
 
 
+@pytest.mark.invariant("I12")
 @pytest.mark.parametrize(("then", "state"), [("park", "parked"), ("rollback", "rolled_back")])
 def test_after_the_last_check_it_is_parked_or_rolled_back(then, state):
     """I12"""
@@ -93,6 +94,7 @@ def test_after_the_last_check_it_is_parked_or_rolled_back(then, state):
     assert bench.end(session, COMMIT, row["transaction"]) == [late]
 
 
+@pytest.mark.invariant("I10")
 def test_a_decided_transaction_is_never_asked():
     """I10"""
     bench = Bench()
@@ -105,6 +107,7 @@ def test_a_decided_transaction_is_never_asked():
     assert [c["transaction"] for c in asked(member)] == [rows[2]["transaction"]]
 
 
+@pytest.mark.invariant("I10")
 def test_a_question_that_is_overtaken_by_its_decision_is_not_put():
     bench = Bench()
     session = bench.session()
@@ -116,6 +119,7 @@ def test_a_question_that_is_overtaken_by_its_decision_is_not_put():
     assert [c["transaction"] for c in asked(member)] == [rows[1]["transaction"]]
 
 
+@pytest.mark.invariant("I11")
 def test_check_counts_survive_a_crash():
     bench = Bench()
     session = bench.session()
@@ -131,6 +135,7 @@ def test_check_counts_survive_a_crash():
     assert [c["attempt"] for c in asked(member)] == [3]
 
 
+@pytest.mark.invariant("I11")
 def test_the_count_is_durable_before_the_question_leaves():
     bench = Bench()
     session = bench.session()
@@ -157,6 +162,7 @@ def test_a_window_bounds_the_open_questions_and_answers_free_it():
     assert sorted(checks_of(bench)) == [0, 0, 0, 1, 1, 1, 1, 1]
 
 
+@pytest.mark.invariant("I13")
 def test_an_unanswered_question_gives_its_place_back_after_the_interval():
     bench = Bench(checks_in_flight=2)
     session = bench.session()
@@ -172,6 +178,7 @@ def test_an_unanswered_question_gives_its_place_back_after_the_interval():
     assert set(again) - silent, "the one that was never asked comes first or among them"
 
 
+@pytest.mark.invariant("I13")
 def test_a_slow_member_delays_nobody():
     """I13"""
     bench = Bench(checks_in_flight=2)
@@ -189,6 +196,7 @@ def test_a_slow_member_delays_nobody():
     assert answered == 4, "all but the two that wait at the slow one"
 
 
+@pytest.mark.invariant("I13")
 def test_one_bad_record_never_stops_the_round(monkeypatch):
     """RocketMQ: one exception in a check round left its offsets in place."""
     from escrowmq.errors import error
@@ -223,6 +231,7 @@ def test_all_messages_of_a_transaction_come_with_its_question_side_by_side():
     ]
 
 
+@pytest.mark.invariant("I13")
 def test_a_question_writes_few_bytes():
     """I13, design section 11: at most 64 bytes a check of a waiting half message."""
     bench = Bench()
@@ -235,6 +244,7 @@ def test_a_question_writes_few_bytes():
     assert (bench.engine.log.bytes_written - before) / 500 <= 64
 
 
+@pytest.mark.invariant("I36")
 def test_the_clock_of_the_producer_has_no_say():
     """RocketMQ: age = broker clock - producer clock: skew made checks early or never."""
     bench = Bench()
@@ -247,6 +257,7 @@ def test_the_clock_of_the_producer_has_no_say():
     assert len(asked(member)) == 2
 
 
+@pytest.mark.invariant("I15")
 def test_an_answer_of_another_group_decides_nothing():
     """I15"""
     bench = Bench()

@@ -68,6 +68,7 @@ def crowd(engine, log, rounds):
     return futures
 
 
+@pytest.mark.invariant("I1")
 def test_no_answer_before_its_own_sync_and_all_in_order(engine, log):
     futures = crowd(engine, log, 3)
     assert not any(future.done() for future in futures)
@@ -97,6 +98,7 @@ def test_a_look_waits_for_what_it_saw(engine, log):
     assert seen > first.result().column("position")[0].as_py()
 
 
+@pytest.mark.invariant("I34")
 def test_a_failed_sync_refuses_its_round_and_the_one_decided_meanwhile(engine, log):
     futures = crowd(engine, log, 3)
     log.fail_next_sync = True
@@ -109,6 +111,7 @@ def test_a_failed_sync_refuses_its_round_and_the_one_decided_meanwhile(engine, l
     assert engine.status == "stopped"
 
 
+@pytest.mark.invariant("I1")
 @pytest.mark.parametrize("rounds", [0, 3])
 def test_what_a_log_owes_is_done_after_the_answers(engine, log, rounds):
     answered: list[int] = []
@@ -170,6 +173,7 @@ def busy_log(engine, log):
     return first, waiting, decided
 
 
+@pytest.mark.invariant("I35")
 def test_who_asks_for_little_while_a_round_waits_for_the_disk_enters_that_round(engine, log):
     """I35: two syncs, the one in the air and the next; not three."""
     first, waiting, decided = busy_log(engine, log)

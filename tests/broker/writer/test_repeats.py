@@ -17,6 +17,7 @@ def codes(*futures):
     return [[Code(c).name for c in future.result(timeout=0)["code"].to_pylist()] for future in futures]
 
 
+@pytest.mark.invariant("I9")
 def test_repeats_within_one_round_are_compared_too():
     bench = Bench()
     rows = [{"message_id": "a", "body": b"a"}, {"message_id": "a", "body": b"b"}, {"message_id": "b"}]
@@ -60,6 +61,7 @@ def test_repeats_of_one_round_come_in_one_read(monkeypatch):
     assert len(reads) == 1
 
 
+@pytest.mark.invariant("I9")
 @pytest.mark.parametrize("code", [Code.DAMAGED, Code.RANGE_PURGED])
 def test_a_message_that_cannot_be_read_says_nothing_of_the_others(monkeypatch, code):
     """Damaged: nobody can say whether the repeat is the same. Gone with retention since: its id was the same."""
@@ -104,6 +106,7 @@ def test_what_replaces_is_not_merged_and_the_same_again_is_a_repeat():
     assert bench.end(session, COMMIT, a, b, c) == [Code.CONFLICT, Code.CONFLICT, Code.COMMITTED]
 
 
+@pytest.mark.invariant("I9")
 @pytest.mark.parametrize("clean", [True, False])
 def test_a_replacement_is_durable_before_its_answer(clean):
     bench = Bench()

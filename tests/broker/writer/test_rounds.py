@@ -25,6 +25,7 @@ def test_small_neighbours_of_one_kind_become_one_command_and_get_their_own_answe
     assert bench.engine.log.next_sequence == sequence + 2, "one frame for the new topic, one for all messages"
 
 
+@pytest.mark.invariant("I19")
 def test_answers_of_one_kind_keep_the_order_of_their_requests():
     bench = Bench()
     session = bench.session()
@@ -36,6 +37,7 @@ def test_answers_of_one_kind_keep_the_order_of_their_requests():
     assert firsts == sorted(firsts)
 
 
+@pytest.mark.invariant("I19")
 @given(st.lists(st.tuples(st.sampled_from(["send", "prepare", "end", "topic"]), st.integers(1, 3)), max_size=20))
 def test_arranging_keeps_every_request_once_and_each_kind_in_order(kinds):
     make = {
@@ -107,6 +109,7 @@ def test_a_receive_ends_empty_when_its_time_is_over():
     assert len(waiting.result(timeout=0).leases) == 0
 
 
+@pytest.mark.invariant("I1", "I34")
 def test_a_failed_sync_fails_every_answer_and_stops_the_shard():
     """I34"""
     bench = Bench()
@@ -126,6 +129,7 @@ def test_a_failed_sync_fails_every_answer_and_stops_the_shard():
         later.result(timeout=0)
 
 
+@pytest.mark.invariant("I34")
 def test_after_a_failed_sync_a_restart_shows_only_whole_frames():
     bench = Bench()
     session = bench.session()
@@ -137,6 +141,7 @@ def test_after_a_failed_sync_a_restart_shows_only_whole_frames():
     assert bench.end(session, COMMIT, row["transaction"]) == [Code.COMMITTED]
 
 
+@pytest.mark.invariant("I1")
 def test_what_was_answered_survives_a_crash_and_what_was_not_may_not():
     """I1"""
     bench = Bench()
@@ -148,6 +153,7 @@ def test_what_was_answered_survives_a_crash_and_what_was_not_may_not():
     assert bench.end(session, ROLLBACK, rows[1]["transaction"]) == [Code.ROLLED_BACK]
 
 
+@pytest.mark.invariant("I33")
 def test_a_full_disk_refuses_writers_lets_acks_and_decisions_go_on_and_recovers():
     """I33"""
     bench = Bench(FaultDisk(budget=3 << 20))
@@ -205,6 +211,7 @@ def test_a_writer_that_dies_leaves_nobody_waiting(monkeypatch):
     bench.engine.stop()
 
 
+@pytest.mark.invariant("I35")
 def test_too_much_waiting_is_refused_at_once():
     """I35"""
     bench = Bench(max_waiting_bytes=10_000)
@@ -286,6 +293,7 @@ def test_retention_also_runs_on_a_broker_that_is_restarted_all_the_time():
     assert bench.engine.log.first_position > 0
 
 
+@pytest.mark.invariant("I36")
 def test_broker_time_goes_on_from_the_log_when_the_wall_clock_was_set_back():
     """I36"""
     bench = Bench()
@@ -339,6 +347,7 @@ def test_a_snapshot_of_another_version_is_passed_over_while_the_frames_are_there
     assert bench.engine.shard.ledger.snapshot()["queue_entries"].equals(before)
 
 
+@pytest.mark.invariant("I20")
 def test_receives_of_a_group_are_served_in_the_order_in_which_they_were_asked():
     """I20: a consumer with several receives under way must not be given a later message first."""
     bench = Bench()
@@ -351,6 +360,7 @@ def test_receives_of_a_group_are_served_in_the_order_in_which_they_were_asked():
     assert [f.result(timeout=0).offsets.tolist() for f in (first, second)] == [[0], [1]]
 
 
+@pytest.mark.invariant("I20")
 def test_a_receive_that_arrives_with_the_message_does_not_overtake_one_that_waits():
     """I20"""
     bench = Bench()

@@ -215,6 +215,7 @@ class TestPace:
             assert pace.share(3) >= LEAST_WAITING
 
 
+@pytest.mark.invariant("I35")
 def test_a_polite_sender_is_in_the_next_round_however_much_others_have_waiting():
     """I35"""
     bench = Bench(max_waiting_bytes=64 << 20)
@@ -229,6 +230,7 @@ def test_a_polite_sender_is_in_the_next_round_however_much_others_have_waiting()
     assert bench.engine.waiting == (0, 0)
 
 
+@pytest.mark.invariant("I35")
 def test_one_connection_may_not_fill_what_waits_and_others_are_still_taken():
     """I35"""
     bench = Bench(max_waiting_bytes=1_000_000)
@@ -240,6 +242,7 @@ def test_one_connection_may_not_fill_what_waits_and_others_are_still_taken():
     assert not any(one.done() for one in others)
 
 
+@pytest.mark.invariant("I35")
 def test_decisions_and_acknowledgements_are_taken_when_messages_are_refused():
     """I35: an eighth of what may wait is theirs, and they go first."""
     bench = Bench(max_waiting_bytes=400_000)
@@ -328,6 +331,7 @@ class SlowInVirtualTime(MemoryLog):
         return finish
 
 
+@pytest.mark.invariant("I35")
 def test_a_polite_send_takes_two_rounds_at_most_on_a_slow_disk():
     """I35, by the broker's clock: twelve connections that send without bound, a disk of 20 MB/s with syncs of 50 ms, and one that sends when it was answered."""
     clock = SimulatedClock()

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from broker_bench import Bench, asked
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -61,6 +62,7 @@ def test_who_listens_for_questions_is_spared_also_right_after_a_restart():
     assert sessions(bench) == []
 
 
+@pytest.mark.invariant("I35")
 def test_a_broker_that_is_restarted_every_day_forgets_too_clean_or_not():
     bench = Bench(producer_expiration=30.0 * DAY)
     bench.session()

@@ -110,11 +110,13 @@ def served_at_once(make: Callable[[Bench], None]) -> None:
     assert waiting.result(timeout=0).offsets.tolist() == [0]
 
 
+@pytest.mark.invariant("I20")
 @pytest.mark.parametrize("make", MAKES_VISIBLE)
 def test_who_waits_is_served_by_the_round_that_makes_the_message_visible(make):
     served_at_once(make)
 
 
+@pytest.mark.invariant("I20")
 @pytest.mark.parametrize("make", MAKES_VISIBLE[:3])
 def test_planted_a_wake_that_is_lost_is_caught(make, monkeypatch):
     """Who waits is served by the next round that looks at every line, and not by this one."""
@@ -152,6 +154,7 @@ def test_a_waiting_receive_goes_on_behind_messages_that_its_tags_exclude(monkeyp
     assert waiting.result(timeout=0).offsets.tolist() == [10]
 
 
+@pytest.mark.invariant("I11")
 def test_what_was_counted_before_the_disk_was_full_is_asked(monkeypatch):
     """A refusal for one group took the questions of the groups before it along: counted, and never put."""
     bench = Bench()
@@ -175,6 +178,7 @@ def test_what_was_counted_before_the_disk_was_full_is_asked(monkeypatch):
     assert [check["attempt"] for check in asked(second)] == [1], "after the pause"
 
 
+@pytest.mark.invariant("I36")
 @pytest.mark.parametrize("behind", [0, 3600])
 def test_waiting_is_counted_by_broker_time_also_with_the_wall_clock_behind_the_log(behind):
     """The caller's thread read the wall clock, rounds broker time: with the first behind, a receive returned at once."""
@@ -195,6 +199,7 @@ def test_waiting_is_counted_by_broker_time_also_with_the_wall_clock_behind_the_l
     assert look.result(timeout=0) is None
 
 
+@pytest.mark.invariant("I36")
 def test_ages_are_counted_by_broker_time_also_with_the_wall_clock_behind_the_log():
     """Metrics and listings by age read the wall clock: an hour behind the log, nothing was ever older than a minute."""
     bench = Bench(transaction_timeout=600)
@@ -212,6 +217,7 @@ def test_ages_are_counted_by_broker_time_also_with_the_wall_clock_behind_the_log
     bench.engine.stop()
 
 
+@pytest.mark.invariant("I36")
 def test_asking_reads_no_clock():
     bench = Bench()
     bench.subscribe()

@@ -24,6 +24,7 @@ def fill(bus, count, topic="t"):
     bus.producer("p").send_batch([mq.Message(topic, str(i).encode(), key=str(i)) for i in range(count)])
 
 
+@pytest.mark.invariant("I2")
 def test_iteration_gives_every_message_with_its_columns(twin, bus):
     bus.producer("p").send("t", b"x", key="k", tag="a", properties={"n": "v"}, message_id="m-1")
     consumer = bus.consumer("c", ["t"])
@@ -66,6 +67,7 @@ def test_a_batch_is_acked_as_one_run_and_durable_on_return(twin, bus):
     assert [batch.num_rows for batch in twin.seen(Exchange.SETTLE)] == [1, 1, 1]
 
 
+@pytest.mark.invariant("I23")
 def test_nack_brings_it_back_flagged(twin, bus):
     fill(bus, 3)
     consumer = bus.consumer("c", ["t"])
@@ -78,6 +80,7 @@ def test_nack_brings_it_back_flagged(twin, bus):
     assert (settle["act"], settle["delay_us"], settle["cause"]) == (1, 0, "no")
 
 
+@pytest.mark.invariant("I27")
 def test_late_acts_are_told(twin, bus):
     fill(bus, 2)
     consumer = bus.consumer("c", ["t"])
@@ -165,6 +168,7 @@ def test_qos_0_acks_before_handing_out(twin, bus):
     assert len(twin.acked["c"]) == 5
 
 
+@pytest.mark.invariant("I24")
 def test_qos_2_passes_over_what_the_database_has(twin, bus):
     fill(bus, 6)
     marks = {b"1", b"2", b"5"}
@@ -275,6 +279,7 @@ def test_a_receive_that_a_broker_never_answers_is_unknown(twin, face):
         asyncio.run(receive()) if face == "awaited" else blocking.receive()
 
 
+@pytest.mark.invariant("I7")
 def test_a_fenced_consumer_asks_no_more_and_every_call_says_so(twin, bus):
     fill(bus, 3)
     for _ in range(2):
@@ -353,6 +358,7 @@ def test_a_cause_that_is_no_text_is_refused_at_once_and_harms_no_neighbour(twin,
         next(iter(consumer.batches(idle_timeout=0.5))).nack(cause=7)
 
 
+@pytest.mark.invariant("I25")
 def test_what_nobody_took_is_given_back_before_its_lease_ends(twin, bus):
     """The consumer is busy with its first batch; what was fetched ahead is released, and fetched anew when it comes back."""
     fill(bus, 3000)

@@ -3,6 +3,7 @@
 from concurrent.futures import Future
 
 import pyarrow as pa
+import pytest
 
 from escrowmq.client.consuming.fetching import Fetcher
 from escrowmq.client.lanes.timer import Timer
@@ -21,6 +22,7 @@ def rows(*values):
     return pa.RecordBatch.from_pydict({"n": pa.array(values, pa.int64())})
 
 
+@pytest.mark.invariant("I20")
 def test_a_later_answer_waits_for_the_earlier_one():
     broker, timer = Broker(), Timer()
     fetcher = Fetcher([broker], {}, 2, timer, lambda: None)

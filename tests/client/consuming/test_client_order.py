@@ -31,6 +31,7 @@ def names(messages: Any) -> list[str]:
     return [message.body.decode() for message in messages]
 
 
+@pytest.mark.invariant("I20")
 def test_a_nack_that_never_arrives_withdraws_all_the_same(twin, bus):
     fill(bus, "abaab")
     consumer = bus.consumer("c", ["t"], ordered=True)
@@ -42,6 +43,7 @@ def test_a_nack_that_never_arrives_withdraws_all_the_same(twin, bus):
     assert names(stream) == ["1", "4"]
 
 
+@pytest.mark.invariant("I20")
 def test_no_run_of_acks_spans_what_was_withdrawn(twin, bus):
     """Its nack may be lost; then it would be acknowledged and never have been handed out."""
     fill(bus, "abaab")

@@ -95,6 +95,7 @@ def test_a_lost_batch_is_sent_again_unchanged(twin, bus, applied):
     assert twin.topics["orders"][0]["message_id"] == receipt.message_id
 
 
+@pytest.mark.invariant("I19")
 def test_what_was_lost_goes_before_what_is_newer(twin, bus, eventually):
     producer = bus.producer("p")
     producer.send("orders", b"0")

@@ -26,6 +26,7 @@ class Told:
         return {"shard": self.shard}
 
 
+@pytest.mark.invariant("I4")
 def test_a_shard_of_a_broker_that_has_not_answered_yet_is_at_no_wrong_one() -> None:
     """A broker that refuses for a moment is not away yet; what it holds must not be called out of reach for ever."""
     east, west = Told("east:1", 7), Told("west:1", None)

@@ -72,6 +72,7 @@ def test_a_named_instance_asks_whether_its_name_is_taken(twin, bus):
     assert [request.get("resume") for request in twin.opened()] == [None, 1]
 
 
+@pytest.mark.invariant("I19")
 def test_batches_in_flight_keep_their_order_and_nothing_newer_goes_first(twin, bus, eventually):
     """I19"""
     producer = bus.producer("p")

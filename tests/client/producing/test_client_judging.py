@@ -45,6 +45,7 @@ def answers(twin):
     return [(row["transaction"], row["outcome"]) for batch in twin.seen(Exchange.END) for row in batch.to_pylist()]
 
 
+@pytest.mark.invariant("I15")
 @pytest.mark.parametrize("given", NO_OUTCOMES, ids=repr)
 @pytest.mark.parametrize("face", [Bus, AsyncBus])
 async def test_what_is_no_outcome_decides_nothing_and_is_said_once(twin, left, eventually, caplog, face, given):
@@ -117,6 +118,7 @@ def test_where_nothing_awaits_a_coroutine_function_is_refused(twin, left, eventu
     assert "nothing awaits" in caplog.text
 
 
+@pytest.mark.invariant("I15")
 @pytest.mark.parametrize("given", NO_OUTCOMES, ids=repr)
 @pytest.mark.parametrize("face", [Bus, AsyncBus])
 async def test_a_local_transaction_without_an_outcome_is_misuse_and_left_undecided(twin, face, given):

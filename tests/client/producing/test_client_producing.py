@@ -27,6 +27,7 @@ def bodies(twin, topic="t"):
     return [row["body"] for row in twin.topics[topic]]
 
 
+@pytest.mark.invariant("I4")
 def test_leaving_commits_all_messages_of_all_topics(twin, producer):
     with producer.transaction() as txn:
         first = txn.send("t", b"1")
@@ -216,6 +217,7 @@ BAD = [
 ]
 
 
+@pytest.mark.invariant("I46")
 @pytest.mark.parametrize(("given", "kind", "code"), BAD, ids=[f"{i}-{b[2]}" for i, b in enumerate(BAD)])
 def test_bad_messages_never_leave(twin, bus, given, kind, code):
     twin.limits = {"max_body_bytes": 1000}
@@ -225,6 +227,7 @@ def test_bad_messages_never_leave(twin, bus, given, kind, code):
     assert twin.seen(Exchange.SEND) == []
 
 
+@pytest.mark.invariant("I47")
 @pytest.mark.parametrize("group", ["", "%x", "a/b", 7, "g" * 128])
 def test_bad_group_names(bus, group):
     with pytest.raises(mq.EscrowError) as raised:
@@ -245,6 +248,7 @@ def test_bad_columns_are_named(bus):
         assert what in raised.value.message
 
 
+@pytest.mark.invariant("I35")
 def test_qos_0_waits_for_nothing_and_drops_what_does_not_fit(twin, bus, monkeypatch):
     monkeypatch.setattr("escrowmq.client.producing.production.QOS_0_WAITING", 5)
     producer = bus.producer("p", qos=0)
@@ -259,6 +263,7 @@ def test_qos_0_waits_for_nothing_and_drops_what_does_not_fit(twin, bus, monkeypa
     assert all(request.options["flush"] == "async" for request in twin.requests)
 
 
+@pytest.mark.invariant("I9")
 def test_qos_2_repeats_under_one_id_make_one_message(twin, bus):
     producer = bus.producer("p", qos=2)
     receipts = [producer.send("t", b"x", message_id="order-1") for _ in range(3)]

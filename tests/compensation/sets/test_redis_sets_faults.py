@@ -136,6 +136,7 @@ def proxy(redis_url: str) -> Iterator[CuttingProxy]:
     made.close()
 
 
+@pytest.mark.invariant("I48")
 @pytest.mark.parametrize("place", [b"ZDIFFSTORE", b"ZREM", b"EXEC"])
 def test_a_connection_lost_inside_a_step_has_done_nothing(
     sets: RedisSets, proxy: CuttingProxy, name: str, place: bytes
@@ -294,6 +295,7 @@ def test_two_that_adopt_at_one_moment(
 # Full, forbidden, read-only, loading
 
 
+@pytest.mark.invariant("I48")
 def test_a_full_server_takes_nothing_and_loses_nothing(
     sets: RedisSets, admin: redis.Redis, name: str, at_place: Callable[[str, Callable[[], Any]], None]
 ) -> None:
@@ -438,6 +440,7 @@ def test_a_restart_changes_the_epoch(tmp_path: Path, name: str, durable: bool) -
         sets.close()
 
 
+@pytest.mark.invariant("I48")
 def test_emptied_under_use(sets: RedisSets, admin: redis.Redis, name: str, redis_url: str) -> None:
     """Whoever uses it goes on, and the epoch says that something was lost."""
     emptied, failures = threading.Event(), []

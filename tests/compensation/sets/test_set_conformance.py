@@ -12,12 +12,14 @@ class TestMemory(SetConformance):
         return memory_site
 
 
+@pytest.mark.invariant("I48")
 class TestSqlite(SetConformance):
     @pytest.fixture
     def site(self, sqlite_site: SqlSite) -> SqlSite:
         return sqlite_site
 
 
+@pytest.mark.invariant("I48")
 class TestPostgresql(SetConformance):
     @pytest.fixture
     def site(self, postgresql_site: SqlSite) -> SqlSite:
@@ -30,6 +32,7 @@ class TestMariadb(SetConformance):
         return mariadb_site
 
 
+@pytest.mark.invariant("I48")
 class TestRedis(SetConformance):
     @pytest.fixture
     def site(self, redis_site: RedisSite) -> RedisSite:

@@ -40,6 +40,7 @@ def play(model: SetModel, played: list[tuple]) -> None:
     model.finish()
 
 
+@pytest.mark.invariant("I48")
 @pytest.mark.parametrize("kind", SITES)
 def test_any_sequence_of_calls(kind: str, request: pytest.FixtureRequest) -> None:
     site: Site = request.getfixturevalue(f"{kind}_site")

@@ -66,6 +66,7 @@ def runs_of(site: SqlSite | RedisSite, name: str) -> list[str]:
         return [run.decode() for run in admin.zrange(f"escrowmq:sets:{{{name}}}:leases", 0, -1)]
 
 
+@pytest.mark.invariant("I48")
 def test_killed_between_any_two_commands(site: SqlSite | RedisSite) -> None:
     name = new_store_name()
     stores = [site.open(f"{name}-{number}") for number in range(len(PLACES))]

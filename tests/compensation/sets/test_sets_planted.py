@@ -120,6 +120,7 @@ def _links(opened: Any) -> Any:
     return Opened()
 
 
+@pytest.mark.invariant("I48")
 def test_difference_and_removal_that_are_not_one_step(
     redis_site: RedisSite, redis_bugs: RedisBugs, together: Callable[[str], None]
 ) -> None:
@@ -130,6 +131,7 @@ def test_difference_and_removal_that_are_not_one_step(
         suite.test_schedulers_at_once_share_no_id_and_lose_none(redis_bugs, new_store_name())
 
 
+@pytest.mark.invariant("I48")
 def test_a_run_that_is_adopted_twice(
     redis_site: RedisSite, redis_bugs: RedisBugs, together: Callable[[str], None]
 ) -> None:

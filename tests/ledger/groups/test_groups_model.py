@@ -494,7 +494,7 @@ class GroupsMachine(RuleBasedStateMachine):
 GroupsMachine.TestCase.settings = settings(
     max_examples=settings.default.max_examples // 2, deadline=None, suppress_health_check=list(HealthCheck)
 )
-TestGroupsAgainstModel = GroupsMachine.TestCase
+TestGroupsAgainstModel = pytest.mark.invariant("I20", "I22", "I23", "I26", "I27")(GroupsMachine.TestCase)
 
 
 @pytest.mark.parametrize("seed", range(16))

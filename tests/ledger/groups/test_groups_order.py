@@ -51,6 +51,7 @@ class TestRules:
         assert [driver.ack(lease, n) for n in range(1, 5)] == [Code.OK, Code.LEASE_LOST, Code.LEASE_LOST, Code.OK]
         assert driver.account() == {"acked": [1, 4], "retrying": [0, 2, 3]}
 
+    @pytest.mark.invariant("I20")
     def test_other_keys_go_on_and_the_failed_key_waits_in_order(self):
         driver = keyed("aba")
         lease = lease_of(driver)
@@ -395,7 +396,7 @@ class OrderMachine(RuleBasedStateMachine):
 OrderMachine.TestCase.settings = settings(
     max_examples=max(settings.default.max_examples // 3, 20), deadline=None, suppress_health_check=list(HealthCheck)
 )
-TestEffectsOfAKeyComeInOrder = OrderMachine.TestCase
+TestEffectsOfAKeyComeInOrder = pytest.mark.invariant("I20")(OrderMachine.TestCase)
 
 
 def walk(seed: int, machine: type[OrderMachine] = OrderMachine) -> None:
@@ -430,6 +431,7 @@ def walked(machine: type[OrderMachine] = OrderMachine) -> None:
         walk(seed, machine)
 
 
+@pytest.mark.invariant("I20")
 @pytest.mark.parametrize("seed", range(24))
 def test_long_walks(seed: int) -> None:
     walk(seed)
@@ -452,6 +454,7 @@ def test_the_acknowledgements_of_a_careless_consumer_are_refused(seed: int) -> N
     walk(seed, Careless)
 
 
+@pytest.mark.invariant("I20")
 def test_planted_a_nack_lets_nothing_go(monkeypatch):
     monkeypatch.setattr(settling.Settling, "_let_go", lambda *_: None)
     with pytest.raises(AssertionError):
@@ -496,6 +499,7 @@ def open_offsets(driver: Driver, keys: str) -> list[int]:
     return [offset for offset in held if offset < len(keys)]
 
 
+@pytest.mark.invariant("I20")
 def test_a_crash_between_any_two_frames_keeps_the_order_and_loses_nothing():
     """Each step of an ordered group writes up to three frames; a crash may leave any first part of the log."""
     keys = "abacabcabbca"

@@ -115,6 +115,7 @@ class TestSubscribing:
 
 
 class TestReceiving:
+    @pytest.mark.invariant("I20")
     def test_first_deliveries_in_order_with_positions_and_lease_ids(self):
         driver = one_queue()
         driver.subscribe("g")
@@ -147,6 +148,7 @@ class TestReceiving:
         with refused(Code.BAD_QUEUE):
             driver.receive(queues=[2])
 
+    @pytest.mark.invariant("I35")
     def test_the_limit_of_leases(self):
         driver = one_queue(max_leases=2)
         driver.subscribe("g")
@@ -256,6 +258,7 @@ class TestTags:
 
 
 class TestSettling:
+    @pytest.mark.invariant("I22")
     def test_ack_is_idempotent_even_after_the_lease_ended(self):
         driver = one_queue(3)
         driver.subscribe("g")
@@ -268,6 +271,7 @@ class TestSettling:
         assert driver.events == []
         assert driver.account() == {"acked": [0, 1, 2]}
 
+    @pytest.mark.invariant("I27")
     def test_outside_the_lease(self):
         driver = one_queue()
         driver.subscribe("g")
@@ -303,6 +307,7 @@ class TestSettling:
         driver.settle(*[(lease, offset, 1, Act.ACK, -1, None) for offset in range(10)])
         assert [(e.kind, e.batch.num_rows) for e in driver.events] == [(Kind.ACKED, 1)]
 
+    @pytest.mark.invariant("I23")
     def test_nack_waits_for_its_back_off_and_counts(self):
         driver = one_queue(1)
         driver.subscribe("g")
@@ -337,6 +342,7 @@ class TestSettling:
         assert driver.nack(lease, 0, delay=0) == Code.OK
         assert pairs(driver.receive()) == [(0, 0, 2)]
 
+    @pytest.mark.invariant("I20")
     def test_retries_come_before_first_deliveries(self):
         driver = one_queue()
         driver.subscribe("g")
@@ -362,6 +368,7 @@ class TestSettling:
 
 
 class TestExpiry:
+    @pytest.mark.invariant("I23", "I27")
     def test_an_expired_lease_comes_back_and_its_late_ack_is_refused(self):
         driver = one_queue(4)
         driver.subscribe("g")
@@ -379,6 +386,7 @@ class TestExpiry:
         assert driver.ack(int(again.leases[0]), 0, 4) == Code.OK
         assert driver.line()["floor"] == 4
 
+    @pytest.mark.invariant("I25")
     def test_the_last_attempt_ends_in_a_dead_letter(self):
         driver = one_queue(2, max_attempts=2)
         driver.subscribe("g")
@@ -426,6 +434,7 @@ class TestDeadLetters:
         driver.settle((lease, 0, 2, Act.NACK, -1, "no stock"), (lease, 2, 2, Act.NACK, -1, None))
         return driver
 
+    @pytest.mark.invariant("I25")
     def test_cause(self):
         causes = [d["cause"] for d in self.dead().groups.dead_letters("g", self.dead().topics)]
         assert causes == ["no stock, attempt 1 of 1"] * 2 + ["not accepted by the consumer, attempt 1 of 1"] * 2
@@ -443,6 +452,7 @@ class TestDeadLetters:
         after = (first[-1]["queue_id"], first[-1]["offset"])
         assert [d["offset"] for d in driver.groups.dead_letters("g", driver.topics, 3, after)] == [3]
 
+    @pytest.mark.invariant("I25")
     def test_retry_counts_attempts_anew(self):
         driver = self.dead()
         assert driver.settle_dead((0, 2), (0, 0), retry=True) == [Code.OK, Code.OK]
@@ -463,6 +473,7 @@ class TestDeadLetters:
         assert driver.groups.describe(driver.topics, driver.rules)[0]["dead_letters"] == 2
         assert driver.settle_dead((0, 0), retry=True) == [Code.NOT_FOUND]
 
+    @pytest.mark.invariant("I25")
     def test_only_the_death_that_was_shown_is_settled(self):
         driver = self.dead()
         shown = [letter["dead_us"] for letter in driver.groups.dead_letters("g", driver.topics)]
@@ -480,6 +491,7 @@ class TestOrdered:
         driver.subscribe("g", ordered=True, **options)
         return driver
 
+    @pytest.mark.invariant("I20")
     def test_one_lease_a_queue(self):
         driver = Driver(FakeTopics(t=2))
         driver.subscribe("g", ordered=True)
@@ -584,6 +596,7 @@ class TestRetention:
         assert driver.account(new) == {"expired": [0, 1, 2], "waiting": [3, 4]}
         assert (new, 3, 1) in pairs(driver.receive())
 
+    @pytest.mark.invariant("I26")
     def test_a_shredded_history_is_merged_but_its_counts_stay(self, monkeypatch):
         monkeypatch.setattr("escrowmq.ledger.groups.cursors.MAX_HISTORY_RUNS", 5)
         driver = Driver(FakeTopics(t=1))
@@ -599,6 +612,7 @@ class TestRetention:
         assert driver.account() == found
 
 
+@pytest.mark.invariant("I22", "I26")
 def test_replaying_the_events_gives_the_same_state():
     driver = one_queue(50, max_attempts=3)
     driver.subscribe("g")
@@ -708,6 +722,7 @@ MINUTES = 60_000_000
 
 
 class TestRedelivery:
+    @pytest.mark.invariant("I25")
     def test_3_8_three_times_five_minutes_apart_then_it_waits_for_a_person(self):
         driver = one_queue(1)
         driver.subscribe("g", retry_delays_us=(5 * MINUTES,) * 3)
@@ -847,6 +862,7 @@ class TestAltering:
         assert not driver.subscribe("g", tags=("b",))["created"]
 
 
+@pytest.mark.invariant("I25")
 class TestUnreached:
     """A dead letter is never made of what nobody was handed (reaching.py)."""
 

@@ -37,6 +37,7 @@ def test_no_time_ends_a_lease_and_nobody_else_gets_it():
     assert driver.ack(int(got.leases[0]), 0, 4) == Code.OK, "slow is not lost"
 
 
+@pytest.mark.invariant("I23")
 def test_a_new_process_of_the_name_gets_it_again_and_the_old_one_can_settle_it_no_more():
     driver = held_group()
     old = driver.join("a", process=1)["epoch"]
@@ -58,6 +59,7 @@ def test_a_new_process_of_the_name_gets_it_again_and_the_old_one_can_settle_it_n
     assert driver.ack(int(again.leases[0]), 1, 2) == Code.OK
 
 
+@pytest.mark.invariant("I23")
 def test_a_process_that_lost_an_answer_keeps_what_reached_it():
     driver = held_group()
     epoch = driver.join("a", process=1)["epoch"]
@@ -69,6 +71,7 @@ def test_a_process_that_lost_an_answer_keeps_what_reached_it():
     assert offsets(receive(driver, "a", epoch)) == [(2, 2), (3, 2), (4, 2), (5, 1)]
 
 
+@pytest.mark.invariant("I27")
 def test_fencing_gives_back_and_shuts_out():
     driver = held_group()
     a, b = driver.join("a")["epoch"], driver.join("b")["epoch"]
@@ -87,6 +90,7 @@ def test_fencing_gives_back_and_shuts_out():
     assert offsets(receive(driver, "a", driver.join("a", process=9)["epoch"])) == [], "the name may come back"
 
 
+@pytest.mark.invariant("I25")
 def test_attempts_are_bounded_also_when_its_process_dies_each_time():
     driver = held_group(2, max_attempts=2)
     for process, expected in ((1, [(0, 1), (1, 1)]), (2, [(0, 2), (1, 2)]), (3, [])):
@@ -95,6 +99,7 @@ def test_attempts_are_bounded_also_when_its_process_dies_each_time():
     assert causes == {"in doubt when its consumer came back, attempt 2 of 2"}
 
 
+@pytest.mark.invariant("I20")
 def test_in_order_nothing_overtakes_what_is_in_doubt():
     driver = held_group(4, ordered=True)
     a = driver.join("a", process=1)["epoch"]

@@ -30,6 +30,7 @@ def counted(move: dict) -> dict:
 
 
 class TestReset:
+    @pytest.mark.invariant("I22")
     def test_what_was_acknowledged_comes_again_as_a_repeat(self):
         driver = group_of()
         lease = int(driver.receive(most=6).leases[0])
@@ -41,6 +42,7 @@ class TestReset:
         assert pairs(driver.receive()) == [(0, n, 2) for n in range(6)] + [(0, n, 1) for n in range(6, 10)]
         assert not len(driver.groups.group("g").cursors[0].again), "said once"
 
+    @pytest.mark.invariant("I26")
     def test_what_is_passed_over_is_skipped(self):
         driver = group_of()
         leased = driver.receive(most=4)
@@ -51,6 +53,7 @@ class TestReset:
         assert driver.line()["floor"] == 10
         assert not driver.groups.has_work("g", driver.topics, NEVER_US)
 
+    @pytest.mark.invariant("I27")
     def test_leases_from_before_are_lost_for_every_act(self):
         driver = group_of()
         first, second = driver.receive(most=2), driver.receive(most=3)
@@ -64,6 +67,7 @@ class TestReset:
         assert driver.account() == {"waiting": list(range(10))}
         assert pairs(driver.receive()) == [(0, n, 2) for n in range(5)] + [(0, n, 1) for n in range(5, 10)]
 
+    @pytest.mark.invariant("I25")
     def test_dead_letters_below_stay_and_those_above_wait(self):
         driver = Driver(FakeTopics(t=1), retry_backoff_us=100, max_attempts=1)
         driver.put(0, *[None] * 10)
@@ -112,6 +116,7 @@ class TestReset:
         assert driver.reset(start=str(then))[0]["now"] == 3
         assert driver.reset(start=str(then + 1))[0]["now"] == 5
 
+    @pytest.mark.invariant("I26")
     def test_what_left_the_log_stays_as_it_was(self):
         driver = group_of()
         driver.ack(int(driver.receive(most=4).leases[0]), 0, 2)
@@ -228,6 +233,7 @@ class TestPause:
         assert driver.groups.has_work("g", driver.topics, driver.now)
         assert pairs(driver.receive(most=2))[0] == (0, 1, 2)
 
+    @pytest.mark.invariant("I25")
     def test_a_lease_that_ends_meanwhile_counts_no_attempt_and_kills_nothing(self):
         driver = Driver(FakeTopics(t=1), retry_backoff_us=100, max_attempts=2)
         driver.put(0, None)

@@ -54,6 +54,7 @@ OVER = [
 ]
 
 
+@pytest.mark.invariant("I46")
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("row", AT_LIMIT)
 def test_at_the_limit(row, half):
@@ -62,6 +63,7 @@ def test_at_the_limit(row, half):
     assert answer["code"] == Code.OK
 
 
+@pytest.mark.invariant("I46")
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize(("row", "code"), OVER)
 def test_over_the_limit_changes_nothing(row, code, half):
@@ -97,6 +99,7 @@ def test_an_empty_batch_is_answered_with_an_empty_one(driver):
     assert driver.end(1) == []
 
 
+@pytest.mark.invariant("I35")
 def test_distinct_tags_are_bounded():
     driver = LedgerDriver(Rules(max_tags=2))
     codes = [a["code"] for a in driver.send({"tag": "a"}, {"tag": "b"}, {"tag": "c"}, {"tag": "a"}, {})]
@@ -140,6 +143,7 @@ def test_a_group_with_no_room_makes_no_topic():
     assert not driver.ledger.topics.has("b")
 
 
+@pytest.mark.invariant("I35")
 def test_open_transactions_are_bounded_per_group():
     driver = LedgerDriver(Rules(max_open_transactions=2))
     one, other = driver.session("g"), driver.session("h")
@@ -161,6 +165,7 @@ def test_a_keyless_batch_stays_whole_and_batches_take_turns(driver):
     assert queues == [{n % 4} for n in range(8)]
 
 
+@pytest.mark.invariant("I19")
 def test_equal_keys_share_a_queue_and_keys_spread(driver):
     keys = [f"customer-{n}" for n in range(200)]
     first = [a["queue"] for a in driver.send(*({"key": key} for key in keys))]

@@ -25,6 +25,7 @@ def id_of(instance: int, sequence: int) -> bytes:
     return instance.to_bytes(8, "big") + sequence.to_bytes(8, "big")
 
 
+@pytest.mark.invariant("I9")
 @pytest.mark.parametrize("half", [False, True])
 def test_i9_the_same_id_in_one_batch(driver, half):
     session = driver.session()
@@ -35,6 +36,7 @@ def test_i9_the_same_id_in_one_batch(driver, half):
     assert total == 2
 
 
+@pytest.mark.invariant("I9")
 @pytest.mark.parametrize("half", [False, True])
 def test_i9_the_same_id_across_batches(driver, half):
     session = driver.session()
@@ -64,6 +66,7 @@ def test_i9_a_keyless_half_message_keeps_its_queue(driver):
     assert driver.prepare(session, {"message_id": "a"}) == [first]
 
 
+@pytest.mark.invariant("I9")
 def test_i9_a_joined_message_resent_after_the_decision_gets_its_receipt(driver):
     session = driver.session()
     [begun] = driver.prepare(session, {})
@@ -74,6 +77,7 @@ def test_i9_a_joined_message_resent_after_the_decision_gets_its_receipt(driver):
     assert len(driver.visible()) == 2
 
 
+@pytest.mark.invariant("I9")
 def test_i9_a_resend_under_a_newer_session_gets_the_first_transaction(driver):
     [first] = driver.prepare(driver.session(), {"message_id": "a"})
     assert driver.prepare(driver.session(), {"message_id": "a"}) == [first]
@@ -131,6 +135,7 @@ def test_a_refused_row_does_not_speak_for_a_later_one_with_its_id(driver):
     assert driver.ledger.counters["half_messages_total"] == 1
 
 
+@pytest.mark.invariant("I9")
 def test_window_edge_is_inside(driver):
     driver = LedgerDriver(RULES)
     [first] = driver.send({"message_id": "a"})
@@ -169,6 +174,7 @@ def test_a_steady_client_is_one_run_and_not_much_more():
     assert len(driver.ledger.dedup) <= 19
 
 
+@pytest.mark.invariant("I35")
 def test_dedup_max_bounds_the_runs():
     driver = LedgerDriver(Rules(dedup_max=3))
     answers = [driver.send({"message_id": str(n)})[0] for n in range(5)]
@@ -208,6 +214,7 @@ named = st.tuples(st.integers(0, 1), sequences, topics)
 batches = st.lists(st.lists(named, min_size=1, max_size=8), max_size=12)
 
 
+@pytest.mark.invariant("I9")
 @given(batches)
 def test_i9_against_a_dict(batches):
     """Whatever ids come in whatever order: each has one place in its topic, and every answer names it."""
@@ -253,6 +260,7 @@ def nothing_known():
 pauses = st.lists(st.integers(0, 9), min_size=12, max_size=12)
 
 
+@pytest.mark.invariant("I9")
 @given(batches, st.integers(1, 5), pauses)
 def test_restored_dedup_answers_the_same(batches, most, pauses):
     dedup = filled(batches, most, pauses)
@@ -269,6 +277,7 @@ def test_restored_dedup_answers_the_same(batches, most, pauses):
 # Topics
 
 
+@pytest.mark.invariant("I9")
 @pytest.mark.parametrize("half", [False, True])
 def test_i9_one_id_in_two_topics_is_two_messages(driver, half):
     session = driver.session()
@@ -287,6 +296,7 @@ def test_i9_one_id_in_two_topics_of_one_batch(driver):
     assert [len(driver.visible(topic)) for topic in ("orders", "points")] == [1, 1]
 
 
+@pytest.mark.invariant("I9")
 def test_i9_two_messages_of_one_transaction_and_id_both_come_out(driver):
     session = driver.session()
     [begun] = driver.prepare(session, {"message_id": "order-17"})
@@ -335,6 +345,7 @@ def test_the_same_ids_in_many_topics_and_what_is_forgotten_of_them():
 OTHER = {"body": b"x", "key": "x", "tag": "x", "properties": {"x": "1"}}
 
 
+@pytest.mark.invariant("I9")
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("column", OTHER)
 @pytest.mark.parametrize("together", [False, True], ids=["later", "in one batch"])
@@ -361,6 +372,7 @@ def test_the_order_of_properties_and_none_of_them_say_nothing(driver):
     assert driver.send({"message_id": "b"}) == [bare]
 
 
+@pytest.mark.invariant("I9")
 def test_a_repeat_from_another_group_or_for_another_transaction_is_refused(driver):
     session, stranger = driver.session(), driver.session("h")
     [a], [b] = driver.prepare(session, {"message_id": "a"}), driver.prepare(session, {"message_id": "b"})
@@ -379,6 +391,7 @@ def test_a_repeat_from_another_group_or_for_another_transaction_is_refused(drive
     assert answers.column("code").to_pylist() == [Code.OK, Code.MESSAGE_ID_TAKEN]
 
 
+@pytest.mark.invariant("I9")
 def test_an_id_of_a_half_message_is_no_plain_one_after_retention_either():
     """The message stands nowhere as a plain one, so it must not be acknowledged as one."""
     driver = LedgerDriver(RULES)
@@ -397,6 +410,7 @@ def test_an_id_of_a_half_message_is_no_plain_one_after_retention_either():
 # Snapshots of before: ids without topics
 
 
+@pytest.mark.invariant("I9")
 def test_a_snapshot_without_topics_finds_them_in_what_is_stored(driver):
     session = driver.session()
     rows = [{"message_id": id_of(1, n), "topic": NAMES[n % 3], "delay_us": 1000 * (n % 2)} for n in range(9)]
@@ -433,6 +447,7 @@ def test_a_snapshot_without_topics_knows_nothing_of_what_has_left():
 # Replacing
 
 
+@pytest.mark.invariant("I9")
 def test_the_last_prepare_of_an_id_counts_while_it_is_undecided(driver):
     session = driver.session()
     [a] = driver.prepare(session, {"message_id": "x", "body": b"a"})
@@ -485,6 +500,7 @@ def test_replacing_needs_no_room():
     assert [row["code"] for row in driver.replace(session, *rows)] == [Code.OK, Code.TOO_MANY_OPEN]
 
 
+@pytest.mark.invariant("I9")
 def test_a_crash_between_the_two_events_of_a_replacement(driver):
     """The earlier transaction is rolled back, nothing stands in its place: whatever is prepared next counts."""
     session = driver.session()

@@ -151,6 +151,7 @@ def test_a_named_member_that_comes_back_is_handed_the_edit():
     assert (handed.offsets.tolist(), handed.positions.tolist(), handed.attempts.tolist()) == ([0], [place], [2])
 
 
+@pytest.mark.invariant("I25")
 def test_an_edit_leaves_with_the_offset_that_it_stands_for():
     driver = one_queue()
     killed(driver, 0)

@@ -1,5 +1,6 @@
 """Delayed messages (I21): never early by the broker's clock, whatever they are, through replay and snapshots."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,6 +13,7 @@ from escrowmq.testing.ledgers import LedgerDriver, wake_us
 SECOND = 1_000_000
 
 
+@pytest.mark.invariant("I21")
 def test_i21_not_before_its_time_and_then_at_the_next_tick(driver):
     [r] = driver.send({"delay_us": 5 * SECOND})
     assert r["offset"] == -1
@@ -39,6 +41,7 @@ def test_equal_times_keep_their_order_and_differing_ones_come_by_time(driver):
     assert driver.queue() == by_time
 
 
+@pytest.mark.invariant("I21")
 def test_delay_and_transaction_commit_first(driver):
     session = driver.session()
     [r] = driver.prepare(session, {"delay_us": 60 * SECOND})
@@ -96,6 +99,7 @@ def test_a_tick_releases_at_most_its_limit(driver):
         assert driver.queue() == [a["position"] for a in answers[:size]]
 
 
+@pytest.mark.invariant("I18", "I21")
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 3)), max_size=25), st.data())
 def test_i21_against_a_list(steps, data):
     """Sends with delays between pauses; at each moment the queue holds what was due at a tick, in order of release."""

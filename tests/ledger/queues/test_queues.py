@@ -1,6 +1,7 @@
 """Consume queues: offsets (I16 to I18), start from a time, trims, look-ups."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -47,6 +48,7 @@ def agree(queue: QueueIndex, naive: NaiveQueue, now: int) -> None:
         assert queue.lowest_position(start) == min(rest, default=None)
 
 
+@pytest.mark.invariant("I16", "I17", "I18")
 @given(appends, st.lists(st.integers(0, 80), max_size=3))
 def test_queue_against_a_list_through_trims(batches, heads):
     queue, naive, now = filled(batches)
@@ -74,6 +76,7 @@ def test_trim_below_lets_go_of_a_prefix(batches, position):
     assert queue.end == len(naive.entries)
 
 
+@pytest.mark.invariant("I16")
 def test_i16_offsets_go_on_after_everything_left():
     queue = QueueIndex(Place("t", 0))
     queue.append(np.arange(5), 0, 1, 0)

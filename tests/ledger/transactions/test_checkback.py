@@ -38,6 +38,7 @@ def state(driver: LedgerDriver, receipt: dict) -> str:
     return listings.transaction(driver.ledger, TransactionId.from_bytes(receipt["transaction"]))["state"]
 
 
+@pytest.mark.invariant("I10")
 def test_first_question_after_six_seconds_not_before(driver):
     [r] = driver.prepare(driver.session(), {})
     driver.now_us += 6 * SECOND - 1
@@ -66,6 +67,7 @@ def test_the_question_names_the_session_that_prepared(driver):
     assert driver.ask().epochs.tolist() == [second]
 
 
+@pytest.mark.invariant("I11")
 def test_i11_check_max_questions_then_an_interval_then_parked(driver):
     [r] = driver.prepare(driver.session(), {})
     driver.advance(6)
@@ -87,6 +89,7 @@ def test_i11_check_max_questions_then_an_interval_then_parked(driver):
     assert wake_us(driver.ledger, driver.now_us) == NEVER_US
 
 
+@pytest.mark.invariant("I12")
 def test_i12_parked_is_listed_kept_and_open_to_a_late_decision():
     driver = LedgerDriver(Rules(check_max=1))
     session = driver.session()
@@ -109,6 +112,7 @@ def test_i12_parked_is_listed_kept_and_open_to_a_late_decision():
     )
 
 
+@pytest.mark.invariant("I12")
 def test_exhausted_means_rollback_when_the_rules_say_so():
     driver = LedgerDriver(Rules(check_max=1, exhausted_rollback=True))
     session = driver.session()
@@ -147,6 +151,7 @@ def test_an_unknown_answer_decides_nothing_and_is_asked_again(driver):
     assert asked(driver) == [(position(r), 2)]
 
 
+@pytest.mark.invariant("I10")
 @pytest.mark.parametrize("outcome", [COMMIT, ROLLBACK])
 def test_i10_a_decided_transaction_is_never_asked(driver, outcome):
     session = driver.session()
@@ -187,6 +192,7 @@ def test_a_message_not_yet_due_holds_up_nobody(driver):
     assert sorted(asked(driver)) == [(position(slow), 1), (position(quick), 2)]
 
 
+@pytest.mark.invariant("I11")
 def test_i11_an_absent_producer_costs_nothing(driver):
     [r] = driver.prepare(driver.session(), {})
     for _ in range(100):
@@ -196,6 +202,7 @@ def test_i11_an_absent_producer_costs_nothing(driver):
     assert asked(driver) == [(position(r), 1)]
 
 
+@pytest.mark.invariant("I13")
 def test_i13_groups_are_asked_apart(driver):
     mine, theirs = driver.session("g"), driver.session("h")
     [r1], [r2] = driver.prepare(mine, {}), driver.prepare(theirs, {})
@@ -205,6 +212,7 @@ def test_i13_groups_are_asked_apart(driver):
     assert asked(driver, "no such group") == []
 
 
+@pytest.mark.invariant("I13")
 def test_i13_a_question_writes_eight_bytes(driver):
     driver.prepare(driver.session(), *[{"body": b"x" * 10_000}] * 3)
     driver.advance(6)
@@ -226,6 +234,7 @@ def test_a_limit_takes_the_longest_overdue_first(driver):
     assert asked(driver, limit=0) == []
 
 
+@pytest.mark.invariant("I11")
 def test_1_12_counts_survive_replay_and_snapshots(driver):
     [r] = driver.prepare(driver.session(), {})
     driver.advance(6)
@@ -239,6 +248,7 @@ def test_1_12_counts_survive_replay_and_snapshots(driver):
     assert asked(driver) == [(position(r), 8)]
 
 
+@pytest.mark.invariant("I14")
 @pytest.mark.parametrize("exhausted_rollback", [False, True])
 def test_1_8_half_retention_ends_the_waiting_asked_or_not(exhausted_rollback):
     rules = Rules(half_retention_us=60 * SECOND, exhausted_rollback=exhausted_rollback)
@@ -350,6 +360,7 @@ def test_fewer_questions_allowed_meanwhile(restart):
     assert state(driver, r) == "parked"
 
 
+@pytest.mark.invariant("I14")
 def test_i14_everything_ends_within_its_time():
     """Whatever a producer answers: after timeout + check_max × interval nothing is undecided but what is parked."""
     driver = LedgerDriver(Rules(check_max=3))
@@ -366,6 +377,7 @@ def test_i14_everything_ends_within_its_time():
     assert {state(driver, r) for r in receipts} <= {"committed", "rolled_back", "parked"}
 
 
+@pytest.mark.invariant("I36")
 def test_i36_ages_do_not_look_at_the_clients_clock(driver):
     session = driver.session()
     receipts = driver.prepare(session, {"born_us": 0}, {"born_us": 4_000_000_000_000_000}, {"born_us": -5})
@@ -387,6 +399,7 @@ MINUTE = 60 * SECOND
 OWN = ProducerRules(transaction_timeout_us=MINUTE, check_interval_us=2 * MINUTE, check_max=2, exhausted_rollback=True)
 
 
+@pytest.mark.invariant("I11")
 def test_1_14_a_group_has_its_own_first_question_interval_count_and_end(driver):
     driver.do(AlterProducers("slow", OWN))
     slow, quick = driver.session("slow"), driver.session("quick")
@@ -411,6 +424,7 @@ def test_1_14_a_group_has_its_own_first_question_interval_count_and_end(driver):
     assert tables_equal(driver.replay().snapshot(), driver.ledger.snapshot())
 
 
+@pytest.mark.invariant("I12")
 def test_1_14_what_follows_the_last_question_is_said_by_each_group():
     driver = LedgerDriver(Rules(check_max=1, exhausted_rollback=True))
     driver.do(AlterProducers("keep", ProducerRules(exhausted_rollback=False)))

@@ -174,6 +174,7 @@ def test_a_forgotten_group_is_of_no_kind(driver):
 # What stays as it was
 
 
+@pytest.mark.invariant("I5")
 @pytest.mark.parametrize("known", [True, False])
 def test_i5_a_decided_transaction_answers_as_before_though_its_group_is_forgotten(driver, known):
     session = driver.session()
@@ -192,6 +193,7 @@ def test_i5_a_decided_transaction_answers_as_before_though_its_group_is_forgotte
     assert (shown["group"], shown["instance"]) == (("g", "i") if known else (None, None))
 
 
+@pytest.mark.invariant("I9")
 @pytest.mark.parametrize("half", [True, False])
 def test_i9_message_ids_are_remembered_without_their_session(half):
     driver = LedgerDriver(Rules(dedup_window_us=50 * DAY * 1_000_000))
@@ -221,6 +223,7 @@ def test_other_groups_are_still_told_apart(driver):
 # Fencing and coming back
 
 
+@pytest.mark.invariant("I7")
 def test_i7_a_fenced_process_stays_out_while_its_successor_is_known(driver):
     old = driver.session("g", "a")
     driver.advance(20 * DAY)
@@ -282,6 +285,7 @@ def test_a_repeat_of_what_a_forgotten_writer_committed_names_nothing_that_can_be
     assert len(driver.visible()) == 2
 
 
+@pytest.mark.invariant("I35")
 @pytest.mark.parametrize("count", [1000, pytest.param(10_000, marks=pytest.mark.long)])
 def test_any_number_of_writers_one_after_the_other_are_never_refused(count):
     """Six of them a day, each once; the rules have room for those of a month."""
@@ -425,6 +429,7 @@ def by_the_ledger(history):
     return counted, {name: batch for name, batch in last.items() if batch is not None}
 
 
+@pytest.mark.invariant("I42")
 @given(st.lists(steps, max_size=14))
 def test_a_writer_counts_each_batch_once_unless_it_was_silent_for_too_long(history):
     assert by_the_ledger(history) == by_the_rule(history)

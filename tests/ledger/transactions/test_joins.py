@@ -1,6 +1,7 @@
 """Transactions of several messages and topics: one outcome (I4), one run within a queue, limits, and who may join."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,6 +19,7 @@ def join(driver: LedgerDriver, session: int, raw: bytes, *rows) -> list[dict]:
     return driver.prepare(session, *({**row, "transaction": raw} for row in rows))
 
 
+@pytest.mark.invariant("I4")
 def test_messages_and_topics_share_one_outcome(driver):
     session = driver.session()
     raw = begin(driver, session, topic="orders", key="k")
@@ -29,6 +31,7 @@ def test_messages_and_topics_share_one_outcome(driver):
     assert driver.ledger.counters["committed_total"] == 1
 
 
+@pytest.mark.invariant("I3")
 def test_rollback_of_several(driver):
     session = driver.session()
     raw = begin(driver, session)
@@ -110,6 +113,7 @@ steps = st.lists(
 )
 
 
+@pytest.mark.invariant("I4")
 @given(steps, st.integers(1, 3))
 def test_i4_all_or_none_in_one_run(steps, queues):
     driver = LedgerDriver(Rules(default_queues=queues), strict=False)

@@ -106,6 +106,7 @@ def test_4_11_old_and_undecided_is_expired_first_never_just_dropped(driver):
     assert set(first.tolist()) == {-1}
 
 
+@pytest.mark.invariant("I12")
 def test_parked_is_kept_for_the_retention_and_then_expired():
     driver = LedgerDriver(Rules(half_retention_us=SECOND))
     session = driver.session()
@@ -122,6 +123,7 @@ def test_parked_is_kept_for_the_retention_and_then_expired():
     assert driver.end(session, (r["transaction"], COMMIT)) == [Code.EXPIRED]
 
 
+@pytest.mark.invariant("I12")
 def test_i12_whoever_comes_after_retention_hears_that_it_expired(driver):
     """Also the producer who repeats its prepare, and the message that joined; after a restart, too; I6 as ever."""
     session = driver.session()
@@ -191,6 +193,7 @@ def test_joined_messages_stay_with_a_transaction_that_stays(driver):
     assert driver.visible() == sorted([begun["position"], *(j["position"] for j in joined)])
 
 
+@pytest.mark.invariant("I16")
 def test_ids_dedup_and_offsets_go_on_afterwards(driver):
     session = driver.session()
     driver.send(*[{"queue": 0}] * 5)
@@ -206,6 +209,7 @@ def test_ids_dedup_and_offsets_go_on_afterwards(driver):
     assert tables_equal(driver.replay().snapshot(), driver.ledger.snapshot())
 
 
+@pytest.mark.invariant("I26")
 def test_what_a_consumer_group_missed_expires_for_it(driver):
     driver.send(*[{"queue": 0}] * 4)
     driver.do(Subscribe("cart", Subscription(topics=("orders",))))

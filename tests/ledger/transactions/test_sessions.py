@@ -28,6 +28,7 @@ def test_epochs_go_on_after_replay(driver):
     assert driver.replay().sessions.next_epoch == 3
 
 
+@pytest.mark.invariant("I7")
 def test_i7_newer_session_of_the_same_instance_fences_the_older(driver):
     old = driver.session()
     [receipt] = driver.prepare(old, {})
@@ -39,6 +40,7 @@ def test_i7_newer_session_of_the_same_instance_fences_the_older(driver):
     assert driver.end(new, (receipt["transaction"], COMMIT)) == [Code.COMMITTED]
 
 
+@pytest.mark.invariant("I7")
 def test_i7_a_fenced_session_stays_fenced_through_a_snapshot(driver):
     old, _ = driver.session(), driver.session()
     restored = type(driver.ledger).restore(driver.ledger.shard, driver.ledger.snapshot())
@@ -50,6 +52,7 @@ def test_other_instances_and_groups_are_not_fenced(driver):
     assert [driver.prepare(s, {})[0]["code"] for s in sessions] == [Code.OK] * 3
 
 
+@pytest.mark.invariant("I7")
 def test_sessions_are_checked_row_by_row(driver):
     old, plain = driver.session("g", "a"), driver.session("p", "a", transactional=False)
     new = driver.session("g", "a")
@@ -238,6 +241,7 @@ def test_one_group_too_many():
     assert driver.session("a", "another instance of a group there is") == 3
 
 
+@pytest.mark.invariant("I35")
 def test_one_session_too_many():
     driver = LedgerDriver(Rules(max_sessions=3))
     for instance in ("i", "i", "j"):
@@ -258,6 +262,7 @@ def everywhere(driver):
     return driver.ledger, driver.replay(), type(driver.ledger).restore(driver.ledger.shard, driver.ledger.snapshot())
 
 
+@pytest.mark.invariant("I7")
 def test_i7_a_request_of_the_process_that_has_the_session_comes_late_and_fences_nobody(driver):
     session = opened(driver, 77)
     [receipt] = driver.prepare(session, {})
@@ -268,6 +273,7 @@ def test_i7_a_request_of_the_process_that_has_the_session_comes_late_and_fences_
     assert driver.end(session, (receipt["transaction"], COMMIT)) == [Code.COMMITTED]
 
 
+@pytest.mark.invariant("I7")
 def test_i7_a_late_request_of_a_process_that_was_fenced_is_refused(driver):
     old, new = opened(driver, 77), opened(driver, 78)
     for ledger in everywhere(driver):
@@ -282,6 +288,7 @@ def test_i7_a_late_request_of_a_process_that_was_fenced_is_refused(driver):
     assert driver.prepare(newest, {})[0]["code"] == Code.OK
 
 
+@pytest.mark.invariant("I7")
 def test_i7_a_process_without_a_number_fences_and_is_fenced(driver):
     """Clients of before say none."""
     numbered = opened(driver, 77)

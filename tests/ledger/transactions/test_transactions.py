@@ -61,6 +61,7 @@ def bring_to(driver: LedgerDriver, session: int, state: TransactionState) -> byt
     return raw
 
 
+@pytest.mark.invariant("I5")
 @pytest.mark.parametrize("by", [DecidedBy.PRODUCER, DecidedBy.CHECK, DecidedBy.OPERATOR])
 @pytest.mark.parametrize(("cell", "expected"), TABLE.items(), ids=lambda v: "-".join(getattr(x, "name", "") for x in v))
 def test_i5_every_cell_of_the_state_table(cell, expected, by):
@@ -74,6 +75,7 @@ def test_i5_every_cell_of_the_state_table(cell, expected, by):
     assert driver.visible() == visible + newly
 
 
+@pytest.mark.invariant("I5")
 def test_the_table_is_complete():
     assert set(TABLE) == {(state, outcome) for state in TransactionState for outcome in Outcome}
 
@@ -105,6 +107,7 @@ def test_a_decision_is_one_small_event(driver):
     assert batch.nbytes <= 3 * 16
 
 
+@pytest.mark.invariant("I5")
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(Outcome)), max_size=10), st.integers(0, 3))
 def test_a_batch_answers_as_its_rows_one_after_the_other(ends, parked):
     together, apart = LedgerDriver(RULES, strict=False), LedgerDriver(RULES, strict=False)
@@ -131,6 +134,7 @@ def wrong_ends(driver: LedgerDriver, raw: bytes):
         yield TransactionId(right.shard, right.epoch, position), Code.UNKNOWN_TRANSACTION
 
 
+@pytest.mark.invariant("I6")
 @pytest.mark.parametrize("outcome", list(Outcome))
 @pytest.mark.parametrize("by", [DecidedBy.PRODUCER, DecidedBy.OPERATOR])
 def test_i6_ids_that_are_wrong_in_one_part_touch_nothing(driver, outcome, by):
@@ -143,6 +147,7 @@ def test_i6_ids_that_are_wrong_in_one_part_touch_nothing(driver, outcome, by):
     assert tables_equal(before, driver.ledger.snapshot())
 
 
+@pytest.mark.invariant("I6")
 def test_i6_an_id_names_a_half_message_that_began_a_transaction_not_one_that_joined(driver):
     session = driver.session()
     [begun] = driver.prepare(session, {})
@@ -151,6 +156,7 @@ def test_i6_an_id_names_a_half_message_that_began_a_transaction_not_one_that_joi
     assert driver.end(session, (bytes(inner), COMMIT)) == [Code.UNKNOWN_TRANSACTION]
 
 
+@pytest.mark.invariant("I15")
 def test_i15_only_a_session_of_the_group_ends_a_transaction(driver):
     owner, peer, stranger = driver.session("g", "a"), driver.session("g", "b"), driver.session("h", "a")
     one, two = driver.prepare(owner, {}, {})
@@ -163,6 +169,7 @@ def test_i15_only_a_session_of_the_group_ends_a_transaction(driver):
     assert driver.end(peer, (two["transaction"], ROLLBACK)) == [Code.ROLLED_BACK]
 
 
+@pytest.mark.invariant("I15")
 def test_an_operator_has_no_session_and_a_session_is_no_operator(driver):
     session = driver.session()
     [receipt] = driver.prepare(session, {})
@@ -176,6 +183,7 @@ def test_outcomes_that_are_none(driver):
     assert driver.end(session, (receipt["transaction"], 3), (receipt["transaction"], 255)) == [Code.BAD_REQUEST] * 2
 
 
+@pytest.mark.invariant("I6")
 def test_one_wrong_row_holds_up_no_neighbour(driver):
     session = driver.session()
     one, two = driver.prepare(session, {}, {})
@@ -206,6 +214,7 @@ def test_transactions_are_found_among_many():
     ]
 
 
+@pytest.mark.invariant("I8")
 def test_i8_publishing_writes_nothing_but_the_decision(driver):
     session = driver.session()
     [receipt] = driver.prepare(session, {"body": b"x"})

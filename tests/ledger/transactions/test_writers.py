@@ -31,6 +31,7 @@ def bodies(driver):
     return sorted(driver.visible())
 
 
+@pytest.mark.invariant("I42")
 def test_a_batch_is_committed_once_and_its_repeat_rolls_back_what_lost(driver):
     session = driver.session()
     first = driver.prepare(session, {"body": b"a"}, {"body": b"b"})
@@ -52,6 +53,7 @@ def test_the_same_commit_repeated_after_a_lost_answer_changes_nothing(driver):
     assert tables_equal(before, driver.ledger.snapshot())
 
 
+@pytest.mark.invariant("I42")
 def test_one_frame_decides_all(driver):
     session = driver.session()
     receipts = driver.prepare(session, *({} for _ in range(50)))

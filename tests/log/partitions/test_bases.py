@@ -110,6 +110,7 @@ class Sender:
         yield "deleted bases"
 
 
+@pytest.mark.invariant("I1")
 @pytest.mark.parametrize("seed", range(60))
 def test_whoever_deletes_however_late_the_best_base_is_there(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("escrowmq.log.kafka.bases.CHUNK_BYTES", 100)

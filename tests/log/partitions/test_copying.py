@@ -44,6 +44,7 @@ def folder(request: pytest.FixtureRequest) -> MemoryDisk:
     return disk
 
 
+@pytest.mark.invariant("I1")
 def test_there_and_back(kafka: MemoryKafka, folder: MemoryDisk) -> None:
     before = folder.files()
     there = to_partition(folder, kafka.partitions(), version="test")

@@ -105,6 +105,7 @@ def code(act: Any) -> Code:
     return caught.value.code
 
 
+@pytest.mark.invariant("I1")
 def test_a_follower_has_what_the_leader_has_and_takes_over(kafka: MemoryKafka) -> None:
     leader = leading(kafka, MemoryDisk())
     disk = MemoryDisk()
@@ -205,6 +206,7 @@ def history(kafka: MemoryKafka, disk: MemoryDisk) -> tuple[list[Any], Any]:
     return found
 
 
+@pytest.mark.invariant("I1")
 @pytest.mark.parametrize("seed", range(40))
 def test_a_torn_mirror_is_equal_after_it_was_opened(
     kafka: MemoryKafka, seed: int, monkeypatch: pytest.MonkeyPatch
@@ -267,6 +269,7 @@ def followed(kafka: MemoryKafka, disk: MemoryDisk) -> tuple[list[Any], Any]:
     return found
 
 
+@pytest.mark.invariant("I1")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("part", range(4))
 def test_a_node_may_die_at_any_step_of_following(
@@ -291,6 +294,7 @@ def test_a_node_may_die_at_any_step_of_following(
         assert followed(kafka, left) == expected
 
 
+@pytest.mark.invariant("I1")
 @pytest.mark.parametrize(
     "step",
     ["base.chunks_sent", "base.manifest_sent", "base.sent", "base.records_deleted", "base.old_deleted"],
@@ -331,6 +335,7 @@ def test_a_leader_may_die_at_any_step_of_retention(kafka: MemoryKafka, step: str
     log.close()
 
 
+@pytest.mark.invariant("I1")
 def test_lost_followed_retention_lost_again(kafka: MemoryKafka) -> None:
     log = leading(kafka, MemoryDisk())
     grow(log, 30)
@@ -377,6 +382,7 @@ def test_a_follower_drops_what_the_leader_dropped(kafka: MemoryKafka, monkeypatc
     leader.close()
 
 
+@pytest.mark.invariant("I1")
 def test_a_follower_follows_and_leads_while_the_partition_of_bases_is_silent(
     kafka: MemoryKafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -402,6 +408,7 @@ def test_a_follower_follows_and_leads_while_the_partition_of_bases_is_silent(
     log.close()
 
 
+@pytest.mark.invariant("I1")
 @pytest.mark.parametrize("purged", [False, True], ids=["silent", "deleted"])
 @pytest.mark.parametrize("reads", [0, 1], ids=["at-the-look", "at-the-fetch"])
 def test_a_base_that_is_gone_while_it_is_fetched_is_fetched_later(
@@ -567,6 +574,7 @@ def test_what_counts_is_durable_before_it_is_in_the_mirror(kafka: MemoryKafka) -
     assert content(leading(kafka, MemoryDisk(), "b"))[: len(expected)] == expected
 
 
+@pytest.mark.invariant("I1")
 def test_a_mirror_that_cannot_be_written_loses_nothing_that_counts(kafka: MemoryKafka) -> None:
     leader = open_replica(disk := FaultDisk(1), kafka.partitions(), url="escrow://a:1").take_over("test")
     leader.append(Kind.PLAIN, messages(2, 500), START_US + 50)

@@ -10,6 +10,7 @@ from escrowmq.schemas import Kind
 from escrowmq.testing.log_conformance import START_US, LogConformance, LogMaker, messages
 
 
+@pytest.mark.invariant("I1")
 class TestWithItsMirror(LogConformance):
     @pytest.fixture(params=["dropped", "kept", "torn", "reordered"])
     def logs(self, request: pytest.FixtureRequest) -> MemoryMaker:
@@ -33,6 +34,7 @@ class WithoutMirror(LogConformance):
         log.close()
 
 
+@pytest.mark.invariant("I1")
 class TestWithoutItsMirror(WithoutMirror):
     @pytest.fixture
     def logs(self) -> MemoryMaker:

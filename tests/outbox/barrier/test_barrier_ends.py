@@ -71,6 +71,7 @@ def commits_that_raise(engine, monkeypatch, *, applied):
             pass
 
 
+@pytest.mark.invariant("I15")
 @pytest.mark.parametrize("applied", [True, False])
 def test_a_commit_whose_answer_is_lost_is_no_reason_to_roll_back(shop, patient_bus, producer, t, monkeypatch, applied):
     """The wrong outcome that this prevents: the order stands, and its message was rolled back on the way out."""
@@ -194,6 +195,7 @@ def test_several_messages_and_a_second_binding(shop, patient_bus, producer, t):
 # The check-back itself
 
 
+@pytest.mark.invariant("I14")
 def test_an_application_needs_no_checker_of_its_own(shop, bus, t, eventually):
     producer = bus.producer("p", checker=Barrier(shop))
     ended = {}
@@ -223,6 +225,7 @@ def test_the_check_back_waits_for_a_transaction_in_flight(shop, bus, t, eventual
     eventually(lambda: state(bus, txn) == "committed")
 
 
+@pytest.mark.invariant("I14")
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 def test_a_hundred_thousand_undecided_are_answered_in_batches(shop, tmp_path, t, eventually):
     a_hundred_thousand(shop, tmp_path, t, eventually)

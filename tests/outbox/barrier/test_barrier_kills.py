@@ -82,18 +82,21 @@ def killed_at(point: str, broker: str, shop: sa.Engine, eventually) -> None:
     assert len(placed) == (1 if point == "barrier.bound:2" else 2)  # it died where it was told to
 
 
+@pytest.mark.invariant("I15")
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 @pytest.mark.parametrize("point", POINTS)
 def test_killed_with_the_broker_inside(tmp_path: Path, shop, point, eventually):
     killed_at(point, f"file:{tmp_path / 'broker'}", shop, eventually)
 
 
+@pytest.mark.invariant("I15")
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 @pytest.mark.parametrize("point", ["barrier.bound:2", "shop.committed:2", "transaction.told:2", "barrier.closed"])
 def test_killed_beside_a_served_broker(served, shop, point, eventually):
     killed_at(point, served, shop, eventually)
 
 
+@pytest.mark.invariant("I15")
 @pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
 @pytest.mark.parametrize("point", ["barrier.bound:2", "shop.committed:2"])
 def test_killed_over_mariadb(served, shop, point, eventually):

@@ -33,6 +33,7 @@ def played(shop, plays, make=Checker):
     return found
 
 
+@pytest.mark.invariant("I15")
 def test_one_checker_in_every_order(shop):
     plays = [(o, end, first) for o in all_orders(1, 3) for end in ENDS for first in (True, False)]
     assert len(plays) == 6 * 20
@@ -41,6 +42,7 @@ def test_one_checker_in_every_order(shop):
     assert {key[1] for key in found if not key[0]} == {"ROLLBACK", "UNKNOWN"}
 
 
+@pytest.mark.invariant("I15")
 def test_two_checkers_in_every_order(shop):
     every = all_orders(2, 2)
     assert len(every) == 105  # of two orders that differ only in who is who, one is enough
@@ -53,6 +55,7 @@ def test_two_checkers_in_every_order(shop):
 THREE = [(o, end, first) for o in all_orders(3, 2) for end in ENDS for first in (True, False)]
 
 
+@pytest.mark.invariant("I15")
 def test_three_checkers_in_some_orders(shop):
     played(shop, some(THREE, 60), functools.partial(Checker, looks=False))
 
@@ -64,6 +67,7 @@ def test_three_checkers_in_every_order(shop):
     played(shop, THREE, functools.partial(Checker, looks=False))
 
 
+@pytest.mark.invariant("I5")
 @pytest.mark.parametrize("ends", ["commit", "rollback"])
 def test_a_bind_that_meets_a_checker_in_the_act_waits_for_what_it_does(shop, ends):
     """The one order that a single thread cannot play: the checker has inserted and not committed."""
@@ -105,6 +109,7 @@ def test_a_bind_that_meets_a_checker_in_the_act_waits_for_what_it_does(shop, end
         assert len(connection.execute(sa.select(orders)).all()) == (0 if late else 1)
 
 
+@pytest.mark.invariant("I13")
 def test_what_is_in_flight_holds_up_no_other(shop):
     """Committed ones are answered at once everywhere; absent ones too, where a database can write beside a writer."""
     barrier = Barrier(shop, wait=0.05)
@@ -124,6 +129,7 @@ def test_what_is_in_flight_holds_up_no_other(shop):
     assert np.count_nonzero(after == mq.ROLLBACK) == 996
 
 
+@pytest.mark.invariant("I13")
 @pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)  # SQLite has one writer at a time
 def test_what_holds_its_rows_unseen_holds_up_no_other_either(shop, monkeypatch):
     """Without the locks and dirty reads that find them early: the insert is held up, cut up, and passes for the others."""
@@ -185,11 +191,13 @@ class OldSnapshot(Checker):
 ONE = [(o, end, False) for o in all_orders(1, 3) for end in ("commit", "rollback")]
 
 
+@pytest.mark.invariant("I15")
 def test_planted_a_checker_that_guesses_is_caught(shop):
     with pytest.raises(Wrong):
         played(shop, ONE, Guesses)
 
 
+@pytest.mark.invariant("I15")
 def test_planted_a_table_without_its_key_is_caught(shop):
     with shop.begin() as connection:
         connection.exec_driver_sql("DROP TABLE trans_barrier")
@@ -200,6 +208,7 @@ def test_planted_a_table_without_its_key_is_caught(shop):
         played(shop, ONE)
 
 
+@pytest.mark.invariant("I15")
 @pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)  # the others refuse such an insert themselves
 def test_planted_a_read_in_the_old_snapshot_is_caught(shop):
     with pytest.raises(Wrong):

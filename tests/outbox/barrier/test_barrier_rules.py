@@ -110,6 +110,7 @@ def late(shop, number):
     assert Barrier(shop).decide(txn(number)) is mq.ROLLBACK
 
 
+@pytest.mark.invariant("I5")
 def test_a_late_one_cannot_commit_even_if_the_exception_is_swallowed(shop):
     late(shop, 1)
     with Session(shop) as session:
@@ -202,6 +203,7 @@ def test_whatever_the_isolation_of_the_local_transaction(shop, barrier, level, a
     assert barrier.decide(txn(1)) is (mq.ROLLBACK if asked else mq.COMMIT)
 
 
+@pytest.mark.invariant("I15")
 @pytest.mark.parametrize("level", ["AUTOCOMMIT", "READ UNCOMMITTED", "SERIALIZABLE"])
 def test_whatever_the_isolation_of_the_checkers_engine(shop, database_url, level):
     def levels():
@@ -224,6 +226,7 @@ def test_whatever_the_isolation_of_the_checkers_engine(shop, database_url, level
     other.dispose()
 
 
+@pytest.mark.invariant("I15")
 @pytest.mark.parametrize("database_url", ["mariadb", "postgresql"], indirect=True)
 @pytest.mark.parametrize("end", ["commit", "rollback"])
 def test_prepared_transactions_are_in_flight_until_they_end(shop, barrier, end):
@@ -306,6 +309,7 @@ def test_ids_that_look_alike_are_not_mistaken(shop, barrier):
     assert barrier.decide_ids(raw).tolist() == [1, 2, 1, 2, 1]
 
 
+@pytest.mark.invariant("I15")
 def test_any_sixteen_bytes_are_an_id(shop, barrier):
     """Also those that would spell characters where bytes are taken for text."""
     raw = np.random.default_rng(5).integers(0, 256, (3000, 16), np.uint8)
@@ -329,6 +333,7 @@ def test_ten_thousand_in_one_call_cross_the_size_of_a_statement(shop, barrier):
     assert (told[1::2] == mq.ROLLBACK).all()
 
 
+@pytest.mark.invariant("I13")
 @pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
 def test_those_in_flight_are_found_without_waiting(shop):
     every = np.array([bytes(txn(number)) for number in range(300)], "S16")

@@ -142,6 +142,7 @@ def test_a_message_of_another_kind_is_named(local: sa.Engine, headers: dict[str,
 STREAMS = st.lists(st.tuples(st.integers(1, 3), st.sampled_from(["P", "C", "R"])), max_size=12)
 
 
+@pytest.mark.invariant("I24")
 @given(stream=STREAMS, cuts=st.sets(st.integers(0, 12)), marks=st.booleans())
 def test_any_split_into_batches_has_the_effects_of_one_by_one(
     stream: list[tuple[int, str]], cuts: set[int], marks: bool

@@ -234,6 +234,7 @@ def test_a_broker_that_is_away_leaves_the_row_and_the_result_says_so(bus: mq.Bus
     assert driven.redrive() == Redriven(committed=1)
 
 
+@pytest.mark.invariant("I5")
 def test_the_opposite_decision_at_the_broker_is_left_to_a_person(bus: mq.Bus, local: sa.Engine, t: str) -> None:
     driven = Driven(bus, local, "shop")
     leave(driven, t, Stage.COMMITTING)

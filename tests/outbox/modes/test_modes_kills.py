@@ -102,6 +102,7 @@ def databases(make_database: Callable[[str], str]) -> tuple[str, str]:
     return make_database("producer"), make_database("consumer")
 
 
+@pytest.mark.invariant("I24")
 @pytest.mark.parametrize(("mode", "step"), CELLS)
 def test_the_producer_is_killed(
     mode: str, step: str, served: Any, zygote: Zygote, databases: tuple[str, str], t: str
@@ -111,6 +112,7 @@ def test_the_producer_is_killed(
     cell(mode, served.url, databases, t)
 
 
+@pytest.mark.invariant("I24")
 @pytest.mark.parametrize(("mode", "step"), [cell for cell in CELLS if not cell[0].startswith("both-reach")])
 def test_producer_and_broker_are_killed_together(
     mode: str, step: str, zygote: Zygote, databases: tuple[str, str], t: str, tmp_path: Path
@@ -131,6 +133,7 @@ def cell(mode: str, url: str, databases: tuple[str, str], topic: str) -> None:
     consumer.dispose()
 
 
+@pytest.mark.invariant("I24")
 @pytest.mark.parametrize(("mode", "step"), CELLS)
 def test_the_broker_is_killed(mode: str, step: str, served: Any, databases: tuple[str, str], t: str) -> None:
     """It comes back; the producer lives and goes on by itself: everything is produced."""
@@ -167,6 +170,7 @@ def produced(mode: str, bus: mq.Bus, database: str, topic: str) -> sa.Engine:
     return engine
 
 
+@pytest.mark.invariant("I24")
 @pytest.mark.parametrize(("marks", "step"), REACH_CELLS)
 def test_a_consumer_of_both_is_killed(
     marks: bool, step: str, served: Any, zygote: Zygote, databases: tuple[str, str], t: str
@@ -182,6 +186,7 @@ def test_a_consumer_of_both_is_killed(
     consumer.dispose()
 
 
+@pytest.mark.invariant("I24")
 @pytest.mark.parametrize(("marks", "step"), REACH_CELLS)
 def test_the_broker_of_a_consumer_of_both_is_killed(
     marks: bool, step: str, served: Any, databases: tuple[str, str], t: str
@@ -212,6 +217,7 @@ def settled(consumer: BothReachConsumer, bus: mq.Bus, topic: str) -> bool:
     return not unsettled(bus, topic)
 
 
+@pytest.mark.invariant("I24")
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("step", OFFSET_STEPS)
 def test_a_consumer_with_its_own_offsets_is_killed(
@@ -230,6 +236,7 @@ def test_a_consumer_with_its_own_offsets_is_killed(
     consumer.dispose()
 
 
+@pytest.mark.invariant("I24")
 @pytest.mark.parametrize("step", OFFSET_STEPS)
 def test_the_broker_of_a_consumer_with_its_own_offsets_is_killed(
     step: str, served: Any, databases: tuple[str, str], t: str
@@ -292,6 +299,7 @@ def one_cell(mode: str, step: str, server: str, served: Any, zygote: Zygote, top
         consumer.dispose()
 
 
+@pytest.mark.invariant("I24")
 @pytest.mark.parametrize("server", ["postgres_url", "mariadb_url"])
 def test_killed_on_a_real_server(
     server: str, request: pytest.FixtureRequest, served: Any, zygote: Zygote, t: str
@@ -299,6 +307,7 @@ def test_killed_on_a_real_server(
     one_cell("driven", "driven.deciding", request.getfixturevalue(server), served, zygote, t)
 
 
+@pytest.mark.invariant("I24")
 @pytest.mark.long
 @pytest.mark.parametrize("server", ["postgres_url", "mariadb_url"])
 @pytest.mark.parametrize(("mode", "step"), CELLS)
@@ -311,6 +320,7 @@ def test_killed_everywhere_on_a_real_server(
 # Planted bugs: the matrix must be able to fail
 
 
+@pytest.mark.invariant("I24")
 def test_an_offset_moved_in_a_transaction_of_its_own_is_caught(
     served: Any, zygote: Zygote, databases: tuple[str, str], t: str
 ) -> None:
@@ -327,6 +337,7 @@ def test_an_offset_moved_in_a_transaction_of_its_own_is_caught(
     consumer.dispose()
 
 
+@pytest.mark.invariant("I24")
 def test_a_row_deleted_before_the_broker_has_answered_is_caught(
     served: Any, zygote: Zygote, databases: tuple[str, str], t: str
 ) -> None:

@@ -117,6 +117,7 @@ def test_a_failed_effect_moves_nothing(bus: mq.Bus, database: sa.Engine, t: str)
     assert len(noted(database, "effects")) == 3
 
 
+@pytest.mark.invariant("I24")
 def test_a_newer_consumer_fences_the_older_one(bus: mq.Bus, database: sa.Engine, t: str) -> None:
     """The same owner, started again: the one before rolls back in the middle of its effect."""
     fill(bus, t, 4)

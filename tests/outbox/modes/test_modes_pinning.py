@@ -126,6 +126,7 @@ def half(bus: mq.Bus, t: str, body: bytes = b"x") -> Any:
     return producer, mq.Message(t, body, message_id=identity(t, 1))
 
 
+@pytest.mark.invariant("I9")
 def test_one_half_message_counts_however_often_an_id_is_prepared(bus: mq.Bus, t: str) -> None:
     """Within the de-duplication window a repeat is answered with the first one's transaction: first and last are one."""
     producer, message = half(bus, t)
@@ -137,6 +138,7 @@ def test_one_half_message_counts_however_often_an_id_is_prepared(bus: mq.Bus, t:
     assert len(bus.admin.read(t).read_all()) == 1
 
 
+@pytest.mark.invariant("I5")
 def test_the_first_decision_takes_effect_and_later_ones_are_skipped(bus: mq.Bus, t: str) -> None:
     """FastMiniMQ answers OK to all of them; here the producer hears which of both it was."""
     producer, message = half(bus, t)
@@ -149,6 +151,7 @@ def test_the_first_decision_takes_effect_and_later_ones_are_skipped(bus: mq.Bus,
     assert len(bus.admin.read(t).read_all()) == 1
 
 
+@pytest.mark.invariant("I9")
 def test_beyond_the_window_the_last_prepare_counts_because_the_table_says_so(
     make_served: Any, local: sa.Engine, t: str
 ) -> None:

@@ -63,6 +63,7 @@ def two(t: str) -> list[mq.Message]:
     return [mq.Message(t, body, message_id=identity(t, 1)) for body in (b"a", b"b")]
 
 
+@pytest.mark.invariant("I9")
 @pytest.mark.parametrize("killed", [killed_in_business, killed_before_its_prepare])
 def test_the_business_done_again_with_another_content_is_seen_once(
     bus: mq.Bus, local: sa.Engine, merged: bool, t: str, killed: Callable[..., None]
@@ -151,6 +152,7 @@ def test_who_was_replaced_is_fenced_and_its_business_undone(bus: mq.Bus, local: 
     assert (bodies(bus, t), noted(local, "produced"), stages(local)) == ([b"b"], [b"b" * 16], [])
 
 
+@pytest.mark.invariant("I24")
 def test_who_was_replaced_is_fenced_before_the_newer_one_has_decided(bus: mq.Bus, local: sa.Engine, t: str) -> None:
     """The row is STORED, as the older one left it, but under another stamp and with another content."""
     a, b = two(t)
@@ -171,6 +173,7 @@ def test_who_was_replaced_is_fenced_before_the_newer_one_has_decided(bus: mq.Bus
     assert bodies(bus, t) == [b"b"]
 
 
+@pytest.mark.invariant("I9")
 def test_a_prepare_that_comes_late_costs_a_request_and_nothing_else(bus: mq.Bus, local: sa.Engine, t: str) -> None:
     """The older process's prepare reaches the broker when the newer one is about to commit: the row says what counts."""
     a, b = two(t)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,6 +16,7 @@ def by_count(confirmed: list[bytes], consumed: list[bytes], unconfirmed: list[by
     return len(confirmed) <= len(consumed) <= len(confirmed) + len(unconfirmed)
 
 
+@pytest.mark.invariant("I43")
 def test_one_lost_and_one_repeated_cancel_out_for_who_counts() -> None:
     confirmed, consumed = [b"a", b"b"], [b"a", b"a"]
     assert by_count(confirmed, consumed, [])
@@ -41,6 +43,7 @@ def test_a_long_list_is_cut() -> None:
     assert str(verdict).endswith(", ...")
 
 
+@pytest.mark.invariant("I43")
 @given(IDS, IDS, st.data())
 def test_exactly_the_sets_of_the_rule_pass(confirmed: set[bytes], unconfirmed: set[bytes], data: st.DataObject) -> None:
     """confirmed ≤ consumed ≤ confirmed + unconfirmed, each once."""

@@ -71,6 +71,7 @@ def interleaving(tables: sa.Engine) -> sa.Engine:
     return tables
 
 
+@pytest.mark.invariant("I39")
 def test_a_low_number_that_commits_late_is_sent(
     interleaving: sa.Engine, target: MemoryTarget, relay: MakeRelay
 ) -> None:
@@ -80,6 +81,7 @@ def test_a_low_number_that_commits_late_is_sent(
     assert not rows(interleaving)
 
 
+@pytest.mark.invariant("I39")
 def test_planted_a_relay_that_pages_by_number_is_caught(interleaving: sa.Engine, target: MemoryTarget) -> None:
     paging = Paging(interleaving, target)
     ids = late_commit(interleaving, paging.drain)
@@ -108,6 +110,7 @@ def commit_all(engine: sa.Engine, writer: int, count: int, done: list[bytes]) ->
         number += size
 
 
+@pytest.mark.invariant("I39")
 @pytest.mark.parametrize("relays", [1, 3])
 def test_concurrent_committers_and_relays_skip_nothing_and_keep_the_order(
     tables: sa.Engine, target: MemoryTarget, relay: MakeRelay, relays: int
@@ -150,6 +153,7 @@ def test_relays_share_the_lanes_evenly_and_give_them_back(tables: sa.Engine, rel
     assert owned() == []
 
 
+@pytest.mark.invariant("I38", "I40")
 @pytest.mark.parametrize("place", ["leased", "read", "built", "sent", "marked"])
 def test_a_relay_that_dies_anywhere_loses_nothing_and_another_takes_over(
     tables: sa.Engine, target: MemoryTarget, relay: MakeRelay, place: str
@@ -176,6 +180,7 @@ def test_a_relay_that_dies_anywhere_loses_nothing_and_another_takes_over(
     assert repeats == (20 if place == "sent" else 0)
 
 
+@pytest.mark.invariant("I39")
 @pytest.mark.parametrize("place", ["fenced", "marking", "freed"])
 def test_a_relay_that_dies_while_it_puts_aside_leaves_the_keys_as_they_were(
     tables: sa.Engine, target: MemoryTarget, relay: MakeRelay, place: str
@@ -196,6 +201,7 @@ def test_a_relay_that_dies_while_it_puts_aside_leaves_the_keys_as_they_were(
     assert not out_of_order(target.taken)
 
 
+@pytest.mark.invariant("I39")
 def test_a_zombie_that_wakes_after_its_lease_changes_nothing(
     tables: sa.Engine, target: MemoryTarget, relay: MakeRelay
 ) -> None:
@@ -222,6 +228,7 @@ def test_a_zombie_that_wakes_after_its_lease_changes_nothing(
     assert not lost(ids, target.ids + heir_target.ids, tables)
 
 
+@pytest.mark.invariant("I39")
 def test_a_zombie_that_was_refused_holds_no_key_of_its_heirs(
     tables: sa.Engine, target: MemoryTarget, relay: MakeRelay
 ) -> None:

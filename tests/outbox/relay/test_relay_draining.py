@@ -51,6 +51,7 @@ def lanes_owned(engine: sa.Engine) -> int:
         return connection.scalar(owned) or 0
 
 
+@pytest.mark.invariant("I38")
 def test_what_a_dead_relay_has_leased_is_waited_for(tables: sa.Engine, target: MemoryTarget, relay: MakeRelay) -> None:
     die_holding_its_lanes(relay(lease=1.0))
     ids = put(tables, *[m for key in range(5) for m in numbered(f"k{key}", 10)])
@@ -109,6 +110,7 @@ def test_a_relay_that_has_drained_leaves_no_lease_behind(
     assert not owners(tables)
 
 
+@pytest.mark.invariant("I38")
 def test_the_lag_is_that_of_the_oldest_row_in_the_table(
     tables: sa.Engine, target: MemoryTarget, relay: MakeRelay
 ) -> None:
@@ -168,6 +170,7 @@ def age(engine: sa.Engine, seconds: int) -> None:
         connection.execute(sa.update(trans_message).values(created_us=trans_message.c.created_us - seconds * 1_000_000))
 
 
+@pytest.mark.invariant("I38")
 def test_once_beside_a_killed_relay_sends_everything(tmp_path: Path) -> None:
     """The command, as a person meets it: kill -9 a relay, commit 50 rows, ``relay --once``."""
     url = f"sqlite:///{tmp_path / 'shop.db'}"

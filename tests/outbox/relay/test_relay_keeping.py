@@ -19,6 +19,7 @@ from escrowmq.testing.memory_target import MemoryTarget
 MakeRelay = Callable[..., Relay]
 
 
+@pytest.mark.invariant("I40")
 def test_sent_rows_are_kept_as_long_as_asked_and_then_leave(
     tables: sa.Engine, target: MemoryTarget, relay: MakeRelay
 ) -> None:
@@ -35,6 +36,7 @@ def test_sent_rows_are_kept_as_long_as_asked_and_then_leave(
     assert later.statistics.purged == 3
 
 
+@pytest.mark.invariant("I40")
 def test_only_rows_with_a_durable_receipt_are_purged(tables: sa.Engine, target: MemoryTarget, relay: MakeRelay) -> None:
     ids = put(tables, *numbered("ok", 2), *numbered("refused", 2), *numbered("waiting", 2), ("away", "0"))
     codes = {"refused": Code.BAD_DELAY, "waiting": Code.BODY_TOO_LARGE, "away": Code.TIMED_OUT}
@@ -48,6 +50,7 @@ def test_only_rows_with_a_durable_receipt_are_purged(tables: sa.Engine, target: 
     assert left(tables) == set(ids[2:])
 
 
+@pytest.mark.invariant("I40")
 def test_planted_a_relay_that_marks_before_it_sends_is_caught(tables: sa.Engine, target: MemoryTarget) -> None:
     ids = put(tables, *numbered("k", 3))
     with tables.begin() as connection:
@@ -72,6 +75,7 @@ def test_the_consumers_word_makes_a_row_done_and_it_leaves(
     assert len(target.ids) == 4
 
 
+@pytest.mark.invariant("I40")
 def test_a_word_that_is_quicker_than_the_mark_stands(tables: sa.Engine, target: MemoryTarget, relay: MakeRelay) -> None:
     ids = put(tables, *numbered("k", 2))
     target.after = lambda: (outbox.mark_done(tables, ids[:1]), None)[1]
@@ -135,6 +139,7 @@ class TestDatabases:
         except Absent as absent:
             pytest.skip(str(absent))
 
+    @pytest.mark.invariant("I38")
     def test_the_relay_survives_a_restart_of_its_database(self, server: object, target: MemoryTarget) -> None:
         engine = sa.create_engine(server.url)  # type: ignore[attr-defined]
         outbox.migrate(engine)

@@ -253,6 +253,7 @@ def sqlite_files(folder: Path) -> list[str]:
     return [f"sqlite:///{folder / name}.db" for name in ("sender", "receiver")]
 
 
+@pytest.mark.invariant("I24", "I37", "I38", "I40")
 def test_everybody_killed_between_every_two_steps(zygote: Zygote, tmp_path: Path) -> None:
     matrix(zygote, tmp_path, sqlite_files(tmp_path), kept=True)
 
@@ -266,6 +267,7 @@ def two_databases(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[li
         yield urls
 
 
+@pytest.mark.invariant("I38")
 def test_killed_where_it_hurts_on_real_databases(zygote: Zygote, tmp_path: Path, two_databases: list[str]) -> None:
     matrix(zygote, tmp_path, two_databases, kept=False, points=FEW)
 

@@ -32,6 +32,7 @@ def test_a_message_arrives_with_all_its_columns_and_its_row_leaves(
     assert not rows(tables)
 
 
+@pytest.mark.invariant("I37")
 def test_a_transaction_that_rolled_back_sends_nothing(
     tables: sa.Engine, target: MemoryTarget, relay: MakeRelay
 ) -> None:
@@ -85,6 +86,7 @@ def test_a_refused_message_holds_its_key_and_no_other(
     assert running.statistics.refused == 1
 
 
+@pytest.mark.invariant("I39")
 def test_a_message_that_is_taken_at_the_third_try_comes_before_what_it_held(
     tables: sa.Engine, target: MemoryTarget, relay: MakeRelay
 ) -> None:
@@ -108,6 +110,7 @@ def test_a_message_that_is_taken_at_the_third_try_comes_before_what_it_held(
     assert running.statistics.waiting == 0
 
 
+@pytest.mark.invariant("I39")
 @pytest.mark.parametrize("redeliveries", [0, 3])
 def test_tries_run_out_and_the_message_waits_for_a_person(
     tables: sa.Engine, target: MemoryTarget, relay: MakeRelay, redeliveries: int
@@ -161,6 +164,7 @@ def test_with_pass_a_waiting_message_holds_nothing(tables: sa.Engine, target: Me
     assert states(tables) == [State.WAITING]
 
 
+@pytest.mark.invariant("I38")
 def test_a_target_away_for_an_hour_costs_no_attempt_and_no_message(
     tables: sa.Engine, target: MemoryTarget, relay: MakeRelay
 ) -> None:

@@ -34,6 +34,7 @@ def test_the_refusing_codes_are_those_of_the_rejected_branch() -> None:
             assert not REFUSED[code]
 
 
+@pytest.mark.invariant("I39")
 @given(
     st.lists(
         st.tuples(st.sampled_from([None, "a", "bb", "ccc"]), st.sampled_from(CODES), st.integers(0, 3)),

@@ -100,6 +100,7 @@ def test_everything_that_is_right_is_taken_once(start: Start) -> None:
     target.close()
 
 
+@pytest.mark.invariant("I39")
 def test_nothing_passes_a_refused_message_of_its_key(start: Start) -> None:
     url = start("a", max_body_bytes=100, auto_create_topics=False)
     with mq.connect(url) as bus:
@@ -159,6 +160,7 @@ def test_a_broker_that_is_away_is_unknown_and_comes_back(start: Start) -> None:
     target.close()
 
 
+@pytest.mark.invariant("I38")
 def test_with_several_brokers_a_message_stays_where_it_belongs(start: Start) -> None:
     one = start("one")
     two = start("two")

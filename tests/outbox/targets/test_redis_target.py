@@ -19,6 +19,7 @@ def admin(redis_url: str) -> Iterator[redis.Redis]:
         client.config_set("maxmemory-policy", "noeviction")
 
 
+@pytest.mark.invariant("I40")
 def test_a_server_that_syncs_less_than_promised_is_refused(redis_url: str, admin: redis.Redis) -> None:
     admin.config_set("appendfsync", "everysec")
     target = RedisTarget(redis_url)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,6 +33,7 @@ def test_a_wave_has_each_key_once_and_waves_keep_the_order(keys: list[str | None
         assert of_key == sorted(of_key)
 
 
+@pytest.mark.invariant("I39")
 @given(KEYS, st.data())
 def test_nothing_behind_a_failure_counts(keys: list[str | None], data: st.DataObject) -> None:
     numbers = number_keys(pa.array(keys, pa.utf8()))
