@@ -139,7 +139,7 @@ class Record:
     @property
     def command(self) -> str:
         """What runs it again: the same faults at the same times; what they meet is never quite the same."""
-        return shlex.join(["escrowmq", "chaos", *_flags(self.options)])
+        return shlex.join(["escrowmq-lab", "chaos", *_flags(self.options)])
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
