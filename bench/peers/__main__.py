@@ -61,9 +61,7 @@ def options() -> argparse.Namespace:
     parser.add_argument(
         "--page", type=Path, help="write a page (Markdown) with the tables there, and a picture (SVG) beside it"
     )
-    parser.add_argument(
-        "--docs", action="store_true", help="write the tables into README.md and docs/speed.md of this checkout"
-    )
+    parser.add_argument("--docs", action="store_true", help="write the tables into docs/speed.md of this checkout")
     parser.add_argument(
         "--shared-network", action="store_true", help="stay in this machine's network if it cannot be left"
     )

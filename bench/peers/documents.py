@@ -6,15 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from picture import picture
-from tables import SHORT, absences, details, goals_table, peers_table, recoveries, report, where
+from tables import absences, details, goals_table, peers_table, recoveries, report, where
 
 BEGIN, END = "<!-- peers: written by bench/peers -->", "<!-- peers: end -->"
 PICTURE = "peers.svg"
 
 
 def fill(root: Path, content: dict[str, Any]) -> list[Path]:
-    """Write README.md, docs/speed.md and docs/peers.svg of a checkout; what was written."""
-    readme = f"{peers_table(content, SHORT)}\n\n{where(content)}"
+    """Write docs/speed.md and docs/peers.svg of a checkout. Returns what was written."""
     speed = [
         where(content),
         goals_table(content),
@@ -24,7 +23,6 @@ def fill(root: Path, content: dict[str, Any]) -> list[Path]:
     speed += [details(content), recoveries(content), absences(content)]
     (root / "docs" / PICTURE).write_text(picture(content))
     return [
-        place(root / "README.md", readme),
         place(root / "docs" / "speed.md", "\n\n".join(part for part in speed if part)),
         root / "docs" / PICTURE,
     ]

@@ -10,17 +10,6 @@ from figures import summary
 from goals import OURS, verdicts
 from works import UNITS
 
-SHORT = (
-    "EscrowMQ",
-    'EscrowMQ, confirm="oneway"',
-    "RocketMQ",
-    "FastMiniMQ",
-    "Kafka",
-    "PostgreSQL outbox",
-    "Redis Streams",
-)
-"""The peers of the table that stands in README."""
-
 
 def report(content: dict[str, Any]) -> str:
     """All tables."""

@@ -1,4 +1,4 @@
-"""What the README tells a newcomer to type really works."""
+"""What README.md and docs/start.md tell a newcomer to type really works."""
 
 import re
 import shlex
@@ -15,12 +15,10 @@ from cli_runs import Run, Served
 import escrowmq as mq
 import forked
 
-README = (Path(__file__).parent.parent.parent / "README.md").read_text()
-
-
-PROGRAM, OWN_CHECKER, _ = re.findall(
-    r"```python\n(.*?)```", README, re.DOTALL
-)  # the last: tests/spark/test_spark_docs.py
+ROOT = Path(__file__).parents[2]
+README, START = (ROOT / "README.md").read_text(), (ROOT / "docs" / "start.md").read_text()
+(PROGRAM,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+OWN_CHECKER, _ = re.findall(r"```python\n(.*?)```", START, re.DOTALL)  # the last: tests/spark/test_spark_docs.py
 INSERT = '            connection.execute(orders.insert(), {"id": order})\n'
 BIND = "            outbox.bind_tx(connection, txn)  # the message now stands and falls with it\n"
 ASKED = "            asked.wait()\n"
@@ -119,7 +117,7 @@ def test_a_local_transaction_slower_than_the_timeout_and_its_message_agree(
 
 @pytest.mark.invariant("I15")
 @pytest.mark.parametrize(("local", "stands"), [(INSERT + ASKED + RAISE, False), (ASKED + INSERT, True)])
-def test_the_checker_of_ones_own_in_the_readme_does_not_guess(tmp_path: Path, local: str, stands: bool) -> None:
+def test_the_checker_of_ones_own_does_not_guess(tmp_path: Path, local: str, stands: bool) -> None:
     program = PROGRAM.replace("checker=outbox.Barrier(shop)", "checker=decide").replace(INSERT + BIND, local)
     assert "outbox.B" not in program
     result = run_program(impatient(OWN_CHECKER + LISTENING_TO_DECIDE + program), tmp_path)
@@ -129,10 +127,10 @@ def test_the_checker_of_ones_own_in_the_readme_does_not_guess(tmp_path: Path, lo
     assert orders == messages
 
 
-def test_the_session_of_the_readme_runs(
+def test_the_session_at_the_command_line_runs(
     serve: Callable[..., Served], run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    blocks = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
+    blocks = re.findall(r"```sh\n(.*?)```", START, re.DOTALL)
     (session,) = [block for block in blocks if "escrowmq send" in block]
     monkeypatch.setenv("ESCROWMQ_URL", serve().url)
     commands = [shlex.split(line)[1:] for line in session.splitlines() if line.startswith("escrowmq")]

@@ -1,5 +1,5 @@
 """docs/spark.md is a notebook: its cells run one after the other in one session, and its tables name every option. So does what
-the README says about Spark.
+docs/start.md says about Spark.
 """
 
 import re
@@ -12,7 +12,7 @@ import escrowmq as mq
 from escrowmq.spark.options import READING, WRITING
 
 HERE = Path(__file__).parents[2]
-README = (HERE / "README.md").read_text()
+START = (HERE / "docs" / "start.md").read_text()
 PAGE = (HERE / "docs" / "spark.md").read_text()
 CELLS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
@@ -33,9 +33,9 @@ def test_the_notebook_runs(spark, tmp_path, monkeypatch):
 
 
 @pytest.mark.spark
-def test_the_program_of_the_readme_runs_and_runs_again(spark, tmp_path, monkeypatch, capsys):
+def test_the_program_of_the_first_hour_runs_and_runs_again(spark, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    (program,) = re.findall(r"### In Spark.*?```python\n(.*?)```", README, re.DOTALL)
+    (program,) = re.findall(r"## In Spark.*?```python\n(.*?)```", START, re.DOTALL)
     broker = Broker(tmp_path / "data")
     try:
         program = program.replace("escrow://127.0.0.1:7700", broker.url)
@@ -44,7 +44,7 @@ def test_the_program_of_the_readme_runs_and_runs_again(spark, tmp_path, monkeypa
             producer = bus.producer("shop")
             for number in range(2):
                 producer.send("orders", b"one book", key=f"o-{number}", tag="paid")
-                exec(compile(program, "README.md", "exec"), {})
+                exec(compile(program, "docs/start.md", "exec"), {})
         assert content(broker.url, "loud-orders") == {(f"o-{number}", b"ONE BOOK"): 1 for number in range(2)}
         assert re.search(r"paid\|\s+2\|", capsys.readouterr().out)
     finally:
