@@ -17,7 +17,7 @@ from escrowmq.cli.options import DEFAULT_URL, Json, Limit, Url, admin_at
 from escrowmq.cli.printing import Columns, cell, duration, moment, notice, print_facts, print_json, print_rows
 from escrowmq.errors import Code, error
 
-app = typer.Typer(no_args_is_help=True, help="The record of acts: who did what by hand, when and why.")
+app = typer.Typer(no_args_is_help=True, help="The record of operator actions: who did what, when and why.")
 
 InDatabase = Annotated[
     str | None,
@@ -44,7 +44,7 @@ def list_(
     database_url: InDatabase = None,
     json: Json = False,
 ) -> None:
-    """List what operators did, the newest last."""
+    """List operator actions, the newest last."""
     with _listing(url, database_url) as (listing, every):
         narrowed = act is not None or by is not None or about is not None
         listed = every() if narrowed else listing(limit, newest=True)
@@ -69,7 +69,7 @@ def show(
     database_url: InDatabase = None,
     json: Json = False,
 ) -> None:
-    """Show an act with everything that it was about."""
+    """Show an operator action with all its details."""
     with _listing(url, database_url) as (listing, _):
         found: list[Any] = [one for one in listing(1, after=number - 1) if one["number"] == number]
     if not found:
@@ -97,7 +97,7 @@ def show(
 
 @app.command("verify")
 def verify(url: Url = DEFAULT_URL, database_url: InDatabase = None, json: Json = False) -> None:
-    """Look whether a record was changed, removed, put in or moved. Exit code 1 with the places if one was.
+    """Verify the hash chain of operator actions. Exit code 1, with the places, if a record was changed, removed, inserted or moved.
 
     Whoever can write the file and the one beside it (of a database: both tables) can forge both: note the last hash elsewhere, and compare.
     """

@@ -38,7 +38,7 @@ def backup(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Copy a broker's shard while it works: exactly what was acknowledged up to a moment, checked frame by frame.
+    """Back up a running broker: everything acknowledged up to a moment, checked frame by frame.
 
     Broken off, it goes on where it was when it is called again; what has no manifest is no backup.
     """
@@ -82,7 +82,7 @@ def restore(
     why: Why = None,
     json: Json = False,
 ) -> None:
-    """Make a data folder of a backup, or check one. All is checked before anything is visible.
+    """Restore a data folder from a backup, or verify a backup. Everything is checked before anything is visible.
 
     Without --as-new-shard it is the same shard: the broker that it is a copy of must not run any more.
     """

@@ -34,9 +34,7 @@ if TYPE_CHECKING:
     from escrowmq.compensation import HalfSetConsumer, Report, Scheduler, Statistics
     from escrowmq.compensation.sets.seam import SetStore
 
-app = typer.Typer(
-    no_args_is_help=True, help="Half messages without check-back: what was announced and has had no effect."
-)
+app = typer.Typer(no_args_is_help=True, help="Compensation: repair announced messages that had no effect.")
 
 Name = Annotated[
     str, typer.Argument(metavar="NAME", help="The compensation: as a rule the name of the messages' consumer group.")
@@ -114,7 +112,7 @@ def run(
     log_level: LogLevel = "info",
     log_json: LogJson = False,
 ) -> None:
-    """Read the announcements into the half set, and on a schedule repair what has had no effect, until SIGTERM or Ctrl-C.
+    """Read the announcements, and repair on a schedule what has had no effect, until SIGTERM or Ctrl-C.
 
     Any number of these may run for one NAME. A broker, database or set store that is away is waited for. With --once the exit code is 4 if
     the set store could not be used, and 1 if cases wait for a person.
@@ -178,7 +176,7 @@ def run(
 
 @app.command("status")
 def status(name: Name, database_url: DatabaseUrl, sets: Sets = None, json: Json = False) -> None:
-    """Show how a compensation stands: the sets, a suspension, the last run, what waits for a person.
+    """Show the state of a compensation: its sets, suspension, last run, and cases for a person.
 
     The exit code is 1 if it is suspended, its set store does not answer, or cases wait.
     """
@@ -247,7 +245,7 @@ def list_(
     ] = None,
     json: Json = False,
 ) -> None:
-    """List cases: ids that a scheduler could not deal with; by default those that wait for a person."""
+    """List cases: ids that a scheduler could not resolve; by default those that need a person."""
     from escrowmq import outbox
     from escrowmq.compensation import list_cases
     from escrowmq.compensation.cases import WAITING, CaseState
@@ -277,7 +275,7 @@ def list_(
 
 @app.command("retry")
 def retry(name: Name, ids: Ids, database_url: DatabaseUrl, why: Why = None, json: Json = False) -> None:
-    """Have ids looked up and handled by the next run, tries counted anew. It is recorded: escrowmq acts."""
+    """Retry ids in the next run, with new tries. The action is recorded (`escrowmq acts list`)."""
     from escrowmq.compensation import retry_cases
 
     _each(retry_cases, name, ids, database_url, why, json)
@@ -285,7 +283,7 @@ def retry(name: Name, ids: Ids, database_url: DatabaseUrl, why: Why = None, json
 
 @app.command("settle")
 def settle(name: Name, ids: Ids, database_url: DatabaseUrl, why: Why = None, json: Json = False) -> None:
-    """Do nothing more about ids, ever: a person has seen to them. It is recorded; `retry` takes it back."""
+    """Close cases that a person has resolved. The action is recorded; `retry` reopens them."""
     from escrowmq.compensation import settle_cases
 
     _each(settle_cases, name, ids, database_url, why, json)

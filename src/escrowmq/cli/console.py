@@ -42,7 +42,7 @@ def console(
     log_level: LogLevel = "warning",
     log_json: LogJson = False,
 ) -> None:
-    """Serve web pages over brokers and databases until SIGTERM or Ctrl-C: what waits, why, and what can be done about it.
+    """Serve the web console until SIGTERM or Ctrl-C: pending work, its causes, and operations on it.
 
     With --json one line is printed on standard output once pages are served:
     {"console": "http://127.0.0.1:7790", "url": "escrow://127.0.0.1:7700", "pid": 1}.

@@ -17,7 +17,7 @@ from escrowmq.cli.rows import plain
 from escrowmq.errors import Code, error
 from escrowmq.wire import read_schema
 
-app = typer.Typer(no_args_is_help=True, help="Dead letters: what was delivered too often without success.")
+app = typer.Typer(no_args_is_help=True, help="Dead letters: messages that failed too often.")
 
 Group = Annotated[str, typer.Argument(metavar="GROUP", help="The consumer group.")]
 Places = Annotated[
@@ -81,7 +81,7 @@ def summary(
     url: Url = DEFAULT_URL,
     json: Json = False,
 ) -> None:
-    """Say how many dead letters there are, of which groups, and why."""
+    """Count dead letters by group and cause."""
     with admin_at(url) as admin:
         groups = admin.dead_letters_summary(group, causes=causes)
     if json:
@@ -144,7 +144,7 @@ def retry(
     url: Url = DEFAULT_URL,
     json: Json = False,
 ) -> None:
-    """Deliver dead letters to the group again, attempts counted anew: those named, or, by a plan, those chosen."""
+    """Deliver dead letters to the group again, with new attempts. Name them, or select them for a plan."""
     if chosen := _chosen("retry", group, places, all_, cause, topic, older_than):
         return planned("dead_letters.retry", chosen, why, url, yes=yes, folder=plans, json=json)
     _settle(group, places or [], why, url, json, "retry")
@@ -164,7 +164,7 @@ def discard(
     url: Url = DEFAULT_URL,
     json: Json = False,
 ) -> None:
-    """Settle dead letters for good, the group will not see them again: those named, or, by a plan, those chosen."""
+    """Discard dead letters: the group does not get them again. Name them, or select them for a plan."""
     if chosen := _chosen("discard", group, places, all_, cause, topic, older_than):
         return planned("dead_letters.discard", chosen, why, url, yes=yes, folder=plans, json=json)
     _settle(group, places or [], why, url, json, "discard")
@@ -191,7 +191,7 @@ def edit(
     url: Url = DEFAULT_URL,
     json: Json = False,
 ) -> None:
-    """Deliver another message to the group in place of a dead letter. What is not given is as it was."""
+    """Deliver an edited message to the group in place of a dead letter. Options that are not given stay as they are."""
     topic, queue, offset = _parse(place)
     pairs = {}
     for text in properties or ():

@@ -41,7 +41,7 @@ def reset(
     url: Url = DEFAULT_URL,
     json: Json = False,
 ) -> None:
-    """Set where a consumer group goes on: what comes again, and what is passed over.
+    """Set the offsets of a consumer group: it gets earlier messages again, or skips messages.
 
     Consumers that run go on from there. What they hold of these queues is delivered anew; their acknowledgements of it are refused.
     """
@@ -87,7 +87,7 @@ def _start(text: str, admin: Admin) -> str | datetime:
 
 
 def pause(name: Name, topics: Topics = None, why: Why = None, url: Url = DEFAULT_URL, json: Json = False) -> None:
-    """Hand out nothing to a consumer group until it is resumed.
+    """Pause delivery to a consumer group.
 
     What its consumers hold they may acknowledge; nothing counts as an attempt meanwhile.
     """
@@ -96,7 +96,7 @@ def pause(name: Name, topics: Topics = None, why: Why = None, url: Url = DEFAULT
 
 
 def resume(name: Name, topics: Topics = None, why: Why = None, url: Url = DEFAULT_URL, json: Json = False) -> None:
-    """Hand out messages to a consumer group again, at once."""
+    """Resume delivery to a consumer group."""
     with admin_at(url) as admin:
         _show(name, admin.resume_group(name, topics, why=why), json)
 
@@ -125,7 +125,7 @@ def delete(
     url: Url = DEFAULT_URL,
     json: Json = False,
 ) -> None:
-    """Forget a consumer group with where it is, its retries and its dead letters.
+    """Delete a consumer group with its offsets, retries and dead letters.
 
     The messages stay. The same name is a new group afterwards, which begins where its first consumer says.
     """

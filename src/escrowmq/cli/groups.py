@@ -36,7 +36,7 @@ def list_(
     url: Url = DEFAULT_URL,
     json: Json = False,
 ) -> None:
-    """List consumer groups with what waits for them, or producer groups with what they have undecided."""
+    """List consumer groups with their backlog, or producer groups with their undecided transactions."""
     with admin_at(url) as admin:
         found = admin.producers() if producers else admin.groups()
         now_us = broker_time(admin) if producers and not json else 0
@@ -84,7 +84,7 @@ def alter(
     url: Url = DEFAULT_URL,
     json: Json = False,
 ) -> None:
-    """Give a consumer group another subscription or redelivery; what is not given stays as it is.
+    """Change a consumer group's subscription or redelivery. Options that are not given stay as they are.
 
     Consumers that run get what the new subscription chooses; those that start must name it.
     """
@@ -131,7 +131,7 @@ def alter_producers(
     url: Url = DEFAULT_URL,
     json: Json = False,
 ) -> None:
-    """Give a producer group a kind and check-back rules of its own; what is not given stays as it is.
+    """Change a producer group's kind and check-back rules. Options that are not given stay as they are.
 
     --kind plain puts a group right that somebody prepared under by mistake.
     """
@@ -159,7 +159,7 @@ def show(
     url: Url = DEFAULT_URL,
     json: Json = False,
 ) -> None:
-    """Show a consumer group: its subscription, and how far it is in every queue."""
+    """Show a consumer group: its subscription, and its offset in every queue."""
     with admin_at(url) as admin:
         everyone: Sequence[Mapping[str, Any]] = admin.groups()
     found = [group for group in everyone if group["name"] == name]
@@ -190,7 +190,7 @@ def members(
     url: Url = DEFAULT_URL,
     json: Json = False,
 ) -> None:
-    """List who holds which messages of a consumer group; in doubt is what its consumer's old process may have done."""
+    """List the members of a consumer group and the messages that they hold. Messages in doubt may have been handled by a member's previous process."""
     with admin_at(url) as admin:
         found = admin.members(name)
     columns: Columns = {
@@ -212,7 +212,7 @@ def fence(
     url: Url = DEFAULT_URL,
     json: Json = False,
 ) -> None:
-    """Give what a silent member holds back to its group, and shut its process out.
+    """Return a silent member's messages to its group, and fence its process.
 
     Its messages are delivered to others, flagged as repeats; its late acknowledgements are refused.
     """

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="What consumers have noted in their database: handled messages, offsets, stored prepares.",
+    help="What consumers store in their database: handled messages, offsets, prepares.",
 )
 
 Group = Annotated[str, typer.Argument(metavar="GROUP", help="The consumer group.")]
@@ -56,7 +56,7 @@ def list_(group: Group, database_url: DatabaseUrl, limit: Limit = 100, after: Af
 def forget(
     group: Group, ids: Ids, database_url: DatabaseUrl, topic: OfTopic = None, why: Why = None, json: Json = False
 ) -> None:
-    """Take marks away: when the messages come again, the group handles them once more. It is recorded: escrowmq acts."""
+    """Delete marks: the group handles the messages again when they are redelivered. The action is recorded (`escrowmq acts list`)."""
     from escrowmq import outbox
 
     with outbox.engines.opened(database_url) as engine:
@@ -67,7 +67,7 @@ def forget(
 def settle(
     group: Group, ids: Ids, database_url: DatabaseUrl, topic: OfTopic = None, why: Why = None, json: Json = False
 ) -> None:
-    """Mark messages as handled by hand: when they come, the group passes over them. It is recorded: escrowmq acts."""
+    """Mark messages as handled: the group skips them. The action is recorded (`escrowmq acts list`)."""
     from escrowmq import outbox
 
     with outbox.engines.opened(database_url) as engine:
@@ -85,7 +85,7 @@ def prepares(
     after: After = None,
     json: Json = False,
 ) -> None:
-    """List stored prepares of the both-reach mode whose end has not come, by id."""
+    """List stored prepares of the both-reach mode without a decision, by id."""
     from escrowmq import outbox
 
     age = seconds(older_than, "--older-than") or 0.0
@@ -106,7 +106,7 @@ def prepares(
 
 @app.command("discard")
 def discard(group: Group, ids: Ids, database_url: DatabaseUrl, why: Why = None, json: Json = False) -> None:
-    """Delete stored prepares; a commit that comes after all has no effect. It is recorded: escrowmq acts."""
+    """Delete stored prepares; a later commit has no effect. The action is recorded (`escrowmq acts list`)."""
     from escrowmq import outbox
 
     with outbox.engines.opened(database_url) as engine:
@@ -121,7 +121,7 @@ def offsets(
     limit: Limit = 1000,
     json: Json = False,
 ) -> None:
-    """List the offsets that consumers keep in their database, and who has them."""
+    """List the offsets that consumers keep in their database, and their owners."""
     from escrowmq import outbox
 
     with outbox.engines.opened(database_url) as engine:
@@ -156,7 +156,7 @@ def move(
     why: Why = None,
     json: Json = False,
 ) -> None:
-    """Put offsets that nobody owns to another place: messages are handled again, or passed over. It is recorded: escrowmq acts."""
+    """Move offsets that nobody owns: messages are handled again, or skipped. The action is recorded (`escrowmq acts list`)."""
     from escrowmq import outbox
 
     wanted = dict.fromkeys(map(slot_of, slots), to)
@@ -174,7 +174,7 @@ def fence(
     why: Why = None,
     json: Json = False,
 ) -> None:
-    """Take slots from a consumer that is surely dead, or must be stopped. It is recorded: escrowmq acts."""
+    """Fence a consumer that is dead or must stop, and release its slots. The action is recorded (`escrowmq acts list`)."""
     from escrowmq import outbox
 
     wanted = [slot_of(text) for text in slots]

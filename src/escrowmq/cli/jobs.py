@@ -113,7 +113,7 @@ def report(
     json: Json = False,
     master: Master = None,
 ) -> None:
-    """Volumes, decision latency, check-backs, what waits and trends, as report.html and report.json.
+    """Write report.html and report.json: volumes, decision latency, check-backs, pending work and trends.
 
     A data folder (--url file:FOLDER) is only read, and may be in use.
     """
@@ -158,7 +158,7 @@ def sweep(
         ),
     ] = None,
     events: Annotated[
-        str | None, typer.Option("--events", metavar="TOPIC", help="Tell of timed out orders by the outbox.")
+        str | None, typer.Option("--events", metavar="TOPIC", help="Announce timed-out orders through the outbox.")
     ] = None,
     every: Annotated[
         str | None,
@@ -286,7 +286,7 @@ def reconcile(
     master: Master = None,
     json: Json = False,
 ) -> None:
-    """Compare the ids of two topics: announced and never committed, committed and never announced, with other content.
+    """Compare the ids of two topics. Report ids announced and never committed, committed and never announced, and with different content.
 
     Exit code 1 if there is a difference.
     """

@@ -105,7 +105,7 @@ def copy(
     target: Annotated[str, typer.Argument(help="kafka://... with new topics, or an empty folder.")],
     json: JsonLines = False,
 ) -> None:
-    """Copy a whole log from a folder to Kafka, or from Kafka to a folder; what was copied is read again and compared by its digest.
+    """Copy a whole log from a folder to Kafka, or from Kafka to a folder, and verify the copy by its digest.
 
     The source stays as it is. Do not run both afterwards: they are the same shard.
     """

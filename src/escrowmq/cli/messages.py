@@ -252,7 +252,7 @@ def tail(
     url: Url = DEFAULT_URL,
     json: JsonLines = False,
 ) -> None:
-    """Show messages of a topic, half messages (%half), decisions (%op), acknowledgements (%acks), acts by hand on consumer groups (%group-acts) or dead letters, without consuming them.
+    """Show messages of a topic, half messages (%half), decisions (%op), acknowledgements (%acks), operator actions on consumer groups (%group-acts) or dead letters, without consuming them.
 
     Without --from-start: the last 10, or as many as --limit says. Where the number is limited, they come in the order in which they were stored.
     """
@@ -373,7 +373,7 @@ def lookup(
     url: Url = DEFAULT_URL,
     json: Json = False,
 ) -> None:
-    """Find messages by key or id, newest first: plain, half, rolled back, wherever they stand.
+    """Find messages by key or id, newest first: plain, half, committed or rolled back.
 
     Exit code 1 when there is none.
     """

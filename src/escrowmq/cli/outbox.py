@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from escrowmq.outbox.attention import Row
     from escrowmq.outbox.relay import Backlog, Relay
 
-app = typer.Typer(no_args_is_help=True, help="The local message table: messages that left with a database transaction.")
+app = typer.Typer(no_args_is_help=True, help="The local message table: messages committed with a database transaction.")
 
 DatabaseUrl = Annotated[
     str,
@@ -60,7 +60,7 @@ _STYLES = {
 
 @app.command("migrate")
 def migrate(database_url: DatabaseUrl, json: Json = False) -> None:
-    """Create the tables, or upgrade them to this version. Harmless when it is run again, or twice at once."""
+    """Create the tables, or upgrade them to this version. Safe to repeat, and to run twice at once."""
     from escrowmq import outbox
 
     with outbox.engines.opened(database_url, make=True) as engine:
@@ -84,7 +84,7 @@ def list_(
     after: Annotated[int, typer.Option("--after", metavar="SEQ", help="Only rows after this one: the next page.")] = 0,
     json: Json = False,
 ) -> None:
-    """List messages of the table, without bodies; by default those that wait for a person."""
+    """List messages of the table, without bodies; by default those that need a person."""
     if state not in (*_STYLES, "all"):
         raise error(Code.BAD_ARGUMENT, f"--state {state}", f"one of {', '.join(_STYLES)}, all")
     from escrowmq import outbox
@@ -112,7 +112,7 @@ def show(
     message_id: Annotated[str, typer.Argument(metavar="ID", help="A message id, as `outbox list` shows it.")],
     json: Json = False,
 ) -> None:
-    """Show one message with its body, properties, errors and what was done to it."""
+    """Show one message with its body, properties, errors and history."""
     from escrowmq import outbox
 
     with outbox.engines.opened(database_url) as engine:
@@ -131,19 +131,19 @@ def show(
 
 @app.command("retry")
 def retry(database_url: DatabaseUrl, ids: Ids, why: Why = None, json: Json = False) -> None:
-    """Send messages again that wait or were discarded, attempts counted anew. It is recorded: escrowmq acts."""
+    """Send waiting or discarded messages again, with new attempts. The action is recorded (`escrowmq acts list`)."""
     _each(database_url, ids, why, json, "retry")
 
 
 @app.command("discard")
 def discard(database_url: DatabaseUrl, ids: Ids, why: Why = None, json: Json = False) -> None:
-    """Never send these messages. They stay in the table; `retry` brings them back. It is recorded: escrowmq acts."""
+    """Discard messages: they are not sent. They stay in the table; `retry` brings them back. The action is recorded (`escrowmq acts list`)."""
     _each(database_url, ids, why, json, "discard")
 
 
 @app.command("settle")
 def settle(database_url: DatabaseUrl, ids: Ids, why: Why = None, json: Json = False) -> None:
-    """Mark messages as done by hand: somebody knows that they arrived, or saw to them otherwise. Nothing is sent. It is recorded: escrowmq acts."""
+    """Mark messages as done without sending them, for example because they are known to have arrived. The action is recorded (`escrowmq acts list`)."""
     _each(database_url, ids, why, json, "settle")
 
 
@@ -224,7 +224,7 @@ def relay(
     log_level: LogLevel = "info",
     log_json: LogJson = False,
 ) -> None:
-    """Send committed messages until SIGTERM or Ctrl-C; both finish the batch in hand and give the lanes back.
+    """Relay committed messages until SIGTERM or Ctrl-C. The current batch is finished first.
 
     Several relays on one database share the work. With --once the exit code is 4 if rows are left that a relay still has to send, and they
     are counted; rows that wait for a person are named apart. What a killed relay had leased is sent when its lease has ended.

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Acts on a frozen set: what a run acts on is what was shown, in steps, and it can be gone on with.",
+    help="Bulk operations on a frozen selection: preview, dry-run, then run in resumable steps.",
 )
 
 PlansFolder = Annotated[
@@ -130,7 +130,7 @@ def make(
     database_url: DatabaseUrl = None,
     json: Json = False,
 ) -> None:
-    """Freeze the rows that are chosen now, and show them. Nothing is done to them."""
+    """Make a plan: select rows, freeze the selection, and preview it. Nothing is changed."""
     selection = {
         "group": group, "topic": topic, "cause": cause, "containing": containing, "key": key, "tag": tag, "state": state,
         "older_than": seconds(older_than, "--older-than"), "ids": None if ids is None else _lines(ids), "compensation": compensation,
@@ -165,7 +165,7 @@ def list_(plans: PlansFolder = None, json: Json = False) -> None:
 
 @app.command("show")
 def show(plan: PlanId, plans: PlansFolder = None, json: Json = False) -> None:
-    """Show a plan: what it is about, samples, and how far its runs came."""
+    """Show a plan: its selection, samples, and the progress of its runs."""
     folder = _plans(plans)
     found, last = folder.get(plan), folder.last_dry_run(plan)
     if json:
@@ -191,7 +191,7 @@ def rows(
     plans: PlansFolder = None,
     json: Json = False,
 ) -> None:
-    """List rows of a plan's frozen set, each with what became of it."""
+    """List the rows of a plan, each with its result."""
     found = _plans(plans).rows(plan, offset, limit, outcome=result)
     if json:
         return print_json(found)
@@ -206,7 +206,7 @@ def dry_run(
     database_url: DatabaseUrl = None,
     json: Json = False,
 ) -> None:
-    """Look at every row that is still to be done, and say what would become of it now. Nothing is changed.
+    """Dry-run a plan: check every remaining row, and print the result that it would have now. Nothing is changed.
 
     Exit code 1 if some would fail.
     """
@@ -240,7 +240,7 @@ def run(
     database_url: DatabaseUrl = None,
     json: Json = False,
 ) -> None:
-    """Do the act to every row that is still to be done, step by step. Run it again to go on after a stop.
+    """Run a plan in steps, for every remaining row. Run it again to resume after a stop.
 
     Ctrl-C stops it after the batch. Exit code 1 if rows failed or it stopped by itself.
     """
@@ -255,7 +255,7 @@ def run(
 
 @app.command("stop")
 def stop(plan: PlanId, plans: PlansFolder = None) -> None:
-    """Ask the run of a plan to stop after its batch. Exit code 1 if none is under way."""
+    """Stop the run of a plan after its current batch. Exit code 1 if none is running."""
     if not _plans(plans).stop(plan):
         notice("no run of this plan is under way")
         raise typer.Exit(Exit.FINDING)
@@ -264,7 +264,7 @@ def stop(plan: PlanId, plans: PlansFolder = None) -> None:
 
 @app.command("delete")
 def delete(plan: PlanId, plans: PlansFolder = None) -> None:
-    """Delete a plan and its results. What its runs did stays in the record of acts."""
+    """Delete a plan and its results. The record of its operations is kept (`escrowmq acts list`)."""
     _plans(plans).delete(plan)
     notice("deleted")
 

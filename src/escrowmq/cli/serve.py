@@ -30,9 +30,7 @@ if TYPE_CHECKING:
 SWITCH_SECONDS = 0.001
 """How long a thread of the broker may keep the interpreter from another that has a request or an answer in hand."""
 
-webhooks = typer.Typer(
-    no_args_is_help=True, help="Addresses that are told of parked transactions, dead letters and the like."
-)
+webhooks = typer.Typer(no_args_is_help=True, help="Webhooks for parked transactions, dead letters and other events.")
 
 Listen = Annotated[
     str, typer.Option("--listen", "-l", metavar="HOST:PORT", help="Where to listen; port 0: any free one.")
@@ -46,7 +44,7 @@ Webhook = Annotated[
     typer.Option(
         "--webhook",
         metavar="EVENTS=URL",
-        help="Tell this address of events, such as parked,dead:10/1min=http://127.0.0.1:9000/hook; may be given again (docs/webhooks.md).",
+        help="Notify this address of events, such as parked,dead:10/1min=http://127.0.0.1:9000/hook; may be given again (docs/webhooks.md).",
     ),
 ]
 Insecure = Annotated[bool, typer.Option("--insecure", help="Listen beyond loopback without TLS and credentials.")]
@@ -75,9 +73,7 @@ def serve(
     ] = None,
     advertise: Annotated[
         str | None,
-        typer.Option(
-            "--advertise", metavar="URL", help="With --log: where clients reach this broker, if not at --listen."
-        ),
+        typer.Option("--advertise", metavar="URL", help="With --log: the address for clients, if it is not --listen."),
     ] = None,
     replicas: Annotated[
         str | None,
@@ -280,7 +276,7 @@ def gateway(
     log_level: LogLevel = "warning",
     log_json: LogJson = False,
 ) -> None:
-    """Serve HTTP over a broker, for those who cannot hold a connection, until SIGTERM or Ctrl-C; both stop it cleanly.
+    """Serve the HTTP gateway, for clients with short connections, until SIGTERM or Ctrl-C.
 
     With --json one line is printed on standard output once requests are taken:
     {"http": "http://127.0.0.1:7780", "asks": ["shop"], "url": "escrow://127.0.0.1:7700", "pid": 1}.
@@ -305,7 +301,7 @@ def webhooks_test(
     config: Annotated[Path | None, typer.Option("--config", help="A TOML file with tables \\[webhook.NAME].")] = None,
     json: Annotated[bool, typer.Option("--json", help="JSON instead of a table.")] = False,
 ) -> None:
-    """Post a notice of the type `escrowmq.test` to each address, once, and tell what it answered. The exit code is 4 if one did not take it."""
+    """Send a test event (`escrowmq.test`) to each address, once, and print its answer. The exit code is 4 if one did not take it."""
     hooks = _webhooks(config, webhook, {"command": "webhooks test"})
     if hooks is None:
         raise error(Code.BAD_ARGUMENT, "there is no address to try", "name one: --webhook or --config")

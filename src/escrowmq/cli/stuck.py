@@ -13,9 +13,7 @@ from escrowmq.cli.outbox import DatabaseUrl, Ids
 from escrowmq.cli.printing import Columns, moment, print_rows
 from escrowmq.errors import Code, error
 
-app = typer.Typer(
-    no_args_is_help=True, help="Producer-driven transactions whose broker holds another decision than the row."
-)
+app = typer.Typer(no_args_is_help=True, help="Producer-driven transactions whose row and broker disagree.")
 
 _STATES = ("stuck", "to_send")
 
@@ -31,7 +29,7 @@ def list_(
     after: Annotated[str | None, typer.Option("--after", metavar="ID", help="Only rows after this one.")] = None,
     json: Json = False,
 ) -> None:
-    """List rows that wait for a person, with what the broker answered."""
+    """List rows that need a person, with the broker's answer."""
     if state not in _STATES:
         raise error(Code.BAD_ARGUMENT, f"--state {state}", f"one of {', '.join(_STATES)}")
     from escrowmq import outbox
@@ -66,7 +64,7 @@ def list_(
 
 @app.command("retry")
 def retry(database_url: DatabaseUrl, ids: Ids, why: Why = None, json: Json = False) -> None:
-    """Try once more what was tried: the cause is mended. The next redrive of the program does it. It is recorded: escrowmq acts."""
+    """Retry the same decision, once its cause is repaired. The program's next redrive does it. The action is recorded (`escrowmq acts list`)."""
     from escrowmq import outbox
 
     _each(outbox.modes.retry_stuck, database_url, ids, why, json)
@@ -74,7 +72,7 @@ def retry(database_url: DatabaseUrl, ids: Ids, why: Why = None, json: Json = Fal
 
 @app.command("commit")
 def commit(database_url: DatabaseUrl, ids: Ids, why: Why = None, json: Json = False) -> None:
-    """Have the transactions committed, whatever was tried before. It is recorded: escrowmq acts."""
+    """Commit these transactions. The action is recorded (`escrowmq acts list`)."""
     from escrowmq import outbox
 
     _each(outbox.modes.commit_stuck, database_url, ids, why, json)
@@ -82,7 +80,7 @@ def commit(database_url: DatabaseUrl, ids: Ids, why: Why = None, json: Json = Fa
 
 @app.command("rollback")
 def rollback(database_url: DatabaseUrl, ids: Ids, why: Why = None, json: Json = False) -> None:
-    """Have the transactions rolled back, whatever was tried before. It is recorded: escrowmq acts."""
+    """Roll back these transactions. The action is recorded (`escrowmq acts list`)."""
     from escrowmq import outbox
 
     _each(outbox.modes.rollback_stuck, database_url, ids, why, json)
@@ -90,7 +88,7 @@ def rollback(database_url: DatabaseUrl, ids: Ids, why: Why = None, json: Json = 
 
 @app.command("resend")
 def resend(database_url: DatabaseUrl, ids: Ids, why: Why = None, json: Json = False) -> None:
-    """Have the messages prepared once more and committed: their transactions are lost. It is recorded: escrowmq acts.
+    """Prepare and commit the messages again, because their transactions are lost. The action is recorded (`escrowmq acts list`).
 
     Within the broker's dedup_window it gives the first transaction again. If that was committed there are two messages of the id afterwards.
     """
@@ -101,7 +99,7 @@ def resend(database_url: DatabaseUrl, ids: Ids, why: Why = None, json: Json = Fa
 
 @app.command("settle")
 def settle(database_url: DatabaseUrl, ids: Ids, why: Why = None, json: Json = False) -> None:
-    """Delete rows: somebody has seen to them. What stands at the broker stays. It is recorded: escrowmq acts."""
+    """Delete rows that were resolved otherwise. The broker's state is not changed. The action is recorded (`escrowmq acts list`)."""
     from escrowmq import outbox
 
     _each(outbox.modes.settle_stuck, database_url, ids, why, json)

@@ -95,7 +95,7 @@ def alter(
     url: Url = DEFAULT_URL,
     json: Json = False,
 ) -> None:
-    """Give a topic a retention of its own, or more queues; what is not given stays as it is.
+    """Change a topic's retention or number of queues. Options that are not given stay as they are.
 
     What is beyond the retention is let go of at once; groups that had not consumed it count it as expired.
     More queues change which queue the messages of a key go to.
@@ -137,7 +137,7 @@ def delete(
     url: Url = DEFAULT_URL,
     json: Json = False,
 ) -> None:
-    """Delete a topic with all that is in it. It cannot be brought back.
+    """Delete a topic and all its messages. This cannot be undone.
 
     Without --force it is refused while half messages are undecided or a group consumes it. Only
     escrowmq topics create makes a topic of this name again; it is another topic.

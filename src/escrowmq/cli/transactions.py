@@ -24,7 +24,7 @@ from escrowmq.cli.printing import (
 from escrowmq.cli.rows import body_of, plain
 from escrowmq.errors import Code, EscrowError, error
 
-app = typer.Typer(no_args_is_help=True, help="Transactions: what is in escrow, and deciding by hand.")
+app = typer.Typer(no_args_is_help=True, help="Transactions: list, show, commit, roll back.")
 
 Ids = Annotated[
     list[str] | None,
@@ -101,7 +101,7 @@ def summary(
     url: Url = DEFAULT_URL,
     json: Json = False,
 ) -> None:
-    """Say how many transactions are undecided, of which producer groups, and why."""
+    """Count undecided transactions by producer group and cause."""
     with admin_at(url) as admin:
         groups = admin.transactions_summary(group)
         now_us = 0 if json else broker_time(admin)
@@ -143,7 +143,7 @@ def show(
     url: Url = DEFAULT_URL,
     json: Json = False,
 ) -> None:
-    """Show a transaction: its messages, and what happened to it when."""
+    """Show a transaction: its messages and its history."""
     with admin_at(url) as admin:
         found: Any = admin.transaction(transaction, bodies=body, why=why)
     found["messages"] = [plain(message) for message in found["messages"]]
@@ -176,7 +176,7 @@ def commit(
     url: Url = DEFAULT_URL,
     json: Json = False,
 ) -> None:
-    """Commit undecided transactions by hand, their messages become visible: those named, or, by a plan, those chosen."""
+    """Commit undecided transactions: their messages become visible. Name them, or select them for a plan."""
     if chosen := _chosen("commit", ids, state_, group, older_than):
         return planned("transactions.commit", chosen, why, url, yes=yes, folder=plans, json=json)
     _each(ids or [], why, url, json, "commit", group)
@@ -194,7 +194,7 @@ def rollback(
     url: Url = DEFAULT_URL,
     json: Json = False,
 ) -> None:
-    """Roll undecided transactions back by hand, their messages never become visible: those named, or, by a plan, those chosen."""
+    """Roll back undecided transactions: their messages never become visible. Name them, or select them for a plan."""
     if chosen := _chosen("roll back", ids, state_, group, older_than):
         return planned("transactions.rollback", chosen, why, url, yes=yes, folder=plans, json=json)
     _each(ids or [], why, url, json, "rollback", group)
@@ -212,7 +212,7 @@ def recheck(
     url: Url = DEFAULT_URL,
     json: Json = False,
 ) -> None:
-    """Have the producers asked again, checks counted anew; opens parked transactions: those named, or, by a plan, those chosen."""
+    """Reopen parked transactions and restart their check-back. Name them, or select them for a plan."""
     if chosen := _chosen("ask about again", ids, state_, group, older_than):
         return planned("transactions.recheck", chosen, why, url, yes=yes, folder=plans, json=json)
     _each(ids or [], why, url, json, "recheck", group)

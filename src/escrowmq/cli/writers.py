@@ -16,7 +16,7 @@ app = typer.Typer(
 
 @app.command("list")
 def list_(url: Url = DEFAULT_URL, json: Json = False) -> None:
-    """List writers with their last batch, those that have done nothing for the longest time first.
+    """List writers with their last batch, longest idle first.
 
     One whose producer group has done nothing for the broker's producer_expiration is forgotten by itself.
     """
@@ -44,7 +44,7 @@ def forget(
     url: Url = DEFAULT_URL,
     json: Json = False,
 ) -> None:
-    """Forget a writer now, with its producer group; refused while it has undecided transactions.
+    """Delete a writer and its producer group. Refused while it has undecided transactions.
 
     Should it write again, its next batch counts, also if it is a repeat of the last one.
     """
