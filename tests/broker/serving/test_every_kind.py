@@ -43,8 +43,8 @@ def neighbour(shared):
 @names("kind", FROM_CLIENTS, ids=lambda kind: kind.name)
 def test_half_a_frame_is_given_up(shared, neighbour, monkeypatch, kind):
     monkeypatch.setattr(server, "FRAME_SECONDS", 0.05)
-    monkeypatch.setattr(server, "SILENT_SECONDS", 0.05)
     with shared.client(greet=kind != Kind.HELLO) as dripping:
+        monkeypatch.setattr(server, "SILENT_SECONDS", 0.05)
         dripping.send(frame(kind, 1, b"x" * 40)[:-7])
         assert [one.kind for one in dripping.closed()] in ([], [Kind.ERROR])
 
