@@ -116,13 +116,29 @@ def test_what_another_sweeps_is_left_out(tmp_path: Path) -> None:
     assert (busy.runs, busy.left_out, idle.runs, idle.left_out) == (1, 0, 0, 1)
 
 
-def test_it_goes_on_with_the_next_turn_whatever_broke_the_last_one_off(tmp_path: Path, person: Person) -> None:
+@pytest.mark.parametrize(
+    ("problem", "told"),
+    [
+        (
+            Unknown(Code.DISCONNECTED, "the orders are away"),
+            "DISCONNECTED: the orders are away (it may have been applied; repeat with the same id)",
+        ),
+        (
+            sa.exc.ProgrammingError("SELECT secret", {"it": "secret"}, Exception("no more\nconnections")),
+            "no more connections",
+        ),
+        (RuntimeError("the gateway of Java has ended"), "the gateway of Java has ended"),
+    ],
+)
+def test_it_goes_on_with_the_next_turn_whatever_broke_the_last_one_off(
+    tmp_path: Path, person: Person, problem: Exception, told: str
+) -> None:
     url, stop, totals, runs = empty(tmp_path), threading.Event(), Totals(), []
 
     def sweeps() -> dict[str, Swept]:
         runs.append(1)
         if len(runs) == 1:
-            raise Unknown(Code.DISCONNECTED, "the orders are away")
+            raise problem
         stop.set()
         return NOTHING
 
@@ -131,7 +147,7 @@ def test_it_goes_on_with_the_next_turn_whatever_broke_the_last_one_off(tmp_path:
     assert person.alarms.get(timeout=PATIENT) == {
         "type": "application/json",
         "event": "sweep.broken_off",
-        "error": "DISCONNECTED: the orders are away (it may have been applied; repeat with the same id)",
+        "error": told,
     }
 
 

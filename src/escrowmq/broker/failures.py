@@ -36,7 +36,12 @@ def answer(future: Future[T], outcome: T | BaseException) -> Future[T]:
 
 
 def for_client(problem: EscrowError) -> EscrowError:
-    """The error as a client of a served broker sees it. CLOSED means here that the broker stopped while it worked on the request."""
-    if problem.code is not Code.CLOSED:
+    """Return the error as a client of a served broker sees it.
+
+    CLOSED means here that the broker stopped while it worked on the request. LOG_FAILED means that its log did: a disk
+    failed, or another node took the log over. Both are SHARD_STOPPED: the client finds the broker that leads, or waits
+    for a restart.
+    """
+    if problem.code not in (Code.CLOSED, Code.LOG_FAILED):
         return problem
     return error(Code.SHARD_STOPPED, f"the broker is stopping: {problem.message}")

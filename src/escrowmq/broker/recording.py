@@ -101,7 +101,8 @@ def _state(ledger: Ledger, printed: str) -> str:
 
 
 def _revealed(ledger: Ledger, what: Mapping[str, Any]) -> dict[str, Any]:
-    return results([_state(ledger, what["id"])])  # looking changes nothing
+    """Return the transaction's state: showing its bodies changed nothing."""
+    return results([_state(ledger, what["id"])])
 
 
 def _dead_letters(ledger: Ledger, what: Mapping[str, Any]) -> dict[str, Any]:

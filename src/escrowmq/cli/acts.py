@@ -97,7 +97,7 @@ def show(
 
 @app.command("verify")
 def verify(url: Url = DEFAULT_URL, database_url: InDatabase = None, json: Json = False) -> None:
-    """Verify the hash chain of operator actions. Exit code 1, with the places, if a record was changed, removed, inserted or moved.
+    """Verify the hash chain of operator actions. Exit code 1, with the places, if a record was altered.
 
     Whoever can write the file and the one beside it (of a database: both tables) can forge both: note the last hash elsewhere, and compare.
     """

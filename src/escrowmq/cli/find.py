@@ -40,7 +40,7 @@ def find(
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=100, help="At most this many messages.")] = 20,
     json: Json = False,
 ) -> None:
-    """Find a message or transaction: its history at brokers and in databases, and why it waits. Exit code 1 if nothing is found."""
+    """Show the history of a message at brokers and in databases, and why it waits. Exit code 1 if none is found."""
     from escrowmq.overview import timeline
 
     with bus_at(url) as bus, engines_at(database_url) as engines:

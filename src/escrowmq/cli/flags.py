@@ -41,7 +41,7 @@ MOST_USED = frozenset(
         "help",
     }
 )
-"""What ``serve --help`` shows, by parameter; ``--help-all`` shows everything."""
+"""Parameters in ``serve --help``; ``--help-all`` shows all."""
 
 
 @contextmanager

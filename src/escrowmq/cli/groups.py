@@ -190,7 +190,7 @@ def members(
     url: Url = DEFAULT_URL,
     json: Json = False,
 ) -> None:
-    """List the members of a consumer group and the messages that they hold. Messages in doubt may have been handled by a member's previous process."""
+    """List the members of a consumer group and the messages that they hold, in doubt or not."""
     with admin_at(url) as admin:
         found = admin.members(name)
     columns: Columns = {

@@ -56,7 +56,7 @@ def list_(group: Group, database_url: DatabaseUrl, limit: Limit = 100, after: Af
 def forget(
     group: Group, ids: Ids, database_url: DatabaseUrl, topic: OfTopic = None, why: Why = None, json: Json = False
 ) -> None:
-    """Delete marks: the group handles the messages again when they are redelivered. The action is recorded (`escrowmq acts list`)."""
+    """Delete marks: redelivered messages are handled again. The action is recorded (`escrowmq acts list`)."""
     from escrowmq import outbox
 
     with outbox.engines.opened(database_url) as engine:
@@ -156,7 +156,7 @@ def move(
     why: Why = None,
     json: Json = False,
 ) -> None:
-    """Move offsets that nobody owns: messages are handled again, or skipped. The action is recorded (`escrowmq acts list`)."""
+    """Move offsets that nobody owns, back or forward. The action is recorded (`escrowmq acts list`)."""
     from escrowmq import outbox
 
     wanted = dict.fromkeys(map(slot_of, slots), to)
@@ -174,7 +174,7 @@ def fence(
     why: Why = None,
     json: Json = False,
 ) -> None:
-    """Fence a consumer that is dead or must stop, and release its slots. The action is recorded (`escrowmq acts list`)."""
+    """Fence a consumer, and release its slots. The action is recorded (`escrowmq acts list`)."""
     from escrowmq import outbox
 
     wanted = [slot_of(text) for text in slots]

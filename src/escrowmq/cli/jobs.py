@@ -176,8 +176,8 @@ def sweep(
 ) -> None:
     """Time unpaid orders out, release the freezes of paid ones as sold, give back stock that was frozen without an order.
 
-    Run it every some minutes, or with --every; it may be killed, and run twice at once. Without --every the exit code is 1 if something
-    could not be settled; the next run tries again.
+    Run it every few minutes, or with --every. It may be killed, and run twice at once. Without --every the exit code is 1
+    if something could not be settled; the next run tries again.
     """
     from escrowmq.pipeline.session import local_session
     from escrowmq.pipeline.sweeps import Books, Databases, schedule, sweep_freezes, sweep_orders
@@ -286,7 +286,7 @@ def reconcile(
     master: Master = None,
     json: Json = False,
 ) -> None:
-    """Compare the ids of two topics. Report ids announced and never committed, committed and never announced, and with different content.
+    """Compare the ids of two topics: announced or committed alone, or with different content.
 
     Exit code 1 if there is a difference.
     """

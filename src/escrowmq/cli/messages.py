@@ -252,7 +252,7 @@ def tail(
     url: Url = DEFAULT_URL,
     json: JsonLines = False,
 ) -> None:
-    """Show messages of a topic, half messages (%half), decisions (%op), acknowledgements (%acks), operator actions on consumer groups (%group-acts) or dead letters, without consuming them.
+    """Show messages of a topic or rows of a system view (%half, %op, %acks, %group-acts, %dead-letters.GROUP).
 
     Without --from-start: the last 10, or as many as --limit says. Where the number is limited, they come in the order in which they were stored.
     """

@@ -137,13 +137,13 @@ def retry(database_url: DatabaseUrl, ids: Ids, why: Why = None, json: Json = Fal
 
 @app.command("discard")
 def discard(database_url: DatabaseUrl, ids: Ids, why: Why = None, json: Json = False) -> None:
-    """Discard messages: they are not sent. They stay in the table; `retry` brings them back. The action is recorded (`escrowmq acts list`)."""
+    """Discard messages; `retry` brings them back. The action is recorded (`escrowmq acts list`)."""
     _each(database_url, ids, why, json, "discard")
 
 
 @app.command("settle")
 def settle(database_url: DatabaseUrl, ids: Ids, why: Why = None, json: Json = False) -> None:
-    """Mark messages as done without sending them, for example because they are known to have arrived. The action is recorded (`escrowmq acts list`)."""
+    """Mark messages as done without sending them. The action is recorded (`escrowmq acts list`)."""
     _each(database_url, ids, why, json, "settle")
 
 

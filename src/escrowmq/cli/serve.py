@@ -301,7 +301,7 @@ def webhooks_test(
     config: Annotated[Path | None, typer.Option("--config", help="A TOML file with tables \\[webhook.NAME].")] = None,
     json: Annotated[bool, typer.Option("--json", help="JSON instead of a table.")] = False,
 ) -> None:
-    """Send a test event (`escrowmq.test`) to each address, once, and print its answer. The exit code is 4 if one did not take it."""
+    """Send a test event (`escrowmq.test`) to each address, once, and print its answer. Exit code 4 if one refuses it."""
     hooks = _webhooks(config, webhook, {"command": "webhooks test"})
     if hooks is None:
         raise error(Code.BAD_ARGUMENT, "there is no address to try", "name one: --webhook or --config")

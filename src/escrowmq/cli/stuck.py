@@ -64,7 +64,7 @@ def list_(
 
 @app.command("retry")
 def retry(database_url: DatabaseUrl, ids: Ids, why: Why = None, json: Json = False) -> None:
-    """Retry the same decision, once its cause is repaired. The program's next redrive does it. The action is recorded (`escrowmq acts list`)."""
+    """Retry the decision at the program's next redrive. The action is recorded (`escrowmq acts list`)."""
     from escrowmq import outbox
 
     _each(outbox.modes.retry_stuck, database_url, ids, why, json)
@@ -88,7 +88,7 @@ def rollback(database_url: DatabaseUrl, ids: Ids, why: Why = None, json: Json = 
 
 @app.command("resend")
 def resend(database_url: DatabaseUrl, ids: Ids, why: Why = None, json: Json = False) -> None:
-    """Prepare and commit the messages again, because their transactions are lost. The action is recorded (`escrowmq acts list`).
+    """Prepare and commit messages whose transactions are lost. The action is recorded (`escrowmq acts list`).
 
     Within the broker's dedup_window it gives the first transaction again. If that was committed there are two messages of the id afterwards.
     """
@@ -99,7 +99,7 @@ def resend(database_url: DatabaseUrl, ids: Ids, why: Why = None, json: Json = Fa
 
 @app.command("settle")
 def settle(database_url: DatabaseUrl, ids: Ids, why: Why = None, json: Json = False) -> None:
-    """Delete rows that were resolved otherwise. The broker's state is not changed. The action is recorded (`escrowmq acts list`)."""
+    """Delete resolved rows; the broker keeps its state. The action is recorded (`escrowmq acts list`)."""
     from escrowmq import outbox
 
     _each(outbox.modes.settle_stuck, database_url, ids, why, json)

@@ -153,7 +153,7 @@ def show(
     print_facts({"transaction": found["id"], "state": state(found["state"]), **facts})
     print_rows(found["messages"], json, _MESSAGES, "no messages")
     if not body and any(message.get("withheld") for message in found["messages"]):
-        notice("nobody was to see the bodies: --body shows them, and records that you looked")
+        notice("the bodies are withheld; --body shows them, and this is recorded")
     start = found["timeline"][0]["time_us"] if found["timeline"] else 0
     columns: Columns = {
         "time": lambda event: moment(event["time_us"]),

@@ -108,7 +108,7 @@ class Gateway:
         return self._shards[number]
 
     async def transaction_named(self, group: str, text: str) -> TransactionId:
-        """Return the transaction of a group that a text names: its printed id, or the id of a half message that the producer chose.
+        """Return the transaction that a text names: by its printed id, or by its producer's own message id.
 
         Raises UNKNOWN_TRANSACTION, BAD_ARGUMENT if a message id is that of several transactions of the group.
         """

@@ -27,7 +27,7 @@ EXTRAS = {
 }
 """The extra with which a package comes, by the name under which it is imported."""
 LAB = frozenset({"escrowmq_lab", "greenlet"})
-"""What comes with the distribution ``escrowmq-lab`` of this repository."""
+"""Packages of the distribution ``escrowmq-lab`` in this repository."""
 
 
 def missing_package(package: str, who: str, extra: str | None = None) -> Misuse:

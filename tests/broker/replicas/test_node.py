@@ -2,23 +2,17 @@
 
 import threading
 import time
-from collections.abc import Iterator
-from types import SimpleNamespace
-from typing import ClassVar
 
-import pyarrow as pa
 import pytest
 from nodes import SILENCE, OneNode, Shard, until
 
 import escrowmq as mq
 from escrowmq.broker.replicas import node
-from escrowmq.broker.replicas.door import Door
 from escrowmq.broker.writer import upkeep
 from escrowmq.errors import Code, EscrowError, Misuse, Overloaded, error
 from escrowmq.ledger.ledger import Ledger
 from escrowmq.log.kafka.replica import CHECK_SECONDS
 from escrowmq.platform.disk import RealDisk
-from escrowmq.settings import BrokerSettings
 from escrowmq.testing.ledgers import outgoing
 from escrowmq.testing.partitions import MemoryKafka
 from escrowmq.wire import Exchange
@@ -377,37 +371,3 @@ def test_the_standbys_folder_is_read_while_it_follows(two) -> None:
         assert topic["name"] == "t"
     assert RealDisk(b.folder, read_only=True).in_use()
     assert not b.leads
-
-
-@pytest.mark.parametrize("fenced", [True, False])
-def test_reading_a_log_that_another_node_took_over_is_refused_as_by_a_follower(fenced: bool) -> None:
-    """The read had begun, and the node has not noticed yet. A log that failed for another reason says so."""
-    schema = pa.schema([("n", pa.int64())])
-
-    class Led:
-        engine = SimpleNamespace(log=SimpleNamespace(fenced=fenced))
-        beside: ClassVar[dict[str, object]] = {}
-
-        def fail(self) -> None:
-            raise error(Code.LOG_FAILED, "the log of this node")
-
-        def action(self, name: str, request: object) -> None:
-            self.fail()
-
-        def read(self, request: object) -> pa.RecordBatchReader:
-            def batches() -> Iterator[pa.RecordBatch]:
-                yield pa.record_batch([[1]], schema=schema)
-                self.fail()
-
-            return pa.RecordBatchReader.from_batches(schema, batches())
-
-    door = Door(BrokerSettings(), [], "escrow://a:7700")
-    door.leads(Led())  # type: ignore[arg-type]
-    wanted = Code.NOT_LEADER if fenced else Code.LOG_FAILED
-    reader = door.read({"topic": "t"})
-    assert reader.read_next_batch().num_rows == 1
-    with pytest.raises(EscrowError) as read:
-        reader.read_next_batch()
-    with pytest.raises(EscrowError) as asked:
-        door.action("topics.list", {})
-    assert [read.value.code, asked.value.code] == [wanted, wanted]

@@ -2,12 +2,13 @@
 
 import threading
 
+import pyarrow as pa
 import pytest
 from served import PATIENT, Client, Served
 
 from escrowmq.broker import requests
 from escrowmq.broker.serving import room, streams
-from escrowmq.errors import Code, EscrowError, Rejected
+from escrowmq.errors import Code, EscrowError, Rejected, error
 from escrowmq.schemas import CHECKS
 from escrowmq.testing.ledgers import outgoing
 from escrowmq.wire import Exchange, frames
@@ -95,6 +96,31 @@ def test_a_read_that_is_broken_off_does_not_look_complete(full):
         assert [one.kind for one in ends] == [Kind.ERROR]
     stopping.join()
     full.start()
+
+
+def test_a_log_that_fails_under_a_read_is_a_broker_that_stopped(full, monkeypatch):
+    """Another node took the log over, and this one has not noticed: the client looks for the leader, and loses nothing."""
+
+    def read(request):
+        def batches():
+            yield pa.record_batch([[b"one"]], ["body"])
+            raise error(Code.LOG_FAILED, "another node leads the log now")
+
+        return pa.RecordBatchReader.from_batches(pa.schema({"body": pa.binary()}), batches())
+
+    def act(name, request):
+        raise error(Code.LOG_FAILED, "another node leads the log now")
+
+    monkeypatch.setattr(full.calls, "read", read)
+    with full.client() as client:
+        monkeypatch.setattr(full.calls, "action", act)
+        client.begin_read({"source": "t"})
+        came = [client.next() for _ in range(3)]
+        assert [one.kind for one in came] == [Kind.SCHEMA, Kind.PART, Kind.ERROR]
+        assert frames.read_refusal(came[-1]).code is Code.SHARD_STOPPED
+        with pytest.raises(EscrowError) as asked:
+            client.act("topics.list")
+        assert asked.value.code is Code.SHARD_STOPPED
 
 
 def test_small_answers_come_between_the_parts_of_a_read(full):

@@ -150,7 +150,7 @@ class _Reading:
             way.state, way.lease = "acked", None
 
     def failed(self, frame: Frame) -> None:
-        """Why what is given back next failed."""
+        """Note the cause of a failure; the failure itself follows."""
         for row, way in self._held(frame, "lease"):
             way.cause = frame.batch.column("cause")[row].as_py()
 

@@ -60,7 +60,7 @@ def bodies_of(engine: Readable, identity: TransactionId) -> list[Body]:
 
 
 def _withhold(message: Any, state: str) -> Any:
-    """Take the body out of a message that was rolled back or has expired: nobody was to see it (systems.md 2.10)."""
+    """Remove the body of a message that was rolled back or has expired: its producer never released it."""
     if state in ("rolled_back", "expired"):
         return message | {"body_base64": None, "withheld": True}
     return message

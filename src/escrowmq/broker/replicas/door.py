@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import Future
-from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -175,9 +174,7 @@ class Door:
         if name == brokers.STEP_DOWN.name:
             return self._step_down(request)
         if name not in _ANSWERED:
-            leading = self._leading()
-            with self._as_follower(leading):
-                return leading.action(name, request)
+            return self._leading().action(name, request)
         if calls is not None:
             try:
                 return {**calls.action(name, request), **_ANSWERED[name][1](self)}
@@ -190,10 +187,7 @@ class Door:
 
     def read(self, request: Mapping[str, object]) -> pa.RecordBatchReader:
         """See :meth:`escrowmq.broker.calls.Calls.read`."""
-        calls = self._leading()
-        with self._as_follower(calls):
-            reader = calls.read(request)
-        return pa.RecordBatchReader.from_batches(reader.schema, self._batches(calls, reader))
+        return self._leading().read(request)
 
     def watch(self, session: object) -> Listener:
         """See :meth:`escrowmq.broker.calls.Calls.watch`."""
@@ -227,20 +221,6 @@ class Door:
             calls.run()
 
     # Answers of its own
-
-    def _batches(self, calls: Calls, reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
-        with closing(reader), self._as_follower(calls):
-            yield from reader
-
-    @contextmanager
-    def _as_follower(self, calls: Calls) -> Iterator[None]:
-        """Refuse, in place of a log that another node took over: reading from it says LOG_FAILED, until the node has noticed."""
-        try:
-            yield
-        except EscrowError as problem:
-            if problem.code is not Code.LOG_FAILED or not getattr(calls.engine.log, "fenced", False):
-                raise
-            raise self._refusal() from problem
 
     def _leading(self) -> Calls:
         calls = self._calls

@@ -28,7 +28,7 @@ ATTEMPTS_SHOWN = 5
 
 
 def last_attempts(stands: OfMessage, group: str) -> list[Happened]:
-    """Return the last attempts of a group that failed, oldest first, from where a message stands and what happened to it."""
+    """Return the last failed attempts of a group, oldest first, from the history of a message."""
     failed = [one for one in stands.get("events", []) if one["group"] == group and one["event"] in ("failed", "dead")]
     return failed[-ATTEMPTS_SHOWN:]
 
@@ -59,8 +59,10 @@ class DeadLettersAdmin(Asking):
         )
 
     def dead_letter_attempts(self, group: str, item: Mapping[str, Any]) -> list[Happened]:
-        """Return the last five attempts at a dead letter (an item of :meth:`dead_letters`), oldest first: ``time_us``, ``attempt``, and
-        ``cause`` as the consumer named it, or ``expired`` where it gave no answer. They are read from the log, as far as it reaches back.
+        """Return the last five attempts at a dead letter (an item of :meth:`dead_letters`), oldest first.
+
+        Each has ``time_us``, ``attempt``, and ``cause`` as the consumer named it, or ``expired`` if its lease ended. They
+        are read from the log, as far as it reaches back.
         """
         place = standing.AskOfMessage(topic=item["topic"], queue=item["queue"], offset=item["offset"], history=True)
         number = next(number for number, link in enumerate(self._router.links) if link.address == item["broker"])

@@ -39,10 +39,11 @@ class TransactionsAdmin(Asking):
     def transaction(
         self, transaction_id: TransactionId | str | bytes, *, bodies: bool = False, why: str | None = None
     ) -> TransactionDetails:
-        """Return one transaction, its messages (with ``body``) and its timeline. Raises UNKNOWN_TRANSACTION or WRONG_SHARD.
+        """Return one transaction, its messages (with ``body``) and its timeline.
 
-        Once it was rolled back, or has expired, the body of a message is None and ``withheld`` true. ``bodies`` asks for them all the
-        same: this is recorded among the acts of operators, with ``why``. A data folder without its broker refuses that.
+        If it was rolled back or has expired, bodies are None and ``withheld`` is true. ``bodies`` asks for them: this is
+        recorded as an operator action, with ``why``, and refused by a data folder without its broker. Raises
+        UNKNOWN_TRANSACTION or WRONG_SHARD.
         """
         identity, number = self._home(transaction_id)
         answer: Any = self._ask(number, transactions.SHOW({"id": str(identity)}))

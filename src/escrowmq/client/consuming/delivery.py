@@ -106,8 +106,11 @@ class Content:
 
     @property
     def position(self) -> int:
-        """Return its position in the broker's log. Of a message that a transaction committed it is that of the half message, and so
-        the half message's offset in the view ``%half`` (RocketMQ: ``PreparedTransactionOffset``)."""
+        """Return its position in the broker's log.
+
+        A message that a transaction committed has the position of its half message, which is also the half message's
+        offset in the view ``%half`` (RocketMQ: ``PreparedTransactionOffset``).
+        """
         return self._rows.list("position")[self._row]  # type: ignore[no-any-return]
 
     @property

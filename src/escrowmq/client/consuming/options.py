@@ -78,8 +78,11 @@ def redelivery_request(redelivery: str | Sequence[float] | None) -> dict[str, An
 
 
 def retry_delays(redelivery: str | Sequence[float]) -> list[float]:
-    """Return the seconds before the second, third, ... delivery; none: the group's back-off, for ever. Given: the name of one of
-    :data:`~escrowmq.model.REDELIVERY`, durations as text (``"10s, 1min"``), or numbers. Raises Misuse(BAD_ARGUMENT)."""
+    """Return the seconds before the second, third, ... delivery; empty: the group's back-off, for ever.
+
+    ``redelivery`` is the name of one of :data:`~escrowmq.model.REDELIVERY`, durations as text (``"10s, 1min"``), or
+    numbers. Raises Misuse(BAD_ARGUMENT).
+    """
     hint = f"{', '.join(map(repr, REDELIVERY))}, or the seconds before each redelivery, such as [10, 60]"
     if isinstance(redelivery, str) and redelivery in REDELIVERY:
         return list(REDELIVERY[redelivery])

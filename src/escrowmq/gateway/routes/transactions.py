@@ -97,7 +97,10 @@ async def end_many(group: str, body: DecisionsIn, request: Request, response: Re
 async def commit(
     group: str, transaction_id: str, request: Request, response: Response, confirm: Confirmed = "answered"
 ) -> Decided:
-    """Commit: all its messages become visible. A ``message_id`` that the producer chose may stand for the transaction's id. Repeating is harmless; 409 if it was rolled back. 202 if it is not waited for."""
+    """Commit: all its messages become visible. Repeating is harmless; 409 if it was rolled back.
+
+    A ``message_id`` that the producer chose may replace the transaction's id. 202 if the answer is not waited for.
+    """
     return await _end(group, transaction_id, COMMIT, request, confirm, response)
 
 
@@ -111,7 +114,7 @@ async def rollback(
 
 @router.get("/{transaction_id}")
 async def show(group: str, transaction_id: str, request: Request) -> TransactionState:
-    """Where a transaction stands. It is named by its id, or by the ``message_id`` that the producer gave to one of its messages."""
+    """Return the state of a transaction, named by its id or by its producer's own ``message_id``."""
     gateway = gateway_of(request)
     row = await gateway.transaction(await gateway.transaction_named(group, transaction_id))
     if row["group"] not in (group, None):  # None: decided long ago, and its group is forgotten

@@ -73,7 +73,7 @@ class Settling:
     retried: list[list[int]] = field(default_factory=list)
     dead: list[tuple[int, int, int, str]] = field(default_factory=list)
     failed: list[tuple[int, int, int, str]] = field(default_factory=list)
-    """What is given back, with the cause that its consumer named."""
+    """Failures that are retried, with the cause that the consumer named."""
     extended: list[list[int]] = field(default_factory=list)
     keyed: list[tuple[int, int, Int64s, Int64s]] = field(default_factory=list)
     """Group, queue id, offsets that are given back, and their keys."""
@@ -201,7 +201,11 @@ class Settling:
         self._give_back(draft, draft.mask.index(PENDING), draft.limit, draft.pending, due_us)
 
     def events(self) -> tuple[Event, ...]:
-        """What was collected. The rows of one batch are disjoint, so only an extension must come before the rest."""
+        """Return what was collected.
+
+        The rows of one batch are disjoint, so only two things have an order: an extension comes before the rest, and a
+        cause before the failure that it explains.
+        """
         kinds = (Kind.EXTENDED, Kind.ACKED, Kind.FAILED, Kind.RETRIED, Kind.DEAD)
         collected: tuple[Sequence[Sequence[Any]], ...] = (
             self.extended,

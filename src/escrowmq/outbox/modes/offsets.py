@@ -68,8 +68,8 @@ class OffsetConsumer:
     "skip" to the first offset that is left, with a line in the log. One thread at a time.
 
     Raises Misuse(BAD_ARGUMENT) for slots that overlap others of the group, Rejected(ALREADY_EXISTS) if another owner has one,
-    UNKNOWN_TOPIC. Reading raises Misuse(BAD_ARGUMENT) where a part of a queue has messages of the both-reach mode: a prepare and
-    its end would go to different consumers.
+    UNKNOWN_TOPIC. Reading raises Misuse(BAD_ARGUMENT) where a part of a queue has messages of the both-reach mode: a
+    prepare and its decision would go to different consumers.
     """
 
     def __init__(
@@ -256,9 +256,9 @@ class OffsetConsumer:
             if slot.stride > 1 and has_signs(batch.arrow.column("properties")):
                 raise Misuse(
                     Code.BAD_ARGUMENT,
-                    f"queue {slot.queue} of {self._topic!r} has messages of the both-reach mode, and this consumer reads part "
-                    f"{slot.part} of {slot.stride} of it",
-                    "a prepare and its end must reach the same consumer: give it the whole queue; split_topic() makes more queues",
+                    f"queue {slot.queue} of {self._topic!r} has messages of the both-reach mode, "
+                    f"and this consumer reads part {slot.part} of {slot.stride} of it",
+                    "a prepare and its decision must reach one consumer: give it the whole queue, or use split_topic()",
                 )
             rows = np.flatnonzero(fresh & (offsets % slot.stride == slot.part))
             messages = Taken(batch.arrow if len(rows) == len(offsets) else batch.arrow.take(pa.array(rows)))

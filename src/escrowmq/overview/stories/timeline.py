@@ -86,7 +86,7 @@ def _story(of: AtBroker, known: Databases, now_us: int) -> Story:
     body = message["body"]
     if message.get("withheld"):
         notes.append(
-            f"Nobody was to see its body: escrowmq transactions show {message['transaction']} --body shows it, and is recorded."
+            f"Its body is withheld; this shows it, and is recorded: escrowmq transactions show {message['transaction']} --body"
         )
     return Story(
         title=_title(message["topic"], message["message_id"]),

@@ -210,7 +210,7 @@ class _Database:
         return DatabaseStands(self.name, pending, retrying, held, waiting, lag, self._relays() if relays else 0)
 
     def _relays(self) -> int:
-        """Return how many relays are alive: each worker of one has a row, whose name is the relay's and a random part."""
+        """Return the number of running relays. A relay has a row for each worker: its name and a random part."""
         alive = sa.select(trans_relay.c.owner).where(trans_relay.c.alive_until_us > self.now_us)
         return len({owner.rpartition("-")[0] for owner in self.connection.scalars(alive)})
 

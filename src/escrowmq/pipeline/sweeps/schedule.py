@@ -22,17 +22,19 @@ import sqlalchemy as sa
 
 from escrowmq.errors import Code, EscrowError, Misuse, error
 from escrowmq.outbox import engines
-from escrowmq.outbox.dialects import database_now_us
+from escrowmq.outbox.dialects import database_now_us, in_a_line
 from escrowmq.pipeline.sweeps.run import Swept
 
 TURN_SECONDS = 3.0
-"""How long a turn lasts at least: a machine whose timer is late by less finds it taken."""
+"""Keep a turn for so long at least: a machine whose timer is late by less finds it taken."""
 ALARM_SECONDS = 10.0
-"""How long an alarm may take to be delivered."""
+"""Timeout of one delivery of an alarm."""
 ALARM_TRIES = 3
+MOST_REASON = 1000
+"""Characters of an error: those of Java carry their traceback."""
 _LOCK = "escrowmq sweep"
 _LOCK_NUMBER = 0x6573_6372_6F77_7377
-"""The same for PostgreSQL, whose locks have numbers: with a schema's name it becomes that of its products."""
+"""PostgreSQL's locks are numbers: this one and the schema's name make the number of the lock."""
 
 _log = logging.getLogger(__name__)
 
@@ -72,24 +74,17 @@ def turn(url: str) -> Iterator[bool]:
             with _file_lock(engine.url.database) as held:
                 yield held
             return
-        lock, unlock, name = _lock_of(engine)
         with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-            held = bool(connection.execute(sa.text(lock), name).scalar())
-            try:
-                yield held
-            finally:
-                if held and not connection.invalidated:
-                    connection.execute(sa.text(unlock), name)
+            yield bool(connection.execute(*_lock_of(engine)).scalar())  # the end of the connection gives it back
 
 
-def _lock_of(engine: sa.Engine) -> tuple[str, str, dict[str, Any]]:
-    """Return the statements that take and give back the lock of these products, and their parameters."""
+def _lock_of(engine: sa.Engine) -> tuple[sa.TextClause, dict[str, Any]]:
+    """Return the statement that takes the lock of these products, and its parameters."""
     if engine.dialect.name == "postgresql":
         number = "hashtextextended(COALESCE(current_schema(), ''), :it)"
-        taking, giving = f"SELECT pg_try_advisory_lock({number})", f"SELECT pg_advisory_unlock({number})"
-        return taking, giving, {"it": _LOCK_NUMBER}
+        return sa.text(f"SELECT pg_try_advisory_lock({number})"), {"it": _LOCK_NUMBER}
     # These locks are of a whole server: the name says which database.
-    return "SELECT GET_LOCK(:it, 0)", "SELECT RELEASE_LOCK(:it)", {"it": f"{_LOCK} {engine.url.database}"[:64]}
+    return sa.text("SELECT GET_LOCK(:it, 0)"), {"it": f"{_LOCK} {engine.url.database}"[:64]}
 
 
 @contextmanager
@@ -126,9 +121,10 @@ def keep_sweeping(
 ) -> None:
     """Sweep at once, and then every ``every`` seconds, until ``stop`` is set.
 
-    ``products``: URL of the database whose lock and clock are used. ``on_run`` is called with the results of each run; None:
-    another machine had the turn, or an error broke it off. ``alarm``: a URL to which what failed is posted, see :func:`post`.
-    A database that is away is waited for until the next turn. Raises Misuse for what no further turn would mend.
+    ``products``: URL of the database whose lock and clock are used. ``on_run`` is called with the results of each run;
+    None: another machine had the turn, or an error broke it off. ``alarm``: a URL to which failures are posted, see
+    :func:`post`. Whatever breaks a run off is reported, and the next turn tries again. Raises Misuse for what no further
+    turn would mend.
     """
     totals = totals or Totals()
     while not stop.is_set():
@@ -145,10 +141,13 @@ def keep_sweeping(
                     _log.info("another process sweeps: this turn is left out")
         except Misuse:
             raise
-        except (EscrowError, sa.exc.SQLAlchemyError, OSError) as problem:
+        except Exception as problem:  # also what Spark raises: a person must hear of it, and the next turn may succeed
             totals.broken_off += 1
-            _log.error("ALERT: a sweep was broken off, the next turn tries again: %s", problem)
-            _alarm(alarm, totals, {"event": "sweep.broken_off", "error": str(problem)})
+            known = isinstance(problem, EscrowError | sa.exc.SQLAlchemyError | OSError)
+            reason = in_a_line(problem)[:MOST_REASON]
+            text = "ALERT: a sweep was broken off, the next turn tries again: %s"
+            _log.error(text, reason, exc_info=None if known else problem)
+            _alarm(alarm, totals, {"event": "sweep.broken_off", "error": reason})
         on_run(found)
         if found is not None and any(swept.failed for swept in found.values()):
             _alarm(alarm, totals, failed_event(found))

@@ -96,7 +96,7 @@ class Shown(Details):
 
 
 class Reveal(Signed):
-    """Which transaction."""
+    """The transaction whose bodies an operator asks for."""
 
     id: TransactionText
 
