@@ -25,7 +25,7 @@ $(STAMP):
 	@$(PYTHON) -c 'import sys; sys.exit("EscrowMQ needs Python 3.11 or newer; this is " + sys.version.split()[0] + " (make PYTHON=python3.11 ...)" if sys.version_info < (3, 11) else 0)'
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { echo "this Python has no ensurepip; on Debian: apt-get install python3-venv" >&2; exit 1; }
 	@test -x $(BIN)/python || { rm -rf $(VENV) && $(PYTHON) -m venv $(VENV); }
-	@extras=spark,postgres,mysql,redis,kafka,rabbitmq,otel,http,console,dev; \
+	@extras=all,dev; \
 	java="$${JAVA_HOME:+$$JAVA_HOME/bin/}java"; \
 	major=$$("$$java" -version 2>&1 | sed -n 's/.*version "\([0-9]*\).*/\1/p' | head -n 1); \
 	if [ "$${major:-0}" -lt 17 ]; then extras=$$extras,jre; echo "no Java 17 or newer here: taking one from PyPI"; fi; \

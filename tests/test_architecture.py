@@ -232,7 +232,7 @@ def defines(file: Path, name: str) -> bool:
 
 def test_the_command_runs_as_a_module() -> None:
     result = subprocess.run([sys.executable, "-m", "escrowmq", "--version"], capture_output=True, text=True)
-    assert (result.returncode, result.stdout.strip()) == (0, "escrowmq 0.1.0")
+    assert (result.returncode, result.stdout.strip()) == (0, "escrowmq 0.2.0")
 
 
 @pytest.mark.parametrize(("root", "name"), [(ROOT, "escrowmq"), (ROOT / "lab", "escrowmq_lab")])

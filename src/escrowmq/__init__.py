@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from escrowmq.client.reading.reader import AsyncReader, ReadBatch, Reader
     from escrowmq.connecting import aconnect, connect
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _LAZY = {
     "connect": "connecting",

@@ -1,4 +1,4 @@
-"""Virtual environments as pip would make them: Python, this project, and what one of its extras names, but nothing else.
+"""Virtual environments as pip would make them: Python, this project, and what some of its extras name, but nothing else.
 
 They are put together from the packages that are installed here, so that nothing is downloaded: each package of the extra's closure, as the
 installed metadata tells it, is linked into the new environment.
@@ -24,11 +24,11 @@ def extras() -> list[str]:
     return sorted(set(distribution(PROJECT).metadata.get_all("Provides-Extra", [])) - {"dev", "jre"})
 
 
-def closure(extra: str | None) -> dict[str, Distribution]:
-    """What is installed with this project and one extra, by name."""
+def closure(*extras: str) -> dict[str, Distribution]:
+    """Return what is installed with this project and these extras, by name."""
     found: dict[str, Distribution] = {}
     done: set[tuple[str, str]] = set()
-    todo = [(PROJECT, extra or "")]
+    todo = [(PROJECT, ""), *((PROJECT, extra) for extra in extras)]
     while todo:
         name, chosen = todo.pop()
         if (name, chosen) in done:
@@ -47,11 +47,11 @@ def closure(extra: str | None) -> dict[str, Distribution]:
     return found
 
 
-def make(folder: Path, extra: str | None) -> Path:
-    """An environment with one extra; returns its Python."""
+def make(folder: Path, *extras: str) -> Path:
+    """Make an environment with these extras. Returns its Python."""
     venv.create(folder, symlinks=True)
     site = next(folder.glob("lib/python*/site-packages"))
-    packages = closure(extra)
+    packages = closure(*extras)
     own = packages.pop(PROJECT)
     owners = Counter(top for one in packages.values() for top in _tops(one))
     for one in packages.values():

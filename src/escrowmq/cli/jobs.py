@@ -56,6 +56,8 @@ def demo(
 
     Exit code 1 when the audit finds anything lost, repeated, altered, leaked or undecided.
     """
+    import prometheus_client  # noqa: F401  # the demo's broker needs it
+
     from escrowmq.demo import DemoOptions, run
 
     if audit:

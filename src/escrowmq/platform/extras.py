@@ -18,11 +18,14 @@ EXTRAS = {
     "httpx": "http",
     "jinja2": "console",
     "opentelemetry": "otel",
+    "prometheus_client": "serve",
     "psycopg": "postgres",
     "pymysql": "mysql",
     "pyspark": "spark",
     "redis": "redis",
+    "rich": "cli",
     "sqlalchemy": "outbox",
+    "typer": "cli",
     "uvicorn": "http",
 }
 """The extra with which a package comes, by the name under which it is imported."""
