@@ -116,7 +116,8 @@ class Report:
             print(f"{name:<46} {middle:>12,.2f} {unit:<8} {min(values):>12,.2f} to {max(values):<12,.2f} goal {goal}")
             if "server_us" in more:
                 print(
-                    f"{'':<8} client {more['client_us']:,.0f} + broker {more['server_us']:,.0f} µs of processor time each, "
+                    f"{'':<8} client {more['client_us']:,.0f} + broker {more['server_us']:,.0f} µs of processor time "
+                    "each, "
                     f"{more['written_per_body_byte']:.2f} bytes written per body byte"
                 )
 
@@ -124,7 +125,8 @@ class Report:
         if not self._options.json:
             where = machine()
             print(
-                f"{self._title}: {where['cpu']}, {where['cores']} cores, Python {where['python']}, Arrow {where['pyarrow']}"
+                f"{self._title}: {where['cpu']}, {where['cores']} cores, Python {where['python']}, Arrow "
+                f"{where['pyarrow']}"
             )
             print(", ".join(f"{name} {value}" for name, value in self._settings().items()))
 

@@ -1,7 +1,9 @@
-"""`escrowmq audit` on a real run of N messages, with one lost, one repeated, one altered and one leaked planted in one window.
+"""`escrowmq audit` on a real run of N messages, with one lost, one repeated, one altered and one leaked planted in one
+window.
 
-The run is built first: a producer's database, a broker's folder with every message put as a transaction of its own (some are rolled
-back, and are in no database), and two consumers' databases. Then the four are planted with SQL, and the command is run twice.
+The run is built first: a producer's database, a broker's folder with every message put as a transaction of its own
+(some are rolled back, and are in no database), and two consumers' databases. Then the four are planted with SQL, and
+the command is run twice.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ TABLES = {
     "carts": ("order_id TEXT", "customer TEXT", "units INTEGER", "cents INTEGER"),
     "points": ("order_id TEXT", "customer TEXT", "points INTEGER"),
 }
-"""The databases, one table each, and its columns. What consumers have has no unique index: a repeated effect can be stored."""
+"""The databases, one table each, and its columns. What consumers have has no unique index: a repeated effect can be
+stored.
+"""
 
 FIELDS = ("customer", "country", "units", "cents", "points")
 """What a body says."""
@@ -150,9 +154,9 @@ def choose(messages: int) -> Planted:
 def plant(folder: Path, four: Planted) -> None:
     """Edit what the consumers have, so that every count agrees, of all rows and of the window's.
 
-    One comparison alone cannot have all four with equal counts: a lost row and a leaked one cancel out, and the second row of the
-    repeated id is one too many. But a message that is lost is missing from *every* consumer. So the cart, which lost one, repeats
-    one; and the points, which lost the same, have one of a rollback.
+    One comparison alone cannot have all four with equal counts: a lost row and a leaked one cancel out, and the second
+    row of the repeated id is one too many. But a message that is lost is missing from *every* consumer. So the cart,
+    which lost one, repeats one; and the points, which lost the same, have one of a rollback.
     """
     edits = {
         "carts": [

@@ -1,7 +1,9 @@
-"""A backup beside live traffic: how long one send takes without a backup, beside one, and beside one with a rate; and how fast a backup is.
+"""A backup beside live traffic: how long one send takes without a backup, beside one, and beside one with a rate; and
+how fast a backup is.
 
-A broker in a process of its own, on a folder of some gigabytes, and one client that sends messages at a steady pace, one after the other, waiting for each. The three
-are measured in turns, each time for --seconds; the backup runs in a process of its own, as the command does, into a fresh folder, again and again until the time is over.
+A broker in a process of its own, on a folder of some gigabytes, and one client that sends messages at a steady pace,
+one after the other, waiting for each. The three are measured in turns, each time for --seconds; the backup runs in a
+process of its own, as the command does, into a fresh folder, again and again until the time is over.
 """
 
 from __future__ import annotations
@@ -61,7 +63,8 @@ def fill(bus: mq.Bus, size: int, body: int) -> None:
 
 
 def paced(one: object, pace: float, seconds: float) -> list[float]:
-    """Seconds of each call, of calls that begin at a steady pace; what comes late counts from when it should have begun."""
+    """Seconds of each call, of calls that begin at a steady pace; what comes late counts from when it should have
+    begun."""
     times, start = [], time.perf_counter()
     for n in range(int(pace * seconds)):
         due = start + n / pace

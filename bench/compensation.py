@@ -1,8 +1,10 @@
-"""The two sets of the compensation: announce, enter and take in Redis, SQLite, PostgreSQL and Spark, by the number of ids.
+"""The two sets of the compensation: announce, enter and take in Redis, SQLite, PostgreSQL and Spark, by the number of
+ids.
 
-Of the ids nine in ten are done, in an order of their own. Ids are sent in calls of 10,000. Processor time is that of this process and of
-the server together, so that it does not depend on who else uses the machine; times by the clock do. "Blocked" is for how long the server
-serves nobody else (Redis: a command or step), or holds the locks that other writers need (SQL: one transaction of ``take``).
+Of the ids nine in ten are done, in an order of their own. Ids are sent in calls of 10,000. Processor time is that of
+this process and of the server together, so that it does not depend on who else uses the machine; times by the clock do.
+"Blocked" is for how long the server serves nobody else (Redis: a command or step), or holds the locks that other
+writers need (SQL: one transaction of ``take``).
 """
 
 from __future__ import annotations
@@ -253,7 +255,8 @@ def main() -> None:
                 told.append({**row, "low": min(values), "high": max(values), "values": values})
                 if not options.json:
                     print(
-                        f"{count:>10,} {store:<11} {name:<44} {row['median']:>12,.2f}  {min(values):,.2f} to {max(values):,.2f}",
+                        f"{count:>10,} {store:<11} {name:<44} {row['median']:>12,.2f}  {min(values):,.2f} to "
+                        f"{max(values):,.2f}",
                         flush=True,
                     )
     if options.json:

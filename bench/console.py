@@ -1,5 +1,5 @@
-"""Pages of the console over a broker with 10^5 or (``--most 6``) 10^6 dead letters of three causes, and as many undecided transactions: milliseconds of each page, for one
-person who waits for it.
+"""Pages of the console over a broker with 10^5 or (``--most 6``) 10^6 dead letters of three causes, and as many
+undecided transactions: milliseconds of each page, for one person who waits for it.
 
 Broker and console are in this process, the pages come over HTTP on the loopback interface.
 """

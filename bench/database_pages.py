@@ -1,8 +1,10 @@
-"""What waits in a database with 10^5 or (``--most 6``) 10^6 rows of each kind: milliseconds of the sums, the pages and the filters that a person sees.
+"""What waits in a database with 10^5 or (``--most 6``) 10^6 rows of each kind: milliseconds of the sums, the pages and
+the filters that a person sees.
 
-Outbox rows that wait for a person, of three causes; outbox rows that nobody sends; stuck rows of transactions that their producer drives; cases of a
-compensation; marks of an inbox. A SQLite file in the bench's folder, or a database made on the server of ``--server``. Statistics are not gathered
-(``ANALYZE``): a person does not wait until the database has done so.
+Outbox rows that wait for a person, of three causes; outbox rows that nobody sends; stuck rows of transactions that
+their producer drives; cases of a compensation; marks of an inbox. A SQLite file in the bench's folder, or a database
+made on the server of ``--server``. Statistics are not gathered (``ANALYZE``): a person does not wait until the database
+has done so.
 """
 
 from __future__ import annotations
@@ -26,7 +28,10 @@ from escrowmq_lab.databases import databases, open_engine
 
 REPEATS = 5
 GOAL = "< 1000"
-ERROR = "CASE WHEN n % 1000 = 0 THEN 'a rare thing' WHEN n % 2 = 0 THEN 'timeout after 17 ms' ELSE 'no stock for order 4711' END"
+ERROR = (
+    "CASE WHEN n % 1000 = 0 THEN 'a rare thing' WHEN n % 2 = 0 THEN 'timeout after 17 ms' ELSE 'no stock for order "
+    "4711' END"
+)
 
 
 def main() -> None:
@@ -99,7 +104,8 @@ def fill(engine: sa.Engine, count: int) -> None:
 
 def _statements(dialect: str, count: int, old_us: int) -> list[str]:
     numbers = {
-        "sqlite": f"(WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c WHERE n < {count}) SELECT n FROM c) AS s",
+        "sqlite": f"(WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c WHERE n < {count}) SELECT n FROM "
+        "c) AS s",
         "postgresql": f"(SELECT n FROM generate_series(1, {count}) AS n) AS s",
     }.get(dialect, f"(SELECT seq AS n FROM seq_1_to_{count}) AS s")
     identity = {"sqlite": "randomblob(16)", "postgresql": "decode(md5(CAST(n AS text) || '{0}'), 'hex')"}.get(
@@ -108,17 +114,25 @@ def _statements(dialect: str, count: int, old_us: int) -> list[str]:
     body = {"sqlite": "zeroblob(100)", "postgresql": "decode(repeat('00', 100), 'hex')"}.get(
         dialect, "REPEAT('x', 100)"
     )
-    message = "INSERT INTO trans_message (id, lane, state, topic, body, delay_us, attempts, due_us, created_us, error) SELECT "
+    message = (
+        "INSERT INTO trans_message (id, lane, state, topic, body, delay_us, attempts, due_us, created_us, error) "
+        "SELECT "
+    )
     waiting, pending = State.WAITING.value, State.PENDING.value
     stuck, case = Stage.STUCK.value, CaseState.STUCK.value
     return [
-        f"{message}{identity.format('w')}, n % 64, {waiting}, 'orders', {body}, 0, 16, 0, {old_us} + n, {ERROR} FROM {numbers}",
-        f"{message}{identity.format('p')}, n % 64, {pending}, 'orders', {body}, 0, 0, 0, {old_us} + n, NULL FROM {numbers}",
-        "INSERT INTO trans_driven (id, producer_group, state, topic, body, delay_us, attempts, created_us, was, reason) SELECT "
-        f"{identity.format('d')}, 'shop', {stuck}, 'orders', {body}, 0, 3, {old_us} + n, {Stage.STORED.value}, 'CONFLICT' FROM {numbers}",
+        f"{message}{identity.format('w')}, n % 64, {waiting}, 'orders', {body}, 0, 16, 0, {old_us} + n, {ERROR} FROM "
+        f"{numbers}",
+        f"{message}{identity.format('p')}, n % 64, {pending}, 'orders', {body}, 0, 0, 0, {old_us} + n, NULL FROM "
+        f"{numbers}",
+        "INSERT INTO trans_driven (id, producer_group, state, topic, body, delay_us, attempts, created_us, was, "
+        "reason) SELECT "
+        f"{identity.format('d')}, 'shop', {stuck}, 'orders', {body}, 0, 3, {old_us} + n, {Stage.STORED.value}, "
+        f"'CONFLICT' FROM {numbers}",
         "INSERT INTO trans_compensation_case (name, message_id, state, attempts, first_us, changed_us, reason) SELECT "
         f"'bank', {identity.format('c')}, {case}, 3, {old_us} + n, {old_us} + n, {ERROR} FROM {numbers}",
-        f"INSERT INTO trans_recv_log (consumer_group, message_id, seen_us, topic) SELECT 'cart', {identity.format('m')}, {old_us} + n, 'orders' FROM {numbers}",
+        "INSERT INTO trans_recv_log (consumer_group, message_id, seen_us, topic) SELECT 'cart', "
+        f"{identity.format('m')}, {old_us} + n, 'orders' FROM {numbers}",
     ]  # fmt: skip
 
 

@@ -1,8 +1,9 @@
-"""Dead letters and undecided transactions, 10^5 or (``--most 6``) 10^6 of them: milliseconds of a page, a filter, a summary, a settled batch and an edit, and
-the memory that they take.
+"""Dead letters and undecided transactions, 10^5 or (``--most 6``) 10^6 of them: milliseconds of a page, a filter, a
+summary, a settled batch and an edit, and the memory that they take.
 
-The broker is in this process, so that no network is in the figures. Every dead letter has a cause of its own, of three kinds, one of them rare. Times are those of one caller who
-waits for each answer; the log is on the disk of the folder, and settled batches and edits are recorded and synced.
+The broker is in this process, so that no network is in the figures. Every dead letter has a cause of its own, of three
+kinds, one of them rare. Times are those of one caller who waits for each answer; the log is on the disk of the folder,
+and settled batches and edits are recorded and synced.
 """
 
 from __future__ import annotations

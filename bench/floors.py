@@ -1,8 +1,9 @@
-"""The floor under each goal of small and batched transactions: what cannot be left out, measured in turns with the work itself.
+"""The floor under each goal of small and batched transactions: what cannot be left out, measured in turns with the work
+itself.
 
-A floor does what the work does for its callers, with the same sockets, syncs, threads and futures, and nothing of a broker:
-no ledger, no rules, no repeats, no limits. The ratio of the two says how much of a figure is ours to improve. ``--docs`` writes the table into
-``docs/speed.md``.
+A floor does what the work does for its callers, with the same sockets, syncs, threads and futures, and nothing of a
+broker: no ledger, no rules, no repeats, no limits. The ratio of the two says how much of a figure is ours to improve.
+``--docs`` writes the table into ``docs/speed.md``.
 """
 
 from __future__ import annotations
@@ -205,7 +206,8 @@ def _rounds(url: str) -> dict[str, float]:
 
 
 def written_by_one(folder: Path, size: int) -> float:
-    """Bytes that the system gives to the disk for one append of ``size`` bytes and its sync; 0 if it does not count them."""
+    """Bytes that the system gives to the disk for one append of ``size`` bytes and its sync; 0 if it does not count
+    them."""
     with tempfile.NamedTemporaryFile(dir=folder) as file:
         descriptor = file.fileno()
         if hasattr(os, "posix_fallocate"):
@@ -278,8 +280,10 @@ def table(content: dict[str, Any]) -> str:
     where, settings = content["machine"], content["settings"]
     lines += [
         "",
-        f"{where['cpu']}, {where['cores']} cores for clients and servers together, Python {where['python']}; {settings['repeats']} rounds of "
-        f"{settings['seconds']:g} s in turns, bodies of {settings['body']:,} bytes; medians, in brackets the lowest and the highest round.",
+        f"{where['cpu']}, {where['cores']} cores for clients and servers together, Python {where['python']}; "
+        f"{settings['repeats']} rounds of "
+        f"{settings['seconds']:g} s in turns, bodies of {settings['body']:,} bytes; medians, in brackets the lowest "
+        "and the highest round.",
     ]
     return "\n".join(lines)
 

@@ -1,11 +1,14 @@
-"""The log on Kafka beside the log in a folder: the same works, served, in turns in one run; and what a leader and a standby cost and need.
+"""The log on Kafka beside the log in a folder: the same works, served, in turns in one run; and what a leader and a
+standby cost and need.
 
-Two brokers, each in a process of its own: one syncs its log to its folder, the other has it on real Kafka nodes (three, three replicas, of which two acknowledge at least).
-Load programs in processes of their own do the works of the goals, prepare and commit each, on the one and the other in turns, on the same cores, after minutes of work for Kafka's Java. Then the second broker gets a standby, and it is measured:
-what all of them cost while nothing happens and at a steady pace, what a message takes on disks and in the network, and how fast a standby is there again, its folder kept and lost.
+Two brokers, each in a process of its own: one syncs its log to its folder, the other has it on real Kafka nodes (three,
+three replicas, of which two acknowledge at least). Load programs in processes of their own do the works of the goals,
+prepare and commit each, on the one and the other in turns, on the same cores, after minutes of work for Kafka's Java.
+Then the second broker gets a standby, and it is measured: what all of them cost while nothing happens and at a steady
+pace, what a message takes on disks and in the network, and how fast a standby is there again, its folder kept and lost.
 
-What is measured was stored: in the end the messages of each topic are counted at both brokers, and in the folder of the standby, which has them from Kafka alone. ``--docs`` writes the tables into
-``docs/scale.md``.
+What is measured was stored: in the end the messages of each topic are counted at both brokers, and in the folder of the
+standby, which has them from Kafka alone. ``--docs`` writes the tables into ``docs/scale.md``.
 """
 
 from __future__ import annotations
@@ -60,16 +63,21 @@ GOALS = {"4 callers, batches of 1,000": 0.4, "1 caller, batches of 1,000": 0.4, 
 """What part of the local log's rate is asked for."""
 PACED = Work("paced", "paced", callers=64)
 KAFKA_SETTINGS = {
-    "broker.heartbeat.interval.ms": "2000",  # as by default: those of the tests are to notice a death sooner, and cost more
+    # as by default: those of the tests are to notice a death sooner, and cost more
+    "broker.heartbeat.interval.ms": "2000",
     "broker.session.timeout.ms": "9000",
     "socket.send.buffer.bytes": "-1",  # as the system sizes them, which a megabyte on loopback needs
     "socket.receive.buffer.bytes": "-1",
     "replica.socket.receive.buffer.bytes": "-1",
 }
 JVM = ["-Xms1g", "-Xmx1g", "-XX:+UseSerialGC", "-Xshare:auto"]
-"""Java with all of its compilers, and the memory that Kafka's own start script gives it: with half of it, collecting garbage took more than twice as long."""
+"""Java with all of its compilers, and the memory that Kafka's own start script gives it: with half of it, collecting
+garbage took more than twice as long.
+"""
 BEYOND_FREE = 2 << 30
-"""Bytes that are read beyond what is free: then the system takes back pages that were in use, and goes on doing so while it is measured."""
+"""Bytes that are read beyond what is free: then the system takes back pages that were in use, and goes on doing so
+while it is measured.
+"""
 LEFT_FREE = 64 << 20
 """Of the memory that is free between two runs this is not touched."""
 COMPILED = 0.05
@@ -171,7 +179,8 @@ class _Local(EscrowMQ):
 
 
 def sync_ms(folder: Path) -> float:
-    """Milliseconds that the disk takes to sync 128 KiB more of a file that has its room, as a log's segment has; the median of 200."""
+    """Milliseconds that the disk takes to sync 128 KiB more of a file that has its room, as a log's segment has; the
+    median of 200."""
     took = []
     with (folder / "sync").open("wb", buffering=0) as file:
         os.posix_fallocate(file.fileno(), 0, 200 << 17)
@@ -229,10 +238,12 @@ def works(pair: Pair, folder: Path, options: argparse.Namespace) -> list[dict[st
 
 
 def use_memory(folder: Path) -> None:
-    """Bring the machine's memory into use, all of it, as it is where something has run for days: what is free goes to the page cache of a file of holes.
+    """Bring the machine's memory into use, all of it, as it is where something has run for days: what is free goes to
+    the page cache of a file of holes.
 
-    A virtual machine pays ten times for each page that its host has to find first, and a log on three nodes takes four times as many of them as one in a folder: writing a
-    round of 256 messages to the mirror took 0.7 ms instead of 0.1, and its proof 2.1 ms instead of 0.8.
+    A virtual machine pays ten times for each page that its host has to find first, and a log on three nodes takes four
+    times as many of them as one in a folder: writing a round of 256 messages to the mirror took 0.7 ms instead of 0.1,
+    and its proof 2.1 ms instead of 0.8.
     """
     name, size = f"memory-{time.monotonic_ns()}", free_bytes() + BEYOND_FREE
     with (folder / name).open("wb") as file:
@@ -257,7 +268,8 @@ def free_bytes() -> int:
 
 
 def warm_kafka(pair: Pair, options: argparse.Namespace) -> None:
-    """Work until Java has compiled what Kafka does: one that runs for hours has, and one that has just begun takes more than twice the processor time."""
+    """Work until Java has compiled what Kafka does: one that runs for hours has, and one that has just begun takes more
+    than twice the processor time."""
     pids, begun = kafka_pids(pair), time.monotonic()
     while True:
         before = compiling_seconds(pids), processor_seconds(pids)
@@ -288,7 +300,8 @@ def compiling_seconds(pids: list[int]) -> float:
 def one(
     pair: Pair, side: str, broker: Running, work: Work, seconds: float, options: argparse.Namespace
 ) -> dict[str, float]:
-    """One run of a work: its figures, and the processor time of Kafka's nodes with it. What the run before left to be written is written first."""
+    """One run of a work: its figures, and the processor time of Kafka's nodes with it. What the run before left to be
+    written is written first."""
     if not options.quick:
         os.sync()
         touch_memory()
@@ -308,7 +321,8 @@ def kafka_pids(pair: Pair) -> list[int]:
 
 
 def costs(pair: Pair, options: argparse.Namespace) -> dict[str, Any]:
-    """What all of them cost while nothing happens, and at a steady pace: parts of a core; and memory, and what a message takes."""
+    """What all of them cost while nothing happens, and at a steady pace: parts of a core; and memory, and what a
+    message takes."""
     pair.standby.start()
     level(pair)
     who = {
@@ -367,7 +381,8 @@ def level(pair: Pair) -> None:
 
 
 def openings(pair: Pair, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Seconds until a standby is level again: its folder as it left it, and lost; and how fast a folder is filled from Kafka, without a broker."""
+    """Seconds until a standby is level again: its folder as it left it, and lost; and how fast a folder is filled from
+    Kafka, without a broker."""
     found: dict[str, Any] = {"kept_s": [], "lost_s": [], "mb_s": [], "opened_s": []}
     for kind in itertools.islice(itertools.cycle(("kept", "lost")), 2 * options.openings):
         pair.standby.stop()
@@ -402,7 +417,8 @@ def followed(pair: Pair, folder: Path) -> float:
 
 
 def checked(pair: Pair, folder: Path) -> dict[str, int]:
-    """Messages that are stored. RuntimeError if a broker has fewer than were counted as done, or the standby others than its leader."""
+    """Messages that are stored. RuntimeError if a broker has fewer than were counted as done, or the standby others
+    than its leader."""
     found = {side: stored(broker.address) for side, broker in pair.brokers()}
     pair.standby.start()
     level(pair)
@@ -432,9 +448,11 @@ def tables(content: dict[str, Any]) -> str:
     )
     slowed = ", made slower by this benchmark" if settings["sync_ms"] else ""
     lines = [
-        f"{where['cpu']}, {where['cores']} cores for clients, brokers and {nodes} together, Python {where['python']}; {settings['repeats']} rounds of {settings['seconds']:g} s in turns, "
+        f"{where['cpu']}, {where['cores']} cores for clients, brokers and {nodes} together, Python {where['python']}; "
+        f"{settings['repeats']} rounds of {settings['seconds']:g} s in turns, "
         f"bodies of {settings['body']:,} bytes; medians, in brackets the lowest and the highest. "
-        f"The disk of the log in a folder syncs 128 KiB in {shown(content['disk']['sync_ms'])} ms (median{slowed}). {warmed}",
+        f"The disk of the log in a folder syncs 128 KiB in {shown(content['disk']['sync_ms'])} ms (median{slowed}). "
+        f"{warmed}",
     ]
     if content["works"]:
         lines += ["", *works_table(content["works"], nodes)]
@@ -445,7 +463,8 @@ def tables(content: dict[str, Any]) -> str:
 
 def works_table(found: list[dict[str, Any]], nodes: str) -> list[str]:
     lines = [
-        f"| prepare + commit of each message | log in a folder | log on {nodes} | of the local rate | goal | µs of processor time, folder: client + broker | on Kafka: client + broker + Kafka |",
+        f"| prepare + commit of each message | log in a folder | log on {nodes} | of the local rate | goal | µs of "
+        "processor time, folder: client + broker | on Kafka: client + broker + Kafka |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for work in found:

@@ -1,4 +1,5 @@
-"""How fast the commit log appends, syncs, opens and replays. `python bench/log.py [--json] [--folder DIR] [--seconds S]`.
+"""How fast the commit log appends, syncs, opens and replays. `python bench/log.py [--json] [--folder DIR] [--seconds
+S]`.
 
 Appends rows with 1 KB bodies in frames of 1,000 (and singly), each followed by a sync, on the real disk.
 """

@@ -1,8 +1,10 @@
-"""Look-ups by id and key in logs of 10^5, 10^6 and 10^7 messages: milliseconds warm, and of the first after a restart; what the files cost.
+"""Look-ups by id and key in logs of 10^5, 10^6 and 10^7 messages: milliseconds warm, and of the first after a restart;
+what the files cost.
 
-Messages are plain, of small bodies, each with a key of its own, in batches; the broker is in this process, so that no network is in the figures. The
-first look-ups after each of some restarts are taken one by one, clean and after a kill (the folder is copied while it is in use). The cost on the
-way in is processor time of all threads; ``--without`` fills without making files, for comparing in turns.
+Messages are plain, of small bodies, each with a key of its own, in batches; the broker is in this process, so that no
+network is in the figures. The first look-ups after each of some restarts are taken one by one, clean and after a kill
+(the folder is copied while it is in use). The cost on the way in is processor time of all threads; ``--without`` fills
+without making files, for comparing in turns.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The relay on PostgreSQL: messages a second and outbox → consumer latency against a naive relay, and costs by table size."""
+"""The relay on PostgreSQL: messages a second and outbox → consumer latency against a naive relay, and costs by table
+size.
+"""
 
 from __future__ import annotations
 
@@ -184,7 +186,8 @@ def add_latencies(report: Report, name: str, goal: str, values: list[float]) -> 
 
 
 def fill_mixed(engine: sa.Engine, rows: int) -> None:
-    """``rows`` rows: of ten, five SENT and kept, four PENDING, one HELD; the last with a hundred kinds of keys; vacuumed."""
+    """``rows`` rows: of ten, five SENT and kept, four PENDING, one HELD; the last with a hundred kinds of keys;
+    vacuumed."""
     empty(engine)
     statement = """
         INSERT INTO trans_message (id, lane, state, topic, key, body, delay_us, attempts, due_us, created_us, sent_us)
@@ -238,8 +241,8 @@ def costs(report: Report, engine: sa.Engine, rows: int) -> None:
 
 
 def idle(report: Report, engine: sa.Engine, dialect: Dialect, leases: Leases, rows: int) -> None:
-    """A look when nothing is PENDING, and everything else is there: just after all that was PENDING left at once, when the
-    index is full of dead entries, and after PostgreSQL's vacuum."""
+    """A look when nothing is PENDING, and everything else is there: just after all that was PENDING left at once, when
+    the index is full of dead entries, and after PostgreSQL's vacuum."""
     with engine.begin() as connection:
         connection.exec_driver_sql("DELETE FROM trans_message WHERE state = 0")
     reader = Reader(dialect, leases.owner, BATCH, 64 << 20)

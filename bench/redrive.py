@@ -1,8 +1,10 @@
-"""A million dead letters redriven by a plan beside live traffic: the run is killed in the middle and gone on with; ids and digest are compared.
+"""A million dead letters redriven by a plan beside live traffic: the run is killed in the middle and gone on with; ids
+and digest are compared.
 
-Live traffic is a process of its own: a producer at a rate and its consumer, whose latency from send to receipt is told for the time before the run and for
-the time of the run. The run is ``escrowmq plan run``, really killed (``kill -9``) once ``--kill-at`` percent are done. Then every dead letter must have been settled
-once, by the brokers' records of acts, must be delivered once more, and the digests of what was shown and of what was done must be equal.
+Live traffic is a process of its own: a producer at a rate and its consumer, whose latency from send to receipt is told
+for the time before the run and for the time of the run. The run is ``escrowmq plan run``, really killed (``kill -9``)
+once ``--kill-at`` percent are done. Then every dead letter must have been settled once, by the brokers' records of
+acts, must be delivered once more, and the digests of what was shown and of what was done must be equal.
 """
 
 from __future__ import annotations
@@ -59,7 +61,8 @@ def take(url: str, total: int, *, die: bool) -> np.ndarray:
 
 
 def live(url: str, rate: float) -> None:
-    """Until standard input ends; each line of it begins another time, whose latencies are told at its end as one line of JSON."""
+    """Until standard input ends; each line of it begins another time, whose latencies are told at its end as one line
+    of JSON."""
     latencies: list[float] = []
     lock, over = threading.Lock(), threading.Event()
 

@@ -1,4 +1,5 @@
-"""Restart with 10^6 undecided half messages: seconds until it answers, until all are asked about; bytes and memory for it.
+"""Restart with 10^6 undecided half messages: seconds until it answers, until all are asked about; bytes and memory for
+it.
 
 The broker is killed (``kill -9``), so it starts from its last snapshot and the log after it. One producer session then
 becomes a member to ask and answers UNKNOWN in batches, as fast as the questions come.

@@ -1,10 +1,12 @@
-"""Many shards on paper: 1,000 shards, a million producers, and their check-backs, simulated with the rules of one broker.
+"""Many shards on paper: 1,000 shards, a million producers, and their check-backs, simulated with the rules of one
+broker.
 
-What is not there yet is a map that says which shards a tenant lives on (a *tenant* is the producer groups and topics that meet in one transaction), and
-somebody who moves it. The rules of placing are compared by what they ask of one shard; then the check-backs of all shards are played through, in
-steps of a tenth of a second, in four hours of need: lost outcomes as always, a third of all producers killed at once, databases of a twentieth of all tenants hanging
-for a minute, and a shard that fails over. What one broker does in a second (questions answered, connections taken) is measured on a real one first (``--measured Q,C`` gives
-figures from before).
+What is not there yet is a map that says which shards a tenant lives on (a *tenant* is the producer groups and topics
+that meet in one transaction), and somebody who moves it. The rules of placing are compared by what they ask of one
+shard; then the check-backs of all shards are played through, in steps of a tenth of a second, in four hours of need:
+lost outcomes as always, a third of all producers killed at once, databases of a twentieth of all tenants hanging for a
+minute, and a shard that fails over. What one broker does in a second (questions answered, connections taken) is
+measured on a real one first (``--measured Q,C`` gives figures from before).
 """
 
 from __future__ import annotations
@@ -97,7 +99,8 @@ def hashed(world: World, counts: Ints, rng: np.random.Generator) -> Placement:
 
 
 def balanced(world: World, counts: Ints, rng: np.random.Generator, tries: int = 4) -> Placement:
-    """As :func:`hashed`, by a map that is kept: each place goes to the one with the fewest producers of ``tries`` that the hash gives."""
+    """As :func:`hashed`, by a map that is kept: each place goes to the one with the fewest producers of ``tries`` that
+    the hash gives."""
     sizes, load = world.sizes(), np.zeros(world.shards)
     tenants, shards = [], []
     for tenant, count in enumerate(counts):
@@ -149,7 +152,8 @@ class Undecided:
 
 @dataclasses.dataclass(frozen=True)
 class Played:
-    """What became of them. ``seconds`` from prepare to decision, of those that were decided; ``questions`` by step and for the busiest shard in one."""
+    """What became of them. ``seconds`` from prepare to decision, of those that were decided; ``questions`` by step and
+    for the busiest shard in one."""
 
     seconds: Floats
     undecided: int
@@ -171,9 +175,11 @@ def play(
 ) -> Played:
     """Ask about transactions as brokers do, until ``until``.
 
-    ``there`` gives, for a time, how many producers of each tenant are connected; ``away`` are shards that answer nothing between two times. A question is due ``transaction_timeout`` after the
-    prepare, then every ``check_interval``, ``check_max`` times; it is asked only if somebody of the tenant is there and the broker has asked fewer than it can in this step, the
-    oldest first. Somebody who is there answers ``1 / answer_seconds`` for a second.
+    ``there`` gives, for a time, how many producers of each tenant are connected; ``away`` are shards that answer
+    nothing between two times. A question is due ``transaction_timeout`` after the prepare, then every
+    ``check_interval``, ``check_max`` times; it is asked only if somebody of the tenant is there and the broker has
+    asked fewer than it can in this step, the oldest first. Somebody who is there answers ``1 / answer_seconds`` for a
+    second.
     """
     settings, count = world.settings, len(lost)
     due = lost.prepared + settings.transaction_timeout
@@ -199,7 +205,8 @@ def play(
         out = asked[ready] >= settings.check_max
         parked[ready[out]] = True
         ready = ready[~out]
-        # The tenants' checkers: what they answer in a step goes to their shards in equal parts, and never to fewer than one.
+        # The tenants' checkers: what they answer in a step goes to their shards in equal parts, and never to fewer than
+        # one.
         able = members * STEP / world.answer_seconds
         ready = _first(ready, place[ready], due[ready], np.maximum(able / spread, 1.0)[lost.tenant[ready]])
         ready = _first(ready, lost.shard[ready], due[ready], np.full(len(ready), world.questions * STEP))
@@ -236,7 +243,8 @@ def steady(world: World, placement: Placement, seconds: float, rng: np.random.Ge
 def _drawn(
     world: World, placement: Placement, prepared: Floats, weights: Floats, rng: np.random.Generator
 ) -> Undecided:
-    """Transactions prepared at these times, of tenants in proportion to ``weights``, each on one of its tenant's shards."""
+    """Transactions prepared at these times, of tenants in proportion to ``weights``, each on one of its tenant's
+    shards."""
     tenant = rng.choice(world.tenants, len(prepared), p=weights / weights.sum())
     spread = placement.spread(world.tenants)
     begins = np.r_[0, np.cumsum(spread)[:-1]]
@@ -248,8 +256,8 @@ def _drawn(
 def killed(
     world: World, placement: Placement, part: float, rng: np.random.Generator
 ) -> tuple[Undecided, Callable[[float], Floats]]:
-    """A part of all producers killed at time 0, each back after its restart; what they had open, and who is there when. Tenants with fewer producers than
-    two may be away whole."""
+    """A part of all producers killed at time 0, each back after its restart; what they had open, and who is there when.
+    Tenants with fewer producers than two may be away whole."""
     sizes = world.sizes()
     dead = rng.binomial(sizes, part)
     back = [np.sort(rng.uniform(*world.restart, count)) for count in dead]
@@ -264,8 +272,9 @@ def killed(
 
 
 def hanging(world: World, placement: Placement, part: float, seconds: float, rng: np.random.Generator) -> Undecided:
-    """The databases of a part of all tenants hang for so long: what was prepared meanwhile is undecided, and a checker answers UNKNOWN until the end. A producer waits with its next transaction
-    for the one that hangs, up to its pool of eight."""
+    """The databases of a part of all tenants hang for so long: what was prepared meanwhile is undecided, and a checker
+    answers UNKNOWN until the end. A producer waits with its next transaction for the one that hangs, up to its pool of
+    eight."""
     sizes = world.sizes()
     hung = rng.random(world.tenants) < part
     each = min(world.rate * seconds, 8.0)
@@ -289,7 +298,8 @@ def measured(options: argparse.Namespace) -> tuple[float, float]:
 
 
 def _questions(url: str, run: int, count: int = 20_000) -> float:
-    """Questions and answers while ``count`` transactions of one group are due and one producer with a batch checker is there."""
+    """Questions and answers while ``count`` transactions of one group are due and one producer with a batch checker is
+    there."""
     group, done, seen = f"asked-{run}", threading.Event(), [0]
 
     class Checker:

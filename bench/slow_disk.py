@@ -1,6 +1,7 @@
 """``escrowmq`` on a disk whose syncs take longer: ``python slow_disk.py MILLISECONDS serve -d FOLDER ...``.
 
-Each sync of a file is a real one, and takes at least so long: with it a machine with a fast disk shows how a broker does on another one.
+Each sync of a file is a real one, and takes at least so long: with it a machine with a fast disk shows how a broker
+does on another one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Spark: a topic beside the same rows in Parquet, batch and stream writes, the audit and reconciliation as they grow."""
+"""Spark: a topic beside the same rows in Parquet, batch and stream writes, the audit and reconciliation as they
+grow."""
 
 from __future__ import annotations
 
@@ -120,13 +121,13 @@ def writes(report: Report, spark: SparkSession, url: str, rows: int, body: int, 
 
 @dataclass(frozen=True, slots=True)
 class Sides:
-    """What was produced and what was consumed: ids and amounts, with one lost, one repeated, one altered and one leaked, all of
-    them ids of one window.
+    """What was produced and what was consumed: ids and amounts, with one lost, one repeated, one altered and one
+    leaked, all of them ids of one window.
 
-    One lost and one leaked cancel out in rows, one altered changes none, and one repeated is a row too many: with an expected side
-    that is unique the window's distinct ids agree, and its rows but for one (a lost row more would be a fifth finding).
-    ``twice``: the expected side with the repeated id twice as well, as a producer would have it that put one message two times: then
-    rows, too, agree in every window.
+    One lost and one leaked cancel out in rows, one altered changes none, and one repeated is a row too many: with an
+    expected side that is unique the window's distinct ids agree, and its rows but for one (a lost row more would be a
+    fifth finding). ``twice``: the expected side with the repeated id twice as well, as a producer would have it that
+    put one message two times: then rows, too, agree in every window.
     """
 
     expected: DataFrame

@@ -1,7 +1,9 @@
-"""Transactions a second, prepare and commit each, synced before every answer: threads, processes, asyncio, batches, one caller.
+"""Transactions a second, prepare and commit each, synced before every answer: threads, processes, asyncio, batches, one
+caller.
 
-The works of the goals' table for EscrowMQ alone, each in load programs of their own; beside each figure stands the processor time per
-transaction on both sides, and the bytes written. ``bench/peers`` measures the same works in turns with other systems.
+The works of the goals' table for EscrowMQ alone, each in load programs of their own; beside each figure stands the
+processor time per transaction on both sides, and the bytes written. ``bench/peers`` measures the same works in turns
+with other systems.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""A Spark cluster as on machines of its own: workers that see no folder of the driver's or of each other, HDFS, and a shard behind failover.
+"""A Spark cluster as on machines of its own: workers that see no folder of the driver's or of each other, HDFS, and a
+shard behind failover.
 
 The driver's programs run in ``folder`` and with their temporary files in it; to the workers it is empty.
 """
@@ -86,8 +87,8 @@ class Strangers:
     hands: Cluster
 
     def start(self, *words: str, folder: Path | None = None, **streams: Any) -> subprocess.Popen[str]:
-        """A Python program of the driver's, in a session of its own: ``words`` are what follows ``python``; ``streams``: others than
-        nothing to read, and pipes for what it writes."""
+        """A Python program of the driver's, in a session of its own: ``words`` are what follows ``python``;
+        ``streams``: others than nothing to read, and pipes for what it writes."""
         here = folder or self.folder
         temporary = self.folder / "tmp"
         temporary.mkdir(exist_ok=True)
@@ -112,7 +113,8 @@ class Strangers:
 
 
 class Talk:
-    """A program of the driver's with one Spark session for many questions; its other end is :func:`answer`. What it complains of is in a file."""
+    """A program of the driver's with one Spark session for many questions; its other end is :func:`answer`. What it
+    complains of is in a file."""
 
     def __init__(self, strangers: Strangers, *words: str) -> None:
         self.log = strangers.folder.parent / f"talk-{uuid.uuid4().hex[:8]}.log"
@@ -147,7 +149,8 @@ class Talk:
 
 
 def answer(acts: Mapping[str, Callable[..., object]], *first: object) -> None:
-    """Answer questions, a line each, until there are no more: by these functions, called with ``first`` and the words of the question."""
+    """Answer questions, a line each, until there are no more: by these functions, called with ``first`` and the words
+    of the question."""
     for line in sys.stdin:
         act, *words = json.loads(line)
         print(json.dumps(acts[act](*first, *words)), flush=True)

@@ -1,7 +1,7 @@
 """What all tests share: how Hypothesis searches, which tests share a process, and real servers to test against.
 
-Servers are started when the first test of a process asks for them. A server that this machine does not have: its tests are skipped,
-and fail where ``CI`` is set.
+Servers are started when the first test of a process asks for them. A server that this machine does not have: its tests
+are skipped, and fail where ``CI`` is set.
 """
 
 from __future__ import annotations
@@ -53,8 +53,9 @@ SESSIONS = {
     "tests/demo/": "pipeline",
     "tests/console/test_console_browser.py::test_three_in_the_morning": "pipeline",
 }
-"""Tests that share a Spark session share a process: a JVM more costs more than it brings. There are two, as one process would
-work longest of all."""
+"""Tests that share a Spark session share a process: a JVM more costs more than it brings. There are two, as one process
+would work longest of all.
+"""
 DRIVERS = (
     "tests/spark/test_stream_kills.py",
     "tests/spark/test_cluster_kills.py",
@@ -64,10 +65,12 @@ DRIVERS = (
 APART = ("tests/spark/test_kafka_", "tests/pipeline/test_kafka_")
 """Tests whose Spark runs on a cluster, with brokers on Kafka: what they share is those servers, not a session."""
 ON_KAFKA = "tests/behaviour/"
-"""Where a test that has "kafka" in its name is one of the suite of behaviour, on a broker with its log there: they are several hundred, and have a Kafka and a
-process of their own, beside those of all other tests of Kafka."""
+"""Where a test that has "kafka" in its name is one of the suite of behaviour, on a broker with its log there: they are
+several hundred, and have a Kafka and a process of their own, beside those of all other tests of Kafka.
+"""
 HEAVY = ("kafka", "rabbitmq")
-"""Servers that cost seconds to start: tests that have one of these names in theirs share a process, and so the server."""
+"""Servers that cost seconds to start: tests that have one of these names in theirs share a process, and so the server.
+"""
 TOGETHER = (
     "tests/behaviour/test_bench_peers.py",
     "tests/console/test_console_browser.py",
@@ -88,8 +91,8 @@ LONG = (
 
 
 class OneOfEach(LoadScopeScheduling):
-    """Tests go one by one to whichever process is free, but those of a Spark session all to the same, and so those of each
-    heavy server, and those of a file whose set-up is heavy."""
+    """Tests go one by one to whichever process is free, but those of a Spark session all to the same, and so those of
+    each heavy server, and those of a file whose set-up is heavy."""
 
     def _split_scope(self, nodeid: str) -> str:
         if nodeid.startswith(DRIVERS):
@@ -115,7 +118,8 @@ class OneOfEach(LoadScopeScheduling):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Prepare what all tests have: a home of their own, a seed, and a Java that starts quickly. The processes of ``pytest -n`` inherit them."""
+    """Prepare what all tests have: a home of their own, a seed, and a Java that starts quickly. The processes of
+    ``pytest -n`` inherit them."""
     gc.disable()  # until all tests are there
     if hasattr(config, "workerinput"):
         return
@@ -152,13 +156,15 @@ def _own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """In the processes of ``pytest -n``: what takes long comes first (after what xdist itself puts first, the large groups)."""
+    """In the processes of ``pytest -n``: what takes long comes first (after what xdist itself puts first, the large
+    groups)."""
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: not item.nodeid.startswith(LONG))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """What was imported and the thousands of tests stay until the end: nobody need look through them for garbage again and again."""
+    """What was imported and the thousands of tests stay until the end: nobody need look through them for garbage again
+    and again."""
     gc.collect()
     gc.freeze()
     gc.enable()
@@ -182,7 +188,8 @@ def needed() -> Iterator[None]:
 
 
 def server_fixture(name: str) -> Any:
-    """A fixture for one server per session. A test that pauses or kills it lets it run again: other tests use it, too."""
+    """A fixture for one server per session. A test that pauses or kills it lets it run again: other tests use it,
+    too."""
 
     @pytest.fixture(scope="session", name=f"{name}_server")
     def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
@@ -245,7 +252,8 @@ def kafka_jars() -> Path:
 
 @pytest.fixture
 def own_redis(tmp_path: Path) -> Iterator[Server]:
-    """A Redis of one test's own, with its files in ``tmp_path / "redis"``: the test may stop it, empty it, take its files away."""
+    """A Redis of one test's own, with its files in ``tmp_path / "redis"``: the test may stop it, empty it, take its
+    files away."""
     from escrowmq_lab.servers import redis
 
     with needed(), redis.serving(tmp_path) as made:
@@ -272,7 +280,8 @@ def alone(tmp_path: Path) -> Iterator[Strangers]:
 
 @pytest.fixture(scope="session")
 def aside(tmp_path_factory: pytest.TempPathFactory, kafka_url: str) -> Iterator[Apart]:
-    """A Spark cluster whose workers have folders of their own, HDFS, and a shard behind failover. A test that kills a broker starts it again."""
+    """A Spark cluster whose workers have folders of their own, HDFS, and a shard behind failover. A test that kills a
+    broker starts it again."""
     from apart import apart
 
     with needed(), apart(tmp_path_factory.mktemp("aside"), kafka_url) as made:
@@ -280,12 +289,15 @@ def aside(tmp_path_factory: pytest.TempPathFactory, kafka_url: str) -> Iterator[
 
 
 _spare: dict[str, list[str]] = {}
-"""Empty databases by the URL of their PostgreSQL: a quarter of a second of processor time goes into making and dropping one."""
+"""Empty databases by the URL of their PostgreSQL: a quarter of a second of processor time goes into making and dropping
+one.
+"""
 
 
 @contextlib.contextmanager
 def fresh_database(server_url: str) -> Iterator[str]:
-    """The URL of an empty database inside a running PostgreSQL or MariaDB; under this name it does not outlive the block."""
+    """The URL of an empty database inside a running PostgreSQL or MariaDB; under this name it does not outlive the
+    block."""
     import sqlalchemy as sa
 
     server = _administration(server_url)
@@ -319,8 +331,8 @@ def _administration(server_url: str) -> sa.Engine:
 
 
 def _emptied(connection: sa.Connection, url: sa.URL) -> list[str]:
-    """A PostgreSQL database without whatever was in it, under another name, so that nobody who was left over finds it. If
-    somebody stays in it, it is dropped, and there is none."""
+    """A PostgreSQL database without whatever was in it, under another name, so that nobody who was left over finds it.
+    If somebody stays in it, it is dropped, and there is none."""
     import psycopg
     import sqlalchemy as sa
 

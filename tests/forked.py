@@ -1,9 +1,10 @@
-"""Programs of the product as real processes, forked off one that has imported the product already. To start Python and import it takes each of
-them a second of processor time instead, and the suite starts many hundreds.
+"""Programs of the product as real processes, forked off one that has imported the product already. To start Python and
+import it takes each of them a second of processor time instead, and the suite starts many hundreds.
 
-:class:`Forked` is ``subprocess.Popen`` for ``python -m MODULE``, ``python FILE`` and ``python -c TEXT``; :func:`run` is ``subprocess.run``. What such a process
-does is not changed: it has its own memory, descriptors, environment, folder and threads, may be killed and stopped, and ends with
-an exit code. Tests of how a program is started, of what it imports and of how much memory it takes start it with ``subprocess``.
+:class:`Forked` is ``subprocess.Popen`` for ``python -m MODULE``, ``python FILE`` and ``python -c TEXT``; :func:`run` is
+``subprocess.run``. What such a process does is not changed: it has its own memory, descriptors, environment, folder and
+threads, may be killed and stopped, and ends with an exit code. Tests of how a program is started, of what it imports
+and of how much memory it takes start it with ``subprocess``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Which tests show which promise of GUARANTEES.md: collects the marks ``invariant``, and writes docs/reference/guarantees-tests.md.
+"""Which tests show which promise of GUARANTEES.md: collects the marks ``invariant``, and writes
+docs/reference/guarantees-tests.md.
 
 ``python tests/invariants.py`` writes the page anew (``make docs`` does it, too).
 """
@@ -83,7 +84,8 @@ def page() -> str:
     """The text of the page."""
     parts = [
         "# Which tests show which promise\n\n"
-        "Written by `make docs` from the marks of the tests (`@pytest.mark.invariant`); edits are lost. What is promised, and when it does not hold,\n"
+        "Written by `make docs` from the marks of the tests (`@pytest.mark.invariant`); edits are lost. What is "
+        "promised, and when it does not hold,\n"
         "is in [GUARANTEES.md](../../GUARANTEES.md).\n",
         WHOLE_RUNS,
     ]

@@ -15,8 +15,8 @@ from escrowmq.wire.frames import Assembler, Kind, Welcome
 class Standby:
     """Welcomes as a standby, and answers everything but ``hello`` with NOT_LEADER.
 
-    ``leader``, ``replicas``: what it names. ``boasts``: in its welcome it says that it leads, of this epoch. ``asked``: how often
-    it was greeted or asked ``hello``, ``refused``: how often it was asked anything else.
+    ``leader``, ``replicas``: what it names. ``boasts``: in its welcome it says that it leads, of this epoch. ``asked``:
+    how often it was greeted or asked ``hello``, ``refused``: how often it was asked anything else.
     """
 
     def __init__(self, shard: int, leader: str | None = None, replicas: tuple[str, ...] = (), port: int = 0) -> None:

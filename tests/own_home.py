@@ -1,8 +1,9 @@
 """The environment in which tests run: a home of their own, and none of the user's settings.
 
-A test that reads the user's plans fails for this user alone, and one that writes them harms the user. So ``HOME`` and the folders of the XDG Base
-Directory Specification are below a temporary folder: one for the run, which servers and sessions have, and one for each test. What is
-downloaded once and kept, such as Kafka, is below ``.cache`` of the checkout.
+A test that reads the user's plans fails for this user alone, and one that writes them harms the user. So ``HOME`` and
+the folders of the XDG Base Directory Specification are below a temporary folder: one for the run, which servers and
+sessions have, and one for each test. What is downloaded once and kept, such as Kafka, is below ``.cache`` of the
+checkout.
 """
 
 from __future__ import annotations

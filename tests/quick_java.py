@@ -1,7 +1,8 @@
 """The Java of the tests, as ``JAVA_HOME``: it takes the classes that it loads to be sound, and compiles them plainly.
 
-The suite starts dozens of Java processes that live for seconds, and nearly all that they do is load classes: those of Spark and Kafka, which
-their publishers have compiled. To verify them takes Java a fifth of the processor time of a Spark session's start, and a quarter of a Kafka's.
+The suite starts dozens of Java processes that live for seconds, and nearly all that they do is load classes: those of
+Spark and Kafka, which their publishers have compiled. To verify them takes Java a fifth of the processor time of a
+Spark session's start, and a quarter of a Kafka's.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Where Spark's Python processes stand still (see escrowmq.platform.failpoints), chosen anew while a session runs.
 
-For every environment Spark starts daemons of their own, and workers under them: for one stream that is about 7 s of processor
-time. So the environment of a session stays as it is. Every place is armed, and the folder in which the processes tell is a
-link to the folder of whoever waits now; there, the places that nobody waits for have told already.
+For every environment Spark starts daemons of their own, and workers under them: for one stream that is about 7 s of
+processor time. So the environment of a session stays as it is. Every place is armed, and the folder in which the
+processes tell is a link to the folder of whoever waits now; there, the places that nobody waits for have told already.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Memory that Python allocates, measured in a process of its own.
 
-``tracemalloc.stop`` frees its tables while threads of native libraries may still allocate, which has crashed the whole process of the tests. So it is
-switched on when a process begins, and never off: the process ends without tidying up.
+``tracemalloc.stop`` frees its tables while threads of native libraries may still allocate, which has crashed the whole
+process of the tests. So it is switched on when a process begins, and never off: the process ends without tidying up.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ os._exit(code)
 
 
 def run_traced(module: str, names: str = "measured_*") -> None:
-    """Run the functions of a test module that are called ``names`` (which the ordinary run does not collect) with tracemalloc on."""
+    """Run the functions of a test module that are called ``names`` (which the ordinary run does not collect) with
+    tracemalloc on."""
     root = Path(__file__).parents[1]
     options = ["-q", "-n", "0", "-p", "no:cacheprovider", "-o", f"python_functions={names}"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}

@@ -1,5 +1,5 @@
-"""A process that has imported everything and forks children in milliseconds: real processes, really killed, many in a test run. To start Python and
-import the product takes each of them half a second of processor time instead.
+"""A process that has imported everything and forks children in milliseconds: real processes, really killed, many in a
+test run. To start Python and import the product takes each of them half a second of processor time instead.
 
 ``main`` runs in the zygote; :class:`Zygote` is the test's end of it. Commands and answers are JSON lines.
 """
@@ -47,7 +47,8 @@ class Zygote:
         return int(self._ask(role=role, failpoint=failpoint, log=None if log is None else str(log), args=args))
 
     def poll(self, pid: int) -> int | None:
-        """The end of a child: its exit code, or minus the signal that killed it; None while it runs. To be asked no more once it has ended."""
+        """The end of a child: its exit code, or minus the signal that killed it; None while it runs. To be asked no
+        more once it has ended."""
         code: int | None = self._ask(wait=pid)
         return code
 

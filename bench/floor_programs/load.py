@@ -1,7 +1,8 @@
-"""The floors' load programs: what each work makes a client do, and nothing that could be left out. See ``peers/loads/_load.py``.
+"""The floors' load programs: what each work makes a client do, and nothing that could be left out. See
+``peers/loads/_load.py``.
 
-An address names the kind: ``hand:`` threads that hand over to one other and wait, ``bare:PORT`` round trips of bytes, ``frames:PORT``
-round trips of frames, ``batches:PORT`` whole batches in frames.
+An address names the kind: ``hand:`` threads that hand over to one other and wait, ``bare:PORT`` round trips of bytes,
+``frames:PORT`` round trips of frames, ``batches:PORT`` whole batches in frames.
 """
 
 from __future__ import annotations
@@ -137,7 +138,8 @@ def framed(given: Arguments, port: str) -> None:
 
 
 class Tasks:
-    """Futures and frames: a row joins what leaves at the end of this turn of the loop, an answer resolves its futures."""
+    """Futures and frames: a row joins what leaves at the end of this turn of the loop, an answer resolves its
+    futures."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, broker: socket.socket) -> None:
         self._loop, self._broker = loop, broker

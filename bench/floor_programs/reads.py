@@ -1,4 +1,6 @@
-"""The floors of a served read for Spark: a plain client that reads the same rows, and the way from Python to Java with rows that are there."""
+"""The floors of a served read for Spark: a plain client that reads the same rows, and the way from Python to Java with
+rows that are there.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,8 @@ def plain(url: str, topic: str) -> int:
 
 
 def register_made(spark: SparkSession, url: str, topic: str, path: Path, rows: int) -> None:
-    """Format "made": ``rows`` rows like those of the topic, in as many partitions, out of one batch in a file that every worker maps into
-    its memory."""
+    """Format "made": ``rows`` rows like those of the topic, in as many partitions, out of one batch in a file that
+    every worker maps into its memory."""
     source = EscrowSource({"path": url, "topic": topic})
     fields = spark.read.format("escrow").option("topic", topic).load(url).schema
     reader = source.reader(fields)

@@ -1,8 +1,9 @@
 """What cannot be left out of a broker: read, look at, write, sync, answer. No ledger, no rules, no repeats.
 
-Called as ``server.py KIND PORT FILE``. Kinds: ``bare`` answers each piece of a stream with a few bytes, after it was written to FILE and
-synced; ``frames`` reads the frames of our protocol and answers them, without a file: its callers are bound by processors, not by a
-disk; ``batches`` takes whole batches in frames and writes and syncs those that wait at once.
+Called as ``server.py KIND PORT FILE``. Kinds: ``bare`` answers each piece of a stream with a few bytes, after it was
+written to FILE and synced; ``frames`` reads the frames of our protocol and answers them, without a file: its callers
+are bound by processors, not by a disk; ``batches`` takes whole batches in frames and writes and syncs those that wait
+at once.
 """
 
 from __future__ import annotations
@@ -139,7 +140,8 @@ class Framed:
 
 
 class Batches:
-    """One copy, one check, one checksum of each batch; one write and one sync of those that wait. A thread for each connection."""
+    """One copy, one check, one checksum of each batch; one write and one sync of those that wait. A thread for each
+    connection."""
 
     def __init__(self, port: int, file: File) -> None:
         self._listener = socket.create_server(("127.0.0.1", port), backlog=256)

@@ -1,9 +1,11 @@
 """EscrowMQ beside its peers, in turns on one machine: RocketMQ, FastMiniMQ, Kafka, a PostgreSQL outbox, Redis Streams.
 
-Every server syncs before it answers (one RocketMQ does not, as a reference). A round takes one peer after the other, each with a fresh server and no other
-beside it, and runs each work once; the next round takes them in the opposite order. The figure of a work is the median over rounds, with the lowest and the highest. Works and peers that a
-goal speaks of get ``--rounds``, the others ``--extra-rounds``. The figures are written to ``--json FILE`` after each run; ``--resume`` goes on
-from there, and what failed is tried again. RocketMQ needs a JDK (17 or newer) and Maven, which fetches it; FastMiniMQ a checkout of its source.
+Every server syncs before it answers (one RocketMQ does not, as a reference). A round takes one peer after the other,
+each with a fresh server and no other beside it, and runs each work once; the next round takes them in the opposite
+order. The figure of a work is the median over rounds, with the lowest and the highest. Works and peers that a goal
+speaks of get ``--rounds``, the others ``--extra-rounds``. The figures are written to ``--json FILE`` after each run;
+``--resume`` goes on from there, and what failed is tried again. RocketMQ needs a JDK (17 or newer) and Maven, which
+fetches it; FastMiniMQ a checkout of its source.
 """
 
 from __future__ import annotations
@@ -107,14 +109,18 @@ class Bench:
         say(f"this process may not leave the machine's network ({last_error()})")
         for peer in self.present if not self.given.shared_network else ():
             if peer.name.startswith("RocketMQ"):
-                why = "its replication port listens on every address, and this process may not leave the machine's network; --shared-network measures it all the same"
+                why = (
+                    "its replication port listens on every address, and this process may not leave the machine's "
+                    "network; --shared-network measures it all the same"
+                )
                 self.leave_out(peer, why)
         self.present = [peer for peer in self.present if peer.name not in self.missing]
 
     # Rounds
 
     def measure(self) -> None:
-        """All rounds; after the first one recovery and memory, so that a run that is cut short has some of everything."""
+        """All rounds; after the first one recovery and memory, so that a run that is cut short has some of
+        everything."""
         for number in range(max(self.given.rounds, self.given.extra_rounds)):
             self._round(number)
             if number == 0:

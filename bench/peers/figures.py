@@ -43,8 +43,8 @@ class Figures:
 
 
 def summary(content: dict[str, Any]) -> list[dict[str, Any]]:
-    """One entry per work and peer that has figures: of each figure that is shown the median, the lowest and the highest; medians of the
-    others; ``failures``: why a round has none."""
+    """One entry per work and peer that has figures: of each figure that is shown the median, the lowest and the
+    highest; medians of the others; ``failures``: why a round has none."""
     entries = []
     for work in content["works"]:
         for peer in content["peers"]:

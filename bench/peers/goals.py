@@ -32,7 +32,8 @@ UNITS = {
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A figure of ours and its bound: a number, a multiple of a peer's figure, or of the time of two syncs more than the number."""
+    """A figure of ours and its bound: a number, a multiple of a peer's figure, or of the time of two syncs more than
+    the number."""
 
     works: tuple[str, ...]
     """The best of them counts."""

@@ -1,4 +1,5 @@
-"""A network of its own for this process and what it starts: nothing but loopback, so that no server can be reached from outside.
+"""A network of its own for this process and what it starts: nothing but loopback, so that no server can be reached from
+outside.
 
 RocketMQ's replication port listens on every address, whatever it is told.
 """
@@ -16,7 +17,8 @@ _SET_FLAGS, _UP_AND_RUNNING = 0x8914, 0x41  # SIOCSIFFLAGS; IFF_UP | IFF_RUNNING
 
 
 def isolate() -> bool:
-    """Leave the machine's network for an empty one; False where that is not allowed (it takes root), nothing changed."""
+    """Leave the machine's network for an empty one; False where that is not allowed (it takes root), nothing
+    changed."""
     if ctypes.CDLL(None, use_errno=True).unshare(_NEW_NETWORK) != 0:
         return False
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:

@@ -1,4 +1,5 @@
-"""Runs load programs against a peer, and measures processor time, bytes written and memory of its server beside them."""
+"""Runs load programs against a peer, and measures processor time, bytes written and memory of its server beside
+them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The figures as one picture (SVG): a chart per work, a bar per peer, a thin line from its lowest to its highest round."""
+"""The figures as one picture (SVG): a chart per work, a bar per peer, a thin line from its lowest to its highest
+round."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ def picture(content: dict[str, Any]) -> str:
             parts.append(f'<g transform="translate(0 {y})">{_bars(work, mine)}</g>')
             y += HEAD + ROW * len(mine) + GAP
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {max(y, 1)}" role="img" aria-label="EscrowMQ beside its peers" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {max(y, 1)}" role="img" aria-label="EscrowMQ '
+        'beside its peers" '
         f'font-family="system-ui, DejaVu Sans, sans-serif" font-size="13" fill="{INK}">'
         f'<rect width="100%" height="100%" fill="#ffffff"/>{"".join(parts)}</svg>\n'
     )
@@ -46,7 +48,8 @@ def _bars(work: dict[str, Any], entries: list[dict[str, Any]]) -> str:
         end = LEFT + shown["high"] * scale
         parts.append(
             f'<text x="{LEFT - 8}" y="{y + 13}" text-anchor="end">{escape(one["peer"])}</text>'
-            f'<rect x="{LEFT}" y="{y + 1}" width="{max(shown["median"] * scale, 1):.1f}" height="{ROW - 6}" rx="2" fill="{color}">'
+            f'<rect x="{LEFT}" y="{y + 1}" width="{max(shown["median"] * scale, 1):.1f}" height="{ROW - 6}" rx="2" '
+            f'fill="{color}">'
             f"<title>{escape(one['peer'])}: {number(shown['low'])} to {number(shown['high'])}</title></rect>"
             f'<line x1="{LEFT + shown["low"] * scale:.1f}" x2="{end:.1f}" y1="{y + 9}" y2="{y + 9}" stroke="{INK}"/>'
             f'<text x="{end + 8:.1f}" y="{y + 13}">{number(shown["median"])}</text>'

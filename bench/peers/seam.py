@@ -15,7 +15,8 @@ class Missing(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One kind of load. ``processes`` load programs with ``callers`` each (threads, or transactions in flight), ``rows`` a call."""
+    """One kind of load. ``processes`` load programs with ``callers`` each (threads, or transactions in flight),
+    ``rows`` a call."""
 
     name: str
     kind: str
@@ -77,5 +78,6 @@ class Peer(Protocol):
         ...
 
     def load(self, address: str) -> list[str]:
-        """The command of the load program, to which the measuring adds: work, callers, seconds, seconds to warm up, body bytes, rows."""
+        """The command of the load program, to which the measuring adds: work, callers, seconds, seconds to warm up,
+        body bytes, rows."""
         ...

@@ -28,13 +28,15 @@ KAFKA_JVM = ["-Xms1g", "-Xmx1g", "-Xshare:auto"]
 class RocketMQ:
     """RocketMQ's own broker and Java client. ``flush``: SYNC_FLUSH or ASYNC_FLUSH.
 
-    Two threads of its broker 5.5.0 do nothing, busily: one in the first ten seconds (its issue 10515), one whenever no transaction has ended
-    for three seconds (its issue 10966). So it is measured after the first, and never runs beside another peer.
+    Two threads of its broker 5.5.0 do nothing, busily: one in the first ten seconds (its issue 10515), one whenever no
+    transaction has ended for three seconds (its issue 10966). So it is measured after the first, and never runs beside
+    another peer.
     """
 
     settles_s = 11.0
     remark = (
-        "5.5.0; two threads of its broker turn idly for some time after its start and after the last transaction (its issues 10515 and "
+        "5.5.0; two threads of its broker turn idly for some time after its start and after the last transaction (its "
+        "issues 10515 and "
         "10966), so no other peer runs beside it, and it is measured after the first of them"
     )
 
@@ -152,7 +154,10 @@ class Kafka:
     reference = True
     settles_s = 0.0
     remark = ""
-    promise = "one transaction of one producer is synced and answered, all rows of a batch or none; nobody is asked about undecided ones"
+    promise = (
+        "one transaction of one producer is synced and answered, all rows of a batch or none; nobody is asked "
+        "about undecided ones"
+    )
     recovers = "its broker does not ask: it aborts after a time"
 
     def lacks(self, work: Work) -> str:

@@ -1,4 +1,6 @@
-"""The figures as Markdown: goals and what was had instead, one table of all works and peers, and every figure with what is beside it."""
+"""The figures as Markdown: goals and what was had instead, one table of all works and peers, and every figure with what
+is beside it.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,10 @@ def where(content: dict[str, Any]) -> str:
         else ""
     )
     return (
-        f"{machine['cpu']}, {machine['cores']} cores for servers and clients together, Python {machine['python']}; {settings['rounds']} rounds "
-        f"of {settings['seconds']:g} s in turns ({settings['extra_rounds']} of works and peers that no goal names), bodies of {settings['body']:,} "
+        f"{machine['cpu']}, {machine['cores']} cores for servers and clients together, Python {machine['python']}; "
+        f"{settings['rounds']} rounds "
+        f"of {settings['seconds']:g} s in turns ({settings['extra_rounds']} of works and peers that no goal names), "
+        f"bodies of {settings['body']:,} "
         f"bytes, medians, in brackets the lowest and the highest round{sync}."
     )
 

@@ -1,7 +1,8 @@
-"""The order service: a FastAPI application with a database of its own, and no connection to the broker but short HTTP requests.
+"""The order service: a FastAPI application with a database of its own, and no connection to the broker but short HTTP
+requests.
 
-Placing an order is: prepare the message, run the local transaction, commit the message. Should the process die in between, the
-gateway asks at ``/escrow/checks``, and the database answers.
+Placing an order is: prepare the message, run the local transaction, commit the message. Should the process die in
+between, the gateway asks at ``/escrow/checks``, and the database answers.
 """
 
 from __future__ import annotations

@@ -110,7 +110,8 @@ def until_decided(gateway: httpx.Client, order: str) -> str:
 
 
 def clear_carts(gateway: httpx.Client, folder: Path) -> None:
-    """The cart system: the effect and the mark that it was done are one row, so a message that comes twice has one effect."""
+    """The cart system: the effect and the mark that it was done are one row, so a message that comes twice has one
+    effect."""
     carts = sqlite3.connect(folder / "carts.db")
     carts.execute("CREATE TABLE IF NOT EXISTS cleared_carts (order_id TEXT PRIMARY KEY, customer TEXT)")
     path = "/v1/consumers/cart"

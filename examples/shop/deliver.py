@@ -1,4 +1,6 @@
-"""From the shards' message tables to the warehouse: a relay a shard, EscrowMQ inside this process, one parcel a paid order."""
+"""From the shards' message tables to the warehouse: a relay a shard, EscrowMQ inside this process, one parcel a paid
+order.
+"""
 
 import json
 import time
@@ -24,7 +26,8 @@ LEASE_SECONDS = 1.0
 
 
 def deliver(databases: Databases, folder: Path) -> int:
-    """Send what is in the message tables and pack what is paid, until nothing is left; how many messages had their effect."""
+    """Send what is in the message tables and pack what is paid, until nothing is left; how many messages had their
+    effect."""
     url = f"file:{folder / 'broker'}"
     with ExitStack() as stack:
         bus = stack.enter_context(mq.connect(url))

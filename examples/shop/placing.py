@@ -1,7 +1,8 @@
 """Placing an order: stock in one database, the order in another, and never an order without stock.
 
-Transaction 1 takes the stock and freezes it. Transaction 2 places the order. If transaction 2 fails, nobody knows whether it
-did: transaction 3 finds out and, where there is no order, gives the stock back at once (``sweeps.release_orphan``).
+Transaction 1 takes the stock and freezes it. Transaction 2 places the order. If transaction 2 fails, nobody knows
+whether it did: transaction 3 finds out and, where there is no order, gives the stock back at once
+(``sweeps.release_orphan``).
 
 Every function takes connections that have no transaction open, and opens its own.
 """
@@ -28,7 +29,8 @@ class OrderFenced(Exception):
 
 
 def take_stock(product_db: sa.Connection, trans_id: str, basket: Basket, now_us: int) -> None:
-    """Transaction 1: take every line of the basket from the stock and freeze it under ``trans_id``; or raise OutOfStock."""
+    """Transaction 1: take every line of the basket from the stock and freeze it under ``trans_id``; or raise
+    OutOfStock."""
     with product_db.begin():
         for product_id, amount in sorted(basket.lines.items()):  # always in this order: no deadlock between baskets
             take = (
@@ -70,6 +72,7 @@ def place_order(order_db: sa.Connection, trans_id: str, basket: Basket, now_us: 
 
 
 def tell(order_db: sa.Connection, trans_id: str, event: str, units: int) -> None:
-    """Say what became of an order, inside the transaction in which it became so. The key keeps an order's events in order."""
+    """Say what became of an order, inside the transaction in which it became so. The key keeps an order's events in
+    order."""
     body = json.dumps({"trans_id": trans_id, "event": event, "units": units})
     send_tx(order_db, EVENTS, body.encode(), key=trans_id)

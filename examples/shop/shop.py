@@ -1,4 +1,6 @@
-"""Orders and stock in databases that know nothing of each other: no piece is sold twice, none is lost, whatever crashes."""
+"""Orders and stock in databases that know nothing of each other: no piece is sold twice, none is lost, whatever
+crashes.
+"""
 
 import argparse
 import contextlib

@@ -1,4 +1,5 @@
-"""The auditor: reads all of the shop's databases and says what is wrong. An empty list is the verdict that all is well."""
+"""The auditor: reads all of the shop's databases and says what is wrong. An empty list is the verdict that all is
+well."""
 
 import json
 from collections import Counter

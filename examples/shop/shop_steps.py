@@ -56,7 +56,8 @@ class Run:
         return baskets(self.orders, self.data)
 
     def killed_at(self, step: str, place: str) -> bool:
-        """Run a step in a process of its own that dies at ``place``; whether it came there. Raises if it failed otherwise."""
+        """Run a step in a process of its own that dies at ``place``; whether it came there. Raises if it failed
+        otherwise."""
         config = {"urls": self.urls, "folder": str(self.folder), "orders": self.orders, "data": str(self.data or "")}
         environment = {**os.environ, failpoints.VARIABLE: place}
         command = [sys.executable, __file__, step, json.dumps(config)]

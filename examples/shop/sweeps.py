@@ -1,8 +1,8 @@
 """The two sweeps, and transaction 3. Each act works on one order under lock, may be killed anywhere and run again.
 
-``settle_order`` and ``release_orphan`` take connections that have no transaction open. They can be called by anything that
-has found candidates: the loops at the end of this file, a cron job, or a cluster that looks through all shards at once.
-What finds a candidate is only a hint; the act looks again, under lock.
+``settle_order`` and ``release_orphan`` take connections that have no transaction open. They can be called by anything
+that has found candidates: the loops at the end of this file, a cron job, or a cluster that looks through all shards at
+once. What finds a candidate is only a hint; the act looks again, under lock.
 """
 
 import logging
@@ -42,8 +42,8 @@ def settle_order(order_db: sa.Connection, product_db: sa.Connection, trans_id: s
     """Sweep 1's act on one order: unpaid past its time → timed out, and paid → sold.
 
     The order row stays locked from the first look until the end, so nobody pays meanwhile. The freeze is released
-    first: if this dies in between, the order is unpaid with a released freeze, which the payment guard refuses and the next
-    run finishes.
+    first: if this dies in between, the order is unpaid with a released freeze, which the payment guard refuses and the
+    next run finishes.
     """
     with order_db.begin():
         row = sa.select(orders).where(orders.c.trans_id == trans_id).with_for_update(skip_locked=True)
@@ -74,8 +74,8 @@ def release_orphan(order_db: sa.Connection, product_db: sa.Connection, trans_id:
     """Sweep 2's act on one freeze, and transaction 3: if there is no order, give the stock back.
 
     "No order" must stay true, also while a slow transaction 2 is about to commit. So the question is asked by writing,
-    in a transaction on the primary: the mark *never* is inserted where transaction 2 inserts *placed*, and one of the two
-    stands. The insert waits for a transaction 2 that is still running; one that comes later fails on the mark.
+    in a transaction on the primary: the mark *never* is inserted where transaction 2 inserts *placed*, and one of the
+    two stands. The insert waits for a transaction 2 that is still running; one that comes later fails on the mark.
     """
     with order_db.begin():
         insert_new(order_db, order_marks, trans_id=trans_id, mark=Mark.NEVER)
@@ -93,7 +93,8 @@ def release_orphan(order_db: sa.Connection, product_db: sa.Connection, trans_id:
 
 
 def release(product_db: sa.Connection, trans_id: str, final: Freeze) -> bool:
-    """Move the freezes of ``trans_id`` from frozen to ``final``, stock given back if that is unsold; False if they were there."""
+    """Move the freezes of ``trans_id`` from frozen to ``final``, stock given back if that is unsold; False if they were
+    there."""
     of_this = freezes.c.trans_id == trans_id
     found = product_db.execute(sa.select(freezes).where(of_this).with_for_update()).all()
     if {row.state for row in found} - {Freeze.FROZEN, final}:
@@ -155,7 +156,8 @@ def sweep_orders(shards: Sequence[Connect], product_db: Connect, now_us: int) ->
 
 
 def sweep_freezes(shards: Sequence[Connect], product_db: Connect, now_us: int) -> Counter[Settled]:
-    """Sweep 2, over all freezes that are older than 10 minutes. What fails is alerted, and tried again by the next sweep."""
+    """Sweep 2, over all freezes that are older than 10 minutes. What fails is alerted, and tried again by the next
+    sweep."""
     with ExitStack() as stack:
         finding, stock = stack.enter_context(product_db()), stack.enter_context(product_db())
         order_dbs = [stack.enter_context(shard()) for shard in shards]

@@ -1,4 +1,5 @@
-"""A till: takes baskets through transactions 1 and 2 (3 if need be) and the payment, whatever the network does to it."""
+"""A till: takes baskets through transactions 1 and 2 (3 if need be) and the payment, whatever the network does to
+it."""
 
 import uuid
 from collections.abc import Iterable

@@ -46,7 +46,8 @@ def send_by_outbox(bank: sa.Engine, transfer: Transfer) -> None:
 def send_by_barrier(bank: sa.Engine, producer: mq.Producer, transfer: Transfer) -> None:
     """The half message: first into escrow, then the debit; the broker asks the database whenever it is not told.
 
-    The message has no id of ours: an attempt that was settled as rolled back stays so, and the next one is another message.
+    The message has no id of ours: an attempt that was settled as rolled back stays so, and the next one is another
+    message.
     """
     with producer.transaction() as txn:
         txn.send(transfer.message())

@@ -1,4 +1,5 @@
-"""A thousand from an account of bank A to an account of bank B: two databases, one message, and no money lost or made."""
+"""A thousand from an account of bank A to an account of bank B: two databases, one message, and no money lost or
+made."""
 
 import argparse
 import contextlib
@@ -57,7 +58,8 @@ def run(urls: list[str], folder: Path, transfers: int, way: str, deaths: list[De
         say(f"{len(staff.killed)} killed; the banks were read {auditor.readings:,} times meanwhile")
         refused = transfers - reading.debited
         say(
-            f"debited: {reading.debited:,} transfers ({refused:,} refused), credited: {reading.credited:,}, the same ones"
+            f"debited: {reading.debited:,} transfers ({refused:,} refused), credited: {reading.credited:,}, the same "
+            "ones"
         )
         say(f"{reading.in_a:,} in A + {reading.in_flight:,} in flight + {reading.in_b:,} in B = {reading.total:,}")
         if by_outbox:
@@ -66,7 +68,8 @@ def run(urls: list[str], folder: Path, transfers: int, way: str, deaths: list[De
 
 
 def work(staff: Staff, transfers: int, settled: Callable[[], bool]) -> None:
-    """All transfers, a share at a time, so that there is something on its way until everybody has died who is to die."""
+    """All transfers, a share at a time, so that there is something on its way until everybody has died who is to
+    die."""
     share = max(transfers // (len(staff.left) + 1), 1)
     ends = range(share, transfers, share) if staff.left else ()
     for end in [*ends, transfers]:

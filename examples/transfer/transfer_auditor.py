@@ -1,7 +1,7 @@
 """The auditor: reads both banks at any moment, kills or no kills, and says what is wrong.
 
-Bank B is read before bank A, each in one snapshot. So whatever B has credited by then, A has debited before it is read, and what
-is debited and not credited is the money in flight.
+Bank B is read before bank A, each in one snapshot. So whatever B has credited by then, A has debited before it is read,
+and what is debited and not credited is the money in flight.
 """
 
 import threading

@@ -1,6 +1,7 @@
 """One process of the example: ``python transfer_process.py ROLE CONFIG`` (JSON). It ends when its standard input does.
 
-It tells on its standard output, a line each, when it is ready, and bank A when it has made the transfers it was asked for.
+It tells on its standard output, a line each, when it is ready, and bank A when it has made the transfers it was asked
+for.
 """
 
 import contextlib
@@ -28,7 +29,9 @@ QUICK = {"transaction_timeout": 0.5, "check_interval": 0.5, "lease_seconds": 2.0
 """A killed process is replaced at once here, so nothing has to be waited for as long as in earnest."""
 RELAY = {"workers": 1, "lease": 1.0, "poll_interval": 0.05, "backoff_max": 0.5}
 UNTIL_CALLED_BACK = {"await_callback": True, "keep": 3600.0}
-"""Messages stay in bank A's table until bank B's callback, and an hour longer: the auditor compares them with the debits."""
+"""Messages stay in bank A's table until bank B's callback, and an hour longer: the auditor compares them with the
+debits.
+"""
 
 
 def tell(word: str) -> None:

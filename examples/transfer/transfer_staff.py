@@ -102,7 +102,8 @@ class Staff:
         return self._made >= self._asked
 
     def work(self, until: Callable[[], bool]) -> None:
-        """Let them work until ``until()``; who comes to a place stands still, and somebody dies and is started again."""
+        """Let them work until ``until()``; who comes to a place stands still, and somebody dies and is started
+        again."""
         deadline = time.monotonic() + PATIENCE
         while not (self.idle and until()):
             if time.monotonic() > deadline:

@@ -27,7 +27,7 @@ _SERVED = ("escrow", "escrows", "escrow+unix")
 
 
 def connect(url: str, **options: Any) -> Bus:
-    """A bus for ``url``.
+    """Return a bus for ``url``.
 
     ``"escrow://127.0.0.1:7700"``, several shards ``"escrow://a:7700,b:7700"``, the brokers of one shard, of which one
     leads, ``"escrow://a:7700|b:7700"``, both ``"escrow://a|b,c|d"`` (port 7700 if none is given; with

@@ -1,8 +1,8 @@
 """Result codes and exceptions: seven error classes, grouped by how the caller should react.
 
-Every refusal, on the wire, in a log line or in an exception, carries one :class:`Code`. The enumeration
-is the only place where a code gets its number, its branch, its sentence and its hint. The branch has a :class:`Meaning`, from
-which all code derives what it does about a result: repeat it, count it, delete a row. A code's number says nothing.
+Every refusal, on the wire, in a log line or in an exception, carries one :class:`Code`. The enumeration is the only
+place where a code gets its number, its branch, its sentence and its hint. The branch has a :class:`Meaning`, from which
+all code derives what it does about a result: repeat it, count it, delete a row. A code's number says nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Meaning(Enum):
 
 
 class EscrowError(Exception):
-    """Base of every error that EscrowMQ raises: a code, a sentence that says what happened, a hint that says the fix."""
+    """Base of every error that EscrowMQ raises: a code, a sentence on what happened, a hint with the fix."""
 
     meaning: ClassVar[Meaning] = Meaning.UNKNOWN
     """What errors of this branch say about the change that was asked for."""
@@ -138,10 +138,14 @@ class Code(IntEnum):
         "begin a new transaction")
     UNKNOWN_TOPIC = (21, Rejected, "no such topic, and it is not made by using it",
         "create it with `escrowmq topics create NAME`; auto_create_topics is off, or a topic of this name was deleted")
-    UNKNOWN_GROUP = 22, Rejected, "no such group", "`escrowmq groups list` shows them, with --producers those of producers"
+    UNKNOWN_GROUP = 22, Rejected, "no such group", (
+        "`escrowmq groups list` shows them, with --producers those of "
+        "producers"
+    )
     UNKNOWN_SESSION = 23, Rejected, "no such producer session on this broker", "open a new session"
     GROUP_KIND = (24, Rejected, "a producer group serves plain or transactional messages, not both",
-        "use another producer group; `escrowmq groups list --producers` shows the kinds, `escrowmq groups alter-producers`"
+        "use another producer group; `escrowmq groups list --producers` shows the kinds, `escrowmq groups "
+        "alter-producers`"
         " changes one")
     NO_PERMISSION = (25, Rejected, "this broker refuses transactional messages",
         "unset reject_transactional on the broker, or use another broker")
@@ -168,11 +172,13 @@ class Code(IntEnum):
         "send fewer rows at a time: max_batch_rows, max_batch_bytes")
     BAD_REQUEST = 42, Rejected, "the request is not understood"
     SUBSCRIPTION_MISMATCH = (43, Rejected, "the consumer group exists with another subscription",
-        "all consumers of a group use the same; alter the group with `escrowmq groups alter` or bus.admin.alter_group, or use"
+        "all consumers of a group use the same; alter the group with `escrowmq groups alter` or bus.admin.alter_group, "
+        "or use"
         " another name")
     GROUP_RULES = (44, Rejected, "the producer group exists with other rules",
         "leave them out, or alter the group with `escrowmq groups alter-producers` or bus.admin.alter_producers")
-    BAD_IMMUNITY = (45, Rejected, "the property CheckImmunityTimeInSeconds is not whole seconds as text, at most half_retention",
+    BAD_IMMUNITY = (45, Rejected, "the property CheckImmunityTimeInSeconds is not whole seconds as text, at most "
+                                  "half_retention",
         'give it as text such as "60"; if check_immunity is given, too, they must agree')
 
     # Fenced: someone newer took over.
@@ -212,7 +218,8 @@ class Code(IntEnum):
     # Misuse: a bug in the calling program.
     BAD_URL = 128, Misuse, "not a broker URL", "use escrow://HOST:PORT[,HOST:PORT...] or file:FOLDER"
     NO_CHECKER = (129, Misuse, "a transactional producer must have a checker",
-        "decorate a function with @producer.checker before the first transaction, or give bus.producer(..., checker=...) an"
+        "decorate a function with @producer.checker before the first transaction, or give bus.producer(..., "
+        "checker=...) an"
         " outbox.Barrier; with unasked=True nobody is asked")
     BAD_SETTING = 130, Misuse, "bad setting"
     BAD_ARGUMENT = 131, Misuse, "bad argument"
@@ -230,7 +237,8 @@ class Code(IntEnum):
         "use a session that commits (not AUTOCOMMIT) and has not failed; roll a failed one back first")
     MISSING_PACKAGE = 138, Misuse, "a package that this needs is not installed", "install the extra that is named"
     NO_OUTCOME = (139, Misuse, "this is no outcome of a transaction",
-        "return mq.COMMIT, mq.ROLLBACK or mq.UNKNOWN, on every path; the transaction stays undecided and is asked about again")
+        "return mq.COMMIT, mq.ROLLBACK or mq.UNKNOWN, on every path; the transaction stays undecided and is asked "
+        "about again")
 
     # Denied.
     DENIED = 144, Denied, "no right to do this"
@@ -238,7 +246,7 @@ class Code(IntEnum):
 
 
 def error(code: Code, message: str | None = None, hint: str | None = None, retry_after: float = 1.0) -> EscrowError:
-    """The error object of the branch that ``code`` belongs to; raises KeyError for a code that is no error."""
+    """Return the error object of the branch that ``code`` belongs to; raises KeyError for a code that is no error."""
     if code.branch is None:
         raise KeyError(code)
     if code.branch is Overloaded:

@@ -81,14 +81,16 @@ class TransactionId:
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> TransactionId:
-        """The id from its 16 bytes (big-endian shard, epoch, position); raises :class:`Misuse` on another length."""
+        """Return the id from its 16 bytes (big-endian shard, epoch, position); raises :class:`Misuse` on another
+        length."""
         if len(raw) != _TRANSACTION_ID.size:
             raise Misuse(Code.BAD_ARGUMENT, f"a transaction id has 16 bytes, not {len(raw)}")
         return cls(*_TRANSACTION_ID.unpack(raw))
 
     @classmethod
     def parse(cls, text: str) -> TransactionId:
-        """The id from its printed form ``SHARD-EPOCH-POSITION`` (hexadecimal); raises :class:`Misuse` otherwise."""
+        """Return the id from its printed form ``SHARD-EPOCH-POSITION`` (hexadecimal); raises :class:`Misuse`
+        otherwise."""
         try:
             shard, epoch, position = (int(part, 16) for part in text.split("-"))
             identity = cls(shard, epoch, position)
@@ -101,7 +103,7 @@ class TransactionId:
 
 
 def message_id(value: str | bytes | uuid.UUID) -> bytes:
-    """The 16 bytes that name a message on the wire.
+    """Return the 16 bytes that name a message on the wire.
 
     16 bytes and UUIDs stand for themselves, 32 hexadecimal digits for the bytes they spell; any other string or bytes
     is digested (BLAKE2b, 128 bits), so the caller's own ids (``"order-17"``) can be used everywhere an id is asked for.
@@ -127,7 +129,7 @@ def message_id(value: str | bytes | uuid.UUID) -> bytes:
 
 
 def member_id(group: str, instance: str) -> int:
-    """The 62-bit number of a named member of a consumer group: the same in every process of that name."""
+    """Return the 62-bit number of a named member of a consumer group: the same in every process of that name."""
     digest = hashlib.blake2b(f"{group}/{instance}".encode(), digest_size=8, person=b"escrowmq-member").digest()
     return int.from_bytes(digest, "big") >> 2
 
@@ -136,9 +138,11 @@ def member_id(group: str, instance: str) -> int:
 class StoredMessage:
     """A message as a broker has it, in its queue or not; see ``Bus.view_message``.
 
-    ``state`` is ``"plain"``, or that of its transaction: ``"open"``, ``"parked"`` (prepared: it may still become visible or be rolled back)
-    or ``"committed"``. ``visible``: it is in its queue, at ``offset``; a delayed one is not yet. Times are microseconds since 1970 by the
-    broker's clock (``born_us``: by its producer's). ``position`` is its row in the log of ``broker``, an address. ``damaged`` says where the log is damaged under it; its ``body`` is None then.
+    ``state`` is ``"plain"``, or that of its transaction: ``"open"``, ``"parked"`` (prepared: it may still become
+    visible or be rolled back) or ``"committed"``. ``visible``: it is in its queue, at ``offset``; a delayed one is not
+    yet. Times are microseconds since 1970 by the broker's clock (``born_us``: by its producer's). ``position`` is its
+    row in the log of ``broker``, an address. ``damaged`` says where the log is damaged under it; its ``body`` is None
+    then.
     """
 
     topic: str
@@ -242,8 +246,8 @@ class CheckPolicy:
     """How a producer group's check-back goes; None, each: as the broker's setting of that name says.
 
     ``transaction_timeout`` is seconds before the first question (RocketMQ: ``transactionTimeOut``), ``check_interval``
-    seconds between two about one transaction, ``check_max`` how many there are, ``checks_exhausted`` what follows the last:
-    ``"park"`` (for a person) or ``"rollback"``.
+    seconds between two about one transaction, ``check_max`` how many there are, ``checks_exhausted`` what follows the
+    last: ``"park"`` (for a person) or ``"rollback"``.
     """
 
     transaction_timeout: float | None = None
@@ -257,9 +261,10 @@ REDELIVERY: Mapping[str, tuple[float, ...]] = {
     "rocketmq": (10.0, 30.0, *(60.0 * minutes for minutes in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 30, 60, 120))),
     "forever": (),
 }
-"""Redelivery by name: seconds before the second, the third, ... delivery; after the last of them a message is a dead letter.
-``"3x5min"``: three times, five minutes apart. ``"rocketmq"``: RocketMQ's delay levels from 10 s to 2 h, 16 times.
-``"forever"``: until a consumer succeeds, with the back-off of the group; never a dead letter."""
+"""Redelivery by name: seconds before the second, the third, ... delivery; after the last of them a message is a dead
+letter. ``"3x5min"``: three times, five minutes apart. ``"rocketmq"``: RocketMQ's delay levels from 10 s to 2 h, 16
+times. ``"forever"``: until a consumer succeeds, with the back-off of the group; never a dead letter.
+"""
 
 FOREVER = 1 << 30
 """So many deliveries are never reached."""
@@ -270,7 +275,8 @@ class TransactionResult:
     """The result of :meth:`Producer.send_in_transaction`.
 
     ``outcome`` is what the local transaction returned (an exception or nothing is ``UNKNOWN``), ``status`` what the
-    broker answered to it (SENT where the producer does not wait for that), ``error`` the exception of the local transaction, if it raised one.
+    broker answered to it (SENT where the producer does not wait for that), ``error`` the exception of the local
+    transaction, if it raised one.
     """
 
     receipt: Receipt

@@ -125,8 +125,9 @@ ACK_VIEW = _schema(
     attempt=_Nullable(_INT32),  # 1 the first time
     lease=_INT64,
 )
-"""The system view ``%acks``: what consumers acknowledged, one row per run of offsets. Nullable columns are null when the lease's
-own row has left with retention."""
+"""The system view ``%acks``: what consumers acknowledged, one row per run of offsets. Nullable columns are null when
+the lease's own row has left with retention.
+"""
 
 GROUP_ACT_VIEW = _schema(
     position=_INT64,  # of the act
@@ -143,8 +144,9 @@ GROUP_ACT_VIEW = _schema(
     properties=_Nullable(PROPERTIES),
     body=_Nullable(_BINARY),
 )
-"""The system view ``%group-acts``: what persons did to places of consumer groups, oldest first. ``group`` is null if it was deleted and
-another one has its name now."""
+"""The system view ``%group-acts``: what persons did to places of consumer groups, oldest first. ``group`` is null if it
+was deleted and another one has its name now.
+"""
 
 HALF_VIEW = _schema(
     **_CONTENT,
@@ -327,5 +329,5 @@ def is_fixed_width(schema: pa.Schema) -> bool:
 
 
 def empty(schema: pa.Schema) -> pa.RecordBatch:
-    """A batch of no rows."""
+    """Return a batch of no rows."""
     return pa.RecordBatch.from_arrays([pa.array([], f.type) for f in schema], schema=schema)

@@ -1,7 +1,8 @@
 """One table of settings and limits → flags of ``escrowmq serve``, environment (``ESCROWMQ_…``), TOML, documentation.
 
 Each field of :class:`BrokerSettings` is one line of the table: name, default, unit, reason. Durations are seconds as
-floats; text forms such as ``"500ms"``, ``"8min"``, ``"72h"``, ``"7d"`` are read too. Sizes are bytes; ``"4MiB"`` is read.
+floats; text forms such as ``"500ms"``, ``"8min"``, ``"72h"``, ``"7d"`` are read too. Sizes are bytes; ``"4MiB"`` is
+read.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ class BrokerSettings:
     default_queues: int = _count(4, "queues of a topic made without a number", least=1)
     producer_expiration: float = _seconds(
         30 * 86400.0,
-        "a producer session (of a process, a Spark query) unused this long is forgotten, its group and writer with the last",
+        "a producer session (of a process, a Spark query) unused this long is forgotten, its group and writer with the "
+        "last",
         least=1,
     )
 
@@ -132,7 +134,7 @@ class BrokerSettings:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> BrokerSettings:
-        """Settings from names and values, texts included."""
+        """Build settings from names and values, texts included."""
         known = {f.name: f for f in dataclasses.fields(cls)}
         for name in values:
             if name not in known:
@@ -141,7 +143,7 @@ class BrokerSettings:
 
 
 def nearest(name: str, known: list[str]) -> str:
-    """A hint that names the known name most like ``name``."""
+    """Return a hint that names the known name most like ``name``."""
     from difflib import get_close_matches
 
     close = get_close_matches(name, known, n=1, cutoff=0.5)

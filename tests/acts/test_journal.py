@@ -1,4 +1,6 @@
-"""The journal on a disk that crashes, fills up and fails: what was done is recorded, and what is not recorded was not done."""
+"""The journal on a disk that crashes, fills up and fails: what was done is recorded, and what is not recorded was not
+done.
+"""
 
 from __future__ import annotations
 
@@ -107,7 +109,8 @@ def test_whatever_a_crash_at_any_operation_leaves_everything_done_is_recorded(mo
 
 
 def goes_on(disk: FaultDisk, done: list[str]) -> None:
-    """What was done is recorded; what was interrupted gets an end; the next act stands behind it, and the chain holds."""
+    """What was done is recorded; what was interrupted gets an end; the next act stands behind it, and the chain
+    holds."""
     journal = Journal(disk, SHARD)
     known = recorded(journal)
     assert set(done) <= set(known), "an act was done and is not recorded"

@@ -20,7 +20,8 @@ Content = tuple[Any, ...]
 
 
 class LogSource:
-    """A log in this process as a :class:`escrowmq.backup.Source`; ``before`` is called with the name before each read."""
+    """A log in this process as a :class:`escrowmq.backup.Source`; ``before`` is called with the name before each
+    read."""
 
     address = "file:here"
 

@@ -1,4 +1,6 @@
-"""The files of a backup: exactly the durable frames, whatever is appended, dropped, broken off, damaged or full meanwhile."""
+"""The files of a backup: exactly the durable frames, whatever is appended, dropped, broken off, damaged or full
+meanwhile.
+"""
 
 from __future__ import annotations
 

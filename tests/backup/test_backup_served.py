@@ -30,7 +30,8 @@ OPTIONS = ("--segment-bytes", "256KiB", "--default-queues", "2", "--snapshot-byt
 
 
 class Writers:
-    """Threads that send batches, and transactions of two messages, until they are told to stop; what was acknowledged, by body."""
+    """Threads that send batches, and transactions of two messages, until they are told to stop; what was acknowledged,
+    by body."""
 
     def __init__(self, url: str, count: int = 2) -> None:
         self.mark = uuid.uuid4().hex.encode()  # the tests of this file share a broker

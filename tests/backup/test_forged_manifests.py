@@ -1,4 +1,6 @@
-"""A manifest whose digest was computed anew after it was changed: what the log says of itself decides, and nothing is written."""
+"""A manifest whose digest was computed anew after it was changed: what the log says of itself decides, and nothing is
+written.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A restored folder: whole or refused by every broker, another opener than the shard that went on, and itself on record."""
+"""A restored folder: whole or refused by every broker, another opener than the shard that went on, and itself on
+record.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,8 @@ def test_a_restored_folder_holds_what_the_backup_did_and_begins_another_history(
 def test_ids_of_what_was_lost_are_nobodys(
     folder: Path, again: Callable[[Path, int, int], None], tmp_path: Path
 ) -> None:
-    """A session and a transaction of after the backup are unknown to the restored shard: it gives no such number again."""
+    """A session and a transaction of after the backup are unknown to the restored shard: it gives no such number
+    again."""
     take(offline(in_memory(folder)), RealDisk(tmp_path / "backup"))
     with mq.connect(f"file:{folder}") as bus:
         lost = bus.producer("shop", unasked=True).prepare("t", b"lost").transaction_id

@@ -1,5 +1,6 @@
-"""A broker, embedded or served: the same tests for both. A served one is a real process on a fresh folder, with its log there or in a
-fresh partition of a real Kafka: of one node in the suite, of three in the long form."""
+"""A broker, embedded or served: the same tests for both. A served one is a real process on a fresh folder, with its log
+there or in a fresh partition of a real Kafka: of one node in the suite, of three in the long form.
+"""
 
 from __future__ import annotations
 
@@ -117,7 +118,8 @@ class Served(Broker):
 
 
 class OnPartition(Broker):
-    """An embedded broker whose log is a partition of a Kafka in memory, the folder its mirror. ``restart`` loses the folder."""
+    """An embedded broker whose log is a partition of a Kafka in memory, the folder its mirror. ``restart`` loses the
+    folder."""
 
     def start(self) -> None:
         embedded.open_log = _open_log
@@ -145,7 +147,9 @@ def _open_log(disk: RealDisk, **options: Any) -> CommitLog:
 KINDS = {"embedded": Broker, "served": Served, "partition": OnPartition, "kafka": Served, "kafka-three": Served}
 SERVED = [kind for kind, made in KINDS.items() if made.is_served]
 SILENCE = "4"
-"""Seconds after which a broker that was killed leads again, at least. With less a busy machine is late with its signs of life, and the broker refuses calls."""
+"""Seconds after which a broker that was killed leads again, at least. With less a busy machine is late with its signs
+of life, and the broker refuses calls.
+"""
 LOGS = 64
 """Partitions that a topic for logs has: to make them at once costs a tenth of what a topic for each broker does."""
 

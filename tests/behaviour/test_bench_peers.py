@@ -1,4 +1,6 @@
-"""The benchmark beside peers, in its shortest form: it starts servers, loads them, its figures add up, and nothing that fails stops it."""
+"""The benchmark beside peers, in its shortest form: it starts servers, loads them, its figures add up, and nothing that
+fails stops it.
+"""
 
 from __future__ import annotations
 

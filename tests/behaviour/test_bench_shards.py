@@ -1,4 +1,6 @@
-"""The simulation of many shards: what it counts adds up, the rules of one broker hold in it, and its shortest form runs."""
+"""The simulation of many shards: what it counts adds up, the rules of one broker hold in it, and its shortest form
+runs.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""One damaged record among good ones: the good ones go on, the bad one is a dead letter with its place, and is shown as such."""
+"""One damaged record among good ones: the good ones go on, the bad one is a dead letter with its place, and is shown as
+such.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ def body(n: int) -> bytes:
 
 @pytest.fixture
 def damaged(own: Callable[..., object]) -> Iterator[object]:
-    """A broker with 400 messages sent at once, of which one has a flipped bit, in a segment that is sealed and covered by a snapshot."""
+    """A broker with 400 messages sent at once, of which one has a flipped bit, in a segment that is sealed and covered
+    by a snapshot."""
     broker = own(**SETTINGS)
     with broker.connect() as bus:
         producer = bus.producer("p")

@@ -1,4 +1,6 @@
-"""Producers that the broker has forgotten go on by themselves, on the embedded and the served broker. By hand it is quick."""
+"""Producers that the broker has forgotten go on by themselves, on the embedded and the served broker. By hand it is
+quick.
+"""
 
 import pytest
 

@@ -1,4 +1,6 @@
-"""What persons did to places of consumer groups, as `%group-acts` tells it: of an embedded broker, a served one, and a folder at rest."""
+"""What persons did to places of consumer groups, as `%group-acts` tells it: of an embedded broker, a served one, and a
+folder at rest.
+"""
 
 from __future__ import annotations
 

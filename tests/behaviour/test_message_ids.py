@@ -1,4 +1,6 @@
-"""One message id, one message of a topic (I9): the same id in another topic is another message, another content is refused."""
+"""One message id, one message of a topic (I9): the same id in another topic is another message, another content is
+refused.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Ends that nobody waits for, on real brokers: they come to pass, their refusals are counted, and a lost one is asked back."""
+"""Ends that nobody waits for, on real brokers: they come to pass, their refusals are counted, and a lost one is asked
+back.
+"""
 
 from __future__ import annotations
 
@@ -110,7 +112,8 @@ async def test_the_same_copy_to_await(broker, t, g):
 
 
 def test_without_a_checker_an_end_that_never_came_leaves_it_open_until_somebody_ends_it(bus, t, g, eventually):
-    """Nobody is asked, so nobody fails to answer: it is not parked by unanswered questions, and an end of any process counts."""
+    """Nobody is asked, so nobody fails to answer: it is not parked by unanswered questions, and an end of any process
+    counts."""
     producer = bus.producer(g, unasked=True, confirm="oneway")
     lost, other = (producer.prepare(t, b"book", key="o-1", check_immunity=0.001) for _ in range(2))
     with bus.producer(f"{g}-asked", checker=lambda check: mq.ROLLBACK) as asked:

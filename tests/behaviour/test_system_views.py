@@ -1,4 +1,6 @@
-"""System views from the bus: ``%half``, ``%op``, ``%acks`` and dead letters, read and followed as RocketMQ's system topics are."""
+"""System views from the bus: ``%half``, ``%op``, ``%acks`` and dead letters, read and followed as RocketMQ's system
+topics are.
+"""
 
 import asyncio
 import itertools

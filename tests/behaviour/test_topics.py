@@ -149,7 +149,8 @@ def test_an_offset_in_a_consumers_database(bus: mq.Bus, t: str, g: str, on_purge
 
 
 def test_under_load_nothing_is_skipped_without_a_word(bus: mq.Bus, t: str, g: str) -> None:
-    """Every offset is received or counted as expired, while a topic is cut again and again under senders and consumers."""
+    """Every offset is received or counted as expired, while a topic is cut again and again under senders and
+    consumers."""
     admin = bus.admin
     admin.create_topic(t, 1)
     stop, got = threading.Event(), list[int]()
@@ -237,7 +238,8 @@ def test_two_brokers_one_away(make_broker: Own, served_kind: str) -> None:
 
 
 def test_dead_letters_of_a_topic_that_is_deleted_meanwhile(bus: mq.Bus, t: str, g: str) -> None:
-    """What was shown is named again after the deletion: those rows are gone, and the others are settled all the same."""
+    """What was shown is named again after the deletion: those rows are gone, and the others are settled all the
+    same."""
     admin = bus.admin
     for topic in (t, f"{t}-2"):
         admin.create_topic(topic, 1)

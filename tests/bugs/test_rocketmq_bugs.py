@@ -34,7 +34,8 @@ def test_the_same_commit_twice_put_the_message_in_the_topic_twice():
 
 
 def test_a_crash_between_append_final_and_note_done_put_it_there_twice():
-    """There is one write: whatever prefix of the log a crash leaves, the repeated commit makes it exactly one message."""
+    """There is one write: whatever prefix of the log a crash leaves, the repeated commit makes it exactly one
+    message."""
     driver = LedgerDriver()
     session, raw, position = one_half(driver)
     driver.end(session, (raw, COMMIT))
@@ -173,7 +174,8 @@ def test_one_exception_in_a_check_round_left_its_offsets_in_place_the_same_batch
 
 
 def test_a_full_executor_rewrote_half_messages_until_the_disk_was_full():
-    """A producer that never answers: its questions are written as numbers, at most check_max times, and then no more."""
+    """A producer that never answers: its questions are written as numbers, at most check_max times, and then no
+    more."""
     shard = BugShard(check_max=5, checks_in_flight=10)
     session = shard.session()
     shard.engine.listeners.join("g", session)

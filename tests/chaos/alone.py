@@ -1,4 +1,6 @@
-"""One delivery mode without faults and without processes of its own: a producer and a consumer as threads of this one, and two served brokers."""
+"""One delivery mode without faults and without processes of its own: a producer and a consumer as threads of this one,
+and two served brokers.
+"""
 
 from __future__ import annotations
 
@@ -56,10 +58,11 @@ def two_brokers(folder: Path) -> Iterator[str]:
 def run_alone(
     mode: Mode, folder: Path, url: str, enough: int = ENOUGH, beside: Callable[[Site], Any] | None = None
 ) -> None:
-    """Run it until ``enough`` business rows have their effects, and check by id that each has exactly one (of a mode that repeats: at
-    least one), and nothing else any.
+    """Run it until ``enough`` business rows have their effects, and check by id that each has exactly one (of a mode
+    that repeats: at least one), and nothing else any.
 
-    ``url`` names the brokers; ``beside`` runs with the producer's site in a thread of its own until that site has ended (a relay).
+    ``url`` names the brokers; ``beside`` runs with the producer's site in a thread of its own until that site has ended
+    (a relay).
     """
     with site(folder, url, "producer-1") as there, site(folder, url, "consumer-1") as here:
         problems: list[BaseException] = []

@@ -1,4 +1,6 @@
-"""The check of a chaos run notices every kind of finding, each planted in real databases, and nothing where nothing is wrong."""
+"""The check of a chaos run notices every kind of finding, each planted in real databases, and nothing where nothing is
+wrong.
+"""
 
 from __future__ import annotations
 

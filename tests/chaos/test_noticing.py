@@ -1,4 +1,6 @@
-"""What a mode notices by itself: a refusal of what the database decided, a decision taken twice, a receipt that changed, a key out of order."""
+"""What a mode notices by itself: a refusal of what the database decided, a decision taken twice, a receipt that
+changed, a key out of order.
+"""
 
 from __future__ import annotations
 

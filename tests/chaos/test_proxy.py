@@ -1,4 +1,6 @@
-"""The proxy passes on what comes, cuts, falls silent in either direction, and heals; it keeps little of what is not taken."""
+"""The proxy passes on what comes, cuts, falls silent in either direction, and heals; it keeps little of what is not
+taken.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Delivery modes that are wrong, each in one place: a run must find it. They kill their own process at the worst moment, once."""
+"""Delivery modes that are wrong, each in one place: a run must find it. They kill their own process at the worst
+moment, once.
+"""
 
 from __future__ import annotations
 

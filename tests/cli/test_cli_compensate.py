@@ -1,4 +1,6 @@
-"""``escrowmq compensate``: a run repairs a lost confirm, the status tells how it stands, a person deals with what is left."""
+"""``escrowmq compensate``: a run repairs a lost confirm, the status tells how it stands, a person deals with what is
+left.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Demo, audit and bench: what they are told, what they print, their exit codes. The jobs themselves have their own tests."""
+"""Demo, audit and bench: what they are told, what they print, their exit codes. The jobs themselves have their own
+tests.
+"""
 
 import dataclasses
 from pathlib import Path

@@ -20,7 +20,8 @@ def address() -> str:
 
 @pytest.mark.parametrize(
     "words",
-    [["outbox", "list"], ["acts", "list"], ["compensate", "list"], ["stuck", "list"], ["status"], ["find", "o-1"], ["inbox", "list", "cart"]],
+    [["outbox", "list"], ["acts", "list"], ["compensate", "list"], ["stuck", "list"], ["status"], ["find", "o-1"],
+    ["inbox", "list", "cart"]],
     ids=lambda words: words[0],
 )  # fmt: skip
 @pytest.mark.parametrize("json", [False, True], ids=["text", "json"])

@@ -21,7 +21,9 @@ FIRST = {
     if (match := re.search(r"```python\n(.*?)```", page.read_text(), re.DOTALL))
 }
 READING = {"audit.md", "consuming.md", "reconcile.md", "report.md", "sweeps.md"}
-"""Pages whose programs begin with what is there already: tests/pipeline/test_jobs_docs.py has it, and test_consuming_page.py."""
+"""Pages whose programs begin with what is there already: tests/pipeline/test_jobs_docs.py has it, and
+test_consuming_page.py.
+"""
 GIVEN = {"relay-targets.md": "from escrowmq.outbox import inbox\n"}
 """What a page takes for granted: its block goes on from another page."""
 
@@ -44,7 +46,8 @@ def test_the_first_two_programs_of_the_barrier_run_twice(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("page", sorted(set(FIRST) - READING))
 def test_the_first_program_of_a_page_runs_twice(page: str, tmp_path: Path) -> None:
-    """The first time by a Python that starts, which is how a reader has it; what is asked of the second is not how it starts."""
+    """The first time by a Python that starts, which is how a reader has it; what is asked of the second is not how it
+    starts."""
     program = GIVEN.get(page, "") + FIRST[page]
     for turn, run in (("first", fresh), ("second", forked.run)):
         words = [sys.executable, "-W", "error", "-W", "ignore::ResourceWarning", "-c", program]

@@ -1,4 +1,6 @@
-"""What cannot work is said before the work begins, in one line: an address at which nobody listens, a folder that cannot be written."""
+"""What cannot work is said before the work begins, in one line: an address at which nobody listens, a folder that
+cannot be written.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What a message tells somebody to do can be done: commands, options, methods, parameters and settings that errors name exist."""
+"""What a message tells somebody to do can be done: commands, options, methods, parameters and settings that errors name
+exist.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,8 @@ FACES = {"bus": mq.Bus, "producer": mq.Producer, "consumer": mq.Consumer, "admin
 
 
 def texts() -> list[tuple[str, str]]:
-    """Every string of the product that names something in backticks, docstrings apart: where it stands, and the string. What is
-    filled in later is X."""
+    """Every string of the product that names something in backticks, docstrings apart: where it stands, and the string.
+    What is filled in later is X."""
     found = []
     for path in sorted(SOURCE.rglob("*.py")):
         source = path.read_text()

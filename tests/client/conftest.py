@@ -21,8 +21,8 @@ def bus(twin):
 
 @pytest.fixture
 def hurried():
-    """A context in which the calls of a producer give up soon: for what is held up on purpose. Before and after it they have
-    their time, however slow the machine."""
+    """A context in which the calls of a producer give up soon: for what is held up on purpose. Before and after it they
+    have their time, however slow the machine."""
 
     @contextlib.contextmanager
     def hurrying(producer, seconds=0.05):

@@ -29,7 +29,9 @@ PAIRS = [
     (mq.Reader, mq.AsyncReader),
 ]
 SPECIAL = {"__enter__": "__aenter__", "__exit__": "__aexit__", "__iter__": "__aiter__"}
-"""What the language calls on each face. A received batch has its messages already: both iterate it with a plain ``for``."""
+"""What the language calls on each face. A received batch has its messages already: both iterate it with a plain
+``for``.
+"""
 
 
 def public(kind):
@@ -120,7 +122,7 @@ def wrong(bus: mq.Bus) -> None:
     bus.producer("p", checker=says_nothing)  # type: ignore[arg-type]
     bus.producer("p", checker=says_commit)  # type: ignore[arg-type]
     bus.producer("p", checker=Batches())  # type: ignore[arg-type]
-    bus.producer("p").send_in_transaction(mq.Message("t", b"x"), lambda message, arg: "COMMIT")  # type: ignore[arg-type, return-value]
+    bus.producer("p").send_in_transaction(mq.Message("t", b"x"), lambda *_: "COMMIT")  # type: ignore
 
 
 def says_nothing(check: mq.Check) -> None: ...

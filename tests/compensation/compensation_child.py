@@ -1,7 +1,8 @@
 """Real processes that die at each failpoint of a compensation: a process for ``test_compensation_deaths``.
 
-Called with a folder. For every place it forks; the fork first brings the story of the fork before it to its end and judges it, then begins a
-story of its own, in which it is killed. Prints one JSON line a fork: the place, whether it was killed there, and the faults of the story before.
+Called with a folder. For every place it forks; the fork first brings the story of the fork before it to its end and
+judges it, then begins a story of its own, in which it is killed. Prints one JSON line a fork: the place, whether it was
+killed there, and the faults of the story before.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ def world_of(folder: Path, bus: mq.Bus, place: str) -> World:
 
 
 def story(w: World, place: str) -> None:
-    """Three confirms are lost and one arrives; all are announced; the messages are handled; the store is emptied; the scheduler comes."""
+    """Three confirms are lost and one arrives; all are announced; the messages are handled; the store is emptied; the
+    scheduler comes."""
     ids = ids_of(place)
     for number, identity in enumerate(ids):
         w.prepare(identity)

@@ -1,4 +1,6 @@
-"""A compensation in one process: a broker, a business database that counts effects, a set store in memory that can be away or lose everything."""
+"""A compensation in one process: a broker, a business database that counts effects, a set store in memory that can be
+away or lose everything.
+"""
 
 from __future__ import annotations
 
@@ -185,7 +187,8 @@ class Sometimes:
 
 
 class World:
-    """One compensation, driven step by step. ``scheduler`` and so on are made with ``options`` when they are first used."""
+    """One compensation, driven step by step. ``scheduler`` and so on are made with ``options`` when they are first
+    used."""
 
     def __init__(
         self, bus: mq.Bus, database: sa.Engine, sets: Any = None, *, name: str | None = None, **options: Any
@@ -287,7 +290,8 @@ class World:
         return counts[CaseState.STUCK] + counts[CaseState.CONFLICT]
 
     def faults(self, expected: Any) -> list[str]:
-        """What is not as it must be when all is over; ``expected`` have their effect exactly once, by id, and nothing else has one."""
+        """What is not as it must be when all is over; ``expected`` have their effect exactly once, by id, and nothing
+        else has one."""
         found = self.effects()
         wrong = [f"lost {i.hex()}" for i in expected if not found[i]]
         wrong += [f"{count} effects of {i.hex()}" for i, count in found.items() if count > 1]

@@ -1,4 +1,6 @@
-"""The producer's side: change and announcement are one, ends go one way, and what is sent again under its id is never done twice."""
+"""The producer's side: change and announcement are one, ends go one way, and what is sent again under its id is never
+done twice.
+"""
 
 from __future__ import annotations
 

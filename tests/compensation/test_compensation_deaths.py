@@ -1,4 +1,6 @@
-"""A process is killed (SIGKILL) at each place between two steps: nothing is lost, every effect is there once, nothing stays open or suspended."""
+"""A process is killed (SIGKILL) at each place between two steps: nothing is lost, every effect is there once, nothing
+stays open or suspended.
+"""
 
 import json
 import os

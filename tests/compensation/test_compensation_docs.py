@@ -1,4 +1,5 @@
-"""The blocks of docs/compensation.md run, one after the other, in one program; and its loop over Redis on a real one."""
+"""The blocks of docs/compensation.md run, one after the other, in one program; and its loop over Redis on a real
+one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Prepared, confirmed, key consumed, message consumed, scheduler: every order that can exist, each forced, each with one effect by id."""
+"""Prepared, confirmed, key consumed, message consumed, scheduler: every order that can exist, each forced, each with
+one effect by id.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ EVENTS = ("confirmed", "key consumed", "message consumed", "scheduler")
 
 
 def orders() -> list[tuple[str, ...]]:
-    """All of them, and all without the confirm. A consumer that looks before the message is visible finds nothing: that is an order, too,
-    because it looks again."""
+    """All of them, and all without the confirm. A consumer that looks before the message is visible finds nothing: that
+    is an order, too, because it looks again."""
     return [*permutations(EVENTS), *permutations(EVENTS[1:])]
 
 

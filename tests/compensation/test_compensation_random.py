@@ -1,4 +1,6 @@
-"""Any interleaving of producers, consumers and schedulers, with deaths between any two steps and a store that goes away or is emptied."""
+"""Any interleaving of producers, consumers and schedulers, with deaths between any two steps and a store that goes away
+or is emptied.
+"""
 
 from __future__ import annotations
 

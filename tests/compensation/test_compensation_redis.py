@@ -1,4 +1,5 @@
-"""Effects that are in the Redis of the sets: effect, mark and entry are one step, for consumers and for the scheduler."""
+"""Effects that are in the Redis of the sets: effect, mark and entry are one step, for consumers and for the
+scheduler."""
 
 from __future__ import annotations
 
@@ -79,7 +80,8 @@ def test_two_who_handle_the_same_at_once_and_one_that_fails(world: Callable[...,
             thread.join()
         assert counts(w, client, ids) == [1] * 20
         assert [first + second for first, second in zip(*results, strict=True)] == [1] * 20
-        # A command that fails while the step runs: no mark is left, so it is tried again, and the others of its batch are done.
+        # A command that fails while the step runs: no mark is left, so it is tried again, and the others of its batch
+        # are done.
         bad, good = Message(uuid.uuid4().bytes, w.topic), Message(uuid.uuid4().bytes, w.topic)
         client.lpush(counter(w, bad.message_id), "a list")
         doing = RedisEffects(client, w.sets, queue, keep=3600.0)

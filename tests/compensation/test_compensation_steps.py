@@ -1,4 +1,6 @@
-"""What a scheduler does in each case: conflicts, what is found nowhere, handlers that fail, brokers and stores that are away, two schedulers at once."""
+"""What a scheduler does in each case: conflicts, what is found nowhere, handlers that fail, brokers and stores that are
+away, two schedulers at once.
+"""
 
 from __future__ import annotations
 
@@ -253,7 +255,8 @@ def test_a_lease_that_is_lost_in_the_middle(world: Make) -> None:
         if not others:
             others.append(None)
             w.sets.end_leases()
-            session.rollback()  # the file's one lock is let go meanwhile, so the first of the two to commit is the other
+            # the file's one lock is let go meanwhile, so the first of the two to commit is the other
+            session.rollback()
             others.append(w.schedule())
             raise ConnectionError("it was away for longer than its lease")
         handle(session, message)
@@ -353,7 +356,8 @@ def test_settled_us_stays_behind_what_is_not_settled(world: Make) -> None:
 
 
 def test_what_did_not_see_a_change_writes_nothing(world: Make) -> None:
-    """Compare and set: a scheduler that slept through a suspension neither raises settled_us nor ends the suspension."""
+    """Compare and set: a scheduler that slept through a suspension neither raises settled_us nor ends the
+    suspension."""
     w = world()
     journal = Journal(w.database, w.name)
     seen = journal.begin(w.sets.epoch())
@@ -450,7 +454,8 @@ def for_both_brokers(count: int) -> list[bytes]:
 
 @pytest.mark.invariant("I48")
 def test_with_one_of_two_brokers_away_nothing_is_judged(tmp_path: Path, compensation_database: sa.Engine) -> None:
-    """What the other may have is left for later without counting a try, and settled_us stays; when it is back all is repaired."""
+    """What the other may have is left for later without counting a try, and settled_us stays; when it is back all is
+    repaired."""
     pair = [Sometimes(tmp_path / name) for name in "ab"]
     with Bus(pair) as bus:
         w = World(bus, compensation_database, max_attempts=1)

@@ -1,4 +1,6 @@
-"""The key topic on Kafka, Redis Streams and RabbitMQ: announced with the change, sent by a relay, and read back as ids and times, by real servers."""
+"""The key topic on Kafka, Redis Streams and RabbitMQ: announced with the change, sent by a relay, and read back as ids
+and times, by real servers.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,8 @@ def shop(tmp_path: Path) -> Iterator[sa.Engine]:
 
 @pytest.fixture
 def announce(tmp_path: Path, shop: sa.Engine, t: str) -> Callable[[str, str], set[bytes]]:
-    """Places orders whose ends all get lost, and has their keys sent to ``topic`` by the relay's target of that URL; their ids."""
+    """Places orders whose ends all get lost, and has their keys sent to ``topic`` by the relay's target of that URL;
+    their ids."""
 
     def place(url: str, topic: str) -> set[bytes]:
         with mq.connect(f"file:{tmp_path / 'data'}") as bus:

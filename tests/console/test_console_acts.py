@@ -1,4 +1,6 @@
-"""What a person does to groups and topics through the pages: shown first, confirmed by a typed name, recorded with its reason."""
+"""What a person does to groups and topics through the pages: shown first, confirmed by a typed name, recorded with its
+reason.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""With a real browser: the story of 3 a.m., keys, foreign texts that mean harm, small windows, and a console that goes away."""
+"""With a real browser: the story of 3 a.m., keys, foreign texts that mean harm, small windows, and a console that goes
+away.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,8 @@ def page(browser: Browser) -> Iterator[Page]:
 
 
 class Shop:
-    """Producers and a consumer of one group. Until it is mended, the consumer fails all that is old: for three causes, one of them poison."""
+    """Producers and a consumer of one group. Until it is mended, the consumer fails all that is old: for three causes,
+    one of them poison."""
 
     def __init__(self, bus: mq.Bus, folder: Path) -> None:
         self.bus = bus
@@ -133,7 +136,8 @@ class Shop:
         self._handled.close()
 
     def manifest(self) -> Path:
-        """The folder as a run that the audit can read: what was sent is in the topic, and what the group was given has its effect."""
+        """The folder as a run that the audit can read: what was sent is in the topic, and what the group was given has
+        its effect."""
         tables = {
             name: {"database": file, "table": name, "id": "message_id"}
             for name, file in (("sent", "shop.db"), ("effects", "cart.db"))
@@ -207,8 +211,9 @@ def make_plan(page: Page, cause: str, act: str, why: str) -> None:
 
 @pytest.mark.spark
 def test_three_in_the_morning(page: Page, shop: tuple[Shop, str], spark: SparkSession) -> None:
-    """1,000 dead letters of three causes, one of them poison: found, looked at, edited, planned, tried dry, delivered again in steps under
-    live traffic, the rest settled; then the audit on Spark agrees about every id, and the edited message is found by its own id."""
+    """1,000 dead letters of three causes, one of them poison: found, looked at, edited, planned, tried dry, delivered
+    again in steps under live traffic, the rest settled; then the audit on Spark agrees about every id, and the edited
+    message is found by its own id."""
     made, console = shop
     made.begin(made.trade)
     page.goto(console)
@@ -261,7 +266,8 @@ def test_three_in_the_morning(page: Page, shop: tuple[Shop, str], spark: SparkSe
     expect(page.locator(".state.ok")).to_have_text("whole")
     assert "harmed" not in page.title()
 
-    # Every id: each message had its effect once, but for those that were discarded, and the poison, in whose place another one stands.
+    # Every id: each message had its effect once, but for those that were discarded, and the poison, in whose place
+    # another one stands.
     slow = {id for id, key in made.sent.items() if key.startswith("slow-")}
     free = {id for id, key in made.sent.items() if key.startswith("free-")}
     made.wait(lambda: all(made.effects[id] for id in slow))
@@ -294,7 +300,8 @@ def stop_trading(made: Shop) -> None:
 
 
 def test_no_page_is_harmed_or_too_wide(page: Page, world: mq.Bus, world_url: str, g: str, tmp_path: Path) -> None:
-    """Names of 127 letters and foreign texts, in a window of 360: nothing runs, nothing lies outside, no page has to be moved sideways."""
+    """Names of 127 letters and foreign texts, in a window of 360: nothing runs, nothing lies outside, no page has to be
+    moved sideways."""
     consumer = world.consumer(g, ["hostile", LONG], max_attempts=1)
     for number, message in enumerate(consumer.messages(idle_timeout=30), 1):
         message.nack(cause=HARMS[number % len(HARMS)].replace("\x00", ""))

@@ -1,4 +1,6 @@
-"""Edit and deliver again: what the form does not change stays byte for byte; sent twice, it is done once; another death is left alone."""
+"""Edit and deliver again: what the form does not change stays byte for byte; sent twice, it is done once; another death
+is left alone.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Plans through the pages: the set that was shown is the set that is acted on, once, and nothing is done without a token."""
+"""Plans through the pages: the set that was shown is the set that is acted on, once, and nothing is done without a
+token.
+"""
 
 from __future__ import annotations
 

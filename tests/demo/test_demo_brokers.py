@@ -1,4 +1,5 @@
-"""Who may be killed when, of a leader and a standby, and what people are told: by the events of their processes alone."""
+"""Who may be killed when, of a leader and a standby, and what people are told: by the events of their processes
+alone."""
 
 from __future__ import annotations
 

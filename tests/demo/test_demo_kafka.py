@@ -1,4 +1,6 @@
-"""The demo on a leader and a standby, small: a Kafka of its own, the leader killed, the audit; then what is left when Kafka is gone."""
+"""The demo on a leader and a standby, small: a Kafka of its own, the leader killed, the audit; then what is left when
+Kafka is gone.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""One order of the shop and several actors on it, taken step by step in an order that the test chooses, on real databases.
+"""One order of the shop and several actors on it, taken step by step in an order that the test chooses, on real
+databases.
 
-A step is what an act does between two of its ``reach`` calls. Locks are the databases' own, but nobody waits for one: who meets a lock
-gives up, rolls back and begins again when it is its turn, which is what a wait comes to when the other acts first.
+A step is what an act does between two of its ``reach`` calls. Locks are the databases' own, but nobody waits for one:
+who meets a lock gives up, rolls back and begins again when it is its turn, which is what a wait comes to when the other
+acts first.
 """
 
 from __future__ import annotations

@@ -59,7 +59,8 @@ def test_a_crash_between_the_database_commit_and_the_commit_loses_and_doubles_no
 def test_a_local_transaction_slower_than_the_timeout_and_its_message_agree(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: str
 ) -> None:
-    """It is asked about while it runs: before its insert, the answer ROLLBACK fences it; after it, it is in flight, and then rolls back."""
+    """It is asked about while it runs: before its insert, the answer ROLLBACK fences it; after it, it is in flight, and
+    then rolls back."""
     cart = runpy.run_path(str(SCRIPT))
     asked = threading.Event()
     bind, decide = outbox.bind_tx, outbox.Barrier.decide_ids

@@ -1,4 +1,5 @@
-"""examples/cart/compensated on SQLite alone: confirms are lost, each order has its effect once, and the program says who made it.
+"""examples/cart/compensated on SQLite alone: confirms are lost, each order has its effect once, and the program says
+who made it.
 
 tests/pipeline/test_compensated_run.py has the same processes with Redis, killed.
 """

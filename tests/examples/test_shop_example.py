@@ -1,4 +1,6 @@
-"""examples/shop: no piece is sold twice or lost, whatever dies; every step killed at every place ends as a clean run does."""
+"""examples/shop: no piece is sold twice or lost, whatever dies; every step killed at every place ends as a clean run
+does.
+"""
 
 from __future__ import annotations
 

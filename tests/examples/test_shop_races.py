@@ -1,4 +1,5 @@
-"""examples/shop: payment, both sweeps, a late order and transaction 3 against each other, in every order that matters."""
+"""examples/shop: payment, both sweeps, a late order and transaction 3 against each other, in every order that
+matters."""
 
 from __future__ import annotations
 
@@ -139,7 +140,8 @@ def merges(first: int, second: int, whose: tuple[int, int] = (0, 1)) -> Iterator
 
 
 def deaths(script: Script) -> Iterator[Script]:
-    """The script, and the script with one step of its second actor replaced by its death or by the loss of its session."""
+    """The script, and the script with one step of its second actor replaced by its death or by the loss of its
+    session."""
     yield script
     second = max(whose for _, whose in script)
     for at, (_, whose) in enumerate(script):

@@ -1,4 +1,6 @@
-"""examples/transfer: two banks, two databases, real processes killed between their steps; the total is the same at every read."""
+"""examples/transfer: two banks, two databases, real processes killed between their steps; the total is the same at
+every read.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The short life of a shard: every kind of event, several segments, snapshots, retention. See ``World`` for how it resumes."""
+"""The short life of a shard: every kind of event, several segments, snapshots, retention. See ``World`` for how it
+resumes.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """A shard on a disk that can stop at any operation, and the outside world, which remembers what it was told.
 
 The world's memory survives the broker's crash, as that of clients does. A script is a plain function that talks through
-:meth:`World.call` under names; what was answered once is not asked again, so after a crash the same script goes on where
-it was cut off, repeating only the call that got no answer.
+:meth:`World.call` under names; what was answered once is not asked again, so after a crash the same script goes on
+where it was cut off, repeating only the call that got no answer.
 """
 
 from __future__ import annotations
@@ -152,8 +152,8 @@ class World:
         return [self.memory.answers[name] for name in commands]
 
     def _submit(self, name: str, command: Command) -> Future[Any]:
-        """Most requests of messages, decisions and acknowledgements go as parcels, some as batches: by their names, so that one
-        that is repeated goes the same way."""
+        """Most requests of messages, decisions and acknowledgements go as parcels, some as batches: by their names, so
+        that one that is repeated goes the same way."""
         parcel = _parcel_of(command) if zlib.crc32(name.encode()) % 3 else None
         if parcel is None:
             return self.engine.submit(command)

@@ -1,4 +1,6 @@
-"""The table of docs/disk-errors.md, row by row: what may be over refuses, what nobody can know stops, what is derived never does."""
+"""The table of docs/disk-errors.md, row by row: what may be over refuses, what nobody can know stops, what is derived
+never does.
+"""
 
 from __future__ import annotations
 
@@ -193,7 +195,8 @@ def test_a_start_without_descriptors_can_be_tried_again(number: int) -> None:
 
 @pytest.fixture
 def few_descriptors(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No descriptor more than there are now, in this process, and none in reserve (which a command run here may have made)."""
+    """No descriptor more than there are now, in this process, and none in reserve (which a command run here may have
+    made)."""
     monkeypatch.setattr(descriptors, "_reserve", 0)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest = os.dup(0)

@@ -1,4 +1,6 @@
-"""The whole shard on a disk that forgets, tears and reorders: crashed at every operation, in recovery too, again and again."""
+"""The whole shard on a disk that forgets, tears and reorders: crashed at every operation, in recovery too, again and
+again.
+"""
 
 from __future__ import annotations
 

@@ -24,7 +24,8 @@ def is_stop(problem: EscrowError) -> bool:
 
 
 def can_do_without(operation: str, name: str) -> bool:
-    """Whether a log goes on when this failed: a snapshot or an index that is not there can be made again, a removal too; and their names in the folder."""
+    """Whether a log goes on when this failed: a snapshot or an index that is not there can be made again, a removal
+    too; and their names in the folder."""
     return name.endswith((".index", ".index.tmp", ".snapshot", ".snapshot.tmp")) or operation.startswith(
         ("remove", "sync_folder")
     )

@@ -1,4 +1,5 @@
-"""What the gateway's tests share: running gateways, a client that speaks JSON, receivers of check-backs, counted links."""
+"""What the gateway's tests share: running gateways, a client that speaks JSON, receivers of check-backs, counted
+links."""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ class Client:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        # The server closes a connection that was idle for five seconds; one that it is about to close must not be used again.
+        # The server closes a connection that was idle for five seconds; one that it is about to close must not be used
+        # again.
         limits = httpx.Limits(keepalive_expiry=1.0)
         # Without TLS there is nothing to verify: to read the certificates for it takes 25 ms of processor time.
         self.http = httpx.Client(base_url=url, trust_env=False, timeout=60.0, limits=limits, verify=False)

@@ -311,7 +311,8 @@ def test_a_long_poll_that_nothing_comes_to_ends_empty(client: Client, t: str, g:
 
 
 class Late(Counted):
-    """A link whose answers to a receive stay under way until ``deliver()``, as long as it ``holds``; ``refused`` as above."""
+    """A link whose answers to a receive stay under way until ``deliver()``, as long as it ``holds``; ``refused`` as
+    above."""
 
     def __init__(self, link: Any) -> None:
         super().__init__(link)

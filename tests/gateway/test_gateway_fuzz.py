@@ -1,4 +1,6 @@
-"""Whatever comes in, a problem or an answer of the documented shape goes out: requests made up from the OpenAPI document."""
+"""Whatever comes in, a problem or an answer of the documented shape goes out: requests made up from the OpenAPI
+document.
+"""
 
 from __future__ import annotations
 

@@ -296,7 +296,8 @@ def test_a_client_that_reads_no_answer_is_closed(run_gateway: RunGateway, embedd
     asked = json.dumps({"topics": ["t"]}).encode()
     with raw_connection(client.url) as connection:
         connection.sendall(head(client, KIND, f"Content-Length: {len(asked)}", path="/v1/consumers/g/receive") + asked)
-        # Not a byte is read until the gateway has hung up: then the connection is in error, and only then there is an event.
+        # Not a byte is read until the gateway has hung up: then the connection is in error, and only then there is an
+        # event.
         errors = select.poll()
         errors.register(connection, 0)
         assert errors.poll()

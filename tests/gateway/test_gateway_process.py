@@ -92,7 +92,8 @@ def test_a_gateway_of_its_own_asks_with_the_secret_of_its_configuration(
     receiver.answer = answer
     config = tmp_path / "gateway.toml"
     config.write_text(
-        f'[gateway]\nmax_messages = 3\n[check_back.shop]\nurl = "{receiver.url}"\nsecret_env = "SHOP_SECRET"\ntimeout = "3s"\n'
+        f'[gateway]\nmax_messages = 3\n[check_back.shop]\nurl = "{receiver.url}"\nsecret_env = "SHOP_SECRET"\ntimeout '
+        '= "3s"\n'
     )
     quick = ("--transaction-timeout", "0.1", "--check-interval", "0.1")
     _, broker = start("serve", "-d", str(tmp_path / "data"), "-l", "127.0.0.1:0", *quick)

@@ -1,4 +1,6 @@
-"""Webhooks: after how many events who is told, over real connections, to receivers that are slow, broken, silent or away."""
+"""Webhooks: after how many events who is told, over real connections, to receivers that are slow, broken, silent or
+away.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ SECRET = "whsec_" + "MDEyMzQ1Njc4OWFiY2RlZg=="
 
 
 class Told:
-    """A receiver of notices: ``answers`` are the statuses of the next posts (200 when there are no more); a status of 0 says nothing at all."""
+    """A receiver of notices: ``answers`` are the statuses of the next posts (200 when there are no more); a status of 0
+    says nothing at all."""
 
     def __init__(self) -> None:
         self.posts: list[tuple[dict[str, str], bytes]] = []

@@ -1,7 +1,8 @@
-"""Virtual environments as pip would make them: Python, this project, and what some of its extras name, but nothing else.
+"""Virtual environments as pip would make them: Python, this project, and what some of its extras name, but nothing
+else.
 
-They are put together from the packages that are installed here, so that nothing is downloaded: each package of the extra's closure, as the
-installed metadata tells it, is linked into the new environment.
+They are put together from the packages that are installed here, so that nothing is downloaded: each package of the
+extra's closure, as the installed metadata tells it, is linked into the new environment.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Runs commands one after the other in the environment's own Python, and prints what came of each as a JSON line.
 
-``python runner.py FOLDER`` reads the commands as a JSON list of lists from standard input. One that serves runs as a process of its own,
-which is stopped when it has said that it is ready.
+``python runner.py FOLDER`` reads the commands as a JSON list of lists from standard input. One that serves runs as a
+process of its own, which is stopped when it has said that it is ready.
 """
 
 from __future__ import annotations

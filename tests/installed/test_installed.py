@@ -1,4 +1,5 @@
-"""What a user has who installed this with pip: no extra, or one. Every command works, or names the command that installs what it lacks.
+"""What a user has who installed this with pip: no extra, or one. Every command works, or names the command that
+installs what it lacks.
 
 The environments are real ones, put together from what is installed here (``environments.py``).
 """
@@ -103,7 +104,8 @@ def test_every_command_works_or_names_what_to_install(tmp_path: Path, extras: tu
 
 
 def test_a_program_needs_no_extra(tmp_path: Path) -> None:
-    """Without one, an application uses an embedded broker and what a client needs; the command line's packages are not there."""
+    """Without one, an application uses an embedded broker and what a client needs; the command line's packages are not
+    there."""
     python = environments.make(tmp_path / "env")
     absent = {"typer", "rich", "prometheus_client", "fastapi", "sqlalchemy", "pyspark"}
     program = """

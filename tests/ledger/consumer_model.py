@@ -135,8 +135,8 @@ class Consumer:
                     self._fail(entry, now, None)
 
     def _unreached(self, live: dict[int, list[Entry]], over: set[int]) -> set[int]:
-        """Leases at their last attempt that their one member cannot have come to: nothing in them was settled, and before them
-        it was given another that is not done (ledger/groups/reaching.py)."""
+        """Leases at their last attempt that their one member cannot have come to: nothing in them was settled, and
+        before them it was given another that is not done (ledger/groups/reaching.py)."""
         found = set()
         for lease, held in live.items():
             before = [one for one in live if one < lease and self.deadlines[one] != self.deadlines[lease]]

@@ -1,4 +1,5 @@
-"""The state machine of a whole ledger: every command in any order, the naive model beside it, invariants at every step."""
+"""The state machine of a whole ledger: every command in any order, the naive model beside it, invariants at every
+step."""
 
 from __future__ import annotations
 
@@ -531,7 +532,8 @@ class LedgerMachine(RuleBasedStateMachine):
                 consumer.check(place, self.model.queues, {k: v.tolist() for k, v in account.items()})
 
     def teardown(self) -> None:
-        """Faults end, everything is drained: each committed message reaches each group, or is accounted for (I23, I25)."""
+        """Faults end, everything is drained: each committed message reaches each group, or is accounted for (I23,
+        I25)."""
         if not hasattr(self, "driver"):
             return
         for _ in range(4):

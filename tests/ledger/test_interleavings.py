@@ -1,9 +1,9 @@
 """Exhaustive small interleavings: every order of two producers' acts, of questions, late answers, time and crashes.
 
-A tree of states is walked breadth first. In every state every act is tried and its answer compared with the model's
-(I5 to I12, I15). ``decide`` is pure, so an act without events leads nowhere new, and equal states are walked once: both
-prunings lose no interleaving. Each act is tried on a ledger that lived through it all and on one that came back from its
-snapshot: they must come to the same. And each state must equal the replay of its events from the first on.
+A tree of states is walked breadth first. In every state every act is tried and its answer compared with the model's (I5
+to I12, I15). ``decide`` is pure, so an act without events leads nowhere new, and equal states are walked once: both
+prunings lose no interleaving. Each act is tried on a ledger that lived through it all and on one that came back from
+its snapshot: they must come to the same. And each state must equal the replay of its events from the first on.
 """
 
 from __future__ import annotations
@@ -131,7 +131,8 @@ def beginning() -> World:
 
 
 def again(world: World, tables: dict[str, pa.Table] | None) -> World:
-    """The same world once more: with a ledger that came back from its snapshot, or that lived through all its events."""
+    """The same world once more: with a ledger that came back from its snapshot, or that lived through all its
+    events."""
     driver = LedgerDriver(strict=False)
     driver.ledger = world.driver.replay() if tables is None else Ledger.restore(world.driver.ledger.shard, tables)
     driver.events, driver.now_us = list(world.driver.events), world.driver.now_us

@@ -69,7 +69,8 @@ def searched(machine: type[LedgerMachine] = LedgerMachine, examples: int = 80) -
 
 
 def searched_from(start: int) -> Check:
-    """The same, begun where the bug is known to be found soon; should the machine have changed since, the whole search follows."""
+    """The same, begun where the bug is known to be found soon; should the machine have changed since, the whole search
+    follows."""
 
     def search() -> None:
         searched(seed(start)(type("Seeded", (LedgerMachine,), {})), 4)

@@ -85,7 +85,8 @@ def test_what_was_frozen_is_as_it_was_though_the_ledger_goes_on(driver):
     driver.do(Subscribe("once", Subscription(topics=("orders", "points"), max_attempts=1)))
     leased = driver.do(Receive("once", 1, 10, 60 * SECOND))
     rows = [
-        {"lease": int(lease), "start": int(offset), "count": 1, "act": Act.NACK, "delay_us": 0, "cause": f"poison {offset}"}
+        {"lease": int(lease), "start": int(offset), "count": 1, "act": Act.NACK, "delay_us": 0,
+        "cause": f"poison {offset}"}
         for lease, offset in zip(leased.leases.tolist(), leased.offsets.tolist(), strict=False)
     ]  # fmt: skip
     driver.do(Settle("once", pa.RecordBatch.from_pylist(rows, schema=SETTLING)))

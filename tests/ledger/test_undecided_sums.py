@@ -1,4 +1,6 @@
-"""Sums of what is undecided, and the oldest of each group, against what the listing has, while all of it changes; in looks of any size."""
+"""Sums of what is undecided, and the oldest of each group, against what the listing has, while all of it changes; in
+looks of any size.
+"""
 
 from __future__ import annotations
 

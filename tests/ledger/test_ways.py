@@ -174,7 +174,8 @@ def test_plain_messages_of_sessions_that_may_not_send_them_go_as_columns():
 
 @pytest.mark.invariant("I5")
 def test_decisions_go_as_rows():
-    """The first one, those that come too late, UNKNOWN, and what is parked; with messages that joined, and that wait."""
+    """The first one, those that come too late, UNKNOWN, and what is parked; with messages that joined, and that
+    wait."""
     shop = Shop()
     shop.prepare(row(transaction=shop.open, queue=1), row(transaction=shop.open, delay_us=SECOND), row(queue=1))
     other = shop.prepare(row(tag="t"))[4]

@@ -1,7 +1,7 @@
 """One ledger, two ways: what is plain is decided and applied as rows, everything else as columns, in any mixture.
 
-A twin goes by columns alone. At every step both give the same events and the same answers and come to the same state; at the
-end the log, replayed by columns, gives that state once more.
+A twin goes by columns alone. At every step both give the same events and the same answers and come to the same state;
+at the end the log, replayed by columns, gives that state once more.
 """
 
 from __future__ import annotations
@@ -219,7 +219,8 @@ def rows_of(*, strange: bool) -> st.SearchStrategy[OutgoingRow]:
 
 
 def requests_of(*, strange: bool) -> st.SearchStrategy[list[Any]]:
-    """Requests of one round: a session, rows, an instance of message ids, and a step aside from where its series stands."""
+    """Requests of one round: a session, rows, an instance of message ids, and a step aside from where its series
+    stands."""
     request = st.tuples(
         st.integers(0, 9 if strange else 5),
         st.lists(rows_of(strange=strange), min_size=1, max_size=3),

@@ -1,4 +1,5 @@
-"""Short runs of a log that the tests crash, damage and compare. Everything about them is fixed: seed, clock, content."""
+"""Short runs of a log that the tests crash, damage and compare. Everything about them is fixed: seed, clock,
+content."""
 
 from __future__ import annotations
 
@@ -92,7 +93,8 @@ def run(disk: Disk, record: Record) -> None:
 
 
 def assert_recovered(log: SegmentLog, record: Record) -> None:
-    """Everything durable is there (or stands in the snapshot), the rest is a prefix of what was appended, then openings."""
+    """Everything durable is there (or stands in the snapshot), the rest is a prefix of what was appended, then
+    openings."""
     found = [content(frame) for frame in log.frames()]
     first = found[0][1]
     snapshot = log.load_snapshot()

@@ -1,4 +1,5 @@
-"""Every commit log keeps the same promises (log/seam.py): segments on a fault disk, on a real one, and the memory twin."""
+"""Every commit log keeps the same promises (log/seam.py): segments on a fault disk, on a real one, and the memory
+twin."""
 
 from __future__ import annotations
 

@@ -75,8 +75,8 @@ def test_crash_at_every_operation(at: int) -> None:
     ],
 )
 def test_crash_during_recovery(at: int, mode: Mode) -> None:
-    """Every pair of crashes: one in the run, one in each operation of the recovery from it. Unsynced writes are dropped after one
-    crash and reordered after the next; the long form does both after each."""
+    """Every pair of crashes: one in the run, one in each operation of the recovery from it. Unsynced writes are dropped
+    after one crash and reordered after the next; the long form does both after each."""
     disk, record = _crashed(at)
     second = 0
     while True:
@@ -146,7 +146,8 @@ def test_damage_before_a_durable_frame_is_told_from_a_torn_tail() -> None:
 
 
 def test_the_last_synced_batch_is_cut_when_damaged_after_a_crash_and_reported_after_a_clean_close() -> None:
-    """What nothing later speaks of cannot be told from a torn tail, unless the log was closed or a snapshot was made."""
+    """What nothing later speaks of cannot be told from a torn tail, unless the log was closed or a snapshot was
+    made."""
     disk = FaultDisk()
     log = opened(disk, segment_bytes=1 << 20)
     log.append(Kind.CHECKED, checked([1]), START_US)

@@ -1,4 +1,6 @@
-"""I29 to I32: damage is reported with its place and deletes nothing; derived files are rebuilt equal; newer formats are refused."""
+"""I29 to I32: damage is reported with its place and deletes nothing; derived files are rebuilt equal; newer formats are
+refused.
+"""
 
 from __future__ import annotations
 
@@ -257,7 +259,8 @@ def test_old_snapshots_go_and_the_base_stays() -> None:
 @pytest.mark.invariant("I32")
 @pytest.mark.parametrize("ending", [".segment", ".snapshot"])
 def test_a_newer_format_is_refused(ending: str) -> None:
-    """I32, though its header may be longer and mean something else: magic, version, size and checksum keep their places."""
+    """I32, though its header may be longer and mean something else: magic, version, size and checksum keep their
+    places."""
     disk = _with_snapshots()
     name = [name for name in disk.list() if name.endswith(ending)][-1]
     files = disk.files()

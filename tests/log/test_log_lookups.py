@@ -263,7 +263,8 @@ def test_no_file_is_written_that_would_leave_too_little_to_the_log() -> None:
 
 
 def test_runs_of_many_blocks_are_merged_in_pieces(tmp_path: Any) -> None:
-    """One key of very many messages in two topics among others: merged without losing one, newest first, its middle dropped by retention."""
+    """One key of very many messages in two topics among others: merged without losing one, newest first, its middle
+    dropped by retention."""
     disk = RealDisk(tmp_path)
     made = []
     generator = np.random.default_rng(7)
@@ -328,7 +329,8 @@ def _of_count(first: int, end: int, count: int) -> runs.Run:
 
 
 def test_a_look_up_in_a_large_log_reads_a_few_blocks_and_rows(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counted, never timed: blocks of runs, and frames, for a key that is in one message, in none, in every second one."""
+    """Counted, never timed: blocks of runs, and frames, for a key that is in one message, in none, in every second
+    one."""
     sizes = Sizes(run_rows=4096, run_frames=64, wake_rows=2048, fanout=4, spare_bytes=0, threaded=False)
     log = open_log(RealDisk(tmp_path), segment_bytes=4 << 20, lookups=sizes)
     frames, each = 60, 4096
@@ -432,7 +434,8 @@ def test_a_run_of_another_log_or_of_a_torn_write_is_not_opened() -> None:
 
 @pytest.mark.invariant("I29")
 def test_a_crash_at_any_step_of_writing_and_merging_leaves_right_answers() -> None:
-    """At each operation in turn; what it leaves is kept, torn or dropped: the next opening finds everything, and makes the rest again."""
+    """At each operation in turn; what it leaves is kept, torn or dropped: the next opening finds everything, and makes
+    the rest again."""
     before = FaultDisk(1)
     log = filled(before, 45, replace(SMALL, fanout=2))
     steps = before.operations
@@ -453,7 +456,8 @@ def test_a_crash_at_any_step_of_writing_and_merging_leaves_right_answers() -> No
 
 
 def test_look_ups_beside_the_writer_the_thread_and_retention(tmp_path: Any) -> None:
-    """Every message that was answered is found at once, whichever file is being written, merged or removed at that moment."""
+    """Every message that was answered is found at once, whichever file is being written, merged or removed at that
+    moment."""
     log = opened(RealDisk(tmp_path), replace(SMALL, threaded=True))
     told: list[tuple[int, int]] = []
     over = threading.Event()
@@ -505,8 +509,8 @@ def golden_log(disk: MemoryDisk) -> None:
 
 
 def test_the_bytes_of_a_look_up_file_are_the_same_for_ever() -> None:
-    """Golden: today's writer writes them equal, today's reader opens them and finds with them. ``python tests/log/test_log_lookups.py`` makes
-    them anew, for a new version of the format."""
+    """Golden: today's writer writes them equal, today's reader opens them and finds with them. ``python
+    tests/log/test_log_lookups.py`` makes them anew, for a new version of the format."""
     disk = MemoryDisk()
     golden_log(disk)
     golden = {path.name: path.read_bytes() for path in sorted(GOLDEN.iterdir())}

@@ -1,4 +1,6 @@
-"""One row of a large frame: read without the other bodies, verified all the same; and how much a look-up reads, counted in bytes."""
+"""One row of a large frame: read without the other bodies, verified all the same; and how much a look-up reads, counted
+in bytes.
+"""
 
 from __future__ import annotations
 
@@ -120,7 +122,8 @@ def test_what_has_no_checksums_of_bodies_is_read_whole(
 
 @pytest.mark.invariant("I2")
 def test_whatever_bit_is_flipped_a_row_that_is_given_is_what_was_written() -> None:
-    """Every bit of a frame of three rows: seen in all rows, in the one whose body or checksum it is in, or (of the header) in none."""
+    """Every bit of a frame of three rows: seen in all rows, in the one whose body or checksum it is in, or (of the
+    header) in none."""
     disk = written(3, body=24)
     (entry,) = dump(disk, kinds=[Kind.PLAIN])
     start, name = entry["offset"], entry["segment"]
@@ -182,7 +185,8 @@ def test_damage_is_met_by_whom_it_concerns() -> None:
 
 
 def test_a_look_up_reads_columns_and_one_body(digested: Digested) -> None:
-    """Bodies of 4 KB: the first look-up in a frame reads its columns, the next ones their bodies; and both a block of each file."""
+    """Bodies of 4 KB: the first look-up in a frame reads its columns, the next ones their bodies; and both a block of
+    each file."""
     rows, body = 400, 4096
     log = opened(written(rows, body=body, sizes=Sizes(wake_rows=1, spare_bytes=0)))
     assert [type(part) for part in log._lookups._parts] == [runs.Run]

@@ -92,7 +92,8 @@ def test_lengths_of_slices(texts, front, back):
 
 
 def empty_maps(rows: int) -> pa.MapArray:
-    """Properties as other Arrow libraries write them: children without rows have no offsets at all, not even a first 0."""
+    """Properties as other Arrow libraries write them: children without rows have no offsets at all, not even a first
+    0."""
     none = pa.Array.from_buffers(pa.utf8(), 0, [None, pa.py_buffer(b""), pa.py_buffer(b"")])
     return pa.MapArray.from_arrays(pa.array([0] * (rows + 1), pa.int32()), none, none)
 

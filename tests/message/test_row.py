@@ -59,7 +59,8 @@ def in_a_child(act):
 
 
 def test_a_forked_child_begins_a_series_of_ids_of_its_own():
-    """Two processes that count one series would give two messages one id, and the second would be taken for a repeat."""
+    """Two processes that count one series would give two messages one id, and the second would be taken for a
+    repeat."""
     ids = MessageIds()
     before = ids.take(1).tobytes()
     with ids._lock:  # another thread is at it in this very moment

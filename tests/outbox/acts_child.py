@@ -1,8 +1,9 @@
 """Acts on outbox rows, several processes at once, or killed in the middle: a process for ``test_outbox_acts``.
 
-``URL killed ID...``: for each step of an act it forks; the fork discards the next id and dies at that step by SIGKILL. Prints one JSON line a
-fork. ``URL beside ID...``: forks twice; each fork acts on every id, one at a time. ``URL each``: for each kind of act two forks, one of which dies
-just before the commit, the other just after it; each prints what the tables held before it and after it.
+``URL killed ID...``: for each step of an act it forks; the fork discards the next id and dies at that step by SIGKILL.
+Prints one JSON line a fork. ``URL beside ID...``: forks twice; each fork acts on every id, one at a time. ``URL each``:
+for each kind of act two forks, one of which dies just before the commit, the other just after it; each prints what the
+tables held before it and after it.
 """
 
 import json

@@ -1,7 +1,8 @@
 """Places orders and is killed in the middle: a process for ``test_outbox_kills``.
 
-Called with a database's two URLs (blocking and to await). For every way of working and every place to die it forks; the fork arms the failpoint,
-works on orders of its own, and dies by SIGKILL. Prints one JSON line a fork: way, place, and the orders that were committed before.
+Called with a database's two URLs (blocking and to await). For every way of working and every place to die it forks; the
+fork arms the failpoint, works on orders of its own, and dies by SIGKILL. Prints one JSON line a fork: way, place, and
+the orders that were committed before.
 """
 
 import asyncio

@@ -69,7 +69,8 @@ def test_thousands_are_few_statements(shop: sa.Engine) -> None:
 
 
 def test_from_the_consumers_transaction_to_the_senders_row(sqlite_shop: sa.Engine, bus: mq.Bus, tmp_path: Any) -> None:
-    """Two databases and a broker. The consumer's word is in the effect's transaction: it leaves when the effect is committed."""
+    """Two databases and a broker. The consumer's word is in the effect's transaction: it leaves when the effect is
+    committed."""
     theirs = sa.create_engine(f"sqlite:///{tmp_path / 'cart.db'}")
     migrate(theirs)
     orders.create(theirs)

@@ -130,7 +130,9 @@ def blocked(engine: sa.Engine) -> bool:
 
 
 POLL_SECONDS = 0.15
-"""MariaDB and MySQL renew ``innodb_trx`` only when nobody has read it for 0.1 s: who asks more often sees the first answer for ever."""
+"""MariaDB and MySQL renew ``innodb_trx`` only when nobody has read it for 0.1 s: who asks more often sees the first
+answer for ever.
+"""
 
 
 def await_(condition: Callable[[], bool]) -> None:
@@ -476,7 +478,8 @@ def test_consume_stops_when_there_are_no_tables_and_gives_everything_back(bus: m
 @pytest.mark.invariant("I20")
 @pytest.mark.parametrize("how", ["event", "function", "consumer"])
 def test_consume_stops_between_messages(sqlite_shop: sa.Engine, bus: mq.Bus, how: str) -> None:
-    """What was handled is committed and acknowledged; the rest of the batch goes back at once, uncounted and without a mark."""
+    """What was handled is committed and acknowledged; the rest of the batch goes back at once, uncounted and without a
+    mark."""
     producer = bus.producer("shop")
     for number in range(9):
         producer.send("orders", b"%d" % number, queue=0)

@@ -123,8 +123,8 @@ def deliveries(queue: Queue, group: str) -> Iterator[Any]:
 @pytest.mark.invariant("I24")
 @pytest.mark.parametrize("dies", ["before the effect", "after the effect"])
 def test_consumer_fails(sqlite_shop: sa.Engine, queue: Queue, dies: str) -> None:
-    """It dies once, before or after its commit. Ordinary: acknowledged first, the effect is lost; last, it happens twice.
-    Here: once."""
+    """It dies once, before or after its commit. Ordinary: acknowledged first, the effect is lost; last, it happens
+    twice. Here: once."""
     queue.send(1)
     effects: dict[str, int] = {}
 

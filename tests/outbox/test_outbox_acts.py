@@ -1,4 +1,6 @@
-"""An act on a database and its record are one transaction: both or neither; and an edit of the record is found at its place."""
+"""An act on a database and its record are one transaction: both or neither; and an edit of the record is found at its
+place.
+"""
 
 from __future__ import annotations
 

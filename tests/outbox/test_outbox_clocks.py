@@ -1,4 +1,6 @@
-"""One clock, the database's: a machine whose own clock is wrong neither makes marks look old nor hides work that is left."""
+"""One clock, the database's: a machine whose own clock is wrong neither makes marks look old nor hides work that is
+left.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,8 @@ def tables(engine: sa.Engine) -> sa.Engine:
 def test_marks_are_purged_by_the_databases_clock(
     tables: sa.Engine, monkeypatch: pytest.MonkeyPatch, ahead_ns: int
 ) -> None:
-    """Of a machine that is ten years behind, a fresh mark would be ten years old; to one that is ahead, every mark is."""
+    """Of a machine that is ten years behind, a fresh mark would be ten years old; to one that is ahead, every mark
+    is."""
     with wall_clock(monkeypatch, min(ahead_ns, 0)), tables.begin() as connection:
         assert outbox.claim_tx(connection, message_id="order-1", group="cart")
         outbox.bind_tx(connection, "00000001-1-2a")

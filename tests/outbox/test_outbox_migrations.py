@@ -165,7 +165,8 @@ def test_a_failed_step_leaves_the_version_where_it_was(engine: sa.Engine, monkey
 @pytest.mark.parametrize("kind", migrations.DIALECTS)
 @pytest.mark.parametrize("step", migrations.STEPS)
 def test_the_texts_of_each_version_are_those_that_were_released(kind: str, step: int) -> None:
-    """If this fails, tables.py was changed: released tables change by a new step, and the steps before stay as they are.
+    """If this fails, tables.py was changed: released tables change by a new step, and the steps before stay as they
+    are.
 
     (Before a version's first release: ``python tests/outbox/golden/write.py`` writes its texts anew.)
     """

@@ -1,4 +1,6 @@
-"""I37: the business row is committed if and only if the outbox row exists; and what is refused before anything is written."""
+"""I37: the business row is committed if and only if the outbox row exists; and what is refused before anything is
+written.
+"""
 
 import contextlib
 import os

@@ -1,4 +1,6 @@
-"""What became of a message at a broker: every kind of event is produced for real, with its sentence and the reason why it waits."""
+"""What became of a message at a broker: every kind of event is produced for real, with its sentence and the reason why
+it waits.
+"""
 
 from __future__ import annotations
 
@@ -243,7 +245,8 @@ def test_every_way_in_which_a_group_may_have_it(opened: Open) -> None:
         waiting = the_one(bus, "m1").why
         assert (
             waiting
-            == "Group cart has not been given it yet, and no consumer of it asks for messages now (1 message of its queue comes first)."
+            == "Group cart has not been given it yet, and no consumer of it asks for messages now (1 message of its "
+            "queue comes first)."
         )
         dead, failed, acked, leased, released = consumer.receive(5, wait=5.0)
         dead.nack(delay=0.0, cause="ValueError: one")

@@ -1,4 +1,6 @@
-"""What databases say of a message: outbox, inbox, barrier, the delivery modes and compensations, each produced for real."""
+"""What databases say of a message: outbox, inbox, barrier, the delivery modes and compensations, each produced for
+real.
+"""
 
 from __future__ import annotations
 

@@ -225,8 +225,10 @@ def test_rows_that_are_refused_and_what_they_hold(opened: Open, shop: sa.Engine)
 def test_stuck_and_unfinished_transactions_of_producers(opened: Open, shop: sa.Engine) -> None:
     now_us = time.time_ns() // 1000
     rows = [
-        {"id": bytes([n]) * 16, "producer_group": "shop", "state": stage.value, "topic": "orders", "body": b"", "delay_us": 0, "attempts": 1, "created_us": since_us}
-        for n, (stage, since_us) in enumerate(((Stage.STUCK, now_us), (Stage.COMMITTING, 1), (Stage.COMMITTING, now_us)))
+        {"id": bytes([n]) * 16, "producer_group": "shop", "state": stage.value, "topic": "orders", "body": b"",
+        "delay_us": 0, "attempts": 1, "created_us": since_us}
+        for n, (stage, since_us) in enumerate(((Stage.STUCK, now_us), (Stage.COMMITTING, 1), (Stage.COMMITTING,
+        now_us)))
     ]  # fmt: skip
     with shop.begin() as connection:
         connection.execute(sa.insert(trans_driven), rows)

@@ -22,7 +22,8 @@ from escrowmq.overview.waits import databases
 ASIDE = st.tuples(
     st.sampled_from([State.WAITING, State.RETRYING, State.HELD, State.PENDING, State.SENT]), st.integers(1, 50)
 )
-DRIVEN = st.tuples(st.sampled_from(["shop", "cart", "bank"]), st.sampled_from([Stage.STUCK, Stage.STORED]), st.integers(1, 50))  # fmt: skip
+DRIVEN = st.tuples(st.sampled_from(["shop", "cart", "bank"]), st.sampled_from([Stage.STUCK, Stage.STORED]),
+st.integers(1, 50))  # fmt: skip
 
 
 @contextmanager
@@ -31,7 +32,8 @@ def filled(rows: list[tuple[State, int]], driven: list[tuple[str, Stage, int]]) 
     outbox.migrate(engine)
     common = {"topic": "orders", "body": b"", "delay_us": 0, "attempts": 1}
     messages = [
-        {**common, "id": b"m%15d" % n, "lane": n % 64, "state": state.value, "due_us": 0, "created_us": made, "error": "full"}
+        {**common, "id": b"m%15d" % n, "lane": n % 64, "state": state.value, "due_us": 0, "created_us": made,
+        "error": "full"}
         for n, (state, made) in enumerate(rows)
     ]  # fmt: skip
     others = [

@@ -1,4 +1,6 @@
-"""The jobs as somebody uses them on a cluster: ``jobs_program.py MASTER``, which is asked by lines (apart.Talk) and has one session for all."""
+"""The jobs as somebody uses them on a cluster: ``jobs_program.py MASTER``, which is asked by lines (apart.Talk) and has
+one session for all.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ def command(spark: SparkSession, *words: str) -> dict[str, Any]:
 
 
 def watched(spark: SparkSession, *words: str) -> dict[str, Any]:
-    """The same; and as soon as tasks of it run on the workers, other than those that look at the head of a file, a line that says so."""
+    """The same; and as soon as tasks of it run on the workers, other than those that look at the head of a file, a line
+    that says so."""
     over = threading.Event()
     told = sys.stdout
 

@@ -34,7 +34,8 @@ UNCONFIRMED = {"o-17", "k-1"}
 
 
 def make(folder: Path, count: int = 200) -> Path:
-    """A run folder with one of each kind of fault, whose broker also has the keys of the orders; and a shop to be swept."""
+    """A run folder with one of each kind of fault, whose broker also has the keys of the orders; and a shop to be
+    swept."""
     run = folder / "run"
     run.mkdir(parents=True)
     with closing(sqlite3.connect(run / "orders.db")) as database:
@@ -56,7 +57,8 @@ def make(folder: Path, count: int = 200) -> Path:
 
 
 def fill(bus: mq.Bus, count: int = 200) -> None:
-    """What the broker has of the orders o-0, o-1, ... with their numbers as cents, with the faults; their keys, and carts."""
+    """What the broker has of the orders o-0, o-1, ... with their numbers as cents, with the faults; their keys, and
+    carts."""
     sent = [(f"o-{n}", n) for n in range(count) if n != 17] + [("o-5", 5), ("o-none", 0)]
     rows = [mq.Message("orders", json.dumps({"cents": -1 if key == "o-4" else n}).encode(), key=key) for key, n in sent]
     keys = [mq.Message("order-keys", b"", key=key) for key in [f"o-{n}" for n in range(count)] + ["o-none", "k-1"]]

@@ -1,4 +1,6 @@
-"""Spark's Python processes killed in the middle of a sweep, at places that are named; and what the shop should look like in the end."""
+"""Spark's Python processes killed in the middle of a sweep, at places that are named; and what the shop should look
+like in the end.
+"""
 
 from __future__ import annotations
 

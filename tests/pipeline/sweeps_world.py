@@ -1,4 +1,6 @@
-"""A small shop as examples/shop makes it, with an order of every kind, and what it looks like after one clean run of the plain sweeps."""
+"""A small shop as examples/shop makes it, with an order of every kind, and what it looks like after one clean run of
+the plain sweeps.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The audit of what a person edited and discarded for one consumer group: both sides agree if exactly what the group was given has its effect,
-and whatever else is there is named with its own reason."""
+"""The audit of what a person edited and discarded for one consumer group: both sides agree if exactly what the group
+was given has its effect, and whatever else is there is named with its own reason.
+"""
 
 from __future__ import annotations
 
@@ -50,8 +51,8 @@ def handle(bus: mq.Bus, connection: sqlite3.Connection, poison: str = "") -> Non
 
 @pytest.fixture(scope="module")
 def clean(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """A run folder: of twelve messages the first seven died; three were edited, one edited twice, one got another key, one was discarded,
-    one discarded and then brought back by a reset. ``made`` has the ids by name."""
+    """A run folder: of twelve messages the first seven died; three were edited, one edited twice, one got another key,
+    one was discarded, one discarded and then brought back by a reset. ``made`` has the ids by name."""
     folder = tmp_path_factory.mktemp("edits")
     manifest = {
         "log": "broker",

@@ -199,8 +199,9 @@ ODD_EDITS = [
 
 @pytest.mark.invariant("I2", "I43")
 def test_every_edit_by_hand_names_exactly_its_id(spark: SparkSession, folder: Path) -> None:
-    """Each edit is of an order of its own, which is named as what it is, and nothing else: four in each of the three databases; one in each column
-    (a letter more in a text, a text in a number); and odd ones, of ids and marks. One audit sees them all: each costs eight seconds."""
+    """Each edit is of an order of its own, which is named as what it is, and nothing else: four in each of the three
+    databases; one in each column (a letter more in a text, a text in a number); and odd ones, of ids and marks. One
+    audit sees them all: each costs eight seconds."""
     ids = iter(kept_ids())
     wanted = set()
     for database, table, amount in TABLES:
@@ -248,8 +249,8 @@ def edited_columns(folder: Path, ids: Iterator[str]) -> set[str]:
 
 @pytest.mark.invariant("I43")
 def test_the_four_in_one_window_whose_counts_agree(spark: SparkSession, folder: Path) -> None:
-    """A message that was lost is missing from both consumers; the cart repeats another instead, and the points have one of nobody.
-    So rows agree in every comparison, and the same is said again, byte for byte."""
+    """A message that was lost is missing from both consumers; the cart repeats another instead, and the points have one
+    of nobody. So rows agree in every comparison, and the same is said again, byte for byte."""
     count = 8
     made = spark.createDataFrame([(f"by-hand-{n}",) for n in range(100)], "id string")
     orders = spark.createDataFrame([(one,) for one in kept_ids()], "id string")

@@ -87,8 +87,8 @@ def test_counts_of_both_sides_include_windows_that_were_proven(spark: SparkSessi
 @pytest.mark.invariant("I43")
 @pytest.mark.parametrize("unique", ["expected", None])
 def test_one_of_each_kind_in_one_window_of_a_hundred_thousand(spark: SparkSession, unique: str | None) -> None:
-    """Distinct ids agree in all windows. Rows do, too, where the repeated id is twice on both sides; with a unique expected
-    side that cannot be: one lost and one leaked cancel out, one repeated is a row too many."""
+    """Distinct ids agree in all windows. Rows do, too, where the repeated id is twice on both sides; with a unique
+    expected side that cannot be: one lost and one leaked cancel out, one repeated is a row too many."""
     count, rows = 64, 100_000
     dice = random.Random(str(unique))
     every = spark.range(rows).select(

@@ -1,4 +1,6 @@
-"""Clusters by their names, sessions that disagree with what is asked, and Pythons that lack something: told at once, and plainly."""
+"""Clusters by their names, sessions that disagree with what is asked, and Pythons that lack something: told at once,
+and plainly.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +90,8 @@ def test_another_master_than_that_of_the_session_is_refused(spark: SparkSession)
         ("ModuleNotFoundError: No module named 'pymysql.cursors'", "no package pymysql"),
         ('java.io.IOException: Cannot run program "python9": error=2', "cannot start python9"),
         (
-            "PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] Python in worker has different version: 3.9 than that in driver: 3.11, "
+            "PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] Python in worker has different version: 3.9 than that in "
+            "driver: 3.11, "
             "PySpark cannot run with different minor versions.\nPlease check",
             "is another: Python in worker has different version: 3.9",
         ),
@@ -103,7 +106,8 @@ def test_a_python_that_lacks_something_is_told_by_what_it_lacks(text: str, told:
 
 def test_a_file_that_a_worker_does_not_see_is_told() -> None:
     text = (
-        "org.apache.spark.SparkException: [FAILED_READ_FILE.CANNOT_READ_FILE_FOOTER] Encountered error while reading file ...\n"
+        "org.apache.spark.SparkException: [FAILED_READ_FILE.CANNOT_READ_FILE_FOOTER] Encountered error while reading "
+        "file ...\n"
         "Caused by: java.io.FileNotFoundException: File file:/runs/1/placed.parquet does not exist\n\tat org.apache..."
     )
     with (

@@ -1,4 +1,6 @@
-"""Bugs planted in the comparisons of the audit and of reconciliation: the tests that must notice each do (see tests/planting)."""
+"""Bugs planted in the comparisons of the audit and of reconciliation: the tests that must notice each do (see
+tests/planting).
+"""
 
 from __future__ import annotations
 

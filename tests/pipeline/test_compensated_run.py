@@ -1,8 +1,9 @@
-"""The two-set compensation under everything that can happen to it: the processes of examples/cart/compensated with a real Redis.
+"""The two-set compensation under everything that can happen to it: the processes of examples/cart/compensated with a
+real Redis.
 
-Confirms are lost, every process is killed once, consumers are rebalanced by it, two schedulers work at once, and Redis is stopped, emptied and started again
-without its files, all of it while orders come. Every committed order has its effect exactly once, by id; nothing stays suspended or in the sets; and the
-Spark audit of the run agrees.
+Confirms are lost, every process is killed once, consumers are rebalanced by it, two schedulers work at once, and Redis
+is stopped, emptied and started again without its files, all of it while orders come. Every committed order has its
+effect exactly once, by id; nothing stays suspended or in the sets; and the Spark audit of the run agrees.
 """
 
 from __future__ import annotations
@@ -77,7 +78,8 @@ def judged(
         run.tidy()
         assert run.wrong() == []
         effects = run.effects()
-    # The broker has stopped: of a folder in use, the last frame is believed only when the next one says that it was synced.
+    # The broker has stopped: of a folder in use, the last frame is believed only when the next one says that it was
+    # synced.
     verdict = audit(folder, spark=spark, page=False)
     assert verdict.findings == ()
     assert verdict.agrees

@@ -1,4 +1,6 @@
-"""What left a topic, by its retention or because it was deleted, is said by the audit and the reconciliation, and not taken for lost without a word."""
+"""What left a topic, by its retention or because it was deleted, is said by the audit and the reconciliation, and not
+taken for lost without a word.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run: six orders were announced and sent; retention has left the last one in the topic. A topic was deleted and made again, another is whole."""
+    """A run: six orders were announced and sent; retention has left the last one in the topic. A topic was deleted and
+    made again, another is whole."""
     folder = tmp_path_factory.mktemp("cut")
     connection = sqlite3.connect(folder / "shop.db")
     connection.execute("CREATE TABLE sent (id TEXT PRIMARY KEY)")

@@ -1,7 +1,8 @@
-"""The four jobs on a standalone cluster, by ``--master`` and by spark-submit: they print and write what a local run does.
+"""The four jobs on a standalone cluster, by ``--master`` and by spark-submit: they print and write what a local run
+does.
 
-All of it is long (`make chaos`): a cluster takes half a minute to start, and each job as much again. What a cluster does in the quick
-suite: tests/spark/test_cluster_kills.py.
+All of it is long (`make chaos`): a cluster takes half a minute to start, and each job as much again. What a cluster
+does in the quick suite: tests/spark/test_cluster_kills.py.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ def java(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def locally_as_well(template: Path, place: Path, job: str) -> Told:
-    """What the job tells and leaves on this machine, in the session that there is, with everything at the same place as before."""
+    """What the job tells and leaves on this machine, in the session that there is, with everything at the same place as
+    before."""
     place.rename(place.with_name("done"))
     jobs_world.copy(template, place)
     with pytest.MonkeyPatch.context() as patch:

@@ -1,4 +1,6 @@
-"""docs/reconcile.md, docs/sweeps.md and docs/report.md run; the commands over a real broker whose producer lost some of its confirms."""
+"""docs/reconcile.md, docs/sweeps.md and docs/report.md run; the commands over a real broker whose producer lost some of
+its confirms.
+"""
 
 from __future__ import annotations
 

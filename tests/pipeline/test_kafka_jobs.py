@@ -1,4 +1,5 @@
-"""The jobs on a cluster whose workers have folders of their own, over brokers behind failover with their log on Kafka, PostgreSQL, and HDFS.
+"""The jobs on a cluster whose workers have folders of their own, over brokers behind failover with their log on Kafka,
+PostgreSQL, and HDFS.
 
 All of it is long (`make chaos`). The format itself there: tests/spark/test_kafka_cluster.py.
 """

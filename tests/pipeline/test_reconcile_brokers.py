@@ -1,4 +1,6 @@
-"""`escrowmq reconcile` over two served brokers and over a folder, in batches and as a stream: confirms lost, out of order and late."""
+"""`escrowmq reconcile` over two served brokers and over a folder, in batches and as a stream: confirms lost, out of
+order and late.
+"""
 
 from __future__ import annotations
 
@@ -104,7 +106,8 @@ def test_lost_out_of_order_and_late(spark: SparkSession, url: str, tmp_path: Pat
 
 
 def stream(spark: SparkSession, url: str, folder: Path) -> list[tuple[str, str]]:
-    """Kind and id of all that the stream tells until it has read what is there: printed, or told to a topic exactly once."""
+    """Kind and id of all that the stream tells until it has read what is there: printed, or told to a topic exactly
+    once."""
     times = ["--grace", f"{GRACE_US}us", "--lateness", f"{LATENESS_US}us"]
     options = ["--stream", "--once", "--checkpoint", str(folder / "checkpoint"), *times]
     if url.startswith("file:"):

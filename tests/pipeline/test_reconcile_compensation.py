@@ -1,4 +1,6 @@
-"""The Spark difference of a compensation's topics finds what its scheduler finds, and nothing once that has run (docs/compensation.md)."""
+"""The Spark difference of a compensation's topics finds what its scheduler finds, and nothing once that has run
+(docs/compensation.md).
+"""
 
 from __future__ import annotations
 

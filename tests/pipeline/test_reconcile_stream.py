@@ -1,4 +1,6 @@
-"""The stream of findings against plain Python: sightings out of order, repeated and late, the query killed and started again."""
+"""The stream of findings against plain Python: sightings out of order, repeated and late, the query killed and started
+again.
+"""
 
 from __future__ import annotations
 

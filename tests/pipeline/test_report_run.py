@@ -19,7 +19,8 @@ pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """30 plain messages; 20 transactions of 2 messages: 11 committed, 4 rolled back, 5 open; 6 of 11 orders acknowledged."""
+    """30 plain messages; 20 transactions of 2 messages: 11 committed, 4 rolled back, 5 open; 6 of 11 orders
+    acknowledged."""
     made = tmp_path_factory.mktemp("report") / "data"
     with mq.connect(f"file:{made}") as bus:
         assert bus.producer("plain").send_batch([mq.Message("points", b"x", key=str(n)) for n in range(30)]).ok

@@ -1,4 +1,6 @@
-"""The acts of the sweeps, without Spark, on three databases: killed between any two steps, twice at once, and against plain SQL."""
+"""The acts of the sweeps, without Spark, on three databases: killed between any two steps, twice at once, and against
+plain SQL.
+"""
 
 from __future__ import annotations
 

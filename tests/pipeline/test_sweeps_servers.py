@@ -1,4 +1,5 @@
-"""The sweeps on Spark over PostgreSQL and MariaDB, every shard a database or a schema of its own: killed where it hurts, two at once.
+"""The sweeps on Spark over PostgreSQL and MariaDB, every shard a database or a schema of its own: killed where it
+hurts, two at once.
 
 Every place, with executors of a cluster: test_jobs_cluster.py.
 """

@@ -1,4 +1,6 @@
-"""Runs that are killed at any step, answers that are lost, people who settle rows meanwhile: each row is done once, and its result is true."""
+"""Runs that are killed at any step, answers that are lost, people who settle rows meanwhile: each row is done once, and
+its result is true.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Bugs of the Spark jobs: the audit, reconciliation, sweeps. Those of DataFrames are planted in the session of tests/pipeline."""
+"""Bugs of the Spark jobs: the audit, reconciliation, sweeps. Those of DataFrames are planted in the session of
+tests/pipeline.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""All planted bugs: those of this room, by importing them, and those that stand beside the tests that notice them, by reference.
+"""All planted bugs: those of this room, by importing them, and those that stand beside the tests that notice them, by
+reference.
 
-A reference is read from its file: every test whose name says that something is planted is a row, and every entry of the lists that such a
-test goes through. So a bug that is planted elsewhere later comes into the list by itself.
+A reference is read from its file: every test whose name says that something is planted is a row, and every entry of the
+lists that such a test goes through. So a bug that is planted elsewhere later comes into the list by itself.
 """
 
 from __future__ import annotations
@@ -44,14 +45,16 @@ FILES = [
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """A bug that is planted by a test outside this room. ``entry``: which one of the list that the test goes through."""
+    """A bug that is planted by a test outside this room. ``entry``: which one of the list that the test goes
+    through."""
 
     room: str
     title: str
     test: str
     entry: str | None = None
     runs: bool = True
-    """Whether the table runs it to see how long that takes; those in Spark jobs of many minutes are not run for a table."""
+    """Whether the table runs it to see how long that takes; those in Spark jobs of many minutes are not run for a
+    table."""
 
 
 ROOMS = {

@@ -1,13 +1,15 @@
 """Plants bugs in the product, one at a time, and runs the tests of the suite that must notice them.
 
-``python planting.py RESULTS CLEAN ROOM...`` is one process of pytest. Of each test that is named by a bug it says how the test ends
-with each of the bugs that it must notice, in lines of JSON; with ``all`` for CLEAN, also how it ends without a bug. With ``long``, that is
-said only of tests of the long form: the others are part of the suite, which is red where one of them is.
+``python planting.py RESULTS CLEAN ROOM...`` is one process of pytest. Of each test that is named by a bug it says how
+the test ends with each of the bugs that it must notice, in lines of JSON; with ``all`` for CLEAN, also how it ends
+without a bug. With ``long``, that is said only of tests of the long form: the others are part of the suite, which is
+red where one of them is.
 
 - ``called``: how often the changed function ran: a bug that nothing ran was not planted.
 - ``told``: the statement of the test that failed, and what it failed with. The bug's ``word`` must be in it.
 
-A bug is in the processes of the product that the test itself is; so the tests that are named here start none for what is changed.
+A bug is in the processes of the product that the test itself is; so the tests that are named here start none for what
+is changed.
 """
 
 from __future__ import annotations
@@ -42,8 +44,8 @@ class Plant:
         return min(self._calls, default=0)
 
     def instead(self, owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
-        """The decorated function takes the place of ``owner.name``, which must be there; of a property, it is the getter; of a
-        function of a module, wherever it was imported by its name."""
+        """The decorated function takes the place of ``owner.name``, which must be there; of a property, it is the
+        getter; of a function of a module, wherever it was imported by its name."""
         stood, at = vars(owner)[name], len(self._calls)
         self._calls.append(0)
 
@@ -68,8 +70,8 @@ def _places(owner: Any, name: str, stood: Any) -> list[Any]:
 
 @dataclass(frozen=True)
 class Bug:
-    """One bug: where it is, what plants it, which test must notice it, and a word of how it does. ``spark``: the test needs a Spark
-    session, and so the bug is planted by a test of tests/pipeline, which has one."""
+    """One bug: where it is, what plants it, which test must notice it, and a word of how it does. ``spark``: the test
+    needs a Spark session, and so the bug is planted by a test of tests/pipeline, which has one."""
 
     name: str
     room: str
@@ -101,7 +103,8 @@ def bug(
 
 
 class Planter:
-    """The part of pytest that runs each test once as it is (``clean``: also those that the suite runs), and once with each bug that it must notice."""
+    """The part of pytest that runs each test once as it is (``clean``: also those that the suite runs), and once with
+    each bug that it must notice."""
 
     def __init__(self, bugs: list[Bug], results: Path, *, clean: bool) -> None:
         self._clean = clean

@@ -1,5 +1,6 @@
-"""Runs every planted bug, and writes docs/planted.md: ``python tests/planting/table.py`` (minutes); ``--only-new`` keeps the times that the
-page has and runs what it lacks. :func:`page` without times is what a test holds the page against.
+"""Runs every planted bug, and writes docs/planted.md: ``python tests/planting/table.py`` (minutes); ``--only-new``
+keeps the times that the page has and runs what it lacks. :func:`page` without times is what a test holds the page
+against.
 """
 
 from __future__ import annotations
@@ -85,7 +86,10 @@ def page(times: dict[str, str]) -> str:
         text += f"| {other.room} | {other.title} | {_link(other.test)} | {times.get(name_of(other), NO_TIME)} |\n"
     text += SIMULATED.format(count=len(KNOWN))
     for name in KNOWN:
-        text += f"| {BUGS[name][0]} | {name.replace('_', ' ')} | {_link('tests/simulation/test_simulation.py::test_a_planted_bug_is_found')} |\n"
+        text += (
+            f"| {BUGS[name][0]} | {name.replace('_', ' ')} | "
+            f"{_link('tests/simulation/test_simulation.py::test_a_planted_bug_is_found')} |\n"
+        )
     return text
 
 
@@ -106,7 +110,8 @@ def times_of(text: str) -> dict[str, str]:
 
 
 def planted(*names: str, clean: bool = True) -> list[dict[str, Any]]:
-    """What a process of its own finds out about bugs of this room; of all, if none is named. ``clean``: also about all tests without a bug."""
+    """What a process of its own finds out about bugs of this room; of all, if none is named. ``clean``: also about all
+    tests without a bug."""
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder) / "results"
         results.touch()

@@ -1,4 +1,6 @@
-"""Bugs over the whole product, planted one at a time: each is noticed by the test that must notice it, and told in docs/planted.md."""
+"""Bugs over the whole product, planted one at a time: each is noticed by the test that must notice it, and told in
+docs/planted.md.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,8 @@ def wrong(one: Bug, runs: dict[str, dict[str, Any]]) -> str | None:
 @pytest.mark.parametrize("clean", [False, pytest.param(True, marks=pytest.mark.long)], ids=["planted", "and-clean"])
 @pytest.mark.parametrize("files", PARTS, ids=lambda files: files[0].removeprefix("bugs_"))
 def test_every_planted_bug_is_caught_by_its_test(files: tuple[str, ...], clean: bool) -> None:
-    """One process for many: what a test needs for longer than itself is made once. That the tests are green without a bug is seen by
-    the suite, which runs them, too; the long form sees it in this process."""
+    """One process for many: what a test needs for longer than itself is made once. That the tests are green without a
+    bug is seen by the suite, which runs them, too; the long form sees it in this process."""
     mine = [one for one in OWN if one.plant.__module__ in files]
     found = table.planted(*(one.name for one in mine), clean=clean)
     green = {run["test"]: run for run in found if run["bug"] is None}

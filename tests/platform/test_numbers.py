@@ -20,7 +20,8 @@ def test_own_numbers_differ_where_programs_begin_alike() -> None:
 
 
 def test_what_spreads_pauses_leaves_the_programs_own_numbers_alone() -> None:
-    """A thread that waits for a broker must not change what the program draws, nor be the same in two programs that begin alike."""
+    """A thread that waits for a broker must not change what the program draws, nor be the same in two programs that
+    begin alike."""
     random.seed(1)
     before = random.getstate()
     drawn = [fraction() for _ in range(1000)]

@@ -1,9 +1,10 @@
-"""Bugs planted one at a time, and the seed at which the simulation finds each: ``python planted.py [BUG...] [--seeds N] [--search]``.
+"""Bugs planted one at a time, and the seed at which the simulation finds each: ``python planted.py [BUG...] [--seeds N]
+[--search]``.
 
-Those of the ledger are of tests/ledger/test_planted.py; here are those of writer, disk, client, wire and the outbox's target. Run as a program of its own,
-because a simulation takes the place of time and threads for the whole process. Prints one line of JSON for each bug: which checker
-noticed it, at which seed, after how many turns and how much virtual time. ``KNOWN`` says where to look first; ``--search`` looks
-at all seeds from 0 on.
+Those of the ledger are of tests/ledger/test_planted.py; here are those of writer, disk, client, wire and the outbox's
+target. Run as a program of its own, because a simulation takes the place of time and threads for the whole process.
+Prints one line of JSON for each bug: which checker noticed it, at which seed, after how many turns and how much virtual
+time. ``KNOWN`` says where to look first; ``--search`` looks at all seeds from 0 on.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The small model of the decision protocol: no state breaks a promise, each mistake in its rules is found, and it knows the code's names."""
+"""The small model of the decision protocol: no state breaks a promise, each mistake in its rules is found, and it knows
+the code's names.
+"""
 
 from __future__ import annotations
 

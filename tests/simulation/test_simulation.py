@@ -69,7 +69,8 @@ def test_seeds_hold_every_promise() -> None:
 
 
 def test_the_same_seed_is_the_same_run_in_another_process() -> None:
-    """Two brokers, an ordered group, kills and a full disk are among these; sets of text have another order in each process."""
+    """Two brokers, an ordered group, kills and a full disk are among these; sets of text have another order in each
+    process."""
     seeds = ("5", "8", "12")
     code = (
         "import sys; from escrowmq_lab.simulation.swarm import simulate\n"

@@ -1,4 +1,6 @@
-"""Runs that are to fail: batches and streams of format "escrow", what the driver is told, and standing still where a broker dies."""
+"""Runs that are to fail: batches and streams of format "escrow", what the driver is told, and standing still where a
+broker dies.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +98,8 @@ def write_stream(
 
 
 def refused(act: Act, *words: str, stream: bool = False) -> None:
-    """``act`` fails on the driver, with an error that says all these words (a stream's: in its StreamingQueryException)."""
+    """``act`` fails on the driver, with an error that says all these words (a stream's: in its
+    StreamingQueryException)."""
     with pytest.raises(StreamingQueryException if stream else Exception) as problem:
         act()
     said = str(problem.value)
@@ -105,7 +108,8 @@ def refused(act: Act, *words: str, stream: bool = False) -> None:
 
 @contextlib.contextmanager
 def standing(spark: SparkSession, folder: Path, point: str, act: Act) -> Iterator[None]:
-    """While inside, the first of Spark's Python processes that comes to the failpoint stands still until ``act`` is done."""
+    """While inside, the first of Spark's Python processes that comes to the failpoint stands still until ``act`` is
+    done."""
     stage = Stage.of(spark)
     stage.open(folder, [point])
     problems: list[BaseException] = []

@@ -1,4 +1,5 @@
-"""Programs of somebody who uses the format on a cluster: ``cluster_program.py MASTER ACT WORDS...``, where ACT is a function of this file.
+"""Programs of somebody who uses the format on a cluster: ``cluster_program.py MASTER ACT WORDS...``, where ACT is a
+function of this file.
 
 Prints what it found as JSON. Without an ACT it is asked by lines, many times (apart.Talk).
 """
@@ -32,8 +33,8 @@ TASKS = 4
 
 
 def stream(spark: SparkSession, url: str, checkpoint: str, topic: str) -> dict[str, Any]:
-    """Revenue of the orders, in small batches; started again when it fails, as a supervisor would. How many of them a process with a
-    session finds in the checkpoint."""
+    """Revenue of the orders, in small batches; started again when it fails, as a supervisor would. How many of them a
+    process with a session finds in the checkpoint."""
     for left in reversed(range(revenue_job.MOST_TRIES)):
         try:
             revenue_job.stream(spark, url, checkpoint, topic, most=30)
@@ -45,8 +46,8 @@ def stream(spark: SparkSession, url: str, checkpoint: str, topic: str) -> dict[s
 
 
 def batches(spark: SparkSession, url: str, topic: str) -> dict[str, Any]:
-    """A named write, the same once more, and a read: of the first and of the last the later tasks wait at a gate. How many rows were
-    read, and how many of them are different."""
+    """A named write, the same once more, and a read: of the first and of the last the later tasks wait at a gate. How
+    many rows were read, and how many of them are different."""
     rows = revenue_job.rows(spark).repartition(TASKS)
     gated = spark.createDataFrame(rows.rdd.mapPartitionsWithIndex(gate(url, "write")), rows.schema)
     for one in (gated, rows):
@@ -57,7 +58,8 @@ def batches(spark: SparkSession, url: str, topic: str) -> dict[str, Any]:
 
 
 def refused(spark: SparkSession, data: str, database: str, file: str, out: str) -> dict[str, Any]:
-    """What is said of a data folder, a SQLite file and a Parquet file of the driver's, and of a folder there to be written."""
+    """What is said of a data folder, a SQLite file and a Parquet file of the driver's, and of a folder there to be
+    written."""
     side = spark.range(1).select(f.col("id").cast("string"), f.current_timestamp().alias("at"))
     acts: dict[str, Callable[[], object]] = {
         "data": lambda: spark.read.format("escrow").option("topic", "orders").load(f"file:{data}").count(),
@@ -78,8 +80,8 @@ def refused(spark: SparkSession, data: str, database: str, file: str, out: str) 
 
 
 def gate(url: str, name: str) -> Callable[[int, Iterable[Any]], Iterator[Any]]:
-    """Rows as they come. The first task tells by topic ``NAME-passed`` that it has some; the others wait for topic ``NAME-go``: their
-    machines share nothing else."""
+    """Rows as they come. The first task tells by topic ``NAME-passed`` that it has some; the others wait for topic
+    ``NAME-go``: their machines share nothing else."""
 
     def let_through(partition: int, rows: Iterable[Any]) -> Iterator[Any]:
         for number, row in enumerate(rows):

@@ -118,8 +118,8 @@ def kill_who_stands_there(stop: Stop) -> None:
 class Leg:
     """One run of a query: its topic, where its processes are killed and how, and what it is (see revenue_job.WHATS).
 
-    ``kill`` is called when a process stands still at a point; after it the process may go on, if it lives, as soon as what
-    ``kill`` returned (if that is a function) holds. ``once``: it is not tried again when it fails.
+    ``kill`` is called when a process stands still at a point; after it the process may go on, if it lives, as soon as
+    what ``kill`` returned (if that is a function) holds. ``once``: it is not tried again when it fails.
     """
 
     topic: str
@@ -156,7 +156,8 @@ class Job:
         return self.folder / f"told-{leg.topic}"
 
     def attempts(self, leg: Leg) -> list[dict[str, Any]]:
-        """What the tasks of a watched leg noted, in order: an entry when an attempt began, one when all its rows were prepared."""
+        """What the tasks of a watched leg noted, in order: an entry when an attempt began, one when all its rows were
+        prepared."""
         file = self.told(leg) / "attempts.jsonl"
         return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
@@ -169,7 +170,8 @@ class Job:
         return int((self.folder / f"tries-{leg.topic}").read_text())
 
     def run(self) -> None:
-        """To the end, with a new driver whenever one died. Fails if nothing happens for long, or a point was never reached."""
+        """To the end, with a new driver whenever one died. Fails if nothing happens for long, or a point was never
+        reached."""
         waiting = [(leg, point) for leg in self.legs for point in leg.points]
         while True:
             self._start()
@@ -239,7 +241,8 @@ class Job:
                 file.unlink()
 
     def _forget(self, waiting: list[tuple[Leg, str]]) -> None:
-        """Processes that stood still, too, when their driver was killed: the next driver's shall come to the same places."""
+        """Processes that stood still, too, when their driver was killed: the next driver's shall come to the same
+        places."""
         for leg, point in waiting:
             if (file := self.told(leg) / point).exists():
                 with contextlib.suppress(ProcessLookupError):

@@ -1,7 +1,8 @@
-"""Who is killed at which step of a batch, and what was true at that moment. A cell of the grid counts when both were seen.
+"""Who is killed at which step of a batch, and what was true at that moment. A cell of the grid counts when both were
+seen.
 
-The steps are failpoints of the product, and one of the job: ``spark.committed`` is after the sink's commit has returned, before
-Spark writes commits/N into the checkpoint.
+The steps are failpoints of the product, and one of the job: ``spark.committed`` is after the sink's commit has
+returned, before Spark writes commits/N into the checkpoint.
 """
 
 from __future__ import annotations
@@ -43,8 +44,9 @@ Cell = tuple[str, str]
 class Seen:
     """How a batch stood when somebody was killed.
 
-    ``planned`` and ``noted`` are the last of offsets/N and commits/N (-1: none), ``undecided`` how many rows of the query waited
-    in escrow, ``visible`` how many rows of batch ``planned`` were to be seen in the topic, ``killed`` the processes that died.
+    ``planned`` and ``noted`` are the last of offsets/N and commits/N (-1: none), ``undecided`` how many rows of the
+    query waited in escrow, ``visible`` how many rows of batch ``planned`` were to be seen in the topic, ``killed`` the
+    processes that died.
     """
 
     planned: int
@@ -106,7 +108,8 @@ class Grid:
         assert not wrong, wrong
 
     def _executor(self, stop: Stop) -> list[int]:
-        """Of the task that stands still; later, of the tasks of the batch, which have ended. Without a cluster: their Python processes."""
+        """Of the task that stands still; later, of the tasks of the batch, which have ended. Without a cluster: their
+        Python processes."""
         tasks = [stop.pid]
         if stop.point in LATE:
             batch = last(stop.job.checkpoint(stop.leg) / "offsets")

@@ -1,8 +1,9 @@
 """A streaming job as a user would write it: orders in, revenue per country and minute out, exactly once.
 
-Run as a program, ``revenue_job.py SPEC.json``, it does legs one after the other in one session, and each of them until it succeeds,
-as a supervisor would. SPEC: ``{"url", "folder", "master", "settings", "legs": [{"topic", "points", "told", "what", "once"}]}``;
-``points`` is where the processes of a leg stand still (see escrowmq.platform.failpoints), ``what`` is one of WHATS.
+Run as a program, ``revenue_job.py SPEC.json``, it does legs one after the other in one session, and each of them until
+it succeeds, as a supervisor would. SPEC: ``{"url", "folder", "master", "settings", "legs": [{"topic", "points", "told",
+"what", "once"}]}``; ``points`` is where the processes of a leg stand still (see escrowmq.platform.failpoints), ``what``
+is one of WHATS.
 """
 
 from __future__ import annotations
@@ -81,8 +82,8 @@ def rows(spark: SparkSession) -> DataFrame:
 
 
 class Watched(EscrowStreamWriter):
-    """The real one; each attempt of a task notes that it begins and what it prepared. One more failpoint, ``spark.committed``:
-    the sink's commit has returned, and Spark does not know it yet."""
+    """The real one; each attempt of a task notes that it begins and what it prepared. One more failpoint,
+    ``spark.committed``: the sink's commit has returned, and Spark does not know it yet."""
 
     def write(self, iterator: Any) -> Any:
         """As the real one."""

@@ -1,5 +1,5 @@
-"""A broker that dies at plan, read, prepare or commit time: a clear error on the driver if it stays away, nothing of the batch
-visible, and every row once when it is back.
+"""A broker that dies at plan, read, prepare or commit time: a clear error on the driver if it stays away, nothing of
+the batch visible, and every row once when it is back.
 
 Spark's processes stand still at a failpoint while the broker is killed, so nothing here depends on time.
 """

@@ -1,4 +1,5 @@
-"""Exactly once on a cluster of two workers, speculation on: executors, the broker and the driver killed, a task that straggles.
+"""Exactly once on a cluster of two workers, speculation on: executors, the broker and the driver killed, a task that
+straggles.
 
 The short form is part of the suite; the grid of everybody at every step is the long one (`make chaos`).
 """
@@ -20,7 +21,8 @@ SETTINGS = {
     "spark.speculation.interval": "100ms",
     "spark.speculation.multiplier": "1.1",
     "spark.speculation.quantile": "0.5",
-    "spark.speculation.minTaskRuntime": "4s",  # so that what stands still elsewhere is not overtaken while it is looked at
+    # so that what stands still elsewhere is not overtaken while it is looked at
+    "spark.speculation.minTaskRuntime": "4s",
 }
 SOME = {
     "some": {"spark.prepared": "executor", "spark.before-decision": "broker", "spark.after-decision": "driver"},
@@ -34,8 +36,10 @@ STRAGGLER = Leg(
     lambda stop: lambda: bool(content(stop.job.url, "straggler")),
     "watched",
 )
-"""A task stands still in the middle of its rows until its batch is decided without it: that takes a second attempt of it. It is
-a leg of its own, as Spark starts a second attempt only on a host that had none: not where an executor was lost with the first."""
+"""A task stands still in the middle of its rows until its batch is decided without it: that takes a second attempt of
+it. It is a leg of its own, as Spark starts a second attempt only on a host that had none: not where an executor was
+lost with the first.
+"""
 
 
 @pytest.fixture

@@ -1,4 +1,5 @@
-"""A cluster whose workers have folders of their own, brokers behind failover, checkpoints on HDFS: every row once, whoever is killed.
+"""A cluster whose workers have folders of their own, brokers behind failover, checkpoints on HDFS: every row once,
+whoever is killed.
 
 All of it is long (`make chaos`).
 """

@@ -1,4 +1,6 @@
-"""A shard that goes on at another address while Spark reads it and writes to it: every row once, and no option but the list of addresses."""
+"""A shard that goes on at another address while Spark reads it and writes to it: every row once, and no option but the
+list of addresses.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Two brokers, one of them down: a stream goes on with the other, what must be whole fails and names it, and nothing is lost."""
+"""Two brokers, one of them down: a stream goes on with the other, what must be whole fails and names it, and nothing is
+lost.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Format "escrow" on a real session: what is read is what the broker has, again and again the same; bad input is told clearly."""
+"""Format "escrow" on a real session: what is read is what the broker has, again and again the same; bad input is told
+clearly.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""docs/spark.md is a notebook: its cells run one after the other in one session, and its tables name every option. So does what
-docs/start.md says about Spark.
+"""docs/spark.md is a notebook: its cells run one after the other in one session, and its tables name every option. So
+does what docs/start.md says about Spark.
 """
 
 import re

@@ -52,7 +52,8 @@ def test_a_range_that_left_the_log_raises_and_never_gives_fewer_rows():
 
 
 def test_a_topic_that_was_made_again_is_not_read_on_from_a_checkpoint_of_the_old_one():
-    """Its queues begin one behind the old ends: also a query that had read everything is told, before anything is sent."""
+    """Its queues begin one behind the old ends: also a query that had read everything is told, before anything is
+    sent."""
     old, new = partition(end=10), partition(head=11, end=11)
     read = {old.name: old.end}
     with pytest.raises(Rejected) as purged:

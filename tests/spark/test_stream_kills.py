@@ -1,7 +1,9 @@
-"""Exactly once into a topic, the broker holding the mark: whoever is killed at whatever step, the topic ends as one clean run's.
+"""Exactly once into a topic, the broker holding the mark: whoever is killed at whatever step, the topic ends as one
+clean run's.
 
-The suite has every step at which a process of a task, the process that commits, or the broker is at work. Long (`make chaos`) are the
-driver killed at every step, and the processes of tasks killed after the decision, when they only wait for the next task.
+The suite has every step at which a process of a task, the process that commits, or the broker is at work. Long (`make
+chaos`) are the driver killed at every step, and the processes of tasks killed after the decision, when they only wait
+for the next task.
 """
 
 import json
@@ -121,7 +123,8 @@ class Recording(CheckpointChecker):
 
 
 def check_back(url, checkpoint):
-    """The broker asks what became of a dead driver's rows, before and after its query moved on, as its checkpoint shows."""
+    """The broker asks what became of a dead driver's rows, before and after its query moved on, as its checkpoint
+    shows."""
     query = json.loads((checkpoint / "metadata").read_text())["id"]
     checker = Recording(str(checkpoint))
     with mq.connect(url) as bus:
@@ -152,7 +155,8 @@ def test_the_processes_of_tasks_killed_after_the_decision(broker, tmp_path):
 @pytest.mark.invariant("I42")
 @pytest.mark.long  # eight drivers, one after the other: each starts a Java process
 def test_the_driver_killed_at_every_step_and_check_back_while_it_is_dead(broker, tmp_path):
-    """And once when Spark could not write commits/N, though the broker has decided batch N: the last moment before it is there."""
+    """And once when Spark could not write commits/N, though the broker has decided batch N: the last moment before it
+    is there."""
 
     def ask(stop):
         if stop.point == "spark.prepared":

@@ -1,4 +1,6 @@
-"""Where streams begin: once and for all with their first batch, with topics that come later, over several topics and views."""
+"""Where streams begin: once and for all with their first batch, with topics that come later, over several topics and
+views.
+"""
 
 from __future__ import annotations
 

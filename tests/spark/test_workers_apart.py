@@ -1,6 +1,7 @@
 """A cluster whose worker sees no folder of the driver's: what lies in one is refused, and nothing is made there.
 
-Another file of the same name on each worker, and what such a cluster is for: test_kafka_cluster.py, tests/pipeline/test_kafka_jobs.py. It is long (`make chaos`): it starts a cluster, though neither Kafka nor HDFS.
+Another file of the same name on each worker, and what such a cluster is for: test_kafka_cluster.py,
+tests/pipeline/test_kafka_jobs.py. It is long (`make chaos`): it starts a cluster, though neither Kafka nor HDFS.
 """
 
 from __future__ import annotations

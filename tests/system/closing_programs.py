@@ -1,9 +1,11 @@
-"""Programs for the test of clients that close while their broker dies: ``broker PORT FOLDER SEED``, or ``KIND URL FOLDER SECONDS SEED``.
+"""Programs for the test of clients that close while their broker dies: ``broker PORT FOLDER SEED``, or ``KIND URL
+FOLDER SECONDS SEED``.
 
-The broker is a process that is forked, serves for a moment and is killed (``kill -9``), again and again: after a while, or at
-once when a client wishes it (a byte in the FIFO ``FOLDER.kill``); sometimes it stands still before. A client connects, uses
-the bus, wishes the broker dead and closes within the same milliseconds, again and again; in the end it leaves one bus open and exits.
-It prints how often it closed, how often it came to nobody, and the longest time that closing took.
+The broker is a process that is forked, serves for a moment and is killed (``kill -9``), again and again: after a while,
+or at once when a client wishes it (a byte in the FIFO ``FOLDER.kill``); sometimes it stands still before. A client
+connects, uses the bus, wishes the broker dead and closes within the same milliseconds, again and again; in the end it
+leaves one bus open and exits. It prints how often it closed, how often it came to nobody, and the longest time that
+closing took.
 """
 
 from __future__ import annotations

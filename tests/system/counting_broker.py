@@ -1,7 +1,8 @@
-"""``escrowmq serve`` that counts its own work: run as ``counting_broker.py FOLDER [--calls]``, with commands on standard input.
+"""``escrowmq serve`` that counts its own work: run as ``counting_broker.py FOLDER [--calls]``, with commands on
+standard input.
 
-``counts`` answers with one JSON line; ``plant NAME`` makes it do needless work from now on, ``unplant`` ends that. With ``--calls`` it counts
-Python's calls on every thread, which makes it slow.
+``counts`` answers with one JSON line; ``plant NAME`` makes it do needless work from now on, ``unplant`` ends that. With
+``--calls`` it counts Python's calls on every thread, which makes it slow.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Programs for the test of the ways in which a client can end: ``WAY URL``. Each exits with 0, or says what was wrong."""
+"""Programs for the test of the ways in which a client can end: ``WAY URL``. Each exits with 0, or says what was
+wrong."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ BOUND = 8.0
 
 
 def busy(url: str) -> mq.Bus:
-    """A bus with everything in use: a producer that is asked, and threads that wait in calls of a consumer and a reader."""
+    """A bus with everything in use: a producer that is asked, and threads that wait in calls of a consumer and a
+    reader."""
     bus = mq.connect(url)
     shop = bus.producer("shop", timeout=1.0, checker=lambda check: mq.UNKNOWN)
     for _ in range(3):
@@ -124,8 +126,8 @@ def in_a_finalizer(url: str) -> None:
 
 
 def in_a_forked_child(url: str) -> None:
-    """Producers from before the fork are closed in the child, where questions to a served broker go over a connection of its own; all goes on in the
-    parent."""
+    """Producers from before the fork are closed in the child, where questions to a served broker go over a connection
+    of its own; all goes on in the parent."""
     bus = busy(url)
     plain = bus.producer("plain", timeout=1.0)
     plain.send(TOPIC, b"x")

@@ -1,13 +1,17 @@
-"""Failover under load, with clients that know nothing of it: ``python tests/system/failover.py --fault kill --fault stop --runs 20``.
+"""Failover under load, with clients that know nothing of it: ``python tests/system/failover.py --fault kill --fault
+stop --runs 20``.
 
-For each fault one log in one real Kafka, served brokers that share it, and a program that only knows ``escrow://a|b``: threads of transactions, some of
-which roll back, and a consumer. They live through the strikes one after another: strike, wait for the first answer of a transaction that was begun
-after it, heal what was struck, wait until it follows and has what the leader has, strike again. In the end every id is looked at: one that the
-program committed and that is not in the topic, or was not consumed, is *lost*, one that was seen at two places is *repeated*, one that was rolled back and was seen is *leaked*.
+For each fault one log in one real Kafka, served brokers that share it, and a program that only knows ``escrow://a|b``:
+threads of transactions, some of which roll back, and a consumer. They live through the strikes one after another:
+strike, wait for the first answer of a transaction that was begun after it, heal what was struck, wait until it follows
+and has what the leader has, strike again. In the end every id is looked at: one that the program committed and that is
+not in the topic, or was not consumed, is *lost*, one that was seen at two places is *repeated*, one that was rolled
+back and was seen is *leaked*.
 
-Printed for each strike: seconds from the fault to that answer, and how often the leader changed; for each fault the median and the worst, and the sums.
-A leader that hands over (``clean``, ``step-down``) answers for a while after it was told: there the time is the longest one without an answer, from the order
-until the next leader has answered twenty transactions. With ``kafka-two`` the time begins when one of the two nodes is started again.
+Printed for each strike: seconds from the fault to that answer, and how often the leader changed; for each fault the
+median and the worst, and the sums. A leader that hands over (``clean``, ``step-down``) answers for a while after it was
+told: there the time is the longest one without an answer, from the order until the next leader has answered twenty
+transactions. With ``kafka-two`` the time begins when one of the two nodes is started again.
 """
 
 from __future__ import annotations
@@ -34,7 +38,8 @@ from escrowmq_lab.servers.process import Server
 SHORT = ("--retention", "1s", "--segment-bytes", "1MiB", "--dedup-window", "1s")
 """Settings of a log of which parts leave soon."""
 AWAY = 5.0
-"""Seconds for which two of three nodes of Kafka are away: longer than any silence after which a standby asks who leads."""
+"""Seconds for which two of three nodes of Kafka are away: longer than any silence after which a standby asks who leads.
+"""
 
 
 @dataclass
@@ -191,7 +196,8 @@ class Outcome:
 
 
 def strikes(names: list[str], folder: Path, place: Kafka, say: Callable[[str], None] = lambda _: None) -> Outcome:
-    """One shard that lives through these faults in turn. Faults of one call have the same brokers, options and nodes of Kafka."""
+    """One shard that lives through these faults in turn. Faults of one call have the same brokers, options and nodes of
+    Kafka."""
     first = FAULTS[names[0]]
     seconds: list[tuple[str, float]] = []
     with ExitStack() as stack:

@@ -1,5 +1,7 @@
-"""The jobs that operators run, over one shard whose leader is struck in the middle of each: a plan, a backup, a compensation, the overview, the console, the relay with the
-inbox, all traced. They know ``escrow://a|b`` and nothing else; afterwards every id is looked at."""
+"""The jobs that operators run, over one shard whose leader is struck in the middle of each: a plan, a backup, a
+compensation, the overview, the console, the relay with the inbox, all traced. They know ``escrow://a|b`` and nothing
+else; afterwards every id is looked at.
+"""
 
 from __future__ import annotations
 

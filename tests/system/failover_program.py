@@ -16,7 +16,9 @@ PATIENCE = 180.0
 """For what has to happen, on a machine that may have much else to do."""
 WRITERS = 4
 PAUSE = 0.02
-"""Of a writer between two transactions: the load is there to be struck, and leaves the machine's two cores to those who take over."""
+"""Of a writer between two transactions: the load is there to be struck, and leaves the machine's two cores to those who
+take over.
+"""
 ROLLED_BACK = 7
 """Every so many transactions of a writer one rolls back."""
 TOPIC = "orders"
@@ -57,7 +59,8 @@ def account(
 ) -> Account:
     """Look at every id. ``kept``: the log deletes nothing, so what was committed is not only consumed but stored, too.
 
-    A message that is delivered again comes from the place at which it is; an id that was seen at two places was repeated.
+    A message that is delivered again comes from the place at which it is; an id that was seen at two places was
+    repeated.
     """
     found = {key: consumed.get(key, set()) | stored.get(key, set()) for key in {*consumed, *stored}}
     there = set(consumed) & set(stored) if kept else set(consumed)
@@ -102,7 +105,8 @@ class Watch:
 
 @dataclass
 class Program:
-    """The application: transactions and a consumer, over one URL. ``committed``, ``rolled_back``: what its database says."""
+    """The application: transactions and a consumer, over one URL. ``committed``, ``rolled_back``: what its database
+    says."""
 
     url: str
     committed: set[str] = field(default_factory=set)
@@ -177,7 +181,8 @@ class Program:
         eventually(lambda: len(self.answered) >= goal, lambda: f"nothing is answered: {self.problems[-3:]}")
 
     def pause(self, since: float) -> float:
-        """The longest time without an answer from ``since`` on, in seconds. At ``since`` there were answers, and there are again."""
+        """The longest time without an answer from ``since`` on, in seconds. At ``since`` there were answers, and there
+        are again."""
         answers = [since, *sorted(answer for _, answer in list(self.answered) if answer > since)]
         return max(later - earlier for earlier, later in itertools.pairwise(answers))
 

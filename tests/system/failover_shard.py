@@ -26,7 +26,9 @@ QUICK = {
     "controller.quorum.fetch.timeout.ms": "2000",
     "controller.quorum.election.timeout.ms": "1000",
 }
-"""With these Kafka notices soon that one of its nodes is dead; the first is 9000 by default, the others are as they are by default."""
+"""With these Kafka notices soon that one of its nodes is dead; the first is 9000 by default, the others are as they are
+by default.
+"""
 PROXIES = {"a": "127.0.0.2", "b": "127.0.0.3"}
 """By a broker's name: where it finds Kafka, if it is to be cut off from it."""
 

@@ -1,7 +1,8 @@
 """Real brokers, and a load whose every call goes into a history.
 
-The load is what the demo's shop is in small: each writer prepares two messages of one transaction, in two topics, runs a
-"local transaction" (an entry in its books), and commits, rolls back, or falls silent; its checker answers from the books.
+The load is what the demo's shop is in small: each writer prepares two messages of one transaction, in two topics, runs
+a "local transaction" (an entry in its books), and commits, rolls back, or falls silent; its checker answers from the
+books.
 """
 
 from __future__ import annotations

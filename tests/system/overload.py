@@ -1,7 +1,8 @@
-"""Overload: one broker on a slow disk, and more than it can take of everything; what it kept to is measured from outside.
+"""Overload: one broker on a slow disk, and more than it can take of everything; what it kept to is measured from
+outside.
 
-``python tests/system/overload.py`` is the long form: 5,000 connections, for a minute, with the figures as a table (``--json``: as JSON).
-``test_overload.py`` is the short form.
+``python tests/system/overload.py`` is the long form: 5,000 connections, for a minute, with the figures as a table
+(``--json``: as JSON). ``test_overload.py`` is the short form.
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ class Load:
 
     @property
     def descriptors(self) -> int:
-        """Descriptors that the broker may have: the bound of connections on both ports, those that came since it was looked at, and its own."""
+        """Descriptors that the broker may have: the bound of connections on both ports, those that came since it was
+        looked at, and its own."""
         most = BrokerSettings.load(overrides=self.settings).max_connections
         return 2 * (most + AT_ONCE) + KEPT
 
@@ -239,7 +241,8 @@ def overload(load: Load, folder: Path) -> dict[str, Any]:
 
 
 def prepare(url: str, load: Load) -> None:
-    """The topic, with something in it for those who do not read, and the groups, so that nobody begins with a slow disk in the way."""
+    """The topic, with something in it for those who do not read, and the groups, so that nobody begins with a slow disk
+    in the way."""
     with mq.connect(url) as bus:
         bus.producer("seeds").send_batch([mq.Message(FLOOD, bytes(256 << 10)) for _ in range(64)]).check()
     (link,) = links(url, {})

@@ -1,4 +1,5 @@
-"""The programs of the overload: a broker on a slow disk, and clients that are rude, silent, slow or polite. Each ends when its input does.
+"""The programs of the overload: a broker on a slow disk, and clients that are rude, silent, slow or polite. Each ends
+when its input does.
 
 ``python overload_programs.py NAME '{"json": "options"}'``; each says ``ready``, and in the end one line of JSON.
 """
@@ -23,7 +24,8 @@ Options = dict[str, Any]
 
 
 def serve(options: Options) -> None:
-    """A broker as ``escrowmq serve`` starts it, on a slow disk. It ends by SIGTERM, and tells where the time went in the file ``stamps``, if it is to."""
+    """A broker as ``escrowmq serve`` starts it, on a slow disk. It ends by SIGTERM, and tells where the time went in
+    the file ``stamps``, if it is to."""
     from overload_stamps import Stamps
 
     from escrowmq.broker.serving.serve import serve as run
@@ -71,8 +73,9 @@ class Outcomes:
 
 
 def flood(options: Options) -> None:
-    """Producers that send without waiting for answers, over ``connections``; each has a window of bytes that it will owe
-    its own memory, and nothing else bounds it. After a refusal it goes on at once, but for a ``pause`` of some milliseconds, whatever the broker asked for."""
+    """Producers that send without waiting for answers, over ``connections``; each has a window of bytes that it will
+    owe its own memory, and nothing else bounds it. After a refusal it goes on at once, but for a ``pause`` of some
+    milliseconds, whatever the broker asked for."""
     from escrowmq.client.links import connection, exchanges
     from escrowmq.client.links import link as links_module
     from escrowmq.connecting import links
@@ -129,7 +132,8 @@ def flood(options: Options) -> None:
 
 
 def crowd(options: Options) -> None:
-    """Connections of which most say nothing, some half of a greeting, some a greeting and nothing more; those that are closed come again."""
+    """Connections of which most say nothing, some half of a greeting, some a greeting and nothing more; those that are
+    closed come again."""
     from escrowmq.platform.descriptors import raise_descriptor_limit
     from escrowmq.wire import frames
 
@@ -180,7 +184,8 @@ def crowd(options: Options) -> None:
 
 
 def readers(options: Options) -> None:
-    """Clients that ask for much and never read: receives, each of a group of its own, or reads with credit without a bound."""
+    """Clients that ask for much and never read: receives, each of a group of its own, or reads with credit without a
+    bound."""
     from escrowmq.wire import frames
 
     kept = list[socket.socket]()
@@ -246,7 +251,8 @@ def hoarder(options: Options) -> None:
 
 
 def polite(options: Options) -> None:
-    """One client that waits for each answer: it sends, commits, lets itself be asked, receives, acknowledges, and asks how the broker is."""
+    """One client that waits for each answer: it sends, commits, lets itself be asked, receives, acknowledges, and asks
+    how the broker is."""
     import escrowmq as mq
 
     stopping, lock = threading.Event(), threading.Lock()

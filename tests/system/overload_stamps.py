@@ -1,7 +1,8 @@
-"""Where the time of a send goes: stamps that the broker of the overload takes, put together with those of the polite client.
+"""Where the time of a send goes: stamps that the broker of the overload takes, put together with those of the polite
+client.
 
-All of it is one machine's monotonic clock, so that stamps of several processes can be compared. Every stamp is taken around a function of the product, by
-wrapping it; nothing in the product knows of them.
+All of it is one machine's monotonic clock, so that stamps of several processes can be compared. Every stamp is taken
+around a function of the product, by wrapping it; nothing in the product knows of them.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from typing import Any
 
 TOPICS = ("polite", "careful")
 STEPS = ("arrived", "given room", "taken by a round", "decided", "handed over", "synced", "answered", "received")
-"""What happens to a send, in this order. ``arrived``: it was read from the socket; ``given room``: it waits for the writer; ``received``: its client knows.
-Each step's seconds are those since the step before it; the first counts from the call."""
+"""What happens to a send, in this order. ``arrived``: it was read from the socket; ``given room``: it waits for the
+writer; ``received``: its client knows. Each step's seconds are those since the step before it; the first counts from
+the call.
+"""
 
 
 class Stamps:
@@ -25,7 +28,8 @@ class Stamps:
         self.sends: dict[str, dict[str, float]] = {}
         """By the key of the message: stamps, and the numbers of rounds."""
         self.rounds: list[dict[str, float]] = []
-        """Of each round of the writer with something to sync: when it took what waited, was decided, handed over and synced, its bytes and requests."""
+        """Of each round of the writer with something to sync: when it took what waited, was decided, handed over and
+        synced, its bytes and requests."""
         self.syncs: list[tuple[str, float, float, int]] = []
         """Of each sync of the disk: the thread that asked for it, when, its seconds, its bytes."""
         self._peers: set[str] = set()
@@ -154,7 +158,8 @@ class Stamps:
 
 
 def breakdown(calls: Sequence[Sequence[Any]], told: Mapping[str, Any], count: int = 5) -> list[dict[str, Any]]:
-    """Of the slowest of the ``calls`` (key, began, ended): the seconds of each step, the rounds, and every sync of the disk meanwhile."""
+    """Of the slowest of the ``calls`` (key, began, ended): the seconds of each step, the rounds, and every sync of the
+    disk meanwhile."""
     slowest = sorted(calls, key=lambda call: call[1] - call[2])[:count]
     return [explained(call, told) for call in slowest]
 

@@ -1,4 +1,6 @@
-"""The benchmark of the log on Kafka, in its shortest form: it runs, what it measured was stored, and its tables have their place."""
+"""The benchmark of the log on Kafka, in its shortest form: it runs, what it measured was stored, and its tables have
+their place.
+"""
 
 from __future__ import annotations
 

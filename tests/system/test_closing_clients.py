@@ -71,7 +71,8 @@ def client(kind: str, url: str, folder: Path, seconds: float, seed: int) -> tupl
 
 
 def closing(folder: Path, clients: int, seconds: float, seed: int) -> list[str]:
-    """What went wrong with ``clients`` processes, of each kind in turn, beside a broker that is killed again and again."""
+    """What went wrong with ``clients`` processes, of each kind in turn, beside a broker that is killed again and
+    again."""
     kinds = list(closing_programs.KINDS)
     wrong = []
     with dying_broker(folder, seed) as url, ThreadPoolExecutor(BESIDE) as beside:

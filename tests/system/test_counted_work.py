@@ -1,5 +1,7 @@
-"""How much work one small transaction is, counted on a served broker and its client, never timed: rounds, calls of the ledger, syncs, bytes,
-requests, context switches, threads, calls of Python and objects in memory. Each guard is also shown a regression, which it must see."""
+"""How much work one small transaction is, counted on a served broker and its client, never timed: rounds, calls of the
+ledger, syncs, bytes, requests, context switches, threads, calls of Python and objects in memory. Each guard is also
+shown a regression, which it must see.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,9 @@ LIMITS: dict[str, dict[str, float]] = {
     "calls of Python, one caller": {"calls": 1250, "client_calls": 430},
     "calls of Python, in flight": {"calls": 60, "client_calls": 130},
 }
-"""Per transaction. Counts that do not depend on timing stand close to what they are; those that do have room for a busy machine."""
+"""Per transaction. Counts that do not depend on timing stand close to what they are; those that do have room for a busy
+machine.
+"""
 
 
 class Counting:
@@ -222,7 +226,8 @@ def per_transaction(broker: Counting, transactions: int, work: Callable[[], None
 
 
 def objects_in_flight(broker: Counting, tasks: int = 1000) -> dict[str, float]:
-    """Objects in the client's memory while a stopped broker leaves all in flight, and those that are left when all have ended."""
+    """Objects in the client's memory while a stopped broker leaves all in flight, and those that are left when all have
+    ended."""
 
     async def main() -> dict[str, float]:
         async with await mq.aconnect(broker.url) as bus:

@@ -1,4 +1,6 @@
-"""The short forms of failover.py, and its account of ids: over real Kafkas, served brokers, and a program that only knows ``escrow://a|b``."""
+"""The short forms of failover.py, and its account of ids: over real Kafkas, served brokers, and a program that only
+knows ``escrow://a|b``.
+"""
 
 from __future__ import annotations
 

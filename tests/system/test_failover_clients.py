@@ -1,5 +1,6 @@
-"""``escrow://a|b``: a broker is killed and its shard goes on at another address, over and over, under load. By id nothing is lost and
-nothing doubled, and no application sees more of it than of a restart."""
+"""``escrow://a|b``: a broker is killed and its shard goes on at another address, over and over, under load. By id
+nothing is lost and nothing doubled, and no application sees more of it than of a restart.
+"""
 
 from __future__ import annotations
 

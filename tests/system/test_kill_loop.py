@@ -1,4 +1,5 @@
-"""``kill -9`` of a served broker in a loop, under load: nothing acknowledged is lost, nothing stands twice, counts survive.
+"""``kill -9`` of a served broker in a loop, under load: nothing acknowledged is lost, nothing stands twice, counts
+survive.
 
 The short form is part of the suite. The long form (``make chaos``, or ``pytest -m long``) kills 100 times;
 ``ESCROWMQ_KILLS`` sets another number for it.

@@ -91,7 +91,8 @@ def killed(pair: Pair) -> Pair:
 
 @contextmanager
 def within(seconds: float) -> Iterator[None]:
-    """The block takes less, by the ticks of a thread of this process: while the machine has no time for us, none is counted."""
+    """The block takes less, by the ticks of a thread of this process: while the machine has no time for us, none is
+    counted."""
     over, ticks = threading.Event(), 0
 
     def tick() -> None:
@@ -854,7 +855,8 @@ def test_what_may_be_stored_at_a_broker_that_is_gone_goes_elsewhere_only_by_choi
     with mq.connect(pair.url) as bus:
         producer = bus.producer("repeat", timeout=60.0, failover="repeat")
         producer.send("repeat", b"before")
-        # A slow machine: who is not met yet gets nothing, and a broker that falls silent while nobody waits for it is not missed.
+        # A slow machine: who is not met yet gets nothing, and a broker that falls silent while nobody waits for it is
+        # not missed.
         eventually("both are met", lambda: all(map(bus.router.presence.there, range(2))))
         for _ in range(3):
             producer.send("repeat", b"before")

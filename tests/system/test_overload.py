@@ -23,8 +23,9 @@ SHORT = Load(
     },
 )
 ROUNDS = 8
-"""Rounds of the writer that a polite send sees: two that have begun, its own, those that the questions before and after it take, and a margin; in order of
-arrival it would be the rounds of all that waits before it, dozens."""
+"""Rounds of the writer that a polite send sees: two that have begun, its own, those that the questions before and after
+it take, and a margin; in order of arrival it would be the rounds of all that waits before it, dozens.
+"""
 
 
 @pytest.fixture(scope="module")

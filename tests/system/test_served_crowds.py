@@ -1,4 +1,5 @@
-"""A served broker with few descriptors and a crowd of connections that say nothing, or half of something: it serves on."""
+"""A served broker with few descriptors and a crowd of connections that say nothing, or half of something: it serves
+on."""
 
 from __future__ import annotations
 

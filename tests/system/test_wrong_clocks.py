@@ -1,7 +1,7 @@
 """A broker whose machine's clock was set back between two runs: what waits, waits as long as it should, and no longer.
 
-The clock is libfaketime's (Debian's package faketime), preloaded into a real broker process; the monotonic clock stays the real one, as it does on a
-machine whose date is set.
+The clock is libfaketime's (Debian's package faketime), preloaded into a real broker process; the monotonic clock stays
+the real one, as it does on a machine whose date is set.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""What version 0.1.0 left behind: its folders open and hold what it listed of them, and what its client asks is answered as then.
+"""What version 0.1.0 left behind: its folders open and hold what it listed of them, and what its client asks is
+answered as then.
 
-``version_writer.py`` made the files, with that version. A field that a newer version adds is no difference; one that is gone is.
+``version_writer.py`` made the files, with that version. A field that a newer version adds is no difference; one that is
+gone is.
 """
 
 from __future__ import annotations
@@ -83,7 +85,8 @@ def test_a_group_of_0_1_0_that_a_mistake_spoilt_is_put_right_by_a_person(folder:
 
 @pytest.mark.invariant("I32")
 def test_a_folder_of_0_1_0_goes_on(folder: Path) -> None:
-    """Its undecided transactions are decided, its messages delivered, new ones stored; and once more after a restart."""
+    """Its undecided transactions are decided, its messages delivered, new ones stored; and once more after a
+    restart."""
     with mq.connect(f"file:{folder}", **SETTINGS) as bus:
         undecided = [row["id"] for row in bus.admin.transactions("undecided")]
         assert len(undecided) == 2

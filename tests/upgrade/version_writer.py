@@ -1,9 +1,9 @@
 """Write the folders and requests of the version that is installed; for a version that nobody has yet.
 
-``python tests/upgrade/version_writer.py VERSION`` writes into ``golden/VERSION``: ``start`` (a new folder), ``requests.jsonl``
-(what its client asks of the broker on it, one call per line, with the answers), ``crashed`` and ``closed`` (the folder as a
-crash and as an orderly end leave it), ``crashed.json`` and ``closed.json`` (what the version itself lists of them), and
-``settings.json`` (the broker's settings).
+``python tests/upgrade/version_writer.py VERSION`` writes into ``golden/VERSION``: ``start`` (a new folder),
+``requests.jsonl`` (what its client asks of the broker on it, one call per line, with the answers), ``crashed`` and
+``closed`` (the folder as a crash and as an orderly end leave it), ``crashed.json`` and ``closed.json`` (what the
+version itself lists of them), and ``settings.json`` (the broker's settings).
 """
 
 import base64

@@ -52,4 +52,6 @@ EXAMPLES = {
     "RESULT": frames.result(6, {"name": "orders", "queues": 4}),
     "DONE": frames.done(7),
 }
-"""COLUMNS, BATCH, SCHEMA, PART and CHECKS hold what Arrow makes of a batch, which may change from one version of it to another."""
+"""COLUMNS, BATCH, SCHEMA, PART and CHECKS hold what Arrow makes of a batch, which may change from one version of it to
+another.
+"""

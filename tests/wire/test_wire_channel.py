@@ -1,4 +1,6 @@
-"""Channels, plain and with TLS: bytes arrive in order whatever their sizes, nothing blocks that must not, and ends are noticed."""
+"""Channels, plain and with TLS: bytes arrive in order whatever their sizes, nothing blocks that must not, and ends are
+noticed.
+"""
 
 import random
 import select

@@ -1,4 +1,6 @@
-"""Frames: their bytes, encoding and decoding, assembly from a stream that is cut anywhere, parts of large answers, and bad bytes."""
+"""Frames: their bytes, encoding and decoding, assembly from a stream that is cut anywhere, parts of large answers, and
+bad bytes.
+"""
 
 import random
 import re
@@ -345,7 +347,8 @@ def test_rows_that_are_not_sound_are_refused(name):
 
 @pytest.mark.parametrize(
     "options",
-    [b"", b"\xc0", encoder.encode([1]), encoder.encode({"a": [1]}), encoder.encode({"a": 1.5}), encoder.encode({"a": b"b"}),
+    [b"", b"\xc0", encoder.encode([1]), encoder.encode({"a": [1]}), encoder.encode({"a": 1.5}),
+    encoder.encode({"a": b"b"}),
      encoder.encode({1: 2}), encoder.encode({str(number): 1 for number in range(40)}), NONE + NONE],
 )  # fmt: skip
 def test_options_that_are_none_are_refused(options):
@@ -355,8 +358,10 @@ def test_options_that_are_none_are_refused(options):
 
 @pytest.mark.parametrize(
     "said",
-    [b"", b"\xc0", encoder.encode((b"EscrowMQ", 2, 1)), encoder.encode((b"EscrowMQ", 1, 1, None)), encoder.encode((b"EscrowMQ", 2, 9, None)),
-     encoder.encode((b"SomeMQ..", 2, 1, None)), encoder.encode((b"EscrowMQ", 2, 1, "secret")), encoder.encode((b"EscrowMQ", 2, 1, None, 5))],
+    [b"", b"\xc0", encoder.encode((b"EscrowMQ", 2, 1)), encoder.encode((b"EscrowMQ", 1, 1, None)),
+    encoder.encode((b"EscrowMQ", 2, 9, None)),
+     encoder.encode((b"SomeMQ..", 2, 1, None)), encoder.encode((b"EscrowMQ", 2, 1, "secret")),
+     encoder.encode((b"EscrowMQ", 2, 1, None, 5))],
 )  # fmt: skip
 def test_greetings_that_are_not_understood_are_refused(said):
     assert refusal(frames.Kind.HELLO, said) is Code.BAD_REQUEST

@@ -1,7 +1,9 @@
-"""What the Python load programs share: arguments, the start in step with others, threads, and the one line of JSON at the end.
+"""What the Python load programs share: arguments, the start in step with others, threads, and the one line of JSON at
+the end.
 
-A load program is called as ``LOAD.py ADDRESS WORK CALLERS SECONDS WARM BODY ROWS``. It does its work for WARM seconds that do not count,
-writes ``ready`` on standard output, waits for a line on standard input, and writes one JSON object at the end.
+A load program is called as ``LOAD.py ADDRESS WORK CALLERS SECONDS WARM BODY ROWS``. It does its work for WARM seconds
+that do not count, writes ``ready`` on standard output, waits for a line on standard input, and writes one JSON object
+at the end.
 """
 
 from __future__ import annotations

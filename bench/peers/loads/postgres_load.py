@@ -1,4 +1,6 @@
-"""Loads PostgreSQL with the rows of an outbox, one connection per caller: see ``_load.py``. Works: threads, batches, queue."""
+"""Loads PostgreSQL with the rows of an outbox, one connection per caller: see ``_load.py``. Works: threads, batches,
+queue.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,10 @@ from collections.abc import Callable
 import psycopg
 from _load import arguments, begin, end, in_threads
 
-TABLE = "CREATE TABLE IF NOT EXISTS bench_outbox (id bigserial PRIMARY KEY, topic text, body bytea, at timestamptz DEFAULT now())"
+TABLE = (
+    "CREATE TABLE IF NOT EXISTS bench_outbox (id bigserial PRIMARY KEY, topic text, body bytea, at timestamptz "
+    "DEFAULT now())"
+)
 INSERT = "INSERT INTO bench_outbox (topic, body) VALUES (%s, %s)"
 
 

@@ -1,4 +1,6 @@
-"""Loads Redis with XADD, one connection per caller: see ``_load.py``. Works: threads, paced, batches (a pipeline), seen, queue."""
+"""Loads Redis with XADD, one connection per caller: see ``_load.py``. Works: threads, paced, batches (a pipeline),
+seen, queue.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Orders clear carts with a broker that never asks back: a share of the confirms is lost, and two sets of ids repair it."""
+"""Orders clear carts with a broker that never asks back: a share of the confirms is lost, and two sets of ids repair
+it.
+"""
 
 import argparse
 import contextlib

@@ -1,4 +1,6 @@
-"""What must hold at the end of a run: every order that is in the shop's database has its effect exactly once, and no other one any."""
+"""What must hold at the end of a run: every order that is in the shop's database has its effect exactly once, and no
+other one any.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping

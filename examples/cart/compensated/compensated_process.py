@@ -1,4 +1,5 @@
-"""One process of the example: ``python compensated_process.py NAME CONFIG`` (JSON). It ends when its standard input does.
+"""One process of the example: ``python compensated_process.py NAME CONFIG`` (JSON). It ends when its standard input
+does.
 
 It tells on its standard output, a line each, when it is ready, and the shop how many orders it has dealt with.
 """
@@ -31,7 +32,9 @@ SHOP_ID = uuid.UUID("6a1c1d5e-8f0b-5d0a-9e57-5b1f6f7b2c11")
 """Names the shop's orders: an order has the same unique key whenever it is sent."""
 
 QUICK = {"grace": 1.0, "lease": 5.0, "retry_after": 1.0, "max_attempts": 100}
-"""Nothing has to be waited for as long as in earnest; a broker that is killed here is back at once, so no case is given up."""
+"""Nothing has to be waited for as long as in earnest; a broker that is killed here is back at once, so no case is given
+up.
+"""
 
 
 class NoMoney(Exception):

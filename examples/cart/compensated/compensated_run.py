@@ -53,7 +53,8 @@ def killing(name: str) -> Act:
 
 
 class Run:
-    """Made with the URLs of the shop's and the cart's database and of the store of the sets; ``share`` of the confirms is lost."""
+    """Made with the URLs of the shop's and the cart's database and of the store of the sets; ``share`` of the confirms
+    is lost."""
 
     def __init__(self, urls: Sequence[str], sets: str, folder: Path, broker: Server, share: float) -> None:
         with contextlib.closing(compensation.open_sets(sets, GROUP)) as store:
@@ -107,7 +108,8 @@ class Run:
         return [text for text in left if not text.startswith("0 ")]
 
     def tidy(self) -> int:
-        """What an operator does now and then: roll back half messages that nobody announced, because their rollback was lost; how many."""
+        """What an operator does now and then: roll back half messages that nobody announced, because their rollback was
+        lost; how many."""
         placed, _ = check.read(self.shop, self.cart)
         with mq.connect(self.broker.url) as bus:
             undecided = bus.admin.transactions(state="undecided")

@@ -59,7 +59,8 @@ class Staff:
     def wait_until(
         self, done: Callable[[], bool], missing: Callable[[], str] = lambda: "somebody is not ready"
     ) -> None:
-        """Raises TimeoutError that says what is ``missing`` after a while, RuntimeError if a process has ended by itself."""
+        """Raises TimeoutError that says what is ``missing`` after a while, RuntimeError if a process has ended by
+        itself."""
         deadline = time.monotonic() + PATIENCE
         while not done():
             for process in self._processes.values():

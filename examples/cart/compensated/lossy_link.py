@@ -1,4 +1,6 @@
-"""A link on which a share of the confirms is lost, as a datagram can be: the broker never sees them, and nobody is told."""
+"""A link on which a share of the confirms is lost, as a datagram can be: the broker never sees them, and nobody is
+told.
+"""
 
 import random
 from collections.abc import Callable, Mapping
@@ -12,7 +14,8 @@ from escrowmq.wire import CheckStream, Exchange, ExchangeOptions, Json, Link, Pa
 
 
 class LossyLink:
-    """``link``, but that it loses ``share`` of the requests that end transactions. Each transaction whose end was lost is a line of ``lost``."""
+    """``link``, but that it loses ``share`` of the requests that end transactions. Each transaction whose end was lost
+    is a line of ``lost``."""
 
     def __init__(self, link: Link, share: float, lost: Path) -> None:
         self._link = link

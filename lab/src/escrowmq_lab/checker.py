@@ -2,8 +2,8 @@
 
 Sets of values (see ``Report``):
 
-- *committed*: sent plainly with *ok*, or prepared with *ok* in a transaction whose commit is *ok* or that stands committed
-  at the end; *ended otherwise*: rolled back in the same sense;
+- *committed*: sent plainly with *ok*, or prepared with *ok* in a transaction whose commit is *ok* or that stands
+  committed at the end; *ended otherwise*: rolled back in the same sense;
 - *seen*: what stands in a queue at the end, or was delivered to anybody at any time.
 
 What is checked:
@@ -25,7 +25,7 @@ What is checked:
 | unsettled | a transaction still open at the end |
 
 *recovered* (seen, its call was *unknown*) is fine, and counted.
-"""
+"""  # noqa: E501  # rows of a table
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ class _Check:
     # The whole
 
     def _outcome(self, transaction: str) -> str | None:
-        """What a transaction surely came to, by its state at the end or by an answer; None if nothing is sure."""
+        """Return the certain outcome of a transaction, by its final state or by an answer, or None."""
         for outcome, kind in self.ended.get(transaction, {}).items():
             if kind is Kind.OK:
                 return outcome
@@ -265,8 +265,8 @@ class _Check:
 
 
 class Resets:
-    """Which acknowledgements hold: those that were begun when no reset of their group by an operator was under way, and ended
-    before the next one was begun. A reset whose end is unknown may still come to pass."""
+    """Which acknowledgements hold: those that were begun when no reset of their group by an operator was under way, and
+    ended before the next one was begun. A reset whose end is unknown may still come to pass."""
 
     def __init__(self) -> None:
         self._under_way: Counter[str | None] = Counter()

@@ -26,9 +26,10 @@ def databases(
 ) -> Iterator[list[str]]:
     """SQLAlchemy URLs of fresh databases called ``names``.
 
-    ``server`` None: SQLite files ``folder/NAME.db``, left there afterwards. Else the URL of any database of a PostgreSQL,
-    MariaDB or MySQL server, as a user who may create databases; they are dropped at the end unless ``keep``.
-    Raises Misuse(BAD_URL) for another kind of URL or a server that is away, Misuse(BAD_ARGUMENT) if a name is taken.
+    ``server`` None: SQLite files ``folder/NAME.db``, left there afterwards. Else the URL of any database of a
+    PostgreSQL, MariaDB or MySQL server, as a user who may create databases; they are dropped at the end unless
+    ``keep``. Raises Misuse(BAD_URL) for another kind of URL or a server that is away, Misuse(BAD_ARGUMENT) if a name is
+    taken.
     """
     if server is None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -51,7 +52,8 @@ def databases(
 
 
 def open_engine(url: str, **options: Any) -> sa.Engine:
-    """An engine of :func:`escrowmq.outbox.engines.open_locking`; commits of SQLite are durable when they return (WAL, synchronous FULL)."""
+    """Return an engine of :func:`escrowmq.outbox.engines.open_locking`; commits of SQLite are durable when they
+    return (WAL, synchronous FULL)."""
     engine = open_locking(url, **options)
     if engine.dialect.name == "sqlite":
 
@@ -65,7 +67,8 @@ def open_engine(url: str, **options: Any) -> sa.Engine:
 
 @contextlib.contextmanager
 def snapshot(engine: sa.Engine) -> Iterator[sa.Connection]:
-    """A connection on which all reads see the database as it is at one moment; it neither waits for locks nor holds any."""
+    """Yield a connection on which all reads see the database as it is at one moment; it neither waits for locks nor
+    holds any."""
     if engine.dialect.name == "sqlite":
         engine = engine.execution_options(begin="BEGIN")
     else:

@@ -87,13 +87,13 @@ class Event:
     at_us: int = 0
 
     def line(self) -> str:
-        """The event as a line of JSON, without what it does not have."""
+        """Return the event as a line of JSON, without what it does not have."""
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         return json.dumps({name: value for name, value in fields.items() if value is not None})
 
     @classmethod
     def parse(cls, line: str) -> Event:
-        """The event of a line; ValueError or KeyError for anything else."""
+        """Return the event of a line; ValueError or KeyError for anything else."""
         fields = json.loads(line)
         return cls(**{**fields, "act": Act(fields["act"]), "kind": Kind(fields["kind"])})
 
@@ -117,7 +117,8 @@ class History:
 
     @contextlib.contextmanager
     def call(self, process: str, act: Act, **details: Any) -> Iterator[Call]:
-        """Record an invocation and how it ended: *ok*, *fail* or *unknown*, by what was raised; EscrowErrors go no further."""
+        """Record an invocation and how it ended: *ok*, *fail* or *unknown*, by what was raised; EscrowErrors go no
+        further."""
         self.add(process, act, Kind.INVOKE, **details)
         call, note = Call(details), None
         try:
@@ -145,14 +146,14 @@ class Call:
 
 
 def kind_of(problem: BaseException) -> Kind:
-    """What an exception says about the call: one that is surely not applied did not happen."""
+    """Return what an exception says about the call: one that is surely not applied did not happen."""
     if isinstance(problem, EscrowError) and problem.code in NOT_APPLIED:
         return Kind.FAIL
     return Kind.UNKNOWN
 
 
 def read(path: Path) -> Iterator[Event]:
-    """The events of a file; the last line of a killed process may be torn and is passed over."""
+    """Yield the events of a file; the last line of a killed process may be torn and is passed over."""
     with path.open(encoding="utf-8") as lines:
         for line in lines:
             if line.endswith("\n"):
@@ -160,14 +161,14 @@ def read(path: Path) -> Iterator[Event]:
 
 
 def payload(value: str, size: int = 200, **more: Any) -> bytes:
-    """A body that says what it is and can be checked: JSON with the value, filler and a hash over all of it."""
+    """Return a body that says what it is and can be checked: JSON with the value, filler and a hash over all of it."""
     content = {"value": value, **more, "filler": "x" * max(size - len(value), 0)}
     text = json.dumps(content, sort_keys=True)
     return json.dumps({"hash": hashlib.blake2b(text.encode(), digest_size=8).hexdigest(), "content": content}).encode()
 
 
 def unpack(body: bytes) -> tuple[dict[str, Any], bool]:
-    """The content of a payload, and whether it is intact; ({}, False) for garbage."""
+    """Return the content of a payload, and whether it is intact; ({}, False) for garbage."""
     try:
         parsed = json.loads(body)
         content = dict(parsed["content"])

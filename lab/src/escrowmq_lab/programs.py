@@ -13,7 +13,8 @@ STOP_SECONDS = 30.0
 
 
 class Program:
-    """A running program. What it logs on standard error is added to the file ``log``; it ends when its standard input does."""
+    """A running program. What it logs on standard error is added to the file ``log``; it ends when its standard input
+    does."""
 
     def __init__(
         self, name: str, command: Sequence[str | Path], log: Path, environment: Mapping[str, str] | None = None
@@ -41,7 +42,7 @@ class Program:
         return self._process.poll() is None
 
     def heard(self, word: str) -> str | None:
-        """The rest of the last line that begins with ``word``; None if there is none."""
+        """Return the rest of the last line that begins with ``word``; None if there is none."""
         return next((line[len(word) + 1 :] for line in reversed(self._said) if line.split()[0] == word), None)
 
     def say(self, line: str) -> None:

@@ -11,8 +11,9 @@ from escrowmq_lab.history import Act, Event, Kind
 
 
 def disordered(events: Sequence[Event], ordered: Iterable[str] = ()) -> list[Violation]:
-    """I19, I20: plain messages of one key that one process sent one after the other, each with *ok* before the next, stand in that
-    order in their queue; and the groups ``ordered`` were given the messages of each key first in the order in which they stand."""
+    """I19, I20: plain messages of one key that one process sent one after the other, each with *ok* before the next,
+    stand in that order in their queue; and the groups ``ordered`` were given the messages of each key first in the
+    order in which they stand."""
     found: list[Violation] = []
     stands = {e.value: e for e in events if e.act is Act.STANDS}
     sent: dict[tuple[str, str | None, str | None], list[Event]] = defaultdict(list)
@@ -94,7 +95,8 @@ def uncopied(events: Sequence[Event], source: str, target: str) -> list[Violatio
 
 
 def fenced_alone(events: Sequence[Event], named: Iterable[str] = ()) -> list[Violation]:
-    """I7: a process that was never started again, and whose name no other one has (but for those ``named``), is not fenced."""
+    """I7: a process that was never started again, and whose name no other one has (but for those ``named``), is not
+    fenced."""
     shared, again = set(named), set[str]()
     found: list[Violation] = []
     for event in events:
@@ -108,7 +110,8 @@ def fenced_alone(events: Sequence[Event], named: Iterable[str] = ()) -> list[Vio
 
 
 def undead(events: Sequence[Event]) -> list[Violation]:
-    """I7: what was refused with FENCED once does nothing durable afterwards: no later call of that process on its transactions is *ok*."""
+    """I7: what was refused with FENCED once does nothing durable afterwards: no later call of that process on its
+    transactions is *ok*."""
     fenced: dict[str, Event] = {}
     found: list[Violation] = []
     for event in events:
@@ -125,9 +128,9 @@ def undead(events: Sequence[Event]) -> list[Violation]:
 
 
 def unaccounted(events: Sequence[Event]) -> list[Violation]:
-    """I22, I25, I26: for every group whose members note what they acknowledge, each message that stands in its topics is acknowledged,
-    a dead letter, was let go by an operator, or passed over by an operator's reset; what was acknowledged with *ok*, and no reset undid
-    that, is no dead letter."""
+    """I22, I25, I26: for every group whose members note what they acknowledge, each message that stands in its topics
+    is acknowledged, a dead letter, was let go by an operator, or passed over by an operator's reset; what was
+    acknowledged with *ok*, and no reset undid that, is no dead letter."""
     resets, moved, unsure = Resets(), dict[tuple[str, str | None, int | None], int](), set[str]()
     acked: dict[str, dict[str, Kind]] = defaultdict(dict)
     topics: dict[str, set[str | None]] = defaultdict(set)
@@ -177,7 +180,8 @@ def unaccounted(events: Sequence[Event]) -> list[Violation]:
 
 
 def handed_out_while_paused(events: Sequence[Event]) -> list[Violation]:
-    """Of a group that an operator paused, and did not begin to resume yet, nothing is delivered under a lease from after the pause."""
+    """Of a group that an operator paused, and did not begin to resume yet, nothing is delivered under a lease from
+    after the pause."""
     since: dict[str | None, int] = {}
     found: list[Violation] = []
     for event in events:
@@ -192,8 +196,10 @@ def handed_out_while_paused(events: Sequence[Event]) -> list[Violation]:
 
 
 def overattempted(events: Sequence[Event], group: str, most: int) -> list[Violation]:
-    """I25: a message that was delivered to a group as attempt ``most``, the highest bound that it has in these events, or a later one,
-    is not delivered again as the next attempt. (What failed before the bound was set may come once more.)"""
+    """Check I25: a message delivered as attempt ``most`` or later is not delivered as the next attempt.
+
+    ``most`` is the highest bound in these events. What failed before the bound was set may come once more.
+    """
     found: list[Violation] = []
     delivered: dict[tuple[str | None, int], Event] = {}
     for event in events:
@@ -208,8 +214,8 @@ def overattempted(events: Sequence[Event], group: str, most: int) -> list[Violat
 
 
 def unpaired(events: Sequence[Event]) -> list[Violation]:
-    """I24, I37 to I40: what a local transaction committed with its row had exactly one effect, under the id of the row; what it rolled
-    back had none."""
+    """I24, I37 to I40: what a local transaction committed with its row had exactly one effect, under the id of the row;
+    what it rolled back had none."""
     sent: dict[str, Event] = {e.value or "": e for e in events if e.act is Act.SEND}
     effects: dict[str, list[Event]] = defaultdict(list)
     for event in events:

@@ -1,17 +1,20 @@
-"""The records of acts as lines of JSON, each with the hash of the line before it; and what is wrong with a chain that somebody has edited.
+"""The records of acts as lines of JSON, each with the hash of the line before it; and what is wrong with a chain that
+somebody has edited.
 
-One line is one record. An act has two: one before it is done, with who, what and why, and one when it has ended, which names the first
-by its number (``of``) and says what came of it::
+One line is one record. An act has two: one before it is done, with who, what and why, and one when it has ended, which
+names the first by its number (``of``) and says what came of it::
 
     {"act":"transactions.settle","at_us":1790000000000000,"by":"anna@shop-1","n":1,"prev":"5f...","what":{...},"why":"...","hash":"c0..."}
     {"at_us":1790000000002000,"ended":{...},"n":2,"of":1,"prev":"c0...","hash":"9e..."}
 
-``hash`` is SHA-256 over the line as it would be without its ``hash`` (keys sorted, ASCII, no spaces); ``prev`` is that of the line before, for
-the first line that of a text which names the shard. So a record that was changed, removed, put in or moved breaks the chain at its
-place. What is missing at the very end is told by the file beside it, which has the number and the hash of the last record. Whoever can
-write both files can forge both: a chain shows edits, it does not prevent them. Copy the last hash to a place of your own to show those, too.
+``hash`` is SHA-256 over the line as it would be without its ``hash`` (keys sorted, ASCII, no spaces); ``prev`` is that
+of the line before, for the first line that of a text which names the shard. So a record that was changed, removed, put
+in or moved breaks the chain at its place. What is missing at the very end is told by the file beside it, which has the
+number and the hash of the last record. Whoever can write both files can forge both: a chain shows edits, it does not
+prevent them. Copy the last hash to a place of your own to show those, too.
 
-A database does an act and records it in one transaction, so there the act and what came of it are one record, with ``act`` and ``ended``.
+A database does an act and records it in one transaction, so there the act and what came of it are one record, with
+``act`` and ``ended``.
 
 ``by`` is the user and the host as the client's operating system names them. Nobody has verified it.
 """
@@ -30,8 +33,8 @@ MOST_TEXT = 1000
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One line: the begin of an act (``act``, ``by``, ``why``, ``what``), or the end of the act ``of`` (``ended``); or, in a database, both in one (no
-    ``of``)."""
+    """One line: the begin of an act (``act``, ``by``, ``why``, ``what``), or the end of the act ``of`` (``ended``); or,
+    in a database, both in one (no ``of``)."""
 
     number: int
     at_us: int
@@ -43,7 +46,7 @@ class Record:
     ended: dict[str, Any] | None = None
 
     def sealed(self, previous: str) -> tuple[bytes, str]:
-        """The line, its end included, and its hash. ``previous``: the hash of the line before."""
+        """Return the line, its end included, and its hash. ``previous``: the hash of the line before."""
         fields: dict[str, Any] = {"n": self.number, "at_us": self.at_us, "prev": previous}
         if self.of is None:
             fields |= {"act": self.act, "by": self.by, "why": self.why, "what": self.what}
@@ -57,7 +60,8 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Break:
-    """A place where the chain does not hold. ``line`` counts from 1; ``number`` is that of the record, if it can be read."""
+    """A place where the chain does not hold. ``line`` counts from 1; ``number`` is that of the record, if it can be
+    read."""
 
     line: int
     number: int | None
@@ -69,7 +73,8 @@ class Break:
 
 
 def origin(place: int | str) -> str:
-    """What stands for the hash before the first record: it differs between shards, so a file of another one is noticed. ``place``: a
+    """Return the value that stands for the hash before the first record. It differs between shards, so a file of
+    another shard is noticed. ``place``: a
     shard's number, or what keeps the record otherwise."""
     named = f"shard {place}" if isinstance(place, int) else place
     return hashlib.sha256(f"EscrowMQ acts of {named}".encode()).hexdigest()
@@ -81,7 +86,7 @@ def cut(text: str | None) -> str | None:
 
 
 def parse(line: bytes) -> tuple[Record, str, str]:
-    """The record of a line, the hash of the line before, its own. Raises ValueError for what is no record."""
+    """Return the record of a line, the hash of the line before, its own. Raises ValueError for what is no record."""
     try:
         fields = json.loads(line)
         return _record(fields), _hash_in(fields["prev"]), _hash_in(fields["hash"])
@@ -100,7 +105,8 @@ def is_sealed(line: bytes) -> bool:
 
 
 def successor(line: bytes) -> str:
-    """What the line after this one has as ``prev``: its hash, or, of a line that has none, the hash of its bytes."""
+    """Return the value that the next line has as ``prev``: the hash of this line, or of its bytes if it carries
+    none."""
     try:
         return parse(line)[2]
     except ValueError:
@@ -108,8 +114,9 @@ def successor(line: bytes) -> str:
 
 
 def verify(lines: Iterable[bytes], place: int | str, last: tuple[int, str] | None) -> tuple[int, list[Break]]:
-    """How many records there are, and every place where the chain is broken. ``last``: number and hash of the last record as the
-    file beside it has them (None: there is none); ``place`` as for :func:`origin`; lines come without their ends."""
+    """How many records there are, and every place where the chain is broken. ``last``: number and hash of the last
+    record as the file beside it has them (None: there is none); ``place`` as for :func:`origin`; lines come without
+    their ends."""
     breaks: list[Break] = []
     previous, number, count = origin(place), 0, 0
     for count, line in enumerate(lines, 1):

@@ -1,7 +1,9 @@
-"""The file ``acts.journal`` of a data folder: records are appended, made durable before the act is done, and never changed.
+"""The file ``acts.journal`` of a data folder: records are appended, made durable before the act is done, and never
+changed.
 
-Beside it ``acts.last`` has the number and the hash of the last record, written after it. A line that a crash left without its end was
-nobody's: it is cut off when the next record is written. No retention removes records. A data folder without acts has neither file.
+Beside it ``acts.last`` has the number and the hash of the last record, written after it. A line that a crash left
+without its end was nobody's: it is cut off when the next record is written. No retention removes records. A data folder
+without acts has neither file.
 """
 
 from __future__ import annotations
@@ -67,8 +69,9 @@ class Journal:
         self._under_way: set[int] = set()
         self._failure: EscrowError | None = None
         self.ship: Callable[[bytes], None] | None = None
-        """Of a log that others follow: called with the line of a record, on the thread of the act, before the line is written here. It returns
-        when the line is durable elsewhere; what it raises leaves that open, so nothing is recorded any more."""
+        """Of a log that others follow: called with the line of a record, on the thread of the act, before the line is
+        written here. It returns when the line is durable elsewhere; what it raises leaves that open, so nothing is
+        recorded any more."""
 
     @property
     def failure(self) -> EscrowError | None:
@@ -86,11 +89,12 @@ class Journal:
         by: str | None = None,
         why: str | None = None,
     ) -> Iterator[Done]:
-        """Record an act, durably, before the block does it; and afterwards what came of it, which the block puts into the
-        :class:`Done` that it is given, or the error that it raised.
+        """Record an act, durably, before the block does it; and afterwards what came of it, which the block puts into
+        the :class:`Done` that it is given, or the error that it raised.
 
-        Raises Overloaded(DISK_FULL, OUT_OF_RESOURCES) or Unknown(SHARD_STOPPED) if the act cannot be recorded: the block is not
-        entered. If only its end cannot be recorded the act stays open, and what became of it is found out when the shard is opened next.
+        Raises Overloaded(DISK_FULL, OUT_OF_RESOURCES) or Unknown(SHARD_STOPPED) if the act cannot be recorded: the
+        block is not entered. If only its end cannot be recorded the act stays open, and what became of it is found out
+        when the shard is opened next.
         """
         with self._lock:
             begun = Record(self._next(), now_us(), act, cut(by), cut(why), dict(what))
@@ -173,8 +177,8 @@ class Journal:
             logger.warning("the file %s could not be written: %s", LAST, problem)
 
     def follow(self, begin: int, lines: bytes | memoryview) -> None:
-        """Take in whole lines that were recorded elsewhere, and begin at byte ``begin`` of the record. Corrupt(DAMAGED) if they do not follow
-        what there is; Overloaded or Corrupt(LOG_FAILED) if they cannot be written."""
+        """Take in whole lines that were recorded elsewhere, and begin at byte ``begin`` of the record. Corrupt(DAMAGED)
+        if they do not follow what there is; Overloaded or Corrupt(LOG_FAILED) if they cannot be written."""
         with self._lock:
             self._read()
             if begin != self._size or bytes(lines[-1:]) != b"\n":
@@ -216,8 +220,9 @@ class Journal:
     # Reading
 
     def listed(self, after: int = 0, limit: int = 1000, *, newest: bool = False) -> list[Listed]:
-        """The first acts with numbers above ``after``, or the ``newest``, in their order: at most ``limit``, and no more than :data:`PAGE_BYTES`
-        bytes of them but for one act that is larger. What cannot be read as a record is left out: see :meth:`verify`."""
+        """Return the first acts with numbers above ``after``, or the ``newest``, in their order: at most ``limit``,
+        and no more than :data:`PAGE_BYTES` bytes of them but for one act that is larger. What cannot be read as a
+        record is left out: see :meth:`verify`."""
         found: list[Listed] = []
         size = 0
         with self._lock:
@@ -242,7 +247,7 @@ class Journal:
             return bool(self._acts) and self._acts[-1] > number
 
     def extent(self) -> tuple[int, int, str]:
-        """Bytes of the whole lines, the number of the last record, and its hash: as far as a copy of the file counts."""
+        """Return the bytes of the whole lines, the number of the last record and its hash, as far as a copy counts."""
         with self._lock:
             self._read()
             return self._size, self._number, self._hash
@@ -260,7 +265,8 @@ class Journal:
         return next(self._lines(begin), b"")
 
     def _lines(self, begin: int, end: int = 1 << 62) -> Iterator[bytes]:
-        """The whole lines between two places, without their ends. Raises Overloaded or Corrupt if the disk fails."""
+        """Yield the whole lines between two places, without their ends. Raises Overloaded or Corrupt if the disk
+        fails."""
         rest, size = b"", _FEW if begin else _PIECE
         try:
             with closing(self._disk.open(NAME)) as file:
@@ -281,7 +287,7 @@ class Journal:
             return None
 
     def _read(self) -> None:
-        """Take in what stands behind the lines that are known: at first all of it; of a folder in use what came since."""
+        """Read the lines behind the known ones: at first all; of a folder in use, what was added since."""
         try:
             if self._file is not None or NAME not in self._disk.list():
                 return

@@ -27,13 +27,13 @@ def _user() -> str:
 
 
 def results(codes: Sequence[str]) -> dict[str, Any]:
-    """What the record says of an act with a result for each of many things: the code of each, or, of one code, that one alone."""
+    """Summarize the results of an operation on many things: the code of each, or one code if all are equal."""
     kinds = Counter(codes)
     return {"results": dict(kinds)} if len(kinds) < 2 else {"results": dict(kinds), "each": list(codes)}
 
 
 def told(one: Listed) -> Act:
-    """An act with what came of it."""
+    """Return an act with what came of it."""
     begun, ended = one.begun, one.ended
     act = Act(
         number=begun.number, time_us=begun.at_us, act=begun.act or "", by=begun.by, why=begun.why, what=begun.what,
@@ -45,7 +45,7 @@ def told(one: Listed) -> Act:
 
 
 def in_words(act: Mapping[str, Any], shortly: Callable[[Mapping[str, Any]], str]) -> str:
-    """What came of an act; ``shortly`` tells of an end that has no results."""
+    """Describe the result of an operator action; ``shortly`` describes an end without results."""
     ended = act.get("ended")
     if ended is None:
         return "under way"
@@ -63,7 +63,7 @@ def _counts(results: Mapping[str, int]) -> str:
 
 
 def told_breaks(breaks: Iterable[Break]) -> list[Broken]:
-    """The places where a chain is broken."""
+    """Return the places where a chain is broken."""
     broken: list[Broken] = []
     for one in breaks:
         place = Broken(line=one.line, what=one.what)

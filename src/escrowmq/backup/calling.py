@@ -20,7 +20,8 @@ def back_up(
     damaged_too: bool = False,
     progress: Progress = lambda done, all_: None,
 ) -> Manifest:
-    """Copy the shard of the one broker of ``bus`` into a folder, which may hold a backup of it already; what it holds then. Blocks.
+    """Copy the shard of the one broker of ``bus`` into a folder, which may hold a backup of it already; what it holds
+    then. Blocks.
 
     ``rate``: bytes a second at most. Raises as :func:`escrowmq.backup.take`.
     """

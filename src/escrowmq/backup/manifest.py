@@ -1,7 +1,7 @@
 """The file ``backup.json``: what a backup holds. It is written last, so a backup that has one is whole.
 
-JSON, keys sorted. ``digest`` is SHA-256 over the same JSON without it (no spaces, ASCII). A file may be longer than its ``bytes``: what follows
-belongs to a later backup into the same folder, which was not finished.
+JSON, keys sorted. ``digest`` is SHA-256 over the same JSON without it (no spaces, ASCII). A file may be longer than its
+``bytes``: what follows belongs to a later backup into the same folder, which was not finished.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class CopiedFile:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a backup holds: the log of a shard up to before frame ``sequence`` and ``position``, from frame ``first`` on."""
+    """What a backup holds: the log of a shard up to before frame ``sequence`` and ``position``, from frame ``first``
+    on."""
 
     shard: int
     first: int
@@ -72,13 +73,13 @@ class Manifest:
         return sum(file.bytes for file in self.files)
 
     def pack(self) -> bytes:
-        """The file's content."""
+        """Return the file's content."""
         fields: dict[str, Any] = {"format": FORMAT, **dataclasses.asdict(self)}
         return json.dumps({**fields, "digest": _digest(fields)}, sort_keys=True, indent=1).encode() + b"\n"
 
     @classmethod
     def unpack(cls, raw: bytes) -> Manifest:
-        """The manifest in a file's content. Corrupt(DAMAGED, NEWER_FORMAT)."""
+        """Return the manifest in a file's content. Corrupt(DAMAGED, NEWER_FORMAT)."""
         try:
             fields: dict[str, Any] = json.loads(raw)
             written = fields.pop("digest")
@@ -97,7 +98,8 @@ class Manifest:
             raise DamagedLog(NAME, 0, -1, f"the manifest is damaged: {problem!r:.200}") from None
 
     def check(self) -> None:
-        """Raise ValueError or Misuse for values that no backup has: a digest proves that nobody changed them by mistake, no more."""
+        """Raise ValueError or Misuse for values that no backup has: a digest proves that nobody changed them by
+        mistake, no more."""
         for name in ("first", "sequence", "position", "epoch", "acts", "time_us", "begun_us", "made_us"):
             most = MOST_TIME_US if name.endswith("_us") else MOST_NUMBER
             if not 0 <= getattr(self, name) < most:
@@ -119,7 +121,8 @@ def _digest(fields: dict[str, Any]) -> str:
 
 
 def read_manifest(disk: Disk) -> Manifest:
-    """The manifest of the backup in a folder. Misuse(BAD_ARGUMENT) if there is none, Corrupt(DAMAGED, NEWER_FORMAT)."""
+    """Return the manifest of the backup in a folder. Misuse(BAD_ARGUMENT) if there is none, Corrupt(DAMAGED,
+    NEWER_FORMAT)."""
     found = find_manifest(disk)
     if found is None:
         hint = "a backup that was broken off has none: make it again, into the same folder, and it goes on"

@@ -1,13 +1,15 @@
-"""Makes a data folder of a backup. Nothing is visible before everything is there and checked; then the segment with which the log begins gets its
-name last, and until then no broker opens the folder.
+"""Makes a data folder of a backup. Nothing is visible before everything is there and checked; then the segment with
+which the log begins gets its name last, and until then no broker opens the folder.
 
 What a restored shard must not do is take itself for the one that went on. So it begins with three frames of its own:
 
-- OPENED, under an epoch that the other cannot have come to: the second of the restoring. Nothing that it writes is a frame of the other's.
-- SESSION and FORGOTTEN of a session that nobody has, whose number lies as far on: a producer's session of after the backup, and with it each transaction
-  id, is unknown here, and never that of somebody else.
+- OPENED, under an epoch that the other cannot have come to: the second of the restoring. Nothing that it writes is a
+  frame of the other's.
+- SESSION and FORGOTTEN of a session that nobody has, whose number lies as far on: a producer's session of after the
+  backup, and with it each transaction id, is unknown here, and never that of somebody else.
 
-As a new shard it has a number of its own, too: then it can stand beside the one that lives. Its record of acts begins anew, and the old one lies beside it.
+As a new shard it has a number of its own, too: then it can stand beside the one that lives. Its record of acts begins
+anew, and the old one lies beside it.
 """
 
 from __future__ import annotations
@@ -77,8 +79,9 @@ def restore(
 ) -> Restored:
     """Restore the backup in one folder into another, which is empty, or holds a restore that was broken off.
 
-    Raises Misuse(BAD_ARGUMENT) for a folder that holds anything, or no whole backup, Corrupt(DAMAGED) for one that is not what was copied,
-    Overloaded(DISK_FULL). The target is empty then, as it was; broken off by a kill it holds files that no broker opens.
+    Raises Misuse(BAD_ARGUMENT) for a folder that holds anything, or no whole backup, Corrupt(DAMAGED) for one that is
+    not what was copied, Overloaded(DISK_FULL). The target is empty then, as it was; broken off by a kill it holds files
+    that no broker opens.
     """
     try:
         manifest = read_manifest(backup)
@@ -215,7 +218,7 @@ class _Restoring:
         return epoch, sequence, position
 
     def _record(self, by: str | None, why: str | None, epoch: int) -> None:
-        """The record of acts, with this one at its end."""
+        """Write the record of operator actions, with this action at its end."""
         manifest = self._manifest
         number, last = manifest.acts, manifest.acts_hash
         old = next((file for file in manifest.files if file.name == journal.NAME), None)
@@ -261,5 +264,5 @@ def _refuse_others(target: Disk, manifest: Manifest) -> None:
 
 
 def _kept_acts(manifest: Manifest) -> str:
-    """The file of the record of acts of the shard that a new one was made of."""
+    """Return the file of the record of acts of the shard that a new one was made of."""
     return f"acts-of-{manifest.shard:08x}.journal"

@@ -25,10 +25,10 @@ class Source(Protocol):
         """What it is called."""
 
     def files(self) -> tuple[int, LogFiles]:
-        """The shard, and its files as of now."""
+        """Return the shard, and its files as of now."""
 
     def read(self, name: str, start: int, end: int) -> Iterator[bytes]:
-        """The bytes of a file. Rejected(RANGE_PURGED) when retention has taken it: ask for the files anew."""
+        """Yield the bytes of a file. Rejected(RANGE_PURGED) when retention has taken it: ask for the files anew."""
 
 
 class BrokerSource:
@@ -44,7 +44,7 @@ class BrokerSource:
         return self._link.address
 
     def files(self) -> tuple[int, LogFiles]:
-        """The shard, and its files as of now."""
+        """Return the shard, and its files as of now."""
         first = found = ask(self._link, backups.FILES({"limit": MAX_PAGE}), self._timeout)
         segments = _files(found["segments"])
         while "next" in found:
@@ -56,13 +56,14 @@ class BrokerSource:
         return first["shard"], LogFiles(*state)
 
     def read(self, name: str, start: int, end: int) -> Iterator[bytes]:
-        """The bytes of a file."""
+        """Yield the bytes of a file."""
         for batch in self._link.read({"source": FILE_PREFIX + name, "start": start, "end": end}):
             yield from batch.column("content").to_pylist()
 
 
 class FolderSource:
-    """A data folder that no process has open. Raises Misuse(FOLDER_IN_USE, NOT_A_DATA_FOLDER), Corrupt(DAMAGED, NEWER_FORMAT)."""
+    """A data folder that no process has open. Raises Misuse(FOLDER_IN_USE, NOT_A_DATA_FOLDER), Corrupt(DAMAGED,
+    NEWER_FORMAT)."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder.absolute()
@@ -72,7 +73,8 @@ class FolderSource:
         disk = RealDisk(self._folder, read_only=True)
         if disk.in_use():
             hint = (
-                "only the process that has it open knows what is acknowledged: --url escrow://HOST:PORT; a program that has "
+                "only the process that has it open knows what is acknowledged: --url escrow://HOST:PORT; a program "
+                "that has "
                 "the broker inside calls escrowmq.backup.back_up"
             )
             raise Misuse(Code.FOLDER_IN_USE, f"{self._folder} is in use", hint)
@@ -84,12 +86,12 @@ class FolderSource:
         return f"file:{self._folder}"
 
     def files(self) -> tuple[int, LogFiles]:
-        """The shard, and its files as of now."""
+        """Return the shard, and its files as of now."""
         self._open()
         return self._log.shard, self._log.files()
 
     def read(self, name: str, start: int, end: int) -> Iterator[bytes]:
-        """The bytes of a file."""
+        """Yield the bytes of a file."""
         while start < end and (piece := self._log.read_file(name, start, min(PIECE_BYTES, end - start))):
             start += len(piece)
             yield piece

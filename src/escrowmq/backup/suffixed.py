@@ -21,11 +21,11 @@ class SuffixedDisk(WrappedDisk):
         self._suffix = suffix
 
     def open(self, name: str, *, create: bool = False) -> File:
-        """The file of that name."""
+        """Return the file of that name."""
         return self._disk.open(name + self._suffix, create=create)
 
     def list(self) -> list[str]:
-        """The names, sorted."""
+        """Return the names, sorted."""
         return [name.removesuffix(self._suffix) for name in self._disk.list() if name.endswith(self._suffix)]
 
     def rename(self, old: str, new: str) -> None:

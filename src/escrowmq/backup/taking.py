@@ -1,13 +1,18 @@
-"""Makes a backup, or brings one up to date: copies what is missing of a log's files, checks every frame, writes the manifest last.
+"""Makes a backup, or brings one up to date: copies what is missing of a log's files, checks every frame, writes the
+manifest last.
 
 Rules:
 
-1. What is copied is what was durable when the source listed its files: everything acknowledged before, and a prefix of the log.
-2. A segment only grows. So what lies in the folder already, from a backup before or from one that was broken off, is checked and kept, if its
-   last frame is the source's, too: two histories of a shard part for ever, and no frame behind the parting is the same.
+1. What is copied is what was durable when the source listed its files: everything acknowledged before, and a prefix of
+   the log.
+2. A segment only grows. So what lies in the folder already, from a backup before or from one that was broken off, is
+   checked and kept, if its last frame is the source's, too: two histories of a shard part for ever, and no frame behind
+   the parting is the same.
 3. Retention, a restart of the broker, an overload: the files are listed anew, and copying goes on.
-4. Until the new manifest is there, the one before holds, with all its files; those that it names alone are removed afterwards.
-5. What does not check is no backup. Only where the caller says so, damage is copied as it is, and the manifest names its places.
+4. Until the new manifest is there, the one before holds, with all its files; those that it names alone are removed
+   afterwards.
+5. What does not check is no backup. Only where the caller says so, damage is copied as it is, and the manifest names
+   its places.
 """
 
 from __future__ import annotations
@@ -61,9 +66,10 @@ def take(
 ) -> Manifest:
     """Copy the shard of ``source`` into the folder of ``disk``, at up to ``rate`` bytes per second; what it holds then.
 
-    ``progress`` is told how many of how many bytes are there. Raises Misuse(FOLDER_IN_USE, BAD_ARGUMENT) for a folder that holds something else, Corrupt for a source that is
-    damaged, Overloaded(DISK_FULL), and what the source raises. The folder then holds the backup that it held before, if there was one, and what
-    was copied: another try goes on from there.
+    ``progress`` is told how many of how many bytes are there. Raises Misuse(FOLDER_IN_USE, BAD_ARGUMENT) for a folder
+    that holds something else, Corrupt for a source that is damaged, Overloaded(DISK_FULL), and what the source raises.
+    The folder then holds the backup that it held before, if there was one, and what was copied: another try goes on
+    from there.
     """
     disk.lock()
     try:
@@ -208,7 +214,7 @@ class _Taking:
         return copied, walk
 
     def _kept(self, file: StoredFile, before: Manifest) -> CopiedFile | None:
-        """What the backup before says of a file that it has whole."""
+        """Return the entry of the previous backup for a file that it holds completely."""
         known = next((one for one in before.files if one.name == file.name), None)
         return known if known is not None and known.bytes == file.size and self._has(file) else None
 
@@ -255,7 +261,8 @@ class _Taking:
         return self._whole(journal.NAME, listed.acts_bytes)
 
     def _whole(self, name: str, size: int) -> CopiedFile:
-        """Copy a file whose beginning is not here yet, or is short; it takes the place of the one that is here when it is durable."""
+        """Copy a file whose beginning is not here yet, or is short; it takes the place of the one that is here when it
+        is durable."""
         digest = hashlib.sha256()
 
         def parts() -> Iterator[list[bytes | memoryview | pa.Buffer]]:
@@ -267,7 +274,7 @@ class _Taking:
         return CopiedFile(name, size, digest.hexdigest())
 
     def _pieces(self, name: str, start: int, end: int) -> Iterator[bytes]:
-        """The bytes of a file of the source, no faster than wanted."""
+        """Yield the bytes of a file of the source, no faster than wanted."""
         step = READ_BYTES if self._rate is None else int(min(max(self._rate / STEPS, LEAST_BYTES), READ_BYTES))
         while start < end:
             before = start
@@ -282,8 +289,8 @@ class _Taking:
                 raise DamagedLog(name, start, -1, f"the file ends here, and it should have {end} bytes")
 
     def _pace(self, rate: float) -> None:
-        """Wait until no more was read than ``rate`` allows. Time in which nothing came is not made up for: a broker that was busy is not asked for
-        everything at once when it is less so."""
+        """Wait until no more was read than ``rate`` allows. Time in which nothing came is not made up for: a broker
+        that was busy is not asked for everything at once when it is less so."""
         early = self._began + self._fetched / rate - time.monotonic()
         if early > 0:
             time.sleep(early)
@@ -319,7 +326,7 @@ class _Taking:
 
 
 def _walked(file: File, name: str, size: int) -> SegmentWalk:
-    """A walk over what is here of the first ``size`` bytes of a segment, as far as it checks."""
+    """Return a walk over what is here of the first ``size`` bytes of a segment, as far as it checks."""
     sequence = segment_base(name)
     assert sequence is not None
     here = min(file.size(), size)

@@ -1,4 +1,4 @@
-"""Is a backup what its manifest says, and does it open as a shard? And what does a data folder hold?"""
+"""Verification of a backup against its manifest and by opening it as a shard; the content of a data folder."""
 
 from __future__ import annotations
 
@@ -65,7 +65,8 @@ def check_manifest(disk: Disk, manifest: Manifest) -> None:
 
 
 def contents(disk: Disk) -> Contents:
-    """What the log in a folder comes to: it is opened as a broker would open it, and nothing is changed. Corrupt if it cannot be."""
+    """Open the log in a folder as a broker would, change nothing, and summarize its content. Corrupt if it cannot
+    be."""
     ledger = OfflineShard(open_offline(disk, in_use=False)).ledger
     groups = ledger.groups.describe(ledger.topics, ledger.rules)
     return Contents(
@@ -131,11 +132,11 @@ class _AsListed(SuffixedDisk):
         self._sizes = {file.name: file.bytes for file in manifest.files}
 
     def list(self) -> list[str]:
-        """The names in the manifest."""
+        """Return the names in the manifest."""
         return sorted(self._sizes)
 
     def open(self, name: str, *, create: bool = False) -> File:
-        """A file of the manifest."""
+        """Return a file of the manifest."""
         if name not in self._sizes:
             raise FileNotFoundError(name)
         return cast(File, _Cut(super().open(name), self._sizes[name]))

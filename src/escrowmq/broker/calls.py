@@ -41,8 +41,8 @@ _CHECK_ANSWERS = Terms.of(Exchange.END, {"by": DecidedBy.CHECK}).lane
 
 
 class Dispatcher(Protocol):
-    """What carriers give the calls to that they receive: :class:`Calls` of one engine, or the door of a node whose engine comes and goes
-    (``replicas/door.py``)."""
+    """What carriers give the calls to that they receive: :class:`Calls` of one engine, or the door of a node whose
+    engine comes and goes (``replicas/door.py``)."""
 
     @property
     def settings(self) -> BrokerSettings: ...
@@ -55,7 +55,7 @@ class Dispatcher(Protocol):
         """Number of the shard, and how often its log was opened."""
 
     def refused(self, code: Code) -> None:
-        """A carrier refused a call with this code."""
+        """Count a call that the server refused with this code."""
 
     def exchange(
         self,
@@ -79,7 +79,8 @@ class Dispatcher(Protocol):
     def give_back_unseen(self, group: str, delivery: pa.RecordBatch) -> None: ...
 
     def run_rounds_here(self) -> None:
-        """The calling thread is a carrier's own, see :meth:`escrowmq.broker.writer.engine.Engine.run_rounds_here`."""
+        """Mark the calling thread as one of the server's own, see
+        :meth:`escrowmq.broker.writer.engine.Engine.run_rounds_here`."""
 
     def run(self) -> None:
         """On a carrier's thread, after calls: see that they are worked on."""
@@ -112,8 +113,9 @@ class Calls:
         source: Hashable = None,
         allowance: Allowance | None = None,
     ) -> Future[pa.RecordBatch]:
-        """Start one exchange; the future's answer has schema ``ANSWER[kind]``. Cancelling withdraws a receive. ``source``: the connection that it came
-        over; messages of several take turns. ``allowance``: where the answer to a receive has its room."""
+        """Start one exchange; the future's answer has schema ``ANSWER[kind]``. Cancelling withdraws a receive.
+        ``source``: the connection that it came over; messages of several take turns. ``allowance``: where the answer to
+        a receive has its room."""
         try:
             if kind == Exchange.RECEIVE:
                 return self._receive(checked(ReceiveOptions, options), allowance)
@@ -140,8 +142,9 @@ class Calls:
         return self._end(batch, sessions, options)
 
     def parcel(self, parcel: Parcel, done: Done, sound_bytes: int | None = None, source: Hashable = None) -> None:
-        """Start a request of a few rows; ``done`` is called once, on any thread, and neither blocks nor raises. ``sound_bytes``: what
-        the rows take, from a carrier that has checked their types as it read them. ``source``: see :meth:`exchange`."""
+        """Start a request of a few rows; ``done`` is called once, on any thread, and neither blocks nor raises.
+        ``sound_bytes``: what the rows take, from a carrier that has checked their types as it read them. ``source``:
+        see :meth:`exchange`."""
         try:
             terms = self._terms_of(parcel)
             size = check_parcel(parcel, self.engine.settings, sound_bytes)
@@ -158,7 +161,7 @@ class Calls:
             done(b"" if parcel.kind in (Exchange.END, Exchange.SETTLE) else [])
 
     def _terms_of(self, parcel: Parcel) -> Terms:
-        """The checked options of a parcel. Most come with the same ones, so what was checked is kept."""
+        """Return the checked options of a parcel. Most come with the same ones, so what was checked is kept."""
         kind, options = parcel.kind, parcel.options
         key: Any = None
         try:
@@ -243,7 +246,7 @@ class Calls:
         return self.engine.join(checked(Opened, {"session": session})["session"])
 
     def leave(self, listener: Listener) -> None:
-        """The carrier of a check-back subscription is gone."""
+        """Remove a check-back subscription whose connection is gone."""
         self.engine.listeners.leave(listener)
 
     def give_back(self) -> None:
@@ -251,7 +254,8 @@ class Calls:
         self._deliveries.give_back()
 
     def give_back_unseen(self, group: str, delivery: pa.RecordBatch) -> None:
-        """Release what was leased for an answer that did not reach its consumer: it comes again at once, its attempt not counted."""
+        """Release what was leased for an answer that did not reach its consumer: it comes again at once, its attempt
+        not counted."""
         leases, offsets = (delivery.column(name).to_numpy() for name in ("lease", "offset"))
         none = np.zeros(len(leases), np.int64)
         self.engine.submit(Settle(group, releasing(Leased(leases, none, offsets, none, none))))
@@ -288,7 +292,7 @@ def _without_places(done: Done) -> Done:
 
 
 def _without_positions(early: Future[pa.RecordBatch]) -> Future[pa.RecordBatch]:
-    """An early answer names no position: a crash before the sync may give it to another message."""
+    """Return an early answer names no position: a crash before the sync may give it to another message."""
     changed: Future[pa.RecordBatch] = Future()
 
     def change(done: Future[pa.RecordBatch]) -> None:

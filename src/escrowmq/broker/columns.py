@@ -18,7 +18,8 @@ from escrowmq.schemas import DELIVERY, SETTLING
 
 
 def owners_of(stored: pa.RecordBatch, positions: Int64s, log: StoredLog) -> pa.Array:
-    """The transaction column of stored messages: null for plain ones, and for those of which nothing can be read.
+    """Return the transaction column of stored messages: null for plain ones, and for those of which nothing can be
+    read.
 
     An id carries the epoch of the session that *began* the transaction; a message that joined it from a later session
     of the same group has another, so for those the first message is looked up.
@@ -65,8 +66,8 @@ def delivered(
     attempts: Int64s | None = None,
     schema: pa.Schema = DELIVERY,
 ) -> pa.RecordBatch:
-    """Stored rows as rows of ``schema``, some columns of DELIVERY (only what these need must be in ``stored``); without
-    ``leases`` as browsed."""
+    """Convert stored rows to rows of ``schema``, some columns of DELIVERY (``stored`` needs only what these
+    require); without ``leases`` for readers."""
     size = stored.num_rows
     made = {
         "offset": pa.array(offsets, pa.int64()),
@@ -79,7 +80,8 @@ def delivered(
 
 
 def releasing(leased: Leased) -> pa.RecordBatch:
-    """Acknowledgements that give everything leased back unseen: one row per lease, which a receive holds as one run of offsets."""
+    """Acknowledgements that give everything leased back unseen: one row per lease, which a receive holds as one run of
+    offsets."""
     _, firsts, counts = np.unique(leased.leases, return_index=True, return_counts=True)
     lasts = firsts + counts - 1
     starts, size = leased.offsets[firsts], len(firsts)

@@ -1,4 +1,6 @@
-"""A broker inside this process: the same calls as plain function calls. One engine per folder, shared by all who open it."""
+"""A broker inside this process: the same calls as plain function calls. One engine per folder, shared by all who open
+it.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,8 @@ _opening = threading.Lock()
 
 
 def open_engine(folder: Path, settings: BrokerSettings, disk: Callable[[Path], Disk] = RealDisk) -> Engine:
-    """An engine on a folder, not started; ``disk`` gives what it is read and written through. Misuse(FOLDER_IN_USE, NOT_A_DATA_FOLDER), Corrupt, Overloaded(DISK_FULL)."""
+    """Return an engine on a folder, not started; ``disk`` gives what it is read and written through.
+    Misuse(FOLDER_IN_USE, NOT_A_DATA_FOLDER), Corrupt, Overloaded(DISK_FULL)."""
     clock = SystemClock()
     log = open_log(
         disk(folder),
@@ -70,12 +73,15 @@ def _tell_opened(log: SegmentLog, engine: Engine) -> None:
     tell(logging.INFO, "opened", f"opened: {words}", **facts)
     if log.cut is not None:
         cut = {"file": log.cut.file, "offset": log.cut.offset, "bytes": log.cut.size, "what": log.cut.what}
-        sentence = f"recovered: {log.cut.size} bytes at {log.cut.offset} of {log.cut.file} were cut off: {log.cut.what}; nobody was told of them"
+        sentence = (
+            f"recovered: {log.cut.size} bytes at {log.cut.offset} of {log.cut.file} were cut off: "
+            f"{log.cut.what}; nobody was told of them"
+        )
         tell(logging.INFO, "recovered", sentence, **cut)
 
 
 def open_embedded(folder: Path, settings: BrokerSettings) -> EmbeddedLink:
-    """A link to the engine of ``folder``, started by the first one; the last one's ``close`` stops it.
+    """Return a link to the engine of ``folder``, started by the first one; the last one's ``close`` stops it.
 
     Misuse(BAD_SETTING) if it is open with other settings; else as :func:`open_engine`.
     """
@@ -109,7 +115,8 @@ def _leave(folder: Path) -> None:
 
 @atexit.register
 def _exit() -> None:
-    """Stop what the program has left open: a thread that is within Arrow when Python is taken down brings the process down."""
+    """Stop what the program has left open: a thread that is within Arrow when Python is taken down brings the process
+    down."""
     for link in list(_links):
         link.end()
     with _opening:
@@ -121,7 +128,7 @@ def _exit() -> None:
 
 
 def lent_link(folder: Path, calls: Dispatcher) -> EmbeddedLink:
-    """A link to a broker that its caller has started, and stops after the link was closed."""
+    """Return a link to a broker that its caller has started, and stops after the link was closed."""
     return EmbeddedLink(Path(folder).absolute(), calls, lambda: None)
 
 
@@ -161,7 +168,8 @@ class _Watch:
 
 
 class EmbeddedLink:
-    """One user of an engine in this process; a :class:`escrowmq.wire.Link`. ``leave`` is called once, when it is closed."""
+    """One user of an engine in this process; a :class:`escrowmq.wire.Link`. ``leave`` is called once, when it is
+    closed."""
 
     def __init__(self, folder: Path, calls: Dispatcher, leave: Callable[[], None]) -> None:
         self._folder = folder
@@ -176,7 +184,7 @@ class EmbeddedLink:
         _links.add(self)
 
     def end(self) -> None:
-        """The process ends: take no more calls."""
+        """Refuse all further calls, because the process ends."""
         self._closed = True
 
     def forked(self) -> None:

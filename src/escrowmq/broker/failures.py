@@ -16,9 +16,10 @@ logger = logging.getLogger(__name__)
 
 
 def broker_failed(what: str, problem: BaseException) -> EscrowError:
-    """The error for the caller of ``what`` (for the log), in which ``problem`` was raised.
+    """Return the error for the caller of ``what`` (for the log), in which ``problem`` was raised.
 
-    An EscrowError is a refusal and stays what it is; anything else is a bug: logged with its traceback, Unknown(BROKER_FAILED).
+    An EscrowError is a refusal and stays what it is; anything else is a bug: logged with its traceback,
+    Unknown(BROKER_FAILED).
     """
     if isinstance(problem, EscrowError):
         return problem

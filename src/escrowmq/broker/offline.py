@@ -1,9 +1,9 @@
 """A data folder behind :class:`escrowmq.wire.Link` without a broker: reads and listings only, nothing is ever written.
 
-For programs that read much: the audit, the Spark source. The ledger is folded from the newest snapshot and the frames after it,
-once; reads then run the same code as a broker's. A folder in use is seen as it was durable when it was opened: its
-broker is asked how far that
-is. If it cannot be asked, or the folder is behind, ``health`` and the log say what may be missing.
+For programs that read much: the audit, the Spark source. The ledger is folded from the newest snapshot and the frames
+after it, once; reads then run the same code as a broker's. A folder in use is seen as it was durable when it was
+opened: its broker is asked how far that is. If it cannot be asked, or the folder is behind, ``health`` and the log say
+what may be missing.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ class OfflineLink(ParcelsByExchange):
         return answer(Future(), self._denied(str(kind)))
 
     def action(self, name: str, request: Mapping[str, object], timeout: float) -> Json:
-        """The actions that only read; Denied for the others."""
+        """Return the actions that only read; Denied for the others."""
         if name not in READ_ONLY:
             raise self._denied(name)
         answer = act(self._shard, name, request)

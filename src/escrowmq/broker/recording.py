@@ -1,4 +1,4 @@
-"""Operators' acts on a broker: recorded before they are done, and what came of those that the broker's end interrupted."""
+"""Recording of operator actions: before they run; after a crash, whether they took effect."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from escrowmq.wire.actions.action import Action
 
 @contextmanager
 def recorded(engine: Readable, action: Action[Any, Any], request: Mapping[str, Any], **more: Any) -> Iterator[Done]:
-    """Record an act, and do it in the block. What it is about is the ``request``, but for what ``more`` says better; who and why are
-    taken from it. Raises as :meth:`escrowmq.acts.Journal.act`: what cannot be recorded is not done."""
+    """Record an act, and do it in the block. What it is about is the ``request``, but for what ``more`` says better;
+    who and why are taken from it. Raises as :meth:`escrowmq.acts.Journal.act`: what cannot be recorded is not done."""
     what = {name: value for name, value in request.items() if name not in ("by", "why")} | more
     now_us = engine.clock.now_us
     with engine.log.acts.act(action.name, what, now_us, request.get("by"), request.get("why")) as done:
@@ -34,12 +34,13 @@ def recorded(engine: Readable, action: Action[Any, Any], request: Mapping[str, A
 
 
 def ending(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """What the record says of an act that was answered so."""
+    """Return the result that the record gets for an operator action with this answer."""
     return results(answer["codes"]) if "codes" in answer else dict(answer)
 
 
 def named(engine: Readable, chosen: Int64s, died_us: Int64s) -> list[list[Any]]:
-    """Topic, queue, offset and time of death of dead letters, for the record; ``chosen`` are pairs of a queue's id and an offset."""
+    """Topic, queue, offset and time of death of dead letters, for the record; ``chosen`` are pairs of a queue's id and
+    an offset."""
     ids = set(chosen[:, 0].tolist())
     places = engine.look(lambda: {id: engine.shard.ledger.topics.queues[id].place for id in ids}).result()
     return [
@@ -62,7 +63,7 @@ def page(engine: Readable, request: acts.List, most: int) -> acts.Page:
 
 
 def verified(engine: Readable) -> acts.Verified:
-    """What became of the chain."""
+    """Verify the chain of the record of operator actions."""
     count, last, breaks = engine.log.acts.verify()
     return {"shard": engine.log.shard, "records": count, "last": last, "broken": told_breaks(breaks)}
 
@@ -74,7 +75,8 @@ FOUND_QUEUES = 100
 
 
 def resolve(journal: Journal, ledger: Ledger, now_us: int) -> int:
-    """Find out what became of the acts that the end of a broker interrupted, from what its log says; how many there were."""
+    """Find out what became of the acts that the end of a broker interrupted, from what its log says; how many there
+    were."""
     return journal.resolve(lambda record: {"interrupted": True, "found": _found(ledger, record)}, now_us)
 
 

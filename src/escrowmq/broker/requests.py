@@ -72,8 +72,9 @@ _VALUE_BYTES = 8
 
 
 def check_parcel(parcel: Parcel, settings: BrokerSettings, sound_bytes: int | None = None) -> int:
-    """Rejected(BAD_BATCH or BATCH_TOO_LARGE) unless the rows are sound: tuples of the kind's types, ids of 16 bytes. Their bytes, about:
-    ``sound_bytes`` if the types of all values are known to be right, then only how much it is is looked at.
+    """Rejected(BAD_BATCH or BATCH_TOO_LARGE) unless the rows are sound: tuples of the kind's types, ids of 16 bytes.
+    Their bytes, about: ``sound_bytes`` if the types of all values are known to be right, then only how much it is is
+    looked at.
 
     Numbers out of range and text that is not Unicode show when columns are made, on the writer, and are refused there.
     """
@@ -136,7 +137,7 @@ def _words(schema: Any) -> str:
 
 
 def checked(shape: type[T], content: Mapping[str, Any]) -> T:
-    """The fields of TypedDict ``shape`` that ``content`` gives, each of its type and within its bounds.
+    """Return the fields of TypedDict ``shape`` that ``content`` gives, each of its type and within its bounds.
 
     Null is the same as absent, and unknown names are left out. Raises Rejected(BAD_REQUEST) that names the field,
     Rejected(BATCH_TOO_LARGE) for a list of more than ``MAX_IDS``.
@@ -161,7 +162,7 @@ def _checks(shape: Any) -> tuple[tuple[str, bool, _Check], ...]:
 
 
 def _check_of(value: Value) -> _Check:
-    """The check for one type of value: it is given the name for its errors, and gives the value."""
+    """Return the check for one type of value: it is given the name for its errors, and gives the value."""
     if value.choices:
         return partial(_choice, value.choices)
     items = [_check_of(item) for item in value.items]
@@ -233,7 +234,7 @@ def _object(shape: type, name: str, value: Any) -> Any:
 
 
 def transaction_id(text: str) -> TransactionId:
-    """A transaction id from its printed form; Rejected(BAD_REQUEST) for anything else."""
+    """Return a transaction id from its printed form; Rejected(BAD_REQUEST) for anything else."""
     try:
         return TransactionId.parse(text)
     except EscrowError as problem:

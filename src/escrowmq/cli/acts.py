@@ -24,7 +24,8 @@ InDatabase = Annotated[
     typer.Option(
         "--database-url",
         "-d",
-        help="Instead of a broker's acts those in this database (outbox, inbox, compensation): sqlite:///shop.db, postgresql://user@host/shop.",
+        help="Instead of a broker's acts those in this database (outbox, inbox, compensation): sqlite:///shop.db, "
+        "postgresql://user@host/shop.",
         show_default=False,
     ),
 ]
@@ -99,7 +100,8 @@ def show(
 def verify(url: Url = DEFAULT_URL, database_url: InDatabase = None, json: Json = False) -> None:
     """Verify the hash chain of operator actions. Exit code 1, with the places, if a record was altered.
 
-    Whoever can write the file and the one beside it (of a database: both tables) can forge both: note the last hash elsewhere, and compare.
+    Whoever can write the file and the one beside it (of a database: both tables) can forge both: note the last hash
+    elsewhere, and compare.
     """
     found: list[Any]
     if database_url is None:
@@ -126,7 +128,7 @@ def verify(url: Url = DEFAULT_URL, database_url: InDatabase = None, json: Json =
 def _listing(
     url: str, database_url: str | None
 ) -> Iterator[tuple[Callable[..., Iterable[Any]], Callable[[], Iterable[Any]]]]:
-    """What lists some acts of a broker or of a database, and what lists all."""
+    """Open two functions that list operator actions of a broker or a database: some of them, and all."""
     if database_url is None:
         with admin_at(url) as admin:
             yield admin.acts, admin.acts
@@ -147,7 +149,8 @@ def _is_wanted(one: Mapping[str, Any], act: str | None, by: str | None, about: s
 
 
 def _whole(one: Mapping[str, Any]) -> dict[str, Any]:
-    """What an act was about; each thing of a list in a line, with its own result and note if they are recorded."""
+    """Render the subject of an action; each item of a list on a line, with its own result and note if they are
+    recorded."""
     ended = one.get("ended", {})
     each, notes = ended.get("each", ()), ended.get("notes", {})
     facts: dict[str, Any] = {}

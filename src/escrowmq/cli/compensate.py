@@ -1,4 +1,6 @@
-"""``escrowmq compensate``: repair half messages whose one-way confirm was lost; see how that stands, and deal with what waits for a person."""
+"""``escrowmq compensate``: repair half messages whose one-way confirm was lost; see how that stands, and deal with what
+waits for a person.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,8 @@ Sets = Annotated[
     typer.Option(
         "--sets",
         envvar="ESCROWMQ_SETS",
-        help="Where the two sets are: redis://HOST:PORT/0, sqlite:///sets.db, postgresql://user@host/sets. Else in the database itself. A password can stand in the environment variable instead, where ps does not show it.",
+        help="Where the two sets are: redis://HOST:PORT/0, sqlite:///sets.db, postgresql://user@host/sets. Else in the "
+        "database itself. A password can stand in the environment variable instead, where ps does not show it.",
     ),
 ]
 
@@ -73,7 +76,8 @@ def run(
         str,
         typer.Option(
             "--remedy",
-            help="For a lost confirm: handle (--handler, then commit), commit (the consumer does the rest), resend (--handler sends it again).",
+            help="For a lost confirm: handle (--handler, then commit), commit (the consumer does the rest), resend "
+            "(--handler sends it again).",
         ),
     ] = "handle",
     handler: Annotated[
@@ -114,8 +118,8 @@ def run(
 ) -> None:
     """Read the announcements, and repair on a schedule what has had no effect, until SIGTERM or Ctrl-C.
 
-    Any number of these may run for one NAME. A broker, database or set store that is away is waited for. With --once the exit code is 4 if
-    the set store could not be used, and 1 if cases wait for a person.
+    Any number of these may run for one NAME. A broker, database or set store that is away is waited for. With --once
+    the exit code is 4 if the set store could not be used, and 1 if cases wait for a person.
     """
     from escrowmq.compensation import HalfSetConsumer, Scheduler
     from escrowmq.compensation.statistics import collector
@@ -303,7 +307,8 @@ def _each(act: Callable[..., Any], name: str, ids: list[str], url: str, why: str
 
 
 def loaded(text: str, option: str) -> Callable[..., Any]:
-    """The function that ``MODULE:FUNCTION`` names; modules of the working directory are found, too. Raises Misuse(BAD_ARGUMENT)."""
+    """Return the function that ``MODULE:FUNCTION`` names; modules of the working directory are found, too. Raises
+    Misuse(BAD_ARGUMENT)."""
     module, colon, path = text.partition(":")
     if not (module and colon and path):
         raise error(Code.BAD_ARGUMENT, f"{option} {text!r} is not MODULE:FUNCTION", "such as cart.handlers:put")
@@ -372,7 +377,7 @@ def _run(
 
 
 def _facts(numbers: Statistics) -> dict[str, Any]:
-    """What is worth a line when it changes."""
+    """Select the numbers that are worth a line when they change."""
     return {
         n: v for n, v in numbers.as_dict().items() if n not in ("runs", "idle", "settled_age", "half_set", "commit_set")
     }
@@ -392,7 +397,7 @@ def _show(event: str, numbers: Report | Statistics, json: bool) -> None:
 
 @contextmanager
 def _opened(database_url: str, sets: str | None, name: str) -> Iterator[tuple[Any, SetStore]]:
-    """The business database, and the set store: another one, or in it."""
+    """Yield the business database, and the set store: another one, or in it."""
     from escrowmq import outbox
     from escrowmq.compensation import open_sets
 
@@ -405,7 +410,7 @@ def _opened(database_url: str, sets: str | None, name: str) -> Iterator[tuple[An
 
 
 def _place(after: str | None) -> Any:
-    """The case that ``NAME/ID`` names, as ``list_cases`` takes it."""
+    """Return the case that ``NAME/ID`` names, as ``list_cases`` takes it."""
     if after is None:
         return None
     from escrowmq.compensation import Case, CaseState

@@ -19,7 +19,8 @@ Databases = Annotated[
         "--database-url",
         metavar="URL",
         envvar="ESCROWMQ_DATABASE_URL",
-        help="A database with EscrowMQ's tables; may be given again. A password can stand in the environment variable instead, where ps does not show it.",
+        help="A database with EscrowMQ's tables; may be given again. A password can stand in the environment variable "
+        "instead, where ps does not show it.",
         show_default=False,
     ),
 ]

@@ -226,7 +226,7 @@ def _chosen(
     topic: str | None,
     older_than: str | None,
 ) -> dict[str, Any] | None:
-    """The selection of a plan; None where places are named."""
+    """Return the selection of a plan; None where places are named."""
     given = {"cause": cause, "topic": topic, "older_than": seconds(older_than, "--older-than")}
     chosen = {name: value for name, value in given.items() if value is not None}
     if bool(places) == (everything or bool(chosen)):

@@ -20,7 +20,8 @@ Insecure = Annotated[bool, typer.Option("--insecure", help="Allow --metrics an a
 def exported(
     address: str | None, insecure: bool, collector: Callable[[], Any], health: Callable[[], Mapping[str, Any]]
 ) -> Iterator[str | None]:
-    """Serve what ``collector`` makes a collector of, and ``health``, at ``HOST:PORT``; its URL. None: nothing is served.
+    """Serve what ``collector`` makes a collector of, and ``health``, at ``HOST:PORT``; its URL. None: nothing is
+    served.
 
     Raises Misuse for an address that is none, cannot be had, or that others can reach without ``insecure``.
     """

@@ -19,7 +19,8 @@ from escrowmq.platform.extras import EXTRAS, LAB, missing_package
 
 
 class Exit(IntEnum):
-    """Exit codes of every command: the number, its meaning in docs/command-line.md, and the branch of errors that ends so."""
+    """Exit codes of every command: the number, its meaning in docs/command-line.md, and the branch of errors that ends
+    so."""
 
     meaning: str
     branch: type[EscrowError] | None
@@ -44,12 +45,12 @@ class Exit(IntEnum):
 
 
 def exit_code(problem: EscrowError) -> Exit:
-    """The exit code of an error's branch."""
+    """Return the exit code of an error's branch."""
     return next((code for code in Exit if code.branch and isinstance(problem, code.branch)), Exit.FINDING)
 
 
 def exit_code_of(codes: Sequence[Code]) -> Exit:
-    """The exit code of a call with one result per row: that of the first row that failed."""
+    """Return the exit code of a call with one result per row: that of the first row that failed."""
     return next((exit_code(errors.error(code)) for code in codes if code not in DONE), Exit.OK)
 
 

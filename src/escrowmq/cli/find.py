@@ -23,7 +23,8 @@ Databases = Annotated[
         "--database-url",
         "-d",
         envvar="ESCROWMQ_DATABASE_URL",
-        help="A database with tables of EscrowMQ: sqlite:///shop.db, postgresql://user@host/shop; may be given again. A password can stand in the environment variable instead, where ps does not show it.",
+        help="A database with tables of EscrowMQ: sqlite:///shop.db, postgresql://user@host/shop; may be given again. "
+        "A password can stand in the environment variable instead, where ps does not show it.",
     ),
 ]
 
@@ -75,7 +76,8 @@ def engines_at(urls: Sequence[str] | None) -> Iterator[list[Any]]:
 
 
 def stop_if_away(missing: Sequence[Missing], brokers: Sequence[str]) -> None:
-    """Name who did not answer, and end with exit code 5 if that is every broker; with 9 at the end of the command otherwise."""
+    """Name who did not answer, and end with exit code 5 if that is every broker; with 9 at the end of the command
+    otherwise."""
     RUN.missing += missing
     if {*brokers} <= {one["broker"] for one in missing}:
         raise typer.Exit(Exit.OVERLOADED)
@@ -107,7 +109,8 @@ def _print_story(story: Story) -> None:
 
 
 def _short(wheres: Sequence[str]) -> dict[str, str]:
-    """Brokers and databases by the last part of their names, or by the whole of it where that is not enough to tell them apart."""
+    """Brokers and databases by the last part of their names, or by the whole of it where that is not enough to tell
+    them apart."""
     names = {where: cell(where.rstrip("/").rpartition("/")[2] or where).plain for where in wheres}
     alike = len(set(names.values())) < len(names)
     return {where: cell(where).plain for where in names} if alike else names

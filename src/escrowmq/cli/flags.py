@@ -100,7 +100,7 @@ class Line(NamedTuple):
 
 
 def lines() -> list[Line]:
-    """The settings table, in its order."""
+    """Return the settings table, in its order."""
     return [Line(field.name, default=field.default, **field.metadata) for field in dataclasses.fields(BrokerSettings)]
 
 

@@ -43,7 +43,8 @@ def reset(
 ) -> None:
     """Set the offsets of a consumer group: it gets earlier messages again, or skips messages.
 
-    Consumers that run go on from there. What they hold of these queues is delivered anew; their acknowledgements of it are refused.
+    Consumers that run go on from there. What they hold of these queues is delivered anew; their acknowledgements of it
+    are refused.
     """
     if (to is not None) + (offset is not None) + (by is not None) != 1:
         raise error(Code.BAD_ARGUMENT, "where to? give one of --to, --offset and --by")
@@ -110,7 +111,7 @@ def _show(name: str, found: Sequence[Mapping[str, Any]], json: bool) -> None:
 
 
 def paused_words(everything: bool, topics: Sequence[str]) -> str:
-    """What of a group is paused, in words."""
+    """Describe which parts of a group are paused."""
     if everything:
         return "is paused"
     return f"is paused for {', '.join(topics)}" if topics else "is handed messages"
@@ -134,5 +135,8 @@ def delete(
     if json:
         return print_json(found)
     for one in found:
-        went = f"with {one['dead_letters']:,} dead letters, {one['retrying']:,} retries and {one['leased']:,} held messages"
+        went = (
+            f"with {one['dead_letters']:,} dead letters, {one['retrying']:,} retries and {one['leased']:,} held "
+            "messages"
+        )
         typer.echo(f"{one['broker']}: {name} is deleted {went}")

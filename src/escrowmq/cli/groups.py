@@ -1,5 +1,6 @@
-"""``escrowmq groups``: list consumer and producer groups, show their progress, list and fence members; ``group_acts.py`` has the
-acts on a whole group."""
+"""``escrowmq groups``: list consumer and producer groups, show their progress, list and fence members;
+``group_acts.py`` has the acts on a whole group.
+"""
 
 from __future__ import annotations
 
@@ -236,7 +237,7 @@ def _check_back(group: Mapping[str, Any]) -> str:
 
 
 def _held(leases: Sequence[Mapping[str, Any]]) -> str:
-    """The offsets of the first few leases."""
+    """Return the offsets of the first few leases."""
     shown = [f"{x['topic']}/{x['queue']} {x['first']}-{x['last']}" for x in leases[:SHOWN_LEASES]]
     return ", ".join(shown) + (f" and {len(leases) - SHOWN_LEASES} more" if len(leases) > SHOWN_LEASES else "")
 
@@ -245,7 +246,7 @@ _FIXED = {"queue_id", "topic", "queue", "head", "end", "floor", "next", "waiting
 
 
 def _states(group: Mapping[str, Any]) -> list[str]:
-    """The other counts per queue that the broker sends, by name, where any queue has one."""
+    """Return the other counts per queue that the broker sends, by name, where any queue has one."""
     names = [name for name in (group["queues"][0] if group["queues"] else {}) if name not in _FIXED]
     return [name for name in names if any(queue.get(name) for queue in group["queues"])]
 
@@ -255,7 +256,7 @@ def _offsets(head: int, end: int) -> str:
 
 
 def _subscription(group: Mapping[str, Any]) -> dict[str, Any]:
-    """What a group consumes, as facts."""
+    """Return what a group consumes, as facts."""
     from escrowmq.client.consuming.options import start_words
 
     return {

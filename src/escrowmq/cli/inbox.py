@@ -1,4 +1,6 @@
-"""``escrowmq inbox``: what consumers have noted in their own database: marks of handled messages, offsets, stored prepares; and how a person changes it."""
+"""``escrowmq inbox``: what consumers have noted in their own database: marks of handled messages, offsets, stored
+prepares; and how a person changes it.
+"""
 
 from __future__ import annotations
 
@@ -186,13 +188,13 @@ def fence(
 
 
 def shown(slot: Slot) -> str:
-    """A slot as these commands name it."""
+    """Return a slot as these commands name it."""
     whole = f"{slot.shard:08x}/{slot.queue}"
     return whole if slot.stride == 1 else f"{whole}/{slot.stride}/{slot.part}"
 
 
 def slot_of(text: str) -> Slot:
-    """The slot that a text names. Raises Misuse(BAD_ARGUMENT)."""
+    """Return the slot that a text names. Raises Misuse(BAD_ARGUMENT)."""
     from escrowmq.outbox.modes import Slot
 
     shard, *numbers = text.split("/")

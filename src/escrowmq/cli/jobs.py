@@ -48,7 +48,8 @@ def demo(
         str | None,
         typer.Option(
             metavar="kafka",
-            help="On a leader and a standby, with their log on a Kafka of the demo's own (needs Maven, which fetches it once).",
+            help="On a leader and a standby, with their log on a Kafka of the demo's own (needs Maven, which fetches "
+            "it once).",
         ),
     ] = None,
 ) -> None:
@@ -176,10 +177,11 @@ def sweep(
     master: Master = None,
     json: Json = False,
 ) -> None:
-    """Time unpaid orders out, release the freezes of paid ones as sold, give back stock that was frozen without an order.
+    """Time unpaid orders out, release the freezes of paid ones as sold, give back stock that was frozen without an
+    order.
 
-    Run it every few minutes, or with --every. It may be killed, and run twice at once. Without --every the exit code is 1
-    if something could not be settled; the next run tries again.
+    Run it every few minutes, or with --every. It may be killed, and run twice at once. Without --every the exit code is
+    1 if something could not be settled; the next run tries again.
     """
     from escrowmq.pipeline.session import local_session
     from escrowmq.pipeline.sweeps import Books, Databases, schedule, sweep_freezes, sweep_orders
@@ -339,12 +341,14 @@ def reconcile(
 
 
 def _absolute(folder: str | None) -> str | None:
-    """A folder of this machine by its full name (Java may run elsewhere); ``hdfs://...`` and the like as they are."""
+    """Return a folder of this machine by its full name (Java may run elsewhere); ``hdfs://...`` and the like as
+    they are."""
     return folder if folder is None or "://" in folder else str(Path(folder).absolute())
 
 
 def _before(text: str | None, grace_seconds: float, url: str) -> datetime:
-    """The time that is given; else so long before now, by the clock of the broker, which has stored the sightings."""
+    """Return the time that is given; else so long before now, by the clock of the broker, which has stored the
+    sightings."""
     if text is None:
         from escrowmq.client.admin import Admin
         from escrowmq.connecting import connect
@@ -360,7 +364,8 @@ def _before(text: str | None, grace_seconds: float, url: str) -> datetime:
 
 
 def _covered(begin: Sequence[Beginning], grace_seconds: float, before: datetime) -> datetime | None:
-    """From when on both topics hold all that there was: what matches a sighting comes within the grace time. Of an empty queue nothing is held."""
+    """From when on both topics hold all that there was: what matches a sighting comes within the grace time. Of an
+    empty queue nothing is held."""
     if not begin:
         return None
     ends_us = [before.timestamp() * 1e6 if one.since_us is None else one.since_us for one in begin]

@@ -21,7 +21,7 @@ app = typer.Typer(no_args_is_help=True, help="The commit log of a data folder.")
 
 @app.callback()
 def _group() -> None:
-    """The commit log of a data folder."""
+    """Inspect the commit log of a data folder."""
 
 
 @app.command("dump")
@@ -73,7 +73,8 @@ def create(
     address: Annotated[
         str,
         typer.Argument(
-            help="kafka://HOST:PORT,HOST:PORT/TOPIC/PARTITION?SETTING=VALUE; port (9092), partition (0) and settings may be left out."
+            help="kafka://HOST:PORT,HOST:PORT/TOPIC/PARTITION?SETTING=VALUE; port (9092), partition (0) and settings "
+            "may be left out."
         ),
     ],
     partitions: Annotated[
@@ -84,7 +85,8 @@ def create(
 ) -> None:
     """Make the topics of a log in Kafka, TOPIC and TOPIC.base, kept as a log must be.
 
-    A topic that is there is only looked at: exit code 2 names the setting that would lose data, and what to set it to. Three replicas are made; a cluster with fewer nodes needs ?replication=N.
+    A topic that is there is only looked at: exit code 2 names the setting that would lose data, and what to set it to.
+    Three replicas are made; a cluster with fewer nodes needs ?replication=N.
     """
     from escrowmq.log.kafka.cluster.address import KafkaAddress
     from escrowmq.log.kafka.cluster.opening import create_topics

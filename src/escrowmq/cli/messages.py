@@ -208,7 +208,7 @@ class QueueReader:
         return names
 
     def read(self, most: int | None = None) -> Iterator[Row]:
-        """The rows from ``next`` on; moves ``next`` behind them."""
+        """Yield the rows from ``next`` on; moves ``next`` behind them."""
         for batch in self.admin.read(
             self.source, queue=self.queue, start=self.next, max_rows=most, columns=self._columns, **self.wanted
         ):
@@ -254,7 +254,8 @@ def tail(
 ) -> None:
     """Show messages of a topic or rows of a system view (%half, %op, %acks, %group-acts, %dead-letters.GROUP).
 
-    Without --from-start: the last 10, or as many as --limit says. Where the number is limited, they come in the order in which they were stored.
+    Without --from-start: the last 10, or as many as --limit says. Where the number is limited, they come in the order
+    in which they were stored.
     """
     ago = seconds(since, "--since")
     wanted: dict[str, Any] = {
@@ -291,7 +292,8 @@ def _stored(row: Row) -> int:
 
 
 def _interrupt(stop: threading.Event) -> None:
-    """Note the first signal: what is raised while a library tidies up is lost, and printed. The second one ends whatever blocks."""
+    """Note the first signal: what is raised while a library tidies up is lost, and printed. The second one ends
+    whatever blocks."""
     if stop.is_set():
         raise KeyboardInterrupt
     stop.set()
@@ -331,7 +333,8 @@ def _follow(readers: list[QueueReader], json: bool) -> None:
 
 
 def _readers(bus: Bus, source: str, queue: int | None, last: int | None, wanted: dict[str, Any]) -> list[QueueReader]:
-    """One reader per queue of the source; ``last``: only so many messages from the end of each (all of them, where they are filtered)."""
+    """One reader per queue of the source; ``last``: only so many messages from the end of each (all of them, where they
+    are filtered)."""
     from escrowmq.client.admin import Admin
     from escrowmq.client.links.router import Router
 

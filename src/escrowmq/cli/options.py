@@ -65,7 +65,8 @@ Limit = Annotated[int, typer.Option("--limit", "-n", min=1, help="At most this m
 
 
 def check_folder(folder: Path, option: str) -> None:
-    """Make the folder that a command will write into, before its work begins. Raises Misuse(BAD_ARGUMENT) if nothing can be written there."""
+    """Make the folder that a command will write into, before its work begins. Raises Misuse(BAD_ARGUMENT) if nothing
+    can be written there."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -83,8 +84,8 @@ _TRY_SECONDS = 0.1
 def check_reachable(url: str) -> None:
     """Raise Overloaded(BROKER_AWAY) if every address of ``url`` refuses connections, or has no such host.
 
-    A client waits for a broker that is away, but a person has mistyped an address or forgotten to start one. Addresses that are
-    silent are left to the client. Nothing is sent.
+    A client waits for a broker that is away, but a person has mistyped an address or forgotten to start one. Addresses
+    that are silent are left to the client. Nothing is sent.
     """
     if not url.startswith("escrow://"):
         return
@@ -117,7 +118,8 @@ def _refusal(host: str, port: int) -> str | None:
 
 @contextmanager
 def bus_at(url: str, *, make: bool = False) -> Iterator[Bus]:
-    """A connection for the time of a command. A folder that holds no log is made by a command that writes (``make``), and refused by
+    """Yield a connection for the time of a command. A folder that holds no log is made by a command that writes
+    (``make``), and refused by
     one that looks: its name is mistyped. Raises Misuse(NOT_A_DATA_FOLDER)."""
     from escrowmq.connecting import connect
 
@@ -134,7 +136,8 @@ def bus_at(url: str, *, make: bool = False) -> Iterator[Bus]:
 
 @contextmanager
 def admin_at(url: str, *, make: bool = False) -> Iterator[Admin]:
-    """The admin face of the broker(s) at ``url``, with a command's patience. Those of several that are away are named on standard
+    """Yield the admin face of the broker(s) at ``url``, with a command's patience. Those of several that are away are
+    named on standard
     error, and noted for the exit code."""
     from escrowmq.client.admin import Admin
 
@@ -145,8 +148,8 @@ def admin_at(url: str, *, make: bool = False) -> Iterator[Admin]:
 
 
 def broker_time(admin: Admin) -> int:
-    """Microseconds since 1970 by the broker's clock, of which all times in its answers are (of several brokers the earliest); by this machine's
-    for a broker that does not tell it."""
+    """Microseconds since 1970 by the broker's clock, of which all times in its answers are (of several brokers the
+    earliest); by this machine's for a broker that does not tell it."""
     return min((hello["time_us"] for hello in admin.hello() if "time_us" in hello), default=time.time_ns() // 1000)
 
 
@@ -158,7 +161,7 @@ def start_log(level: str, as_json: bool) -> None:
 
 
 def seconds(text: str | None, option: str) -> float | None:
-    """A duration as people write it (``5min``) in seconds. Raises Misuse(BAD_ARGUMENT) that names the option."""
+    """Return a duration as people write it (``5min``) in seconds. Raises Misuse(BAD_ARGUMENT) that names the option."""
     if text is None:
         return None
     try:
@@ -168,12 +171,12 @@ def seconds(text: str | None, option: str) -> float | None:
 
 
 def broker_or(read: Callable[[str, str], float | None], text: str | None, option: str) -> Any:
-    """What ``read`` makes of a text; the word ``broker`` stays."""
+    """Convert a text with ``read``; the word ``broker`` stays."""
     return text if text is None or text == "broker" else read(text, option)
 
 
 def size(text: str, option: str) -> int:
-    """A size as people write it (``10GB``) in bytes. Raises Misuse(BAD_ARGUMENT) that names the option."""
+    """Return a size as people write it (``10GB``) in bytes. Raises Misuse(BAD_ARGUMENT) that names the option."""
     try:
         return int(parse_quantity(text, BYTES))
     except ValueError as problem:

@@ -43,7 +43,9 @@ DatabaseUrl = Annotated[
         "--database-url",
         "-d",
         envvar="ESCROWMQ_DATABASE_URL",
-        help="The database, as SQLAlchemy names it: sqlite:///shop.db, postgresql://user@host/shop, mysql://user@host/shop. A password can stand in the environment variable instead, where ps does not show it.",
+        help="The database, as SQLAlchemy names it: sqlite:///shop.db, postgresql://user@host/shop, "
+        "mysql://user@host/shop. A password can stand in the environment variable instead, where ps does not show "
+        "it.",
     ),
 ]
 Ids = Annotated[list[str], typer.Argument(metavar="ID...", help="Message ids, as `outbox list` shows them.")]
@@ -158,7 +160,7 @@ def _each(url: str, ids: list[str], why: str | None, json: bool, act: str) -> No
 
 
 def _plain(row: Row) -> dict[str, Any]:
-    """A row in JSON's values; a listed one has no body."""
+    """Return a row in JSON's values; a listed one has no body."""
     fields = {name: getattr(row, name) for name in row.__slots__}
     if fields["body"] is None:
         del fields["body"]
@@ -178,7 +180,8 @@ def relay(
             "--to",
             "-t",
             envvar="ESCROWMQ_URL",
-            help="Where to: escrow://HOST:PORT[,HOST:PORT...], kafka://HOST:PORT[,...], amqp://..., redis://... A password can stand in the environment variable instead, where ps does not show it.",
+            help="Where to: escrow://HOST:PORT[,HOST:PORT...], kafka://HOST:PORT[,...], amqp://..., redis://... A "
+            "password can stand in the environment variable instead, where ps does not show it.",
         ),
     ] = DEFAULT_URL,
     once: Annotated[
@@ -226,8 +229,9 @@ def relay(
 ) -> None:
     """Relay committed messages until SIGTERM or Ctrl-C. The current batch is finished first.
 
-    Several relays on one database share the work. With --once the exit code is 4 if rows are left that a relay still has to send, and they
-    are counted; rows that wait for a person are named apart. What a killed relay had leased is sent when its lease has ended.
+    Several relays on one database share the work. With --once the exit code is 4 if rows are left that a relay still
+    has to send, and they are counted; rows that wait for a person are named apart. What a killed relay had leased is
+    sent when its lease has ended.
     """
     from escrowmq import outbox
     from escrowmq.outbox.relay import Relay
@@ -270,7 +274,8 @@ def relay(
 
 
 def _drain(running: Relay, patience: float | None, json: bool) -> bool:
-    """Send what is there; whether the table has nothing left that a relay has to send. Raises what the database raises that is away."""
+    """Send what is there; whether the table has nothing left that a relay has to send. Raises what the database raises
+    that is away."""
     with stop_signals(running.ask_to_stop):
         drained = running.drain(patience)
     left = running.backlog()

@@ -67,7 +67,8 @@ DatabaseUrl = Annotated[
         "--database-url",
         "-d",
         envvar="ESCROWMQ_DATABASE_URL",
-        help="The database whose rows these are, as SQLAlchemy names it. A password can stand in the environment variable instead, where ps does not show it.",
+        help="The database whose rows these are, as SQLAlchemy names it. A password can stand in the environment "
+        "variable instead, where ps does not show it.",
         show_default=False,
     ),
 ]
@@ -86,7 +87,8 @@ def make(
         str,
         typer.Argument(
             metavar="ACT",
-            help="dead_letters.retry|discard, transactions.commit|rollback|recheck; of a database outbox.retry|discard|settle,"
+            help="dead_letters.retry|discard, transactions.commit|rollback|recheck; of a database "
+            "outbox.retry|discard|settle,"
             " stuck.retry|commit|rollback|resend|settle, compensation.retry|settle.",
         ),
     ],
@@ -132,8 +134,10 @@ def make(
 ) -> None:
     """Make a plan: select rows, freeze the selection, and preview it. Nothing is changed."""
     selection = {
-        "group": group, "topic": topic, "cause": cause, "containing": containing, "key": key, "tag": tag, "state": state,
-        "older_than": seconds(older_than, "--older-than"), "ids": None if ids is None else _lines(ids), "compensation": compensation,
+        "group": group, "topic": topic, "cause": cause, "containing": containing, "key": key, "tag": tag,
+        "state": state,
+        "older_than": seconds(older_than, "--older-than"), "ids": None if ids is None else _lines(ids),
+        "compensation": compensation,
     }  # fmt: skip
     if _is_of_database(act):
         selection["error"] = selection.pop("cause")
@@ -272,7 +276,8 @@ def delete(plan: PlanId, plans: PlansFolder = None) -> None:
 def planned(
     act: str, selection: Mapping[str, Any], why: str | None, url: str, *, yes: bool, folder: Path | None, json: bool
 ) -> None:
-    """What ``transactions commit --group ...`` and its like do: a plan of what is there now, shown, asked for, and run at once."""
+    """Run a bulk command such as ``transactions commit --group ...``: freeze a plan, show it, ask, and run it at
+    once."""
     plans = _plans(folder)
     with _where(act, url, None) as bus:
         made = _made(plans, bus, act, selection, why, without_missing=False)
@@ -312,7 +317,7 @@ def _is_of_database(act: str) -> bool:
 
 
 def _lines(name: str) -> list[str]:
-    """The words of a file, one a line."""
+    """Return the words of a file, one a line."""
     try:
         text = sys.stdin.read() if name == "-" else Path(name).read_text()
     except (OSError, UnicodeDecodeError) as problem:

@@ -31,7 +31,8 @@ def told(report: Report) -> str:
     rate = report.handled / report.seconds if report.seconds else 0.0
     share = 100.0 * report.next / report.rows
     return (
-        f"step {report.step} of {report.steps}: {report.next:,} of {report.rows:,} rows ({share:.3g} %), {rate:,.0f} rows/s;"
+        f"step {report.step} of {report.steps}: {report.next:,} of {report.rows:,} rows ({share:.3g} %), {rate:,.0f} "
+        "rows/s;"
         f" {counted(report.outcomes)}" + (f"; {report.again:,} failed anew" if report.again else "")
     )
 
@@ -45,7 +46,8 @@ def finish(plan: Plan, report: Report, json: bool) -> None:
             "plan": plan.id,
             "act": plan.act,
             "state": Text(report.state, STATES.get(report.state, "")),
-            "rows": f"{report.next:,} of {report.rows:,} done with, {report.handled:,} by this run in {duration(report.seconds)}",
+            "rows": f"{report.next:,} of {report.rows:,} done with, {report.handled:,} by this run in "
+            f"{duration(report.seconds)}",
             "results": counted(report.outcomes) or "none",
         }
         if report.again:
@@ -71,7 +73,7 @@ def counted(outcomes: Mapping[str, int]) -> str:
 
 
 def show_plan(plan: Plan) -> None:
-    """A plan: what it is about, how far it came, samples."""
+    """Print a plan: its subject, its progress, samples."""
     facts: dict[str, Any] = {
         "plan": plan.id,
         "act": plan.act,
@@ -103,7 +105,7 @@ def show_plan(plan: Plan) -> None:
 
 
 def show_counts(counts: Counts) -> None:
-    """What a dry run counted."""
+    """Print the counts of a dry run."""
     from escrowmq.plans import Outcome
 
     columns: Columns = {
@@ -120,7 +122,7 @@ def show_counts(counts: Counts) -> None:
 
 
 def row_columns(rows: Iterable[Mapping[str, Any]], *, result: bool = False) -> Columns:
-    """What a table shows of rows: not the columns that only programs want, and none that is empty in all of them."""
+    """Choose the columns of a table of rows: none that only programs need, and none that is empty in all rows."""
     hidden = {"row", "outcome", "place", "position", "queue_id", "instance", "topic", "queue", "offset", "damaged"}
     given = list(dict.fromkeys(name for row in rows for name, value in row.items() if value is not None))
     columns: Columns = {">row": "row"}

@@ -48,7 +48,7 @@ Columns = dict[str, str | Callable[[Any], Any]]
 
 
 def console() -> Console:
-    """Standard output, as wide as the screen; made at each call so that a redirection is seen."""
+    """Return standard output, as wide as the screen; a new one at each call so that a redirection is seen."""
     return Console(highlight=False)
 
 
@@ -59,7 +59,8 @@ PIPED = 1 << 20
 
 
 def _print_whole(table: Table) -> None:
-    """Print a table so that no id is broken: on a screen that is too narrow its lines run over, and in a pipe they are as long as they are."""
+    """Print a table so that no id is broken: on a screen that is too narrow its lines run over, and in a pipe they are
+    as long as they are."""
     out = console()
     if not out.is_terminal:
         out.width = PIPED
@@ -134,7 +135,7 @@ def print_facts(facts: Mapping[str, Any]) -> None:
 
 
 def cell(value: Any) -> Text:
-    """A value as a table shows it: never read as markup, control characters made visible."""
+    """Return a value as a table shows it: never read as markup, control characters made visible."""
     if isinstance(value, Text):
         return value
     if value is None:
@@ -144,7 +145,7 @@ def cell(value: Any) -> Text:
 
 
 def state(name: str) -> Text:
-    """A transaction's state in its colour."""
+    """Return a transaction's state in its colour."""
     return Text(name, _STATE_STYLES.get(name, ""))
 
 
@@ -167,6 +168,6 @@ def size(count: int) -> str:
 
 
 def body_text(body: bytes, most: int = 200) -> str:
-    """A body as one line of text, cut at ``most`` characters; bytes that are not UTF-8 as ``\\xNN``."""
+    """Return a body as one line of text, cut at ``most`` characters; bytes that are not UTF-8 as ``\\xNN``."""
     text = body[: 4 * most].decode("utf-8", "backslashreplace")
     return text if len(text) <= most and len(body) <= 4 * most else text[: most - 1] + "…"

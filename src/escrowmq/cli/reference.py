@@ -30,7 +30,8 @@ def settings_page() -> str:
         + _MADE
         + "Every setting can be given, later ones winning, in a TOML file (`escrowmq serve --config FILE`, table\n"
         "`[broker]`), as an environment variable (`ESCROWMQ_CHECK_INTERVAL=10s`) and as a flag\n"
-        "(`--check-interval 10s`). An embedded broker reads the environment too. Durations are numbers of seconds or texts\n"
+        "(`--check-interval 10s`). An embedded broker reads the environment too. Durations are numbers of seconds or "
+        "texts\n"
         "such as `500ms`, `8min`, `72h`, `7d`; sizes are bytes or texts such as `4MiB`; switches are `on` or\n"
         "`off`. An unknown name or a value out of range stops the start with `BAD_SETTING`.\n\n"
         + _table(("setting", "default", "values", "what it bounds or decides, and why"), rows)
@@ -42,8 +43,10 @@ def errors_page() -> str:
     parts = [
         "# Results and errors\n\n"
         + _MADE
-        + "One code tells what became of one row or one call. The same names appear in exceptions, in answers of the command\n"
-        "line, in logs and, as the number, on the wire. The class of the exception says what the caller can do next.\n\n"
+        + "One code tells what became of one row or one call. The same names appear in exceptions, in answers of the "
+        "command\n"
+        "line, in logs and, as the number, on the wire. The class of the exception says what the caller can do "
+        "next.\n\n"
         "## Results that are no error\n\n"
         + _table(
             ("code", "number", "meaning"),
@@ -71,9 +74,12 @@ def command_line_page() -> str:
     parts = [
         "# The command line\n\n"
         + _MADE
-        + "Every command that lists has `--json` with stable keys (times end in `_us`: microseconds since 1970). Commands that\n"
-        "talk to a broker take `--url` or `ESCROWMQ_URL`: `escrow://HOST:PORT[,HOST:PORT...]` (the brokers of one shard with\n"
-        "`|` between them, in quotes: `'escrow://a|b'`), or `file:FOLDER` for a data folder that no other process has open. Results go to standard output, everything else to standard error.\n\n"
+        + "Every command that lists has `--json` with stable keys (times end in `_us`: microseconds since 1970). "
+        "Commands that\n"
+        "talk to a broker take `--url` or `ESCROWMQ_URL`: `escrow://HOST:PORT[,HOST:PORT...]` (the brokers of one "
+        "shard with\n"
+        "`|` between them, in quotes: `'escrow://a|b'`), or `file:FOLDER` for a data folder that no other process has "
+        "open. Results go to standard output, everything else to standard error.\n\n"
         "## Exit codes\n\n" + _table(("code", "meaning"), [(f"{c:d}", c.meaning) for c in Exit])
     ]
     for name, command in _commands(typer.main.get_command(app), "escrowmq"):
@@ -120,24 +126,30 @@ def metrics_page() -> str:
     return (
         "# Metrics\n\n"
         + _MADE
-        + "`escrowmq serve --metrics HOST:PORT` serves these at `/metrics` in Prometheus' format. The same numbers come from\n"
-        "`bus.admin.stats()`. Watch the first four: how much is undecided, for how long, whether producers answer, and\n"
+        + "`escrowmq serve --metrics HOST:PORT` serves these at `/metrics` in Prometheus' format. The same numbers "
+        "come from\n"
+        "`bus.admin.stats()`. Watch the first four: how much is undecided, for how long, whether producers answer, "
+        "and\n"
         "what waits for a person.\n\n"
         + _table(("metric", "kind", "meaning"), rows)
         + "\n## Of each topic and group\n\nOnly at `/metrics`.\n\n"
         + _table(("metric", "labels", "kind", "meaning"), labelled)
         + "\n## A relay and its table\n\n"
-        "`escrowmq outbox relay --metrics HOST:PORT` serves these; those of the relay have the label `target`. The rows are counted at most every\n"
-        "five seconds, and are absent while the database is away. Watch `escrowmq_outbox_waiting` and `escrowmq_relay_lag_seconds`. In your own\n"
+        "`escrowmq outbox relay --metrics HOST:PORT` serves these; those of the relay have the label `target`. The "
+        "rows are counted at most every\n"
+        "five seconds, and are absent while the database is away. Watch `escrowmq_outbox_waiting` and "
+        "`escrowmq_relay_lag_seconds`. In your own\n"
         "program: `escrowmq.outbox.relay.metrics.collector(target, lambda: relay.statistics, relay.backlog)`.\n\n"
         + _table(("metric", "kind", "meaning"), relayed)
         + "\n## A compensation's scheduler\n\n"
-        "`escrowmq compensate run NAME --metrics HOST:PORT` serves these ([docs/compensation.md](compensation.md)), with the label `compensation`: its\n"
-        "name. Watch `suspended`, `cases` and `idle`. In your own program: `compensation.statistics.collector(name, lambda: scheduler.statistics)`.\n\n"
+        "`escrowmq compensate run NAME --metrics HOST:PORT` serves these ([docs/compensation.md](compensation.md)), "
+        "with the label `compensation`: its\n"
+        "name. Watch `suspended`, `cases` and `idle`. In your own program: `compensation.statistics.collector(name, "
+        "lambda: scheduler.statistics)`.\n\n"
         + _table(("metric", "kind", "meaning"), repaired)
         + "\n## Sweeps on a schedule\n\n"
-        "`escrowmq sweep --every TIME --metrics HOST:PORT` serves these ([docs/sweeps.md](sweeps.md)). Watch `waiting` and `broken_off`.\n\n"
-        + _table(("metric", "kind", "meaning"), swept)
+        "`escrowmq sweep --every TIME --metrics HOST:PORT` serves these ([docs/sweeps.md](sweeps.md)). Watch `waiting` "
+        "and `broken_off`.\n\n" + _table(("metric", "kind", "meaning"), swept)
     )
 
 
@@ -146,7 +158,8 @@ def protocol_page() -> str:
     parts = [
         "# The protocol\n\n"
         + _MADE
-        + "What a client can ask of a broker. `?` marks fields that may be left out of a request, and those that are not in every\n"
+        + "What a client can ask of a broker. `?` marks fields that may be left out of a request, and those that are "
+        "not in every\n"
         "answer. A null in a request is the same as no field; names that a broker does not know are passed over.\n\n"
         + (frames.__doc__ or "").replace("``", "`")
         + "\n## Exchanges\n\n"
@@ -190,7 +203,7 @@ def _range(unit: str, least: float, choices: tuple[str, ...]) -> str:
 
 
 def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    """A Markdown table."""
+    """Return a Markdown table."""
     made = [head, ("---",) * len(head), *rows]
     return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |\n" for row in made)
 
@@ -204,7 +217,7 @@ def _columns(schema: Any) -> str:
 
 
 def _fields(what: str, shape: Any) -> str:
-    """A table of the fields of an object, with those of the objects inside it."""
+    """Return a table of the fields of an object, with those of the objects inside it."""
     rows = list(_field_rows(shape, ""))
     return "\n" + _table((what, "type", "meaning"), rows) if rows else ""
 
@@ -218,7 +231,7 @@ def _field_rows(shape: Any, inside: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _kind(value: Value) -> str:
-    """The type of a value in words, with the bounds of a number."""
+    """Return the type of a value in words, with the bounds of a number."""
     least, most = value.bounds.least, value.bounds.most
     if value.choices:
         *others, last = (f"`{choice}`" for choice in value.choices)
@@ -252,7 +265,7 @@ def _first_paragraph(command: Any) -> str:
 
 
 def _parameters(command: Any) -> str:
-    """A table of arguments and options; the flags of settings are on their own page."""
+    """Return a table of arguments and options; the flags of settings are on their own page."""
     named = {line.name for line in lines()}
     rows = []
     for parameter in command.params:

@@ -1,4 +1,6 @@
-"""Messages, decisions and acknowledgements as JSON and as lines of text: printed ids, times in microseconds, bodies as text."""
+"""Messages, decisions and acknowledgements as JSON and as lines of text: printed ids, times in microseconds, bodies as
+text.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from escrowmq.model import DecidedBy, TransactionId, TransactionState
 
 
 def plain(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row, from Arrow or from the admin face, in JSON's values.
+    """Return a row, from Arrow or from the admin face, in JSON's values.
 
     ``message_id`` is 32 hexadecimal digits and ``transaction`` the printed id. ``body`` is the text; a body that is not
     UTF-8 has ``body`` null and ``body_base64`` besides.
@@ -43,7 +45,7 @@ def _body(body: bytes) -> dict[str, str | None]:
 
 
 def body_of(message: Mapping[str, Any], most: int) -> str:
-    """The body of a :func:`plain` message, cut at ``most`` characters."""
+    """Return the body of a :func:`plain` message, cut at ``most`` characters."""
     if message.get("damaged"):
         return f"(damaged: {message['damaged']})"
     if message["body"] is None:
@@ -108,7 +110,8 @@ def ack_line(row: Mapping[str, Any], where: str) -> Text:
 
 
 def group_act_line(row: Mapping[str, Any], where: str) -> Text:
-    """One act on a place of a consumer group on one line: where it is, when, whose, what was done to which place, and what is there instead."""
+    """One act on a place of a consumer group on one line: where it is, when, whose, what was done to which place, and
+    what is there instead."""
     if row.get("damaged"):
         return _damaged_line(row, where, "acted_us")
     instead = f"instead={row['message_id'].hex()}" if row["message_id"] else ""

@@ -1,4 +1,6 @@
-"""``escrowmq serve`` and ``escrowmq gateway``: a broker on the network, and HTTP over brokers, in its process or another."""
+"""``escrowmq serve`` and ``escrowmq gateway``: a broker on the network, and HTTP over brokers, in its process or
+another.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,8 @@ Webhook = Annotated[
     typer.Option(
         "--webhook",
         metavar="EVENTS=URL",
-        help="Notify this address of events, such as parked,dead:10/1min=http://127.0.0.1:9000/hook; may be given again (docs/webhooks.md).",
+        help="Notify this address of events, such as parked,dead:10/1min=http://127.0.0.1:9000/hook; may be given "
+        "again (docs/webhooks.md).",
     ),
 ]
 Insecure = Annotated[bool, typer.Option("--insecure", help="Listen beyond loopback without TLS and credentials.")]
@@ -62,7 +65,8 @@ def serve(
             "--log",
             envvar="ESCROWMQ_LOG",
             metavar="kafka://HOST:PORT,.../TOPIC[/PARTITION][?config=FILE]",
-            help="The log is kept by Kafka and shared with other brokers, one of which leads; the folder has a copy (docs/failover.md).",
+            help="The log is kept by Kafka and shared with other brokers, one of which leads; the folder has a copy "
+            "(docs/failover.md).",
         ),
     ] = None,
     silence: Annotated[
@@ -129,10 +133,9 @@ def serve(
 ) -> None:
     """Serve a data folder until SIGTERM or Ctrl-C; both stop it cleanly.
 
-    With --json one line is printed on standard output once the broker answers:
-    {"url": "escrow://127.0.0.1:7700", "socket": null, "metrics": null, "folder": "data", "shard": 1, "epoch": 1, "pid": 1},
-    and "http" and "asks" with --http, "console" with --console.
-    Exit code 6 when a write or sync of the log failed.
+    With --json one line is printed on standard output once the broker answers: {"url": "escrow://127.0.0.1:7700",
+    "socket": null, "metrics": null, "folder": "data", "shard": 1, "epoch": 1, "pid": 1}, and "http" and "asks" with
+    --http, "console" with --console. Exit code 6 when a write or sync of the log failed.
     """
     from escrowmq.broker.serving.serve import serve as run
 
@@ -213,7 +216,7 @@ def _tls(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
 def _replication(
     log: str | None, silence: float | None, advertise: str | None, replicas: str | None
 ) -> Replication | None:
-    """The log that is shared with others, if there is one."""
+    """Return the log that is shared with others, if there is one."""
     from escrowmq.broker.serving.brokers import SILENCE, Replication
 
     if log is None:
@@ -301,7 +304,7 @@ def webhooks_test(
     config: Annotated[Path | None, typer.Option("--config", help="A TOML file with tables \\[webhook.NAME].")] = None,
     json: Annotated[bool, typer.Option("--json", help="JSON instead of a table.")] = False,
 ) -> None:
-    """Send a test event (`escrowmq.test`) to each address, once, and print its answer. Exit code 4 if one refuses it."""
+    """Send a test event (`escrowmq.test`) to each address, once; print its answer. Exit code 4 if one refuses it."""
     hooks = _webhooks(config, webhook, {"command": "webhooks test"})
     if hooks is None:
         raise error(Code.BAD_ARGUMENT, "there is no address to try", "name one: --webhook or --config")

@@ -78,7 +78,8 @@ def _show(now: Status, json: bool, *, clear: bool) -> None:
     print_table(
         ("broker", "status", ">log", ">free", ">log/s", ">asked/s", "reason"),
         [
-            (one.broker, Text(one.status, _STYLES.get(one.status, "bold red")), _size(one.log_bytes), _size(one.free_bytes),
+            (one.broker, Text(one.status, _STYLES.get(one.status, "bold red")), _size(one.log_bytes),
+            _size(one.free_bytes),
              _size(one.log_bytes_per_second), _rate(one.asked_per_second), one.reason or None)
             for one in now.brokers
         ],
@@ -125,7 +126,8 @@ def _causes(now: Status) -> None:
     _table(
         heads,
         [
-            (Text("a person", "bold magenta") if cause.needs_person else "others", f"{cause.count:,}{'+' if cause.at_least else ''}",
+            (Text("a person", "bold magenta") if cause.needs_person else "others",
+            f"{cause.count:,}{'+' if cause.at_least else ''}",
              age(cause.oldest_us, now.now_us), cause.sentence, *([cause.where] if several else []))
             for cause in now.waiting
         ],

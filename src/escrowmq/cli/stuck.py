@@ -1,4 +1,6 @@
-"""``escrowmq stuck``: rows of producer-driven transactions that wait for a person, because the broker holds another decision than the row."""
+"""``escrowmq stuck``: rows of producer-driven transactions that wait for a person, because the broker holds another
+decision than the row.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +92,8 @@ def rollback(database_url: DatabaseUrl, ids: Ids, why: Why = None, json: Json = 
 def resend(database_url: DatabaseUrl, ids: Ids, why: Why = None, json: Json = False) -> None:
     """Prepare and commit messages whose transactions are lost. The action is recorded (`escrowmq acts list`).
 
-    Within the broker's dedup_window it gives the first transaction again. If that was committed there are two messages of the id afterwards.
+    Within the broker's dedup_window it gives the first transaction again. If that was committed there are two messages
+    of the id afterwards.
     """
     from escrowmq import outbox
 

@@ -1,8 +1,9 @@
-"""The jobs as one program for spark-submit: ``spark-submit --master ... "$(python -m escrowmq.cli.submit)" audit FOLDER``.
+"""The jobs as one program for spark-submit: ``spark-submit --master ... "$(python -m escrowmq.cli.submit)" audit
+FOLDER``.
 
-What follows the program is what follows ``escrowmq``: ``audit``, ``reconcile``, ``sweep`` or ``report`` and its options, with the same
-exit codes. The session is the one that was submitted, so the cluster is named to spark-submit. Without words it
-prints where it is.
+What follows the program is what follows ``escrowmq``: ``audit``, ``reconcile``, ``sweep`` or ``report`` and its
+options, with the same exit codes. The session is the one that was submitted, so the cluster is named to spark-submit.
+Without words it prints where it is.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ def main() -> None:
     if len(sys.argv) == 1:
         print(here)
         return
-    # Python looks first in the folder of the program that it runs; our modules there must not be found as top-level ones
+    # Python looks first in the folder of the program that it runs; our modules there must not be found as top-level
+    # ones
     sys.path[:] = [folder for folder in sys.path if Path(folder or ".").resolve() != here.parent]
     from escrowmq.cli.main import main as command
 

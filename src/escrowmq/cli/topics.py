@@ -49,7 +49,7 @@ def list_(url: Url = DEFAULT_URL, json: Json = False) -> None:
 
 
 def _keeps(topic: Retention) -> str:
-    """What a topic has of its own, in words; empty: nothing."""
+    """Describe the retention settings of a topic; empty if it has none of its own."""
     words = []
     if "retention" in topic:
         words.append(duration(topic["retention"]))

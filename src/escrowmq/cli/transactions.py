@@ -30,7 +30,8 @@ Ids = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[ID]...",
-        help="Transaction ids, such as 9f3a01c2-3-2a, or ids that producers gave to their messages (--group: of which group).",
+        help="Transaction ids, such as 9f3a01c2-3-2a, or ids that producers gave to their messages (--group: of which "
+        "group).",
         show_default=False,
     ),
 ]
@@ -221,7 +222,7 @@ def recheck(
 def _chosen(
     what: str, ids: list[str] | None, state_: str | None, group: str | None, older_than: str | None
 ) -> dict[str, Any] | None:
-    """The selection of a plan; None where ids are named."""
+    """Return the selection of a plan; None where ids are named."""
     given = {"state": state_, "group": group, "older_than": seconds(older_than, "--older-than")}
     chosen = {name: value for name, value in given.items() if value is not None}
     if ids and chosen.keys() == {"group"}:

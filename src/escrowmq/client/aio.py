@@ -79,25 +79,33 @@ class BusBase(Generic[ProducerT, ConsumerT, ReaderT]):
         failover: Failover = "unsent",
         confirm: Confirm = "answered",
     ) -> ProducerT:
-        """A producer of producer group ``group``; see :class:`Producer` for ``qos`` and :meth:`Producer.checker` for
-        ``checker``. It does not wait.
+        """Return a producer of producer group ``group``; see :class:`Producer` for ``qos`` and
+        :meth:`Producer.checker` for ``checker``. It does not wait.
 
         ``instance`` names this process within the group: a newer producer of the same name fences this one (its
         calls then raise Fenced). ``timeout`` is seconds per call. ``unasked``: transactions may begin without a
-        checker. This producer is then never asked: they wait for their end by id, from any process, and are parked after
-        ``half_retention``. ``check_policy``: when and how often a new group is asked about a transaction, and what follows;
-        a group that exists must have these rules (else its first call raises GROUP_RULES, see :meth:`Admin.alter_producers`).
+        checker. This producer is then never asked: they wait for their end by id, from any process, and are parked
+        after
+        ``half_retention``. ``check_policy``: when and how often a new group is asked about a transaction, and what
+        follows;
+        a group that exists must have these rules (else its first call raises GROUP_RULES, see
+        :meth:`Admin.alter_producers`).
         ``replaces``: the last prepare of a message id counts while it is undecided: one with another content rolls the
         earlier transaction back and takes its place (else it is refused with MESSAGE_ID_TAKEN, as after the decision).
 
-        With several brokers, a message without a key goes to one that is there. ``absent`` says what becomes of a call that
-        belongs to one that is away (a key, an id of the caller's, a transaction) and was surely not sent: ``"fail"`` with
-        Overloaded(BROKER_AWAY) at once (the default with several brokers), or ``"wait"`` for it, up to ``timeout`` (the default
+        With several brokers, a message without a key goes to one that is there. ``absent`` says what becomes of a call
+        that
+        belongs to one that is away (a key, an id of the caller's, a transaction) and was surely not sent: ``"fail"``
+        with
+        Overloaded(BROKER_AWAY) at once (the default with several brokers), or ``"wait"`` for it, up to ``timeout``
+        (the default
         with one). What may have been sent waits for its broker, because elsewhere it could be there twice;
-        ``failover="repeat"`` sends a plain message without a key or id of its own to another broker after three tries more,
+        ``failover="repeat"`` sends a plain message without a key or id of its own to another broker after three tries
+        more,
         under the same id: then a consumer must be idempotent by message id.
 
-        ``confirm="oneway"``: nobody waits for the end of a transaction, so its refusal is counted instead of raised; see :class:`Producer`'s
+        ``confirm="oneway"``: nobody waits for the end of a transaction, so its refusal is counted instead of raised;
+        see :class:`Producer`'s
         module. Never chosen unless it is named.
         """
         self._need_open()
@@ -121,13 +129,14 @@ class BusBase(Generic[ProducerT, ConsumerT, ReaderT]):
         return producer
 
     def missing(self) -> list[Missing]:
-        """The brokers that are away, of several, with the reason; as far as they were needed."""
+        """Return the brokers that are away, of several, with the reason; as far as they were needed."""
         return self.router.presence.missing()
 
     def lane(
         self, link: Link, kind: Exchange, codec: Codec, options: Callable[[], ExchangeOptions], **more: Any
     ) -> Lane:
-        """A coalescing lane of this bus, for a face that sends batches itself; its maker closes it. Of several brokers, what was not
+        """Return a coalescing lane of this bus, for a face that sends batches itself; its maker closes it. Of several
+        brokers, what was not
         sent to one that is away is refused with BROKER_AWAY."""
         more.setdefault("attended", self.router.attendances[self.router.links.index(link)])
         return self._waiting.lane(link, kind, codec, options, **more)
@@ -190,27 +199,37 @@ class BusCalls(BusBase[ProducerT, ConsumerT, ReaderT], Generic[ProducerT, Consum
         instance: str | None = None,
         in_doubt: str = "redeliver",
     ) -> ConsumerT:
-        """A consumer of consumer group ``group``, which is made if it does not exist.
+        """Return a consumer of consumer group ``group``, which is made if it does not exist.
 
         All consumers of a group have the same topics, ``tags`` and order. ``tags`` (None: all) is ``"a||b"`` or a list;
-        ``ordered`` gives the messages of each key in order, also after one failed (messages without a key: those of each queue);
-        handle them in one thread or task, and where you do not iterate, look at ``message.withdrawn``; ``start`` says where
-        a new group begins: ``"earliest"`` (that is None, too), ``"latest"`` or a datetime. ``lease`` seconds until what is
+        ``ordered`` gives the messages of each key in order, also after one failed (messages without a key: those of
+        each queue);
+        handle them in one thread or task, and where you do not iterate, look at ``message.withdrawn``; ``start`` says
+        where
+        a new group begins: ``"earliest"`` (that is None, too), ``"latest"`` or a datetime. ``lease`` seconds until
+        what is
         not acknowledged comes back, ``retry_backoff`` and
         ``retry_backoff_max`` seconds before the second and before later deliveries, ``max_attempts`` deliveries until a
-        message is a dead letter (None, each: the broker's); instead of a back-off ``redelivery``, the seconds before each: a
-        list, or a name, ``"3x5min"``, ``"rocketmq"`` or ``"forever"`` (never a dead letter). What is given must be what the group has, if it exists (else
-        SUBSCRIPTION_MISMATCH; :meth:`Admin.alter_group` changes it); what is left out need not be. ``prefetch`` (2) receives ahead, of up to ``max_bytes``
-        (16 MiB) each; ``timeout`` (30.0) seconds per call; ``qos`` (1) and ``seen`` (a plain function; on an event loop it
+        message is a dead letter (None, each: the broker's); instead of a back-off ``redelivery``, the seconds before
+        each: a
+        list, or a name, ``"3x5min"``, ``"rocketmq"`` or ``"forever"`` (never a dead letter). What is given must be
+        what the group has, if it exists (else
+        SUBSCRIPTION_MISMATCH; :meth:`Admin.alter_group` changes it); what is left out need not be. ``prefetch`` (2)
+        receives ahead, of up to ``max_bytes``
+        (16 MiB) each; ``timeout`` (30.0) seconds per call; ``qos`` (1) and ``seen`` (a plain function; on an event
+        loop it
         runs on a thread) as in :mod:`escrowmq.client.consuming.consumer`.
 
         With ``in_doubt="hold"`` (a choice of the group; else ``"redeliver"``) leases do not end by time: what a silent
         consumer was handed is given to nobody else until the next process of its ``instance`` name gets it again, or
-        :meth:`Admin.fence` gives it back to the group. The process that was replaced or fenced gets Fenced from its next
+        :meth:`Admin.fence` gives it back to the group. The process that was replaced or fenced gets Fenced from its
+        next
         receive, its late acknowledgements LEASE_LOST.
 
-        ``topics`` may be one system view instead (``"%half"``, ``"%op"``, ``"%acks"``, ``"%group-acts"``, ``"%dead-letters.GROUP"``). It is browsed,
-        as by :meth:`reader`: no group is made, every consumer sees all of it from ``start`` on, and ``ack``, ``nack`` and ``extend`` raise
+        ``topics`` may be one system view instead (``"%half"``, ``"%op"``, ``"%acks"``, ``"%group-acts"``,
+        ``"%dead-letters.GROUP"``). It is browsed,
+        as by :meth:`reader`: no group is made, every consumer sees all of it from ``start`` on, and ``ack``, ``nack``
+        and ``extend`` raise
         DENIED. Options of groups are refused (BAD_ARGUMENT).
         """
         self._need_open()
@@ -259,18 +278,20 @@ class BusCalls(BusBase[ProducerT, ConsumerT, ReaderT], Generic[ProducerT, Consum
     ) -> ReaderT:
         """Read queues of a topic from given offsets, without a group: nothing is leased, the caller keeps the offsets.
 
-        ``topic`` may be a system view, too: ``%half``, ``%op``, ``%acks`` and ``%group-acts``, whose one queue counts by log positions, or
-        ``%dead-letters.GROUP``, which counts by the time at which a message died (microseconds since 1970). Their rows come as messages
-        as :mod:`escrowmq.client.reading.views` says; ``arrow`` has the view's own columns.
+        ``topic`` may be a system view, too: ``%half``, ``%op``, ``%acks`` and ``%group-acts``, whose one queue counts
+        by log positions, or ``%dead-letters.GROUP``, which counts by the time at which a message died (microseconds
+        since 1970). Their rows come as messages as :mod:`escrowmq.client.reading.views` says; ``arrow`` has the view's
+        own columns.
 
-        ``queues``: numbers (at every broker), or (shard or number of the broker, queue); None, the default: all, those made
-        later too. ``start``: ``"earliest"`` (the default), ``"latest"``, a datetime (the first that became visible then), or
-        the *next* offset of each partition, ``{(shard or number of the broker, queue): offset}``, as
-        :meth:`Reader.positions` gives it; partitions that it does not name begin with their first message. ``tags`` as for a
-        consumer; ``columns`` of DELIVERY or of the view (None: all); ``key`` (None: any) is that of the messages, ``of_group`` (None: any) the
-        consumer group of ``%acks``; ``timeout`` (30.0) seconds per call.
+        ``queues``: numbers (at every broker), or (shard or number of the broker, queue); None, the default: all, those
+        made later too. ``start``: ``"earliest"`` (the default), ``"latest"``, a datetime (the first that became visible
+        then), or the *next* offset of each partition, ``{(shard or number of the broker, queue): offset}``, as
+        :meth:`Reader.positions` gives it; partitions that it does not name begin with their first message. ``tags`` as
+        for a consumer; ``columns`` of DELIVERY or of the view (None: all); ``key`` (None: any) is that of the messages,
+        ``of_group`` (None: any) the consumer group of ``%acks``; ``timeout`` (30.0) seconds per call.
 
-        Raises UNKNOWN_TOPIC, UNKNOWN_GROUP, BAD_QUEUE, Misuse(BAD_ARGUMENT), Unknown(TIMED_OUT) if a broker does not answer.
+        Raises UNKNOWN_TOPIC, UNKNOWN_GROUP, BAD_QUEUE, Misuse(BAD_ARGUMENT), Unknown(TIMED_OUT) if a broker does not
+        answer.
         """
         self._need_open()
         reading = Reading(self.router, self._waiting, topic, queues, start, tags, columns, timeout, key, of_group)
@@ -282,12 +303,16 @@ class BusCalls(BusBase[ProducerT, ConsumerT, ReaderT], Generic[ProducerT, Consum
     async def view_message(
         self, topic: str, id_or_key: str | bytes | uuid.UUID, *, timeout: float = 30.0
     ) -> StoredMessage | None:
-        """The message of a topic that has an id, in any form that :func:`escrowmq.model.message_id` takes; else the newest one with that key (a text).
+        """Return the message of a topic that has an id, in any form that :func:`escrowmq.model.message_id` takes; else
+        the newest one with that key (a text).
 
-        Prepared messages are found like committed and plain ones, with their ``state``. None for what was rolled back, has expired, has left with
-        retention, or never was. It costs the same in a log of any size, also just after the broker has started. All brokers are asked.
+        Prepared messages are found like committed and plain ones, with their ``state``. None for what was rolled back,
+        has expired, has left with
+        retention, or never was. It costs the same in a log of any size, also just after the broker has started. All
+        brokers are asked.
 
-        Raises Overloaded(BROKER_AWAY) if it is at none of those that answer while another is away, BAD_TOPIC_NAME, Corrupt(DAMAGED) if a message of
+        Raises Overloaded(BROKER_AWAY) if it is at none of those that answer while another is away, BAD_TOPIC_NAME,
+        Corrupt(DAMAGED) if a message of
         which nothing can be read may be it, Unknown(TIMED_OUT) after ``timeout`` (30.0) seconds.
         """
         self._need_open()
@@ -296,16 +321,17 @@ class BusCalls(BusBase[ProducerT, ConsumerT, ReaderT], Generic[ProducerT, Consum
     async def close(self, grace: float = GRACE_SECONDS) -> None:
         """Close consumers and readers, then producers (letting what is on its way finish), then the connections.
 
-        All consumers stop first; loops over them may take ``grace`` seconds together, as in :meth:`Consumer.close`. Within
-        such a loop, or in a signal handler that interrupted one, it returns at once, and the end of the loop closes the rest.
-        From any thread, and more than once: a second call waits for no loop. A broker that stands still is waited for as long as the ``timeout`` of each part
-        and some seconds for the connections. In a forked child it does nothing: what was connected is the parent's.
+        All consumers stop first; loops over them may take ``grace`` seconds together, as in :meth:`Consumer.close`.
+        Within such a loop, or in a signal handler that interrupted one, it returns at once, and the end of the loop
+        closes the rest. From any thread, and more than once: a second call waits for no loop. A broker that stands
+        still is waited for as long as the ``timeout`` of each part and some seconds for the connections. In a forked
+        child it does nothing: what was connected is the parent's.
         """
         await self._close(grace)
 
 
 class AsyncBus(BusCalls[AsyncProducer, AsyncConsumer, AsyncReader, AsyncReceived], AsyncCloses):
-    """Made by :func:`escrowmq.aconnect`, on the event loop to which it belongs from then on. ``async with`` closes it."""
+    """A bus for asyncio, made by :func:`escrowmq.aconnect`. It belongs to that event loop; ``async with`` closes it."""
 
     def __init__(self, links: Sequence[Link]) -> None:
         super().__init__(links, Loop(links), AsyncProducer, AsyncConsumer, AsyncReader)

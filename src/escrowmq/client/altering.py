@@ -41,7 +41,7 @@ class ProducersChanges(TypedDict, total=False):
 
 
 def group_request(group: str, changes: GroupChanges) -> groups.Alter:
-    """The request ``groups.alter``. Raises Misuse(BAD_ARGUMENT)."""
+    """Return the request ``groups.alter``. Raises Misuse(BAD_ARGUMENT)."""
     _refuse_others(changes, GroupChanges)
     topics, tags, start = changes.get("topics"), changes.get("tags"), changes.get("start")
     redelivery = changes.get("redelivery")
@@ -62,7 +62,7 @@ def group_request(group: str, changes: GroupChanges) -> groups.Alter:
 
 
 class TopicChanges(TypedDict, total=False):
-    """What a topic is to have. What is not given, or None, stays as it is; ``"broker"``: as the broker's settings say."""
+    """Settings of a topic. What is not given, or None, stays; ``"broker"``: the broker's own setting."""
 
     queues: int | None
     retention: float | Literal["broker"] | None
@@ -70,7 +70,7 @@ class TopicChanges(TypedDict, total=False):
 
 
 def topic_request(name: str, changes: TopicChanges) -> topics.Alter:
-    """The request ``topics.alter``. Raises Misuse(BAD_ARGUMENT)."""
+    """Return the request ``topics.alter``. Raises Misuse(BAD_ARGUMENT)."""
     _refuse_others(changes, TopicChanges)
     given = {rule: value for rule, value in changes.items() if value is not None}
     reset = [rule for rule in ("retention", "retention_size") if given.get(rule) == "broker"]
@@ -82,19 +82,19 @@ def topic_request(name: str, changes: TopicChanges) -> topics.Alter:
 
 
 def producers_request(group: str, changes: ProducersChanges) -> producers.Alter:
-    """The request ``producers.alter``. Raises Misuse(BAD_ARGUMENT)."""
+    """Return the request ``producers.alter``. Raises Misuse(BAD_ARGUMENT)."""
     _refuse_others(changes, ProducersChanges)
     request = {**changes, "group": group, "reset": list(changes.get("reset") or ()) or None}
     return cast(producers.Alter, {name: value for name, value in request.items() if value is not None})
 
 
 def signed(request: Request, why: str | None) -> Request:
-    """An operator's request with who asks, as the operating system names user and host, and ``why``."""
+    """Return an operator's request with who asks, as the operating system names user and host, and ``why``."""
     return cast(Request, {**request, "by": acting_user(), **({} if why is None else {"why": why})})
 
 
 def _refuse_others(changes: Mapping[str, object], shape: type) -> None:
-    """A name that is none must not be passed over without a word."""
+    """Reject unknown names, which must not be ignored silently."""
     known = list(shape.__annotations__)
     if unknown := [name for name in changes if name not in known]:
         raise Misuse(Code.BAD_ARGUMENT, f"{unknown[0]!r} is nothing that can be altered", nearest(unknown[0], known))

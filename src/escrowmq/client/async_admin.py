@@ -16,7 +16,7 @@ T = TypeVar("T")
 def _awaited(
     method: Callable[Concatenate[Admin, P], T],
 ) -> Callable[Concatenate[AsyncAdmin, P], Coroutine[Any, Any, T]]:
-    """The same method on a thread."""
+    """Wrap a method so that it runs on a thread and can be awaited."""
 
     @functools.wraps(method)
     async def call(self: AsyncAdmin, /, *args: P.args, **given: P.kwargs) -> T:

@@ -1,4 +1,6 @@
-"""Entries of the listings of :class:`~escrowmq.client.admin.Admin`: the protocol's fields, and the broker that each comes from."""
+"""Entries of the listings of :class:`~escrowmq.client.admin.Admin`: the protocol's fields, and the broker that each
+comes from.
+"""
 
 from __future__ import annotations
 

@@ -3,18 +3,19 @@
 A send goes like this (docs/compensation.md has the picture):
 
 1. The half messages are prepared; their ids, which are the unique keys, are known from here on.
-2. One database transaction has the local change *and* the announcement: a row of the outbox for the key topic, which a relay
-   sends by any target (``announce="outbox"``). So an id is announced if and only if its change is committed.
-3. The transactions end one way: commit, or rollback where the local change failed. An end that is lost leaves a half message that was announced
-   and is not visible; the scheduler finds it.
+2. One database transaction has the local change *and* the announcement: a row of the outbox for the key topic, which a
+   relay sends by any target (``announce="outbox"``). So an id is announced if and only if its change is committed.
+3. The transactions end one way: commit, or rollback where the local change failed. An end that is lost leaves a half
+   message that was announced and is not visible; the scheduler finds it.
 
-``announce="direct"`` is the order of the oldest document: the database's commit, the one-way commit, then a plain send of the key. A producer that
-dies in between announces nothing: such an order is found by nobody.
+``announce="direct"`` is the order of the oldest document: the database's commit, the one-way commit, then a plain send
+of the key. A producer that dies in between announces nothing: such an order is found by nobody.
 
-Sending again (decision 0034). An id made here is known to nobody else, so nothing can be sent again under it before the first send is over. An id of the
-caller's may be: after a crash, by a retry of a request, by two processes at once. Then the database says which send counts, by a mark
-in ``trans_recv_log``, in the transaction of the local change: whoever finds the mark does not change anything again. Everything that could hurt
-another send of the same id, a rollback at the broker, happens while the mark is locked.
+Sending again (decision 0034). An id made here is known to nobody else, so nothing can be sent again under it before the
+first send is over. An id of the caller's may be: after a crash, by a retry of a request, by two processes at once. Then
+the database says which send counts, by a mark in ``trans_recv_log``, in the transaction of the local change: whoever
+finds the mark does not change anything again. Everything that could hurt another send of the same id, a rollback at the
+broker, happens while the mark is locked.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ from escrowmq.outbox.targets.seam import Target
 from escrowmq.platform.failpoints import reach
 
 MARKS_PREFIX = "announced."
-"""Of the name under which marks of sends with ids of the caller's stand in ``trans_recv_log``; the key topic's name follows."""
+"""Of the name under which marks of sends with ids of the caller's stand in ``trans_recv_log``; the key topic's name
+follows.
+"""
 
 Business = Callable[[Session], object]
 Flags = npt.NDArray[np.bool_]
@@ -71,13 +74,15 @@ class Announced:
     """The unique keys, one per message."""
     transactions: tuple[TransactionId, ...]
     outcome: Outcome
-    """Of the local transaction. COMMIT: the database committed, now or, if ``repeated``, in an earlier send. ROLLBACK: it did not, and never will. UNKNOWN: the
-    commit itself failed (or the local change ended the transaction itself), so that nobody here knows; the half messages are left as they are, and if it did commit the scheduler finds them."""
+    """Of the local transaction. COMMIT: the database committed, now or, if ``repeated``, in an earlier send. ROLLBACK:
+    it did not, and never will. UNKNOWN: the commit itself failed (or the local change ended the transaction itself), so
+    that nobody here knows; the half messages are left as they are, and if it did commit the scheduler finds them."""
     ends: tuple[Code, ...]
-    """What is known of the end of each transaction: SENT where it was not waited for, else the broker's answer, or why it was not sent."""
+    """What is known of the end of each transaction: SENT where it was not waited for, else the broker's answer, or why
+    it was not sent."""
     keys: Code = Code.OK
-    """Of the announcement. OK: it stands in the outbox, or was acknowledged; with ``announce="direct"`` anything else is why it was not, and
-    :meth:`Announcing.announce` sends it again."""
+    """Of the announcement. OK: it stands in the outbox, or was acknowledged; with ``announce="direct"`` anything else
+    is why it was not, and :meth:`Announcing.announce` sends it again."""
     repeated: bool = False
     """Whether an earlier send of these ids had committed; the local change was not done again."""
     error: BaseException | None = field(default=None, compare=False)
@@ -98,13 +103,16 @@ class Announced:
 class Announcing:
     """``Announcing(bus.producer("shop", unasked=True, confirm="oneway"), database=engine).send(message, business)``.
 
-    ``producer`` makes the half messages; the single ends are waited for, or not, as it says (``confirm``). ``keys`` is the key topic, ``database`` an
-    engine or a sessionmaker of the business tables, with the outbox's tables in it. ``announce="outbox"``: in the transaction of the business, sent by a
-    relay; ``"direct"``: after it, ``by`` a plain producer (another group: one with transactions sends no plain messages), a target of the relay, or a sender of your own.
+    ``producer`` makes the half messages; the single ends are waited for, or not, as it says (``confirm``). ``keys`` is
+    the key topic, ``database`` an engine or a sessionmaker of the business tables, with the outbox's tables in it.
+    ``announce="outbox"``: in the transaction of the business, sent by a relay; ``"direct"``: after it, ``by`` a plain
+    producer (another group: one with transactions sends no plain messages), a target of the relay, or a sender of your
+    own.
 
-    ``on_failure`` says what becomes of the half messages where the local change failed. ``"rollback"``: they are rolled back, so an id of the caller's is
-    spent: it needs a new one to be done again. ``"keep"``: those with ids of the caller's are left undecided, invisible, so that the same can be sent again under its id; what
-    is never sent again is parked at the broker after ``half_retention``, and expires.
+    ``on_failure`` says what becomes of the half messages where the local change failed. ``"rollback"``: they are rolled
+    back, so an id of the caller's is spent: it needs a new one to be done again. ``"keep"``: those with ids of the
+    caller's are left undecided, invisible, so that the same can be sent again under its id; what is never sent again is
+    parked at the broker after ``half_retention``, and expires.
 
     Thread-safe, as far as ``by`` is. It closes nothing. Raises Misuse(BAD_ARGUMENT), Rejected(BAD_TOPIC_NAME).
     """
@@ -140,13 +148,14 @@ class Announcing:
     def send(self, messages: Messages, business: Business) -> Announced:
         """One Message, or many in any form that a producer takes, and one local transaction ``business(session)``.
 
-        Each message is a transaction of its own at the broker and is announced by its own id. What the local change raises is in the
-        result, not raised. Under ids of the caller's a send may be repeated: a later one finds the mark of the first, does not call
-        ``business``, and ends what was left undecided.
+        Each message is a transaction of its own at the broker and is announced by its own id. What the local change
+        raises is in the result, not raised. Under ids of the caller's a send may be repeated: a later one finds the
+        mark of the first, does not call ``business``, and ends what was left undecided.
 
-        Raises before the local change is done, and nothing is announced: what a prepare raises; for ids of the caller's also Rejected(CONFLICT) if one
-        was rolled back before, Rejected(EXPIRED), Rejected(TRANSACTION_DECIDED) if it was committed by somebody else or so long
-        ago that its mark was purged, Rejected(MESSAGE_ID_TAKEN) if only some of the ids were sent before.
+        Raises before the local change is done, and nothing is announced: what a prepare raises; for ids of the caller's
+        also Rejected(CONFLICT) if one was rolled back before, Rejected(EXPIRED), Rejected(TRANSACTION_DECIDED) if it
+        was committed by somebody else or so long ago that its mark was purged, Rejected(MESSAGE_ID_TAKEN) if only some
+        of the ids were sent before.
         """
         if self._sessions is None:
             raise Misuse(
@@ -164,14 +173,15 @@ class Announcing:
         return replace(done, ends=ends, keys=keys)
 
     def resend(self, messages: Messages) -> Announced:
-        """Send again, under their ids, messages whose local change is committed: what a scheduler's ``resend`` calls. The ends are
-        waited for; nothing is announced.
+        """Send again, under their ids, messages whose local change is committed: what a scheduler's ``resend`` calls.
+        The ends are waited for; nothing is announced.
 
-        By the broker's rules of repeats a half message that is still undecided is the same transaction, and is committed; one that is committed
-        stays as it is; one that the broker does not remember (``dedup_window``) is made anew, so its consumers must know repeats by id.
+        By the broker's rules of repeats a half message that is still undecided is the same transaction, and is
+        committed; one that is committed stays as it is; one that the broker does not remember (``dedup_window``) is
+        made anew, so its consumers must know repeats by id.
 
-        Raises Misuse(BAD_ARGUMENT) for a message without an id, Rejected(MESSAGE_ID_TAKEN) for another content under the id, Rejected(CONFLICT) for one that was
-        rolled back, Rejected(EXPIRED), Unknown: try again.
+        Raises Misuse(BAD_ARGUMENT) for a message without an id, Rejected(MESSAGE_ID_TAKEN) for another content under
+        the id, Rejected(CONFLICT) for one that was rolled back, Rejected(EXPIRED), Unknown: try again.
         """
         prepared = self._prepare(messages, only_given=True)
         results = self.producer.end_batch(prepared.transactions, COMMIT).check()
@@ -180,16 +190,17 @@ class Announcing:
     # Its parts, for those who hold their own session
 
     def prepare(self, messages: Messages) -> Prepared:
-        """Prepare half messages, answered. Raises what became of the first that was refused; those beside it are rolled back if their ids
-        were made here, and left undecided if not."""
+        """Prepare half messages, answered. Raises what became of the first that was refused; those beside it are rolled
+        back if their ids were made here, and left undecided if not."""
         return self._prepare(messages)
 
     def announce_tx(self, session: AnySession, ids: Prepared | Iterable[Id]) -> bool:
-        """Write the announcement inside your transaction; call it before your change. True: go on. False: the mark says that an earlier send of
-        these ids has committed; roll your session back, and :meth:`commit`.
+        """Write the announcement inside your transaction; call it before your change. True: go on. False: the mark says
+        that an earlier send of these ids has committed; roll your session back, and :meth:`commit`.
 
-        Given ids alone, or with ``announce="direct"`` (where :meth:`announce` follows your commit), no row is written that is not needed, and there is no
-        mark: True. Raises as ``outbox.send_batch_tx``, and as :meth:`send` for ids of the caller's.
+        Given ids alone, or with ``announce="direct"`` (where :meth:`announce` follows your commit), no row is written
+        that is not needed, and there is no mark: True. Raises as ``outbox.send_batch_tx``, and as :meth:`send` for ids
+        of the caller's.
         """
         prepared = ids if isinstance(ids, Prepared) else None
         named = list(prepared.ids) if prepared is not None else [message_id(identity) for identity in ids]  # type: ignore[union-attr]
@@ -200,16 +211,19 @@ class Announcing:
         return True
 
     def commit(self, prepared: Prepared) -> tuple[Code, ...]:
-        """After your commit: end the transactions, one way if the producer does so. Raises nothing that became of one: the codes say it."""
+        """After your commit: end the transactions, one way if the producer does so. Raises nothing that became of one:
+        the codes say it."""
         return self._end(prepared, COMMIT)
 
     def rollback(self, prepared: Prepared) -> tuple[Code, ...]:
-        """The same, where your change failed. With ids of your own call it before your session is rolled back: the mark keeps others
+        """Roll back the announced messages, because your change failed. With ids of your own call it before your
+        session is rolled back: the mark keeps others
         away until then."""
         return self._end(prepared, ROLLBACK, "answered" if prepared.given else None)
 
     def announce(self, ids: Iterable[Id]) -> Code:
-        """Announce ids whose change is committed, again if need be: OK, or why it is not done. With an outbox in a transaction of its own."""
+        """Announce ids whose change is committed, again if need be: OK, or why it is not done. With an outbox in a
+        transaction of its own."""
         named = [message_id(identity) for identity in ids]
         if self._sender is not None:
             batch = self._intake(self._key_messages(named))
@@ -244,7 +258,8 @@ class Announcing:
         return Prepared(tuple(ids), tuple(map(TransactionId.from_bytes, transactions)), given)
 
     def _first(self, session: AnySession, prepared: Prepared) -> bool:
-        """Whether no send of these ids has committed before. From here on other sends of them wait until the session has ended."""
+        """Whether no send of these ids has committed before. From here on other sends of them wait until the session
+        has ended."""
         fresh = claim_batch_tx(session, prepared.ids, MARKS_PREFIX + self.keys)
         if not any(fresh):
             return not prepared.ids
@@ -253,7 +268,10 @@ class Announcing:
             raise Rejected(Code.MESSAGE_ID_TAKEN, "some of these messages were sent before, and some not", hint)
         for code in self.producer.end_batch(prepared.transactions, UNKNOWN).codes.tolist():  # asks, and changes nothing
             if code == Code.ALREADY_COMMITTED:
-                text = "the message is committed, and this database does not know of it: its mark was purged, or a person committed it"
+                text = (
+                    "the message is committed, and this database does not know of it: its mark was purged, or a "
+                    "person committed it"
+                )
                 raise Rejected(Code.TRANSACTION_DECIDED, text, "look what became of it: escrowmq lookup")
             if code == Code.ALREADY_ROLLED_BACK:
                 text = "the message was rolled back, and its id is spent with that"
@@ -263,7 +281,8 @@ class Announcing:
         return True
 
     def _local(self, sessions: Callable[[], Session], prepared: Prepared, business: Business) -> Announced:
-        """Announcement and local change in one transaction; of what did not commit the half messages are dealt with, too."""
+        """Announcement and local change in one transaction; of what did not commit the half messages are dealt with,
+        too."""
         begun = False
         left = Announced(prepared.ids, prepared.transactions, ROLLBACK, (Code.NOTED,) * len(prepared.ids))
         with sessions() as session:
@@ -312,7 +331,8 @@ class Announcing:
 
 
 def _with_ids(messages: Messages) -> tuple[list[Message] | pa.RecordBatch | pa.Table, Flags]:
-    """The messages, and which of them have an id of the caller's. Raises Misuse(BAD_ARGUMENT) for one that joins a transaction."""
+    """Return the messages, and which of them have an id of the caller's. Raises Misuse(BAD_ARGUMENT) for one that
+    joins a transaction."""
     if not isinstance(messages, pa.RecordBatch | pa.Table):
         listed = [messages] if isinstance(messages, Message) else list(messages)
         return listed, np.array([getattr(one, "message_id", None) is not None for one in listed], np.bool_)

@@ -1,7 +1,8 @@
-"""Ids that the scheduler could not deal with: it counts its tries, and what waits for a person is listed, tried again or settled.
+"""Ids that the scheduler could not deal with: it counts its tries, and what waits for a person is listed, tried again
+or settled.
 
-A row of ``trans_compensation_case`` is written before its id is settled in the set store, so no id is ever in neither. What a person
-does is recorded: :mod:`escrowmq.outbox.acts`.
+A row of ``trans_compensation_case`` is written before its id is settled in the set store, so no id is ever in neither.
+What a person does is recorded: :mod:`escrowmq.outbox.acts`.
 """
 
 from __future__ import annotations
@@ -90,7 +91,8 @@ def list_cases(
     limit: int = 100,
     after: Case | None = None,
 ) -> list[Case]:
-    """Cases in some states (None: in any), of one compensation or of all, by name and id; the next page is ``after`` the last one."""
+    """Cases in some states (None: in any), of one compensation or of all, by name and id; the next page is ``after``
+    the last one."""
     wanted = sa.select(trans_compensation_case)
     if name is not None:
         wanted = wanted.where(_C.name == name)
@@ -122,21 +124,22 @@ def count_cases(database: Database, name: str | None = None) -> dict[CaseState, 
 def retry_cases(
     database: Database, name: str, ids: Iterable[str | bytes], *, by: str | None = None, why: str | None = None
 ) -> list[CaseDone]:
-    """Have them looked up and handled by the next run of a scheduler, tries counted anew; one result an id. ``by``: who; None: the
-    system's user; ``why``: the reason, for the record. Also what a person had settled."""
+    """Have them looked up and handled by the next run of a scheduler, tries counted anew; one result an id. ``by``:
+    who; None: the system's user; ``why``: the reason, for the record. Also what a person had settled."""
     return _act(database, name, ids, by, why, CaseState.RETRY)
 
 
 def settle_cases(
     database: Database, name: str, ids: Iterable[str | bytes], *, by: str | None = None, why: str | None = None
 ) -> list[CaseDone]:
-    """Do nothing more about them, ever: a person has seen to it. One result an id. The message at the broker stays as it is."""
+    """Do nothing more about them, ever: a person has seen to it. One result an id. The message at the broker stays as
+    it is."""
     return _act(database, name, ids, by, why, CaseState.SETTLED)
 
 
 def purge_cases(database: Database, older_than: float, name: str | None = None) -> int:
-    """Delete DONE and SETTLED cases that have not changed for so many seconds; how many. An id that a person settled must not come
-    again after that: choose it longer than the key topic is kept."""
+    """Delete DONE and SETTLED cases that have not changed for so many seconds; how many. An id that a person settled
+    must not come again after that: choose it longer than the key topic is kept."""
     age = age_of(older_than)
     ended = _C.state.in_([CaseState.DONE.value, CaseState.SETTLED.value])
     with transaction(database, trans_compensation_case) as connection:
@@ -169,7 +172,7 @@ def _act(
 
 
 def _engine_of(database: Database) -> sa.Engine:
-    """The engine that holds the cases."""
+    """Return the engine that holds the cases."""
     if isinstance(database, sa.Engine):
         return database
     with transaction(database, trans_compensation_case) as connection:
@@ -200,15 +203,16 @@ class Cases:
             return [bytes(one) for one in connection.scalars(wanted.order_by(_C.changed_us).limit(limit))]
 
     def conflicts(self, reasons: dict[bytes, str]) -> None:
-        """These wait for a person from now on."""
+        """Record cases that wait for a person from now on."""
         self._write(reasons, CaseState.CONFLICT)
 
     def failed(self, reasons: dict[bytes, str]) -> set[bytes]:
-        """One more try of these failed; those that are STUCK by now: they wait for a person, and the others are tried again."""
+        """One more try of these failed; those that are STUCK by now: they wait for a person, and the others are tried
+        again."""
         return self._write(reasons, CaseState.TRYING)
 
     def done(self, ids: Sequence[bytes]) -> None:
-        """These were dealt with: what nobody has acted on is forgotten, the rest is kept as DONE."""
+        """Record cases that were dealt with: those that nobody touched are deleted, the rest are kept as DONE."""
         with transaction(self._database, trans_compensation_case) as connection:
             for row in _rows(connection, self._name, ids):
                 mine = _is(self._name, bytes(row.message_id)), _C.state == row.state

@@ -1,11 +1,12 @@
 """Effect, mark and entry of the commit set as one step; the same step for a consumer and for the scheduler.
 
-The mark, in ``trans_recv_log`` of the database that holds the effect, is the truth: who finds it does nothing. The entry of the commit set only saves the scheduler a look-up.
+The mark, in ``trans_recv_log`` of the database that holds the effect, is the truth: who finds it does nothing. The
+entry of the commit set only saves the scheduler a look-up.
 
 - A set store in the business database itself: the entry is written in the transaction of effect and mark.
-- Any other: the transaction commits, the entry is made, then the message is acknowledged. A process that dies in between gets the message
-  again, finds the mark, and makes the entry. If the store is away, the effects go on without it: the suspension is noted in the
-  journal, and the recovery reads the marks.
+- Any other: the transaction commits, the entry is made, then the message is acknowledged. A process that dies in
+  between gets the message again, finds the mark, and makes the entry. If the store is away, the effects go on without
+  it: the suspension is noted in the journal, and the recovery reads the marks.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ if TYPE_CHECKING:
     from escrowmq.client.consuming.received import Received
 
     Handler = Callable[[Any, Any], object]
-    """``handler(session, message)``: the effect. The message is a received one, or one that the scheduler looked up: both have ``topic, key,
-    tag, properties, body, message_id, transaction_id``."""
+    """``handler(session, message)``: the effect. The message is a received one, or one that the scheduler looked up:
+    both have ``topic, key, tag, properties, body, message_id, transaction_id``."""
 
 logger = logging.getLogger(__name__)
 
@@ -68,11 +69,11 @@ def consume(
     max_messages: int = 500,
     idle_timeout: float | None = None,
 ) -> int:
-    """As :func:`escrowmq.outbox.inbox.consume`, and each message that has had its effect, now or before, is in the commit set of ``sets``
-    before it is acknowledged; how many effects there were.
+    """As :func:`escrowmq.outbox.inbox.consume`, and each message that has had its effect, now or before, is in the
+    commit set of ``sets`` before it is acknowledged; how many effects there were.
 
-    ``group`` names the marks (None: the consumer's own); the scheduler must be given the same. A store that fails stops nothing, see above; its
-    errors are logged. Raises as ``inbox.consume``.
+    ``group`` names the marks (None: the consumer's own); the scheduler must be given the same. A store that fails stops
+    nothing, see above; its errors are logged. Raises as ``inbox.consume``.
     """
     entries = Entries(database, sets)
     hook: dict[str, Any] = {"within": entries.within} if entries.together else {"after": entries.after}
@@ -155,7 +156,8 @@ class Effects(Protocol):
     """What a scheduler does with messages that it has looked up."""
 
     def apply(self, messages: Sequence[Any]) -> list[bool | Exception]:
-        """Of each message: True: it has its effect now; False: it had it already; an error: it has none, and another try may help."""
+        """Of each message: True: it has its effect now; False: it had it already; an error: it has none, and another
+        try may help."""
         ...
 
 
@@ -168,7 +170,8 @@ class DatabaseEffects:
         self._group = group
 
     def apply(self, messages: Sequence[Any]) -> list[bool | Exception]:
-        """All in one transaction; if that fails, in one each. Raises Misuse(NO_TABLES | SCHEMA_VERSION | NO_TRANSACTION)."""
+        """All in one transaction; if that fails, in one each. Raises Misuse(NO_TABLES | SCHEMA_VERSION |
+        NO_TRANSACTION)."""
         if not messages:
             return []
         try:

@@ -1,10 +1,13 @@
-"""Keys that come by another broker: Kafka, Redis Streams, RabbitMQ. Small loops that read them into the half set with *your* client.
+"""Keys that come by another broker: Kafka, Redis Streams, RabbitMQ. Small loops that read them into the half set with
+*your* client.
 
-Each takes a batch, records it, and acknowledges it when ``HalfSet.add`` has returned; while the compensation is suspended it holds what it has
-and takes no more. What comes twice is one entry. A message that announces nothing (no id in its header or its key) is logged, acknowledged and passed over.
+Each takes a batch, records it, and acknowledges it when ``HalfSet.add`` has returned; while the compensation is
+suspended it holds what it has and takes no more. What comes twice is one entry. A message that announces nothing (no id
+in its header or its key) is logged, acknowledged and passed over.
 
-For a store that can lose what it holds, keys must be readable again: ``kafka_again`` and ``redis_again`` are what ``GivenKeys(read_again=...)`` takes. A RabbitMQ queue
-cannot be read again, so there the sets belong into a SQL database.
+For a store that can lose what it holds, keys must be readable again: ``kafka_again`` and ``redis_again`` are what
+``GivenKeys(read_again=...)`` takes. A RabbitMQ queue cannot be read again, so there the sets belong into a SQL
+database.
 """
 
 from __future__ import annotations
@@ -50,8 +53,9 @@ class Halves(Protocol):
 
 
 def of_kafka(messages: Iterable[Any]) -> Keys:
-    """Keys from ``confluent_kafka`` messages. The time is Kafka's timestamp: the relay's clock, or the broker's where the topic has
-    ``message.timestamp.type=LogAppendTime``, which is better. Raises Unknown(DISCONNECTED) for a message that is an error."""
+    """Keys from ``confluent_kafka`` messages. The time is Kafka's timestamp: the relay's clock, or the broker's where
+    the topic has ``message.timestamp.type=LogAppendTime``, which is better. Raises Unknown(DISCONNECTED) for a message
+    that is an error."""
     found: list[tuple[bytes, int]] = []
     for message in messages:
         if message.error() is not None:
@@ -63,7 +67,8 @@ def of_kafka(messages: Iterable[Any]) -> Keys:
 
 
 def of_redis(entries: Iterable[Any]) -> Keys:
-    """Keys from entries of a stream, ``(entry id, fields)`` as redis-py gives them, decoded or not. The time is Redis's own, in the entry id."""
+    """Keys from entries of a stream, ``(entry id, fields)`` as redis-py gives them, decoded or not. The time is Redis's
+    own, in the entry id."""
     found: list[tuple[bytes, int]] = []
     for entry, fields in entries:
         name = entry.decode() if isinstance(entry, bytes) else str(entry)
@@ -72,8 +77,8 @@ def of_redis(entries: Iterable[Any]) -> Keys:
 
 
 def of_rabbitmq(messages: Iterable[Any]) -> Keys:
-    """Keys from ``aio_pika`` messages, or anything with ``headers``. RabbitMQ keeps no time: it is that of this reading, so
-    the grace time of such an id begins when it is read."""
+    """Keys from ``aio_pika`` messages, or anything with ``headers``. RabbitMQ keeps no time: it is that of this
+    reading, so the grace time of such an id begins when it is read."""
     found: list[tuple[bytes, int]] = []
     for message in messages:
         _put(found, message.headers, _now_us(), "RabbitMQ")
@@ -91,8 +96,9 @@ def read_kafka(
     idle_timeout: float | None = None,
     most: int = 1_000,
 ) -> int:
-    """Read a ``confluent_kafka.Consumer``, subscribed to the key topic with ``enable.auto.commit=false``, until ``stop`` is set or nothing
-    came for ``idle_timeout`` seconds; how many keys were recorded. Offsets are committed at Kafka when their keys are recorded."""
+    """Read a ``confluent_kafka.Consumer``, subscribed to the key topic with ``enable.auto.commit=false``, until
+    ``stop`` is set or nothing came for ``idle_timeout`` seconds; how many keys were recorded. Offsets are committed at
+    Kafka when their keys are recorded."""
     ended, count, last = stop or threading.Event(), 0, time.monotonic()
     while not (ended.is_set() or _idle(last, idle_timeout)):
         messages = consumer.consume(most, _step(idle_timeout))
@@ -122,8 +128,9 @@ def read_redis(
     most: int = 1_000,
     claim_after: float = 60.0,
 ) -> int:
-    """Read a stream by ``redis.Redis`` as consumer ``name`` of its consumer group ``group``, which is made if it is not there; otherwise as
-    :func:`read_kafka`. What another consumer has read and not acknowledged for ``claim_after`` seconds is taken over."""
+    """Read a stream by ``redis.Redis`` as consumer ``name`` of its consumer group ``group``, which is made if it is not
+    there; otherwise as :func:`read_kafka`. What another consumer has read and not acknowledged for ``claim_after``
+    seconds is taken over."""
     try:
         client.xgroup_create(stream, group, id="0", mkstream=True)
     except Exception as problem:
@@ -151,8 +158,8 @@ def read_redis(
 async def read_rabbitmq(
     queue: Any, halves: Halves, *, stop: asyncio.Event | None = None, idle_timeout: float | None = None, most: int = 500
 ) -> int:
-    """Read an ``aio_pika`` queue; otherwise as :func:`read_kafka`. Give it a channel of its own: acknowledging the last message of a batch acknowledges
-    all that the channel has taken before."""
+    """Read an ``aio_pika`` queue; otherwise as :func:`read_kafka`. Give it a channel of its own: acknowledging the last
+    message of a batch acknowledges all that the channel has taken before."""
     ended, count, last = stop or asyncio.Event(), 0, time.monotonic()
     away = threading.Event()
     try:
@@ -183,8 +190,9 @@ async def read_rabbitmq(
 
 
 def kafka_again(config: Mapping[str, Any], topic: str) -> Callable[[int], Iterator[Keys]]:
-    """For ``GivenKeys(read_again=...)``: reads the key topic from a time on, up to what stands in it now. ``config``: librdkafka's settings, with
-    ``bootstrap.servers``; it joins no group and commits nothing. Raises Unknown(DISCONNECTED) if Kafka does not answer."""
+    """For ``GivenKeys(read_again=...)``: reads the key topic from a time on, up to what stands in it now. ``config``:
+    librdkafka's settings, with ``bootstrap.servers``; it joins no group and commits nothing. Raises
+    Unknown(DISCONNECTED) if Kafka does not answer."""
 
     def read(since_us: int) -> Iterator[Keys]:
         import confluent_kafka as kafka
@@ -223,8 +231,9 @@ def kafka_again(config: Mapping[str, Any], topic: str) -> Callable[[int], Iterat
 
 
 def redis_again(client: Any, stream: str) -> Callable[[int], Iterator[Keys]]:
-    """For ``GivenKeys(read_again=...)``: reads a stream from a time on, up to what stands in it now. The stream must not be trimmed to less than a compensation needs,
-    and not be in the same Redis as the sets: what empties one empties the other."""
+    """For ``GivenKeys(read_again=...)``: reads a stream from a time on, up to what stands in it now. The stream must
+    not be trimmed to less than a compensation needs, and not be in the same Redis as the sets: what empties one empties
+    the other."""
 
     def read(since_us: int) -> Iterator[Keys]:
         last = client.xrevrange(stream, count=1)

@@ -1,7 +1,8 @@
-"""Where announced ids come from, as far as a scheduler and a recovery must know it: which are read for good, and how to read them again.
+"""Where announced ids come from, as far as a scheduler and a recovery must know it: which are read for good, and how to
+read them again.
 
-``TopicKeys`` is a key topic of ours. Keys that come by another broker are :class:`GivenKeys`: their program reads them, gives them to the half
-set, and says here what it can.
+``TopicKeys`` is a key topic of ours. Keys that come by another broker are :class:`GivenKeys`: their program reads them,
+gives them to the half set, and says here what it can.
 """
 
 from __future__ import annotations
@@ -28,24 +29,26 @@ class KeyFeed(Protocol):
     """The keys of one compensation, as the broker has them that carries them."""
 
     def now_us(self) -> int:
-        """The clock by which keys are stored; of several the slowest. Raises Overloaded or Unknown if nobody answers."""
+        """Return the clock by which keys are stored; of several the slowest. Raises Overloaded or Unknown if nobody
+        answers."""
         ...
 
     def acknowledged_us(self) -> int | None:
-        """A time before which every key was acknowledged, so is in the set store; None: that cannot be told now.
+        """Return a time before which every key was acknowledged, so is in the set store; None: that cannot be told now.
 
         It must not be too late by a moment: with an emptied store, keys from before it are not read again.
         """
         ...
 
     def read_again(self, since_us: int) -> Iterator[KeyTimes]:
-        """All keys that were stored then or later, acknowledged or not, in parts of at most 10,000; more than that do no harm. Raises
-        an EscrowError if some cannot be read now, or never."""
+        """All keys that were stored then or later, acknowledged or not, in parts of at most 10,000; more than that do
+        no harm. Raises an EscrowError if some cannot be read now, or never."""
         ...
 
 
 def id_of_key(key: str | None, message_id: bytes) -> bytes:
-    """The id that a key message announces: its key, 32 hex digits. Anything else stands for its own message id, which is the announced one,
+    """Return the id that a key message announces: its key, 32 hex digits. Anything else stands for its own message id,
+    which is the announced one,
     too, where our producer made it; a stray message so becomes a case for a person and is not lost."""
     if key is not None and len(key) == 32:
         try:
@@ -64,14 +67,15 @@ class TopicKeys:
         self.group = group
 
     def now_us(self) -> int:
-        """The slowest clock of the brokers that are there."""
+        """Return the slowest clock of the brokers that are there."""
         answers = self._bus.admin.hello()
         if not answers:
             raise away(answers.missing, "no broker tells the time")
         return min(answer.get("time_us", time.time_ns() // 1000) for answer in answers)
 
     def acknowledged_us(self) -> int | None:
-        """The brokers' now, asked first, or the store time of the first key that is not acknowledged, whichever is earlier."""
+        """Return the brokers' now, asked first, or the store time of the first key that is not acknowledged,
+        whichever is earlier."""
         try:
             now_us = self.now_us()
             listed = self._bus.admin.groups()
@@ -115,7 +119,8 @@ class TopicKeys:
         return None
 
     def read_again(self, since_us: int) -> Iterator[KeyTimes]:
-        """What stands in the topic now, from that time on, whoever acknowledged it. Overloaded(BROKER_AWAY) if a broker is away."""
+        """Yield the keys that the topic holds now, from that time on, acknowledged or not. Overloaded(BROKER_AWAY)
+        if a broker is away."""
         since = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=max(since_us - _SLACK_US, 0))
         try:
             lines = self._bus.admin.offsets(self.topic, time=since)
@@ -149,8 +154,9 @@ class TopicKeys:
 class GivenKeys:
     """Keys that come by another broker: what their program can say of them.
 
-    ``acknowledged_us`` and ``read_again`` as of :class:`KeyFeed`. Without the first ``settled_us`` never moves, so a recovery reads everything again;
-    without the second a store that lost its entries stays suspended, with an error that says so.
+    ``acknowledged_us`` and ``read_again`` as of :class:`KeyFeed`. Without the first ``settled_us`` never moves, so a
+    recovery reads everything again; without the second a store that lost its entries stays suspended, with an error
+    that says so.
     """
 
     def __init__(
@@ -165,15 +171,15 @@ class GivenKeys:
         self._now_us = now_us
 
     def now_us(self) -> int:
-        """The clock that was given, or this machine's."""
+        """Return the clock that was given, or this machine's."""
         return time.time_ns() // 1000 if self._now_us is None else self._now_us()
 
     def acknowledged_us(self) -> int | None:
-        """What was given, or: that cannot be told."""
+        """Return the given time, or None if it is unknown."""
         return None if self._acknowledged_us is None else self._acknowledged_us()
 
     def read_again(self, since_us: int) -> Iterator[KeyTimes]:
-        """What was given. Misuse(BAD_SETTING) without it."""
+        """Yield the given keys. Misuse(BAD_SETTING) without it."""
         if self._read_again is None:
             text = "the set store has lost what it held, and nothing was given that reads the keys again"
             raise Misuse(

@@ -1,7 +1,8 @@
 """The half-set consumer: whoever reads the announcements records them in the half set, and acknowledges them only then.
 
-What was acknowledged is in the store, or the store was lost: then ``settled_us`` of the journal says from where the topic is read again. While
-the compensation is suspended nothing is taken, so announcements wait where they are safe, at the broker.
+What was acknowledged is in the store, or the store was lost: then ``settled_us`` of the journal says from where the
+topic is read again. While the compensation is suspended nothing is taken, so announcements wait where they are safe, at
+the broker.
 """
 
 from __future__ import annotations
@@ -40,9 +41,11 @@ FIRST_PAUSE, LAST_PAUSE = 0.2, 5.0
 
 
 class HalfSet:
-    """The half set of one compensation, for whoever has announced ids and their times: what comes by another broker, too.
+    """The half set of one compensation, for whoever has announced ids and their times: what comes by another broker,
+    too.
 
-    ``group`` (None: the name of ``sets``) names the marks of the consumers of the messages, which a recovery reads. Thread-safe.
+    ``group`` (None: the name of ``sets``) names the marks of the consumers of the messages, which a recovery reads.
+    Thread-safe.
     """
 
     def __init__(
@@ -53,8 +56,8 @@ class HalfSet:
         self._recovery = Recovery(self.journal, sets, feed, sets.name if group is None else group, margin)
 
     def ready(self) -> bool:
-        """Whether announcements may be taken from their broker now; a recovery is made if one is needed. Raises Misuse(NO_TABLES |
-        SCHEMA_VERSION), and the database's own errors."""
+        """Whether announcements may be taken from their broker now; a recovery is made if one is needed. Raises
+        Misuse(NO_TABLES | SCHEMA_VERSION), and the database's own errors."""
         return self._recovery.ensure() is not None
 
     @property
@@ -63,10 +66,11 @@ class HalfSet:
         return self._recovery.problem
 
     def add(self, ids: Sequence[bytes], stored_us: Sequence[int]) -> None:
-        """Record announcements, each with the time at which its broker stored it (microseconds since 1970). Acknowledge them at that broker
-        when this has returned, and not otherwise.
+        """Record announcements, each with the time at which its broker stored it (microseconds since 1970). Acknowledge
+        them at that broker when this has returned, and not otherwise.
 
-        Raises Overloaded(QUEUE_FULL) while the compensation is suspended, and the errors of a set store, which suspend it.
+        Raises Overloaded(QUEUE_FULL) while the compensation is suspended, and the errors of a set store, which suspend
+        it.
         """
         standing = self.journal.read()
         if standing is None or standing.suspended:
@@ -83,8 +87,8 @@ class HalfSet:
 class HalfSetConsumer:
     """Consumes a key topic of ours into the half set. Several may run at once.
 
-    ``group`` is the consumer group of the keys (None: the name of ``sets`` and ``.keys``); ``marks`` the group of the consumers of the messages
-    (None: the name of ``sets``). Raises as :class:`Journal`.
+    ``group`` is the consumer group of the keys (None: the name of ``sets`` and ``.keys``); ``marks`` the group of the
+    consumers of the messages (None: the name of ``sets``). Raises as :class:`Journal`.
     """
 
     def __init__(
@@ -108,8 +112,8 @@ class HalfSetConsumer:
     def run(self, stop: threading.Event | None = None, idle_timeout: float | None = None) -> int:
         """Consume until ``stop`` is set, or no key was taken for ``idle_timeout`` seconds; how many were.
 
-        A store, broker or database that is away is waited for. Raises Misuse(NO_TABLES | SCHEMA_VERSION) and what else waiting does
-        not mend.
+        A store, broker or database that is away is waited for. Raises Misuse(NO_TABLES | SCHEMA_VERSION) and what else
+        waiting does not mend.
         """
         ended = threading.Event() if stop is None else stop
         backoff = Backoff(FIRST_PAUSE, LAST_PAUSE)
@@ -136,7 +140,7 @@ class HalfSetConsumer:
         return count
 
     def _some(self, consumer: Consumer, wait: float) -> int:
-        """The keys of one batch, if one comes within ``wait`` seconds."""
+        """Return the keys of one batch, if one comes within ``wait`` seconds."""
         for batch in consumer.batches(self._max, idle_timeout=wait):
             try:
                 self._take(batch)
@@ -157,7 +161,7 @@ class HalfSetConsumer:
 
 
 def keys_group(name: str) -> str:
-    """The consumer group that reads the keys of compensation ``name``, unless another is named."""
+    """Return the consumer group that reads the keys of compensation ``name``, unless another is named."""
     return f"{name}.keys"
 
 

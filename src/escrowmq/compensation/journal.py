@@ -1,16 +1,17 @@
 """What a compensation knows of its own standing: one row of ``trans_compensation`` in the business database.
 
-The set store holds the two sets, and can lose them: it is down, it was emptied, another server answers under its address. What is needed to
-put that right must not be in it, so it is here:
+The set store holds the two sets, and can lose them: it is down, it was emptied, another server answers under its
+address. What is needed to put that right must not be in it, so it is here:
 
-- ``epoch``: of the store (``SetStore.epoch``) when it was last known to be whole. Another epoch: entries may be missing.
-- ``settled_us``: a broker time. Every key that became visible in the key topic before it is settled, or in the store of that epoch. So reading the
-  key topic again from there makes a store that was emptied whole.
-- ``suspended_us``: since when, by the database's clock, the store is not relied on. The half-set consumer takes nothing then, and every mark in
-  ``trans_recv_log`` since (with a margin) may lack its entry in the commit set.
+- ``epoch``: of the store (``SetStore.epoch``) when it was last known to be whole. Another epoch: entries may be
+  missing.
+- ``settled_us``: a broker time. Every key that became visible in the key topic before it is settled, or in the store of
+  that epoch. So reading the key topic again from there makes a store that was emptied whole.
+- ``suspended_us``: since when, by the database's clock, the store is not relied on. The half-set consumer takes nothing
+  then, and every mark in ``trans_recv_log`` since (with a margin) may lack its entry in the commit set.
 
-Every change is one UPDATE that names what it was made of (compare and set on ``version``), so two schedulers, or one that slept through a
-suspension, never undo what they did not see.
+Every change is one UPDATE that names what it was made of (compare and set on ``version``), so two schedulers, or one
+that slept through a suspension, never undo what they did not see.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ class Standing:
     reason: str | None
     """Why it is, or was last, suspended."""
     changed_us: int
-    """When the row last changed, by the database's clock: each run of a scheduler that could use the store raises ``settled_us``."""
+    """When the row last changed, by the database's clock: each run of a scheduler that could use the store raises
+    ``settled_us``."""
 
     @property
     def suspended(self) -> bool:
@@ -68,7 +70,8 @@ class Standing:
 
 @contextmanager
 def transaction(database: Database, table: sa.Table = trans_compensation) -> Iterator[sa.Connection]:
-    """A transaction of one's own in the business database, on the connection that holds ``table``. Raises Misuse(NO_TABLES | SCHEMA_VERSION)."""
+    """Yield a transaction of one's own in the business database, on the connection that holds ``table``. Raises
+    Misuse(NO_TABLES | SCHEMA_VERSION)."""
     with database.begin() as session, transaction_of(session, table) as connection:
         yield connection
 
@@ -76,7 +79,8 @@ def transaction(database: Database, table: sa.Table = trans_compensation) -> Ite
 class Journal:
     """The row of compensation ``name``. Thread-safe. Every method is a transaction of its own.
 
-    Raises Rejected(BAD_GROUP_NAME); Misuse(NO_TABLES | SCHEMA_VERSION); SQLAlchemy's own errors when the database is away.
+    Raises Rejected(BAD_GROUP_NAME); Misuse(NO_TABLES | SCHEMA_VERSION); SQLAlchemy's own errors when the database is
+    away.
     """
 
     def __init__(self, database: Database, name: str) -> None:
@@ -91,7 +95,8 @@ class Journal:
             return self._read(connection)
 
     def begin(self, epoch: str | None, reason: str | None = None) -> Standing:
-        """How it stands; if it never began it begins now, with a store of ``epoch`` (None: it does not answer, for ``reason``: suspended).
+        """How it stands; if it never began it begins now, with a store of ``epoch`` (None: it does not answer, for
+        ``reason``: suspended).
 
         To be called before the first key is acknowledged: what was acknowledged before would be in no epoch.
         """
@@ -107,7 +112,8 @@ class Journal:
             return found
 
     def suspend(self, reason: str) -> bool:
-        """Rely on the store no longer; False: it was suspended already, or never began. The earlier time and reason stay."""
+        """Rely on the store no longer; False: it was suspended already, or never began. The earlier time and reason
+        stay."""
         with transaction(self.database) as connection:
             now_us = database_now_us(connection)
             values = {"suspended_us": now_us, "reason": _cut(reason), "changed_us": now_us, "version": _ROW.version + 1}
@@ -115,15 +121,15 @@ class Journal:
             return connection.execute(change).rowcount == 1
 
     def resume(self, seen: Standing, epoch: str) -> bool:
-        """Rely on the store again, of this ``epoch``: the end of a recovery that began with ``seen``. False: something changed meanwhile,
-        so the recovery must be made again."""
+        """Rely on the store again, of this ``epoch``: the end of a recovery that began with ``seen``. False: something
+        changed meanwhile, so the recovery must be made again."""
         with transaction(self.database) as connection:
             values = {"epoch": epoch, "suspended_us": None, "changed_us": database_now_us(connection)}
             return self._set(connection, seen, {**values, "version": seen.version + 1})
 
     def raise_settled(self, seen: Standing, settled_us: int) -> bool:
-        """Move ``settled_us`` on, never back; False: something changed since ``seen`` (a suspension, a recovery, another scheduler), or it
-        would not move."""
+        """Move ``settled_us`` on, never back; False: something changed since ``seen`` (a suspension, a recovery,
+        another scheduler), or it would not move."""
         if seen.suspended or settled_us <= seen.settled_us:
             return False
         with transaction(self.database) as connection:
@@ -140,13 +146,13 @@ class Journal:
         return None if row is None else Standing(*row)
 
     def now_us(self) -> int:
-        """The database's clock."""
+        """Return the database's clock."""
         with transaction(self.database) as connection:
             return database_now_us(connection)
 
     def marks(self, group: str, since_us: int) -> Iterator[list[bytes]]:
-        """Ids of the messages that consumer group ``group`` handled since then (by the database's clock), in pages, each read in a
-        transaction of its own. A mark of a transaction that commits meanwhile may be missing."""
+        """Ids of the messages that consumer group ``group`` handled since then (by the database's clock), in pages,
+        each read in a transaction of its own. A mark of a transaction that commits meanwhile may be missing."""
         at_us, after = since_us, b""
         while True:
             later = sa.or_(_SEEN.seen_us > at_us, sa.and_(_SEEN.seen_us == at_us, _SEEN.message_id > after))

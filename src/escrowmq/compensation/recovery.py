@@ -2,11 +2,13 @@
 
 A missing entry of the commit set costs a look-up; a missing entry of the half set would be a lost repair. So:
 
-1. The store does not answer, or its epoch is not the journal's: the journal says *suspended*. The half-set consumer takes nothing.
-2. It answers. Of the same epoch, nothing it held is lost: marks since the suspension are read from ``trans_recv_log`` into the commit set.
-   Of another epoch it may lack anything: marks since ``settled_us`` are read, and the key topic is read again from there.
-3. Only then one compare-and-set makes the journal say: this epoch, not suspended. Whoever dies before it leaves the suspension, and another
-   process recovers anew; whatever is recorded twice is one entry.
+1. The store does not answer, or its epoch is not the journal's: the journal says *suspended*. The half-set consumer
+   takes nothing.
+2. It answers. Of the same epoch, nothing it held is lost: marks since the suspension are read from ``trans_recv_log``
+   into the commit set. Of another epoch it may lack anything: marks since ``settled_us`` are read, and the key topic is
+   read again from there.
+3. Only then one compare-and-set makes the journal say: this epoch, not suspended. Whoever dies before it leaves the
+   suspension, and another process recovers anew; whatever is recorded twice is one entry.
 """
 
 from __future__ import annotations
@@ -25,14 +27,17 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MARGIN = 300.0
-"""Seconds that marks are read from before: a transaction's mark has the time of its beginning, and clocks differ. More only costs reading."""
+"""Seconds that marks are read from before: a transaction's mark has the time of its beginning, and clocks differ. More
+only costs reading.
+"""
 
 _STOPS = frozenset({Code.NO_TABLES, Code.SCHEMA_VERSION, Code.NO_TRANSACTION})
 """What no waiting mends."""
 
 
 class Recovery:
-    """Looks whether the store can be relied on, and makes it so. Any process of a compensation may, several at once too."""
+    """Looks whether the store can be relied on, and makes it so. Any process of a compensation may, several at once
+    too."""
 
     def __init__(self, journal: Journal, sets: SetStore, feed: KeyFeed, group: str, margin: float = MARGIN) -> None:
         self._journal = journal
@@ -46,7 +51,8 @@ class Recovery:
         """Why the last :meth:`ensure` gave None."""
 
     def ensure(self) -> Standing | None:
-        """How the compensation stands, if its store can be relied on (after a recovery, if that was needed); None: it is suspended.
+        """How the compensation stands, if its store can be relied on (after a recovery, if that was needed); None: it
+        is suspended.
 
         Raises Misuse(NO_TABLES | SCHEMA_VERSION) and the database's own errors.
         """
@@ -79,7 +85,7 @@ class Recovery:
         return None if found is None or found.suspended else found
 
     def suspend(self, problem: EscrowError) -> None:
-        """The store failed somebody: note it, once."""
+        """Note, once, that the store failed."""
         self._suspend(str(problem))
 
     def _suspend(self, reason: str) -> None:

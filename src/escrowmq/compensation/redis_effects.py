@@ -1,11 +1,13 @@
 """Effects that are in the Redis of the sets itself: effect, mark and entry of the commit set in one ``MULTI``.
 
-The mark is a key of its own in that Redis, watched from before it is looked for until the step, so of two who handle a message at once one has its step
-refused and then finds the mark. Redis undoes nothing when a command of a step fails while it runs (a value of another kind): the mark is then taken away again,
-the error raised, and what the other commands did stands, and is done again with the next try. So queue commands that cannot fail, or
-commands that may be repeated.
+The mark is a key of its own in that Redis, watched from before it is looked for until the step, so of two who handle a
+message at once one has its step refused and then finds the mark. Redis undoes nothing when a command of a step fails
+while it runs (a value of another kind): the mark is then taken away again, the error raised, and what the other
+commands did stands, and is done again with the next try. So queue commands that cannot fail, or commands that may be
+repeated.
 
-A recovery reads marks of the business database only, so after one the scheduler looks up what these had handled, too, and finds their marks here.
+A recovery reads marks of the business database only, so after one the scheduler looks up what these had handled, too,
+and finds their marks here.
 """
 
 from __future__ import annotations
@@ -37,8 +39,9 @@ Queue = Callable[[Any, Any], object]
 class RedisEffects:
     """The effects of one consumer group, for its consumers (:meth:`consume`) and, as ``effects``, for the scheduler.
 
-    ``client`` is of the same server and database as ``sets``. ``keep``: seconds that a mark is kept (None: for ever); a message that comes again after
-    that has its effect twice, so it must be longer than any redelivery and any recovery can take. Thread-safe.
+    ``client`` is of the same server and database as ``sets``. ``keep``: seconds that a mark is kept (None: for ever); a
+    message that comes again after that has its effect twice, so it must be longer than any redelivery and any recovery
+    can take. Thread-safe.
     """
 
     def __init__(
@@ -57,8 +60,8 @@ class RedisEffects:
         self._keep_ms = None if keep is None else max(round(keep * 1e3), 1)
 
     def consume(self, consumer: Consumer, *, max_messages: int = TOGETHER, idle_timeout: float | None = None) -> int:
-        """Consume until ``consumer`` is closed, or nothing came for ``idle_timeout`` seconds; how many messages had their effect. What fails
-        goes back (``nack``)."""
+        """Consume until ``consumer`` is closed, or nothing came for ``idle_timeout`` seconds; how many messages had
+        their effect. What fails goes back (``nack``)."""
         effects = 0
         for batch in consumer.batches(min(max_messages, TOGETHER), idle_timeout=idle_timeout):
             messages = list(batch)
@@ -73,7 +76,8 @@ class RedisEffects:
         return effects
 
     def apply(self, messages: Sequence[Any]) -> list[bool | Exception]:
-        """See :class:`escrowmq.compensation.effects.Effects`: of each message whether it has its effect now, had it before, or why not."""
+        """See :class:`escrowmq.compensation.effects.Effects`: of each message whether it has its effect now, had it
+        before, or why not."""
         results: list[bool | Exception] = []
         for at in range(0, len(messages), TOGETHER):
             part = messages[at : at + TOGETHER]
@@ -123,7 +127,8 @@ class RedisEffects:
 
 
 def _flush(consumer: Consumer) -> None:
-    """Wait for the acknowledgements; one that comes too late only means that its message comes again and finds its mark."""
+    """Wait for the acknowledgements; one that comes too late only means that its message comes again and finds its
+    mark."""
     try:
         consumer.flush()
     except EscrowError as problem:

@@ -101,7 +101,7 @@ class LookUps:
         self._threads = threads
 
     def find(self, ids: Sequence[bytes]) -> list[Finding]:
-        """What the brokers say of each."""
+        """Look each id up at the brokers."""
         return list(self._threads.map(self._find, ids))
 
     def _find(self, identity: bytes) -> Finding:
@@ -120,9 +120,10 @@ class LookUps:
 
 
 def judged(identity: bytes, rows: Sequence[Mapping[str, Any]], away: str = "") -> Finding:
-    """What the rows of a look-up say, when the brokers ``away`` (empty: none) did not answer.
+    """Judge the rows of a look-up, given the brokers ``away`` that did not answer.
 
-    What is visible or open anywhere is decisive; that something is rolled back, or not there, is so only if everybody was asked.
+    What is visible or open anywhere is decisive; that something is rolled back, or not there, is so only if
+    everybody was asked.
     """
     visible = tuple(row for row in rows if row["state"] in ("committed", "plain"))
     undecided = tuple(row for row in rows if row["state"] in ("open", "parked"))
@@ -142,7 +143,8 @@ def judged(identity: bytes, rows: Sequence[Mapping[str, Any]], away: str = "") -
 
 
 class Remedy(Protocol):
-    """What is done about ids that were looked up. What is REFUSED or AWAY never comes here; NOWHERE only if ``resends``."""
+    """What is done about ids that were looked up. What is REFUSED or AWAY never comes here; NOWHERE only if
+    ``resends``."""
 
     @property
     def resends(self) -> bool:
@@ -195,9 +197,11 @@ class Commit:
 
 
 class Handle:
-    """``handle``: the effect first, marked as the consumer group marks it, then the commit. A delivery that follows finds the mark.
+    """``handle``: the effect first, marked as the consumer group marks it, then the commit. A delivery that follows
+    finds the mark.
 
-    A delayed message that is not visible is only committed: its effect is the consumers', in its time, which its broker's clock tells.
+    A delayed message that is not visible is only committed: its effect is the consumers', in its time, which its
+    broker's clock tells.
     """
 
     resends = False
@@ -241,8 +245,8 @@ class Handle:
 class Resend:
     """``resend``: the application sends the message again under the same id, which at the broker is the same message.
 
-    ``function(message_id, message)`` gets what is known of it (None: no broker has it) and ends it in a way that is answered. What is not visible
-    afterwards counts as a failed try.
+    ``function(message_id, message)`` gets what is known of it (None: no broker has it) and ends it in a way that is
+    answered. What is not visible afterwards counts as a failed try.
     """
 
     resends = True
@@ -277,7 +281,7 @@ class Resend:
 
 
 def looked_up(row: Mapping[str, Any]) -> LookedUp:
-    """A row of a look-up as a handler gets it."""
+    """Return a row of a look-up as a handler gets it."""
     return LookedUp(
         row["topic"],
         row["key"],

@@ -5,11 +5,12 @@ One run, in this order:
 1. Suspended, or the store's epoch changed: recover (``recovery.py``). Without success only step 2.
 2. Cases that a person wants tried again: by the database alone.
 3. Runs whose lease has ended, its own that were left for later among them: adopted.
-4. The difference, of keys announced longer ago than ``grace`` by the brokers' clock: taken, part after part, until nothing is left.
+4. The difference, of keys announced longer ago than ``grace`` by the brokers' clock: taken, part after part, until
+   nothing is left.
 5. ``settled_us`` of the journal is raised.
 
-Each id is settled in the store only when it was dealt with, or a row of ``trans_compensation_case`` waits for a person. Whoever dies before leaves its run, which
-another adopts when its lease ends; whatever is done twice finds its mark.
+Each id is settled in the store only when it was dealt with, or a row of ``trans_compensation_case`` waits for a person.
+Whoever dies before leaves its run, which another adopts when its lease ends; whatever is done twice finds its mark.
 """
 
 from __future__ import annotations
@@ -72,17 +73,23 @@ class _StoreFailed(Exception):
 
 
 class Scheduler:
-    """Repairs one compensation, whose name is that of ``sets``. Several may run at once, in any number of processes. A context manager.
+    """Repairs one compensation, whose name is that of ``sets``. Several may run at once, in any number of processes. A
+    context manager.
 
-    - ``topics``: of the messages (a name, or several). ``keys``: the key topic, or a :class:`KeyFeed` for keys of another broker.
-    - ``group`` (None: the name of ``sets``): whose marks the effects have, that is the consumer group of the messages. ``keys_group``: that of the
-      half-set consumer (None: as :class:`HalfSetConsumer` has it).
-    - ``remedy``: ``"handle"`` runs ``handler(session, message)`` in a transaction of ``database`` (or ``effects``, where the effect is elsewhere) and then
-      commits the half message; ``"commit"`` only commits it; ``"resend"`` calls ``resend(message_id, message)``, see :class:`Resend`.
-    - ``grace`` (60): seconds that an announcement is left alone; choose it longer than a message usually takes to be handled, or
-      every message is looked up. ``limit`` (1,000): ids of one run of the store; ``lease`` (60): seconds that it holds.
-    - ``max_attempts`` (5) tries of an id that fails or is found nowhere, ``retry_after`` (30) seconds apart; then it is a case for a person.
-    - ``keep_commits`` (7 days): seconds that an entry of the commit set waits for its announcement. One that is dropped too early costs a look-up.
+    - ``topics``: of the messages (a name, or several). ``keys``: the key topic, or a :class:`KeyFeed` for keys of
+      another broker.
+    - ``group`` (None: the name of ``sets``): whose marks the effects have, that is the consumer group of the messages.
+      ``keys_group``: that of the half-set consumer (None: as :class:`HalfSetConsumer` has it).
+    - ``remedy``: ``"handle"`` runs ``handler(session, message)`` in a transaction of ``database`` (or ``effects``,
+      where the effect is elsewhere) and then commits the half message; ``"commit"`` only commits it; ``"resend"`` calls
+      ``resend(message_id, message)``, see :class:`Resend`.
+    - ``grace`` (60): seconds that an announcement is left alone; choose it longer than a message usually takes to be
+      handled, or every message is looked up. ``limit`` (1,000): ids of one run of the store; ``lease`` (60): seconds
+      that it holds.
+    - ``max_attempts`` (5) tries of an id that fails or is found nowhere, ``retry_after`` (30) seconds apart; then it is
+      a case for a person.
+    - ``keep_commits`` (7 days): seconds that an entry of the commit set waits for its announcement. One that is dropped
+      too early costs a look-up.
 
     Raises Misuse(BAD_ARGUMENT) for what does not fit together, and as :class:`Journal`.
     """
@@ -139,9 +146,8 @@ class Scheduler:
         return self._counters.now()
 
     def run(self, every: float, stop: threading.Event | None = None) -> None:
-        """:meth:`run_once` every ``every`` seconds until ``stop`` is set or :meth:`close` was called. A broker, store or database that is away is waited
-        for; Misuse (no tables, another schema version, ...) is raised.
-        """
+        """:meth:`run_once` every ``every`` seconds until ``stop`` is set or :meth:`close` was called. A broker, store
+        or database that is away is waited for; Misuse (no tables, another schema version, ...) is raised."""
         ended = self._stop if stop is None else stop
         while not self._stopped(stop):
             begun = time.monotonic()
@@ -159,10 +165,11 @@ class Scheduler:
                 ended.wait(min(left, POLL))
 
     def run_once(self, stop: threading.Event | None = None) -> Report:
-        """One run, as the module says; what it did. A set store that fails is no error: the compensation is suspended, and the report
-        says so. After ``stop`` it takes no more.
+        """One run, as the module says; what it did. A set store that fails is no error: the compensation is suspended,
+        and the report says so. After ``stop`` it takes no more.
 
-        Raises Misuse, the database's own errors, Overloaded or Unknown if no broker answers, and Unknown(CLOSED) after :meth:`close`.
+        Raises Misuse, the database's own errors, Overloaded or Unknown if no broker answers, and Unknown(CLOSED) after
+        :meth:`close`.
         """
         with self._running:
             if self._closed:
@@ -195,7 +202,8 @@ class Scheduler:
         return report
 
     def close(self) -> None:
-        """End :meth:`run`, after the ids that it is at, and let threads go; the set store and the bus are the caller's. Idempotent."""
+        """End :meth:`run`, after the ids that it is at, and let threads go; the set store and the bus are the caller's.
+        Idempotent."""
         self._stop.set()
         with self._running:
             self._closed = True
@@ -210,7 +218,7 @@ class Scheduler:
     # Where ids come from
 
     def _retry(self, counts: Counter[str]) -> None:
-        """What a person wants tried again. Two schedulers may both: the marks tell."""
+        """Retry the cases that an operator wants retried. Two schedulers may both: the marks tell."""
         ids = self._cases.to_retry(self._limit)
         counts["retried"] += len(ids)
         for at in range(0, len(ids), CHUNK):
@@ -304,8 +312,9 @@ class Scheduler:
     # The journal
 
     def _raise_settled(self) -> None:
-        """See ``settled_us`` in ``journal.py``. The order is what makes it right: how the journal stood, what is acknowledged, what the store holds, and
-        whether it still is the store that it was. A key that is acknowledged is in the store before, so at one of the two places it is seen."""
+        """See ``settled_us`` in ``journal.py``. The order is what makes it right: how the journal stood, what is
+        acknowledged, what the store holds, and whether it still is the store that it was. A key that is acknowledged is
+        in the store before, so at one of the two places it is seen."""
         seen = self._journal.read()
         acknowledged_us = self._feed.acknowledged_us()
         if seen is None or acknowledged_us is None:

@@ -77,7 +77,8 @@ class Statistics:
     cases: int = 0
     """Cases that waited for a person after the last run."""
     settled_age: float = 0.0
-    """Seconds between the brokers' clock and ``settled_us`` after the last run: so far back a recovery reads the keys."""
+    """Seconds between the brokers' clock and ``settled_us`` after the last run: so far back a recovery reads the keys.
+    """
     idle: float = 0.0
     """Seconds since a run last came to its end; 0: none has."""
 
@@ -96,7 +97,7 @@ class Counters:
         self._ended: float | None = None
 
     def ran(self, report: Report, **levels: float) -> None:
-        """A run came to its end; ``levels``: how it stands."""
+        """Note the end of a run; ``levels``: the numbers after it."""
         counts = {name: value for name, value in asdict(report).items() if name != "suspended"}
         counts |= {"runs": 1, "suspended_runs": int(report.suspended is not None)}
         with self._lock:
@@ -105,7 +106,7 @@ class Counters:
             self._ended = time.monotonic()
 
     def broke_off(self) -> None:
-        """An error broke a run off."""
+        """Note a run that an error broke off."""
         with self._lock:
             self._add({"broken_off": 1})
 
@@ -114,7 +115,7 @@ class Counters:
             self._counts[name] = self._counts.get(name, 0) + count
 
     def now(self) -> Statistics:
-        """The numbers as of now."""
+        """Return the numbers as of now."""
         with self._lock:
             idle = 0.0 if self._ended is None else time.monotonic() - self._ended
             return Statistics(**self._counts, **self._levels, idle=idle)
@@ -146,17 +147,20 @@ METRICS: dict[str, tuple[str, str]] = {
     "settled_age": ("gauge", "seconds back to which a recovery reads the keys"),
     "idle": ("gauge", "seconds since a run came to its end"),
 }
-"""By name of a number of :class:`Statistics`: its kind and its meaning. Exported as ``escrowmq_compensation_NAME``, in seconds with that ending."""
+"""By name of a number of :class:`Statistics`: its kind and its meaning. Exported as ``escrowmq_compensation_NAME``, in
+seconds with that ending.
+"""
 
 
 def metric_name(number: str) -> str:
-    """What a number of :class:`Statistics` is called at Prometheus (a counter ends in ``_total`` besides)."""
+    """Return the Prometheus name of a number of :class:`Statistics` (counters also end in ``_total``)."""
     seconds = "_seconds" if number in ("settled_age", "idle") else ""
     return f"escrowmq_compensation_{number}{seconds}"
 
 
 def collector(name: str, statistics: Callable[[], Statistics]) -> Any:
-    """A collector of ``prometheus_client`` for the scheduler of compensation ``name`` (a label): ``registry.register(collector(...))``."""
+    """Return a collector of ``prometheus_client`` for the scheduler of compensation ``name`` (a label):
+    ``registry.register(collector(...))``."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
     from prometheus_client.registry import Collector
 

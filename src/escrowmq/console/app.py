@@ -1,4 +1,4 @@
-"""The console's application: which path leads to which page, how an answer becomes HTML, and what a problem looks like."""
+"""The console's application: paths and their pages, rendering of answers as HTML, error pages."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def own_path(path: str) -> str:
 
 
 def build(console: Console) -> Starlette:
-    """The application over a console; the console's owner closes it."""
+    """Return the application over a console; the console's owner closes it."""
     templates = _templates(console)
     files = {name: (_HERE / "static" / name).read_bytes() for name in _STATIC}
 

@@ -22,26 +22,27 @@ class Asked:
     form: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def text(self, name: str) -> str | None:
-        """A value of the address, without the blanks around it; None for none. Raises Misuse(BAD_ARGUMENT) if it is too long."""
+        """Return a value of the address, without the blanks around it; None for none. Raises Misuse(BAD_ARGUMENT)
+        if it is too long."""
         value = self.query.get(name, "").strip()
         if len(value) > MAX_TEXT:
             raise error(Code.BAD_ARGUMENT, f"{name} has more than {MAX_TEXT:,} letters")
         return value or None
 
     def number(self, name: str, default: int) -> int:
-        """A whole number of the address, not negative. Raises Misuse(BAD_ARGUMENT)."""
+        """Return a whole number of the address, not negative. Raises Misuse(BAD_ARGUMENT)."""
         return _number(name, self.text(name), default)
 
     def one(self, name: str) -> str:
-        """A value of the form; empty for none."""
+        """Return a value of the form; empty for none."""
         return (self.form.get(name) or ("",))[0]
 
     def said(self, name: str) -> str | None:
-        """A value of the form without the blanks around it; None for none."""
+        """Return a value of the form without the blanks around it; None for none."""
         return self.one(name).strip() or None
 
     def counted(self, name: str, default: int) -> int:
-        """A whole number of the form, not negative. Raises Misuse(BAD_ARGUMENT)."""
+        """Return a whole number of the form, not negative. Raises Misuse(BAD_ARGUMENT)."""
         return _number(name, self.said(name), default)
 
 

@@ -1,4 +1,6 @@
-"""A message's body for the eye: as JSON, as text, or as hexadecimal digits; always as text of the page, never as markup."""
+"""A message's body for the eye: as JSON, as text, or as hexadecimal digits; always as text of the page, never as
+markup.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ class Body:
 
 
 def shown(body: bytes, wanted: str | None = None) -> Body:
-    """A body in the kind that is wanted, else in the most readable one that it can be."""
+    """Return a body in the kind that is wanted, else in the most readable one that it can be."""
     start = body[:MOST]
     text = _text(start, len(body) > MOST)
     neat = _neat(text) if text is not None and len(body) <= MOST else None

@@ -80,7 +80,8 @@ class Console:
         return ", ".join(self.addresses)
 
     def where(self, act: str, database: str | None = None) -> Any:
-        """Where the rows of an act live: the brokers, or the ``database`` of that name (None: the only one). Raises Misuse(BAD_ARGUMENT)."""
+        """Where the rows of an act live: the brokers, or the ``database`` of that name (None: the only one). Raises
+        Misuse(BAD_ARGUMENT)."""
         if not is_of_database(act):
             return self.bus
         if database is None and len(self.engines) == 1:
@@ -103,12 +104,12 @@ class Console:
         return plan.source not in self.engines if is_of_database(plan.act) else plan.source != self.source
 
     def now_us(self) -> int:
-        """The broker's time, by the last look at its clock."""
+        """Return the broker's time, by the last look at its clock."""
         last = self.sampler.last()
         return time.time_ns() // 1000 + (0 if last is None else last.skew_us)
 
     def page(self, call: Call[Any], what: str, cursor: str | None) -> paging.Rows:
-        """A page of a listing over all brokers."""
+        """Return a page of a listing over all brokers."""
         return paging.page(self.bus.router, call, what, cursor, self.timeout)
 
     def ask(self, number: int, call: Call[Any]) -> Any:
@@ -116,7 +117,7 @@ class Console:
         return self.bus.router.ask(number, call, time.monotonic() + self.timeout, longest=self.timeout)
 
     def number_of(self, address: str | None) -> int:
-        """The number of a broker by its address; of the only one without. Raises Misuse(BAD_ARGUMENT)."""
+        """Return the number of a broker by its address; of the only one without. Raises Misuse(BAD_ARGUMENT)."""
         if address is None and len(self.addresses) == 1:
             return 0
         if address not in self.addresses:
@@ -124,6 +125,6 @@ class Console:
         return self.addresses.index(address)
 
     def rows(self, number: int, request: ReadRequest) -> list[dict[str, Any]]:
-        """Stored messages of one broker, whole: ask for few."""
+        """Read stored messages of one broker, with bodies: ask for few."""
         found: list[dict[str, Any]] = self.bus.router.links[number].read(request).read_all().to_pylist()
         return found

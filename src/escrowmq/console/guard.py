@@ -2,11 +2,15 @@
 
 Rules:
 
-1. A request for a host's name that is not this console's is refused (a foreign page could have its own name point to this machine).
-2. A form counts only if it comes from a page of this console: by ``Origin``, and by the token in it (:mod:`escrowmq.console.tokens`).
-3. A form has bounds in bytes, fields and time. Forms that are being read and pages that are being made have a bound each, so that slow
-   forms keep nobody from a page; a form over its bound takes the place of the one that has been read for longest.
-4. No answer may be kept, framed, sniffed or read by another site, and a page loads scripts, styles and pictures from here only.
+1. A request for a host's name that is not this console's is refused (a foreign page could have its own name point to
+   this machine).
+2. A form counts only if it comes from a page of this console: by ``Origin``, and by the token in it
+   (:mod:`escrowmq.console.tokens`).
+3. A form has bounds in bytes, fields and time. Forms that are being read and pages that are being made have a bound
+   each, so that slow forms keep nobody from a page; a form over its bound takes the place of the one that has been read
+   for longest.
+4. No answer may be kept, framed, sniffed or read by another site, and a page loads scripts, styles and pictures from
+   here only.
 """
 
 from __future__ import annotations
@@ -24,7 +28,8 @@ from escrowmq.errors import Code, Denied, EscrowError, Overloaded, Rejected
 from escrowmq.platform.listening import host_name, is_loopback
 
 HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src "
+    "'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
     "X-Frame-Options": "DENY",
     "X-Content-Type-Options": "nosniff",
@@ -45,7 +50,8 @@ class Refused(Exception):
 
 
 class Guard:
-    """ASGI middleware around the console's application. ``hosts``: names under which it may be asked for, in small letters."""
+    """ASGI middleware around the console's application. ``hosts``: names under which it may be asked for, in small
+    letters."""
 
     def __init__(self, app: ASGIApp, settings: ConsoleSettings, tokens: Tokens, hosts: Collection[str]) -> None:
         self._app = app
@@ -85,7 +91,8 @@ class Guard:
                         Denied(
                             Code.DENIED,
                             "this form is not one that this console gave to this browser",
-                            "go back, load the page anew, and send it again: the console may have been started anew meanwhile",
+                            "go back, load the page anew, and send it again: the console may have been started anew "
+                            "meanwhile",
                         ),
                         403,
                     )
@@ -128,7 +135,7 @@ class Guard:
                 self._forms.pop(limit, None)
 
     async def _read(self, headers: Headers, receive: Receive) -> bytes:
-        """The form's bytes, within the bound."""
+        """Return the form's bytes, within the bound."""
         most = self._settings.max_form_bytes
         large = Refused(Rejected(Code.BATCH_TOO_LARGE, f"a form has at most {most:,} bytes"), 413)
         declared = headers.get("content-length", "")

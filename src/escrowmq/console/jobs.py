@@ -1,4 +1,6 @@
-"""Work that takes longer than a page may: making a plan, its dry run, its run. Each is a thread of the console's, and can be looked at."""
+"""Work that takes longer than a page may: making a plan, its dry run, its run. Each is a thread of the console's, and
+can be looked at.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ KEPT = 64
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One piece of work. ``about``: the plan that it works on, if there is one yet; ``to``: where its result is, once it has ended well."""
+    """One piece of work. ``about``: the plan that it works on, if there is one yet; ``to``: where its result is, once
+    it has ended well."""
 
     id: str
     what: str
@@ -42,7 +45,8 @@ class Jobs:
         self._closed = False
 
     def begin(self, what: str, about: str, work: Callable[[Job], str]) -> Job:
-        """Do ``work`` on a thread; it gives the path of its result. Raises TOO_MANY, CONFLICT while the same is done already."""
+        """Do ``work`` on a thread; it gives the path of its result. Raises TOO_MANY, CONFLICT while the same is done
+        already."""
         job = Job(secrets.token_hex(8), what, about)
         with self._lock:
             running = [one for one in self._jobs.values() if not one.ended.is_set()]
@@ -60,7 +64,7 @@ class Jobs:
         return job
 
     def get(self, id: str) -> Job:
-        """A job. Raises NOT_FOUND."""
+        """Return a job. Raises NOT_FOUND."""
         with self._lock:
             if id not in self._jobs:
                 raise error(
@@ -69,7 +73,7 @@ class Jobs:
             return self._jobs[id]
 
     def of(self, what: str, about: str) -> Job | None:
-        """The newest job of a kind on a plan; None: there was none."""
+        """Return the newest job of a kind on a plan; None: there was none."""
         with self._lock:
             return next((one for one in reversed(self._jobs.values()) if (one.what, one.about) == (what, about)), None)
 

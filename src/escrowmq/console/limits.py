@@ -9,7 +9,8 @@ from escrowmq.message.names import MAX_NAME
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsoleSettings:
-    """How a console behaves. ``hosts`` are names under which it may be asked for, besides those of the loopback interface."""
+    """How a console behaves. ``hosts`` are names under which it may be asked for, besides those of the loopback
+    interface."""
 
     hosts: tuple[str, ...] = ()
     call_timeout: float = 5.0

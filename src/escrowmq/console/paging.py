@@ -1,4 +1,6 @@
-"""Pages of long listings over several brokers: one cursor holds the place at each of them, so that a page costs what it shows."""
+"""Pages of long listings over several brokers: one cursor holds the place at each of them, so that a page costs what it
+shows.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ _END = "end"
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """One page: its rows (each with its ``broker``), the cursor of the next page (None: this is the last), and who is away."""
+    """One page: its rows (each with its ``broker``), the cursor of the next page (None: this is the last), and who is
+    away."""
 
     rows: list[dict[str, Any]]
     next: str | None
@@ -31,7 +34,8 @@ class Rows:
 def page(
     router: Router, call: Call[Any], what: str, cursor: str | None, timeout: float, limit: int = PAGE_ROWS
 ) -> Rows:
-    """The page of a listing behind ``cursor``: at most ``limit`` entries ``what`` of each broker. Raises Misuse(BAD_ARGUMENT)."""
+    """Return the page of a listing behind ``cursor``: at most ``limit`` entries ``what`` of each broker. Raises
+    Misuse(BAD_ARGUMENT)."""
     places = _read(cursor)
 
     def ask(number: int) -> tuple[list[dict[str, Any]], Any]:

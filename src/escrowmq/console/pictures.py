@@ -15,7 +15,8 @@ _LINE = Markup('<path class="line" d="{}"/>')
 
 
 def spark(times: Sequence[float], values: Sequence[float | None], span: float, label: str) -> Markup:
-    """A line of ``values`` at ``times`` (seconds, rising) over the last ``span`` seconds. Where a value is None the line is broken.
+    """Return a line of ``values`` at ``times`` (seconds, rising) over the last ``span`` seconds. Where a value is None
+    the line is broken.
 
     It begins at zero, so that a flat line near the top is no news and a rise is one.
     """

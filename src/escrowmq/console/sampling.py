@@ -1,4 +1,6 @@
-"""Looks at the brokers' numbers every few seconds and keeps the last quarter of an hour of them, for the pictures of the overview."""
+"""Looks at the brokers' numbers every few seconds and keeps the last quarter of an hour of them, for the pictures of
+the overview.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ SLOW_EVERY = 5
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One look: the numbers of each broker that answered, by its address, and how long it took to answer a small question."""
+    """One look: the numbers of each broker that answered, by its address, and how long it took to answer a small
+    question."""
 
     at: float
     """Monotonic seconds."""
@@ -36,12 +39,12 @@ class Sample:
     """Why nobody answered."""
 
     def total(self, name: str) -> float | None:
-        """A number over all brokers; None if none said it."""
+        """Return a number over all brokers; None if none said it."""
         found = [numbers[name] for numbers in self.numbers.values() if name in numbers]
         return sum(found) if found else None
 
     def largest(self, name: str) -> float | None:
-        """The largest of a number; None if no broker said it."""
+        """Return the largest of a number; None if no broker said it."""
         return max((numbers[name] for numbers in self.numbers.values() if name in numbers), default=None)
 
 
@@ -70,12 +73,12 @@ class Sampler:
             self._thread.join()
 
     def samples(self) -> list[Sample]:
-        """What is kept, oldest first."""
+        """Return the kept samples, oldest first."""
         with self._news:
             return list(self._samples)
 
     def last(self) -> Sample | None:
-        """The newest look; None before the first has come to its end."""
+        """Return the newest look; None before the first has come to its end."""
         with self._news:
             return self._samples[-1] if self._samples else None
 

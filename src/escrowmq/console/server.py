@@ -36,8 +36,9 @@ def serve(
 ) -> None:
     """Serve the console over the broker(s) at ``url`` until SIGTERM or SIGINT; call it from the main thread.
 
-    ``databases`` are URLs of databases with EscrowMQ's tables, ``plans`` the folder of plans (None: the user's). ``announce`` is called once, when pages are served, with {"console": URL, "url": ``url``}. Raises
-    Misuse(BAD_URL), Denied for an address that is not loopback without ``insecure``.
+    ``databases`` are URLs of databases with EscrowMQ's tables, ``plans`` the folder of plans (None: the user's).
+    ``announce`` is called once, when pages are served, with {"console": URL, "url": ``url``}. Raises Misuse(BAD_URL),
+    Denied for an address that is not loopback without ``insecure``.
     """
     host, listening = listen_on(listen, insecure)
 
@@ -64,9 +65,11 @@ def beside(
     settings: ConsoleSettings | None = None,
     insecure: bool = False,
 ) -> Iterator[dict[str, Any]]:
-    """Serve the console over links of this process, on a thread of its own, while the context lasts; gives {"console": URL}.
+    """Serve the console over links of this process, on a thread of its own, while the context lasts; gives {"console":
+    URL}.
 
-    The links are closed at the end."""
+    The links are closed at the end.
+    """
     host, listening = listen_on(listen, insecure)
     console = Console(Bus(links), url, settings or ConsoleSettings(), _engines(databases), plans)
 
@@ -90,7 +93,7 @@ async def _answer(
 
 
 def _engines(databases: Sequence[str]) -> Mapping[str, Any]:
-    """An engine for each database, by its URL without the password."""
+    """Return an engine for each database, by its URL without the password."""
     if not databases:
         return {}
     from escrowmq.outbox.engines import open_engine

@@ -1,7 +1,8 @@
 """Tokens against forged forms: a form counts only if it carries what this console wrote into it for this browser.
 
-A browser has a random cookie; a form's token is a keyed hash of it, under a key that this process drew. Cookies of one host are sent to all
-of its ports, so that another program on this machine may see the cookie: it cannot make the token from it.
+A browser has a random cookie; a form's token is a keyed hash of it, under a key that this process drew. Cookies of one
+host are sent to all of its ports, so that another program on this machine may see the cookie: it cannot make the token
+from it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class Tokens:
         self._key = secrets.token_bytes(32)
 
     def cookie_of(self, header: str) -> str | None:
-        """The browser's cookie among those that it sent; None if it has none."""
+        """Return the browser's cookie among those that it sent; None if it has none."""
         try:
             found = SimpleCookie(header).get(self.name)
         except CookieError:
@@ -31,11 +32,11 @@ class Tokens:
         return found.value if found is not None and _COOKIE.fullmatch(found.value) else None
 
     def new_cookie(self) -> str:
-        """A cookie for a browser without one."""
+        """Return a cookie for a browser without one."""
         return secrets.token_hex(32)
 
     def of(self, cookie: str) -> str:
-        """The token that this browser's forms carry."""
+        """Return the token that this browser's forms carry."""
         return hmac.new(self._key, cookie.encode(), hashlib.sha256).hexdigest()
 
     def fits(self, cookie: str | None, token: str) -> bool:

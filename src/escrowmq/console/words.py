@@ -26,7 +26,7 @@ def number(value: float | None) -> str:
 
 
 def moment(time_us: int | None) -> str | Markup:
-    """A time with its zone, for people and, in ``datetime``, for programs."""
+    """Return a time with its zone, for people and, in ``datetime``, for programs."""
     if not time_us or not _FIRST_US < time_us <= _LAST_US:
         return NONE
     at = datetime.fromtimestamp(time_us / 1e6, UTC)
@@ -37,7 +37,7 @@ def moment(time_us: int | None) -> str | Markup:
 
 
 def duration(seconds: float | None) -> str:
-    """The two largest units: ``0.25`` → ``250 ms``, ``90`` → ``1 min 30 s``."""
+    """Return the two largest units: ``0.25`` → ``250 ms``, ``90`` → ``1 min 30 s``."""
     if seconds is None:
         return NONE
     if seconds < 1:
@@ -68,7 +68,8 @@ def size(count: float | None) -> str:
 
 
 def visible(text: Any, most: int = 2000) -> str:
-    """A foreign text in one piece: what would move the cursor, or turn the direction of the line, is spelled out; long ones are cut."""
+    """Return a foreign text in one piece: what would move the cursor, or turn the direction of the line, is spelled
+    out; long ones are cut."""
     if text is None:
         return NONE
     whole = str(text)
@@ -79,7 +80,7 @@ def visible(text: Any, most: int = 2000) -> str:
 
 
 def listed(values: Mapping[str, Any] | None) -> list[tuple[str, str]]:
-    """A mapping as names and texts, in its order."""
+    """Return a mapping as names and texts, in its order."""
     return [(visible(name), visible(value)) for name, value in (values or {}).items()]
 
 
@@ -89,20 +90,21 @@ def plural(count: int, one: str, many: str | None = None) -> str:
 
 
 def preview(body: bytes, most: int = 160) -> str:
-    """The beginning of a body on one line; bytes that are no text as ``\\xNN``."""
+    """Return the beginning of a body on one line; bytes that are no text as ``\\xNN``."""
     text = body[: 4 * most].decode("utf-8", "backslashreplace")
     return visible(text if len(text) <= most and len(body) <= 4 * most else text[: most - 1] + "…")
 
 
 def lines(text: str) -> str:
-    """A foreign text of several lines: lines and tabs stay, all else that a screen would act on is spelled out."""
+    """Return a foreign text of several lines: lines and tabs stay, all else that a screen would act on is spelled
+    out."""
     return "\n".join(
         "\t".join(visible(part, len(part) + 1) for part in line.split("\t")) for line in _LINES.split(text)
     )
 
 
 def as_json(value: Any) -> str:
-    """A plain value as JSON, for an address."""
+    """Return a plain value as JSON, for an address."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=dict)
 
 

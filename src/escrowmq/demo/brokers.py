@@ -1,6 +1,8 @@
-"""The brokers of a run: one with its log in a folder, or a leader and a standby whose log is kept by a Kafka of the demo's own.
+"""The brokers of a run: one with its log in a folder, or a leader and a standby whose log is kept by a Kafka of the
+demo's own.
 
-Both kinds answer the same questions: how each broker is started, where the others reach them, and which one may be killed now.
+Both kinds answer the same questions: how each broker is started, where the others reach them, and which one may be
+killed now.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ _PATIENT = {"broker.session.timeout.ms": "9000"}
 
 
 class News(NamedTuple):
-    """Something that people are to see: an event of the diary (see :mod:`escrowmq.pipeline.audit.events`), and a line (rich markup)."""
+    """Something that people are to see: an event of the diary (see :mod:`escrowmq.pipeline.audit.events`), and a line
+    (rich markup)."""
 
     event: str
     who: str
@@ -67,10 +70,10 @@ class Brokers(Protocol):
         """At which point it is killed, for people."""
 
     def config(self, name: str) -> dict[str, Any]:
-        """What a broker's process is told."""
+        """Return the configuration of a broker's process."""
 
     def killed(self, name: str, at_us: int) -> None:
-        """A broker was killed then (microseconds since 1970)."""
+        """Note that a broker was killed at this time (microseconds since 1970)."""
 
     def hear(self, event: ChildEvent) -> News | None:
         """Any event of a process that is not killed yet."""
@@ -98,7 +101,7 @@ class OneBroker:
         return {"folder": str(self._folder / LOG), "port": self._port}
 
     def killed(self, name: str, at_us: int) -> None:
-        """It is started again."""
+        """Start the broker again."""
 
     def hear(self, event: ChildEvent) -> News | None:
         """Where it listens."""
@@ -109,9 +112,11 @@ class OneBroker:
 
 
 class LeaderAndStandby:
-    """Two brokers that share a log at ``address`` in Kafka. The one that leads is killed, when the other one can take over.
+    """Two brokers that share a log at ``address`` in Kafka. The one that leads is killed, when the other one can take
+    over.
 
-    A change of leader is over with the first order that was begun after the kill and is placed: it had an answer of the new leader.
+    A change of leader is over with the first order that was begun after the kill and is placed: it had an answer of the
+    new leader.
     """
 
     names: tuple[str, ...] = ("broker-a", "broker-b")
@@ -143,13 +148,13 @@ class LeaderAndStandby:
         return self._leader if self._struck_us is None and all(map(self.stands, self.names)) else None
 
     def config(self, name: str) -> dict[str, Any]:
-        """What ``escrowmq serve --log ... --replicas ...`` is told."""
+        """Return the options of ``escrowmq serve --log ... --replicas ...``."""
         replicas = [f"escrow://127.0.0.1:{port}" for port in self._ports.values()]
         here = {"folder": str(self._folder / name), "port": self._ports[name]}
         return {**here, "log": self._address, "replicas": replicas}
 
     def killed(self, name: str, at_us: int) -> None:
-        """The leader is no more."""
+        """Note that the leader was killed."""
         self._listen.discard(name)
         self._leader, self._struck_us, self._killed[name] = None, at_us, at_us
 
@@ -217,7 +222,8 @@ def check_kafka() -> None:
 
 @contextmanager
 def own_kafka(folder: Path) -> Iterator[str]:
-    """A Kafka of one node, with the topics of a log; the log's address. Its data are not kept; what it printed is, in ``nodes/kafka.log`` of the run folder.
+    """Yield a Kafka of one node, with the topics of a log; the log's address. Its data are not kept; what it printed
+    is, in ``nodes/kafka.log`` of the run folder.
 
     Raises Misuse(MISSING_PACKAGE), Unknown(DISCONNECTED) if it does not start.
     """

@@ -1,8 +1,8 @@
 """The three SQLite databases of the demo, and the manifest by which the audit compares them with the log.
 
-Every column is one that the audit compares, so that no row can be changed by hand unnoticed. The business tables have no
-unique constraint: exactly-once is the work of ``trans_barrier`` and ``trans_recv_log``, not of an insert that fails, and a
-row doubled by hand can be shown to be found.
+Every column is one that the audit compares, so that no row can be changed by hand unnoticed. The business tables have
+no unique constraint: exactly-once is the work of ``trans_barrier`` and ``trans_recv_log``, not of an insert that fails,
+and a row doubled by hand can be shown to be found.
 
 ``trans_barrier`` holds the outcome of each transaction as the orders database knows it. The local transaction inserts
 *committed* beside its order; the answer to a check inserts *rolled back* and reads which of the two stands. So the
@@ -67,13 +67,13 @@ class Database:
 
     @contextmanager
     def using(self) -> Iterator[sqlite3.Connection]:
-        """The connection, for one thread at a time; each statement commits by itself."""
+        """Yield the connection, for one thread at a time; each statement commits by itself."""
         with self._lock:
             yield self._connection
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """The connection in a transaction, which is rolled back if the block raises."""
+        """Yield the connection in a transaction, which is rolled back if the block raises."""
         with self.using() as connection:
             connection.execute("BEGIN IMMEDIATE")
             try:
@@ -96,7 +96,7 @@ def insert(connection: sqlite3.Connection, table: str, *row: Any, repeat_ok: boo
 
 
 def manifest(log: str) -> dict[str, Any]:
-    """What the audit compares; ``log`` is the broker's data folder within the run folder."""
+    """Return what the audit compares; ``log`` is the broker's data folder within the run folder."""
     barrier, orders, cart, points = "table:barrier", "table:orders", "table:carts", "table:points"
     return {
         "log": log,

@@ -1,8 +1,8 @@
 """The director of the demo: starts the processes, kills some, and starts them again, until all is done.
 
-It acts on events of its processes, never on a guess of how long something takes: a process says when it is ready and when it
-has come to a failpoint; the run is over when every order has been dealt with, nothing is left undecided, and the consumers
-have applied all that was committed.
+It acts on events of its processes, never on a guess of how long something takes: a process says when it is ready and
+when it has come to a failpoint; the run is over when every order has been dealt with, nothing is left undecided, and
+the consumers have applied all that was committed.
 """
 
 from __future__ import annotations
@@ -45,9 +45,10 @@ _OF_THE_LIVING = ("ready", "leads", "at failpoint", "ended")
 class DemoOptions:
     """Raises Misuse(BAD_ARGUMENT) for numbers that make no sense.
 
-    ``folder`` None: a new folder ``demo-run`` (``demo-run-2``, ...) in the working directory. ``orders`` None: ``count``
-    generated ones, the same for the same ``seed``. Kills are numbers of ``kill -9``. ``log``: None, the log is in the run folder, or "kafka": it is in a
-    Kafka that the demo starts, a leader and a standby share it, and the broker that is killed is the one that leads.
+    ``folder`` None: a new folder ``demo-run`` (``demo-run-2``, ...) in the working directory. ``orders`` None:
+    ``count`` generated ones, the same for the same ``seed``. Kills are numbers of ``kill -9``. ``log``: None, the log
+    is in the run folder, or "kafka": it is in a Kafka that the demo starts, a leader and a standby share it, and the
+    broker that is killed is the one that leads.
     """
 
     folder: Path | None = None
@@ -75,7 +76,7 @@ class DemoOptions:
                 raise Misuse(Code.BAD_ARGUMENT, f"{name} must be at least 1")
 
     def run_folder(self) -> Path:
-        """The folder to use, made if need be. Raises Misuse(BAD_ARGUMENT) if it is there and not empty."""
+        """Return the folder to use, made if need be. Raises Misuse(BAD_ARGUMENT) if it is there and not empty."""
         if self.folder is None:
             names = ["demo-run", *(f"demo-run-{n}" for n in range(2, 10_000))]
             folder = next(path for name in names if not (path := Path(name)).exists())

@@ -27,7 +27,8 @@ _ASKED_TO_END = threading.Event()
 
 
 def tell(event: str, **details: Any) -> None:
-    """Send one event to the director. At a failpoint nothing comes after it: the thread waits for the process to be killed."""
+    """Send one event to the director. At a failpoint nothing comes after it: the thread waits for the process to be
+    killed."""
     line = json.dumps({"event": event, **details})
     with _VOICE:
         sys.stdout.write(line + "\n")
@@ -57,7 +58,8 @@ class TellsWhoLeads(logging.Handler):
 
 
 def broker(config: dict[str, Any]) -> None:
-    """The broker, as ``escrowmq serve`` runs it, on a loopback port (0: a free one); with a log in Kafka, one of those that share it."""
+    """Run the broker as ``escrowmq serve`` does, on a loopback port (0: a free one); with a log in Kafka, one of
+    those that share it."""
     from escrowmq.broker.serving.serve import serve  # only this process needs it, and a restart should be quick
 
     replication = None
@@ -78,7 +80,7 @@ def broker(config: dict[str, Any]) -> None:
 
 
 def shop(config: dict[str, Any]) -> None:
-    """The shop: places what is not yet placed, then stays to answer checks."""
+    """Run the shop: place what is not yet placed, then stay to answer check-backs."""
     database = OrdersDatabase(Path(config["folder"]) / "orders.db")
     placed = database.placed()
     done = placed | set(config["cancelled"])
@@ -94,7 +96,7 @@ def shop(config: dict[str, Any]) -> None:
 
 
 def service(config: dict[str, Any]) -> None:
-    """The cart or the points service."""
+    """Run the cart or the points service."""
     kind = KINDS[config["kind"]]
     effects = Service(kind, Path(config["folder"]))
     with connect(config["url"]) as bus, bus.consumer(kind.name, [kind.topic]) as consumer:

@@ -46,7 +46,7 @@ ORDERS = pa.schema(
 
 
 def read_orders(path: Path, limit: int | None = None) -> pa.Table:
-    """The orders of a .parquet or .csv file of invoice lines, in the order of their first lines (schema ORDERS).
+    """Return the orders of a .parquet or .csv file of invoice lines, in the order of their first lines (schema ORDERS).
 
     Raises Misuse(BAD_ARGUMENT) that says what is wrong with the file: missing, unreadable, columns lacking, empty.
     """
@@ -121,7 +121,7 @@ def to_orders(lines: pa.Table, limit: int | None = None) -> pa.Table:
 
 
 def _lines_of(path: Path) -> pa.Table:
-    """The file's lines in schema LINES."""
+    """Return the file's lines in schema LINES."""
     if not path.is_file():
         raise Misuse(Code.BAD_ARGUMENT, f"no orders file {path}")
     readers = {".parquet": pq.read_table, ".csv": _read_csv}
@@ -156,7 +156,8 @@ def _read_csv(path: Path) -> pa.Table:
 
 
 def _cast(path: Path, column: pa.ChunkedArray, field: pa.Field) -> pa.Array:
-    """A column in its type; names and numbers must be there, other texts become empty, unknown customers stay null."""
+    """Return a column in its type; names and numbers must be there, other texts become empty, unknown customers
+    stay null."""
     try:
         if pa.types.is_timestamp(column.type):
             column = pc.strftime(pc.cast(column, pa.timestamp("s"), safe=False), "%Y-%m-%dT%H:%M:%S")

@@ -1,4 +1,4 @@
-"""The demo from its beginning to its end: orders, brokers, the director, the audit, and what is left in the run folder."""
+"""The demo from start to end: orders, brokers, the director, the audit, and the files of the run folder."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def run(options: DemoOptions, console: Console | None = None) -> Verdict | None:
 
 
 def _on_one_broker(options: DemoOptions, folder: Path, orders: pa.Table, screen: Screen) -> Verdict | None:
-    """The audit reads the log from the broker's folder, when the broker has ended."""
+    """Return the audit reads the log from the broker's folder, when the broker has ended."""
     _describe(folder, LOG)
     brokers = OneBroker(folder)
     with closing(Director(options, folder, orders, screen, brokers)) as director:
@@ -66,7 +66,8 @@ def _on_one_broker(options: DemoOptions, folder: Path, orders: pa.Table, screen:
 
 
 def _on_kafka(options: DemoOptions, folder: Path, orders: pa.Table, screen: Screen) -> Verdict | None:
-    """The audit asks whichever broker leads; then the log is copied into the run folder, for audits when Kafka is gone."""
+    """Return the audit asks whichever broker leads; then the log is copied into the run folder, for audits when
+    Kafka is gone."""
     with ExitStack() as stack:
         stack.enter_context(_logged(folder / "nodes" / "demo.log"))
         with screen.waiting("starting Kafka"):
@@ -86,7 +87,7 @@ def _on_kafka(options: DemoOptions, folder: Path, orders: pa.Table, screen: Scre
 
 @contextmanager
 def _logged(path: Path) -> Iterator[None]:
-    """What this process logs goes where the logs of the others are, instead of between the bars."""
+    """Send the log lines of this process to a file beside those of the others, instead of between the progress bars."""
     path.parent.mkdir(exist_ok=True)
     handler = logging.FileHandler(path, delay=True, encoding="utf-8")
     handler.setFormatter(PlainLines())

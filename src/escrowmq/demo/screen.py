@@ -54,7 +54,7 @@ class Screen:
                 self._progress = None
 
     def update(self, name: str, number: int) -> None:
-        """A bar's new value; where there are no bars, a line for every tenth of the orders."""
+        """Set a bar's value; without bars, print a line for every tenth of the orders."""
         if self._progress is not None:
             self._progress.update(self._tasks[name], completed=number)
         if name == "shop" and not self._console.is_terminal and number * 10 // self._orders > self._tenths:
@@ -62,17 +62,17 @@ class Screen:
             self.say(f"{number:,} orders dealt with, {self._checks} checks asked")
 
     def asked(self) -> None:
-        """The broker asked a question."""
+        """Count a check-back of the broker."""
         self._checks += 1
         self.update("checks", self._checks)
 
     def say(self, text: str) -> None:
-        """A line above the bars (rich markup)."""
+        """Print a line above the bars (rich markup)."""
         self._console.print(text)
 
     @contextlib.contextmanager
     def waiting(self, text: str) -> Iterator[None]:
-        """A spinner; where there is no terminal, a line."""
+        """Yield a spinner; where there is no terminal, a line."""
         if not self._console.is_terminal:
             self.say(text)
         with self._console.status(text):
@@ -80,21 +80,21 @@ class Screen:
 
     @contextlib.contextmanager
     def auditing(self) -> Iterator[Callable[[str], None]]:
-        """A spinner with what the audit is doing."""
+        """Yield a spinner with what the audit is doing."""
         columns = [SpinnerColumn(), TextColumn("audit: {task.description}"), TimeElapsedColumn()]
         with Progress(*columns, console=self._console, transient=True) as progress:
             task = progress.add_task("")
             yield lambda text: progress.update(task, description=text)
 
     def show(self, verdict: Verdict, folder: Path) -> None:
-        """The verdict, its findings, and where the rest is."""
+        """Print the verdict, its findings, and where the rest is."""
         show_verdict(self._console, verdict)
         self._console.print(f"report   {folder / 'report.html'}\nverdict  {folder / 'verdict.json'}", soft_wrap=True)
         self._console.print(f"again    escrowmq audit {shlex.quote(str(folder))}", soft_wrap=True)
 
 
 def show_verdict(console: Console, verdict: Verdict) -> None:
-    """The verdict as tables."""
+    """Print the verdict as tables."""
     from escrowmq.pipeline.coverage import told
 
     figures = Table.grid(padding=(0, 3))

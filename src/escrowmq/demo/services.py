@@ -44,7 +44,7 @@ class Service:
         self.close = self._database.close
 
     def applied(self) -> int:
-        """The number of effects in the database."""
+        """Return the number of effects in the database."""
         with self._database.using() as connection:
             return int(connection.execute(f"SELECT count(*) FROM {self._kind.table}").fetchone()[0])
 
@@ -58,7 +58,8 @@ class Service:
             )
 
     def run(self, batches: Any, tell: Callable[..., None], stop_after: int | None) -> None:
-        """Consume until the batches end. Once ``stop_after`` messages were applied, ``tell`` gets the event "at failpoint"."""
+        """Consume until the batches end. Once ``stop_after`` messages were applied, ``tell`` gets the event "at
+        failpoint"."""
         total, done = self.applied(), 0
         for batch in batches:
             fresh = self.apply(batch.arrow)

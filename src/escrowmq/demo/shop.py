@@ -39,12 +39,13 @@ class OrdersDatabase:
         self.close = self._database.close
 
     def placed(self) -> set[str]:
-        """The ids of all orders."""
+        """Return the ids of all orders."""
         with self._database.using() as connection:
             return {row[0] for row in connection.execute("SELECT order_id FROM orders")}
 
     def place(self, order: Order, transaction_id: str) -> None:
-        """The local transaction. Raises OrderCancelled, or IntegrityError if a check has settled it before."""
+        """Run the local transaction of an order. Raises OrderCancelled, or IntegrityError if a check has settled it
+        before."""
         with self._database.transaction() as connection:
             insert(connection, "orders", order["order_id"], *(order[name] for name in ORDER_COLUMNS), transaction_id)
             insert(connection, "trans_barrier", transaction_id, order["order_id"], COMMITTED)
@@ -52,7 +53,7 @@ class OrdersDatabase:
                 raise OrderCancelled(order["order_id"])
 
     def outcome(self, transaction_id: str, order_id: str | None) -> Outcome:
-        """The outcome of a transaction; one that has left no trace is settled as rolled back."""
+        """Return the outcome of a transaction; one that has left no trace is settled as rolled back."""
         with self._database.using() as connection:
             insert(connection, "trans_barrier", transaction_id, order_id, ROLLED_BACK, repeat_ok=True)
             look = "SELECT outcome FROM trans_barrier WHERE transaction_id = ?"
@@ -76,7 +77,7 @@ class Shop:
         self._stop.set()
 
     def answer(self, check: Check) -> Outcome:
-        """The checker: look the transaction up in the orders database, unless a till is still at it."""
+        """Return the checker: look the transaction up in the orders database, unless a till is still at it."""
         transaction_id = str(check.transaction_id)
         running = transaction_id in self._running
         outcome = UNKNOWN if running else self._database.outcome(transaction_id, check.messages[0].key)

@@ -1,4 +1,4 @@
-"""Where check-backs go: addresses that the operator configured, one per producer group. Never one found in a message."""
+"""Addresses for check-backs, configured by the operator, one per producer group; never one found in a message."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _KEYS = ("url", "secret_env", "timeout", "ca_file")
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """One group's address. ``timeout``: seconds for a whole answer; ``secret``: HMAC keys, empty for unsigned questions;
-    ``ca_file``: certificates to trust instead of the usual ones."""
+    """One group's address. ``timeout``: seconds for a whole answer; ``secret``: HMAC keys, empty for unsigned
+    questions; ``ca_file``: certificates to trust instead of the usual ones."""
 
     group: str
     url: str

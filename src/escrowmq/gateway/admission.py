@@ -2,10 +2,10 @@
 
 Rules:
 
-1. A request for another host's name, or from another site's page, is refused: a browser must not be the way in (a page that
-   rebinds its DNS name to 127.0.0.1, or posts across sites).
-2. A body over ``max_request_bytes`` is refused at its Content-Length, or, sent in chunks, at the chunk that goes over; what all
-   requests hold together stays within ``max_bytes_in_flight``. No byte is taken before there is room for it.
+1. A request for another host's name, or from another site's page, is refused: a browser must not be the way in (a page
+   that rebinds its DNS name to 127.0.0.1, or posts across sites).
+2. A body over ``max_request_bytes`` is refused at its Content-Length, or, sent in chunks, at the chunk that goes over;
+   what all requests hold together stays within ``max_bytes_in_flight``. No byte is taken before there is room for it.
 3. A client that is slow with its body is given up after ``body_timeout``.
 4. The names and values of a body are counted before it is parsed: more than ``max_values`` are refused.
 """
@@ -30,7 +30,9 @@ _CLOSE = {"Connection": "close"}
 RAW_TYPE = "application/octet-stream"
 JSON_TYPE = "application/json"
 TAKEN = (JSON_TYPE, RAW_TYPE)
-"""Kinds of bodies. A browser's page of another site cannot send these without asking first, and that question is not answered."""
+"""Kinds of bodies. A browser's page of another site cannot send these without asking first, and that question is not
+answered.
+"""
 
 
 class _Untaken(Rejected):
@@ -50,7 +52,8 @@ class _Gone(Exception):
 
 
 class Admission:
-    """ASGI middleware that admits requests within the limits. ``host``: the name or address listened on; ``insecure``: any name may be asked for."""
+    """ASGI middleware that admits requests within the limits. ``host``: the name or address listened on; ``insecure``:
+    any name may be asked for."""
 
     def __init__(self, app: ASGIApp, settings: GatewaySettings, host: str, insecure: bool) -> None:
         self._app = app
@@ -91,7 +94,8 @@ class Admission:
             self.bytes -= held[0]
 
     def _check(self, headers: Headers) -> int | None:
-        """Check a request by its headers alone; the length of its body, None if that comes in chunks. Raises EscrowError."""
+        """Check a request by its headers alone; the length of its body, None if that comes in chunks. Raises
+        EscrowError."""
         self._check_origin(headers)
         length = self._declared(headers)
         if length != 0 and (kind := kind_of(headers)) not in TAKEN:
@@ -101,7 +105,7 @@ class Admission:
         return length
 
     async def _read(self, receive: Receive, undeclared: bool, held: list[int]) -> bytes:
-        """The whole body. One that declares its length cannot bring more: the server itself sees to that."""
+        """Return the whole body. One that declares its length cannot bring more: the server itself sees to that."""
         chunks: list[bytes] = []
         while True:
             message = await receive()
@@ -126,7 +130,7 @@ class Admission:
         held[0] += count
 
     def _declared(self, headers: Headers) -> int | None:
-        """The body's length: of Content-Length, 0 without a body, None if it comes in chunks."""
+        """Return the body's length: of Content-Length, 0 without a body, None if it comes in chunks."""
         if headers.get("content-encoding", "identity").lower() != "identity":
             raise _Untaken(Code.BAD_REQUEST, "compressed bodies are not taken", "send the body as it is")
         if "transfer-encoding" in headers:
@@ -148,7 +152,7 @@ class Admission:
 
 
 def kind_of(headers: Mapping[str, str]) -> str:
-    """The kind of a request's body, without parameters, in small letters."""
+    """Return the kind of a request's body, without parameters, in small letters."""
     return headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
@@ -157,7 +161,8 @@ async def _refuse(problem: EscrowError, scope: Scope, receive: Receive, send: Se
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:
-    """What the application receives: the body at once, then whatever comes, which is the client's leaving."""
+    """Return a receive function that gives the application the whole body at once, then whatever follows, which is
+    the client's disconnect."""
     given: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replay() -> Message:

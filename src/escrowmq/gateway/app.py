@@ -32,7 +32,7 @@ class _RawRoute(APIRoute):
 
 
 def build(gateway: Gateway) -> FastAPI:
-    """The application over a gateway; the gateway's owner closes it."""
+    """Return the application over a gateway; the gateway's owner closes it."""
     app = FastAPI(
         title="EscrowMQ gateway",
         version=version("escrowmq"),

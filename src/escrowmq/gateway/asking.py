@@ -2,10 +2,10 @@
 
 Rules:
 
-1. Addresses come from the operator's configuration, never from a message. No redirect is followed, no proxy of the environment
-   is used, no compressed or oversized answer is read.
-2. Three answers count: "committed", "rolled back", "in progress". Anything else, of whatever kind, is in progress: the broker asks
-   again, and nothing is ever decided by a failure.
+1. Addresses come from the operator's configuration, never from a message. No redirect is followed, no proxy of the
+   environment is used, no compressed or oversized answer is read.
+2. Three answers count: "committed", "rolled back", "in progress". Anything else, of whatever kind, is in progress: the
+   broker asks again, and nothing is ever decided by a failure.
 3. Each address has its own queue and connections: a slow one delays no other group.
 4. While an address cannot be reached the gateway is not among those to ask, because each question would count as one of
    ``check_max``. It probes the address with an empty question until it answers.
@@ -79,7 +79,7 @@ class Asker:
         self._trouble: str | None = None  # why the last answer did not count, or not for all
 
     async def decide(self, check: Check) -> Outcome:
-        """What the address says of a transaction; UNKNOWN for whatever is not a clear answer."""
+        """Ask the address about a transaction. Returns UNKNOWN for whatever is not a clear answer."""
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._waiting.append((check, future))
         if len(self._tasks) < AT_ONCE:
@@ -163,8 +163,8 @@ class Asker:
         return outcomes_of(answer, {str(check.transaction_id) for check in checks})
 
     def _note(self, problem: BaseException | None, count: int) -> None:
-        """A line when an address begins to fail, or fails in another way, and one when it answers again; every failure for those who
-        debug."""
+        """Log a line when an address begins to fail or fails differently, and one when it answers again; each
+        failure at DEBUG."""
         if problem is None:
             if self._trouble is not None:
                 logger.warning("group %s: %s answers again", self.address.group, self._shown)
@@ -191,7 +191,7 @@ async def _read(response: httpx.Response, most: int) -> bytes:
 
 
 def question(checks: Sequence[Check]) -> bytes:
-    """The body of a question: {"transactions": [{transaction_id, attempt, messages: [...]}]}."""
+    """Return the body of a question: {"transactions": [{transaction_id, attempt, messages: [...]}]}."""
     asked = [
         {
             "transaction_id": str(check.transaction_id),
@@ -215,8 +215,8 @@ def question(checks: Sequence[Check]) -> bytes:
 
 
 def outcomes_of(answer: bytes, asked: set[str]) -> tuple[dict[str, Outcome], _Refused | None]:
-    """The outcomes in an answer {"outcomes": {id: word}}, of ids that were asked and words that are known; and why there are not as
-    many as were asked."""
+    """Return the outcomes in an answer {"outcomes": {id: word}}, of ids that were asked and words that are known;
+    and why there are not as many as were asked."""
     try:
         content = json.loads(answer)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""One HTTP connection of the gateway: deadlines for headers and for taking answers, and a bound on how many there are."""
+"""HTTP connections of the gateway: deadlines for headers and for taking answers, and a bound on their number."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ _AT_ONCE = struct.pack("ii", 1, 0)
 class BoundedProtocol(H11Protocol):
     """A connection that is closed when it is silent for too long where something is expected of it.
 
-    1. From its opening, or from the first byte after an answer, ``header_timeout`` until a request's headers are whole. (Between an
-       answer and the next byte uvicorn's keep-alive of 5 s counts; a body has the deadline of :mod:`escrowmq.gateway.admission`.)
+    1. From its opening, or from the first byte after an answer, ``header_timeout`` until a request's headers are whole.
+       (Between an answer and the next byte uvicorn's keep-alive of 5 s counts; a body has the deadline of
+       :mod:`escrowmq.gateway.admission`.)
     2. ``answer_timeout`` until what was written has been taken by the client.
     3. When there are too many, that which has waited longest for a request is closed; if none does, the new one.
     """
@@ -46,7 +47,7 @@ class BoundedProtocol(H11Protocol):
             min(silent, key=lambda one: one.waiting_since or 0.0, default=self).drop()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It is gone: nothing is expected of it any more."""
+        """Forget the connection: nothing is expected of it any more."""
         self._expect_nothing()
         self._taken()
         super().connection_lost(exc)
@@ -60,19 +61,19 @@ class BoundedProtocol(H11Protocol):
             self._expect_nothing()
 
     def on_response_complete(self) -> None:
-        """An answer is written: the next request may come."""
+        """Allow the next request after an answer was written."""
         super().on_response_complete()
         if not self.transport.is_closing() and self.conn.their_state is h11.IDLE and self.waiting_since is None:
             self.waiting_since = self.loop.time()
 
     def pause_writing(self) -> None:
-        """The client has not taken what was written."""
+        """Note that the client has not taken what was written."""
         super().pause_writing()
         if self._unread is None:
             self._unread = self.loop.call_later(self._settings.answer_timeout, self.drop)
 
     def resume_writing(self) -> None:
-        """It has."""
+        """Note that the client has taken it."""
         self._taken()
         super().resume_writing()
 

@@ -36,7 +36,8 @@ SUBSCRIBED_SECONDS = 30.0
 
 
 class Gateway:
-    """Everything that routes use, over ``bus``, which it closes; made on the event loop that it belongs to from then on.
+    """Everything that routes use, over ``bus``, which it closes; made on the event loop that it belongs to from then
+    on.
 
     Groups with an address are listened for at once.
     """
@@ -98,7 +99,7 @@ class Gateway:
             _log.warning("%s at %s: %s", request["group"], self.bus.router.links[number].address, problem)
 
     async def shard(self, number: int) -> int:
-        """The shard of a broker, by the broker's number; asked once."""
+        """Return the shard of a broker, by the broker's number; asked once."""
         if number not in self._shards:
             router = self.bus.router
             deadline = time.monotonic() + self.settings.timeout
@@ -131,6 +132,6 @@ class Gateway:
         return await self.on_thread(ask)
 
     async def health(self) -> list[Health]:
-        """What each broker says of itself, within a moment."""
+        """Return each broker's description of itself, within a short time."""
         admin = Admin(self.bus.router, HEALTH_SECONDS)
         return await asyncio.get_running_loop().run_in_executor(self._health_threads, admin.health)

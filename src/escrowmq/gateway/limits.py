@@ -33,7 +33,8 @@ class GatewaySettings:
     max_messages: int = _limit(1000, COUNT)
     """Messages, transactions or handles of one request. Over it: 413."""
     max_values: int = _limit(64_000, COUNT)
-    """Names and values of one request's JSON, counted before it is parsed: 64 for each of ``max_messages``. Over it: 413."""
+    """Names and values of one request's JSON, counted before it is parsed: 64 for each of ``max_messages``. Over it:
+    413."""
     max_receives: int = _limit(256, COUNT)
     """Receives that wait at the broker at once; times ``max_receive_bytes`` it bounds what can arrive together."""
     max_receive_bytes: int = _limit(1 << 20, BYTES)
@@ -47,12 +48,13 @@ class GatewaySettings:
     body_timeout: float = _limit(30.0, SECONDS, 0.001)
     """How long a client may take to send its body."""
     header_timeout: float = _limit(10.0, SECONDS, 0.001)
-    """How long a connection may take to send a request's headers, the first counted from its opening. Over it: closed."""
+    """How long a connection may take to send a request's headers, the first counted from its opening. Over it: closed.
+    """
     answer_timeout: float = _limit(60.0, SECONDS, 0.001)
     """How long a client may take to read an answer. Over it: closed."""
     max_connections: int = _limit(2100, COUNT)
-    """Open connections: two for each of ``max_requests``, and some. Over it the one that has waited longest for a request is
-    closed, or, if all are at work, the new one."""
+    """Open connections: two for each of ``max_requests``, and some. Over it the one that has waited longest for a
+    request is closed, or, if all are at work, the new one."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -62,7 +64,7 @@ class GatewaySettings:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> GatewaySettings:
-        """Settings from names and values, texts such as ``"16MiB"`` included."""
+        """Build settings from names and values, texts such as ``"16MiB"`` included."""
         known = {field.name: field.metadata["unit"] for field in dataclasses.fields(cls)}
         for name in values:
             if name not in known:

@@ -34,7 +34,7 @@ Texts = Annotated[dict[str, str], BeforeValidator(_texts)]
 
 
 class _In(BaseModel):
-    """A request: unknown names and other types are refused. A list ends at its first wrong item: one error is enough."""
+    """A request: unknown names and wrong types are refused. A list ends at its first wrong item."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -133,7 +133,8 @@ class Decision(_In):
         Field(
             min_length=1,
             max_length=1000,
-            description="SHARD-EPOCH-POSITION, hexadecimal; or the `message_id` that the producer gave to one of its messages.",
+            description="SHARD-EPOCH-POSITION, hexadecimal; or the `message_id` that the producer gave to one of its "
+            "messages.",
         ),
     ]
     outcome: Literal["commit", "rollback"]
@@ -334,7 +335,8 @@ class SettleResults(_Out):
 
 
 class Found(_Out):
-    """A stored message. ``state``: "plain", that of its transaction, or "edited": a person put it in place of a dead letter, for one group."""
+    """A stored message. ``state``: "plain", that of its transaction, or "edited": a person put it in place of a dead
+    letter, for one group."""
 
     topic: str | None
     queue: int

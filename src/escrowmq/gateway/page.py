@@ -43,7 +43,8 @@ def _operation(method: str, path: str, operation: dict[str, Any]) -> str:
     given = operation["responses"].get("200", {}).get("content", {}).get("application/json", {}).get("schema", {})
     return (
         f"<section><b>{method.upper()}</b> <code>{escape(path)}</code><p>{escape(operation.get('description', ''))}</p>"
-        f"<table>{rows}</table>{f'<p>Takes {escape(kinds)}</p>' if kinds else ''}<p>Gives {escape(_kind(given))}</section>"
+        f"<table>{rows}</table>{f'<p>Takes {escape(kinds)}</p>' if kinds else ''}<p>Gives "
+        f"{escape(_kind(given))}</section>"
     )
 
 
@@ -52,11 +53,12 @@ def _model(name: str, schema: dict[str, Any]) -> str:
         f"<tr><td><code>{escape(field)}</code><td>{escape(_kind(about))}<td>{escape(about.get('description', ''))}"
         for field, about in schema.get("properties", {}).items()
     )
-    return f"<section><code>{escape(name)}</code><p>{escape(schema.get('description', ''))}</p><table>{rows}</table></section>"
+    about = escape(schema.get("description", ""))
+    return f"<section><code>{escape(name)}</code><p>{about}</p><table>{rows}</table></section>"
 
 
 def _kind(schema: dict[str, Any]) -> str:
-    """A schema in a few words."""
+    """Return a schema in a few words."""
     if "$ref" in schema:
         return str(schema["$ref"]).rpartition("/")[2]
     if "anyOf" in schema:

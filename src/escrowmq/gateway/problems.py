@@ -52,14 +52,15 @@ _CODES = {code: status for status, codes in _STATUSES.items() for code in codes}
 
 
 def status_of(problem: EscrowError) -> int:
-    """The HTTP status of an error: by its code, else by its branch."""
+    """Return the HTTP status of an error: by its code, else by its branch."""
     if problem.code in _CODES:
         return _CODES[problem.code]
     return next((status for branch, status in _BRANCHES if isinstance(problem, branch)), 500)
 
 
 def described(problem: EscrowError) -> Problem:
-    """An error as it travels. ``message_ids`` and ``transaction_id`` are there if a route noted them on the error."""
+    """Return an error as it travels. ``message_ids`` and ``transaction_id`` are there if a route noted them on the
+    error."""
     identity = getattr(problem, "message_id", None)
     return Problem(
         code=int(problem.code),
@@ -74,7 +75,7 @@ def described(problem: EscrowError) -> Problem:
 
 
 def refusal(problem: EscrowError, status: int | None = None, headers: dict[str, str] | None = None) -> JSONResponse:
-    """The response to a request that was refused."""
+    """Return the response to a request that was refused."""
     given = dict(headers or {})
     if isinstance(problem, Overloaded):
         given["Retry-After"] = str(max(math.ceil(problem.retry_after), 1))

@@ -31,7 +31,7 @@ class Producers:
             self.of(group)
 
     def of(self, group: str) -> AsyncProducer:
-        """The producer of a group. Raises BAD_GROUP_NAME, Rejected(TOO_MANY)."""
+        """Return the producer of a group. Raises BAD_GROUP_NAME, Rejected(TOO_MANY)."""
         producer = self._producers.get(group)
         if producer is None:
             if len(self._producers) >= self._settings.max_groups:
@@ -59,8 +59,8 @@ class Producers:
     async def prepare(self, group: str, messages: Sequence[Message], join: TransactionId | None) -> list[Receipt]:
         """Prepare the half messages of one transaction, beginning it with the first unless ``join`` names it.
 
-        If a message is refused, the error's ``message_ids`` and ``transaction_id`` say how to repeat: nothing is decided
-        here, so what was prepared waits for its end, or for the repeat.
+        If a message is refused, the error's ``message_ids`` and ``transaction_id`` say how to repeat: nothing is
+        decided here, so what was prepared waits for its end, or for the repeat.
         """
         producer, receipts = self.of(group), list[Receipt | EscrowError]()
         if join is None:
@@ -80,12 +80,13 @@ class Producers:
     async def end(
         self, group: str, transaction: TransactionId, outcome: Outcome, confirm: Confirm = "answered"
     ) -> Code:
-        """End a transaction of the group, from whatever process it came; raises CONFLICT and so on. SENT if it is not waited for."""
+        """End a transaction of the group, from whatever process it came; raises CONFLICT and so on. SENT if it is not
+        waited for."""
         return require(outcome, await self.of(group).end(transaction, outcome, confirm=confirm))
 
 
 async def outcomes_of(calls: Iterable[Awaitable[T]]) -> list[T | EscrowError]:
-    """The results of calls that go on together, each a value or an EscrowError; any other error is raised."""
+    """Return the results of calls that go on together, each a value or an EscrowError; any other error is raised."""
     results: list[T | EscrowError] = []
     for result in await asyncio.gather(*calls, return_exceptions=True):
         if isinstance(result, BaseException) and not isinstance(result, EscrowError):

@@ -1,15 +1,16 @@
 """Long polls at the brokers on behalf of HTTP clients that may disconnect at any moment.
 
-Theory of operation. Requests that want the same (group, lease, number of messages) share a *line*; everything here runs on the
-event loop, except that a thread speaks to each link, because a full connection blocks.
+Theory of operation. Requests that want the same (group, lease, number of messages) share a *line*; everything here runs
+on the event loop, except that a thread speaks to each link, because a full connection blocks.
 
-1. A client that comes gets one *poll* at each broker: an exchange RECEIVE. What a poll brings goes to the client it was made
-   for; if that one was served or has left, to the client that has waited longest in the line; if there is none, back to the
-   broker.
-2. A poll whose client was served or has left stays in the line without an owner, and the next client that waits as long takes
-   it over. When no client is left in a line, its polls are withdrawn, so that a broker leases nothing to clients that are gone.
-3. A poll that comes back empty before its client's time is over is asked anew. When all polls of a client are over, it is
-   answered that nothing came, or what went wrong if every broker failed.
+1. A client that comes gets one *poll* at each broker: an exchange RECEIVE. What a poll brings goes to the client it was
+   made for; if that one was served or has left, to the client that has waited longest in the line; if there is none,
+   back to the broker.
+2. A poll whose client was served or has left stays in the line without an owner, and the next client that waits as long
+   takes it over. When no client is left in a line, its polls are withdrawn, so that a broker leases nothing to clients
+   that are gone.
+3. A poll that comes back empty before its client's time is over is asked anew. When all polls of a client are over, it
+   is answered that nothing came, or what went wrong if every broker failed.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ from escrowmq.wire import Exchange
 from escrowmq.wire.exchanges import ReceiveOptions
 
 MEMBERS = 16
-"""Lines share so many member numbers: each is one stream at a served broker. Withdrawing one line's polls may end another's
-on the same stream; those are asked anew (rule 3)."""
+"""Lines share so many member numbers: each is one stream at a served broker. Withdrawing one line's polls may end
+another's on the same stream; those are asked anew (rule 3).
+"""
 PATIENCE = 5.0
 """Seconds past its own waiting time that a receive waits for a broker that is away."""
 WORTH_ASKING = 0.02
@@ -99,8 +101,8 @@ class Receiving:
     async def receive(
         self, group: str, max_messages: int, wait: float, lease_ms: int | None, gone: asyncio.Future[Any]
     ) -> Received | None:
-        """Messages of one broker, or None if nothing came within ``wait`` seconds, or ``gone`` (the client's leaving) was
-        first: what came for it then is given back. Raises UNKNOWN_GROUP and so on, Overloaded(QUEUE_FULL)."""
+        """Messages of one broker, or None if nothing came within ``wait`` seconds, or ``gone`` (the client's leaving)
+        was first: what came for it then is given back. Raises UNKNOWN_GROUP and so on, Overloaded(QUEUE_FULL)."""
         if self._closed:
             raise Unknown(Code.CLOSED, "the gateway is stopping")
         key = (group, lease_ms, max_messages)
@@ -123,8 +125,8 @@ class Receiving:
             self._leave(line, client)
 
     async def _ends(self, client: _Client, gone: asyncio.Future[Any], deadline: float) -> bool:
-        """Wait for the client's result, or its leaving; False if neither is worth waiting for any longer: the deadline is over, or
-        all that is missing are answers of brokers that are away, and the others have nothing."""
+        """Wait for the client's result, or its leaving; False if neither is worth waiting for any longer: the deadline
+        is over, or all that is missing are answers of brokers that are away, and the others have nothing."""
         while (left := deadline - time.monotonic()) > 0:
             late = time.monotonic() > client.until + WORTH_ASKING
             step = LOOK_SECONDS if late else min(left, client.until - time.monotonic() + 2 * WORTH_ASKING)

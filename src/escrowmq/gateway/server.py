@@ -1,4 +1,6 @@
-"""A gateway as a process, or as a thread beside a broker: listen, announce, serve until it is asked to stop, stop cleanly."""
+"""A gateway as a process, or as a thread beside a broker: listen, announce, serve until it is asked to stop, stop
+cleanly.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +40,9 @@ MAX_HEADER_BYTES = 64 << 10
 BACKLOG = 1024
 """Connections that the system keeps until they are accepted."""
 ACCEPTED_AT_ONCE = 32
-"""Between two of these, connections over the bound are closed. (asyncio accepts as many as its backlog in one go, and without
-descriptors fails, and logs, as often.)"""
+"""Between two of these, connections over the bound are closed. (asyncio accepts as many as its backlog in one go, and
+without descriptors fails, and logs, as often.)
+"""
 
 Announce = Callable[[dict[str, Any]], None]
 
@@ -104,8 +107,8 @@ def beside(
 def on_thread(
     main: Callable[[Announce, asyncio.Event], Coroutine[Any, Any, None]], name: str
 ) -> Iterator[dict[str, Any]]:
-    """Run ``main`` in an event loop on a thread of its own while the context lasts; gives what it announces. It ends when its event is
-    set. Raises what it raises before it announces anything."""
+    """Run ``main`` in an event loop on a thread of its own while the context lasts; gives what it announces. It ends
+    when its event is set. Raises what it raises before it announces anything."""
     started: Future[dict[str, Any]] = Future()
     ends: list[Callable[[], object]] = []
 
@@ -155,7 +158,8 @@ async def _run(
     announce: Announce,
     stopping: asyncio.Event,
 ) -> None:
-    """Serve until ``stopping``; then answer waiting receives with nothing, let what is on its way finish, close the bus."""
+    """Serve until ``stopping``; then answer waiting receives with nothing, let what is on its way finish, close the
+    bus."""
     settings, addresses = settings or GatewaySettings(), addresses or {}
     gateway = Gateway(bus, settings, addresses)
     try:
@@ -177,8 +181,8 @@ async def answer_until(
     stopping: asyncio.Event,
     closing: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
-    """Answer requests with an ASGI application until ``stopping``; ``announce`` is called with {"http": URL} once they are taken. At the end
-    ``closing`` frees those that wait, and what is on its way finishes."""
+    """Answer requests with an ASGI application until ``stopping``; ``announce`` is called with {"http": URL} once they
+    are taken. At the end ``closing`` frees those that wait, and what is on its way finishes."""
     asyncio.get_running_loop().set_exception_handler(_on_loop_problem)
     server = make_server(app, settings)
     serving = asyncio.create_task(server.serve(sockets=[listening]))
@@ -214,7 +218,7 @@ async def _started(server: uvicorn.Server, serving: asyncio.Task[None]) -> None:
 
 
 def make_server(app: Any, settings: GatewaySettings) -> uvicorn.Server:
-    """The HTTP server around the application; it leaves the process's signals alone."""
+    """Return the HTTP server around the application; it leaves the process's signals alone."""
     return _Server(
         uvicorn.Config(
             app,
@@ -234,7 +238,8 @@ def make_server(app: Any, settings: GatewaySettings) -> uvicorn.Server:
 
 
 def listen_on(listen: str, insecure: bool) -> tuple[str, socket.socket]:
-    """The host of ``HOST:PORT`` and a socket that listens there. Raises Misuse(BAD_URL), Denied beyond loopback without ``insecure``."""
+    """Return the host of ``HOST:PORT`` and a socket that listens there. Raises Misuse(BAD_URL), Denied beyond
+    loopback without ``insecure``."""
     host, port = parse_address(listen)
     check_address(host, insecure)
     try:
@@ -242,7 +247,8 @@ def listen_on(listen: str, insecure: bool) -> tuple[str, socket.socket]:
         listening = socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as problem:
         raise Misuse(Code.BAD_URL, f"cannot listen on {shown(host)}:{port}: {problem}", "is the port in use?") from None
-    # The head of an answer and its body are two writes: without this the second waits for the other side's delayed acknowledgement, 40 ms. Connections
-    # have it from here; asyncio sets it itself only for sockets that name their protocol, and this one does not.
+    # The head of an answer and its body are two writes: without this the second waits for the other side's delayed
+    # acknowledgement, 40 ms. Connections have it from here; asyncio sets it itself only for sockets that name their
+    # protocol, and this one does not.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return host, listening

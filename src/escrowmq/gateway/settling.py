@@ -23,7 +23,8 @@ _NO_NEIGHBOUR = -2
 
 @dataclass(frozen=True, slots=True)
 class LeaseHandle:
-    """A leased message: ``SHARD-LEASE-OFFSET``, hexadecimal. Valid at every gateway of the brokers until the lease ends."""
+    """A leased message: ``SHARD-LEASE-OFFSET``, hexadecimal. Valid at every gateway of the brokers until the lease
+    ends."""
 
     shard: int
     lease: int
@@ -34,7 +35,7 @@ class LeaseHandle:
 
     @classmethod
     def parse(cls, text: str) -> LeaseHandle:
-        """The handle from its printed form; Misuse(BAD_ARGUMENT) for anything else."""
+        """Return the handle from its printed form; Misuse(BAD_ARGUMENT) for anything else."""
         try:
             shard, lease, offset = (int(part, 16) if part.isalnum() else -1 for part in text.split("-"))
         except ValueError:
@@ -118,7 +119,7 @@ class Settler:
 
 
 def _parsed(text: str) -> LeaseHandle | EscrowError:
-    """The handle, or what is wrong with it: that is no matter of its neighbours'."""
+    """Return the handle, or what is wrong with it: that is no matter of its neighbours'."""
     try:
         return LeaseHandle.parse(text)
     except EscrowError as problem:

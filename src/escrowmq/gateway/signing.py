@@ -1,10 +1,10 @@
 """Signatures on check-backs, in the way of Standard Webhooks: HMAC-SHA256 over ``id.timestamp.body``.
 
-A question carries ``webhook-id``, ``webhook-timestamp`` (seconds since 1970) and ``webhook-signature`` (``v1,`` and base64;
-several, separated by spaces, while a secret is being changed). The answer is signed as well, over
+A question carries ``webhook-id``, ``webhook-timestamp`` (seconds since 1970) and ``webhook-signature`` (``v1,`` and
+base64; several, separated by spaces, while a secret is being changed). The answer is signed as well, over
 ``id.answer.timestamp.body``, because it *decides*: it must come from the holder of the secret, and belong to this very
-question, also where TLS ends at a proxy or there is none. Only the standard library is needed here, so that any receiver can
-use it.
+question, also where TLS ends at a proxy or there is none. Only the standard library is needed here, so that any
+receiver can use it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Secrets = Secret | Sequence[Secret]
 
 
 def secret_keys(secret: Secrets) -> list[bytes]:
-    """The HMAC keys that ``secret`` stands for; the first signs.
+    """Return the HMAC keys that ``secret`` stands for; the first signs.
 
     Bytes stand for themselves. A text is one secret or several, separated by blanks: ``whsec_`` and base64 as Standard
     Webhooks writes them, else its UTF-8 bytes. Raises Misuse(BAD_SETTING) for one of fewer than 16 bytes.
@@ -62,14 +62,14 @@ def _key(word: str) -> bytes:
 
 
 def sign(secret: Secrets, identity: str, body: bytes, now: float | None = None) -> dict[str, str]:
-    """The three headers of a question ``body`` (bytes as they travel), signed with every key of ``secret``."""
+    """Return the three headers of a question ``body`` (bytes as they travel), signed with every key of ``secret``."""
     stamp = str(int(time.time() if now is None else now))
     made = " ".join(f"v1,{_mac(key, identity, stamp, body)}" for key in secret_keys(secret))
     return {ID: identity, TIMESTAMP: stamp, SIGNATURE: made}
 
 
 def sign_answer(secret: Secrets, question: Mapping[str, str], body: bytes, now: float | None = None) -> dict[str, str]:
-    """The headers of an answer ``body`` to the question whose headers were ``question``."""
+    """Return the headers of an answer ``body`` to the question whose headers were ``question``."""
     identity = _header(question, ID)
     return {**sign(secret, identity + _ANSWER, body, now), ID: identity}
 
@@ -104,9 +104,9 @@ def verify(
 ) -> str:
     """Check that ``body`` is a question from a holder of ``secret``; its id.
 
-    ``headers`` are the request's (names in any case), ``body`` its bytes as they came, before any parsing. ``tolerance``
-    is how many seconds the timestamp may be off; with ``guard`` an id is accepted once. Raises Denied: answer 401 and do
-    nothing.
+    ``headers`` are the request's (names in any case), ``body`` its bytes as they came, before any parsing.
+    ``tolerance`` is how many seconds the timestamp may be off; with ``guard`` an id is accepted once. Raises Denied:
+    answer 401 and do nothing.
     """
     moment = time.time() if now is None else now
     identity = _verified(secret, headers, body, "", tolerance, moment)

@@ -2,5 +2,6 @@
 socket or randomness.
 
 ``Ledger.decide(command, now_us)`` reads the state and returns events and an answer; ``Ledger.apply(event, position,
-time_us)`` changes the state and nothing else does. State lives in columns (NumPy arrays), never in an object per message.
+time_us)`` changes the state and nothing else does. State lives in columns (NumPy arrays), never in an object per
+message.
 """

@@ -12,8 +12,9 @@ from escrowmq.ledger.transactions import policies
 from escrowmq.ledger.transactions.table import OPEN, PARKED
 
 CAUSES: Final = ("not_due", "due", "unanswered", "asked_out", "aged", "decided")
-"""Why a transaction waits: its first question is not due; one is due, and nobody was there to be asked; it was asked about, and another question
-or the end of waiting comes; it is parked after its last question; it is parked before that (``half_retention``, or it cannot be read).
+"""Why a transaction waits: its first question is not due; one is due, and nobody was there to be asked; it was asked
+about, and another question or the end of waiting comes; it is parked after its last question; it is parked before that
+(``half_retention``, or it cannot be read).
 """
 _NOT_DUE, _DUE, _UNANSWERED, _ASKED_OUT, _AGED, _DECIDED = range(len(CAUSES))
 

@@ -34,8 +34,8 @@ class CreateTopic:
 
 @dataclass(frozen=True, slots=True)
 class AlterTopic:
-    """Give a topic more queues, or a retention of its own: what of ``rules`` is not None, while those named in ``reset`` go back to
-    the broker's. What is beyond it then is let go at once. Answer: {"name", "queues", "rules"}."""
+    """Give a topic more queues, or a retention of its own: what of ``rules`` is not None, while those named in
+    ``reset`` go back to the broker's. What is beyond it then is let go at once. Answer: {"name", "queues", "rules"}."""
 
     name: str
     queues: int | None = None
@@ -46,8 +46,8 @@ class AlterTopic:
 @dataclass(frozen=True, slots=True)
 class DeleteTopic:
     """Delete a topic. CONFLICT if it has undecided half messages, or groups consume it, unless ``force``: then the
-    transactions are rolled back by an operator, at most ``limit`` of them, and the groups lose its queues. ``check``: only
-    refuse, and do nothing. Answer: {"name", "deleted", "queues", "messages", "delayed", "rolled_back", "groups",
+    transactions are rolled back by an operator, at most ``limit`` of them, and the groups lose its queues. ``check``:
+    only refuse, and do nothing. Answer: {"name", "deleted", "queues", "messages", "delayed", "rolled_back", "groups",
     "dead_letters"}; not "deleted": there were more transactions, ask again."""
 
     name: str
@@ -58,18 +58,18 @@ class DeleteTopic:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Let go of what is beyond the retention of its topic; ``retention_us``: of topics without one. Answer: how many queues were
-    cut (int)."""
+    """Let go of what is beyond the retention of its topic; ``retention_us``: of topics without one. Answer: how many
+    queues were cut (int)."""
 
     retention_us: int
 
 
 @dataclass(frozen=True, slots=True)
 class OpenSession:
-    """Begin a producer session; a newer one of the same group and instance fences the older. ``resume``: an epoch of this
-    process that is forgotten; Fenced if a newer process has the name. ``rules``: what a new group is made with, and one
-    that exists must have. ``process``: a random number of the process's own; a repeat is given the same session, and a process
-    that a newer one has fenced is refused. Answer: epoch (int)."""
+    """Begin a producer session; a newer one of the same group and instance fences the older. ``resume``: an epoch of
+    this process that is forgotten; Fenced if a newer process has the name. ``rules``: what a new group is made with,
+    and one that exists must have. ``process``: a random number of the process's own; a repeat is given the same
+    session, and a process that a newer one has fenced is refused. Answer: epoch (int)."""
 
     group: str
     instance: str
@@ -81,8 +81,9 @@ class OpenSession:
 
 @dataclass(frozen=True, slots=True)
 class AlterProducers:
-    """Give a producer group rules of its own, which is made if it does not exist: those of ``rules`` that are not None, while
-    those named in ``reset`` go back to the shard's. Answer: the rules that it has now (:class:`ProducerRules`)."""
+    """Give a producer group rules of its own, which is made if it does not exist: those of ``rules`` that are not None,
+    while those named in ``reset`` go back to the shard's. Answer: the rules that it has now (:class:`ProducerRules`).
+    """
 
     group: str
     rules: ProducerRules
@@ -99,9 +100,9 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Half messages, else as :class:`Send`. ``replace``: only the last prepare of an id counts, while it is undecided (see
-    ``messages/producing.py``); ``same``: the rows whose content is that of the message that their id names already (None: none
-    is), found out by whoever has the log."""
+    """Half messages, else as :class:`Send`. ``replace``: only the last prepare of an id counts, while it is undecided
+    (see ``messages/producing.py``); ``same``: the rows whose content is that of the message that their id names already
+    (None: none is), found out by whoever has the log."""
 
     batch: pa.RecordBatch
     sessions: Int64s
@@ -130,7 +131,8 @@ class Part(Protocol):
 
     @property
     def first_id(self) -> tuple[int, int]:
-        """SEND and PREPARE: the message id of the first row that has none, as instance and sequence; the others count on."""
+        """SEND and PREPARE: the message id of the first row that has none, as instance and sequence; the others count
+        on."""
         ...
 
 
@@ -165,7 +167,8 @@ class SettleRows:
 
 
 RowsCommand = SendRows | PrepareRows | EndRows | SettleRows
-"""Commands of a few rows. :meth:`Ledger.decide_rows` decides their plain cases; whatever is not plain goes as columns."""
+"""Commands of a few rows. :meth:`Ledger.decide_rows` decides their plain cases; whatever is not plain goes as columns.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,14 +191,16 @@ class Asked:
 @dataclass(frozen=True, slots=True)
 class Tick:
     """Do what is due by the clock, except questions: delayed messages released, leases ended, transactions parked or
-    rolled back whose checks are exhausted or whose half_retention is over. At most ``limit`` rows per kind. Answer: None."""
+    rolled back whose checks are exhausted or whose half_retention is over. At most ``limit`` rows per kind. Answer:
+    None."""
 
     limit: int = 100_000
 
 
 @dataclass(frozen=True, slots=True)
 class Park:
-    """Park a transaction (the position of its first half message) of which nobody can be asked, if it is open. Answer: whether it was."""
+    """Park a transaction (the position of its first half message) of which nobody can be asked, if it is open. Answer:
+    whether it was."""
 
     transaction: int
 
@@ -209,8 +214,9 @@ class Recheck:
 
 @dataclass(frozen=True, slots=True)
 class CommitBatch:
-    """Commit ``transactions`` as batch ``number`` of ``writer`` (16 bytes), once; see :mod:`escrowmq.ledger.transactions.writers`.
-    Answer: {"status": COMMITTED or ALREADY_COMMITTED, "last": the writer's last batch, "rolled_back": losers}."""
+    """Commit ``transactions`` as batch ``number`` of ``writer`` (16 bytes), once; see
+    :mod:`escrowmq.ledger.transactions.writers`. Answer: {"status": COMMITTED or ALREADY_COMMITTED, "last": the writer's
+    last batch, "rolled_back": losers}."""
 
     writer: bytes
     number: int
@@ -220,8 +226,8 @@ class CommitBatch:
 
 @dataclass(frozen=True, slots=True)
 class Subscribe:
-    """Make a consumer group, or join it (same subscription). Answer: {"group": ordinal, "created": bool, "start": where the
-    group began}."""
+    """Make a consumer group, or join it (same subscription). Answer: {"group": ordinal, "created": bool, "start": where
+    the group began}."""
 
     group: str
     subscription: Subscription
@@ -229,9 +235,9 @@ class Subscribe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlterGroup:
-    """Give a consumer group another subscription; None: as it is. Its redelivery is one thing: whoever names delays takes the
-    back-off away, and the other way round, and ``default_redelivery`` begins with the rules'. In queues that are new to the
-    group it begins at ``start``. Answer: the :class:`Subscription`."""
+    """Give a consumer group another subscription; None: as it is. Its redelivery is one thing: whoever names delays
+    takes the back-off away, and the other way round, and ``default_redelivery`` begins with the rules'. In queues that
+    are new to the group it begins at ``start``. Answer: the :class:`Subscription`."""
 
     group: str
     topics: tuple[str, ...] | None = None
@@ -248,9 +254,10 @@ class AlterGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResetGroup:
-    """Set where a consumer group goes on, in all its queues, in those of ``topic``, or in one ``queue`` of it: at ``start`` (as of
-    :class:`Subscription`), at the ``offset`` of that queue, by ``shift`` offsets from where it is, or at ``places`` (queue id and offset); one of
-    the four. ``force``: end leases of a group that holds what is in doubt, too. Answer: a dict for each queue (see ``groups/operating.py``)."""
+    """Set where a consumer group goes on, in all its queues, in those of ``topic``, or in one ``queue`` of it: at
+    ``start`` (as of :class:`Subscription`), at the ``offset`` of that queue, by ``shift`` offsets from where it is, or
+    at ``places`` (queue id and offset); one of the four. ``force``: end leases of a group that holds what is in doubt,
+    too. Answer: a dict for each queue (see ``groups/operating.py``)."""
 
     group: str
     topic: str | None = None
@@ -264,8 +271,8 @@ class ResetGroup:
 
 @dataclass(frozen=True, slots=True)
 class PauseGroup:
-    """Hand out nothing of these ``topics`` to a consumer group (none: of any), or go on with them (none: with all). Answer: what is
-    paused now: {"all", "topics", "leased"}."""
+    """Hand out nothing of these ``topics`` to a consumer group (none: of any), or go on with them (none: with all).
+    Answer: what is paused now: {"all", "topics", "leased"}."""
 
     group: str
     topics: tuple[str, ...] = ()
@@ -274,8 +281,8 @@ class PauseGroup:
 
 @dataclass(frozen=True, slots=True)
 class DeleteGroup:
-    """Forget a consumer group with all that it did. ``number``: UNKNOWN_GROUP if that is not its number. ``force``: also while
-    consumers hold messages. Answer: what went with it."""
+    """Forget a consumer group with all that it did. ``number``: UNKNOWN_GROUP if that is not its number. ``force``:
+    also while consumers hold messages. Answer: what went with it."""
 
     group: str
     number: int | None = None
@@ -284,9 +291,10 @@ class DeleteGroup:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Be the named member of a group that holds what is in doubt; see :mod:`escrowmq.ledger.groups.members`. ``process`` is a
-    random number of the process's own; ``resume``: it is the member already and lost an answer. ``keep``: leases that
-    it has, with the offset behind the last message that reached it. Answer: {"member", "epoch"}."""
+    """Be the named member of a group that holds what is in doubt; see :mod:`escrowmq.ledger.groups.members`.
+    ``process`` is a random number of the process's own; ``resume``: it is the member already and lost an answer.
+    ``keep``: leases that it has, with the offset behind the last message that reached it. Answer: {"member", "epoch"}.
+    """
 
     group: str
     instance: str
@@ -328,14 +336,15 @@ class Leased:
 
 
 def nothing_leased() -> Leased:
-    """The answer of a receive that found nothing."""
+    """Return the answer of a receive that found nothing."""
     none = np.empty(0, np.int64)
     return Leased(none, none, none, none, none)
 
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """Acknowledgements of one consumer group: ``batch`` of schema SETTLING. Answer: ENDED (OK, LEASE_LOST, BAD_REQUEST)."""
+    """Acknowledgements of one consumer group: ``batch`` of schema SETTLING. Answer: ENDED (OK, LEASE_LOST,
+    BAD_REQUEST)."""
 
     group: str
     batch: pa.RecordBatch
@@ -343,8 +352,8 @@ class Settle:
 
 @dataclass(frozen=True, slots=True)
 class Bury:
-    """Make dead letters of leased messages that cannot be handed out, each a lease, an offset and a cause. The attempt is not
-    counted. Answer: how many (int)."""
+    """Make dead letters of leased messages that cannot be handed out, each a lease, an offset and a cause. The attempt
+    is not counted. Answer: how many (int)."""
 
     group: str
     rows: Sequence[tuple[int, int, str]]
@@ -352,9 +361,9 @@ class Bury:
 
 @dataclass(frozen=True, slots=True)
 class SettleDead:
-    """Retry (deliver again, attempts counted anew) or discard dead letters. ``dead_us``: when each of them died, as whoever
-    decided about it saw it; one that died at another time is not touched (None: whichever death it is). Answer: codes (uint8
-    array)."""
+    """Retry (deliver again, attempts counted anew) or discard dead letters. ``dead_us``: when each of them died, as
+    whoever decided about it saw it; one that died at another time is not touched (None: whichever death it is). Answer:
+    codes (uint8 array)."""
 
     group: str
     queue_ids: Int64s
@@ -365,8 +374,9 @@ class SettleDead:
 
 @dataclass(frozen=True, slots=True)
 class EditDead:
-    """Give a group another message in place of a dead letter: ``batch``, one row of schema OUTGOING with a message id of its own. ``dead_us``: as
-    of :class:`SettleDead`. Answer: OK, or ALREADY_EXISTS if the edit of this id was done before (code)."""
+    """Give a group another message in place of a dead letter: ``batch``, one row of schema OUTGOING with a message id
+    of its own. ``dead_us``: as of :class:`SettleDead`. Answer: OK, or ALREADY_EXISTS if the edit of this id was done
+    before (code)."""
 
     group: str
     queue_id: int
@@ -377,9 +387,9 @@ class EditDead:
 
 @dataclass(frozen=True, slots=True)
 class Retain:
-    """Let go of what is older than ``visible_us``. ``limit_position``: segments reach no further; ``early_position``: as far as
-    they may go before that time, where topics keep less. Answer: position (int) below which the log may drop whole segments;
-    undecided half messages below it have been expired by the events."""
+    """Let go of what is older than ``visible_us``. ``limit_position``: segments reach no further; ``early_position``:
+    as far as they may go before that time, where topics keep less. Answer: position (int) below which the log may drop
+    whole segments; undecided half messages below it have been expired by the events."""
 
     visible_us: int
     limit_position: int
@@ -388,8 +398,8 @@ class Retain:
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """Forget up to ``limit`` producer sessions that were used last before ``before_us``, but for those ``connected`` (epochs);
-    see :mod:`escrowmq.ledger.transactions.forgetting`. Answer: how many (int)."""
+    """Forget up to ``limit`` producer sessions that were used last before ``before_us``, but for those ``connected``
+    (epochs); see :mod:`escrowmq.ledger.transactions.forgetting`. Answer: how many (int)."""
 
     before_us: int
     connected: Int64s
@@ -441,10 +451,10 @@ Command = (
 class Subscription:
     """What a consumer group consumes, the same for all its members.
 
-    ``start`` is ``"earliest"``, ``"latest"`` or microseconds since 1970 as a string; it is resolved once, when the group
-    first meets a queue. ``max_attempts`` and the back-offs None: the rules'. ``retry_delays_us`` not empty: what to wait after
-    each attempt, the last for all that follow, instead of a back-off; there is one attempt more than delays unless
-    ``max_attempts`` says otherwise. ``tags`` empty: all.
+    ``start`` is ``"earliest"``, ``"latest"`` or microseconds since 1970 as a string; it is resolved once, when the
+    group first meets a queue. ``max_attempts`` and the back-offs None: the rules'. ``retry_delays_us`` not empty: what
+    to wait after each attempt, the last for all that follow, instead of a back-off; there is one attempt more than
+    delays unless ``max_attempts`` says otherwise. ``tags`` empty: all.
     """
 
     topics: tuple[str, ...]

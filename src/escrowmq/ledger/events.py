@@ -17,7 +17,8 @@ from escrowmq.schemas import ID, STORED, Kind
 
 
 class Few:
-    """Some rows of schema ``STORED[kind]`` as sequences, in the order of the schema; of message ids their bytes one after the other."""
+    """Some rows of schema ``STORED[kind]`` as sequences, in the order of the schema; of message ids their bytes one
+    after the other."""
 
     __slots__ = ("columns", "kind", "num_rows")
 
@@ -35,12 +36,13 @@ class Few:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One frame to be: rows of schema ``STORED[kind]``. Its position and time are given by the log when it is appended."""
+    """One future frame: rows of schema ``STORED[kind]``. The log gives it position and time on append."""
 
     kind: Kind
     content: pa.RecordBatch | Few
     rows: Any = None
-    """Of an event decided as rows: what applying it needs, so that the batch is not read again (see ``Ledger.decide_rows``)."""
+    """Of an event decided as rows: what applying it needs, so that the batch is not read again (see
+    ``Ledger.decide_rows``)."""
 
     @property
     def batch(self) -> pa.RecordBatch:
@@ -55,8 +57,9 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Repeats:
-    """Rows of a command that were answered with the receipt of an earlier message of their topic and id, and where that one
-    stands (arrays of one length). Whether it is the same message is told by the contents: see ``messages/contents.py``."""
+    """Rows of a command that were answered with the receipt of an earlier message of their topic and id, and where that
+    one stands (arrays of one length). Whether it is the same message is told by the contents: see
+    ``messages/contents.py``."""
 
     rows: Int64s
     positions: Int64s
@@ -64,7 +67,8 @@ class Repeats:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What ``decide`` returns: events to append and apply *in this order*, and the answer to give once they are durable.
+    """What ``decide`` returns: events to append and apply *in this order*, and the answer to give once they are
+    durable.
 
     An event's rows that hold positions of their own frame (a new transaction's id, a lease's id) assume that the
     events are appended next, the first at the ledger's ``next_position``; nothing may come between.
@@ -73,7 +77,8 @@ class Decision:
     events: tuple[Event, ...] = ()
     answer: Any = None
     repeats: Repeats | None = None
-    """Of SEND and PREPARE: what is to be held against the log, when the events are appended, before the answer is given."""
+    """Of SEND and PREPARE: what is to be held against the log, when the events are appended, before the answer is
+    given."""
 
 
 def _plan(schema: pa.Schema) -> list[tuple[pa.DataType, Any]]:
@@ -86,19 +91,19 @@ _TYPECODES = {np.int32: "i", np.int64: "q", np.uint32: "I", np.uint8: "B"}
 
 
 def event_of(kind: Kind, *columns: Sequence[Any] | np.ndarray[Any, Any]) -> Event:
-    """An event with these columns: sequences or arrays of one length, in the order of the schema."""
+    """Return an event with these columns: sequences or arrays of one length, in the order of the schema."""
     arrays = [_array(column, *types) for column, types in zip(columns, _COLUMNS[kind], strict=True)]
     return Event(kind, pa.RecordBatch.from_arrays(arrays, schema=STORED[kind]))
 
 
 def event_of_rows(kind: Kind, rows: Sequence[Sequence[Any]], *, keep: bool = False) -> Event:
-    """An event with these rows (at least one). ``keep``: as rows too, to be applied so."""
+    """Return an event with these rows (at least one). ``keep``: as rows too, to be applied so."""
     columns = tuple(zip(*rows, strict=True))
     return Event(kind, Few(kind, columns), rows) if keep else event_of(kind, *columns)
 
 
 def rows_of(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
-    """The rows of an event."""
+    """Yield the rows of an event."""
     return zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
 

@@ -1,8 +1,8 @@
 """The ledger: ``decide(command, now) → events and answer``, ``apply(event)``; state is nothing but applied events.
 
 Both are pure in the sense of the design: no clock, disk, socket or randomness, and ``decide`` changes no state. Times
-come in with the call, keys of stored messages (which never change) from the holder (:meth:`Ledger.ask_keys_of`). Whoever holds a ledger appends a decision's events to the log in order, makes them durable,
-applies them, and answers.
+come in with the call, keys of stored messages (which never change) from the holder (:meth:`Ledger.ask_keys_of`).
+Whoever holds a ledger appends a decision's events to the log in order, makes them durable, applies them, and answers.
 """
 
 from __future__ import annotations
@@ -46,8 +46,10 @@ from escrowmq.ledger.transactions.writers import Writers
 from escrowmq.schemas import Kind
 
 FORMAT = 4
-"""Of snapshots; 1 had every session that ever was, 1 and 2 message ids without topics and no rules of producer groups, 1 to 3 consumer groups numbered as they are listed, no deleted topics and no
-retention of topics. A newer one is not read: the frames are, or, where they left with retention, the log is refused."""
+"""Of snapshots; 1 had every session that ever was, 1 and 2 message ids without topics and no rules of producer groups,
+1 to 3 consumer groups numbered as they are listed, no deleted topics and no retention of topics. A newer one is not
+read: the frames are, or, where they left with retention, the log is refused.
+"""
 
 
 _POSITIONS = ("next_position", "trimmed_position", "last_time_us")
@@ -91,17 +93,19 @@ class Ledger:
         self._forgetting = Forgetting(self.sessions, self.transactions, self.checkback, self.writers)
 
     def ask_keys_of(self, keys_of: KeysOf) -> None:
-        """Ask ``keys_of`` for the keys of stored messages when ordered groups need them; see :mod:`escrowmq.ledger.groups.order`.
+        """Ask ``keys_of`` for the keys of stored messages when ordered groups need them; see
+        :mod:`escrowmq.ledger.groups.order`.
 
-        Deciding only: what was decided names the keys, and applying asks nobody. Without it no key is known, and an ordered
-        group's whole queue waits for a message that failed.
+        Deciding only: what was decided names the keys, and applying asks nobody. Without it no key is known, and an
+        ordered group's whole queue waits for a message that failed.
         """
         self._consuming.keys_of = keys_of
 
     # Deciding
 
     def decide(self, command: Command, now_us: int) -> Decision:
-        """What follows from ``command`` at ``now_us``. Raises EscrowError when the command as a whole is refused."""
+        """Decide what follows from ``command`` at ``now_us``. Raises EscrowError when the command as a whole is
+        refused."""
         match command:
             case commands.Send() | commands.Prepare():
                 return self._producing.decide(command, self.rules, now_us, self.next_position, self.trimmed_position)
@@ -167,8 +171,8 @@ class Ledger:
     def decide_rows(self, command: RowsCommand, now_us: int) -> Decision | None:
         """As :meth:`decide`, of a few rows, if they are a plain case; None: decide them as columns.
 
-        The events carry what applying them needs; :meth:`apply` takes it, or only the batch, to the same effect. So a log is
-        replayed by columns alone.
+        The events carry what applying them needs; :meth:`apply` takes it, or only the batch, to the same effect. So a
+        log is replayed by columns alone.
         """
         match command:
             case commands.SendRows() | commands.PrepareRows():
@@ -196,7 +200,8 @@ class Ledger:
         return self._with_topics(topics, lambda known: consuming.decide_subscribe(command, known, self.rules))
 
     def _with_topics(self, names: Sequence[str], decide: Callable[[Topics], Decision]) -> Decision:
-        """A subscription makes topics that are missing, if the rules say so, and begins at their first message."""
+        """Return a subscription makes topics that are missing, if the rules say so, and begins at their first
+        message."""
         missing = [name for name in names if not self.topics.has(name) and self.topics.may_be_made(name)]
         if not missing or not self.rules.auto_create_topics:
             return decide(self.topics)
@@ -210,8 +215,9 @@ class Ledger:
     # Applying
 
     def apply(self, kind: Kind, batch: pa.RecordBatch | Few, position: int, time_us: int, rows: Any = None) -> None:
-        """Take one event of the log in. ``position`` is that of its first row, ``time_us`` the broker's time of it; ``rows``:
-        of an event that was decided as rows, the same as the batch, of which then nothing but the number of rows is looked at."""
+        """Take one event of the log in. ``position`` is that of its first row, ``time_us`` the broker's time of it;
+        ``rows``: of an event that was decided as rows, the same as the batch, of which then nothing but the number of
+        rows is looked at."""
         self.next_position = position + batch.num_rows
         self.last_time_us = time_us
         if kind in Groups.KINDS:
@@ -236,7 +242,8 @@ class Ledger:
         self.checkback.begin(begun, time_us)
 
     def _enter(self, batch: pa.RecordBatch, position: int, time_us: int, *, half: bool) -> Int32s:
-        """What every message changes on entering: remembered ids, the rotation of its topic, when its session was used last. The
+        """Update what every new message changes: remembered ids, the rotation of its topic, the last use of its
+        session. The
         tag number of each row."""
         self.sessions.note(batch.column("epoch").to_numpy(), time_us)
         of_row = batch.column("queue_id").to_numpy()
@@ -358,11 +365,12 @@ class Ledger:
     # Snapshots
 
     def snapshot(self) -> dict[str, pa.Table]:
-        """The whole state as Arrow tables (copies: they may be written while the ledger goes on)."""
+        """Return the whole state as Arrow tables (copies: they may be written while the ledger goes on)."""
         return self.freeze()()
 
     def freeze(self) -> Callable[[], dict[str, pa.Table]]:
-        """The snapshot as of now. What takes long, and is of parts that never change, is done when it is called: on any thread, while the ledger goes on."""
+        """Return the snapshot as of now. What takes long, and is of parts that never change, is done when it is
+        called: on any thread, while the ledger goes on."""
         scalars = {
             "format": FORMAT,
             **{name: getattr(self, name) for name in _POSITIONS},
@@ -382,7 +390,7 @@ class Ledger:
 
     @classmethod
     def restore(cls, shard: int, tables: dict[str, pa.Table]) -> Ledger:
-        """A ledger that is equal to the one that gave the snapshot."""
+        """Return a ledger that is equal to the one that gave the snapshot."""
         ledger = cls(shard)
         scalars = json.loads(tables["ledger"]["state"][0].as_py())
         for name in _POSITIONS:
@@ -402,15 +410,16 @@ class Ledger:
 
     @property
     def wake_us(self) -> int:
-        """:class:`~escrowmq.ledger.commands.Tick` has nothing to do before this; ``NEVER_US``: nothing waits for a time. A Tick that finds nothing moves it."""
+        """:class:`~escrowmq.ledger.commands.Tick` has nothing to do before this; ``NEVER_US``: nothing waits for a
+        time. A Tick that finds nothing moves it."""
         return min(self.delays.wake_us, self.checkback.wake_us, self.groups.wake_us)
 
     def repeats_of(self, command: commands.Prepare) -> Repeats | None:
-        """The rows of a command whose message ids are known, and where their messages stand in the log."""
+        """Return the rows of a command whose message ids are known, and where their messages stand in the log."""
         return self._producing.repeats_of(command, self.trimmed_position)
 
     def queue_id(self, topic: str, queue: int) -> int:
-        """The id of a queue; Rejected(UNKNOWN_TOPIC or BAD_QUEUE)."""
+        """Return the id of a queue; Rejected(UNKNOWN_TOPIC or BAD_QUEUE)."""
         return self.topics.queue_id(topic, queue)
 
     def queue(self, queue_id: int) -> QueueIndex:
@@ -460,7 +469,7 @@ class Ledger:
 
 
 def sizes_of(bodies: pa.Array) -> Int32s:
-    """The bytes of each body; 0 of one that is damaged."""
+    """Return the bytes of each body; 0 of one that is damaged."""
     sizes = pc.binary_length(bodies)
     sizes = sizes.fill_null(0) if sizes.null_count else sizes
     return np.asarray(sizes.to_numpy(zero_copy_only=False), np.int32)

@@ -41,7 +41,7 @@ def topics_list(ledger: Ledger) -> list[dict[str, Any]]:
 
 
 def retention_of(rules: TopicRules) -> dict[str, float]:
-    """What a topic has of its own: ``retention`` (seconds), ``retention_size`` (bytes of each queue)."""
+    """Return a topic's own retention: ``retention`` (seconds), ``retention_size`` (bytes of each queue)."""
     own: dict[str, float] = {}
     if rules.retention_us is not None:
         own["retention"] = rules.retention_us / 1e6
@@ -65,7 +65,8 @@ def queue_offsets(ledger: Ledger, topic: str, queue: int | None, time_us: int | 
 
 def queues_beyond(ledger: Ledger, topic: str, after: Mapping[int, int], every: bool) -> list[dict[str, int]]:
     """``queue, head, end`` of a topic's queues that have offsets from those of ``after`` (by queue) on; ``every``: also
-    of queues not named there, from their first on, and a topic that does not exist is no error. Rejected(UNKNOWN_TOPIC, BAD_QUEUE)."""
+    of queues not named there, from their first on, and a topic that does not exist is no error. Rejected(UNKNOWN_TOPIC,
+    BAD_QUEUE)."""
     places = dict(after)
     if every:
         ids = ledger.topics.queue_ids(topic) if ledger.topics.has(topic) else []
@@ -75,7 +76,7 @@ def queues_beyond(ledger: Ledger, topic: str, after: Mapping[int, int], every: b
 
 
 def producers_list(ledger: Ledger) -> list[dict[str, Any]]:
-    """Producer groups with what they have undecided; ``oldest_us``: when the oldest of that was prepared, None without."""
+    """List producer groups with their undecided transactions; ``oldest_us``: when the oldest was prepared, or None."""
     oldest = _oldest_open(ledger)
     sessions, rules = ledger.sessions, ledger.rules
     return [
@@ -93,8 +94,8 @@ def producers_list(ledger: Ledger) -> list[dict[str, Any]]:
 
 
 def writers_list(ledger: Ledger, after: bytes, limit: int) -> list[dict[str, Any]]:
-    """Writers of numbered batches from ``after`` (not included) on, by their ids: the last batch and when it was decided,
-    when anything was done under its producer group, and what is undecided there."""
+    """Writers of numbered batches from ``after`` (not included) on, by their ids: the last batch and when it was
+    decided, when anything was done under its producer group, and what is undecided there."""
     used = ledger.sessions.used_us()
     return [
         {
@@ -131,8 +132,8 @@ def transactions(
 ) -> list[dict[str, Any]]:
     """Transactions in the order of their prepare, from position ``after`` (not included) on.
 
-    ``state``: a name of TransactionState, or "undecided" for OPEN and PARKED; ``before_us``: prepared before that time; ``cause``: one
-    of :data:`CAUSES` at ``now_us``. Rejected(UNKNOWN_GROUP), Rejected(BAD_REQUEST).
+    ``state``: a name of TransactionState, or "undecided" for OPEN and PARKED; ``before_us``: prepared before that time;
+    ``cause``: one of :data:`CAUSES` at ``now_us``. Rejected(UNKNOWN_GROUP), Rejected(BAD_REQUEST).
     """
     wanted = Wanted(state, group, before_us, cause, now_us)
     found, place = some_transactions(ledger, wanted, limit, after)
@@ -156,8 +157,8 @@ class Wanted:
 def some_transactions(
     ledger: Ledger, wanted: Wanted, limit: int, after: int
 ) -> tuple[list[dict[str, Any]], int | None]:
-    """The first of them, at most ``limit``, and not more than a look may take the writer's time for; and the position after which it goes on, None if
-    there are no more."""
+    """Return the first of them, at most ``limit``, and not more than a look may take the writer's time for; and the
+    position after which it goes on, None if there are no more."""
     table = ledger.transactions
     states = None if wanted.state is None else _states(wanted.state)
     ordinal = None if wanted.group is None else ledger.sessions.ordinal(wanted.group)
@@ -178,8 +179,9 @@ def some_transactions(
 
 
 def some_rows(ledger: Ledger, start: int, end: int, states: Sequence[int] | None) -> tuple[Int64s, int]:
-    """Row numbers of transactions in one of ``states`` (None: any) from the ordinal ``start`` to before ``end``: of the first :data:`LOOKED` transactions, but if
-    there are more than :data:`SPAN`, of some fewer; and the ordinal from which it goes on."""
+    """Row numbers of transactions in one of ``states`` (None: any) from the ordinal ``start`` to before ``end``: of the
+    first :data:`LOOKED` transactions, but if there are more than :data:`SPAN`, of some fewer; and the ordinal from
+    which it goes on."""
     rows = ledger.transactions.rows
     at, found = max(start, rows.first), list[Int64s]()
     count, most = 0, min(end, max(start, rows.first) + LOOKED)

@@ -1,4 +1,4 @@
-"""What the fold of the log depends on: the rules of a shard, and those that a producer group or a topic has of its own."""
+"""Rules on which the fold of the log depends: those of a shard, and those of one producer group or topic."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ class Rules:
 class ProducerRules:
     """What one producer group has of its own instead of the shard's :class:`Rules`; None: nothing.
 
-    ``kind`` is ``"plain"``, ``"transactional"`` or ``"mixed"``; None: what the group did first says it (or ``mixed_groups``).
+    ``kind`` is ``"plain"``, ``"transactional"`` or ``"mixed"``; None: what the group did first says it (or
+    ``mixed_groups``).
     """
 
     kind: str | None = None
@@ -55,8 +56,8 @@ class ProducerRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicRules:
-    """What one topic has of its own: how long messages stay after they became visible (None: as long as the log keeps them), and
-    how many bytes each of its queues keeps at most (None: any)."""
+    """What one topic has of its own: how long messages stay after they became visible (None: as long as the log keeps
+    them), and how many bytes each of its queues keeps at most (None: any)."""
 
     retention_us: int | None = None
     retention_bytes: int | None = None

@@ -1,4 +1,4 @@
-"""What is undecided, summed up by producer group and cause, some of it at a look: producers go on between two of them."""
+"""Undecided transactions, summed up by producer group and cause, in steps: producers go on between two of them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ class _Alike:
 
 
 class Waiting:
-    """A sum in the making. What is prepared after it was begun is not in it; what is decided between two looks may be, or not."""
+    """A sum in the making. What is prepared after it was begun is not in it; what is decided between two looks may be,
+    or not."""
 
     def __init__(self, ledger: Ledger, group: str | None, after: int, limit: int, samples: int, now_us: int) -> None:
         """Of the groups with numbers above ``after``, at most ``limit``. Rejected(UNKNOWN_GROUP)."""
@@ -91,8 +92,8 @@ class Waiting:
                 one.samples += listings.described(ledger, few + table.rows.first)
 
     def told(self) -> list[dict[str, Any]]:
-        """Of each group ``number``, ``group`` and ``causes``: ``state, cause, count, oldest_us, newest_us, checks`` (least and most), and
-        ``samples``, the oldest."""
+        """Of each group ``number``, ``group`` and ``causes``: ``state, cause, count, oldest_us, newest_us, checks``
+        (least and most), and ``samples``, the oldest."""
         return [
             {"number": number, "group": name, "causes": [causes[cause].told() for cause in sorted(causes)]}
             for number, name, causes in zip(self._chosen, self._names, self._alike, strict=True)
@@ -102,7 +103,7 @@ class Waiting:
 def undecided(
     ledger: Ledger, group: str | None, after: int, limit: int, samples: int, now_us: int
 ) -> list[dict[str, Any]]:
-    """The whole sum at once."""
+    """Return the whole sum at once."""
     found = Waiting(ledger, group, after, limit, samples, now_us)
     while found.look(ledger):
         pass

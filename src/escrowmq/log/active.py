@@ -18,8 +18,9 @@ _PAGE = 4096
 class ActiveSegment:
     """An open segment file. ``end`` is where the next frame goes, buffered ones included. Raises OSError as it comes.
 
-    Descriptors and address space are taken where blocks are, by :meth:`create` and :meth:`make_room`, before anything is written: what
-    follows (write, sync, seal) needs neither, so that a process without descriptors refuses and does not stop.
+    Descriptors and address space are taken where blocks are, by :meth:`create` and :meth:`make_room`, before anything
+    is written: what follows (write, sync, seal) needs neither, so that a process without descriptors refuses and does
+    not stop.
     """
 
     def __init__(self, file: File, size: int, allocated: int, data: pa.Buffer | None = None) -> None:
@@ -38,7 +39,8 @@ class ActiveSegment:
 
     @classmethod
     def create(cls, disk: Disk, header: SegmentHeader, size: int, segment_bytes: int) -> PreparedSegment:
-        """A new segment under a temporary name, with room for ``size`` bytes of frames; OSError leaves nothing."""
+        """Return a new segment under a temporary name, with room for ``size`` bytes of frames; OSError leaves
+        nothing."""
         temporary = segment_name(header.sequence) + TEMPORARY
         file = disk.open(temporary, create=True)
         try:
@@ -65,8 +67,8 @@ class ActiveSegment:
         self.end += size
 
     def take(self) -> Callable[[], pa.Buffer | None]:
-        """Take out what is buffered. The function returned writes it in one write and syncs once, while frames go on being
-        put; it gives the file mapped, None if nothing was ever appended to it."""
+        """Take out what is buffered. The function returned writes it in one write and syncs once, while frames go on
+        being put; it gives the file mapped, None if nothing was ever appended to it."""
         chunks, at, data = self._buffer, self._written, self.data
         self._buffer, self._written = [], self.end
 
@@ -115,7 +117,7 @@ class PreparedSegment:
 
 
 def _allocate(file: File, needed: int, segment_bytes: int) -> int:
-    """Reserve ``needed`` bytes, and a step more if the disk has it, so that few syncs meet a change of the file's size."""
+    """Reserve ``needed`` bytes, and a step more if the disk has it: few syncs then change the file's size."""
     generous = max(min(needed + RESERVE_STEP, segment_bytes), needed)
     try:
         file.allocate(generous)

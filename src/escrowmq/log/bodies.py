@@ -1,8 +1,9 @@
 """Checksums of single bodies, behind the record batch of a frame of several messages (FORMAT.md has the map).
 
-A frame has one checksum. Beside it stand one digest over everything but the bytes of the bodies, and one digest of each body. When the
-frame's own is wrong, they tell which of its rows may still be trusted, so that one damaged body takes no other message along; and whoever
-wants one row of a large frame reads its columns and one body (:class:`SoundColumns`), and leaves the other bodies where they are.
+A frame has one checksum. Beside it stand one digest over everything but the bytes of the bodies, and one digest of each
+body. When the frame's own is wrong, they tell which of its rows may still be trusted, so that one damaged body takes no
+other message along; and whoever wants one row of a large frame reads its columns and one body (:class:`SoundColumns`),
+and leaves the other bodies where they are.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ def size_of(rows: int) -> int:
 
 
 def checksums(message: pa.Buffer, kind: Kind, sequence: int, salt: int) -> bytes:
-    """The checksums that follow the record batch ``message`` (not compressed) of frame ``sequence``."""
+    """Return the checksums that follow the record batch ``message`` (not compressed) of frame ``sequence``."""
     batch = pa.ipc.read_record_batch(message, STORED[kind])
     others, bodies = _digests(message, batch, sequence, salt)
     return others + bodies
 
 
 def checksums_of(message: bytes, start: int, end: int, contents: Sequence[bytes], sequence: int, salt: int) -> bytes:
-    """As :func:`checksums`, of a message in which the bodies ``contents`` are known to lie from ``start`` to ``end``."""
+    """Compute :func:`checksums` of a message whose bodies ``contents`` lie from ``start`` to ``end``."""
     view = memoryview(message)
     digest = xxhash.xxh3_64(view[:start], seed=(salt + sequence) & _MASK)
     digest.update(view[end:])
@@ -65,8 +66,8 @@ def intact_rows(
 
 @dataclass(frozen=True, slots=True)
 class SoundColumns:
-    """A frame of messages of which everything but the bodies is known to be as it was written. ``position`` is that of its first row,
-    ``time_us`` the broker's time of the append."""
+    """A frame of messages of which everything but the bodies is known to be as it was written. ``position`` is that of
+    its first row, ``time_us`` the broker's time of the append."""
 
     position: int
     time_us: int
@@ -85,7 +86,8 @@ class SoundColumns:
 def sound_columns(
     message: pa.Buffer, trailer: pa.Buffer, batch: pa.RecordBatch, sequence: int, salt: int, position: int, time_us: int
 ) -> SoundColumns | None:
-    """The columns of a frame whose own checksum nobody has looked at; None if they are damaged. Reads no body. ``batch`` was read from
+    """Return the columns of a frame whose own checksum nobody has looked at; None if they are damaged. Reads no body.
+    ``batch`` was read from
     ``message`` and need not be valid."""
     if not _is_sound(message, trailer, batch, sequence, salt):
         return None
@@ -106,7 +108,8 @@ def _digests(message: pa.Buffer, batch: pa.RecordBatch, sequence: int, salt: int
 
 
 def _other_bytes(message: pa.Buffer, batch: pa.RecordBatch, sequence: int, salt: int) -> bytes:
-    """The digest of a message's bytes but for those of the bodies: columns, offsets, and Arrow's description of them."""
+    """Return the digest of a message's bytes but for those of the bodies: columns, offsets, and Arrow's description
+    of them."""
     data = batch.column(_COLUMN).buffers()[2]
     start = end = message.size
     if data is not None and data.size:

@@ -55,7 +55,7 @@ class FrameRun:
 
 
 def check(disk: Disk) -> Iterator[Damage]:
-    """Every finding in a data folder: segments, snapshots, side files. A torn tail is none: the next opening cuts it."""
+    """Yield every finding in a data folder: segments, snapshots, side files; not a torn tail, which an opening cuts."""
     listing = list_folder(disk)
     if listing.is_fresh:
         return
@@ -147,7 +147,7 @@ def _check_run(run: FrameRun) -> Iterator[Damage]:
 
 
 def _check_index(disk: Disk, run: FrameRun) -> Iterator[Damage]:
-    """A side file that does not say what the segment says. It is derived, so the next opening mends it."""
+    """Yield a side file that does not say what the segment says. It is derived, so the next opening mends it."""
     segment = segment_of(run.name, run.header, run.found)
     name = index_name(segment.name)
     with suppress(FileNotFoundError):

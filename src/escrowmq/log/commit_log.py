@@ -1,4 +1,6 @@
-"""The commit log on local segment files. One writer thread; reading is safe from any thread (see seam.py for the contract)."""
+"""The commit log on local segment files. One writer thread; reading is safe from any thread (see seam.py for the
+contract).
+"""
 
 from __future__ import annotations
 
@@ -58,9 +60,10 @@ def open_log(
 ) -> SegmentLog:
     """Open the log in ``disk``'s folder, or make one; takes the folder's lock and appends a durable OPENED frame.
 
-    ``compression`` ("none", "lz4") is of message frames; ``version`` is this program's, for the record; ``seed`` (12 bytes) fixes
-    the shard id and salt of a new log, random otherwise; ``lookups`` are the sizes of its look-up files. Raises Misuse(FOLDER_IN_USE, NOT_A_DATA_FOLDER), Corrupt(DAMAGED,
-    NEWER_FORMAT, LOG_FAILED), Overloaded(DISK_FULL, OUT_OF_RESOURCES); the folder is given back then.
+    ``compression`` ("none", "lz4") is of message frames; ``version`` is this program's, for the record; ``seed`` (12
+    bytes) fixes the shard id and salt of a new log, random otherwise; ``lookups`` are the sizes of its look-up files.
+    Raises Misuse(FOLDER_IN_USE, NOT_A_DATA_FOLDER), Corrupt(DAMAGED, NEWER_FORMAT, LOG_FAILED), Overloaded(DISK_FULL,
+    OUT_OF_RESOURCES); the folder is given back then.
     """
     listing = list_folder(disk)
     refuse_foreign(listing)  # before the lock, which makes a file
@@ -89,7 +92,8 @@ def open_log(
 
 
 def first_segment(disk: Disk, header: SegmentHeader, segment_bytes: int) -> tuple[Recovered, ActiveSegment]:
-    """Make a log whose first segment has this header, of no frames yet; what recovery would find, and the segment to write to."""
+    """Make a log whose first segment has this header, of no frames yet; what recovery would find, and the segment to
+    write to."""
     active = ActiveSegment.create(disk, header, 1 << 12, segment_bytes).begin()
     return Recovered([Segment.begun(header, HEADER_BYTES)], [], 0, 0, None), active
 
@@ -136,7 +140,8 @@ class SegmentLog(ReadableLog):
         self.sync()
 
     def _look_at_damage(self, found: list[int]) -> None:
-        """Look again at the frames in which damage was met before, or ``found`` now, and note from now on where more is met."""
+        """Look again at the frames in which damage was met before, or ``found`` now, and note from now on where more is
+        met."""
         self._reader.noticed = self._noticed
         with suppress(OSError):
             self._listed = unpack_damaged(read_file(self._disk, DAMAGED_NAME, MOST_DAMAGED))
@@ -162,7 +167,7 @@ class SegmentLog(ReadableLog):
         self._list_damage()
 
     def _list_damage(self) -> None:
-        """The list is derived: what cannot be written now is met again."""
+        """Write the list of damage if possible: it is derived, and a later read finds the damage again."""
         with suppress(OSError), self._listing:
             frames = self._reader.damaged_frames()
             if frames != self._listed:
@@ -188,8 +193,8 @@ class SegmentLog(ReadableLog):
     # Writing
 
     def reserve(self, size: int) -> None:
-        """Make sure that appends of ``size`` bytes (see frames.size_bound) will find room; Overloaded if not (DISK_FULL,
-        OUT_OF_RESOURCES)."""
+        """Make sure that appends of ``size`` bytes (see frames.size_bound) will find room; Overloaded if not
+        (DISK_FULL, OUT_OF_RESOURCES)."""
         self._check_usable()
         try:
             if self._active.end + size > self._segment_bytes and self._segment.index.count:
@@ -287,8 +292,8 @@ class SegmentLog(ReadableLog):
             self._lookups.durable(messages, size, end)
 
     def _roll(self, size: int) -> None:
-        """Begin a new segment with room for ``size`` bytes. What can run out (of space, descriptors, memory) comes first and
-        changes nothing."""
+        """Begin a new segment with room for ``size`` bytes. What can run out (of space, descriptors, memory) comes
+        first and changes nothing."""
         header = self._segment.header
         following = SegmentHeader(
             header.shard, self.epoch, self.next_sequence, self.next_position, self.last_time_us, header.salt
@@ -348,7 +353,7 @@ class SegmentLog(ReadableLog):
             self._remove(str(gone))
 
     def load_snapshot(self) -> Snapshot | None:
-        """The newest snapshot that checks; None when the log goes back to its beginning; else Corrupt."""
+        """Return the newest snapshot that checks; None when the log goes back to its beginning; else Corrupt."""
         self._check_usable()
         found = self._newest_snapshot()
         return found[1] if found is not None else None
@@ -392,8 +397,8 @@ class SegmentLog(ReadableLog):
     def _make_base(self, current: SnapshotName, first: int) -> list[SnapshotName]:
         """Make the snapshot ``current`` the base of a log that begins with frame ``first``; the bases it replaces.
 
-        A rename that fails changed nothing: Overloaded or Corrupt(LOG_FAILED), and the log goes on. When it is not known to
-        be durable, the log stops.
+        A rename that fails changed nothing: Overloaded or Corrupt(LOG_FAILED), and the log goes on. When it is not
+        known to be durable, the log stops.
         """
         base = SnapshotName(current.sequence, first)
         with self._reader.lock:
@@ -443,7 +448,8 @@ class SegmentLog(ReadableLog):
         self.sync()
 
     def _seal_cleanly(self) -> None:
-        """Cut the reserved tail, and note in the file ``closed`` how far the log is durable. A full disk may keep it from that."""
+        """Cut the reserved tail, and note in the file ``closed`` how far the log is durable. A full disk may keep it
+        from that."""
         try:
             self._active.seal()
         except OSError as problem:
@@ -453,4 +459,4 @@ class SegmentLog(ReadableLog):
 
 
 def _nothing() -> None:
-    """What is left to do when nothing was appended."""
+    """Do nothing: there is no deferred work without an append."""

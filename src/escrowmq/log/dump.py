@@ -27,9 +27,9 @@ def dump(
 ) -> Iterator[Entry]:
     """Frames with ``start`` <= sequence < ``end`` as JSON-ready dicts, from a folder that may be in use.
 
-    A frame: sequence, position, rows, kind, time_us, epoch, encoding, bytes, synced, segment, offset; with ``rows`` also
-    ``data``, a list of dicts (bytes as in :func:`printable`). Damage on the way: {"damage": {file, offset, sequence, what}}; the
-    frames behind it follow. Misuse(NOT_A_DATA_FOLDER) if there is no log.
+    A frame: sequence, position, rows, kind, time_us, epoch, encoding, bytes, synced, segment, offset; with ``rows``
+    also ``data``, a list of dicts (bytes as in :func:`printable`). Damage on the way: {"damage": {file, offset,
+    sequence, what}}; the frames behind it follow. Misuse(NOT_A_DATA_FOLDER) if there is no log.
     """
     listing = list_folder(disk)
     if not listing.segments:
@@ -54,7 +54,7 @@ def findings(disk: Disk) -> Iterator[Entry]:
 
 
 def damage_entry(damage: Damage) -> Entry:
-    """A finding as an entry."""
+    """Return a finding as an entry."""
     return {
         "damage": {"file": damage.file, "offset": damage.offset, "sequence": damage.sequence, "what": damage.what},
     }
@@ -73,7 +73,8 @@ def line(entry: Entry) -> str:
 
 
 def printable(value: Any) -> Any:
-    """A value as JSON has it: bytes as text where they are UTF-8, else as ``base64:...``; 16-byte ids as hexadecimal."""
+    """Return a value as JSON has it: bytes as text where they are UTF-8, else as ``base64:...``; 16-byte ids as
+    hexadecimal."""
     if isinstance(value, bytes):
         if len(value) == 16:
             return value.hex()

@@ -1,8 +1,8 @@
 """The frame codec: one Arrow record batch with a 56-byte header and a checksum over all of it (FORMAT.md has the map).
 
 Messages are Arrow IPC record batch messages without their schema, which the kind tells. Kinds whose columns are all
-integers are *bare columns*: nothing but the values, the widest columns first so that each is aligned. That is what makes
-a question about a waiting half message cost 64 bytes.
+integers are *bare columns*: nothing but the values, the widest columns first so that each is aligned. That is what
+makes a question about a waiting half message cost 64 bytes.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ class FrameHeader(NamedTuple):
 
 
 class Packed:
-    """The rows of a frame to be as bytes, packed without Arrow: the same bytes that :func:`encode` makes of their batch."""
+    """The rows of a frame to be as bytes, packed without Arrow: the same bytes that :func:`encode` makes of their
+    batch."""
 
     def __init__(self, kind: Kind, num_rows: int, payload: bytes, bodies: tuple[int, int, Sequence[bytes]]) -> None:
         self.kind = kind
@@ -108,7 +109,8 @@ def can_pack(kind: Kind) -> bool:
 
 
 def pack(kind: Kind, columns: Sequence[Any]) -> Packed:
-    """A few rows of a kind that :func:`can_pack` names. ``columns``: sequences in the order of the schema, of message ids their bytes one after the other.
+    """Return a few rows of a kind that :func:`can_pack` names. ``columns``: sequences in the order of the schema, of
+    message ids their bytes one after the other.
 
     Raises ValueError or OverflowError if a value fits no column.
     """
@@ -146,7 +148,7 @@ def encode(
     salt: int,
     lz4: bool = False,
 ) -> list[Chunk]:
-    """One frame as chunks of bytes to be written one after the other; Misuse if the batch is not of the kind's schema."""
+    """Encode one frame as chunks to be written one after the other; Misuse if the batch has another schema."""
     if isinstance(content, Packed) and not lz4:
         encoding, flags, payload = _given(content, sequence, salt)
     else:
@@ -166,7 +168,7 @@ def encode(
 
 
 def _given(packed: Packed, sequence: int, salt: int) -> tuple[Encoding, int, list[Chunk]]:
-    """The encoding, the flags and the payload of rows that are packed."""
+    """Return the encoding, the flags and the payload of rows that are packed."""
     if packed.kind in _BARE:
         return Encoding.BARE, 0, [packed.payload]
     if packed.num_rows == 1:
@@ -177,7 +179,7 @@ def _given(packed: Packed, sequence: int, salt: int) -> tuple[Encoding, int, lis
 
 
 def _made(kind: Kind, batch: pa.RecordBatch, sequence: int, salt: int, lz4: bool) -> tuple[Encoding, int, list[Chunk]]:
-    """The same of a batch."""
+    """Return encoding, flags and payload of a batch."""
     schema = STORED[kind]
     if not batch.schema.equals(schema):
         raise Misuse(Code.BAD_ARGUMENT, f"a {kind.name} frame has columns {schema.names}, not {batch.schema.names}")
@@ -208,7 +210,7 @@ def size_bound(content: Content) -> int:
 
 
 def read_header(data: pa.Buffer | memoryview, offset: int) -> FrameHeader:
-    """The 56 bytes at ``offset`` as a header, whatever they are."""
+    """Return the 56 bytes at ``offset`` as a header, whatever they are."""
     return FrameHeader._make(_HEADER.unpack_from(data, offset))
 
 
@@ -220,7 +222,8 @@ def checks(data: memoryview, offset: int, header: FrameHeader, salt: int) -> boo
 
 
 def decode(data: pa.Buffer, offset: int, header: FrameHeader, file: str) -> pa.RecordBatch:
-    """The batch of a checked frame, its columns lying in ``data`` itself (LZ4 apart); Corrupt with the place if it is none."""
+    """Return the batch of a checked frame, its columns lying in ``data`` itself (LZ4 apart); Corrupt with the place
+    if it is none."""
     if header.is_newer:
         raise DamagedLog(file, offset, header.sequence, "a frame of a newer version", newer=True)
     schema = STORED[Kind(header.kind)]
@@ -242,7 +245,8 @@ def decode(data: pa.Buffer, offset: int, header: FrameHeader, file: str) -> pa.R
 
 
 def _compressed(batch: pa.RecordBatch) -> pa.Buffer:
-    """The batch's message in a compressed stream: what follows the schema's. Not in Arrow's threads: to begin one for each column takes
+    """Return the batch's message in a compressed stream: what follows the schema's. Not in Arrow's threads: to begin
+    one for each column takes
     ten times as long as to compress a small frame."""
     sink = pa.BufferOutputStream()
     writer = pa.ipc.new_stream(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False))

@@ -46,7 +46,7 @@ class FrameIndex:
 
     @classmethod
     def of(cls, scan: Scan) -> FrameIndex:
-        """The index of what a walk found."""
+        """Return the index of what a walk found."""
         lists = (scan.positions, scan.times, scan.offsets, scan.kinds)
         return cls([np.array(values, dtype) for values, dtype in zip(lists, _DTYPES, strict=True)])
 
@@ -99,7 +99,7 @@ class Segment:
 
     @classmethod
     def begun(cls, header: SegmentHeader, size: int) -> Segment:
-        """A segment of no frames yet, of ``size`` bytes."""
+        """Return a segment of no frames yet, of ``size`` bytes."""
         index = FrameIndex([np.empty(0, dtype) for dtype in _DTYPES])
         return cls(segment_name(header.sequence), header, index, size, header.position, header.epoch, header.sequence)
 
@@ -130,7 +130,8 @@ def pack(segment: Segment) -> bytes:
 
 
 def unpack(data: pa.Buffer, header: SegmentHeader) -> Segment | None:
-    """The sealed segment with this header, the columns of its index lying in ``data``; None if it does not check."""
+    """Return the sealed segment with this header, the columns of its index lying in ``data``; None if it does not
+    check."""
     name = segment_name(header.sequence)
     try:
         raw = data.slice(0, min(LARGEST_HEADER, data.size)).to_pybytes()

@@ -126,7 +126,7 @@ class OfflineLog(ReadableLog):
             save_index(disk, segment)
 
     def load_snapshot(self) -> Snapshot | None:
-        """The newest snapshot that checks and is not ahead of what counts; None: replay from the beginning."""
+        """Return the newest snapshot that checks and is not ahead of what counts; None: replay from the beginning."""
         first, end = self._reader.segments[0].sequence, self.next_sequence
         found = snapshots.newest(self._disk, self.shard, self._snapshots, first, end)
         return None if found is None else found[1]

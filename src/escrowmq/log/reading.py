@@ -80,7 +80,8 @@ class Reader:
             return found
 
     def message(self, position: int) -> pa.RecordBatch | None:
-        """The one message at ``position``, as ``gather`` gives it; None if there is none, or damage near it: ``gather`` tells. Of a large frame
+        """Return the one message at ``position``, as ``gather`` gives it; None if there is none, or damage near it:
+        ``gather`` tells. Of a large frame
         no other body is read."""
         with self.lock:
             segment = self._segment_at(position)
@@ -110,7 +111,8 @@ class Reader:
             return self.segments[0].sequence, self.segments[0].header.position
 
     def frame_at(self, position: int) -> tuple[int, int]:
-        """The frame that holds a position, and the position of its first row. Rejected(RANGE_PURGED), Misuse beyond the log."""
+        """Return the frame that holds a position, and the position of its first row. Rejected(RANGE_PURGED), Misuse
+        beyond the log."""
         with self.lock:
             segment = self._segment_at(position)
             if segment is None:
@@ -120,7 +122,7 @@ class Reader:
             return segment.sequence + index, segment.index.positions.item(index)
 
     def place(self, sequence: int) -> tuple[int, int]:
-        """The position at which a frame begins (or would, behind the last), and the time of the one before.
+        """Return the position at which a frame begins (or would, behind the last), and the time of the one before.
         Rejected(RANGE_PURGED), Misuse beyond the log."""
         with self.lock:
             segment = self._segment_of(sequence)
@@ -131,7 +133,7 @@ class Reader:
             return position, segment.index.times.item(at - 1) if at else segment.header.created_us
 
     def message_frames(self, start: int, end: int) -> Int64s:
-        """The sequences of the stored frames of messages, ``start`` <= sequence < ``end``, rising."""
+        """Return the sequences of the stored frames of messages, ``start`` <= sequence < ``end``, rising."""
         found: list[Int64s] = []
         with self.lock:
             first = max(bisect_right(self.segments, start, key=lambda s: s.sequence) - 1, 0)
@@ -150,8 +152,8 @@ class Reader:
             raise Misuse(Code.BAD_ARGUMENT, f"there is no position {high} yet")
 
     def frame(self, sequence: int, *, keep: bool = True) -> Frame:
-        """One frame, its checksum verified; what is left of it, with its ``damage``, if that is wrong. ``keep`` remembers it
-        for the next reader. Corrupt(NEWER_FORMAT)."""
+        """One frame, its checksum verified; what is left of it, with its ``damage``, if that is wrong. ``keep``
+        remembers it for the next reader. Corrupt(NEWER_FORMAT)."""
         with self.lock:
             if (fresh := self.fresh.get(sequence)) is not None:
                 return fresh
@@ -179,8 +181,9 @@ class Reader:
         return frame
 
     def columns(self, sequence: int) -> SoundColumns | None:
-        """What a large frame of messages has but for its bodies, verified, and remembered; None if it is small, was read lately, or
-        has no checksums of its bodies or does not check: :meth:`frame` reads it whole. Rejected(RANGE_PURGED)."""
+        """Return the columns of a large frame of messages without its bodies, verified, and remember them; None if
+        it is small, was read lately, has no checksums of its bodies, or is damaged: :meth:`frame` reads it whole.
+        Rejected(RANGE_PURGED)."""
         with self.lock:
             if sequence in self.fresh or sequence in self._damages or self._whole.get(sequence) is not None:
                 return None
@@ -200,7 +203,7 @@ class Reader:
         return found
 
     def _found(self, segment: Segment) -> tuple[pa.Buffer | None, DamagedLog | None]:
-        """The segment's file, or why there is none. With the lock held."""
+        """Return the segment's file, or why there is none. With the lock held."""
         try:
             return self._mapped(segment), None
         except DamagedLog as missing:
@@ -215,7 +218,7 @@ class Reader:
             self.noticed(damage)
 
     def _righted(self, sequence: int) -> None:
-        """The frame is whole: somebody put it right."""
+        """Forget the damage of a frame that was repaired."""
         with self.lock:
             self._damages.pop(sequence, None)
 
@@ -233,7 +236,7 @@ class Reader:
             return [self._damages[sequence] for sequence in sorted(self._damages)]
 
     def damaged_frames(self) -> list[int]:
-        """The sequences of the frames of :meth:`damages`, rising."""
+        """Return the sequences of the frames of :meth:`damages`, rising."""
         with self.lock:
             return sorted(self._damages)
 
@@ -243,7 +246,8 @@ class Reader:
         return self.segments[bisect_right(self.segments, sequence, key=lambda s: s.sequence) - 1]
 
     def _mapped(self, segment: Segment) -> pa.Buffer:
-        """The segment's file as a buffer; retention may delete the file meanwhile. Overloaded(OUT_OF_RESOURCES) without a
+        """Return the segment's file as a buffer; retention may delete the file meanwhile. Overloaded(OUT_OF_RESOURCES)
+        without a
         descriptor or memory for it; any other failure is damage of this segment, for those who read it."""
         if segment.data is None:
             try:
@@ -260,7 +264,8 @@ class Reader:
         return segment.data
 
     def publish(self, frame: Frame, offset: int, size: int, synced: int) -> None:
-        """Add a frame of ``size`` bytes that is to lie at ``offset`` of the last segment; frames below ``synced`` are durable."""
+        """Add a frame of ``size`` bytes that is to lie at ``offset`` of the last segment; frames below ``synced`` are
+        durable."""
         with self.lock:
             segment = self.segments[-1]
             segment.index.append(frame.position, frame.time_us, offset, frame.kind)
@@ -281,7 +286,8 @@ class Reader:
         return size
 
     def droppable(self, position: int, covered: int) -> tuple[Segment, ...]:
-        """The first segments, all but the last at most, that lie below ``position`` and below the sequence ``covered``."""
+        """Return the first segments, all but the last at most, that lie below ``position`` and below the sequence
+        ``covered``."""
         segments = self.segments[:-1]
         return tuple(s for s in segments if s.next_position <= position and s.next_sequence <= covered)
 
@@ -295,7 +301,8 @@ class Reader:
                 del self._damages[gone]
 
     def frames(self, start: int, end: int, kinds: Sequence[Kind] | None, damaged: bool) -> Iterator[Frame]:
-        """Frames ``start`` <= sequence < ``end`` of the given kinds, in order; Corrupt at a damaged one, unless they are wanted, too."""
+        """Frames ``start`` <= sequence < ``end`` of the given kinds, in order; Corrupt at a damaged one, unless they
+        are wanted, too."""
         with self.lock:
             segments = self.segments
         for segment in segments:
@@ -347,7 +354,7 @@ class ReadableLog:
             return self._lookups
 
     def _check_usable(self) -> None:
-        """Raises what keeps one from reading: nothing does, unless a subclass knows better."""
+        """Raise the error that prevents reading; none here, subclasses may have one."""
 
     @property
     def durable_sequence(self) -> int:
@@ -355,11 +362,11 @@ class ReadableLog:
         return self.next_sequence
 
     def files(self) -> LogFiles:
-        """What a copy of the log is made of."""
+        """Return the files that a copy of the log consists of."""
         return list_files(self._reader, lambda: self.durable_sequence, self.acts)
 
     def read_file(self, name: str, start: int, size: int) -> bytes:
-        """A part of one of :meth:`files`."""
+        """Return a part of one of :meth:`files`."""
         return read_part(self._reader.disk, name, start, size)
 
     @property
@@ -373,7 +380,8 @@ class ReadableLog:
         return self._reader.segments[0].header.position
 
     def position_before(self, time_us: int) -> int:
-        """The position that begins the first segment holding anything newer than ``time_us``; the last segment at most."""
+        """Return the position that begins the first segment holding anything newer than ``time_us``; the last
+        segment at most."""
         with self._reader.lock:
             segments = self._reader.segments
             newer = (s.header.position for s in segments if s.index.count and s.index.times[-1] > time_us)
@@ -382,8 +390,8 @@ class ReadableLog:
     def frames(
         self, start: int = 0, kinds: Sequence[Kind] | None = None, end: int | None = None, *, damaged: bool = False
     ) -> Iterator[Frame]:
-        """Stored frames with ``start <= sequence < end``, in order, of the given kinds; Corrupt at one that does not check,
-        or what is left of it (``damaged``)."""
+        """Yield stored frames with ``start <= sequence < end``, in order, of the given kinds; a damaged one raises
+        Corrupt, or comes as far as it can be read (``damaged``)."""
         self._check_usable()
         limit = self.next_sequence if end is None else min(end, self.next_sequence)
         return self._reader.frames(start, limit, kinds, damaged)
@@ -396,7 +404,7 @@ class ReadableLog:
         *,
         damaged: bool = False,
     ) -> Iterator[Frame]:
-        """As :meth:`frames`, from the frame that holds ``position``; Rejected(RANGE_PURGED) if that has left the log."""
+        """Yield :meth:`frames` from the one that holds ``position``; Rejected(RANGE_PURGED) if it has left the log."""
         self._check_usable()
         limit = self.next_position if end_position is None else min(end_position, self.next_position)
         if position >= limit:
@@ -405,7 +413,8 @@ class ReadableLog:
         return self._reader.frames(int(sequences[0]), int(sequences[1]) + 1, kinds, damaged)
 
     def read(self, positions: Int64s, columns: Sequence[str] | None = None) -> pa.RecordBatch:
-        """The PLAIN and HALF rows at ``positions``, in that order (schema READ_SCHEMA, or some of its columns). Corrupt(DAMAGED)
+        """Return the PLAIN and HALF rows at ``positions``, in that order (schema READ_SCHEMA, or some of its columns).
+        Corrupt(DAMAGED)
         if one of them is damaged in one of the columns."""
         batch, damaged = self.salvage(positions, columns)
         for row in damaged.values():
@@ -416,8 +425,8 @@ class ReadableLog:
     def salvage(
         self, positions: Int64s, columns: Sequence[str] | None = None
     ) -> tuple[pa.RecordBatch, dict[int, RowDamage]]:
-        """As :meth:`read`, damaged rows without content; these by row number. In ``damaged`` are also those of which only
-        columns are lost that were not asked for."""
+        """As :meth:`read`, damaged rows without content; these by row number. In ``damaged`` are also those of which
+        only columns are lost that were not asked for."""
         self._check_usable()
         if len(positions) == 1 and columns is None and (alone := self._reader.message(int(positions[0]))) is not None:
             return alone, {}
@@ -444,12 +453,13 @@ class ReadableLog:
         return self._reader.damages()
 
     def time_at(self, positions: Int64s) -> Int64s:
-        """The time_us of the frame that holds each position."""
+        """Return the time_us of the frame that holds each position."""
         self._check_usable()
         return self._reader.locate(np.asarray(positions, np.int64)).times
 
     def position_at(self, time_us: int) -> int:
-        """The position of the first row stored at ``time_us`` or later; the one that comes next if there is none."""
+        """Return the position of the first row stored at ``time_us`` or later; the one that comes next if there is
+        none."""
         with self._reader.lock:
             for segment in self._reader.segments:
                 if segment.index.count and segment.index.times[-1] >= time_us:
@@ -470,18 +480,19 @@ class ReadableLog:
         return False
 
     def kind_at(self, positions: Int64s) -> npt.NDArray[np.uint8]:
-        """The kind of the frame that holds each position."""
+        """Return the kind of the frame that holds each position."""
         self._check_usable()
         return self._reader.locate(np.asarray(positions, np.int64)).kinds
 
     def sequence_at(self, positions: Int64s) -> Int64s:
-        """The sequence of the frame that holds each position."""
+        """Return the sequence of the frame that holds each position."""
         self._check_usable()
         return self._reader.locate(np.asarray(positions, np.int64)).sequences
 
 
 def _decoded(data: pa.Buffer, segment: Segment, offset: int, sequence: int) -> tuple[Frame, int]:
-    """The frame at ``offset``, which the index says is ``sequence``; Corrupt with the place if it is not, or is damaged."""
+    """Return the frame at ``offset``, which the index says is ``sequence``; Corrupt with the place if it is not, or
+    is damaged."""
     view = memoryview(data)
     if offset + codec.HEADER_BYTES > len(view):
         raise DamagedLog(segment.name, offset, sequence, "the file ends before the frame")

@@ -3,12 +3,13 @@
 Rules:
 
 1. A segment that is not the last was synced before the next one got its name: any bad frame in it is damage.
-2. In the last segment, what follows the last good frame is *reserved space* if it is all zeros; *damage* if anything shows
-   that a frame had been durable there (a later frame's synced mark, a snapshot's or the file ``closed``'s sequence); else a
-   *torn tail*: writes that were never acknowledged, dropped, torn or reordered by the crash. Only a torn tail is cut.
+2. In the last segment, what follows the last good frame is *reserved space* if it is all zeros; *damage* if anything
+   shows that a frame had been durable there (a later frame's synced mark, a snapshot's or the file ``closed``'s
+   sequence); else a *torn tail*: writes that were never acknowledged, dropped, torn or reordered by the crash. Only a
+   torn tail is cut.
 3. Damage raises Corrupt with its place, and nothing in the folder is changed.
-4. What was recovered is made durable before anything is appended. The frames that may never have reached the disk are written
-   again first: after a failed sync, the system may take them for clean.
+4. What was recovered is made durable before anything is appended. The frames that may never have reached the disk are
+   written again first: after a failed sync, the system may take them for clean.
 5. Every step can be repeated, so a crash during recovery is recovered from by recovery.
 """
 
@@ -130,7 +131,8 @@ def refuse_foreign(listing: Listing) -> None:
 
 
 def refuse_mirror(listing: Listing) -> None:
-    """Misuse(NOT_A_DATA_FOLDER) for a folder that only mirrors a log: frames of an opener of its own would be in no other copy."""
+    """Misuse(NOT_A_DATA_FOLDER) for a folder that only mirrors a log: frames of an opener of its own would be in no
+    other copy."""
     if listing.mirror:
         raise Misuse(
             Code.NOT_A_DATA_FOLDER,
@@ -160,7 +162,8 @@ def recover(disk: Disk, listing: Listing) -> Recovered | None:
 
 
 def covered(listing: Listing) -> int:
-    """The sequence below which a snapshot stands for every frame, as far as names tell. If that snapshot is damaged itself, the
+    """Return the sequence below which a snapshot stands for every frame, as far as names tell. If that snapshot is
+    damaged itself, the
     frames are replayed, and one that is damaged stops that."""
     return max((s.sequence for s in listing.snapshots), default=0)
 
@@ -168,8 +171,8 @@ def covered(listing: Listing) -> int:
 def sealed_segments(
     disk: Disk, headers: list[SegmentHeader], covered: int
 ) -> tuple[list[Segment], list[Segment], list[int]]:
-    """All segments but the last, those among them that have no good side file, and damaged frames that the walks over these
-    stepped over, as far as they lie below ``covered``."""
+    """All segments but the last, those among them that have no good side file, and damaged frames that the walks over
+    these stepped over, as far as they lie below ``covered``."""
     sealed: list[Segment] = []
     unindexed: list[Segment] = []
     damaged: list[int] = []
@@ -184,7 +187,7 @@ def sealed_segments(
 
 
 def _recover_last(disk: Disk, header: SegmentHeader, floor: int) -> tuple[Segment, Cut | None]:
-    """The last segment, its torn tail cut, everything in it durable."""
+    """Return the last segment, its torn tail cut, everything in it durable."""
     name = segment_name(header.sequence)
     with closing(disk.open(name)) as file:
         data = file.map(file.size())
@@ -201,7 +204,7 @@ def _recover_last(disk: Disk, header: SegmentHeader, floor: int) -> tuple[Segmen
 
 
 def segment_of(name: str, header: SegmentHeader, found: Scan) -> Segment:
-    """The segment that a walk found. What came before it was durable when it was made."""
+    """Return the segment that a walk found. What came before it was durable when it was made."""
     synced = max(found.synced, header.sequence)
     return Segment(name, header, FrameIndex.of(found), found.end, found.position, found.epoch, synced)
 
@@ -232,7 +235,7 @@ def check_chain_start(listing: Listing) -> None:
 
 
 def read_segment_header(disk: Disk, sequence: int) -> SegmentHeader:
-    """The checked header of the segment named by ``sequence``."""
+    """Return the checked header of the segment named by ``sequence``."""
     name = segment_name(sequence)
     header = SegmentHeader.unpack(read_file(disk, name, LARGEST_HEADER), name)
     if header.sequence != sequence:
@@ -241,7 +244,8 @@ def read_segment_header(disk: Disk, sequence: int) -> SegmentHeader:
 
 
 def sealed_segment(disk: Disk, header: SegmentHeader, covered: int) -> tuple[Segment, bool, list[int]]:
-    """A segment that is not the last, and whether its side file was used: if that does not fit, the segment is walked. A damaged frame
+    """Return a segment that is not the last, and whether its side file was used: if that does not fit, the segment is
+    walked. A damaged frame
     below ``covered`` is stepped over where that is possible; the sequences of those."""
     name = segment_name(header.sequence)
     data = map_file(disk, name)
@@ -298,7 +302,8 @@ def check_durable(name: str, found: Scan, floor: int) -> None:
 
 
 def torn_tail(name: str, data: pa.Buffer, header: SegmentHeader, found: Scan) -> Cut | None:
-    """What is to be cut behind the last good frame: None if there is nothing but zeros. Corrupt if it had been durable."""
+    """Return what to cut off behind the last good frame, or None if there are only zeros. Corrupt if it had been
+    durable."""
     if found.what is None or is_zero(data, found.end):
         return None
     for offset, frame in later_frames(data, found.end, header.salt, found.sequence):

@@ -1,4 +1,6 @@
-"""Describes damage found in a stored log: the file, the byte offset, the rows of a frame, and the error :class:`DamagedLog`."""
+"""Describes damage found in a stored log: the file, the byte offset, the rows of a frame, and the error
+:class:`DamagedLog`.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,15 @@ def pack_damaged(sequences: Iterable[int]) -> bytes:
 
 
 def unpack_damaged(raw: bytes) -> list[int]:
-    """The sequences of the file ``damaged``; a line that is no number is passed over, for each is looked at again."""
+    """Return the sequences of the file ``damaged``; a line that is no number is passed over, for each is looked at
+    again."""
     return [int(line) for line in raw.split() if line.isdigit() and len(line) < 19]
 
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """One finding. ``offset`` is in bytes from the start of ``file``; ``sequence`` the frame that should be there, or -1."""
+    """One finding. ``offset`` is in bytes from the start of ``file``; ``sequence`` the frame that should be there, or
+    -1."""
 
     file: str
     offset: int
@@ -69,7 +73,7 @@ class RowDamage:
         return f"{self.place}; position {self.position}"
 
     def error(self) -> DamagedLog:
-        """The error for who asked for the row."""
+        """Return the error for who asked for the row."""
         return DamagedLog(
             self.place.file, self.place.offset, self.place.sequence, f"{self.place.what}; position {self.position}"
         )

@@ -1,8 +1,8 @@
-"""Collects rows by position, and what can still be read of a frame that does not check: rows whose own checksums are right, the
-others as rows without content.
+"""Collects rows by position, and what can still be read of a frame that does not check: rows whose own checksums are
+right, the others as rows without content.
 
-Nothing that the damaged bytes say is trusted: where the frame lies, how many rows it has, their kind and time come from the
-segment's index.
+Nothing that the damaged bytes say is trusted: where the frame lies, how many rows it has, their kind and time come from
+the segment's index.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ Expected = tuple[int, int, int, int, int]
 
 
 def expected_of(segment: Segment, sequence: int) -> tuple[int, int, int, Expected]:
-    """What a segment's index says of a frame: offset, bytes, rows, and its numbers. With the lock held."""
+    """Return what a segment's index holds of a frame: offset, bytes, rows, and its numbers. With the lock held."""
     index, at = segment.index, sequence - segment.sequence
     offset, position, last = int(index.offsets[at]), int(index.positions[at]), at + 1 == index.count
     size = (segment.size if last else int(index.offsets[at + 1])) - offset
@@ -64,7 +64,8 @@ def expected_of(segment: Segment, sequence: int) -> tuple[int, int, int, Expecte
 
 
 def salvaged(expected: Expected, rows: int, data: pa.Buffer | None, salt: int, place: Damage) -> Frame:
-    """The frame of ``rows`` rows that its index expects, from its bytes ``data`` (None: there are none). Its ``damage`` says
+    """Return the frame of ``rows`` rows that its index expects, from its bytes ``data`` (None: there are none). Its
+    ``damage`` says
     which rows are good; of a frame of messages the others are rows without content."""
     kind, sequence = Kind(expected[0]), expected[1]
     found = None if data is None or kind not in MESSAGES else _good_rows(kind, sequence, rows, data, salt)
@@ -79,8 +80,9 @@ def salvaged(expected: Expected, rows: int, data: pa.Buffer | None, salt: int, p
 
 
 def sound_columns(expected: Expected, rows: int, data: pa.Buffer, salt: int) -> SoundColumns | None:
-    """The columns of the frame of messages that its index expects, from its bytes, without reading a body; None if it has no checksums of its
-    bodies, or does not check, or is of a newer version: whoever reads all of it knows. The header only says whether it is worth trying."""
+    """Return the columns of the frame of messages that its index expects, from its bytes, without reading a body;
+    None if it has no checksums of its bodies, or does not check, or is of a newer version: whoever reads all of it
+    knows. The header only says whether it is worth trying."""
     header = read_header(data, 0)
     if header.encoding != Encoding.ARROW or not header.flags & CHECKED_BODIES or header.is_newer:
         return None
@@ -89,7 +91,7 @@ def sound_columns(expected: Expected, rows: int, data: pa.Buffer, salt: int) -> 
 
 
 def _good_rows(kind: Kind, sequence: int, rows: int, data: pa.Buffer, salt: int) -> tuple[pa.RecordBatch, Bools] | None:
-    """The batch, everything but bodies being right, and whose body is; None if that cannot be known."""
+    """Return the batch, everything but bodies being right, and whose body is; None if that cannot be known."""
     if (parts := _parts(kind, rows, data)) is None:
         return None
     good = bodies.intact_rows(*parts, sequence, salt)
@@ -97,7 +99,8 @@ def _good_rows(kind: Kind, sequence: int, rows: int, data: pa.Buffer, salt: int)
 
 
 def _parts(kind: Kind, rows: int, data: pa.Buffer) -> tuple[pa.Buffer, pa.Buffer, pa.RecordBatch] | None:
-    """The message in a frame's bytes, the checksums behind it, and the batch in it, none of them believed; None if there is nothing of the kind."""
+    """Return the message in a frame's bytes, the checksums behind it, and the batch in it, none of them believed;
+    None if there is nothing of the kind."""
     size = bodies.size_of(rows)
     end = data.size - size
     if not size or end <= HEADER_BYTES:
@@ -119,7 +122,7 @@ class Recent(Generic[T]):
         self._held: OrderedDict[int, tuple[T, int]] = OrderedDict()
 
     def get(self, sequence: int) -> T | None:
-        """What there is of a frame; it will be forgotten last."""
+        """Return the cached value of a frame, and make it the last one to be evicted."""
         if (held := self._held.get(sequence)) is None:
             return None
         self._held.move_to_end(sequence)
@@ -172,8 +175,9 @@ def row_damage(damaged: dict[int, Frame], sequences: Int64s, rows: Int64s) -> di
 def gather(
     positions: Int64s, located: Located, fetch: Callable[[int], Frame], columns: Sequence[str] | None = None
 ) -> pa.RecordBatch:
-    """The PLAIN, HALF and EDITED rows at ``positions``, in that order, with their frame's time as ``stored_us``; only ``columns``
-    of them, and in that order, if they are given (``stored_us`` comes last in any case).
+    """Return the PLAIN, HALF and EDITED rows at ``positions``, in that order, with their frame's time as
+    ``stored_us``; only ``columns`` of them, and in that order, if they are given (``stored_us`` comes last in any
+    case).
 
     Neighbouring rows of one frame come as slices: one run is not copied at all, several are copied once. Rows scattered
     over their frames are taken frame by frame, then put in order if they were not.

@@ -63,7 +63,8 @@ class Snapshot:
 
 
 class Match(NamedTuple):
-    """Rows of one frame that were looked for. With ``lost`` nothing can be read of the frame: these are rows that may be it."""
+    """Rows of one frame that were looked for. With ``lost`` nothing can be read of the frame: these are rows that may
+    be it."""
 
     positions: npt.NDArray[np.int64]
     """Falling."""
@@ -79,8 +80,8 @@ class StoredFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LogFiles:
-    """The files of a log as of the frames below ``sequence``, all durable: segments, oldest first, and snapshots. With the record of acts: how
-    many bytes of its file count, how many records these are, and the hash of the last one."""
+    """The files of a log as of the frames below ``sequence``, all durable: segments, oldest first, and snapshots. With
+    the record of acts: how many bytes of its file count, how many records these are, and the hash of the last one."""
 
     sequence: int
     segments: tuple[StoredFile, ...]
@@ -126,7 +127,7 @@ class StoredLog(Protocol):
     def frames(
         self, start: int = 0, kinds: Sequence[Kind] | None = None, end: int | None = None, *, damaged: bool = False
     ) -> Iterator[Frame]:
-        """Stored frames with ``start <= sequence < end``, in order, of the given kinds; bodies are not copied.
+        """Yield stored frames with ``start <= sequence < end``, in order, of the given kinds; bodies are not copied.
 
         One that does not check raises Corrupt(DAMAGED) with the place, or comes as what is left of it (``damaged``).
         """
@@ -142,12 +143,14 @@ class StoredLog(Protocol):
         """As :meth:`frames`, from the frame that holds ``position`` to those that begin below ``end_position``."""
 
     def read(self, positions: npt.NDArray[np.int64], columns: Sequence[str] | None = None) -> pa.RecordBatch:
-        """The PLAIN and HALF rows at ``positions``, in that order (schema STORED, plus ``stored_us`` int64 at the end).
+        """Return the PLAIN and HALF rows at ``positions``, in that order (schema STORED, plus ``stored_us`` int64 at
+        the end).
 
         ``columns`` names those of STORED that are wanted (None: all); the others are not touched.
 
         Rejected(RANGE_PURGED) if one has left the log, Corrupt(DAMAGED) with the place if one of these rows is damaged
-        in these columns. Runs of neighbouring positions come without a copy of the bodies where they lie in one frame.
+        in these columns. Runs of neighbouring positions come without a copy of the bodies where they lie in one
+        frame.
         """
 
     def salvage(
@@ -165,34 +168,40 @@ class StoredLog(Protocol):
     def find(
         self, column: Literal["message_id", "key"], value: bytes | str, topic: str | None = None, *, end: int
     ) -> Iterator[Match]:
-        """The PLAIN and HALF rows with this id (16 bytes) or key, in one topic or in any, newest first, of the frames below sequence ``end``,
-        which must be durable. Frames of which nothing can be read come whole, as far as their damage was met, now or before.
+        """Yield the PLAIN and HALF rows with this id (16 bytes) or key, in one topic or in any, newest first, of the
+        frames below sequence ``end``, which must be durable. Frames of which nothing can be read come whole, as far as
+        their damage was met, now or before.
 
-        It reads what it gives, and besides a number of blocks that grows with the logarithm of the messages."""
+        It reads what it gives, and besides a number of blocks that grows with the logarithm of the messages.
+        """
 
     def time_at(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """The time_us of the frame that holds each position."""
+        """Return the time_us of the frame that holds each position."""
 
     def position_at(self, time_us: int) -> int:
-        """The position of the first row stored at ``time_us`` or later; the one that comes next if there is none."""
+        """Return the position of the first row stored at ``time_us`` or later; the one that comes next if there is
+        none."""
 
     def holds(self, position: int, kinds: Sequence[Kind]) -> bool:
         """Whether a frame of these kinds lies at ``position`` or behind it."""
 
     def kind_at(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
-        """The kind of the frame that holds each position."""
+        """Return the kind of the frame that holds each position."""
 
     def sequence_at(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """The sequence of the frame that holds each position: rows of one frame are read without joining parts."""
+        """Return the sequence of the frame that holds each position: rows of one frame are read without joining
+        parts."""
 
     def files(self) -> LogFiles:
-        """What a copy of the log is made of."""
+        """Return the files that a copy of the log consists of."""
 
     def read_file(self, name: str, start: int, size: int) -> bytes:
-        """A part of one of :meth:`files`. Rejected(RANGE_PURGED) when retention has taken it, Rejected(NOT_FOUND) for any other file."""
+        """Return a part of one of :meth:`files`. Rejected(RANGE_PURGED) when retention has taken it,
+        Rejected(NOT_FOUND) for any other file."""
 
     def load_snapshot(self) -> Snapshot | None:
-        """The newest snapshot that checks; a damaged one is passed over when frames can stand in for it, else Corrupt."""
+        """Return the newest snapshot that checks; a damaged one is passed over when frames can stand in for it,
+        else Corrupt."""
 
 
 class CommitLog(StoredLog, Protocol):
@@ -209,7 +218,7 @@ class CommitLog(StoredLog, Protocol):
         """Bytes that are free on the disk."""
 
     def reserve(self, size: int) -> None:
-        """Make sure that appends of ``size`` bytes will find room; Overloaded(DISK_FULL) if not, and nothing changed."""
+        """Reserve room for appends of ``size`` bytes; Overloaded(DISK_FULL) if there is none, nothing changed."""
 
     def append(self, kind: Kind, content: Content, time_us: int) -> int:
         """Add one frame; the position of its first row. Buffered: it reaches the disk with ``sync`` at the latest."""
@@ -218,16 +227,18 @@ class CommitLog(StoredLog, Protocol):
         """Write what is buffered in one write, sync once. Corrupt(LOG_FAILED) stops the log."""
 
     def hand_over(self) -> Callable[[], None]:
-        """The two halves of :meth:`sync`: take out what is buffered; the function returned writes it in one write and
-        syncs once. It must be called, once; it may run on another thread while appends go on. The next hand-over, sync,
+        """Take out what is buffered, the first half of :meth:`sync`. Returns a function that writes it in one write
+        and syncs once. It must be called, once; it may run on another thread while appends go on. The next hand-over,
+        sync,
         roll of a segment or close waits until it has."""
 
     def settle(self) -> None:
-        """Do what a log still owes for frames that are durable, and for which nobody has to wait: called when a round was answered, on any thread.
-        Corrupt(LOG_FAILED) stops the log."""
+        """Do what a log still owes for frames that are durable, and for which nobody has to wait: called when a round
+        was answered, on any thread. Corrupt(LOG_FAILED) stops the log."""
 
     def position_before(self, time_us: int) -> int:
-        """The position that begins the first segment holding anything newer than ``time_us``: what retention may drop lies below."""
+        """Return the position that begins the first segment holding anything newer than ``time_us``: what retention
+        may drop lies below."""
 
     def save_snapshot(self, tables: dict[str, pa.Table], sequence: int, position: int, time_us: int) -> None:
         """Store a snapshot durably (may run on another thread while appends go on); keeps the last two."""
@@ -239,35 +250,39 @@ class CommitLog(StoredLog, Protocol):
         the *base*, part of the log itself, before anything is removed."""
 
     def release(self) -> None:
-        """Nothing more will be appended. Where others share the log, what was appended is synced, and one of them may go on with it at once; the folder is
-        still this opener's, and takes snapshots, until :meth:`close`."""
+        """Nothing more will be appended. Where others share the log, what was appended is synced, and one of them may
+        go on with it at once; the folder is still this opener's, and takes snapshots, until :meth:`close`."""
 
     def close(self, *, clean: bool = True) -> None:
         """Sync, cut the reserved tail, give the folder back."""
 
 
 class ReplicatedLog(CommitLog, Protocol):
-    """An open log that others follow, and that any of them may take over at any moment: then nothing more is answered here."""
+    """An open log that others follow, and that any of them may take over at any moment: then nothing more is answered
+    here."""
 
     @property
     def fenced(self) -> bool:
-        """Whether another node was seen to have taken the log over. What is sent after that raises Corrupt(LOG_FAILED)."""
+        """Return whether another node took the log over. What is sent after that raises Corrupt(LOG_FAILED)."""
 
     @property
     def ended(self) -> EscrowError | None:
-        """Why nothing can be appended any more, whether or not somebody has tried; None while that is not known to be so."""
+        """Why nothing can be appended any more, whether or not somebody has tried; None while that is not known to be
+        so."""
 
     @property
     def proved_at(self) -> float:
-        """By :func:`escrowmq.platform.clock.uptime`, when the last record was sent that is known to be in the log: until then this node surely led."""
+        """By :func:`escrowmq.platform.clock.uptime`, when the last record was sent that is known to be in the log:
+        until then this node surely led."""
 
     def caught_up(self) -> list[Frame]:
-        """Frames that the take-over found behind those that were followed before, this opener's OPENED included, in order: for a
-        ledger that was kept warm. They are given once."""
+        """Frames that the take-over found behind those that were followed before, this opener's OPENED included, in
+        order: for a ledger that was kept warm. They are given once."""
 
     def confirm(self, timeout: float) -> None:
-        """Return when a record sent after this call began is in the log: this node led still. Corrupt(LOG_FAILED) when it does not
-        lead any more, Unknown(TIMED_OUT) when that cannot be known within ``timeout`` seconds. From any thread."""
+        """Return when a record sent after this call began is in the log: this node led still. Corrupt(LOG_FAILED) when
+        it does not lead any more, Unknown(TIMED_OUT) when that cannot be known within ``timeout`` seconds. From any
+        thread."""
 
 
 class Replica(Protocol):
@@ -279,14 +294,16 @@ class Replica(Protocol):
 
     @property
     def leaders_silence(self) -> float:
-        """Seconds without a sign of it after which the leader expects to be replaced, as it said when it claimed the log; 0: it did not say."""
+        """Seconds without a sign of it after which the leader expects to be replaced, as it said when it claimed the
+        log; 0: it did not say."""
 
     @property
     def log(self) -> StoredLog:
         """What was followed. Another one after :meth:`restarted`."""
 
     def follow(self, timeout: float) -> list[Frame]:
-        """Frames that count and are in ``log`` now, in order; waits for ``timeout`` seconds at most, [] when nothing came."""
+        """Frames that count and are in ``log`` now, in order; waits for ``timeout`` seconds at most, [] when nothing
+        came."""
 
     def silent_for(self) -> float:
         """Seconds since anything came from the leader; infinite when it gave the log back, or nobody ever led."""
@@ -295,11 +312,12 @@ class Replica(Protocol):
         """Whether there is more in the log than was followed; None when its servers do not answer."""
 
     def is_whole(self) -> bool:
-        """Whether ``log`` reaches the snapshot that stands for what is not in it any more. One that was begun anew does so when some frames were
-        followed; before, nothing can be computed from it."""
+        """Whether ``log`` reaches the snapshot that stands for what is not in it any more. One that was begun anew does
+        so when some frames were followed; before, nothing can be computed from it."""
 
     def restarted(self) -> bool:
-        """Whether ``log`` was begun anew since this was asked last, because what was to be followed is gone: a warm ledger must be folded again."""
+        """Whether ``log`` was begun anew since this was asked last, because what was to be followed is gone: a warm
+        ledger must be folded again."""
 
     def save_snapshot(self, tables: dict[str, pa.Table], sequence: int, position: int, time_us: int) -> None:
         """Store a snapshot of this node's own, as a log does; any thread, while it follows."""
@@ -307,8 +325,9 @@ class Replica(Protocol):
     def bytes_since_snapshot(self) -> int: ...
 
     def take_over(self, version: str, silence: float = 0.0) -> ReplicatedLog:
-        """Lead from now on, as the next opener, whom no other replaces by the clock before so many seconds of silence. Fenced(FENCED) when another one did so meanwhile, Corrupt(LOG_FAILED) when the
-        log's servers fail; this replica is closed then, and can be opened anew."""
+        """Lead from now on, as the next opener, whom no other replaces by the clock before so many seconds of silence.
+        Fenced(FENCED) when another one did so meanwhile, Corrupt(LOG_FAILED) when the log's servers fail; this replica
+        is closed then, and can be opened anew."""
 
     def close(self) -> None:
         """Give the folder back."""

@@ -1,4 +1,4 @@
-"""Segment files: their names, their header, and the walk from frame to frame that recovery, checking and dumping share."""
+"""Segment files: names, header, and the walk from frame to frame that recovery, checking and dumping share."""
 
 from __future__ import annotations
 
@@ -39,19 +39,21 @@ def index_name(segment: str) -> str:
 
 
 def segment_base(name: str) -> int | None:
-    """The first sequence of the segment of that file name; None if it is no segment's name."""
+    """Return the first sequence of the segment of that file name; None if it is no segment's name."""
     match = _SEGMENT.fullmatch(name)
     return int(match[1]) if match else None
 
 
 def seal_header(body: bytes) -> bytes:
-    """A file header with its checksum (xxh3_64, no salt) in the last 8 bytes."""
+    """Return a file header with its checksum (xxh3_64, no salt) in the last 8 bytes."""
     return body + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(body))
 
 
 def open_header(raw: bytes, magic: bytes, size: int, file: str) -> bytes:
-    """The checked header of any of our files. The first 8 bytes (magic, version u16, header bytes u16) and the checksum
-    in the header's last 8 are the same in every version, for ever: so a newer version is told from damage. ``raw`` is the
+    """Return the checked header of any of our files. The first 8 bytes (magic, version u16, header bytes u16) and the
+    checksum
+    in the header's last 8 are the same in every version, for ever: so a newer version is told from damage. ``raw`` is
+    the
     first LARGEST_HEADER bytes of the file, or all of it."""
     if len(raw) < 8 or raw[:4] != magic:
         raise DamagedLog(file, 0, -1, "the file header is damaged")
@@ -77,13 +79,13 @@ class SegmentHeader:
     salt: int
 
     def pack(self) -> bytes:
-        """The header's bytes."""
+        """Return the header's bytes."""
         fields = (self.shard, self.epoch, self.sequence, self.position, self.created_us, self.salt)
         return seal_header(_HEADER.pack(_MAGIC, FORMAT_VERSION, HEADER_BYTES, *fields))
 
     @classmethod
     def unpack(cls, raw: bytes, file: str) -> SegmentHeader:
-        """The header from a file's first bytes; Corrupt with the place otherwise."""
+        """Return the header from a file's first bytes; Corrupt with the place otherwise."""
         return cls(*_HEADER.unpack(open_header(raw, _MAGIC, HEADER_BYTES, file))[3:])
 
 
@@ -140,8 +142,9 @@ def scan(data: pa.Buffer, header: SegmentHeader, found: Scan | None = None) -> S
 
 
 def step_over(data: pa.Buffer, header: SegmentHeader, found: Scan) -> bool:
-    """Take the frame at which a walk stopped into it although its checksum is wrong; whether that can be done: its header says what is
-    expected there, and the frame that checks behind it (or the end of the data) is where, and what, must follow."""
+    """Take the frame at which a walk stopped into it although its checksum is wrong; whether that can be done: its
+    header says what is expected there, and the frame that checks behind it (or the end of the data) is where, and what,
+    must follow."""
     view = memoryview(data)
     if len(view) - found.end < frames.HEADER_BYTES:
         return False

@@ -1,9 +1,9 @@
 """Snapshot files: a ledger's tables at one sequence, so that restart time does not grow with history.
 
 ``snapshot-<sequence>.snapshot`` can be done without while the frames before it are there. When the first segments are
-dropped, the newest snapshot is renamed to ``base-<sequence>-<first>.snapshot``: from then on it is part of the log, and it is the
-plan of the removal too: segments before frame ``<first>`` are no longer part of it. A rename needs no space, so
-retention works on a full disk.
+dropped, the newest snapshot is renamed to ``base-<sequence>-<first>.snapshot``: from then on it is part of the log, and
+it is the plan of the removal too: segments before frame ``<first>`` are no longer part of it. A rename needs no space,
+so retention works on a full disk.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ _HEADER = struct.Struct("<4sHHIIQQQ16x")
 HEADER_BYTES = _HEADER.size + 8
 _SECTION = struct.Struct("<IIQQ")
 STEP_BYTES = 2 << 20
-"""A snapshot is synced after so many bytes: the log is written to the same disk beside it, and its rounds wait for what is synced there."""
+"""A snapshot is synced after so many bytes: the log is written to the same disk beside it, and its rounds wait for what
+is synced there.
+"""
 _NAME = re.compile(r"snapshot-(\d{20})\.snapshot|base-(\d{20})-(\d{20})\.snapshot")
 
 
@@ -46,7 +48,7 @@ class SnapshotName:
 
 
 def listed(names: list[str]) -> list[SnapshotName]:
-    """The snapshots among file names, newest first."""
+    """Return the snapshots among file names, newest first."""
     matches = [match for name in names if (match := _NAME.fullmatch(name))]
     return sorted((SnapshotName(int(m[1] or m[2]), int(m[3] or -1)) for m in matches), reverse=True)
 
@@ -59,7 +61,8 @@ def save(disk: Disk, shard: int, snapshot: Snapshot) -> SnapshotName:
 
 
 def load(disk: Disk, name: SnapshotName, shard: int) -> Snapshot:
-    """The snapshot of that name, its tables lying in the mapped file; Corrupt with the place, or FileNotFoundError."""
+    """Return the snapshot of that name, its tables lying in the mapped file; Corrupt with the place, or
+    FileNotFoundError."""
     file = str(name)
     data = map_file(disk, file)
     raw = data.slice(0, min(LARGEST_HEADER, data.size)).to_pybytes()
@@ -76,7 +79,7 @@ def load(disk: Disk, name: SnapshotName, shard: int) -> Snapshot:
 
 
 def pack(shard: int, snapshot: Snapshot) -> Iterator[list[Chunk]]:
-    """The content of a snapshot's file, piece by piece."""
+    """Yield the content of a snapshot's file, piece by piece."""
     fields = (shard, len(snapshot.tables), snapshot.sequence, snapshot.position, snapshot.time_us)
     yield [seal_header(_HEADER.pack(_MAGIC, FORMAT_VERSION, HEADER_BYTES, *fields))]
     for name, table in snapshot.tables.items():
@@ -124,7 +127,8 @@ def _unpack_section(data: pa.Buffer, at: int, file: str, tables: dict[str, pa.Ta
 def newest(
     disk: Disk, shard: int, names: list[SnapshotName], first: int, end: int
 ) -> tuple[SnapshotName, Snapshot] | None:
-    """The newest snapshot that checks, among those from which the log can go on (``first`` <= sequence <= ``end``).
+    """Return the newest snapshot that checks, among those from which the log can go on (``first`` <= sequence <=
+    ``end``).
 
     None when frame 0 is there to start from; Corrupt with the place of the newest damage when neither is.
     """

@@ -16,7 +16,8 @@ _ANY_QUEUE = pa.array(np.full(1 << 16, -1, np.int32))
 
 
 def outgoing_batch(rows: Sequence[tuple[Any, ...]], ids: bytes) -> pa.RecordBatch:
-    """Rows (at least one) with the fields of :class:`~escrowmq.message.row.OutgoingRow`, and their message ids one after the other."""
+    """Rows (at least one) with the fields of :class:`~escrowmq.message.row.OutgoingRow`, and their message ids one
+    after the other."""
     n = len(rows)
     topics, bodies, keys, tags, pairs, _, queues, born, delays, immunities, joins = zip(*rows, strict=True)
     arrays = [
@@ -36,7 +37,7 @@ def outgoing_batch(rows: Sequence[tuple[Any, ...]], ids: bytes) -> pa.RecordBatc
 
 
 def optional(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """A column of values that may be None, and often all are."""
+    """Return a column of values that may be None, and often all are."""
     return pa.nulls(len(values), kind) if values.count(None) == len(values) else pa.array(values, kind)
 
 

@@ -1,5 +1,5 @@
-"""The hash of keys and ids, the same on every machine and in every version: which queue a key belongs to, and where the log's
-look-up files have it.
+"""The hash of keys and ids, the same on every machine and in every version: which queue a key belongs to, and where the
+log's look-up files have it.
 
 Bytes are read as little-endian 64-bit words, the last one padded with zeros, and mixed word by word; the length goes in
 first, so padding cannot make two keys equal. Golden values stand in the tests: changing this moves keys between queues.
@@ -44,7 +44,7 @@ def hash_ids(ids: pa.Array) -> UInt64s:
 
 
 def _of_one_length(rows: npt.NDArray[np.uint8]) -> UInt64s:
-    """The same of byte strings of one length: no row has to be picked."""
+    """Hash byte strings that all have one length, so that no row has to be picked."""
     count, length = rows.shape
     padded = np.zeros((count, length + -length % 8), np.uint8)
     padded[:, :length] = rows
@@ -52,7 +52,7 @@ def _of_one_length(rows: npt.NDArray[np.uint8]) -> UInt64s:
 
 
 def _of_words(words: UInt64s, length: int) -> UInt64s:
-    """The hash of each row of words, made of ``length`` bytes."""
+    """Return the hash of each row of words, made of ``length`` bytes."""
     hashes = np.full(len(words), length, np.uint64) * _MULTIPLIER
     for column in range(words.shape[1]):
         hashes ^= words[:, column]
@@ -90,7 +90,7 @@ def hash_bytes(data: bytes) -> int:
 
 
 def _bytes_of(keys: pa.Array) -> tuple[npt.NDArray[np.uint8], Int64s, Int64s]:
-    """The bytes of a utf8 array (eight zeros added), each row's start in them and its length."""
+    """Return the bytes of a utf8 array (eight zeros added), each row's start in them and its length."""
     _, offsets_buffer, data_buffer = keys.buffers()
     offsets = np.frombuffer(offsets_buffer, np.int32, len(keys) + 1, 4 * keys.offset).astype(np.int64)
     low, high = int(offsets[0]), int(offsets[-1])

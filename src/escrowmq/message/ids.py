@@ -29,12 +29,13 @@ split_transaction_id = struct.Struct(">IIQ").unpack
 
 
 def records(ids: pa.Array, dtype: npt.DTypeLike = TRANSACTION_ID_DTYPE) -> npt.NDArray[Any]:
-    """A column of ids as NumPy records of 16 bytes, not copied. What stands in null rows has no meaning."""
+    """Return a column of ids as NumPy records of 16 bytes, not copied. What stands in null rows has no meaning."""
     return np.frombuffer(ids.buffers()[1], dtype, len(ids), 16 * ids.offset)
 
 
 def column_of(raw: bytes | npt.NDArray[Any], valid: npt.NDArray[np.bool_] | None = None) -> pa.FixedSizeBinaryArray:
-    """Ids that lie one after the other (bytes, or records that nobody changes any more) as a column; null where not ``valid``."""
+    """Ids that lie one after the other (bytes, or records that nobody changes any more) as a column; null where not
+    ``valid``."""
     data = pa.py_buffer(raw)
     validity = None if valid is None or valid.all() else pa.array(valid).buffers()[1]
     return pa.FixedSizeBinaryArray.from_buffers(ID, data.size // 16, [validity, data])
@@ -46,14 +47,14 @@ def transaction_ids(
     positions: Int64s,
     valid: npt.NDArray[np.bool_] | None = None,
 ) -> pa.FixedSizeBinaryArray:
-    """The transaction ids of one shard, from session epochs and positions; null where not ``valid``."""
+    """Return the transaction ids of one shard, from session epochs and positions; null where not ``valid``."""
     raw = np.empty(len(positions), TRANSACTION_ID_DTYPE)
     raw["shard"], raw["epoch"], raw["position"] = shard, epochs, positions
     return column_of(raw, valid)
 
 
 def transactions(ids: pa.Array) -> Iterable[TransactionId | None]:
-    """The values of a column of transaction ids; without an end if all are null."""
+    """Yield the values of a column of transaction ids; without an end if all are null."""
     if ids.null_count == len(ids):
         return itertools.repeat(None)
     raw = records(ids)
@@ -64,12 +65,13 @@ def transactions(ids: pa.Array) -> Iterable[TransactionId | None]:
 
 
 def shards(ids: pa.Array) -> npt.NDArray[np.uint32]:
-    """The shard of each transaction id of a column without nulls."""
+    """Return the shard of each transaction id of a column without nulls."""
     return records(ids)["shard"].astype(np.uint32)
 
 
 def filled(given: Sequence[bytes | None], instance: int, sequence: int) -> bytes:
-    """The message ids given, one after the other, with those of a series from ``sequence`` on in the place of None."""
+    """Return the message ids given, one after the other, with those of a series from ``sequence`` on in the place
+    of None."""
     count = len(given)
     missing = given.count(None)
     made = b"".join(message_id_of(instance, number) for number in range(sequence, sequence + missing))
@@ -102,7 +104,7 @@ def id_column(ids: Any) -> pa.Array:
 
 
 def id_bytes(identity: TransactionId | str | bytes) -> bytes:
-    """The 16 bytes of a transaction id in any of its forms; Misuse(BAD_ARGUMENT) otherwise."""
+    """Return the 16 bytes of a transaction id in any of its forms; Misuse(BAD_ARGUMENT) otherwise."""
     if isinstance(identity, TransactionId):
         return bytes(identity)
     if isinstance(identity, str):

@@ -2,7 +2,8 @@
 
 Rules, for half messages (of a plain message it is a property like any other):
 
-1. Its value is a whole number of seconds as text, at most ``half_retention``; ``"0"`` is no wish, as ``check_immunity=0``.
+1. Its value is a whole number of seconds as text, at most ``half_retention``; ``"0"`` is no wish, as
+   ``check_immunity=0``.
 2. ``check_immunity`` says the same thing. Both may be given if they agree.
 3. What breaks a rule is refused with BAD_IMMUNITY: RocketMQ passes over what it cannot read.
 """
@@ -20,8 +21,8 @@ PROPERTY = "CheckImmunityTimeInSeconds"
 
 
 def immunities(batch: pa.RecordBatch, limits: RowLimits) -> tuple[Int64s, UInt8s]:
-    """Of a batch of schema OUTGOING: microseconds before the first question about each row (0: nothing is said), and one
-    code per row, OK or BAD_IMMUNITY."""
+    """Of a batch of schema OUTGOING: microseconds before the first question about each row (0: nothing is said), and
+    one code per row, OK or BAD_IMMUNITY."""
     times, properties = batch.column("immunity_us").to_numpy(), batch.column("properties")
     codes = np.zeros(batch.num_rows, np.uint8)
     if properties.null_count == len(properties):
@@ -41,7 +42,7 @@ def immunities(batch: pa.RecordBatch, limits: RowLimits) -> tuple[Int64s, UInt8s
 
 
 def named(properties: pa.Array) -> tuple[Int64s, pa.Array]:
-    """The rows that have the property, and its values. A row that names it twice counts by the first."""
+    """Return the rows that have the property, and its values. A row that names it twice counts by the first."""
     hits = np.flatnonzero(np.asarray(pc.equal(properties.keys, PROPERTY)))
     if not len(hits):
         return hits, pa.array([], pa.utf8())

@@ -47,7 +47,8 @@ class RowLimits(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """A broker's limits of messages and batches, as its ``hello`` or its settings say; the defaults until they are known.
+    """A broker's limits of messages and batches, as its ``hello`` or its settings say; the defaults until they are
+    known.
 
     A broker that does not say its ``half_retention`` is the only one to check it.
     """
@@ -63,7 +64,7 @@ class Limits:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Limits:
-        """The limits among settings by their names, times in seconds; what is missing has its default."""
+        """Return the limits among settings by their names, times in seconds; what is missing has its default."""
         given = {name: value for name, value in settings.items() if value is not None}
         given |= {f"{name}_us": round(given[name] * 1e6) for name in ("max_delay", "half_retention") if name in given}
         return cls(**{name: given[name] for name in cls.__slots__ if name in given})
@@ -77,7 +78,8 @@ def byte_lengths(column: pa.Array) -> Int64s:
 
 
 def the_only_text(column: pa.Array) -> str | None:
-    """The text that every row of a utf8 column has; None where they differ, are long, or one is null. Cheaper than a dictionary."""
+    """Return the text that every row of a utf8 column has; None where they differ, are long, or one is null.
+    Cheaper than a dictionary."""
     size = len(column)
     if not size or column.null_count:
         return None

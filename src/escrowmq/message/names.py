@@ -11,7 +11,9 @@ MAX_NAME = 127
 """Characters of a name."""
 
 EDITED_FROM = "ESCROWMQ_EDITED_FROM"
-"""The property of a message that one group gets in place of a dead letter: the id of the message that it replaces, as 32 hex digits."""
+"""The property of a message that one group gets in place of a dead letter: the id of the message that it replaces, as
+32 hex digits.
+"""
 
 _NAME = re.compile(rf"[A-Za-z0-9_-][A-Za-z0-9._-]{{0,{MAX_NAME - 1}}}")
 

@@ -56,9 +56,10 @@ def row_size(row: tuple[Any, ...]) -> int:
 class MessageIds:
     """A series of ids for messages that were given none: 8 random bytes, then a counter from 1, both big-endian.
 
-    They are made when a batch leaves, so the ids of a batch are consecutive, and the broker's de-duplication remembers a
-    steady client as one run. Thread-safe: a lane's sending thread and callers with whole batches take from one series, and
-    an id that was given twice would be taken for a repeat. Of one process: a forked child begins a series of its own.
+    They are made when a batch leaves, so the ids of a batch are consecutive, and the broker's de-duplication remembers
+    a steady client as one run. Thread-safe: a lane's sending thread and callers with whole batches take from one
+    series, and an id that was given twice would be taken for a repeat. Of one process: a forked child begins a series
+    of its own.
     """
 
     def __init__(self) -> None:
@@ -66,13 +67,13 @@ class MessageIds:
         tell_in_child(self)
 
     def forked(self) -> None:
-        """This is another process: begin a series of its own."""
+        """Begin a new series of ids, because this is another process now."""
         self._instance = int.from_bytes(os.urandom(8), "big")
         self._next = 1
         self._lock = threading.Lock()
 
     def reserve(self, count: int) -> tuple[int, int]:
-        """The instance and the first sequence of ``count`` consecutive ids."""
+        """Return the instance and the first sequence of ``count`` consecutive ids."""
         with self._lock:
             first, self._next = self._next, self._next + count
         return self._instance, first
@@ -86,7 +87,7 @@ class MessageIds:
         return ids
 
     def complete(self, given: Sequence[bytes | None]) -> bytes:
-        """The ids given, one after the other, with new ones in the place of None."""
+        """Return the ids given, one after the other, with new ones in the place of None."""
         if not any(given):
             return self.take(len(given)).tobytes()
         made = self.take(given.count(None)).tobytes()
@@ -95,7 +96,7 @@ class MessageIds:
 
 
 class Checker:
-    """Checks messages against one broker's limits before anything leaves. Remembers names of topics that it has seen."""
+    """Check of messages against one broker's limits before anything leaves. Remembers topic names that it checked."""
 
     __slots__ = ("_topics", "limits")
 
@@ -166,7 +167,7 @@ class Checker:
         return rows
 
     def message(self, message: Message, transaction: bytes | None = None) -> OutgoingRow:
-        """The row of a :class:`~escrowmq.model.Message`. Raises as :meth:`row`."""
+        """Return the row of a :class:`~escrowmq.model.Message`. Raises as :meth:`row`."""
         if not isinstance(message, Message):
             raise Misuse(Code.BAD_ARGUMENT, f"{type(message).__name__} is not a Message")
         m = message

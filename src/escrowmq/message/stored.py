@@ -1,9 +1,11 @@
-"""A few stored messages as one Arrow IPC record batch message, byte for byte what Arrow makes of them, without its arrays.
+"""A few stored messages as one Arrow IPC record batch message, byte for byte what Arrow makes of them, without its
+arrays.
 
-A small batch costs Arrow what a batch costs once: a builder, buffers and a wrapper for each of 13 columns, whatever they hold. The bytes themselves
-are simple. Arrow's description of a batch of one schema has a fixed form in which nothing but numbers differ, so it is taken once from a batch that
-Arrow wrote (:func:`_description`), and the numbers are put in. Behind it stand the buffers, each padded to 8 bytes.
-``tests/message/test_stored.py`` holds the bytes against Arrow's.
+A small batch costs Arrow what a batch costs once: a builder, buffers and a wrapper for each of 13 columns, whatever
+they hold. The bytes themselves are simple. Arrow's description of a batch of one schema has a fixed form in which
+nothing but numbers differ, so it is taken once from a batch that Arrow wrote (:func:`_description`), and the numbers
+are put in. Behind it stand the buffers, each padded to 8 bytes. ``tests/message/test_stored.py`` holds the bytes
+against Arrow's.
 """
 
 from __future__ import annotations
@@ -37,9 +39,10 @@ def message(
     ids: bytes,
     *numbers: Sequence[int],
 ) -> tuple[bytes, int, int]:
-    """The message, and where in it the bodies begin and end. The columns (at least one row) are those of ``STORED[Kind.HALF]`` in
-    their order, ``ids`` the message ids one after the other. Raises ValueError (UnicodeEncodeError) or OverflowError where a value fits no column.
-    """
+    """Return the message, and where in it the bodies begin and end. The columns (at least one row) are those of
+    ``STORED[Kind.HALF]`` in
+    their order, ``ids`` the message ids one after the other. Raises ValueError (UnicodeEncodeError) or
+    OverflowError where a value fits no column."""
     size = len(names)
     lengths: list[int] = []
     parts: list[bytes] = []
@@ -66,7 +69,7 @@ def message(
 
 
 def _texts(texts: Sequence[str | None], missing: int, lengths: list[int], parts: list[bytes]) -> None:
-    """A column of texts: which are there (if not all), where they begin, and they themselves."""
+    """Append a column of texts: which rows have one (if not all), the offsets, and the texts."""
     size = len(texts)
     if missing == size:
         bits = (size + 7) // 8
@@ -99,7 +102,7 @@ def _offsets(sizes: list[int]) -> bytes:
 
 
 def _properties(properties: Sequence[Pairs | None], lengths: list[int], parts: list[bytes]) -> tuple[int, int]:
-    """The column of properties; how many rows have none (None), and how many pairs there are."""
+    """Return the column of properties; how many rows have none (None), and how many pairs there are."""
     size, missing = len(properties), properties.count(None)
     if missing == size:
         bits, offsets = (size + 7) // 8, 4 * size + 4
@@ -132,8 +135,8 @@ def _numbers(size: int) -> tuple[Callable[..., bytes], tuple[int, ...]]:
 
 
 def _described(body: int, size: int, buffers: Iterable[int], nulls: tuple[int, int, int, int]) -> bytes:
-    """Arrow's description of a batch: ``buffers`` are the start and the length of each, ``nulls`` how many keys, tags and properties are
-    missing, and the number of pairs."""
+    """Arrow's description of a batch: ``buffers`` are the start and the length of each, ``nulls`` how many keys, tags
+    and properties are missing, and the number of pairs."""
     keys, tags, properties, pairs = nulls
     nodes = (size, 0, size, keys, size, tags, size, properties, pairs, 0, pairs, 0, pairs, 0, *(size, 0) * 9)
     pack, given = _description()
@@ -145,7 +148,8 @@ def _described(body: int, size: int, buffers: Iterable[int], nulls: tuple[int, i
 def _description() -> tuple[Callable[..., bytes], tuple[tuple[bytes] | str, ...]]:
     """Packs the description; the bytes that are always the same, and between them the names of the numbers.
 
-    They are found in a batch that Arrow wrote: a Message of FlatBuffers (format/Message.fbs of Arrow), whose header is a RecordBatch.
+    They are found in a batch that Arrow wrote: a Message of FlatBuffers (format/Message.fbs of Arrow), whose header is
+    a RecordBatch.
     """
     raw = pa.RecordBatch.from_arrays([pa.nulls(1, type_) for type_ in _SCHEMA.types], _SCHEMA.names).serialize()
     data = raw.to_pybytes()

@@ -1,4 +1,5 @@
-"""Frozen values made quickly: for tens of thousands of receipts per second a frozen dataclass's own ``__init__`` is too slow.
+"""Frozen values made quickly: for tens of thousands of receipts per second a frozen dataclass's own ``__init__`` is too
+slow.
 
 A frozen dataclass sets each field through ``object.__setattr__``. Here a plain twin with the same slots is filled, and
 then made to be of the frozen class; the result cannot be told from the other.
@@ -20,7 +21,7 @@ def _maker(frozen: type[T]) -> Callable[..., T]:
     twin: Any = make_dataclass(frozen.__name__, names, slots=True)
 
     def make(*values: Any) -> T:
-        """A value of the class, from all of its fields in their order."""
+        """Return a value of the class, from all of its fields in their order."""
         made = twin(*values)
         made.__class__ = frozen
         return made  # type: ignore[no-any-return]

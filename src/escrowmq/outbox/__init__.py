@@ -1,8 +1,8 @@
 """The outbox and other database tools: local message table, receive log, barrier, relay. SQLAlchemy 2 sessions and
 connections.
 
-``_tx`` always means "inside your transaction": such a call writes through your session and commits nothing itself. Names
-load when they are first used; without SQLAlchemy they raise Misuse(MISSING_PACKAGE).
+``_tx`` always means "inside your transaction": such a call writes through your session and commits nothing itself.
+Names load when they are first used; without SQLAlchemy they raise Misuse(MISSING_PACKAGE).
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ _HOMES = {
     "callbacks": ("confirm_tx", "confirm_batch_tx", "report", "mark_done", "CallbackListener"),
     "migrations": ("migrate", "check_schema", "ddl", "include_object"),
     "modes": (
-        "Driven", "BothReachProducer", "BothReachConsumer", "Compensating", "OffsetConsumer", "Slot", "slots_of", "split_topic",
+        "Driven", "BothReachProducer", "BothReachConsumer", "Compensating", "OffsetConsumer", "Slot", "slots_of",
+        "split_topic",
     ),
     "tables": ("metadata", "State"),
 }  # fmt: skip

@@ -1,10 +1,12 @@
 """What operators did to the rows of a database: each act and its record are one transaction of that database.
 
-The records are lines of ``trans_act``, in the format and the chain of hashes of :mod:`escrowmq.acts.chain`, and the row of ``trans_act_head`` has the number and
-the hash of the last one. Whoever acts locks that row first, so the acts of several people at once come one after the other. An act is
-recorded and done, or neither; so its record has what came of it, and nobody needs to find that out after a crash. Nothing here removes records.
+The records are lines of ``trans_act``, in the format and the chain of hashes of :mod:`escrowmq.acts.chain`, and the row
+of ``trans_act_head`` has the number and the hash of the last one. Whoever acts locks that row first, so the acts of
+several people at once come one after the other. An act is recorded and done, or neither; so its record has what came of
+it, and nobody needs to find that out after a crash. Nothing here removes records.
 
-An act of many rows is done in parts of :data:`PART` rows, each a transaction and a record of its own: locks are short, and a record has a bound.
+An act of many rows is done in parts of :data:`PART` rows, each a transaction and a record of its own: locks are short,
+and a record has a bound.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ logger = logging.getLogger(__name__)
 PART = 1_000
 """Rows of one transaction and one record."""
 PATIENCE = 30
-"""Seconds that an act waits for a lock on PostgreSQL, which else waits for ever; MariaDB and SQLite have limits of their own."""
+"""Seconds that an act waits for a lock on PostgreSQL, which else waits for ever; MariaDB and SQLite have limits of
+their own.
+"""
 _TRIES = 3
 """Of a transaction that the database undoes only because of others at the same moment."""
 _CHUNK = 100
@@ -95,9 +99,11 @@ def act_on_rows(
     why: str | None = None,
     **what: Any,
 ) -> list[Done]:
-    """Do an act to the rows of these ids, in parts of :data:`PART`, each recorded with what it did; one result per id, in their order.
+    """Do an act to the rows of these ids, in parts of :data:`PART`, each recorded with what it did; one result per id,
+    in their order.
 
-    ``what``: more about the act, for the record. Raises as :func:`record`; the parts before the one that failed are done and recorded, the others are not.
+    ``what``: more about the act, for the record. Raises as :func:`record`; the parts before the one that failed are
+    done and recorded, the others are not.
     """
     wanted = ids_of(ids)
     done: list[Done] = []
@@ -137,10 +143,12 @@ def _act_on(
 def record(
     engine: sa.Engine, act: str, what: Mapping[str, Any], *, by: str | None = None, why: str | None = None
 ) -> Iterator[tuple[sa.Connection, dict[str, Any]]]:
-    """A transaction that does an act and records it: both, or neither. The block changes rows by the connection that it is given, and puts
+    """Yield a transaction that does an act and records it: both, or neither. The block changes rows by the connection
+    that it is given, and puts
     what came of it into the dict. ``by``: who; None: the system's user and host.
 
-    Raises Overloaded(DISK_FULL | QUEUE_FULL) and Denied if the database does not take it: it was not done. Unknown(DISCONNECTED): the message says whether
+    Raises Overloaded(DISK_FULL | QUEUE_FULL) and Denied if the database does not take it: it was not done.
+    Unknown(DISCONNECTED): the message says whether
     it may have been. Misuse(NO_TABLES | SCHEMA_VERSION).
     """
     ending = False
@@ -172,7 +180,8 @@ def ids_of(ids: Iterable[str | bytes]) -> list[bytes]:
 
 
 def _locked_head(connection: sa.Connection) -> tuple[int, str]:
-    """Number and hash of the last record; nobody else adds one until the end of the transaction."""
+    """Lock the head of the record. Returns number and hash of the last entry; nobody adds one before the
+    transaction ends."""
     head = sa.select(_HEAD.number, _HEAD.hash).where(_HEAD.one == 1).with_for_update()
     found = connection.execute(head).one_or_none()
     if found is None:  # somebody removed it
@@ -195,7 +204,8 @@ def _append(connection: sa.Connection, made: Record, previous: str) -> None:
 
 
 def _failure(problem: DBAPIError, ending: bool) -> EscrowError:
-    """What a database's error means to whoever acts. ``ending``: it came when the transaction was about to be committed."""
+    """Convert a database's error for the operator. ``ending``: it came when the transaction was about to be
+    committed."""
     text = in_a_line(problem)
     if is_full(problem):
         return Overloaded(Code.DISK_FULL, f"the database is full: {text}", "free space there; the act was not done")
@@ -218,9 +228,9 @@ def _counted(ended: Mapping[str, Any]) -> str:
 
 
 def list_acts(engine: sa.Engine, limit: int = 1000, *, after: int = 0, newest: bool = False) -> list[Act]:
-    """The first acts with numbers above ``after``, or the ``newest``, in their order: at most ``limit``, and no more than some megabytes of them but
-    for one act that is larger. The same shape as :meth:`escrowmq.client.admin.Admin.acts`. What cannot be read as a record is left out: see :func:`verify_acts`.
-    """
+    """Return the first acts with numbers above ``after``, or the ``newest``, in their order: at most ``limit``, and
+    no more than some megabytes of them but for one act that is larger. The same shape as
+    :meth:`escrowmq.client.admin.Admin.acts`. What cannot be read as a record is left out: see :func:`verify_acts`."""
     found: list[Act] = []
     size = 0
     for act, length in _told(engine, after, newest=newest):
@@ -248,8 +258,8 @@ def _told(engine: sa.Engine, after: int, *, newest: bool = False) -> Iterator[tu
 
 
 def verify_acts(engine: sa.Engine) -> Verified:
-    """How many records there are, the hash of the last one, and every place where the chain is broken: a record that was changed, removed, put in, moved,
-    or cut off at the end. Acts may go on meanwhile."""
+    """How many records there are, the hash of the last one, and every place where the chain is broken: a record that
+    was changed, removed, put in, moved, or cut off at the end. Acts may go on meanwhile."""
     head = _head(engine)
     last = None if head is None else head[0]
     count, breaks = verify((line for _, line in _rows(engine, 0, last)), PLACE, head)
@@ -276,7 +286,8 @@ def _head(engine: sa.Engine) -> tuple[int, str] | None:
 
 
 def _rows(engine: sa.Engine, after: int, last: int | None, *, newest: bool = False) -> Iterator[tuple[int, bytes]]:
-    """Number and line of the records above ``after``, up to ``last`` (None: all); the ``newest`` first if that is wanted. A few at a time, each time in a
+    """Yield number and line of the entries above ``after``, up to ``last`` (None: all); or the ``newest`` first. A few
+    at a time, each time in a
     transaction of its own: none is held open for long."""
     low, high = after, last
     while True:

@@ -1,7 +1,7 @@
 """The asyncio versions of the outbox functions, for AsyncSession, AsyncConnection and AsyncEngine.
 
-Each takes what its blocking namesake takes, with an asynchronous session, connection or engine (psycopg, asyncpg, aiosqlite,
-aiomysql) as the first argument; see :func:`escrowmq.outbox.awaiting.awaited`.
+Each takes what its blocking namesake takes, with an asynchronous session, connection or engine (psycopg, asyncpg,
+aiosqlite, aiomysql) as the first argument; see :func:`escrowmq.outbox.awaiting.awaited`.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ async def consume(
     after: Callable[[Sequence[AsyncReceived]], Awaitable[object]] | None = None,
     stop: consuming.Stop | None = None,
 ) -> int:
-    """As :func:`escrowmq.outbox.inbox.consume`, to await: ``handler``, ``within`` and ``after`` are coroutine functions.
+    """As :func:`escrowmq.outbox.inbox.consume`, to await: ``handler``, ``within`` and ``after`` are coroutine
+    functions.
 
     ``stop`` may be the ``is_set`` of an ``asyncio.Event``.
     """

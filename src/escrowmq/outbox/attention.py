@@ -1,7 +1,8 @@
-"""Outbox rows whose attempts are used up, for an operator: list, show, send again, discard, settle. Every act is recorded:
-:mod:`escrowmq.outbox.acts`.
+"""Outbox rows whose attempts are used up, for an operator: list, show, send again, discard, settle. Every act is
+recorded: :mod:`escrowmq.outbox.acts`.
 
-Before there was that record (tables of version 3) an act was noted in a line before the row's ``error``: when, who, what was done. Those lines stay.
+Before there was that record (tables of version 3) an act was noted in a line before the row's ``error``: when, who,
+what was done. Those lines stay.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ MAY: dict[str, frozenset[State]] = {
     "discard": frozenset({State.WAITING, State.PENDING, State.RETRYING, State.HELD}),
     "settle": frozenset(State) - {State.DONE},
 }
-"""From which states an act is allowed. What is SENT or DONE is done; a PENDING row is being tried by itself, a HELD one will be. A SENT row may be settled
-because it may wait for a callback that will never come."""
+"""From which states an act is allowed. What is SENT or DONE is done; a PENDING row is being tried by itself, a HELD one
+will be. A SENT row may be settled because it may wait for a callback that will never come.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,8 @@ class Row:
 def list_messages(
     engine: sa.Engine, *, state: State | None = State.WAITING, limit: int = 100, after: int = 0
 ) -> list[Row]:
-    """Rows in one state (None: in any) in the order of their ``seq``, without bodies; the next page is ``after`` the last ``seq``."""
+    """Rows in one state (None: in any) in the order of their ``seq``, without bodies; the next page is ``after`` the
+    last ``seq``."""
     wanted = trans_message.c.seq > after
     if state is not None:
         wanted &= state_is(State(state))
@@ -74,8 +77,8 @@ def show(engine: sa.Engine, message_id: str | bytes) -> Row:
 def retry(
     engine: sa.Engine, ids: Iterable[str | bytes], *, by: str | None = None, why: str | None = None
 ) -> list[Done]:
-    """Send WAITING, RETRYING and DISCARDED rows now, attempts counted anew; one result per id. ``by``: who; None: the system's
-    user; ``why``: the reason, for the record."""
+    """Send WAITING, RETRYING and DISCARDED rows now, attempts counted anew; one result per id. ``by``: who; None: the
+    system's user; ``why``: the reason, for the record."""
     return _act(engine, ids, "retry", by, why)
 
 
@@ -92,9 +95,11 @@ def discard(
 def settle(
     engine: sa.Engine, ids: Iterable[str | bytes], *, by: str | None = None, why: str | None = None
 ) -> list[Done]:
-    """Mark these rows as DONE by hand: a person knows that the message arrived, or was seen to otherwise. Nothing is sent.
+    """Mark these rows as DONE by hand: a person knows that the message arrived, or was seen to otherwise. Nothing is
+    sent.
 
-    They leave the table as sent ones do, after the relay's ``keep``. Later rows of their keys go on. A PENDING row can be on its way at this moment.
+    They leave the table as sent ones do, after the relay's ``keep``. Later rows of their keys go on. A PENDING row can
+    be on its way at this moment.
     """
     return _act(engine, ids, "settle", by, why)
 

@@ -1,7 +1,7 @@
 """Turns a blocking outbox function into an awaitable one, run by SQLAlchemy over an asynchronous driver.
 
-``awaited(sending.send_tx, session_of)`` is ``send_tx`` to await: the same arguments and documentation, except that the first
-argument is asynchronous. Nothing blocks the event loop.
+``awaited(sending.send_tx, session_of)`` is ``send_tx`` to await: the same arguments and documentation, except that the
+first argument is asynchronous. Nothing blocks the event loop.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def awaited(
 
 
 def session_of(session: AnyAsyncSession) -> Any:
-    """The blocking session or connection inside an asynchronous one; Misuse(BAD_ARGUMENT, NO_TRANSACTION)."""
+    """Return the blocking session or connection inside an asynchronous one; Misuse(BAD_ARGUMENT, NO_TRANSACTION)."""
     if isinstance(session, async_scoped_session):
         session = session()
     if isinstance(session, AsyncSession):
@@ -58,12 +58,12 @@ def session_of(session: AnyAsyncSession) -> Any:
 
 
 def engine_of(engine: AsyncEngine) -> Any:
-    """The blocking engine inside an asynchronous one; Misuse(BAD_ARGUMENT)."""
+    """Return the blocking engine inside an asynchronous one; Misuse(BAD_ARGUMENT)."""
     if not isinstance(engine, AsyncEngine):
         raise Misuse(Code.BAD_ARGUMENT, f"{type(engine).__name__} is not an AsyncEngine")
     return engine.sync_engine
 
 
 def engine_or_connection_of(engine: AsyncEngine | AsyncConnection) -> Any:
-    """The same, where a connection will do too."""
+    """Return the blocking engine or connection of an asyncio one."""
     return session_of(engine) if isinstance(engine, AsyncConnection) else engine_of(engine)

@@ -1,8 +1,9 @@
 """Callbacks from consumer to sender: after a success the sender's outbox row is set to DONE.
 
-The consumer's side writes the word into its own outbox, in the transaction of the effect (:func:`confirm_tx`; its relay sends it), or sends it
-itself (:func:`report`). The sender's side listens (:class:`CallbackListener`), or has a callback of its own, by HTTP for example, that
-calls :func:`mark_done`. A word that comes twice, or before the relay's own mark, does no harm: DONE is the end of a row.
+The consumer's side writes the word into its own outbox, in the transaction of the effect (:func:`confirm_tx`; its relay
+sends it), or sends it itself (:func:`report`). The sender's side listens (:class:`CallbackListener`), or has a callback
+of its own, by HTTP for example, that calls :func:`mark_done`. A word that comes twice, or before the relay's own mark,
+does no harm: DONE is the end of a row.
 
 The word is a message whose body is one or many message ids, 16 bytes each.
 """
@@ -45,7 +46,8 @@ _ENDED = [State.DONE.value, State.DISCARDED.value]
 
 
 def confirm_tx(session: AnySession, message: Any, to: str = DEFAULT_TOPIC) -> None:
-    """Tell the sender, through this database's outbox, that ``message`` has had its effect; in the effect's transaction.
+    """Tell the sender, through this database's outbox, that ``message`` has had its effect; in the effect's
+    transaction.
 
     ``message`` is anything with a ``message_id``, or the id. Errors as :func:`escrowmq.outbox.send_tx`.
     """
@@ -58,7 +60,8 @@ def confirm_batch_tx(session: AnySession, messages: Iterable[Any], to: str = DEF
 
 
 def report(producer: Producer, messages: Iterable[Any], to: str = DEFAULT_TOPIC) -> None:
-    """Tell the sender at once; for consumers without a database. Durable when it returns; errors as :meth:`Producer.send`."""
+    """Tell the sender at once; for consumers without a database. Durable when it returns; errors as
+    :meth:`Producer.send`."""
     for word in _words(messages):
         producer.send(to, word)
 
@@ -75,8 +78,8 @@ def _words(messages: Iterable[Any]) -> Iterator[bytes]:
 def mark_done(engine: sa.Engine, ids: Iterable[Any]) -> int:
     """Set the rows of these messages to DONE, in a transaction of its own; how many were not DONE before.
 
-    ``ids`` as :func:`confirm_tx` takes them. Unknown and purged ids are passed over, and rows that a person discarded stay so.
-    One UPDATE for a thousand ids.
+    ``ids`` as :func:`confirm_tx` takes them. Unknown and purged ids are passed over, and rows that a person discarded
+    stay so. One UPDATE for a thousand ids.
     """
     wanted, done, row = sorted({identity_of(identity) for identity in ids}), 0, trans_message.c
     with engine.begin() as connection, transaction_of(connection, trans_message):
@@ -90,7 +93,8 @@ def mark_done(engine: sa.Engine, ids: Iterable[Any]) -> int:
 
 
 class CallbackListener:
-    """Consumes the consumers' words and marks the rows of ``engine`` DONE: one transaction and one acknowledgement per batch.
+    """Consumes the consumers' words and marks the rows of ``engine`` DONE: one transaction and one acknowledgement per
+    batch.
 
     ``consumer`` is a consumer of the topic that :func:`confirm_tx` names, with a group of its own:
     ``bus.consumer("orders-callbacks", ["orders.done"])``.
@@ -105,7 +109,8 @@ class CallbackListener:
         """Rows set to DONE so far."""
 
     def run(self, *, idle_timeout: float | None = None) -> int:
-        """Listen until the consumer is closed, or no word came for ``idle_timeout`` seconds; how many rows were set to DONE.
+        """Listen until the consumer is closed, or no word came for ``idle_timeout`` seconds; how many rows were set to
+        DONE.
 
         A word that is no list of ids goes to the dead letters. A database that is away is tried again by redelivery.
         """

@@ -1,5 +1,5 @@
-"""The loop of :func:`escrowmq.outbox.inbox.consume`, written once, as a coroutine over a *face*: :class:`Blocking` for threads,
-:class:`Awaiting` for an event loop.
+"""The loop of :func:`escrowmq.outbox.inbox.consume`, written once, as a coroutine over a *face*: :class:`Blocking` for
+threads, :class:`Awaiting` for an event loop.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class Blocking:
         self._claim, self._unclaim = claim, unclaim
 
     async def batches(self, max_messages: int, idle_timeout: float | None) -> AsyncGenerator[Any, None]:
-        """The batches of the consumer."""
+        """Return the batches of the consumer."""
         for batch in self.consumer.batches(max_messages, idle_timeout=idle_timeout):
             yield batch
 
     @asynccontextmanager
     async def begin(self) -> AsyncIterator[Any]:
-        """A transaction."""
+        """Yield a transaction."""
         with self._database.begin() as session:
             yield session
 
@@ -130,7 +130,7 @@ async def handle_all(
     stopping: Callable[[], bool],
     checks: bool,
 ) -> int:
-    """Handle batches until the consumer or the user stops. ``checks``: an idle loop must check ``stopping`` by itself."""
+    """Handle batches until the consumer or the user stops. ``checks``: an idle loop must check ``stopping``."""
     effects, idle_since = 0, time.monotonic()
     while not stopping():
         patience = idle_timeout
@@ -149,7 +149,8 @@ async def handle_all(
 
 
 async def _handle_batch(face: Blocking, group: str, batch: Any, stopping: Callable[[], bool]) -> int:
-    """Handle a batch in one transaction, or if that fails one by one, and acknowledge it. Returns the number of effects."""
+    """Handle a batch in one transaction, or if that fails one by one, and acknowledge it. Returns the number of
+    effects."""
     messages = list(batch)
     done, effects, failed = 0, 0, False
     try:
@@ -176,7 +177,8 @@ async def _handle_batch(face: Blocking, group: str, batch: Any, stopping: Callab
 
 
 async def _take(face: Blocking, group: str, messages: list[Any], stopping: Callable[[], bool]) -> tuple[int, int]:
-    """Handle messages in one transaction. Returns how many were handled before a stop, and how many of them had an effect."""
+    """Handle messages in one transaction. Returns how many were handled before a stop, and how many of them had an
+    effect."""
     async with face.begin() as session:
         first = await face.claim(session, messages, group)
         done = 0
@@ -194,7 +196,8 @@ async def _take(face: Blocking, group: str, messages: list[Any], stopping: Calla
 
 
 async def _handle_apart(face: Blocking, group: str, batch: Any, stopping: Callable[[], bool]) -> int:
-    """Handle each message in a transaction of its own; those that fail are delivered again. Returns the number of effects."""
+    """Handle each message in a transaction of its own; those that fail are delivered again. Returns the number of
+    effects."""
     effects = 0
     for message in batch:  # in an ordered group, without those that a failure has withdrawn meanwhile
         if stopping():

@@ -1,7 +1,8 @@
 """Differences between SQLite, PostgreSQL and MariaDB/MySQL: error codes, insert-if-absent, relay statements.
 
-A row whose primary key is there already is passed over by the database itself, in one statement, and all other errors stay
-errors. (``INSERT IGNORE`` is not used: it turns every error of the row, a refused foreign key too, into "there already".)
+A row whose primary key is there already is passed over by the database itself, in one statement, and all other errors
+stay errors. (``INSERT IGNORE`` is not used: it turns every error of the row, a refused foreign key too, into "there
+already".)
 """
 
 from __future__ import annotations
@@ -66,8 +67,8 @@ def is_full(problem: DBAPIError) -> bool:
 
 
 def may_repeat(problem: DBAPIError) -> bool:
-    """Whether the database undid the transaction only because of others at the same moment (a serialization failure, a deadlock, a lock that was
-    waited for in vain): nothing was done, and the same may be done now."""
+    """Whether the database undid the transaction only because of others at the same moment (a serialization failure, a
+    deadlock, a lock that was waited for in vain): nothing was done, and the same may be done now."""
     return has_mark(problem, _AGAIN)
 
 
@@ -77,7 +78,7 @@ def waited_in_vain(problem: DBAPIError) -> bool:
 
 
 def is_busy(problem: DBAPIError) -> bool:
-    """Whether the database does not take it now: locked, too many connections, read-only for a while. Nothing was done."""
+    """Return whether the database is temporarily unable: locked, too many connections, read-only. Nothing was done."""
     return has_mark(problem, _NOT_NOW)
 
 
@@ -88,7 +89,7 @@ def is_denied(problem: DBAPIError) -> bool:
 
 
 def in_a_line(problem: Exception) -> str:
-    """What a database said, without the statement and the traceback."""
+    """Return a database's error text without the statement and the traceback."""
     reason = problem.orig if isinstance(problem, DBAPIError) and problem.orig is not None else problem
     return " ".join(str(reason).split()) or type(reason).__name__
 
@@ -97,7 +98,7 @@ def in_a_line(problem: Exception) -> str:
 
 
 def insert_if_absent(dialect: str, table: sa.Table) -> sa.Insert:
-    """An INSERT, to be given its values, that passes over rows whose primary key is there already."""
+    """Return an INSERT, to be given its values, that passes over rows whose primary key is there already."""
     if dialect == "postgresql":
         return postgresql.insert(table).on_conflict_do_nothing()
     if dialect == "sqlite":
@@ -107,7 +108,7 @@ def insert_if_absent(dialect: str, table: sa.Table) -> sa.Insert:
 
 
 def insert_or_replace(dialect: str, table: sa.Table) -> sa.Insert:
-    """An INSERT, to be given its values, whose rows take the place of those of the same primary key."""
+    """Return an INSERT, to be given its values, whose rows take the place of those of the same primary key."""
     if dialect in ("postgresql", "sqlite"):
         insert = postgresql.insert(table) if dialect == "postgresql" else sqlite.insert(table)
         keys = [column.name for column in table.primary_key]
@@ -119,9 +120,9 @@ def insert_or_replace(dialect: str, table: sa.Table) -> sa.Insert:
 def insert_new(connection: sa.Connection, column: sa.Column[Any], rows: Sequence[Row]) -> set[bytes]:
     """Insert those of ``rows`` whose primary key is not there yet; their values of ``column``.
 
-    The rows have the same values in the other columns of the primary key. MariaDB and MySQL do not tell which rows of an
-    INSERT were new: there all are tried at once; if some are there, those that are seen to be there are left out; at last,
-    beside others that insert now, they are tried one by one. A duplicate undoes one statement only.
+    The rows have the same values in the other columns of the primary key. MariaDB and MySQL do not tell which rows of
+    an INSERT were new: there all are tried at once; if some are there, those that are seen to be there are left out; at
+    last, beside others that insert now, they are tried one by one. A duplicate undoes one statement only.
     """
     if connection.dialect.name in ("postgresql", "sqlite"):
         insert = insert_if_absent(connection.dialect.name, column.table).returning(column)
@@ -169,14 +170,17 @@ _NOW = {
 }
 _ASK_AGAIN_NS = 60 * 10**9
 _ahead: weakref.WeakKeyDictionary[sa.Pool, tuple[int, int]] = weakref.WeakKeyDictionary()
-"""By pool of connections, which engines with other options share: how far its database's clock is ahead of this process's monotonic one (microseconds), and until when that is believed."""
+"""By pool of connections, which engines with other options share: how far its database's clock is ahead of this
+process's monotonic one (microseconds), and until when that is believed.
+"""
 
 
 def database_now_us(connection: sa.Connection) -> int:
-    """Microseconds since 1970, about as the database's clock has them: asked once a minute, carried on by the monotonic clock.
+    """Microseconds since 1970, about as the database's clock has them: asked once a minute, carried on by the monotonic
+    clock.
 
-    Whatever is stored with a time, and whatever is found by its age, goes by this one clock: those who write a table and those who
-    purge or redrive it may be on machines whose clocks differ.
+    Whatever is stored with a time, and whatever is found by its age, goes by this one clock: those who write a table
+    and those who purge or redrive it may be on machines whose clocks differ.
     """
     now_ns = time.monotonic_ns()
     ahead_us, until_ns = _ahead.get(connection.engine.pool, (0, 0))
@@ -193,8 +197,8 @@ def database_now_us(connection: sa.Connection) -> int:
 
 
 class Dialect:
-    """What differs for a relay on one engine: its clock, its transactions, its lists of numbers. Raises Misuse(BAD_ARGUMENT) for
-    what is no engine of a known database."""
+    """What differs for a relay on one engine: its clock, its transactions, its lists of numbers. Raises
+    Misuse(BAD_ARGUMENT) for what is no engine of a known database."""
 
     def __init__(self, engine: sa.Engine) -> None:
         if not isinstance(engine, sa.Engine):
@@ -211,7 +215,8 @@ class Dialect:
 
     @contextmanager
     def transaction(self) -> Iterator[sa.Connection]:
-        """A transaction of several statements, each of which sees what was committed before it. SQLite's holds the one
+        """Yield a transaction of several statements, each of which sees what was committed before it. SQLite's holds
+        the one
         lock from its start: one that begins with a read would fail at its first write."""
         with self._several.begin() as connection:
             if self.name == "sqlite" and not connection.connection.driver_connection.in_transaction:  # type: ignore[union-attr]

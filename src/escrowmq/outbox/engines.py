@@ -25,7 +25,7 @@ SQLITE_PATIENCE = 30.0
 
 
 def open_engine(url: str, **options: Any) -> sa.Engine:
-    """An engine for a database URL such as ``sqlite:///shop.db`` or ``postgresql://user:password@host/shop``.
+    """Return an engine for a database URL such as ``sqlite:///shop.db`` or ``postgresql://user:password@host/shop``.
 
     Raises Misuse(BAD_URL) for what is no such URL, Misuse(MISSING_PACKAGE) if the driver is not installed.
     """
@@ -51,8 +51,9 @@ def open_engine(url: str, **options: Any) -> sa.Engine:
 
 @contextmanager
 def opened(url: str, *, make: bool = False) -> Iterator[sa.Engine]:
-    """:func:`open_engine` for the time of a command; a database that is away is Unknown(DISCONNECTED), its password not shown. A SQLite
-    file that is not there is Misuse(NO_TABLES), unless the command makes one: SQLite itself would make an empty one."""
+    """:func:`open_engine` for the time of a command; a database that is away is Unknown(DISCONNECTED), its password not
+    shown. A SQLite file that is not there is Misuse(NO_TABLES), unless the command makes one: SQLite itself would make
+    an empty one."""
     engine = open_engine(url)
     file = engine.url.database if engine.dialect.name == "sqlite" else None
     if file and file != ":memory:" and not file.startswith("file:") and not make and not Path(file).exists():
@@ -67,10 +68,12 @@ def opened(url: str, *, make: bool = False) -> Iterator[sa.Engine]:
 
 
 def open_locking(url: str, **options: Any) -> sa.Engine:
-    """An engine for work under row locks. Raises as :func:`open_engine`.
+    """Return an engine for work under row locks. Raises as :func:`open_engine`.
 
-    PostgreSQL and MariaDB: READ COMMITTED, so that a read that waited for a lock sees what the lock's holder committed. SQLite has
-    one lock per file, taken when the transaction begins (BEGIN IMMEDIATE, or the execution option ``begin``): a deferred one would
+    PostgreSQL and MariaDB: READ COMMITTED, so that a read that waited for a lock sees what the lock's holder
+    committed. SQLite has
+    one lock per file, taken when the transaction begins (BEGIN IMMEDIATE, or the execution option ``begin``): a
+    deferred one would
     fail between read and write.
     """
     if not url.startswith("sqlite"):

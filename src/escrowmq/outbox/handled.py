@@ -1,8 +1,9 @@
-"""Marks of the receive log, for an operator: list, forget (so that a message is handled again), settle (so that it is passed over).
-Every act is recorded: :mod:`escrowmq.outbox.acts`.
+"""Marks of the receive log, for an operator: list, forget (so that a message is handled again), settle (so that it is
+passed over). Every act is recorded: :mod:`escrowmq.outbox.acts`.
 
-A forgotten mark that knows its topic stays as a row, with ``%`` before the topic: only that topic's message may claim it again. If it went, a message of another topic
-under the same id, whose own mark stands beside it, would be handled twice.
+A forgotten mark that knows its topic stays as a row, with ``%`` before the topic: only that topic's message may claim
+it again. If it went, a message of another topic under the same id, whose own mark stands beside it, would be handled
+twice.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Mark:
 
 
 def list_marks(engine: sa.Engine, group: str, *, limit: int = 100, after: str | bytes | None = None) -> list[Mark]:
-    """Marks of a consumer group by id; the next page is ``after`` the last one's."""
+    """List the marks of a consumer group by id; the next page is ``after`` the last one's."""
     wanted = _SEEN.consumer_group == group
     if after is not None:
         wanted &= _SEEN.message_id > model.message_id(after)
@@ -49,7 +50,7 @@ def list_marks(engine: sa.Engine, group: str, *, limit: int = 100, after: str | 
 
 
 def show_marks(engine: sa.Engine, group: str, ids: Iterable[str | bytes]) -> list[Mark]:
-    """The marks of up to a thousand ids, those that are there."""
+    """Return the marks of up to a thousand ids, those that are there."""
     wanted = [model.message_id(identity) for identity in ids]
     query = sa.select(trans_recv_log).where(_SEEN.consumer_group == group, _SEEN.message_id.in_(wanted))
     with engine.connect() as connection, transaction_of(connection, trans_recv_log):
@@ -65,9 +66,9 @@ def forget_marks(
     by: str | None = None,
     why: str | None = None,
 ) -> list[Done]:
-    """Take marks away: when a message comes again, ``group`` handles it once more. It does not make it come: reset the consumer group for that, or
-    send the message again. ``topic``: of the messages; needed only where messages of several topics have the same id.
-    """
+    """Take marks away: when a message comes again, ``group`` handles it once more. It does not make it come: reset the
+    consumer group for that, or send the message again. ``topic``: of the messages; needed only where messages of
+    several topics have the same id."""
     check_name(group, Code.BAD_GROUP_NAME)
 
     def change(connection: sa.Connection, part: list[bytes]) -> dict[bytes, Done]:
@@ -87,7 +88,8 @@ def settle_marks(
 ) -> list[Done]:
     """Mark messages as handled by hand: when they come, ``group`` passes over them. CONFLICT: there is a mark already.
 
-    ``topic``: of the messages; None: whatever their topic. A purge of old marks takes these along: the message must not come after that.
+    ``topic``: of the messages; None: whatever their topic. A purge of old marks takes these along: the message must not
+    come after that.
     """
     check_name(group, Code.BAD_GROUP_NAME)
 

@@ -1,14 +1,16 @@
 """``claim_tx``: the mark that a message was handled, in the same transaction as its effect. A repeat finds the mark.
 
-Two consumers that claim one message at once: the database makes the second wait until the first has committed (then it gets False) or
-rolled back (then True), or fails it (a deadlock, a serialization failure, SQLite's "database is locked"); never are both True.
+Two consumers that claim one message at once: the database makes the second wait until the first has committed (then it
+gets False) or rolled back (then True), or fails it (a deadlock, a serialization failure, SQLite's "database is
+locked"); never are both True.
 
-How a mark that is there already is noticed in each kind of database, without an error that aborts the transaction and without
-taking other errors for one: :func:`escrowmq.outbox.dialects.insert_new`.
+How a mark that is there already is noticed in each kind of database, without an error that aborts the transaction and
+without taking other errors for one: :func:`escrowmq.outbox.dialects.insert_new`.
 
-A message is named by its topic and id, so a mark knows its topic. The first message of an id is marked by that id. Where a message of another
-topic comes under the same id, which is rare, its mark is a digest of both, and the first mark is made to last as long. So the
-usual claim is one INSERT, and the id of what was handled can be read in the table. What a person wants handled again: ``handled.py``.
+A message is named by its topic and id, so a mark knows its topic. The first message of an id is marked by that id.
+Where a message of another topic comes under the same id, which is rare, its mark is a digest of both, and the first
+mark is made to last as long. So the usual claim is one INSERT, and the id of what was handled can be read in the table.
+What a person wants handled again: ``handled.py``.
 """
 
 from __future__ import annotations
@@ -60,9 +62,10 @@ def claim_tx(
 ) -> bool:
     """Whether this is the first time that ``group`` handles the message: True, go on; False, skip the effect.
 
-    ``message`` is anything with a ``message_id`` and a ``topic`` (what a consumer gave you); or give both yourself, as for messages that
-    came by another broker (see :func:`header_id`). Without a topic the id is claimed for every topic. Call it before the effect, in the effect's transaction; if that rolls back, the
-    mark is gone too. Errors as :func:`escrowmq.outbox.send_tx`; Rejected(BAD_GROUP_NAME).
+    ``message`` is anything with a ``message_id`` and a ``topic`` (what a consumer gave you); or give both yourself, as
+    for messages that came by another broker (see :func:`header_id`). Without a topic the id is claimed for every topic.
+    Call it before the effect, in the effect's transaction; if that rolls back, the mark is gone too. Errors as
+    :func:`escrowmq.outbox.send_tx`; Rejected(BAD_GROUP_NAME).
     """
     check_name(group, Code.BAD_GROUP_NAME)
     if (message is None) == (message_id is None):
@@ -73,9 +76,11 @@ def claim_tx(
 
 
 def claim_batch_tx(session: AnySession, messages: Iterable[Any], group: str) -> list[bool]:
-    """:func:`claim_tx` for many: one answer per message, in their order. Of equal ones within ``messages`` the first is True.
+    """:func:`claim_tx` for many: one answer per message, in their order. Of equal ones within ``messages`` the first is
+    True.
 
-    ``messages`` are received messages or ids (an id alone is claimed for every topic). One statement for a thousand of them (a few more on MariaDB if some are repeats).
+    ``messages`` are received messages or ids (an id alone is claimed for every topic). One statement for a thousand of
+    them (a few more on MariaDB if some are repeats).
     """
     check_name(group, Code.BAD_GROUP_NAME)
     names = [_name_of(message) for message in messages]
@@ -93,7 +98,8 @@ def claim_batch_tx(session: AnySession, messages: Iterable[Any], group: str) -> 
 
 
 def unclaim_tx(session: AnySession, messages: Iterable[Any], group: str) -> None:
-    """Take claims of this transaction back: their effects are not to happen in it. Only for messages for which a claim said True."""
+    """Take claims of this transaction back: their effects are not to happen in it. Only for messages for which a claim
+    said True."""
     with transaction_of(session, trans_recv_log) as connection:
         for identity, topic in map(_name_of, messages):
             mark: sa.ColumnElement[bool] = _SEEN.message_id == identity
@@ -104,9 +110,10 @@ def unclaim_tx(session: AnySession, messages: Iterable[Any], group: str) -> None
 
 
 def header_id(headers: Mapping[Any, Any] | Iterable[tuple[Any, Any]] | None) -> bytes:
-    """The message id in the headers of a message that a relay sent by Kafka, RabbitMQ or Redis.
+    """Return the message id in the headers of a message that a relay sent by Kafka, RabbitMQ or Redis.
 
-    Takes Kafka's list of pairs or a mapping; names and values may be bytes. Raises Misuse(BAD_ARGUMENT) if it is not there.
+    Takes Kafka's list of pairs or a mapping; names and values may be bytes. Raises Misuse(BAD_ARGUMENT) if it is
+    not there.
     """
     pairs = headers.items() if isinstance(headers, Mapping) else headers or ()
     for name, value in pairs:
@@ -119,8 +126,8 @@ def header_id(headers: Mapping[Any, Any] | Iterable[tuple[Any, Any]] | None) -> 
 def purge_seen(engine: sa.Engine, older_than: float | timedelta, *, group: str | None = None) -> int:
     """Delete marks older than ``older_than`` (seconds, or a timedelta); how many. In short transactions of its own.
 
-    It must be longer than any redelivery can take: the broker's ``retention`` plus the relay's retries. A message that comes again
-    after its mark was purged has its effect twice.
+    It must be longer than any redelivery can take: the broker's ``retention`` plus the relay's retries. A message that
+    comes again after its mark was purged has its effect twice.
     """
     only = () if group is None else (_SEEN.consumer_group == group,)
     return delete_older(engine, _SEEN.seen_us, age_of(older_than), CHUNK_ROWS, *only)
@@ -140,15 +147,17 @@ def consume(
 ) -> int:
     """Consume until the consumer is stopped or closed, ``stop`` is set, or nothing came for ``idle_timeout`` seconds.
 
-    Returns how many messages had their effect. ``database`` is a ``sessionmaker`` or an Engine: its ``begin()`` gives what
-    ``handler(session, message)`` gets. A batch is one transaction: claim, handle what is new, commit, then acknowledge. If that fails,
-    its messages are handled one by one, so that only those whose own handling fails go back (``nack`` with the exception as cause; dead
-    letters after ``max_attempts``). ``group`` names the marks; None: the consumer's own.
+    Returns how many messages had their effect. ``database`` is a ``sessionmaker`` or an Engine: its ``begin()`` gives
+    what ``handler(session, message)`` gets. A batch is one transaction: claim, handle what is new, commit, then
+    acknowledge. If that fails, its messages are handled one by one, so that only those whose own handling fails go back
+    (``nack`` with the exception as cause; dead letters after ``max_attempts``). ``group`` names the marks; None: the
+    consumer's own.
 
-    ``within(session, messages)`` is called at the end of each transaction, also with the repeats; ``after(messages)`` once it is
-    committed, before they are acknowledged; it must not raise. ``stop`` is a ``threading.Event``, or a function that says whether to
-    stop. It is checked, like the consumer, after each message: what was handled is committed and acknowledged, the rest of the
-    batch goes back at once without a mark. Raises Misuse(NO_TABLES | SCHEMA_VERSION | NO_TRANSACTION), after giving the batch back.
+    ``within(session, messages)`` is called at the end of each transaction, also with the repeats; ``after(messages)``
+    once it is committed, before they are acknowledged; it must not raise. ``stop`` is a ``threading.Event``, or a
+    function that says whether to stop. It is checked, like the consumer, after each message: what was handled is
+    committed and acknowledged, the rest of the batch goes back at once without a mark. Raises Misuse(NO_TABLES |
+    SCHEMA_VERSION | NO_TRANSACTION), after giving the batch back.
 
     :func:`escrowmq.outbox.aio.consume` is the same to await.
     """
@@ -209,7 +218,7 @@ def _mark(connection: sa.Connection, group: str, marks: dict[bytes, str | None])
 
 
 def _topics(connection: sa.Connection, group: str, ids: Sequence[bytes]) -> dict[bytes, str | None]:
-    """The topics of marks that are there."""
+    """Return the topics of marks that are there."""
     query = sa.select(_SEEN.message_id, _SEEN.topic).where(_SEEN.consumer_group == group, _SEEN.message_id.in_(ids))
     if connection.dialect.name in ("mysql", "mariadb"):
         query = query.with_for_update(read=True)  # a plain read may be older than the INSERT that met the mark
@@ -217,7 +226,8 @@ def _topics(connection: sa.Connection, group: str, ids: Sequence[bytes]) -> dict
 
 
 def forgotten(topic: str) -> str:
-    """What a mark has as its topic once a person wants that topic's message handled again: no topic is called so."""
+    """Return the topic that a mark gets when an operator wants that topic's message handled again: no topic has
+    this name."""
     return f"%{topic}" if len(topic) < MAX_NAME else f"%{hashlib.blake2b(topic.encode(), digest_size=16).hexdigest()}"
 
 
@@ -234,7 +244,7 @@ def _revived(connection: sa.Connection, group: str, identity: bytes, topic: str)
 
 
 def topic_mark(identity: bytes, topic: str) -> bytes:
-    """The mark of a message whose id alone is another topic's."""
+    """Return the mark of a message whose id alone is another topic's."""
     return hashlib.blake2b(identity + topic.encode(), digest_size=16).digest()
 
 
@@ -244,7 +254,8 @@ def _name_of(thing: Any, topic: str | None = None) -> Name:
 
 
 def identity_of(thing: Any) -> bytes:
-    """The 16 bytes that name a message: of a received message, or of an id. Raises Misuse(BAD_ARGUMENT) if there are none."""
+    """Return the 16 bytes that name a message: of a received message, or of an id. Raises Misuse(BAD_ARGUMENT) if
+    there are none."""
     value = thing if isinstance(thing, str | bytes | uuid.UUID) else getattr(thing, "message_id", None)
     if not isinstance(value, str | bytes | uuid.UUID) or not value:
         hint = "give message_id=, such as inbox.header_id(message.headers())"

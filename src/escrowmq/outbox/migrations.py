@@ -1,10 +1,12 @@
 """Making and upgrading the tables, step by step, by the version in ``trans_schema``.
 
-Two ways, and a version row is kept either way: :func:`migrate` does it all, or Alembic does, with :data:`metadata` as (a part of)
-its ``target_metadata`` and the texts of :func:`ddl` for what a comparison of tables cannot see: the version and the lanes.
+Two ways, and a version row is kept either way: :func:`migrate` does it all, or Alembic does, with :data:`metadata` as
+(a part of) its ``target_metadata`` and the texts of :func:`ddl` for what a comparison of tables cannot see: the version
+and the lanes.
 
-Version 0 is what ``metadata.create_all`` or Alembic's autogenerate leave: tables at most, without their rows. A step says what it
-does in statements that do no harm when they are run again, so a step that was cut short is simply repeated.
+Version 0 is what ``metadata.create_all`` or Alembic's autogenerate leave: tables at most, without their rows. A step
+says what it does in statements that do no harm when they are run again, so a step that was cut short is simply
+repeated.
 """
 
 from __future__ import annotations
@@ -56,7 +58,8 @@ def migrate(engine: sa.Engine | sa.Connection) -> int:
     processes do it at once.
 
     With a Connection it works inside the caller's transaction where the database can (MariaDB and MySQL commit at every
-    CREATE, and so does this there). Raises Misuse(SCHEMA_VERSION) if the tables are newer than this version of escrowmq.
+    CREATE, and so does this there). Raises Misuse(SCHEMA_VERSION) if the tables are newer than this version of
+    escrowmq.
     """
     if isinstance(engine, sa.Connection):
         return _upgrade(engine)
@@ -86,7 +89,8 @@ def check_schema(connection: sa.Connection) -> None:
 
 
 def ddl(dialect_name: str, from_version: int = 0, to_version: int | None = None) -> list[str]:
-    """The SQL texts that bring tables of ``from_version`` (0: none) to ``to_version`` (None: this one), the version row included.
+    """Return the SQL texts that bring tables of ``from_version`` (0: none) to ``to_version`` (None: this one), the
+    version row included.
 
     ``dialect_name``: sqlite, postgresql, mysql or mariadb. One statement per text, without a final semicolon.
     """
@@ -169,7 +173,8 @@ def _first(dialect: sa.Dialect) -> list[sa.Executable]:
 
 
 def _made(dialect: sa.Dialect, chosen: Sequence[sa.Table], listed: bool = False) -> list[sa.Executable]:
-    """The statements that make some tables, then their indexes by name; with ``listed``, those alone that version 4 brought."""
+    """Return the statements that make some tables, then their indexes by name; with ``listed``, those alone that
+    version 4 brought."""
     tables: list[sa.Executable] = []
     indexes: dict[str, sa.Executable] = {}
 
@@ -206,8 +211,9 @@ def _fourth(dialect: sa.Dialect) -> list[sa.Executable]:
 
 
 STEPS: dict[int, Callable[[sa.Dialect], list[sa.Executable]]] = {1: _first, 2: _second, 3: _third, 4: _fourth}
-"""The step *to* each version. A change of released tables is a new step; the tests keep the texts of each, and those of released
-versions stay as they are (``_RELEASED``)."""
+"""The step *to* each version. A change of released tables is a new step; the tests keep the texts of each, and those of
+released versions stay as they are (``_RELEASED``).
+"""
 
 
 def _path(dialect: sa.Dialect, found: int, last: int) -> Iterator[sa.Executable]:
@@ -265,7 +271,8 @@ def _lock(connection: sa.Connection) -> Iterator[None]:
 
 @contextmanager
 def _sqlite_alone(engine: sa.Engine) -> Iterator[sa.Connection]:
-    """A transaction that holds the write lock from its start: SQLite's driver would commit every CREATE by itself."""
+    """Yield a transaction that holds the write lock from its start: SQLite's driver would commit every CREATE by
+    itself."""
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.begin()
         if connection.connection.driver_connection.in_transaction:  # type: ignore[union-attr]
@@ -284,13 +291,13 @@ def _sqlite_alone(engine: sa.Engine) -> Iterator[sa.Connection]:
 
 
 def translated(connection: sa.Connection) -> str | None:
-    """The database schema into which the connection translates table names (``schema_translate_map``)."""
+    """Return the database schema into which the connection translates table names (``schema_translate_map``)."""
     names = connection.get_execution_options().get("schema_translate_map") or {}
     return names.get(None)
 
 
 def _version(connection: sa.Connection) -> int | None:
-    """The version of the tables; 0: they have no version row; None: they are not there."""
+    """Return the version of the tables; 0: they have no version row; None: they are not there."""
     if not sa.inspect(connection).has_table(trans_schema.name, schema=translated(connection)):
         return None
     return connection.scalar(sa.select(trans_schema.c.version).where(trans_schema.c.one == 1)) or 0

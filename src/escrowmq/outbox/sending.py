@@ -1,12 +1,12 @@
 """``send_tx``: writes a message to ``trans_message`` inside the caller's database transaction.
 
-On PostgreSQL a notification goes with the rows: it is delivered when, and only when, they are committed (a savepoint rolled back
-takes it along, which is why "once per transaction" is left to PostgreSQL, which folds equal ones). With one row it is part
-of the INSERT and costs no statement of its own.
+On PostgreSQL a notification goes with the rows: it is delivered when, and only when, they are committed (a savepoint
+rolled back takes it along, which is why "once per transaction" is left to PostgreSQL, which folds equal ones). With one
+row it is part of the INSERT and costs no statement of its own.
 
-Messages are checked against the broker's limits here: when the relay sends them there is no caller to raise an error to. The limits
-come from the same table of settings and environment variables (``ESCROWMQ_MAX_BODY_BYTES``, ...); a caller whose broker has others
-passes its :class:`~escrowmq.settings.BrokerSettings`.
+Messages are checked against the broker's limits here: when the relay sends them there is no caller to raise an error
+to. The limits come from the same table of settings and environment variables (``ESCROWMQ_MAX_BODY_BYTES``, ...); a
+caller whose broker has others passes its :class:`~escrowmq.settings.BrokerSettings`.
 """
 
 from __future__ import annotations
@@ -62,11 +62,13 @@ def send_tx(
 ) -> bytes:
     """Put one message (or a :class:`~escrowmq.Message`) into the outbox; its 16-byte id.
 
-    It is sent if and only if the transaction of ``session`` (a Session, scoped_session or Connection) commits. Nothing is flushed or
-    committed. ``delay`` is seconds after the relay's send; ``limits`` a broker's settings, None: the defaults.
+    It is sent if and only if the transaction of ``session`` (a Session, scoped_session or Connection) commits. Nothing
+    is flushed or committed. ``delay`` is seconds after the relay's send; ``limits`` a broker's settings, None: the
+    defaults.
 
     Raises before anything is written: Rejected for what is over a limit, Misuse(BAD_ARGUMENT) for what is unusable,
-    Misuse(NO_TRANSACTION), Misuse(NO_TABLES), Misuse(SCHEMA_VERSION). Rejected(MESSAGE_ID_TAKEN) if the id is there already.
+    Misuse(NO_TRANSACTION), Misuse(NO_TABLES), Misuse(SCHEMA_VERSION). Rejected(MESSAGE_ID_TAKEN) if the id is there
+    already.
     """
     check = checker(limits)
     if isinstance(topic, Message):
@@ -88,8 +90,9 @@ def send_batch_tx(
 ) -> list[bytes]:
     """Put many messages into the outbox; their ids, in the order given.
 
-    An iterable of :class:`~escrowmq.Message`, or columns named as in :data:`escrowmq.schemas.OUTGOING` (``topic`` and ``body`` must
-    be there). One INSERT for thousands of rows. All are checked before the first is written; errors as :func:`send_tx`.
+    An iterable of :class:`~escrowmq.Message`, or columns named as in :data:`escrowmq.schemas.OUTGOING` (``topic`` and
+    ``body`` must be there). One INSERT for thousands of rows. All are checked before the first is written; errors as
+    :func:`send_tx`.
     """
     if isinstance(messages, pa.RecordBatch | pa.Table):
         found = columns(messages, limits)
@@ -103,7 +106,7 @@ def send_batch_tx(
 
 
 def lane_of(key: str | None) -> int:
-    """The lane of a key: the same for ever, in every process. Without a key: by turns."""
+    """Return the lane of a key: the same for ever, in every process. Without a key: by turns."""
     return next(_turns) % LANES if key is None else xxhash.xxh64_intdigest(key.encode()) % LANES
 
 
@@ -133,7 +136,7 @@ def _row(content: Content, now: int) -> dict[str, Any]:
 
 
 def _chunks(found: list[Content]) -> Iterator[list[Content]]:
-    """Runs of at most CHUNK_ROWS rows and about CHUNK_BYTES of bodies and properties."""
+    """Yield runs of at most CHUNK_ROWS rows and about CHUNK_BYTES of bodies and properties."""
     chunk: list[Content] = []
     size = 0
     for content in found:
@@ -166,12 +169,12 @@ class Content(NamedTuple):
 
 @cache
 def checker(settings: BrokerSettings | None) -> Checker:
-    """The checker of a broker's limits; None: the defaults and the environment."""
+    """Return the checker of a broker's limits; None: the defaults and the environment."""
     return Checker(Limits.of(dataclasses.asdict(settings or BrokerSettings.load())))
 
 
 def contents(rows: Sequence[OutgoingRow]) -> list[Content]:
-    """Checked rows as they are stored; ids are made where none is given.
+    """Check rows and return them as they are stored; ids are made where none is given.
 
     Raises Misuse(BAD_ARGUMENT) for what a table cannot hold: a queue, a ``check_immunity``, a NUL character.
     """
@@ -227,7 +230,7 @@ def _nul() -> Misuse:
 
 
 def complete_ids(given: Sequence[bytes | None]) -> list[bytes]:
-    """The ids given, with new ones in the place of None. Thread-safe."""
+    """Return the ids given, with new ones in the place of None. Thread-safe."""
     raw = _codec.ids.complete(given)
     return [raw[at : at + 16] for at in range(0, len(raw), 16)]
 

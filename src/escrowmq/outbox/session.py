@@ -1,4 +1,6 @@
-"""Finds the caller's transaction in a session or connection, refuses one that cannot hold a row, explains database errors."""
+"""Finds the caller's transaction in a session or connection, refuses one that cannot hold a row, explains database
+errors.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ AnySession = Session | scoped_session[Any] | sa.Connection
 """What ``_tx`` calls take: the ORM's session (scoped or not) or Core's connection."""
 
 _checked: WeakKeyDictionary[sa.Pool, set[str | None]] = WeakKeyDictionary()
-"""Database schemas whose tables were found to be there and of this version. By pool: engines with other options share it."""
+"""Database schemas whose tables were found to be there and of this version. By pool: engines with other options share
+it.
+"""
 
 _NO_TABLE = {"42P01", "3F000", 1146, "no such table"}
 _NO_COLUMN = {"42703", 1054, "has no column named", "no such column"}
@@ -28,10 +32,13 @@ _ABORTED = {"25P02"}
 
 @contextmanager
 def transaction_of(session: AnySession, table: sa.Table) -> Iterator[sa.Connection]:
-    """The connection that carries the caller's transaction, for statements on ``table``; nothing is flushed or committed.
+    """Yield the connection that carries the caller's transaction, for statements on ``table``; nothing is flushed or
+    committed.
 
-    Raises Misuse(NO_TRANSACTION) for AUTOCOMMIT, a closed connection, a failed or ended transaction; Misuse(NO_TABLES) and
-    Misuse(SCHEMA_VERSION) if the tables are not there or of another version; Misuse(BAD_ARGUMENT) for anything that is no
+    Raises Misuse(NO_TRANSACTION) for AUTOCOMMIT, a closed connection, a failed or ended transaction; Misuse(NO_TABLES)
+    and
+    Misuse(SCHEMA_VERSION) if the tables are not there or of another version; Misuse(BAD_ARGUMENT) for anything that is
+    no
     session. Inside the block errors of missing tables and of failed transactions become these too.
     """
     connection = _connection(session, table)
@@ -51,7 +58,7 @@ def transaction_of(session: AnySession, table: sa.Table) -> Iterator[sa.Connecti
 
 
 def plain(problem: DBAPIError) -> EscrowError | None:
-    """What a database's error means here; None if it means nothing special (a deadlock, a lost connection, ...)."""
+    """Convert a database's error; None if it has no special meaning here (a deadlock, a lost connection, ...)."""
     if has_mark(problem, _NO_TABLE):
         return Misuse(Code.NO_TABLES)
     if has_mark(problem, _NO_COLUMN):

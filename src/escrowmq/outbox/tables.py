@@ -1,7 +1,7 @@
 """The tables, for SQLite, PostgreSQL and MariaDB/MySQL alike. ``migrations.py`` makes and upgrades them.
 
-Units: times are ``BIGINT`` microseconds since 1970 (UTC); ids are 16 raw bytes. Names are fixed; another PostgreSQL schema is
-chosen the SQLAlchemy way (``schema_translate_map``, or ``search_path``).
+Units: times are ``BIGINT`` microseconds since 1970 (UTC); ids are 16 raw bytes. Names are fixed; another PostgreSQL
+schema is chosen the SQLAlchemy way (``schema_translate_map``, or ``search_path``).
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ SCHEMA_VERSION = 4
 """The version of this file; stored in ``trans_schema``."""
 
 LANES = 64
-"""Messages are spread over this many lanes by their key (stable hash; without a key by turns). A lane has one relay at a
-time, which is how several relays at once keep the order of every key."""
+"""Messages are spread over this many lanes by their key (stable hash; without a key by turns). A lane has one relay at
+a time, which is how several relays at once keep the order of every key.
+"""
 
 CHANNEL = "escrowmq_outbox"
-"""PostgreSQL's channel on which a commit with new messages wakes the relays (``LISTEN``, ``NOTIFY``); the payload is empty."""
+"""PostgreSQL's channel on which a commit with new messages wakes the relays (``LISTEN``, ``NOTIFY``); the payload is
+empty.
+"""
 
 ID = (
     sa.LargeBinary(16).with_variant(mysql.BINARY(16), "mysql", "mariadb").with_variant(postgresql.BYTEA(), "postgresql")
@@ -75,7 +78,7 @@ def _table(name: str, *columns: sa.Column[Any]) -> sa.Table:
 
 
 def content() -> list[sa.Column[Any]]:
-    """The columns of a message; properties are a JSON object of texts."""
+    """Return the columns of a message; properties are a JSON object of texts."""
     body = sa.Column("body", BODY, nullable=False)
     texts = (sa.Column("key", KEY), sa.Column("tag", KEY), sa.Column("properties", TEXT))
     return [sa.Column("topic", NAME, nullable=False), *texts, body]
@@ -213,7 +216,8 @@ trans_act_head = _table(
 
 
 def state_is(state: State) -> sa.ColumnElement[bool]:
-    """For rows of ``trans_message``, in literals: a partial index is used only if the statement itself says that it suffices."""
+    """For rows of ``trans_message``, in literals: a partial index is used only if the statement itself says that it
+    suffices."""
     same = trans_message.c.state == sa.literal_column(str(state.value))
     if state < State.WAITING:
         return same
@@ -225,20 +229,22 @@ def _on(*names: str) -> Any:
 
 
 def _partial(name: str, only: sa.ColumnElement[bool], *columns: sa.Column[Any]) -> sa.Index:
-    """An index of the rows for which ``only`` holds, in databases that can."""
+    """Return an index of the rows for which ``only`` holds, in databases that can."""
     return sa.Index(name, *columns, postgresql_where=only, sqlite_where=only)
 
 
 _m = trans_message.c
-# What the relay puts aside (RETRYING, HELD, WAITING) and what it keeps (SENT, DONE) must not make its reads of PENDING rows slower.
+# What the relay puts aside (RETRYING, HELD, WAITING) and what it keeps (SENT, DONE) must not make its reads of PENDING
+# rows slower.
 _pending = _partial("trans_message_pending", _m.state == State.PENDING.value, _m.lane, _m.seq)
 _aside = _partial("trans_message_aside", _m.state >= State.WAITING.value, _m.state, _m.lane, _m.due_us)
 _pending.ddl_if(callable_=_on("postgresql", "sqlite"))
 _aside.ddl_if(callable_=_on("postgresql", "sqlite"))
 _partial("trans_message_kept", _m.sent_us.is_not(None), _m.state, _m.sent_us)
 sa.Index("trans_message_by_state", _m.state, _m.lane, _m.seq).ddl_if(callable_=_on("mysql", "mariadb"))
-# By state in the order of the table, as a person turns the pages: the statement is answered from the index alone, whatever the database believes of the
-# distribution of the states (before ANALYZE, PostgreSQL believes that few rows are in any).
+# By state in the order of the table, as a person turns the pages: the statement is answered from the index alone,
+# whatever the database believes of the distribution of the states (before ANALYZE, PostgreSQL believes that few rows
+# are in any).
 _listed = _partial("trans_message_listed", _m.state >= State.WAITING.value, _m.state, _m.seq)
 _listed.ddl_if(callable_=_on("postgresql", "sqlite"))
 sa.Index("trans_recv_log_by_time", trans_recv_log.c.seen_us)  # what is purged is at its left end

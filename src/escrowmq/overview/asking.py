@@ -1,4 +1,6 @@
-"""Asking brokers and databases of which some may be away: what they do not answer is noted, and the others are told of all the same."""
+"""Asking brokers and databases of which some may be away: what they do not answer is noted, and the others are told of
+all the same.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,8 @@ class Asking:
         self._missing.setdefault(where, reason)
 
     def all(self, ask: Callable[[Admin], Listing[Row]], *, anew: bool = False) -> list[Row]:
-        """What the brokers that are there answer; nothing where all of them refuse it, as a folder without a broker does. Those that did not
+        """Return the answers of all reachable brokers; nothing where all of them refuse, as a folder without a broker
+        does. Those that did not
         answer before are asked once more only if ``anew``."""
         if not anew and self._silent.issuperset(self.addresses):
             return []
@@ -66,7 +69,7 @@ class Asking:
         return listing
 
     def one(self, address: str, call: Call[Answer]) -> Answer | None:
-        """What one broker answers; None: it does not, or refuses."""
+        """Return the answer of one broker; None if it does not answer, or refuses."""
         if address in self._silent:
             return None
         try:
@@ -80,7 +83,7 @@ class Asking:
             return None
 
     def _is_silent(self, broker: str, reason: str, code: Code = Code.BROKER_AWAY) -> None:
-        """It did not answer; if it is away, it is not waited for again."""
+        """Note that a broker did not answer; if it is away, it is not waited for again."""
         if code in AWAY:
             self._silent.add(broker)
         self.note(broker, reason)
@@ -101,7 +104,7 @@ class Asking:
         return found
 
     def ask(self, address: str, call: Call[Answer]) -> Answer:
-        """What one broker answers. Raises what it refuses with."""
+        """Return the answer of one broker. Raises what it refuses with."""
         number = self.addresses.index(address)
         return self.router.ask(number, call, time.monotonic() + PATIENCE, longest=PATIENCE)
 
@@ -125,15 +128,15 @@ class Asking:
             self.note(name_of(engine), in_a_line(problem))
 
     def connect(self, engine: sa.Engine) -> sa.Connection:
-        """A connection that only reads: one made for work under locks takes none here."""
+        """Return a connection that only reads: one made for work under locks takes none here."""
         return engine.execution_options(begin="BEGIN").connect()
 
     def now_us(self) -> int:
-        """The brokers' time, the earliest of several; this machine's where none tells it."""
+        """Return the brokers' time, the earliest of several; this machine's where none tells it."""
         hellos = self.all(lambda admin: admin.hello())
         return min((hello["time_us"] for hello in hellos if "time_us" in hello), default=time.time_ns() // 1000)
 
 
 def name_of(engine: sa.Engine) -> str:
-    """What a database is called: its URL without the password."""
+    """Return the name of a database: its URL without the password."""
     return shown_address(engine.url.render_as_string(hide_password=False))

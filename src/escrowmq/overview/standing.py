@@ -31,8 +31,8 @@ MOST_RATED = 200
 def status(
     bus: Bus, engines: Sequence[sa.Engine] = (), *, before: Status | None = None, lag_seconds: float = LAG_SECONDS
 ) -> Status:
-    """How everything stands now. ``before``: an earlier status of the same brokers; rates are those since then. Who is away is named in
-    ``missing``, and its numbers are not in it."""
+    """How everything stands now. ``before``: an earlier status of the same brokers; rates are those since then. Who is
+    away is named in ``missing``, and its numbers are not in it."""
     asking = Asking(bus, engines)
     now_us = asking.now_us()
     found = asking.all(lambda admin: admin.standing())

@@ -102,8 +102,8 @@ class Cause(AsJson):
     """Things that wait for the same reason."""
 
     kind: str
-    """``parked``, ``undecided``, ``dead``, ``lagging``, ``outbox``, ``held``, ``stuck``, ``case``, ``suspended``, ``disk``, ``damaged``,
-    ``broker`` or ``database``."""
+    """``parked``, ``undecided``, ``dead``, ``lagging``, ``outbox``, ``held``, ``stuck``, ``case``, ``suspended``,
+    ``disk``, ``damaged``, ``broker`` or ``database``."""
     of: str
     """Whose they are: a consumer or producer group, a topic, a compensation; or the broker itself."""
     cause: str
@@ -158,7 +158,8 @@ class TopicStands(AsJson):
     topic: str
     stored: int
     per_second: float | None
-    """Messages that became visible, over :data:`~escrowmq.overview.standing.RATE_SECONDS` before, or since the status before."""
+    """Messages that became visible, over :data:`~escrowmq.overview.standing.RATE_SECONDS` before, or since the status
+    before."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ def many(count: int, thing: str, things: str | None = None) -> str:
 
 
 def quoted(text: str | None) -> str:
-    """The first line of somebody's text, cut, on one line and without control characters."""
+    """Return the first line of somebody's text, cut, on one line and without control characters."""
     if not text or not text.strip():
         return "no reason was given"
     line = text.strip().splitlines()[0]

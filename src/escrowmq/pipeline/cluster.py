@@ -18,7 +18,7 @@ _OTHERS = re.compile(r"yarn|k8s://.+")
 
 
 def check_master(master: str) -> None:
-    """Raise Misuse(BAD_URL) for what is no master, Unknown(DISCONNECTED) if no master of a standalone cluster answers."""
+    """Raise Misuse(BAD_URL) for a bad master URL, Unknown(DISCONNECTED) if no standalone master answers."""
     if _LOCAL.fullmatch(master) or _OTHERS.fullmatch(master):
         return
     addresses = list(_addresses(master))

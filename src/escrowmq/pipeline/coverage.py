@@ -2,8 +2,9 @@
 any more; nor can what a
 data folder in use does not show yet.
 
-The offsets of a queue begin at 0. A queue whose first stored offset is higher has let go of what came before: its topic's retention cut it, or
-the topic was deleted and made again. Whoever compares says so, instead of taking what left for lost.
+The offsets of a queue begin at 0. A queue whose first stored offset is higher has let go of what came before: its
+topic's retention cut it, or the topic was deleted and made again. Whoever compares says so, instead of taking what left
+for lost.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ MOST_SHOWN = 20
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """A queue (of a view: the log, queue 0) of which something has left. ``first``: the first offset (of a view: log position) that is stored;
-    ``since_us``: when that was stored, None if nothing is left, or it cannot be read."""
+    """A queue (of a view: the log, queue 0) of which something has left. ``first``: the first offset (of a view: log
+    position) that is stored; ``since_us``: when that was stored, None if nothing is left, or it cannot be read."""
 
     source: str
     shard: int
@@ -79,7 +80,7 @@ def _stored(link: Link, source: str, queue: int, first: int, end: int) -> int | 
 
 
 def told(found: Iterable[Beginning]) -> str:
-    """The beginnings in a few words."""
+    """Return the beginnings in a few words."""
     every = list(found)
     more = f" and {len(every) - MOST_SHOWN:,} more" if len(every) > MOST_SHOWN else ""
     return ", ".join(map(str, every[:MOST_SHOWN])) + more

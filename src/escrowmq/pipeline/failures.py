@@ -19,8 +19,8 @@ _OTHER_PYTHON = re.compile(r"\[PYTHON_VERSION_MISMATCH\] ([^\n,]*)")
 def unwrap_errors() -> Iterator[None]:
     """Raise an exception of Spark that carries one of ours as ours, of the same branch and code.
 
-    One that shows that Spark's Python processes lack our packages becomes Misuse(MISSING_PACKAGE), which names what is lacking; one of
-    a file that a worker does not see Misuse(BAD_ARGUMENT).
+    One that shows that Spark's Python processes lack our packages becomes Misuse(MISSING_PACKAGE), which names what is
+    lacking; one of a file that a worker does not see Misuse(BAD_ARGUMENT).
     """
     from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
@@ -33,16 +33,22 @@ def unwrap_errors() -> Iterator[None]:
         if found:
             raise error(Code[found[-1][1]], found[-1][2], "") from problem
         if (lacking := _lacking(text)) is not None:
-            hint = "PYSPARK_PYTHON must name, on every worker, a Python like this one with the same packages, escrowmq[spark] and all"
+            hint = (
+                "PYSPARK_PYTHON must name, on every worker, a Python like this one with the same packages, "
+                "escrowmq[spark] and all"
+            )
             raise error(Code.MISSING_PACKAGE, lacking, hint) from problem
         if file := _NO_FILE.search(text):
-            hint = "on a cluster every worker must have it under this path; else put it where Spark finds it from anywhere, as hdfs://HOST/..."
+            hint = (
+                "on a cluster every worker must have it under this path; else put it where Spark finds it from "
+                "anywhere, as hdfs://HOST/..."
+            )
             raise error(Code.BAD_ARGUMENT, f"a worker of the cluster has no {file[1]}", hint) from problem
         raise
 
 
 def _lacking(text: str) -> str | None:
-    """What the Python processes of Spark lack; None if the text does not say."""
+    """Return what the Python processes of Spark lack; None if the text does not say."""
     if module := _NO_MODULE.search(text):
         return f"the Python that Spark starts has no package {module[1]}"
     if program := _NO_PYTHON.search(text):

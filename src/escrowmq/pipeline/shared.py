@@ -1,5 +1,6 @@
-"""Checks that Spark's workers see a folder of the driver's machine. Where they do not, each would write into a folder of its own, and Spark would
-find nothing to complain about."""
+"""Checks that Spark's workers see a folder of the driver's machine. Where they do not, each would write into a folder
+of its own, and Spark would find nothing to complain about.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +19,10 @@ if TYPE_CHECKING:
 
 _TASKS_PER_CORE = 2
 """So that each worker has some, also if one is quicker."""
-_HINT = "a folder that every worker sees under this path, or a file system that Spark knows: hdfs://HOST/..., s3a://BUCKET/..."
+_HINT = (
+    "a folder that every worker sees under this path, or a file system that Spark knows: hdfs://HOST/..., "
+    "s3a://BUCKET/..."
+)
 
 
 def on_cluster(spark: SparkSession) -> bool:
@@ -27,7 +31,8 @@ def on_cluster(spark: SparkSession) -> bool:
 
 
 def local_folder(spark: SparkSession, name: str) -> Path | None:
-    """The folder of this machine that Spark means by ``name`` (a path or a URL); None if it is one of another file system."""
+    """Return the folder of this machine that Spark means by ``name`` (a path or a URL); None if it is one of
+    another file system."""
     jvm: Any = spark._jvm
     assert jvm is not None  # a session has one
     path = jvm.org.apache.hadoop.fs.Path(name)
@@ -38,10 +43,11 @@ def local_folder(spark: SparkSession, name: str) -> Path | None:
 
 
 def check_shared(spark: SparkSession, name: str, what: str) -> None:
-    """Raise Misuse(BAD_ARGUMENT) if a worker does not see a folder into which Spark is to write; ``what`` is its name for people.
+    """Raise Misuse(BAD_ARGUMENT) if a worker does not see a folder into which Spark is to write; ``what`` is its name
+    for people.
 
-    A file is made there, looked for by some tasks, and removed; so are, when it is refused, the folders that were not there before. Without a
-    cluster, and for other file systems, nothing is done.
+    A file is made there, looked for by some tasks, and removed; so are, when it is refused, the folders that were not
+    there before. Without a cluster, and for other file systems, nothing is done.
     """
     if not on_cluster(spark) or (folder := local_folder(spark, name)) is None:
         return

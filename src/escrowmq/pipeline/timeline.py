@@ -39,10 +39,11 @@ def decisions(log: Log) -> DataFrame:
 
 
 def packed(half: DataFrame, decisions: DataFrame) -> DataFrame:
-    """Half messages and decisions → one row per transaction, to be kept: three numbers, which :func:`transactions` spells out.
+    """Half messages and decisions → one row per transaction, to be kept: three numbers, which :func:`transactions`
+    spells out.
 
-    Both become one frame of numbers, which Spark shuffles once and groups without sorting. A decision is one number, its time
-    and two codes: the least is the earliest.
+    Both become one frame of numbers, which Spark shuffles once and groups without sorting. A decision is one number,
+    its time and two codes: the least is the earliest.
     """
     nothing = f.lit(None).cast("bigint")
     begun = half.select("transaction", "stored_us", "checks", nothing.alias("end"))
@@ -54,7 +55,8 @@ def packed(half: DataFrame, decisions: DataFrame) -> DataFrame:
 
 
 def transactions(packed: DataFrame) -> DataFrame:
-    """Packed transactions → ``stored_us, checks, state, decided_us, decided_by`` (the last three null while it is undecided)."""
+    """Packed transactions → ``stored_us, checks, state, decided_us, decided_by`` (the last three null while it is
+    undecided)."""
     codes = f.shiftright("end", 3)
     return packed.select(
         "stored_us",
@@ -74,7 +76,8 @@ def _word(code: Column, words: list[str]) -> Column:
 
 
 def over_time(every: DataFrame, by: str, start_us: int, bucket_us: int) -> DataFrame:
-    """Transactions → ``event, bucket, number``: how many began (``prepared``) and ended (the value of ``by``) in each bucket of time."""
+    """Transactions → ``event, bucket, number``: how many began (``prepared``) and ended (the value of ``by``) in each
+    bucket of time."""
     moments = f.array(
         f.struct(f.col("stored_us").alias("at"), f.lit("prepared").alias("event")),
         f.struct(f.col("decided_us").alias("at"), f.col(by).alias("event")),
@@ -99,8 +102,9 @@ def latencies(every: DataFrame, by: str) -> DataFrame:
 
 
 def totals(every: DataFrame) -> DataFrame:
-    """Transactions → one row: ``transactions, committed, rolled_back, expired, undecided, asked`` (questions), ``asked_about``
-    (transactions), ``first_us, last_us, oldest_us`` (oldest undecided; these three null if there are none)."""
+    """Transactions → one row: ``transactions, committed, rolled_back, expired, undecided, asked`` (questions),
+    ``asked_about`` (transactions), ``first_us, last_us, oldest_us`` (oldest undecided; these three null if there are
+    none)."""
     state = f.col("state")
     return every.agg(
         f.count("*").alias("transactions"),
@@ -123,5 +127,5 @@ def collected(counts: DataFrame) -> dict[str, dict[int, int]]:
 
 
 def series(counts: Mapping[str, Mapping[int, int]], size: int) -> dict[str, list[int]]:
-    """Counts by name and bucket → a list of ``size`` per name, 0 for the buckets without any."""
+    """Convert counts by name and bucket → a list of ``size`` per name, 0 for the buckets without any."""
     return {name: [by.get(bucket, 0) for bucket in range(size)] for name, by in counts.items()}

@@ -1,4 +1,5 @@
-"""Acts on a frozen set: which rows, what would become of them, and a run that goes step by step and can be gone on with.
+"""Acts on a frozen set: which rows, what would become of them, and a run that goes step by step and can be gone on
+with.
 
 ::
 

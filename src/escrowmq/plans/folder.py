@@ -1,7 +1,8 @@
 """The operator's folder of plans: a folder a plan, named by its id.
 
-``plan.json`` (what was made; written last, so without it there is no plan), ``set.arrow`` (the frozen set), and once it has run
-``progress.journal``, ``results``, ``lock``; ``dry-run.json`` of the last dry run; ``stop`` while a run is asked to stop.
+``plan.json`` (what was made; written last, so without it there is no plan), ``set.arrow`` (the frozen set), and once it
+has run ``progress.journal``, ``results``, ``lock``; ``dry-run.json`` of the last dry run; ``stop`` while a run is asked
+to stop.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ _ID = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{6}")
 
 
 def default_folder() -> Path:
-    """``ESCROWMQ_PLANS``, or ``escrowmq/plans`` in the user's state directory as the XDG Base Directory Specification names it."""
+    """``ESCROWMQ_PLANS``, or ``escrowmq/plans`` in the user's state directory as the XDG Base Directory Specification
+    names it."""
     if given := os.environ.get(VARIABLE):
         return Path(given)
     state = Path(os.environ.get("XDG_STATE_HOME", ""))
@@ -62,11 +64,12 @@ class Plans:
         without_missing: bool = False,
         progress: Callable[[int], None] | None = None,
     ) -> Plan:
-        """Freeze the rows that ``selection`` chooses now: what a run acts on is these rows, whatever comes or goes later.
+        """Freeze the rows that ``selection`` chooses now: what a run acts on is these rows, whatever comes or goes
+        later.
 
-        ``progress`` is told how many rows there are so far. Raises Misuse(BAD_ARGUMENT) for an act or a selection that is none,
-        Rejected(UNKNOWN_GROUP), Rejected(NOT_FOUND) if nothing is chosen, Overloaded(BROKER_AWAY) if a broker is away, unless
-        ``without_missing``.
+        ``progress`` is told how many rows there are so far. Raises Misuse(BAD_ARGUMENT) for an act or a selection that
+        is none, Rejected(UNKNOWN_GROUP), Rejected(NOT_FOUND) if nothing is chosen, Overloaded(BROKER_AWAY) if a broker
+        is away, unless ``without_missing``.
         """
         subject = opened(where, act, selection)
         moment = time.gmtime()
@@ -89,8 +92,8 @@ class Plans:
         return made
 
     def get(self, id: str) -> Plan:
-        """One plan and how far it came; ``id`` may be cut short as long as one plan begins with it. Raises Rejected(NOT_FOUND),
-        Corrupt(DAMAGED)."""
+        """One plan and how far it came; ``id`` may be cut short as long as one plan begins with it. Raises
+        Rejected(NOT_FOUND), Corrupt(DAMAGED)."""
         disk = self._disk(id)
         made = plan.read(disk, disk.folder.name)
         history = progress.read(disk)
@@ -114,8 +117,8 @@ class Plans:
         )
 
     def rows(self, id: str, offset: int = 0, limit: int = 100, *, outcome: str | None = None) -> list[dict[str, Any]]:
-        """Rows of the frozen set from number ``offset`` on, each with its number ``row`` and its ``outcome``; at most ``limit``.
-        ``outcome``: only those that came to it."""
+        """Rows of the frozen set from number ``offset`` on, each with its number ``row`` and its ``outcome``; at most
+        ``limit``. ``outcome``: only those that came to it."""
         disk = self._disk(id)
         history = progress.read(disk)
         wanted = None if outcome is None else _outcome(outcome)
@@ -136,8 +139,9 @@ class Plans:
     def dry_run(
         self, id: str, where: Where, *, samples: int = 3, progress: Callable[[int, int], None] | None = None
     ) -> Counts:
-        """Look at every row that no run has dealt with, and count what would become of it now, with some rows of each outcome.
-        Changes nothing. ``progress`` is told how many rows of how many were looked at. Raises Corrupt(DAMAGED) for a changed set."""
+        """Look at every row that no run has dealt with, and count what would become of it now, with some rows of each
+        outcome. Changes nothing. ``progress`` is told how many rows of how many were looked at. Raises Corrupt(DAMAGED)
+        for a changed set."""
         disk = self._disk(id)
         made = self.get(disk.folder.name)
         with frozen.opened(disk.folder) as rows:
@@ -151,7 +155,7 @@ class Plans:
         return counts
 
     def last_dry_run(self, id: str) -> dict[str, Any] | None:
-        """What the last dry run counted, as :meth:`Counts.to_json` has it; None: there was none."""
+        """Return the counts of the last dry run, as :meth:`Counts.to_json` has them; None: there was none."""
         try:
             found = json.loads((self._disk(id).folder / looking.NAME).read_bytes())
         except (OSError, ValueError):
@@ -174,14 +178,16 @@ class Plans:
         progress: Callable[[Report], None] | None = None,
         stop: Event | None = None,
     ) -> Report:
-        """Do the act to every row that no run has dealt with, in their order; what was not done is done by the next run.
+        """Do the act to every row that no run has dealt with, in their order; what was not done is done by the next
+        run.
 
-        ``rate``: rows a second at most. ``stop_after``: so many failures, ``"100"`` or ``"5%"``. ``batch``: rows of one act at most.
-        ``patience``: seconds to wait for a broker that is away. ``digest``: what the plan's must begin with. ``progress`` is told after each
-        batch. ``stop``: an event that stops it after the batch. A refusal ends the run with a report that says so.
+        ``rate``: rows a second at most. ``stop_after``: so many failures, ``"100"`` or ``"5%"``. ``batch``: rows of one
+        act at most. ``patience``: seconds to wait for a broker that is away. ``digest``: what the plan's must begin
+        with. ``progress`` is told after each batch. ``stop``: an event that stops it after the batch. A refusal ends
+        the run with a report that says so.
 
-        Raises Corrupt(DAMAGED) for a set that was changed, Rejected(CONFLICT) while another run of the plan is under way, Overloaded(DISK_FULL)
-        if the run cannot be noted.
+        Raises Corrupt(DAMAGED) for a set that was changed, Rejected(CONFLICT) while another run of the plan is under
+        way, Overloaded(DISK_FULL) if the run cannot be noted.
         """
         disk = self._disk(id)
         made = plan.read(disk, disk.folder.name)
@@ -195,7 +201,8 @@ class Plans:
             asked = disk.folder / STOP
             asked.unlink(missing_ok=True)
             run = Run(
-                made, rows, disk, opened(where, made.act, made.settings, patient=False), ramp=ramp or Ramp(), rate=rate, stop_after=limit, batch=batch,
+                made, rows, disk, opened(where, made.act, made.settings, patient=False), ramp=ramp or Ramp(), rate=rate,
+                stop_after=limit, batch=batch,
                 patience=patience, progress=progress or (lambda report: None),
                 should_stop=lambda: (stop is not None and stop.is_set()) or asked.exists(),
             )  # fmt: skip
@@ -214,7 +221,8 @@ class Plans:
         return True
 
     def delete(self, id: str) -> None:
-        """Delete a plan and its results. Raises Rejected(CONFLICT) while it runs. What it did stays in the record of acts."""
+        """Delete a plan and its results. Raises Rejected(CONFLICT) while it runs. What it did stays in the record of
+        acts."""
         disk = self._disk(id)
         with self._locked(disk, plan.read(disk, disk.folder.name)):
             (disk.folder / plan.NAME).unlink()  # without it there is no plan, whatever is left

@@ -1,8 +1,9 @@
 """The frozen set of a plan: an Arrow file, written once, in batches, and the digest over what names its rows.
 
-The digest is SHA-256 over one line of JSON (the act, what it is done with, and the names of the columns), then batch by batch: the
-number of rows as 8 bytes, and of each of those columns its values: whole numbers as 8 bytes each, of texts their lengths in bytes as 8 bytes
-each (-1: null) and then their UTF-8. All numbers are little-endian. The order of the rows counts.
+The digest is SHA-256 over one line of JSON (the act, what it is done with, and the names of the columns), then batch by
+batch: the number of rows as 8 bytes, and of each of those columns its values: whole numbers as 8 bytes each, of texts
+their lengths in bytes as 8 bytes each (-1: null) and then their UTF-8. All numbers are little-endian. The order of the
+rows counts.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Digest:
         self._hash = hashlib.sha256(json.dumps(header, sort_keys=True, ensure_ascii=False).encode() + b"\n")
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """The next batch of the set."""
+        """Add the next batch of the set."""
         self._hash.update(batch.num_rows.to_bytes(8, "little"))
         for name in self._identity:
             column = batch.column(name)
@@ -76,7 +77,7 @@ def write(folder: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) ->
 
 
 def _packed(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The same rows; those of each place in batches that are full, but for its last. No more waits than a batch of each place."""
+    """Yield the rows of each place in full batches, except its last. No more waits than a batch of each place."""
     waiting: dict[int, list[pa.RecordBatch]] = {}
     for batch in batches:
         if not batch.num_rows:
@@ -131,7 +132,7 @@ class FrozenSet:
         return self._batch(number).slice(first - int(self._starts[number]), most)
 
     def batches(self, first: int = 0, end: int | None = None) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """The rows from ``first`` to before ``end``: the number of each batch's first row, and the batch."""
+        """Yield the rows from ``first`` to before ``end``: the number of each batch's first row, and the batch."""
         last = len(self) if end is None else min(end, len(self))
         while first < last:
             batch = self.batch_from(first, last - first)
@@ -139,7 +140,7 @@ class FrozenSet:
             first += batch.num_rows
 
     def digest(self, act: str, settings: Mapping[str, Any], identity: Sequence[str]) -> str:
-        """The digest of what is in the file now."""
+        """Return the digest of what is in the file now."""
         digest = Digest(act, settings, identity)
         for number in range(self._file.num_record_batches):
             digest.add(self._batch(number))
@@ -158,7 +159,7 @@ class FrozenSet:
 
 @contextmanager
 def opened(folder: Path) -> Iterator[FrozenSet]:
-    """The set of a plan's folder. Raises Corrupt(DAMAGED) if it cannot be read."""
+    """Yield the set of a plan's folder. Raises Corrupt(DAMAGED) if it cannot be read."""
     with closing(FrozenSet(folder / NAME)) as found:
         yield found
 
@@ -180,7 +181,7 @@ def _spoilt(path: Path, reason: str) -> EscrowError:
 
 
 def changed(plan: str) -> EscrowError:
-    """The refusal of a set that is not the one that was frozen."""
+    """Return the refusal of a set that is not the one that was frozen."""
     return error(
         Code.DAMAGED,
         f"the frozen set of plan {plan} was changed after the plan was made: its digest is another one",

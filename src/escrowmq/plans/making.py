@@ -78,7 +78,7 @@ def make(
 
 
 def _told(selection: Mapping[str, Any]) -> dict[str, Any]:
-    """A selection as it is kept: of many ids or items their number, as the set has them."""
+    """Return a selection as it is kept: of many ids or items their number, as the set has them."""
     return {
         name: f"{len(value):,} {name}" if isinstance(value, list | tuple) and len(value) > SHOWN_VALUES else value
         for name, value in selection.items()
@@ -93,7 +93,7 @@ def _count(counter: Counter[str], column: pa.Array) -> None:
 
 
 def _largest(counter: Counter[str]) -> dict[str, int]:
-    """The most frequent values; the rest as one."""
+    """Return the most frequent values; the rest as one."""
     others = counter.pop(_OTHERS, 0)
     largest = dict(counter.most_common(SHOWN_VALUES))
     others += counter.total() - sum(largest.values())

@@ -14,8 +14,8 @@ Outcomes: TypeAlias = npt.NDArray[np.uint8]
 
 
 class Outcome(IntEnum):
-    """One row's outcome: the number that is stored, and the sentence that a person reads. A dry run says the same of what would
-    happen."""
+    """One row's outcome: the number that is stored, and the sentence that a person reads. A dry run says the same of
+    what would happen."""
 
     sentence: str
 

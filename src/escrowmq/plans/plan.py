@@ -17,8 +17,8 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A frozen set and an act. ``id`` is also the name of its folder; ``state`` is made, running, stopped, failed, interrupted (a run
-    was killed) or finished; ``outcomes`` counts the rows that are done with."""
+    """A frozen set and an act. ``id`` is also the name of its folder; ``state`` is made, running, stopped, failed,
+    interrupted (a run was killed) or finished; ``outcomes`` counts the rows that are done with."""
 
     id: str
     act: str
@@ -40,7 +40,8 @@ class Plan:
     identity: tuple[str, ...]
     samples: tuple[Mapping[str, Any], ...]
     counts: Mapping[str, Mapping[str, int]]
-    """Of some columns: how many rows have which value; ``""`` stands for none, ``…`` for the values that are too many to name."""
+    """Of some columns: how many rows have which value; ``""`` stands for none, ``…`` for the values that are too many
+    to name."""
     not_found: int = 0
     """Ids of the selection that named nothing."""
 
@@ -62,7 +63,8 @@ class Plan:
 
 
 _MADE = (
-    "id", "act", "settings", "selection", "source", "missing", "by", "why", "made_us", "rows", "digest", "file_hash", "identity",
+    "id", "act", "settings", "selection", "source", "missing", "by", "why", "made_us", "rows", "digest", "file_hash",
+    "identity",
     "samples", "counts", "not_found",
 )  # fmt: skip
 
@@ -78,7 +80,7 @@ def write(disk: Disk, plan: Plan) -> None:
 
 
 def read(disk: Disk, name: str) -> Plan:
-    """What was made. Raises FileNotFoundError, Corrupt(DAMAGED, NEWER_FORMAT)."""
+    """Read a plan. Raises FileNotFoundError, Corrupt(DAMAGED, NEWER_FORMAT)."""
     try:
         content = json.loads(read_file(disk, NAME))
         if content["format"] > FORMAT:

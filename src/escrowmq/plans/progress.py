@@ -1,8 +1,10 @@
-"""How far the runs of a plan came: a journal that is only appended to, synced before and after each step, and a result a row.
+"""How far the runs of a plan came: a journal that is only appended to, synced before and after each step, and a result
+a row.
 
-A line of ``progress.journal`` is a checksum (CRC-32, 8 hex digits), a space, and JSON. A line that a crash left without its end, or not as
-it was written, was the last one and is nobody's: it is cut off. Rows are done in their order, so a number says how far a run came; at most the one
-batch that was begun last is in doubt. ``results`` has a byte a row: the number of its :class:`~escrowmq.plans.outcomes.Outcome`.
+A line of ``progress.journal`` is a checksum (CRC-32, 8 hex digits), a space, and JSON. A line that a crash left without
+its end, or not as it was written, was the last one and is nobody's: it is cut off. Rows are done in their order, so a
+number says how far a run came; at most the one batch that was begun last is in doubt. ``results`` has a byte a row: the
+number of its :class:`~escrowmq.plans.outcomes.Outcome`.
 """
 
 from __future__ import annotations
@@ -66,7 +68,7 @@ class History:
 
 
 def read(disk: Disk) -> History:
-    """The history of a plan, also while somebody runs it. Raises Corrupt(DAMAGED) if the journal was changed."""
+    """Return the history of a plan, also while somebody runs it. Raises Corrupt(DAMAGED) if the journal was changed."""
     history = History()
     try:
         content = read_file(disk, NAME)
@@ -120,16 +122,16 @@ class Progress:
         self._results.close()
 
     def started(self, **what: Any) -> None:
-        """A run begins."""
+        """Note the start of a run."""
         self._append({"run": len(self.history.runs) + 1, **what})
 
     def begin(self, first: int, rows: int) -> None:
-        """A batch is about to be asked for. Raises before anything is asked if that cannot be noted."""
+        """Note that a batch is about to be requested. Raises before anything is asked if that cannot be noted."""
         self._append({"begin": first, "rows": rows})
         reach("plans.begun")
 
     def done(self, first: int, outcomes: Outcomes, at_us: int) -> None:
-        """A batch was answered."""
+        """Note the results of a batch."""
         try:
             self._results.write_at(first, [outcomes.tobytes()])
             self._results.sync()
@@ -142,7 +144,7 @@ class Progress:
         reach("plans.done")
 
     def undone(self, first: int, reason: str) -> None:
-        """A batch that was begun was surely not done."""
+        """Note that a batch which had begun was surely not applied."""
         self._append({"undone": first, "reason": reason})
 
     def again(self, rows: int) -> None:
@@ -150,7 +152,7 @@ class Progress:
         self._append({"again": rows})
 
     def ended(self, how: str, reason: str, at_us: int) -> None:
-        """The run is over."""
+        """Note the end of the run."""
         self._append({"end": how, "reason": reason, "at_us": at_us})
 
     def _append(self, entry: dict[str, Any]) -> None:
@@ -167,7 +169,7 @@ class Progress:
 
 
 def results(disk: Disk, first: int, rows: int, history: History) -> Outcomes:
-    """The outcomes of these rows; NONE for those of which the journal says nothing."""
+    """Return the outcomes of these rows; NONE for those of which the journal says nothing."""
     found = np.zeros(rows, np.uint8)
     known = max(min(history.next - first, rows), 0)
     if known:

@@ -15,7 +15,7 @@ PAUSE = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Ramp:
-    """A run pauses for ``pause`` seconds each time that ``shares`` percent of the set are done. The last share is 100."""
+    """A ramp: the run pauses for ``pause`` seconds after each of ``shares`` percent. The last share is 100."""
 
     shares: tuple[float, ...] = SHARES
     pause: float = PAUSE
@@ -40,8 +40,8 @@ class Ramp:
         return cls(shares, pause)
 
     def ends(self, rows: int) -> list[int]:
-        """How many rows of ``rows`` are done at the end of each step: rising, the last is ``rows``. A step of a small set that
-        would be empty is left out."""
+        """How many rows of ``rows`` are done at the end of each step: rising, the last is ``rows``. A step of a small
+        set that would be empty is left out."""
         found: list[int] = []
         for share in self.shares:
             end = rows if share == 100.0 else min(math.ceil(rows * share / 100.0), rows)
@@ -52,7 +52,8 @@ class Ramp:
 
 @dataclass(frozen=True, slots=True)
 class StopAfter:
-    """When a run stops by itself: after ``count`` failures, or once more than ``share`` percent of what it did are failures."""
+    """When a run stops by itself: after ``count`` failures, or once more than ``share`` percent of what it did are
+    failures."""
 
     count: int | None = None
     share: float | None = None
@@ -77,7 +78,7 @@ class StopAfter:
         return cls(count)
 
     def why(self, failures: int, handled: int) -> str | None:
-        """The reason to stop now; None: go on."""
+        """Return the reason to stop now; None: go on."""
         if self.count is not None and failures >= self.count:
             return f"{failures:,} failures; it was to stop after {self.count:,}"
         if self.share is not None and handled and failures * 100.0 > self.share * handled:
@@ -109,5 +110,5 @@ class Pace:
 
 
 def boundaries(first: int, ends: Sequence[int]) -> list[int]:
-    """The step ends that a run which goes on at row ``first`` still has before it."""
+    """Return the step ends that a run which goes on at row ``first`` still has before it."""
     return [end for end in ends if end > first]

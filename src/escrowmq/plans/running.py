@@ -1,7 +1,9 @@
-"""One run of a plan: batch after batch in the order of the set, each noted before it is asked for and after it was answered.
+"""One run of a plan: batch after batch in the order of the set, each noted before it is asked for and after it was
+answered.
 
-A batch that was begun and not noted as answered is looked up in the brokers' records of acts before anything else is done: what a run before
-(or this one, when an answer was lost) did is told from there, and only what surely was not done is done now.
+A batch that was begun and not noted as answered is looked up in the brokers' records of acts before anything else is
+done: what a run before (or this one, when an answer was lost) did is told from there, and only what surely was not done
+is done now.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ _LATER = AWAY | _NOT_NOW
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """How far a run came. ``state``: running, finished, stopped, failed; ``code``: of the error that ended a failed one."""
+    """How far a run came. ``state``: running, finished, stopped, failed; ``code``: of the error that ended a failed
+    one."""
 
     plan: str
     rows: int
@@ -214,7 +217,7 @@ class Run:
             raise _Ended("stopped", reason)
 
     def _token(self) -> str:
-        """What the reason of every act on the batch that is under way begins with: by it the act is found in the record."""
+        """Return how the reason of each operation on the current batch begins: the record is searched for it."""
         first, rows = self._progress.history.doubt or (0, 0)
         return f"plan {self._plan.id} rows {first}-{first + rows - 1} "
 
@@ -225,7 +228,8 @@ class Run:
     # Patience
 
     def _patiently(self, act: Callable[[], T], later: Collection[Code] = _LATER) -> T:
-        """What ``act`` gives; tried again while it may come to something in a moment. Raises _Ended when that takes too long or is
+        """Return the result of ``act``; retry while the failure may be temporary. Raises _Ended when that takes too
+        long or is
         refused, and the error if nobody knows whether something was done."""
         until, backoff = time.monotonic() + self._patience, Backoff(0.1, 2.0)
         while True:

@@ -19,7 +19,7 @@ class Backoff:
         self.failing = False
 
     def failed(self) -> float:
-        """It failed (again); seconds to leave it alone."""
+        """Note a failure. Returns the pause before the next try, in seconds."""
         with self._lock:
             now = time.monotonic()
             if self.failing and now < self._until:  # another worker's try of the same outage
@@ -31,7 +31,7 @@ class Backoff:
             return pause
 
     def worked(self) -> bool:
-        """It works; whether it had failed before."""
+        """Note a success. Returns whether it had failed before."""
         if not self.failing:
             return False
         with self._lock:

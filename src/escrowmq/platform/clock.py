@@ -7,8 +7,9 @@ from typing import Protocol
 
 
 def uptime() -> float:
-    """Seconds of a clock that only goes forward, and goes on while the machine is suspended, where the system has such a one (Linux). By Python's own monotonic
-    clock a broker that wakes after an hour would take its last proof for new."""
+    """Seconds of a clock that only goes forward, and goes on while the machine is suspended, where the system has such
+    a one (Linux). By Python's own monotonic clock a broker that wakes after an hour would take its last proof for new.
+    """
     if _BOOT_TIME is None:
         return time.monotonic()
     return time.clock_gettime(_BOOT_TIME)
@@ -25,7 +26,8 @@ class Clock(Protocol):
 
 
 class ContinuedClock:
-    """Another clock, which goes on from ``floor_us`` if it is behind that: broker time goes on from the log's last frame."""
+    """Another clock, which goes on from ``floor_us`` if it is behind that: broker time goes on from the log's last
+    frame."""
 
     def __init__(self, clock: Clock, floor_us: int) -> None:
         self._clock = clock
@@ -37,7 +39,8 @@ class ContinuedClock:
 
 
 class SystemClock:
-    """Wall time read once at the start, then carried on by the monotonic clock, so jumps of the wall clock change nothing."""
+    """Wall time read once at the start, then carried on by the monotonic clock, so jumps of the wall clock change
+    nothing."""
 
     def __init__(self) -> None:
         self._start_wall_ns = time.time_ns()

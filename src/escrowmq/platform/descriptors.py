@@ -12,7 +12,9 @@ from typing import TypeVar
 T = TypeVar("T")
 
 KEPT = 64
-"""Descriptors that connections leave to everything else in the process: the log, databases, connections that it makes itself."""
+"""Descriptors that connections leave to everything else in the process: the log, databases, connections that it makes
+itself.
+"""
 RESERVED = 32
 """Descriptors that no connection gets: the log opens files when nothing else can."""
 UNLIMITED = 1 << 20
@@ -24,7 +26,8 @@ _using_reserve = threading.Lock()
 
 
 def raise_descriptor_limit(reserve: int = RESERVED) -> int:
-    """Raise the soft limit of open files to the hard one, which an administrator sets, less ``reserve``; the limit that holds now.
+    """Raise the soft limit of open files to the hard one, which an administrator sets, less ``reserve``; the limit that
+    holds now.
 
     The reserve is what :func:`with_reserve` may use when connections have taken all the rest.
     """
@@ -37,7 +40,8 @@ def raise_descriptor_limit(reserve: int = RESERVED) -> int:
 
 
 def with_reserve(act: Callable[[], T]) -> T:
-    """What ``act``, which opens one file, gives; when there is no descriptor for it, one of the reserve's, if this process has one.
+    """Return the result of ``act``, which opens one file; without a free descriptor it gets one of the reserve, if
+    this process has one.
 
     The limit is lifted for the moment of the call: what accepts connections meanwhile could take one, too, but it waits
     for a second after it found none.
@@ -63,5 +67,6 @@ def descriptor_limit() -> int:
 
 
 def connection_share() -> int:
-    """Connections that one listening port of this process may have: there may be two, a broker's and a gateway's."""
+    """Return how many connections one listening port of this process may have: there may be two, a broker's and a
+    gateway's."""
     return max((descriptor_limit() - KEPT) // 2, 1)

@@ -36,10 +36,12 @@ SHORTAGE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, e
 
 
 def disk_error(problem: OSError | MemoryError) -> EscrowError:
-    """What a failed operation means **if it changed nothing that is known to be stored**.
+    """Convert a failed operation **that changed nothing which is known to be stored**.
 
-    Overloaded(DISK_FULL) without space, Overloaded(OUT_OF_RESOURCES) without descriptors or memory: both may be over in a
-    moment. Corrupt(LOG_FAILED) for everything else, because nobody knows whether it passes (EIO, EROFS, EACCES, ENOENT...).
+    Overloaded(DISK_FULL) without space, Overloaded(OUT_OF_RESOURCES) without descriptors or memory: both may be over
+    in a
+    moment. Corrupt(LOG_FAILED) for everything else, because nobody knows whether it passes (EIO, EROFS, EACCES,
+    ENOENT...).
     The table of docs/disk-errors.md says who asks, and what follows.
     """
     number = errno.ENOMEM if isinstance(problem, MemoryError) else problem.errno
@@ -60,15 +62,16 @@ class File(Protocol):
         """Up to ``size`` bytes from ``offset``; fewer at the end of the file."""
 
     def map(self, size: int) -> pa.Buffer:
-        """The first ``size`` bytes as a buffer that sees later writes and outlives the file's deletion."""
+        """Return the first ``size`` bytes as a buffer that sees later writes and outlives the file's deletion."""
 
     def allocate(self, size: int) -> None:
-        """Make the file at least ``size`` bytes long with its blocks reserved. Raises OSError(ENOSPC) and leaves it as it was."""
+        """Make the file at least ``size`` bytes long with its blocks reserved. Raises OSError(ENOSPC) and leaves it as
+        it was."""
 
     def truncate(self, size: int) -> None: ...
 
     def renamed(self, name: str) -> None:
-        """The disk calls the file ``name`` now: it is mapped under that."""
+        """Note the new ``name`` of the file: it is mapped under it."""
 
     def size(self) -> int: ...
 
@@ -82,7 +85,7 @@ class Disk(Protocol):
     """One folder, flat: names never contain a separator."""
 
     def open(self, name: str, *, create: bool = False) -> File:
-        """The file, for reading and writing; FileNotFoundError unless ``create``."""
+        """Return the file, for reading and writing; FileNotFoundError unless ``create``."""
 
     def list(self) -> list[str]: ...
 
@@ -191,13 +194,14 @@ def checked_name(name: str) -> str:
 
 
 def read_file(disk: Disk, name: str, size: int | None = None) -> bytes:
-    """The first ``size`` bytes of a file, or all of it."""
+    """Return the first ``size`` bytes of a file, or all of it."""
     with closing(disk.open(name)) as file:
         return file.read_at(0, file.size() if size is None else size)
 
 
 def map_file(disk: Disk, name: str, size: int | None = None) -> pa.Buffer:
-    """The first ``size`` bytes of a file, or all of it, as a buffer that outlives the file's deletion; no descriptor stays open."""
+    """Return the first ``size`` bytes of a file, or all of it, as a buffer that outlives the file's deletion; no
+    descriptor stays open."""
     with closing(disk.open(name)) as file:
         return file.map(file.size() if size is None else size)
 
@@ -212,8 +216,8 @@ def replace_file(
 ) -> None:
     """Make or replace a file as a whole: written under a temporary name, ``durable`` before it is renamed and after.
 
-    ``parts`` are written one after the other; with ``step`` they are synced after so many bytes each, so that others who sync on this disk do not wait for all
-    of a large file. OSError leaves what there was.
+    ``parts`` are written one after the other; with ``step`` they are synced after so many bytes each, so that others
+    who sync on this disk do not wait for all of a large file. OSError leaves what there was.
     """
     temporary = name + TEMPORARY
     try:
@@ -240,7 +244,7 @@ def replace_file(
 def _in_steps(
     parts: Iterable[list[bytes | memoryview | pa.Buffer]], step: int
 ) -> Iterator[list[bytes | memoryview | pa.Buffer]]:
-    """The same bytes, at most ``step`` at a time."""
+    """Yield the bytes, at most ``step`` at a time."""
     for chunks in parts:
         for chunk in chunks:
             view = memoryview(chunk)
@@ -299,7 +303,7 @@ class RealDisk:
             raise Misuse(Code.NOT_A_DATA_FOLDER, f"{self.folder} is not a folder")
 
     def open(self, name: str, *, create: bool = False) -> RealFile:
-        """The file of that name; FileNotFoundError unless ``create``."""
+        """Return the file of that name; FileNotFoundError unless ``create``."""
         flags = os.O_RDONLY if self._read_only else os.O_RDWR | (os.O_CREAT if create else 0)
         flags |= os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe would keep who opens it waiting
         path = self.folder / checked_name(name)
@@ -314,7 +318,8 @@ class RealDisk:
         return sorted(os.listdir(self.folder))
 
     def rename(self, old: str, new: str) -> None:
-        """Replace ``new`` by ``old`` atomically. An open file keeps its content; tell it its name before it is mapped again."""
+        """Replace ``new`` by ``old`` atomically. An open file keeps its content; tell it its name before it is mapped
+        again."""
         os.replace(self.folder / checked_name(old), self.folder / checked_name(new))
 
     def remove(self, name: str) -> None:
@@ -419,7 +424,7 @@ class RealFile:
         return b"".join(parts)
 
     def map(self, size: int) -> pa.Buffer:
-        """The first ``size`` bytes, shared with the page cache. No descriptor stays open for it."""
+        """Return the first ``size`` bytes, shared with the page cache. No descriptor stays open for it."""
         if size == 0:
             return pa.py_buffer(b"")
         with with_reserve(lambda: pa.memory_map(str(self._path), "r")) as mapped:
@@ -440,7 +445,7 @@ class RealFile:
         os.ftruncate(self._descriptor, size)
 
     def renamed(self, name: str) -> None:
-        """The disk calls the file ``name`` now."""
+        """Note the new ``name`` of the file."""
         self._path = self._path.with_name(checked_name(name))
 
     def size(self) -> int:
@@ -459,7 +464,7 @@ class RealFile:
 
 
 def _after(views: list[memoryview], written: int) -> list[memoryview]:
-    """What is left of ``views`` when their first ``written`` bytes are done."""
+    """Return the rest of ``views`` after their first ``written`` bytes."""
     for index, view in enumerate(views):
         if written < len(view):
             return [view[written:], *views[index + 1 :]]

@@ -45,10 +45,13 @@ def missing_package(package: str, who: str, extra: str | None = None) -> Misuse:
 
 
 def from_extra(package: str, modules: Mapping[str, str], *, needs: Mapping[str, str], who: str) -> Callable[[str], Any]:
-    """The ``__getattr__`` of ``package``: each name of ``modules`` from the module named there, which is the value itself if its last part is the name.
+    """Return the ``__getattr__`` of ``package``: each name of ``modules`` from the module named there, which is the
+    value itself if its last part is the name.
 
-    ``needs``: packages that are imported, and the extra that each comes with. The function raises AttributeError for other names, and
-    Misuse(MISSING_PACKAGE), "``who`` needs ...", where one of these packages is not installed; ``{name}`` in ``who`` is the name that was asked for.
+    ``needs``: packages that are imported, and the extra that each comes with. The function raises AttributeError for
+    other names, and
+    Misuse(MISSING_PACKAGE), "``who`` needs ...", where one of these packages is not installed; ``{name}`` in
+    ``who`` is the name that was asked for.
     """
 
     def get(name: str) -> Any:

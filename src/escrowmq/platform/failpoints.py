@@ -1,13 +1,14 @@
-"""Named places at which a process can be made to die, so that "killed between every two steps" is a test and not a hope.
+"""Named places at which a process can be made to die, so that "killed between every two steps" is a test and not a
+hope.
 
 ``ESCROWMQ_FAILPOINT=relay.sent`` kills this process (SIGKILL: no cleanup, no flush) the first time it comes to that
 place, ``relay.sent:3`` the third time; several with commas between. Unset, a failpoint costs one comparison. Names are
 ``room.what-was-just-done``.
 
-With ``ESCROWMQ_FAILPOINT_TELL=FOLDER`` the process does not die: it makes the file ``FOLDER/NAME`` (with its process number) and
-stands still until the file is gone. Whoever made the run can kill there what it likes, this process, another, or a whole
-cluster; of many processes that come to a place, the first stands still, the others go on, and each place tells once. FOLDER may be
-a link: when it leads to another folder, each place may tell once more, there.
+With ``ESCROWMQ_FAILPOINT_TELL=FOLDER`` the process does not die: it makes the file ``FOLDER/NAME`` (with its process
+number) and stands still until the file is gone. Whoever made the run can kill there what it likes, this process,
+another, or a whole cluster; of many processes that come to a place, the first stands still, the others go on, and each
+place tells once. FOLDER may be a link: when it leads to another folder, each place may tell once more, there.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ def _stand_still(folder: Path, name: str) -> None:
 
 
 class Failpoint:
-    """One armed place: acts the ``count``-th time that it is reached, and with ``again`` every time after it. Thread-safe."""
+    """One armed place: acts the ``count``-th time that it is reached, and with ``again`` every time after it.
+    Thread-safe."""
 
     def __init__(self, name: str, count: int, act: Callable[[], None], *, again: bool = False) -> None:
         self.name = name
@@ -68,7 +70,7 @@ class Failpoint:
 
 
 def parse(text: str, act: Callable[[], None] | None = None) -> Failpoint:
-    """The failpoint that ``NAME`` or ``NAME:COUNT`` names; raises Misuse(BAD_SETTING) for anything else."""
+    """Return the failpoint that ``NAME`` or ``NAME:COUNT`` names; raises Misuse(BAD_SETTING) for anything else."""
     name, colon, count = text.partition(":")
     if not name or "/" in name or (colon and not (count.isdecimal() and int(count) > 0)):
         raise Misuse(Code.BAD_SETTING, f"{VARIABLE} = {text!r}", "NAME, or NAME:COUNT with a count of at least 1")

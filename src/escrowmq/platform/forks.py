@@ -1,4 +1,6 @@
-"""Tells objects that they are in a forked child: their threads are gone there, and what they hold belongs to the parent."""
+"""Tells objects that they are in a forked child: their threads are gone there, and what they hold belongs to the
+parent.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ class InChild(Protocol):
     """What may stay open across a fork."""
 
     def forked(self) -> None:
-        """This is the child: make new locks, wait for no thread, and leave everything outside the process alone."""
+        """Make new locks in the child of a fork; wait for no thread, and leave everything outside the process alone."""
         ...
 
 

@@ -1,4 +1,6 @@
-"""Addresses: those at which servers listen, of which unprotected ones outside the loopback interface are refused, and those that are shown."""
+"""Addresses: those at which servers listen, of which unprotected ones outside the loopback interface are refused, and
+those that are shown.
+"""
 
 from __future__ import annotations
 
@@ -42,8 +44,9 @@ def host_name(asked: str) -> str:
 def may_be_asked_as(name: str, listens_at: str) -> bool:
     """Return whether a request for this host name is meant for a server that listens at ``listens_at``.
 
-    A page of another site can have its own name point to a loopback address, and then read what the server answers. So a server that
-    only this machine reaches is asked for by a loopback name, or by an address; one that other machines reach may have any name.
+    A page of another site can have its own name point to a loopback address, and then read what the server answers. So
+    a server that only this machine reaches is asked for by a loopback name, or by an address; one that other machines
+    reach may have any name.
     """
     if not is_loopback(listens_at) or is_loopback(name) or name == listens_at.lower():
         return True
@@ -70,7 +73,8 @@ def shown(host: str) -> str:
 
 
 def shown_address(address: str) -> str:
-    """Return a URL with ``***`` in place of each password: that of its user, and each value of its query whose name means a secret.
+    """Return a URL with ``***`` in place of each password: that of its user, and each value of its query whose name
+    means a secret.
 
     >>> shown_address("postgresql://shop:x@db/orders?sslmode=require&sslpassword=y")
     'postgresql://shop:***@db/orders?sslmode=require&sslpassword=***'

@@ -20,10 +20,10 @@ def tell(level: int, what: str, sentence: str, /, **facts: Any) -> None:
 
 
 class JsonLines(logging.Formatter):
-    """One object a line: ``time`` (UTC), ``level``, ``logger``, ``message``, the facts of the line, and ``exception``."""
+    """One object a line: ``time`` (UTC), ``level``, ``logger``, ``message``, the line's facts, ``exception``."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as JSON in ASCII, so that nothing that a client sent can begin a line of its own."""
+        """Return the record as JSON in ASCII, so that nothing that a client sent can begin a line of its own."""
         seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         line: dict[str, Any] = {
             "time": f"{seconds}.{int(record.msecs):03d}Z",
@@ -45,11 +45,11 @@ class PlainLines(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)s %(message)s")
 
     def formatException(self, ei: Any) -> str:
-        """The traceback, each line moved in, so that none of them looks like a line of the log."""
+        """Return the traceback, each line moved in, so that none of them looks like a line of the log."""
         return "\n".join(f"    {_visible(line)}" for line in super().formatException(ei).splitlines())
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """The line without its exception, control characters escaped."""
+        """Return the line without its exception, control characters escaped."""
         return _visible(super().formatMessage(record))
 
 
@@ -58,7 +58,8 @@ def _visible(line: str) -> str:
 
 
 def log_to_stderr(level: str, *, as_json: bool) -> None:
-    """Have everything from ``level`` (one of :data:`LEVELS`) on written to standard error, unless the program around has said already where its log goes."""
+    """Have everything from ``level`` (one of :data:`LEVELS`) on written to standard error, unless the program around
+    has said already where its log goes."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if as_json else PlainLines())
     handler.setLevel(level.upper())  # also of loggers that listen to more, for others than this log

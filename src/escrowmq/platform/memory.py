@@ -1,7 +1,7 @@
 """Makes the C allocator keep freed memory for the next batch, for processes that read a lot.
 
-A batch is some megabytes. Allocators give such a piece back to the system at once, and the system zeroes every page of the next
-one: in a virtual machine that costs a reader more than copying the bytes.
+A batch is some megabytes. Allocators give such a piece back to the system at once, and the system zeroes every page of
+the next one: in a virtual machine that costs a reader more than copying the bytes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ _LARGEST = 32 << 20
 
 @functools.cache
 def keep_freed_memory() -> bool:
-    """For this process, from now on, once. Whether the C library can do it: the GNU one (Linux); elsewhere nothing changes."""
+    """For this process, from now on, once. Whether the C library can do it: the GNU one (Linux); elsewhere nothing
+    changes."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, TypeError, AttributeError):

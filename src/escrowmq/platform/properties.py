@@ -1,4 +1,6 @@
-"""Settings in a file of lines ``NAME=VALUE``, as Kafka's own programs read them: for what should not stand in a command, which others can see."""
+"""Settings in a file of lines ``NAME=VALUE``, as Kafka's own programs read them: for what should not stand in a
+command, which others can see.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,8 @@ from escrowmq.errors import Code, error
 
 
 def read_properties(path: str | Path) -> dict[str, str]:
-    """The settings of a file; lines that are empty or begin with ``#`` say nothing, and nothing is unescaped. Misuse(BAD_SETTING) names the file and the number of
+    """Return the settings of a file; lines that are empty or begin with ``#`` say nothing, and nothing is unescaped.
+    Misuse(BAD_SETTING) names the file and the number of
     a line that is wrong, never what is in it."""
     try:
         lines = Path(path).expanduser().read_text().splitlines()

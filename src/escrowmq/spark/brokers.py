@@ -24,7 +24,10 @@ from escrowmq.wire import DEAD_LETTER_PREFIX, VIEWS, Link, ReadRequest, ask
 from escrowmq.wire.actions.brokers import HEALTH, HELLO
 from escrowmq.wire.actions.topics import OFFSETS, AskOffsets
 
-_SAME_FOLDER = "on a cluster every worker must see the same folder under this path; else serve it (escrowmq serve) and read from there"
+_SAME_FOLDER = (
+    "on a cluster every worker must see the same folder under this path; else serve it (escrowmq serve) and "
+    "read from there"
+)
 _SAME_ADDRESS = "on a cluster an address must lead every worker to the same broker"
 _PAUSE = 0.2
 """Seconds between two tries while a broker is away."""
@@ -34,7 +37,7 @@ _lock = threading.Lock()
 
 
 def open_links(url: str) -> Sequence[Link]:
-    """New links of the brokers that ``url`` names. Raises Misuse(BAD_URL, NOT_A_DATA_FOLDER), Corrupt, ..."""
+    """Open links to the brokers that ``url`` names. Raises Misuse(BAD_URL, NOT_A_DATA_FOLDER), Corrupt, ..."""
     return links(url, {"read_only": True} if url.startswith("file:") else {})
 
 
@@ -79,9 +82,10 @@ def describe_missing(found: Sequence[Link]) -> str:
 
 
 def partitions_there(router: Router, options: ReadOptions) -> tuple[list[TopicPartition], list[Missing]]:
-    """The topic partitions at the brokers that are there, in order of name, and who is missing.
+    """Return the topic partitions at the brokers that are there, in order of name, and who is missing.
 
-    Raises UNKNOWN_TOPIC, Overloaded(BROKER_AWAY) if none of a source's partitions is there while a broker is missing, Unknown if
+    Raises UNKNOWN_TOPIC, Overloaded(BROKER_AWAY) if none of a source's partitions is there while a broker is missing,
+    Unknown if
     nobody answers within the timeout, Misuse(BAD_URL) when two addresses are of one broker.
     """
     deadline = time.monotonic() + options.timeout
@@ -135,9 +139,10 @@ def _partitions_at(
 def read(
     wanted: OffsetRange, columns: list[str], filters: Mapping[str, Any], timeout: float
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a range that pass ``filters`` (those of :attr:`.options.ReadOptions.filters`), in order.
+    """Yield the rows of a range that pass ``filters`` (those of :attr:`.options.ReadOptions.filters`), in order.
 
-    A broker that goes away meanwhile is waited for, up to ``timeout`` seconds without a row; reading then goes on where it stopped.
+    A broker that goes away meanwhile is waited for, up to ``timeout`` seconds without a row; reading then goes on
+    where it stopped.
     Raises Unknown(DISCONNECTED) after that, and what the broker refuses the read with.
     """
     counter = _counter(wanted.partition.source)
@@ -158,7 +163,7 @@ def read(
 
 
 def _counter(source: str) -> str | None:
-    """The column that rises from row to row: how far a read has come. None if there is none."""
+    """Return the column that rises from row to row: how far a read has come. None if there is none."""
     if source in VIEWS:
         return "position"
     return None if source.startswith("%") else "offset"
@@ -172,7 +177,8 @@ def _request(wanted: OffsetRange, start: int, columns: list[str], filters: Mappi
 
 
 def _link(wanted: OffsetRange, timeout: float) -> Link:
-    """This process's link to the broker of the range. A folder is a view of one moment: it is opened again when it ends
+    """Return this process's link to the broker of the range. A folder is a view of one moment: it is opened again when
+    it ends
     before the range.
 
     Raises Unknown(TIMED_OUT) for a folder that goes on ending before it: to read it would give fewer rows than were
@@ -193,9 +199,11 @@ def _link(wanted: OffsetRange, timeout: float) -> Link:
 
 
 def _opened(wanted: OffsetRange, timeout: float) -> Link:
-    """A new link to the broker or folder of the range, which is asked once whether it is the one that the driver has asked for the range.
+    """Return a new link to the broker or folder of the range, which is asked once whether it is the one that the
+    driver has asked for the range.
 
-    ``file:FOLDER`` and ``127.0.0.1`` are others on another machine. Raises Misuse(BAD_URL) for another shard, what a folder that is none is refused with, and
+    ``file:FOLDER`` and ``127.0.0.1`` are others on another machine. Raises Misuse(BAD_URL) for another shard, what a
+    folder that is none is refused with, and
     Unknown(TIMED_OUT).
     """
     address, host = wanted.partition.broker, socket.gethostname()

@@ -1,8 +1,8 @@
 """Answers check-backs for a stream whose driver died, from the checkpoint of its query.
 
-A stream's batches come one after the other. A commit file that was written after some rows were prepared says that the query has
-moved past their batch: what is still undecided of it has lost, and no later commit will name it. Without such a file the batch
-may still be committed, by this driver or by the one that takes over: in progress.
+A stream's batches come one after the other. A commit file that was written after some rows were prepared says that the
+query has moved past their batch: what is still undecided of it has lost, and no later commit will name it. Without such
+a file the batch may still be committed, by this driver or by the one that takes over: in progress.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ _log = logging.getLogger(__name__)
 
 
 class CheckpointChecker:
-    """Answers check-backs for the producer group of one query; ``checkpoint`` is its checkpointLocation (a path or URI)."""
+    """Answers check-backs for the producer group of one query; ``checkpoint`` is its checkpointLocation (a path or
+    URI)."""
 
     def __init__(self, checkpoint: str | None) -> None:
         self.checkpoint = checkpoint
@@ -38,7 +39,8 @@ class CheckpointChecker:
 
 
 def last_commit(checkpoint: str) -> datetime | None:
-    """The time at which the query's newest batch was noted as done; None if none was, or the checkpoint cannot be read from here."""
+    """Return the time at which the query's newest batch was noted as done; None if none was, or the checkpoint
+    cannot be read from here."""
     try:
         return max(commits(checkpoint), default=None)
     except Unreadable as problem:
@@ -47,7 +49,7 @@ def last_commit(checkpoint: str) -> datetime | None:
 
 
 def commits(checkpoint: str) -> list[datetime]:
-    """The times at which the batches that are still listed were noted as done, in no order. Raises Unreadable.
+    """Return the times at which the batches that are still listed were noted as done, in no order. Raises Unreadable.
 
     A process that has a Spark session reads as Spark does (Hadoop: any file system, with its settings and credentials).
     Executors' processes have no way to Java: they read what Arrow can.
@@ -65,7 +67,8 @@ def commits(checkpoint: str) -> list[datetime]:
 
 
 def look_ahead(checkpoint: str | None) -> None:
-    """Log, once per process and from a thread, if this process cannot read the checkpoint and so will not be able to answer."""
+    """Log, once per process and from a thread, if this process cannot read the checkpoint and so will not be able to
+    answer."""
     if checkpoint not in _looked_at:
         _looked_at.add(checkpoint)
         threading.Thread(target=_look, args=(checkpoint,), name="escrowmq-checkpoint", daemon=True).start()
@@ -81,7 +84,8 @@ def _look(checkpoint: str | None) -> None:
         commits(checkpoint)
     except Unreadable as problem:
         _log.warning(
-            "%s: if the driver dies, this process answers 'unknown' to what becomes of its last batch; run a CheckpointChecker "
+            "%s: if the driver dies, this process answers 'unknown' to what becomes of its last batch; run a "
+            "CheckpointChecker "
             "where the checkpoint can be read",
             problem,
         )
@@ -92,7 +96,8 @@ class Unreadable(Exception):
 
 
 def for_arrow(checkpoint: str) -> str:
-    """The checkpoint's name for Arrow, which has one scheme for S3 where Hadoop has several. A path stays as it is."""
+    """Return the checkpoint's name for Arrow, which has one scheme for S3 where Hadoop has several. A path stays as
+    it is."""
     scheme, colon, rest = checkpoint.partition("://")
     return f"s3://{rest}" if colon and scheme.lower() in ("s3a", "s3n") else checkpoint
 
@@ -110,7 +115,7 @@ def _by_arrow(checkpoint: str) -> list[tuple[str, datetime]]:
 
 
 def _by_spark(checkpoint: str) -> list[tuple[str, datetime]] | None:
-    """The files as the Java process of this process's session lists them; None without a session."""
+    """Return the files as the Java process of this process's session lists them; None without a session."""
     if "pyspark" not in sys.modules:
         return None
     from pyspark import SparkContext

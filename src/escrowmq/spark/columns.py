@@ -1,6 +1,7 @@
 """The columns of each source as Spark sees them, and how they are made from Arrow batches of the wire.
 
-Needs no Spark. Times become timestamps without a copy (both are microseconds of UTC), states become words, ids stay 16 bytes.
+Needs no Spark. Times become timestamps without a copy (both are microseconds of UTC), states become words, ids stay 16
+bytes.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ _DECIDERS = [by.name.lower() for by in DecidedBy]
 
 
 def _visible_state(batch: pa.RecordBatch, _: int) -> pa.Array:
-    """``committed`` for a message of a transaction, null for a plain one: nothing else is visible in a topic."""
+    """Return ``committed`` for a message of a transaction, null for a plain one: nothing else is visible in a topic."""
     return pc.if_else(batch.column("transaction").is_valid(), "committed", pa.scalar(None, pa.utf8()))
 
 
@@ -173,7 +174,8 @@ def columns_of(source: str) -> list[Column]:
 
 
 def choose(source: str, names: Sequence[str] | None) -> list[Column]:
-    """The named columns, in that order; all if ``names`` is None. Misuse(BAD_SETTING) names one that is not there."""
+    """Return the named columns, in that order; all if ``names`` is None. Misuse(BAD_SETTING) names one that is not
+    there."""
     every = {column.name: column for column in columns_of(source)}
     if names is None:
         return list(every.values())
@@ -190,12 +192,12 @@ def choose(source: str, names: Sequence[str] | None) -> list[Column]:
 
 
 def spark_schema(chosen: Sequence[Column]) -> str:
-    """The schema as Spark's DDL text."""
+    """Return the schema as Spark's DDL text."""
     return ", ".join(f"`{column.name}` {column.spark}" for column in chosen)
 
 
 def wire_columns(source: str, chosen: Sequence[Column]) -> list[str]:
-    """The wire columns to ask the broker for; the cheapest one if only the number of rows is wanted."""
+    """Return the wire columns to ask the broker for; the cheapest one if only the number of rows is wanted."""
     needed = {name for column in chosen for name in column.needs}
     schema = read_schema(source, damaged=True)
     return [name for name in schema.names if name in needed] or ["position"]

@@ -16,11 +16,15 @@ from escrowmq.wire import ACK_VIEW_NAME, GROUP_ACT_VIEW_NAME, OP_VIEW_NAME
 EARLIEST, LATEST = "earliest", "latest"
 
 Start = str | int | dict[str, int]
-"""``earliest``, ``latest``, microseconds since 1970, or offsets by topic partition (``"topic/shard/queue"``, see planning.TopicPartition)."""
+"""``earliest``, ``latest``, microseconds since 1970, or offsets by topic partition (``"topic/shard/queue"``, see
+planning.TopicPartition).
+"""
 
 READING = {
-    "url": "the brokers, escrow://HOST:PORT[,HOST:PORT...], or file:FOLDER for a data folder without a broker (also: load(URL))",
-    "topic": "a topic, several with commas between, or one system view: %half, %op, %acks, %group-acts, %dead-letters.GROUP",
+    "url": "the brokers, escrow://HOST:PORT[,HOST:PORT...], or file:FOLDER for a data folder without a broker (also: "
+    "load(URL))",
+    "topic": "a topic, several with commas between, or one system view: %half, %op, %acks, %group-acts, "
+    "%dead-letters.GROUP",
     "start": "earliest (default of batches and of new queries), latest, a time (ISO 8601), or JSON {partition: offset}",
     "end": "batch only: latest (default), a time, or JSON {partition: offset}, each the first that is not read",
     "columns": "names with commas between: only these are read and sent (else all; schema(...) does the same)",
@@ -191,7 +195,7 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
 
 
 def _known(options: Mapping[str, str], table: Mapping[str, str]) -> dict[str, str]:
-    """The given options by lower-case name. Raises Misuse(BAD_SETTING) for one that is not in the table."""
+    """Return the given options by lower-case name. Raises Misuse(BAD_SETTING) for one that is not in the table."""
     names = {name.lower(): name for name in table}
     given: dict[str, str] = {}
     for name, value in options.items():
@@ -212,12 +216,12 @@ def _url(given: Mapping[str, str]) -> str:
 
 
 def absolute(url: str) -> str:
-    """The URL with a full path if it names a folder: executors run in folders of their own."""
+    """Return the URL with a full path if it names a folder: executors run in folders of their own."""
     return f"file:{Path(url.removeprefix('file:')).absolute()}" if url.startswith("file:") else url
 
 
 def _start(name: str, text: str, words: tuple[str, ...]) -> Start:
-    """A word, a time, or offsets by topic partition."""
+    """Return a word, a time, or offsets by topic partition."""
     word = text.strip().lower()
     if word in words:
         return word

@@ -1,7 +1,7 @@
 """Offset arithmetic: which ranges of offsets become which Spark partitions, and how far a micro-batch goes.
 
-Pure: no broker and no Spark. An offset is always the *next* one. Topic partitions are ordered by name, so the same offsets
-give the same Spark partitions.
+Pure: no broker and no Spark. An offset is always the *next* one. Topic partitions are ordered by name, so the same
+offsets give the same Spark partitions.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from escrowmq.errors import Code, Misuse, error
 from escrowmq.spark.options import EARLIEST, LATEST, Start
 
 Offsets = dict[str, int]
-"""The next offset to read of each topic partition, by its name. The end of a stream's batch also has, under ``NAME + BEGINS``, where
-the batch begins to read a partition that no batch before it has read."""
+"""The next offset to read of each topic partition, by its name. The end of a stream's batch also has, under ``NAME +
+BEGINS``, where the batch begins to read a partition that no batch before it has read.
+"""
 
 BEGINS = " begins"
 """Follows the name of a topic partition, which has no blanks."""
@@ -24,8 +25,8 @@ BEGINS = " begins"
 class TopicPartition:
     """One queue of a topic at one broker, or a system view of one broker (``queue`` 0, offsets are log positions).
 
-    ``head`` is the first stored offset, ``end`` the one after the last; ``start_at`` and ``end_at`` are the first offsets not
-    older than the times of the options ``start`` and ``end``, -1 where the option is no time.
+    ``head`` is the first stored offset, ``end`` the one after the last; ``start_at`` and ``end_at`` are the first
+    offsets not older than the times of the options ``start`` and ``end``, -1 where the option is no time.
     """
 
     source: str
@@ -53,12 +54,13 @@ class OffsetRange:
 
 
 def first_offsets(partitions: Iterable[TopicPartition], start: Start) -> Offsets:
-    """The offsets at which a read begins. Raises Misuse(BAD_SETTING) for offsets of a topic partition that is not there."""
+    """Return the offsets at which a read begins. Raises Misuse(BAD_SETTING) for offsets of a topic partition that
+    is not there."""
     return _resolve(list(partitions), start, "start")
 
 
 def last_offsets(partitions: Iterable[TopicPartition], end: Start) -> Offsets:
-    """The offsets at which a read ends. Raises as :func:`first_offsets`."""
+    """Return the offsets at which a read ends. Raises as :func:`first_offsets`."""
     return _resolve(list(partitions), end, "end")
 
 
@@ -78,9 +80,10 @@ def _resolve(partitions: list[TopicPartition], wanted: Start, what: str) -> Offs
 
 
 def ranges(partitions: Sequence[TopicPartition], start: Mapping[str, int], end: Mapping[str, int]) -> list[OffsetRange]:
-    """The ranges between two sets of offsets, without empty ones.
+    """Return the ranges between two sets of offsets, without empty ones.
 
-    A partition that ``start`` does not have is new: it is read from its first message. Raises Rejected(RANGE_PURGED) if part of a
+    A partition that ``start`` does not have is new: it is read from its first message. Raises Rejected(RANGE_PURGED)
+    if part of a
     range has left the log, so a range never gives fewer rows; Misuse(BAD_SETTING) for offsets of other brokers.
     """
     found = []
@@ -106,7 +109,7 @@ def ranges(partitions: Sequence[TopicPartition], start: Mapping[str, int], end: 
 
 
 def cut(found: Iterable[OffsetRange], rows: int) -> list[OffsetRange]:
-    """The ranges cut into ranges of at most ``rows`` offsets, of nearly equal size."""
+    """Return the ranges cut into ranges of at most ``rows`` offsets, of nearly equal size."""
     parts = []
     for whole in found:
         count = -(-(whole.end - whole.start) // rows)
@@ -120,9 +123,10 @@ def cut(found: Iterable[OffsetRange], rows: int) -> list[OffsetRange]:
 
 
 def limited(start: Mapping[str, int], end: Mapping[str, int], rows: int | None) -> Offsets:
-    """The end of a micro-batch: ``end``, or less, so that it has at most ``rows`` offsets in all.
+    """Return the end of a micro-batch: ``end``, or less, so that it has at most ``rows`` offsets in all.
 
-    Each partition gets a share in proportion to what waits in it, and at least one offset as long as ``rows`` allows: no queue starves.
+    Each partition gets a share in proportion to what waits in it, and at least one offset as long as ``rows``
+    allows: no queue starves.
     """
     waiting = {name: max(stop - start.get(name, stop), 0) for name, stop in end.items()}
     total = sum(waiting.values())
@@ -140,7 +144,8 @@ def limited(start: Mapping[str, int], end: Mapping[str, int], rows: int | None) 
 def known_start(start: Mapping[str, int], partitions: Iterable[TopicPartition]) -> Offsets:
     """``start``, and the head of each partition that came since.
 
-    Raises Misuse(BAD_SETTING) if a partition of ``start`` is gone: a checkpoint of other brokers would else silently begin anew.
+    Raises Misuse(BAD_SETTING) if a partition of ``start`` is gone: a checkpoint of other brokers would else silently
+    begin anew.
     """
     heads = {partition.name: partition.head for partition in partitions}
     if gone := sorted(start.keys() - heads.keys()):
@@ -153,14 +158,15 @@ def known_start(start: Mapping[str, int], partitions: Iterable[TopicPartition]) 
 
 
 def ends(offsets: Mapping[str, int]) -> Offsets:
-    """The offsets without the notes of :func:`noted`."""
+    """Return the offsets without the notes of :func:`noted`."""
     return {name: at for name, at in offsets.items() if not name.endswith(BEGINS)}
 
 
 def noted(end: Mapping[str, int], beginnings: Mapping[str, int]) -> Offsets:
-    """The end of a batch that is the first to read some partitions, with a note of where it begins in each.
+    """Return the end of a batch that is the first to read some partitions, with a note of where it begins in each.
 
-    Spark remembers only ends. Without these notes a batch that runs again, after a crash, would look anew for where it begins,
+    Spark remembers only ends. Without these notes a batch that runs again, after a crash, would look anew for where it
+    begins,
     and find later messages ("latest"), or fewer of them (retention).
     """
     return {**end, **{name + BEGINS: at for name, at in beginnings.items()}}

@@ -1,7 +1,7 @@
 """Prepares one task's rows as half messages: a few transactions for many rows. Needs no Spark.
 
-A row goes to the broker of its key, or, without one, of its content: a repeat of the batch must find the same broker (see
-:mod:`escrowmq.client.producing.writers`).
+A row goes to the broker of its key, or, without one, of its content: a repeat of the batch must find the same broker
+(see :mod:`escrowmq.client.producing.writers`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ MOST = 10_000
 
 
 def check_columns(types: Mapping[str, str], topic: str | None) -> None:
-    """Raise Misuse(BAD_SETTING), naming the column, for a DataFrame that cannot be written. ``types``: Spark's simple names."""
+    """Raise Misuse(BAD_SETTING), naming the column, for a DataFrame that cannot be written. ``types``: Spark's simple
+    names."""
     for name, kind in types.items():
         if name not in COLUMNS:
             wanted = nearest(name, list(COLUMNS)) or f"columns: {', '.join(COLUMNS)}; select or rename the others away"
@@ -51,7 +52,8 @@ def check_columns(types: Mapping[str, str], topic: str | None) -> None:
 
 
 class Preparation:
-    """The transactions of one task: ``ids`` are theirs, ``rows`` is how many rows they hold together, at most ``most`` each."""
+    """The transactions of one task: ``ids`` are theirs, ``rows`` is how many rows they hold together, at most ``most``
+    each."""
 
     def __init__(
         self, producer: Producer, shards: list[int], topic: str | None, immunity: float, most: int = MOST
@@ -127,7 +129,7 @@ class Preparation:
 
 
 def _joining(rows: pa.RecordBatch, identity: bytes | None) -> pa.RecordBatch:
-    """The rows with a column that names their transaction; as they are for a new one."""
+    """Return the rows with a column that names their transaction; as they are for a new one."""
     if identity is None:
         return rows
     column = pa.repeat(pa.scalar(identity, ID), rows.num_rows)

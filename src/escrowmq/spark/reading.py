@@ -1,4 +1,5 @@
-"""Batch reads of format "escrow", and the Spark partition that batches and streams share: one range of offsets per task.
+"""Batch reads of format "escrow", and the Spark partition that batches and streams share: one range of offsets per
+task.
 
 What is pickled here goes to short-lived processes of Spark: nothing holds a connection.
 """
@@ -47,7 +48,8 @@ class EscrowReader(DataSourceReader):
         self.schema = schema
 
     def partitions(self) -> Sequence[InputPartition]:
-        """One partition per range. Raises UNKNOWN_TOPIC, RANGE_PURGED, Unknown(TIMED_OUT) for a broker that is away, ..."""
+        """One partition per range. Raises UNKNOWN_TOPIC, RANGE_PURGED, Unknown(TIMED_OUT) for a broker that is away,
+        ..."""
         options = self.options
         links = brokers.open_links(options.url)
         try:
@@ -59,12 +61,12 @@ class EscrowReader(DataSourceReader):
         return [RangePartition(one) for one in cut(found, options.partition_rows)] or [EmptyPartition()]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one partition, on an executor."""
+        """Yield the rows of one partition, on an executor."""
         return read_partition(partition, self.schema, self.options)
 
 
 def read_partition(partition: InputPartition, schema: pa.Schema, options: ReadOptions) -> Iterator[pa.RecordBatch]:
-    """The rows of a partition that the options ask for, in Spark's ``schema``.
+    """Yield the rows of a partition that the options ask for, in Spark's ``schema``.
 
     Raises Unknown(TIMED_OUT), naming the range, for a broker that stayed away for ``options.timeout`` seconds.
     """

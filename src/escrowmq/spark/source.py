@@ -36,7 +36,7 @@ class EscrowSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The name of the format."""
+        """Return the name of the format."""
         return "escrow"
 
     def schema(self) -> str:
@@ -45,36 +45,36 @@ class EscrowSource(DataSource):
         return spark_schema(choose(options.sources[0], options.columns))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """A batch read."""
+        """Return a batch read."""
         options = read_options(self.options)
         return EscrowReader(options, arrow_schema(options, schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """A streaming read."""
+        """Return a streaming read."""
         from escrowmq.spark.streaming import EscrowStreamReader
 
         options = read_options(self.options, streaming=True)
         return EscrowStreamReader(options, arrow_schema(options, schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """A batch write."""
+        """Return a batch write."""
         from escrowmq.spark.writing import batch_writer
 
         return batch_writer(self.options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        """A streaming write, exactly once."""
+        """Return a streaming write, exactly once."""
         from escrowmq.spark.writing import stream_writer
 
         return stream_writer(self.options, schema, overwrite)
 
     def _readable(self) -> dict[str, str]:
-        """The options without those of one kind of reading: a schema does not depend on them."""
+        """Return the options without those of one kind of reading: a schema does not depend on them."""
         return {name: value for name, value in self.options.items() if name.lower() not in ("end", "maxrowspertrigger")}
 
 
 def arrow_schema(options: ReadOptions, schema: StructType) -> pa.Schema:
-    """Spark's schema as one of Arrow. Raises Misuse(BAD_SETTING) for a column or a type that the source does not have."""
+    """Convert Spark's schema to Arrow. Raises Misuse(BAD_SETTING) for an unknown column or a wrong type."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     for column in choose(options.sources[0], schema.names):

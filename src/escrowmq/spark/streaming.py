@@ -37,8 +37,8 @@ _log = logging.getLogger(__name__)
 class EscrowStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Offsets are ``{"topic/shard/queue": next offset}``. Queues and brokers that come later are read from their head.
 
-    Of several brokers, the query goes on with those that are there; the partitions of the others stay where they are until they
-    come back. Only its first batch needs all of them, unless it starts at the earliest.
+    Of several brokers, the query goes on with those that are there; the partitions of the others stay where they are
+    until they come back. Only its first batch needs all of them, unless it starts at the earliest.
     """
 
     def __init__(self, options: ReadOptions, schema: pa.Schema) -> None:
@@ -54,7 +54,7 @@ class EscrowStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {}
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> Offsets:
-        """The end of the next micro-batch: what is there, or as much of it as the limit allows."""
+        """Return the end of the next micro-batch: what is there, or as much of it as the limit allows."""
         there = self._partitions()
         end = _ends_of(there)
         if self._stop_at is not None:
@@ -79,7 +79,7 @@ class EscrowStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if rows is None else ReadMaxRows(rows)
 
     def reportLatestOffset(self) -> Offsets:
-        """The end of every topic partition, for the query's progress report."""
+        """Return the end of every topic partition, for the query's progress report."""
         return _ends_of(self._partitions())
 
     def prepareForTriggerAvailableNow(self) -> None:
@@ -87,7 +87,8 @@ class EscrowStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._stop_at = _ends_of(self._partitions())
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
-        """The ranges between two sets of offsets. Raises RANGE_PURGED, and Misuse for the offsets of another cluster."""
+        """Return the ranges between two sets of offsets. Raises RANGE_PURGED, and Misuse for the offsets of another
+        cluster."""
         there, first, last = self._partitions(), begun(start, end), ends(end)
         mine = self._of_those_there(last, there)
         if waits := sorted(name for name in last.keys() - mine.keys() if last[name] > first.get(name, 0)):
@@ -96,7 +97,7 @@ class EscrowStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [RangePartition(one) for one in cut(found, self.options.partition_rows)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one partition, on an executor."""
+        """Yield the rows of one partition, on an executor."""
         return read_partition(partition, self.schema, self.options)
 
     def stop(self) -> None:

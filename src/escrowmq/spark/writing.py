@@ -1,9 +1,11 @@
-"""Writers of format "escrow": tasks prepare rows as half messages, one decision of the driver makes a whole batch visible.
+"""Writers of format "escrow": tasks prepare rows as half messages, one decision of the driver makes a whole batch
+visible.
 
-*Streams*, exactly once (the mark is in the broker: the last batch of each query). Tasks prepare under the producer group of
-the query; the driver's commit names the transactions of the tasks that Spark counts, as (query, batch). The broker takes the first
-commit of a batch, drops its repeats, and rolls back whatever else is undecided in the group: attempts that failed, or that ran
-twice. So whichever process is killed between any two steps, the topic ends as if every batch had run once.
+*Streams*, exactly once (the mark is in the broker: the last batch of each query). Tasks prepare under the producer
+group of the query; the driver's commit names the transactions of the tasks that Spark counts, as (query, batch). The
+broker takes the first commit of a batch, drops its repeats, and rolls back whatever else is undecided in the group:
+attempts that failed, or that ran twice. So whichever process is killed between any two steps, the topic ends as if
+every batch had run once.
 
 *Batches*: all or nothing at each broker; with option ``write_id`` a repeat of the write is recognised too.
 """
@@ -58,7 +60,7 @@ class Prepared(WriterCommitMessage):
 
 
 def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> EscrowStreamWriter:
-    """The writer of a stream. Raises Misuse for wrong options, columns, or output mode ``complete``."""
+    """Return the writer of a stream. Raises Misuse for wrong options, columns, or output mode ``complete``."""
     chosen = _checked(options, schema)
     if chosen.write_id is not None:
         raise Misuse(Code.BAD_SETTING, "'write_id' is of batches", "a stream is known by its checkpoint")
@@ -72,7 +74,7 @@ def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: boo
 
 
 def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> EscrowWriter:
-    """The writer of a batch. Raises Misuse for wrong options, columns, or mode ``overwrite``."""
+    """Return the writer of a batch. Raises Misuse for wrong options, columns, or mode ``overwrite``."""
     chosen = _checked(options, schema)
     if overwrite:
         raise Misuse(Code.BAD_SETTING, "mode 'overwrite' would rewrite the topic", 'use mode("append")')
@@ -166,7 +168,7 @@ class EscrowWriter(DataSourceArrowWriter):
 
 
 def _reach(point: str, at_stake: list[Any]) -> None:
-    """A failpoint, but only for a batch that has rows: empty ones come and go."""
+    """Reach a failpoint, but only for a batch that has rows: empty ones come and go."""
     if at_stake:
         reach(point)
 
@@ -178,8 +180,8 @@ def _counted(messages: list[WriterCommitMessage | None]) -> list[Prepared]:
 def _check_sequel(options: WriteOptions, query: str, batch: int) -> None:
     """Raise Misuse(BAD_SETTING) for a batch whose predecessor none of the brokers knows.
 
-    Every batch is committed, empty ones too. So the query wrote elsewhere before, and the topic would silently lack those rows; or the
-    brokers have forgotten the query, and could not recognise a repeat.
+    Every batch is committed, empty ones too. So the query wrote elsewhere before, and the topic would silently lack
+    those rows; or the brokers have forgotten the query, and could not recognise a repeat.
     """
     deadline = time.monotonic() + options.timeout
     links = _brokers[options.url].bus.router.links
@@ -188,8 +190,10 @@ def _check_sequel(options: WriteOptions, query: str, batch: int) -> None:
     if last < batch - 1:
         raise Misuse(
             Code.BAD_SETTING,
-            f"batch {batch} of query {query}: the last that was written to {options.url} is {last if last >= 0 else 'none'}",
-            "is the checkpoint of a query that wrote elsewhere? Then take a new one. If the broker has forgotten the query, silent "
+            f"batch {batch} of query {query}: the last that was written to {options.url} is "
+            f"{last if last >= 0 else 'none'}",
+            "is the checkpoint of a query that wrote elsewhere? Then take a new one. If the broker has forgotten the "
+            "query, silent "
             "for longer than producer_expiration, or the query has moved here on purpose: option 'adopt' = true",
         )
 
@@ -227,7 +231,8 @@ def _roll_back(options: WriteOptions, group: str, found: list[Prepared]) -> None
 
 @dataclass(frozen=True)
 class Brokers:
-    """The brokers of a URL: their shards in its order, and how many messages a transaction may have at every one of them."""
+    """The brokers of a URL: their shards in its order, and how many messages a transaction may have at every one of
+    them."""
 
     bus: Bus
     shards: list[int]
@@ -240,7 +245,7 @@ _lock = threading.Lock()
 
 
 def _producer(options: WriteOptions, group: str) -> Producer:
-    """This process's producer of a group. A broker that is away is waited for. Raises Unknown(TIMED_OUT)."""
+    """Return this process's producer of a group. A broker that is away is waited for. Raises Unknown(TIMED_OUT)."""
     with _lock:
         name = (options.url, group, options.timeout, options.checkpoint)
         known = _producers.pop(name, None)

@@ -1,7 +1,8 @@
-"""Disks in memory: :class:`MemoryDisk` keeps everything; :class:`FaultDisk` loses, tears, fills up and fails as real disks do. And
-:class:`SlowDisk`, a folder of the file system that is slow.
+"""Disks in memory: :class:`MemoryDisk` keeps everything; :class:`FaultDisk` loses, tears, fills up and fails as real
+disks do. And :class:`SlowDisk`, a folder of the file system that is slow.
 
-What a crash leaves of a :class:`FaultDisk` is decided by :meth:`FaultDisk.survivors`: everything that was synced, and of the rest
+What a crash leaves of a :class:`FaultDisk` is decided by :meth:`FaultDisk.survivors`: everything that was synced, and
+of the rest
 
 - ``"dropped"``: nothing;
 - ``"kept"``: everything (the process died, the machine did not);
@@ -56,7 +57,7 @@ class _Change:
             content[self.offset : self.offset + len(self.data)] = self.data
 
     def sectors(self) -> list[_Change]:
-        """The change cut at the borders of sectors, which survive one by one."""
+        """Return the change cut at the borders of sectors, which survive one by one."""
         if self.data is None:
             return [self]
         cuts = [0, *range(SECTOR - self.offset % SECTOR, len(self.data), SECTOR)]
@@ -77,7 +78,8 @@ class _Node:
 
 
 class MemoryFile:
-    """An open file (see :class:`escrowmq.platform.disk.File`) of a :class:`MemoryDisk`. A map sees later writes until the file grows."""
+    """An open file (see :class:`escrowmq.platform.disk.File`) of a :class:`MemoryDisk`. A map sees later writes until
+    the file grows."""
 
     def __init__(self, disk: MemoryDisk, node: _Node) -> None:
         self._disk = disk
@@ -190,12 +192,14 @@ class MemoryDisk:
 
 
 class FaultDisk(MemoryDisk):
-    """A disk that counts its operations and misbehaves as a test asks. Operations that change or sync are counted, from 1.
+    """A disk that counts its operations and misbehaves as a test asks. Operations that change or sync are counted, from
+    1.
 
-    ``crash_at``: at this operation everything stops (SimulatedCrash), and at every one after. ``budget``: bytes that all
-    files together may have; beyond, OSError(ENOSPC). ``failures``: errno by operation; a failed write leaves half of itself,
-    a failed sync makes a random part durable and lets the rest read as before although it never will be. ``starved``: while it is
-    set, this errno for whatever takes a descriptor or memory of its own (opening, mapping); what is open goes on.
+    ``crash_at``: at this operation everything stops (SimulatedCrash), and at every one after. ``budget``: bytes that
+    all files together may have; beyond, OSError(ENOSPC). ``failures``: errno by operation; a failed write leaves half
+    of itself, a failed sync makes a random part durable and lets the rest read as before although it never will be.
+    ``starved``: while it is set, this errno for whatever takes a descriptor or memory of its own (opening, mapping);
+    what is open goes on.
     """
 
     def __init__(
@@ -224,7 +228,8 @@ class FaultDisk(MemoryDisk):
         self._name_changes: list[tuple[tuple[str, str, str], _Node]] = []
 
     def survivors(self, mode: Mode, seed: int = 0, **faults: Any) -> FaultDisk:
-        """What a crash at this moment leaves, as a new disk (with ``faults`` such as ``crash_at``). This disk is not changed."""
+        """Return what a crash at this moment leaves, as a new disk (with ``faults`` such as ``crash_at``). This
+        disk is not changed."""
         chance = random.Random(f"{self.seed}/{seed}/{mode}")
         names = dict(self._durable_names)
         for change, node in _surviving(self._name_changes, mode, chance):
@@ -241,7 +246,7 @@ class FaultDisk(MemoryDisk):
             raise OSError(self.starved, os.strerror(self.starved))
 
     def free_bytes(self) -> int:
-        """What is left of the budget."""
+        """Return the rest of the budget."""
         return super().free_bytes() if self.budget is None else max(self.budget - self._used(), 0)
 
     def sync_folder(self) -> None:
@@ -336,7 +341,8 @@ def _change_content(node: _Node, change: _Change) -> None:
 
 
 def _apply_names(names: dict[str, _Node], change: tuple[str, str, str], node: _Node) -> None:
-    """Do to ``names`` what was done to the file ``node``: names of other files are left alone, for changes may be reordered."""
+    """Do to ``names`` what was done to the file ``node``: names of other files are left alone, for changes may be
+    reordered."""
     act, old, new = change
     if act == "create":
         names.setdefault(old, node)
@@ -375,8 +381,8 @@ def _surviving(changes: list[_T], mode: Mode, chance: random.Random) -> list[_T]
 
 
 class SlowDisk(RealDisk):
-    """A folder whose syncs take ``sync_seconds`` more, one at a time, and longer after many bytes were written: ``bytes_per_second``
-    (None: no more than the real disk takes). Reading is as fast as the real disk."""
+    """A folder whose syncs take ``sync_seconds`` more, one at a time, and longer after many bytes were written:
+    ``bytes_per_second`` (None: no more than the real disk takes). Reading is as fast as the real disk."""
 
     def __init__(
         self, folder: str | Path, *, sync_seconds: float = 0.05, bytes_per_second: float | None = None
@@ -387,7 +393,7 @@ class SlowDisk(RealDisk):
         self._busy = threading.Lock()
 
     def open(self, name: str, *, create: bool = False) -> RealFile:
-        """The file of that name; FileNotFoundError unless ``create``."""
+        """Return the file of that name; FileNotFoundError unless ``create``."""
         return _SlowFile(self, super().open(name, create=create))
 
     def sync_folder(self) -> None:

@@ -32,7 +32,7 @@ _counter = iter(range(1 << 62))
 
 
 def outgoing(rows: Iterable[dict[str, Any]]) -> pa.RecordBatch:
-    """A batch of schema OUTGOING; what a row leaves out has its default, ``message_id`` a fresh one."""
+    """Return a batch of schema OUTGOING; what a row leaves out has its default, ``message_id`` a fresh one."""
     filled = []
     for row in rows:
         given = dict(row)
@@ -65,7 +65,8 @@ def tables_equal(one: dict[str, pa.Table], other: dict[str, pa.Table]) -> bool:
 
 
 def wake_us(ledger: Ledger, now_us: int) -> int:
-    """When a Tick next has something to do, for a caller that has looked at ``now_us``: a look that finds nothing moves the bound."""
+    """When a Tick next has something to do, for a caller that has looked at ``now_us``: a look that finds nothing moves
+    the bound."""
     ledger.decide(Tick(), now_us)
     return ledger.wake_us
 
@@ -110,7 +111,7 @@ class LedgerDriver:
         return refused(answer, repeats.rows[differing(given, self.read(repeats.positions))])
 
     def read(self, positions: npt.NDArray[np.int64]) -> pa.RecordBatch:
-        """The stored messages at some positions."""
+        """Return the stored messages at some positions."""
         kinds = (Kind.PLAIN, Kind.HALF)
         frames = [(position, batch) for kind, batch, position, _ in self.events if kind in kinds]
         rows = [
@@ -122,7 +123,7 @@ class LedgerDriver:
         return pa.concat_batches(rows)
 
     def replay(self) -> Ledger:
-        """A new ledger folded from the same events."""
+        """Return a new ledger folded from the same events."""
         fresh = Ledger(self.ledger.shard)
         for kind, batch, position, time_us in self.events:
             fresh.apply(kind, batch, position, time_us)

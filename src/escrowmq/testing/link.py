@@ -1,8 +1,8 @@
 """An in-memory fake of a link and its broker, for client tests, with faults on demand.
 
-Cancelling the future of a receive withdraws it. What it keeps to: message ids are de-duplicated, the first decision is final, only the owner's group may end a
-transaction, messages become visible by COMMIT, receives lease and acks settle. What it leaves out: durability, time
-(delays, leases and back-offs never end by themselves), tags, order, dead letters.
+Cancelling the future of a receive withdraws it. What it keeps to: message ids are de-duplicated, the first decision is
+final, only the owner's group may end a transaction, messages become visible by COMMIT, receives lease and acks settle.
+What it leaves out: durability, time (delays, leases and back-offs never end by themselves), tags, order, dead letters.
 """
 
 from __future__ import annotations
@@ -69,10 +69,9 @@ class TwinStream:
 class TwinLink(ParcelsByExchange):
     """A broker in memory behind the :class:`~escrowmq.wire.Link` calls, answering at once on the caller's thread.
 
-    Faults: ``hold`` keeps exchanges of a kind unanswered until :meth:`release`; ``lose`` answers the next exchanges of a
-    kind with DISCONNECTED, either before the broker saw them or after it applied them; ``refuse`` fails them as a whole;
-    ``forget`` forgets all sessions.
-    ``requests`` records every exchange, lost ones included.
+    Faults: ``hold`` keeps exchanges of a kind unanswered until :meth:`release`; ``lose`` answers the next exchanges of
+    a kind with DISCONNECTED, either before the broker saw them or after it applied them; ``refuse`` fails them as a
+    whole; ``forget`` forgets all sessions. ``requests`` records every exchange, lost ones included.
     """
 
     def __init__(self, shard: int = 1, address: str = "twin:1") -> None:
@@ -132,7 +131,7 @@ class TwinLink(ParcelsByExchange):
             self._sessions.clear()
 
     def seen(self, kind: Exchange) -> list[pa.RecordBatch]:
-        """The batches of all exchanges of a kind, in order."""
+        """Return the batches of all exchanges of a kind, in order."""
         return [request.batch for request in self.requests if request.kind is kind]
 
     def ask(self, session: int, attempt: int = 1) -> None:
@@ -185,7 +184,7 @@ class TwinLink(ParcelsByExchange):
         return len(self.topics[topic]) > offset
 
     def _offsets(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The one queue of a topic; ``topics.wait`` waits until it has something."""
+        """Return the one queue of a topic; ``topics.wait`` waits until it has something."""
         topic = request["topic"]
         if topic not in self.topics:
             raise error(Code.UNKNOWN_TOPIC)
@@ -195,7 +194,7 @@ class TwinLink(ParcelsByExchange):
         return {"shard": self.shard, "queues": [{"queue": 0, "head": 0, "end": len(self.topics[topic])}]}
 
     def read(self, request: ReadRequest) -> pa.RecordBatchReader:
-        """A topic's messages from ``start`` to ``end``; faults as of actions."""
+        """Return a topic's messages from ``start`` to ``end``; faults as of actions."""
         if self.away:
             raise Unknown(Code.DISCONNECTED, "the twin is away")
         messages = self.topics[request["source"]]

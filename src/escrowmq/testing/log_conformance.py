@@ -59,7 +59,7 @@ def messages(count: int, start: int = 0, body: int = 64, transaction: int = -1) 
 
 
 def packed(kind: Kind, batch: pa.RecordBatch) -> Content:
-    """The same rows, packed: as few rows are appended."""
+    """Return the rows, packed as few rows are."""
     columns = [column.to_pylist() for column in batch.columns]
     if kind is not Kind.CHECKED:
         columns[5] = b"".join(columns[5])
@@ -73,7 +73,7 @@ def checked(transactions: Sequence[int]) -> pa.RecordBatch:
 
 
 def _code(act: Callable[[], object]) -> Code:
-    """The code that ``act`` is refused with; OK if it is not."""
+    """Return the code that ``act`` is refused with; OK if it is not."""
     try:
         act()
     except EscrowError as refusal:
@@ -330,7 +330,8 @@ class LogConformance:
         log.close()
 
     def test_retention_again_and_again(self, logs: LogMaker) -> None:
-        """What is kept is the same after each opening, whatever the opening before found out by itself and whatever was dropped since."""
+        """What is kept is the same after each opening, whatever the opening before found out by itself and whatever was
+        dropped since."""
         log = logs.open()
         seen: dict[int, tuple[Any, ...]] = {}
         for start in range(0, 120, 30):

@@ -23,7 +23,7 @@ from escrowmq.testing.disks import MemoryDisk
 
 @dataclass(slots=True)
 class MemoryStore:
-    """What outlives an opener of a :class:`MemoryLog`: pass it to the next one. ``frames`` are by sequence, in order."""
+    """The state that outlives an opener of a :class:`MemoryLog`: pass it to the next. ``frames`` are by sequence."""
 
     shard: int = field(default_factory=lambda: secrets.randbelow((1 << 32) - 1) + 1)
     epoch: int = 0
@@ -117,11 +117,11 @@ class MemoryLog(ReadableLog):
         return frame.position
 
     def sync(self) -> None:
-        """What was appended survives :meth:`crash` from now on."""
+        """Make what was appended survive :meth:`crash` from now on."""
         self.hand_over()()
 
     def hand_over(self) -> Callable[[], None]:
-        """What was appended until now survives :meth:`crash` once the function returned has run."""
+        """Return a function that makes what was appended until now survive :meth:`crash`."""
         self._check_usable()
         end = self.next_sequence
 
@@ -155,7 +155,7 @@ class MemoryLog(ReadableLog):
         self.store.snapshots = sorted([*kept, snapshot], key=lambda s: s.sequence)[-2:]
 
     def load_snapshot(self) -> Snapshot | None:
-        """The newest snapshot."""
+        """Return the newest snapshot."""
         self._check_usable()
         return self.store.snapshots[-1] if self.store.snapshots else None
 

@@ -1,4 +1,6 @@
-"""A set store in memory: keeps the contract of ``compensation/sets/seam.py`` in plain Python, for tests of what stands on a set store."""
+"""A set store in memory: keeps the contract of ``compensation/sets/seam.py`` in plain Python, for tests of what stands
+on a set store.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ def _now_us() -> int:
 
 
 class MemorySets:
-    """One pair of sets, as long as the object lives. Thread-safe; a test may look into its attributes, and set ``fail``."""
+    """One pair of sets, as long as the object lives. Thread-safe; a test may look into its attributes, and set
+    ``fail``."""
 
     def __init__(self, name: str, *, now_us: Callable[[], int] = _now_us) -> None:
         """``now_us``: the clock of leases, microseconds since 1970."""

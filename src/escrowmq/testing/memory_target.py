@@ -1,4 +1,6 @@
-"""A relay's target in memory: keeps the contract of ``outbox/targets/seam.py``, and fails in the ways that a test asks for."""
+"""A relay's target in memory: keeps the contract of ``outbox/targets/seam.py``, and fails in the ways that a test asks
+for.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,8 @@ class Taken:
 class MemoryTarget:
     """Takes everything, unless a test sets ``answer``. Thread-safe, so several relays can share one.
 
-    ``answer(taken)`` gives the code of a row (OK by default). ``before()`` and ``after()`` are called around each batch, on the
-    sender's thread; what they raise goes to the sender. ``deduplicates`` as in :class:`Promise`.
+    ``answer(taken)`` gives the code of a row (OK by default). ``before()`` and ``after()`` are called around each
+    batch, on the sender's thread; what they raise goes to the sender. ``deduplicates`` as in :class:`Promise`.
     """
 
     def __init__(self, *, deduplicates: bool = False) -> None:

@@ -1,6 +1,7 @@
 """What every set store must do, as one suite: subclass :class:`SetConformance` and give it a fixture ``site``.
 
-:class:`SetModel` beside it says what any sequence of calls must give; tests hold stores against it with sequences that nobody thought of.
+:class:`SetModel` beside it says what any sequence of calls must give; tests hold stores against it with sequences that
+nobody thought of.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Site(Protocol):
 
 
 def new_store_name() -> str:
-    """A name that no other pair of sets has."""
+    """Return a name that no other pair of sets has."""
     return f"sets-{next(_names)}"
 
 
@@ -74,7 +75,8 @@ def at_once(*works: Callable[[], object]) -> None:
 
 
 class SetModel:
-    """The contract in plain Python, called beside a store: each method makes the call on the store and compares what it gives."""
+    """The contract in plain Python, called beside a store: each method makes the call on the store and compares what it
+    gives."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
@@ -98,7 +100,7 @@ class SetModel:
             self.commits.setdefault(identity, now_us)
 
     def take(self, before_us: int, limit: int) -> None:
-        """A store may stop anywhere, but what it has gone through it has gone through by the rules, the earliest first."""
+        """Take the due ids by the rules, the earliest first; a store may stop anywhere."""
         early = sorted((us, identity) for identity, us in self.half.items() if us < before_us)
         run = self.store.take(before_us, limit, LEASE)
         passed = early[: len(self.half) - self.store.sizes().half]
@@ -133,7 +135,7 @@ class SetModel:
         assert run.ids == self._left(run.name, limit)
 
     def left(self, run: str, limit: int) -> None:
-        """What is not settled, the earliest first."""
+        """Return what is not settled, the earliest first."""
         assert self.store.left(run, limit) == self._left(run, limit)
 
     def renew(self, run: str) -> None:
@@ -190,7 +192,7 @@ class SetConformance:
 
     @pytest.fixture
     def store(self, site: Site, name: str) -> Iterator[SetStore]:
-        """That pair, closed afterwards."""
+        """Yield that pair, closed afterwards."""
         store = site.open(name)
         yield store
         store.close()

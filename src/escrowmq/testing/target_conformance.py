@@ -1,4 +1,5 @@
-"""What every target of the relay must do, as one suite: subclass :class:`TargetConformance` and give it a fixture ``site``.
+"""What every target of the relay must do, as one suite: subclass :class:`TargetConformance` and give it a fixture
+``site``.
 
 A :class:`Site` is a real server of its own with a way to look into it: the suite pauses and kills it.
 """
@@ -46,10 +47,10 @@ class Site(Protocol):
     """A body of so many bytes is refused by the targets of :meth:`open`."""
 
     def open(self, timeout: float = 10.0) -> Target:
-        """A new target that gives up after ``timeout`` seconds."""
+        """Return a new target that gives up after ``timeout`` seconds."""
 
     def new_topic(self) -> str:
-        """A topic that nothing was sent to, ready to be sent to."""
+        """Return a topic that nothing was sent to, ready to be sent to."""
 
     def drain(self, topic: str) -> list[Stored]:
         """Everything that was ever stored under ``topic`` and is visible, each key's messages in their order."""
@@ -68,12 +69,12 @@ class Site(Protocol):
 
 
 def new_name() -> str:
-    """A name that no other topic has."""
+    """Return a name that no other topic has."""
     return f"topic-{next(_numbers)}"
 
 
 def batch(topic: str, rows: Sequence[dict[str, Any]]) -> pa.RecordBatch:
-    """A batch of schema OUTGOING: ``rows`` say what is not left at its default; each has a new message id."""
+    """Return a batch of schema OUTGOING: ``rows`` say what is not left at its default; each has a new message id."""
     return outgoing({"topic": topic, "message_id": next(_numbers).to_bytes(16, "big"), **row} for row in rows)
 
 
@@ -83,13 +84,13 @@ def keyed(topic: str, keys: Iterable[str | None], start: int = 0) -> pa.RecordBa
 
 
 def ids_of(sent: pa.RecordBatch) -> list[bytes]:
-    """The message ids of a batch."""
+    """Return the message ids of a batch."""
     ids: list[bytes] = sent.column("message_id").to_pylist()
     return ids
 
 
 def first_sights(stored: Iterable[Stored]) -> dict[str | None, list[bytes]]:
-    """For each key its bodies, in the order in which they are first seen: what a consumer that passes over repeats has."""
+    """Return the bodies of each key in the order of their first occurrence, as an idempotent consumer sees them."""
     seen: dict[str | None, dict[bytes, None]] = {}
     for message in stored:
         seen.setdefault(message.key, {})[message.body] = None
@@ -127,12 +128,12 @@ class TargetConformance:
 
     @pytest.fixture
     def topic(self, site: Site) -> str:
-        """A topic that nothing was sent to."""
+        """Return a topic that nothing was sent to."""
         return site.new_topic()
 
     @pytest.fixture
     def target(self, site: Site) -> Iterable[Target]:
-        """A target, closed afterwards."""
+        """Yield a target, closed afterwards."""
         target = site.open()
         yield target
         target.close()

@@ -1,9 +1,11 @@
 """OpenTelemetry: one trace from the send, or the outbox's row, to the consumer's effect (the extra ``otel``).
 
-Nothing is traced, and nothing is imported or paid for, until :func:`instrument` is called, or the program is started by ``opentelemetry-instrument``. Then
-the functions of the client, the outbox and the relay are wrapped; where spans go is the application's (its tracer provider), as everywhere with OpenTelemetry.
+Nothing is traced, and nothing is imported or paid for, until :func:`instrument` is called, or the program is started by
+``opentelemetry-instrument``. Then the functions of the client, the outbox and the relay are wrapped; where spans go is
+the application's (its tracer provider), as everywhere with OpenTelemetry.
 
-The context travels in the properties of messages (``traceparent``, as the W3C writes it), through outbox, relay, broker and every relay target.
+The context travels in the properties of messages (``traceparent``, as the W3C writes it), through outbox, relay, broker
+and every relay target.
 """
 
 from __future__ import annotations

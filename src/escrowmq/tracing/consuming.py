@@ -14,14 +14,17 @@ from opentelemetry.trace import Span, SpanKind
 from escrowmq.tracing.spans import context_of, failed, links_of, span_of, tracer_of
 
 _handled: ContextVar[tuple[Any, Span] | None] = ContextVar("escrowmq-handled", default=None)
-"""The message that is being handled here, and its span: an iteration's, within which a handler may ask for one again."""
+"""The message that is being handled here, and its span: an iteration's, within which a handler may ask for one again.
+"""
 
 
 @contextmanager
 def processing(message: Any, tracer: trace.Tracer | None = None) -> Iterator[Span]:
-    """The span ``process TOPIC`` of one received message, the current one within the block, in the trace of whoever sent it. What the block raises is in it.
+    """Yield the span ``process TOPIC`` of one received message, the current one within the block, in the trace of
+    whoever sent it. What the block raises is in it.
 
-    Within the iteration of an instrumented consumer it is the span that is there already: use it where the error of a handler is to be seen in the trace.
+    Within the iteration of an instrumented consumer it is the span that is there already: use it where the error of
+    a handler is to be seen in the trace.
     """
     there = _handled.get()
     if there is not None and there[0] is message:
@@ -58,7 +61,8 @@ def processing(message: Any, tracer: trace.Tracer | None = None) -> Iterator[Spa
 
 @contextmanager
 def processing_batch(batch: Any, tracer: trace.Tracer | None = None) -> Iterator[Span]:
-    """The span ``process`` of a received batch, the current one within the block: linked with the traces of its first 128 messages, as it is of many."""
+    """Yield the span ``process`` of a received batch, the current one within the block: linked with the traces of
+    its first 128 messages, as it is of many."""
     count = {"messaging.operation.type": "process", "messaging.batch.message_count": len(batch)}
     with span_of(tracer or tracer_of(None), "process", None, SpanKind.CONSUMER, count, links_of(batch.arrow)) as span:
         token = contexts.attach(trace.set_span_in_context(span))
@@ -79,7 +83,8 @@ Within = Callable[[Any, trace.Tracer], Any]
 
 
 def within(around: Within, original: Any, tracer: trace.Tracer) -> Callable[..., Iterator[Any]]:
-    """A consumer's iteration with a span around the handling of each thing that it gives: until the next is asked for."""
+    """Return a consumer's iteration with a span around the handling of each thing that it gives: until the next is
+    asked for."""
 
     def iterate(self: Any, *args: Any, **given: Any) -> Iterator[Any]:
         for one in original(self, *args, **given):

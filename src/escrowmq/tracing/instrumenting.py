@@ -24,8 +24,8 @@ _OPERATION = {Exchange.SEND: "send", Exchange.PREPARE: "prepare"}
 
 
 class EscrowMQInstrumentor(BaseInstrumentor):  # type: ignore[misc]
-    """Traces of the whole process, as OpenTelemetry's instrumentations go: ``EscrowMQInstrumentor().instrument(tracer_provider=...)``. ``opentelemetry-instrument`` finds
-    it by itself."""
+    """Traces of the whole process, as OpenTelemetry's instrumentations go:
+    ``EscrowMQInstrumentor().instrument(tracer_provider=...)``. ``opentelemetry-instrument`` finds it by itself."""
 
     _wrapped: list[tuple[Any, str, Any]]
 
@@ -62,7 +62,8 @@ class EscrowMQInstrumentor(BaseInstrumentor):  # type: ignore[misc]
 
 
 def instrument(tracer_provider: TracerProvider | None = None) -> None:
-    """Trace from now on, in this process. None: by the global tracer provider, also one that is set later. Harmless when it is called again."""
+    """Trace from now on, in this process. None: by the global tracer provider, also one that is set later. Harmless
+    when it is called again."""
     instrumentor = EscrowMQInstrumentor()
     if not instrumentor.is_instrumented_by_opentelemetry:
         instrumentor.instrument(tracer_provider=tracer_provider)
@@ -141,7 +142,8 @@ def _traced(message: Message, span: Span, most: int) -> Message:
 
 
 def _with(properties: Any, span: Span, most: int) -> Any:
-    """The properties with the span's context; None: as they are, also where they are none that could be sent, which the client says better."""
+    """Return the properties with the span's context; None: as they are, also where they are none that could be
+    sent, which the client says better."""
     if properties is not None:
         try:
             given = {
@@ -178,7 +180,7 @@ def _insert(original: Any, tracer: Tracer) -> Any:
 
 
 def _in_row(content: Any, span: Span, most: int) -> Any:
-    """A row of the outbox whose properties have the span's context."""
+    """Return a row of the outbox whose properties have the span's context."""
     before = json.loads(content.properties) if content.properties else None
     found = with_context(before, span, most)
     return content if found is before else content._replace(properties=json.dumps(found))

@@ -1,4 +1,6 @@
-"""Names and attributes of spans, by OpenTelemetry's conventions for messaging, and the context of a trace in a message's properties."""
+"""Names and attributes of spans, by OpenTelemetry's conventions for messaging, and the context of a trace in a
+message's properties.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ _NAMES = ("traceparent", "tracestate", "baggage")
 
 
 def tracer_of(provider: TracerProvider | None) -> Tracer:
-    """The tracer of spans of this library; None: that of the global provider, whenever it is set."""
+    """Return the tracer of spans of this library; None: that of the global provider, whenever it is set."""
     return trace.get_tracer("escrowmq", version("escrowmq"), tracer_provider=provider)
 
 
@@ -34,7 +36,7 @@ def span_of(
     more: Mapping[str, Any],
     links: Iterable[Link] = (),
 ) -> Iterator[Span]:
-    """A span that is not made the current one. It ends with the block; what the block raises is in it."""
+    """Yield a span that is not made the current one. It ends with the block; what the block raises is in it."""
     attributes = {"messaging.system": SYSTEM, "messaging.operation.name": operation, **more}
     if destination is not None:
         attributes["messaging.destination.name"] = destination
@@ -51,7 +53,7 @@ def span_of(
 
 
 def failed(span: Span, problem: BaseException) -> None:
-    """The span's work failed with this; of our errors the code is its type."""
+    """Record the failure of a span's work; of our errors the code is its type."""
     code = getattr(problem, "code", None)
     span.set_attribute("error.type", getattr(code, "name", type(problem).__qualname__))
     span.record_exception(problem)
@@ -59,8 +61,8 @@ def failed(span: Span, problem: BaseException) -> None:
 
 
 def with_context(properties: Mapping[str, str] | None, span: Span, most: int) -> Mapping[str, str] | None:
-    """A message's properties with the context of ``span``, unless it has one, they would then have more than ``most`` bytes of names and values, or
-    nobody records: then as they are."""
+    """Return a message's properties with the context of ``span``, unless it has one, they would then have more than
+    ``most`` bytes of names and values, or nobody records: then as they are."""
     if not span.get_span_context().is_valid or (properties and "traceparent" in properties):
         return properties
     context: dict[str, str] = {}
@@ -72,12 +74,12 @@ def with_context(properties: Mapping[str, str] | None, span: Span, most: int) ->
 
 
 def context_of(properties: Mapping[str, str] | None) -> Context:
-    """The context that a message brings; an empty one if it brings none that can be read."""
+    """Return the context that a message brings; an empty one if it brings none that can be read."""
     return extract({name: value for name, value in (properties or {}).items() if name in _NAMES}, Context())
 
 
 def link_of(properties: Mapping[str, str] | None) -> Link | None:
-    """A link with the trace that a message brings."""
+    """Return a link with the trace that a message brings."""
     found = trace.get_current_span(context_of(properties)).get_span_context()
     return Link(found) if found.is_valid else None
 

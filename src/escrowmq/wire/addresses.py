@@ -65,7 +65,7 @@ def parse_address(text: str) -> Address | None:
 
 
 def named_address(url: object, scheme: str = "escrow") -> Address | None:
-    """The address that a broker names, ``SCHEME://HOST:PORT``; None for anything else."""
+    """Return the address that a broker names, ``SCHEME://HOST:PORT``; None for anything else."""
     prefix = f"{scheme}://"
     if not isinstance(url, str) or len(url) > _MAX_CHARACTERS or not url.startswith(prefix):
         return None

@@ -1,8 +1,8 @@
 """Bounds JSON before it is parsed: its bytes, how many values it holds, how deep it is.
 
-A parser makes some 70 bytes of every ``{}`` and a checker of models some kilobytes of every wrong one, so a body of one MiB can
-become a GiB. What is counted here is what is outside strings: every value but the first of its list or object follows a comma, and
-every list and object begins with a bracket.
+A parser makes some 70 bytes of every ``{}`` and a checker of models some kilobytes of every wrong one, so a body of one
+MiB can become a GiB. What is counted here is what is outside strings: every value but the first of its list or object
+follows a comma, and every list and object begins with a bracket.
 """
 
 from __future__ import annotations

@@ -88,7 +88,8 @@ _KINDS: dict[Exchange, tuple[pa.Schema, pa.Schema, type[ExchangeOptions]]] = {
 REQUEST = {kind: request for kind, (request, _, _) in _KINDS.items()}
 ANSWER = {kind: answer for kind, (_, answer, _) in _KINDS.items()}
 OPTIONS = {kind: options for kind, (_, _, options) in _KINDS.items()}
-"""What goes with each kind of exchange: the schema of its requests, that of its answers, and the type of its options."""
+"""What goes with each kind of exchange: the schema of its requests, that of its answers, and the type of its options.
+"""
 
 
 # Reads
@@ -105,11 +106,14 @@ VIEWS: dict[str, pa.Schema] = {
 }
 """The system views that are read by log position."""
 DAMAGED_COLUMN = "damaged"
-"""A column that every source has beside its own, if it is asked for by name: where the log is damaged under the row, else null."""
+"""A column that every source has beside its own, if it is asked for by name: where the log is damaged under the row,
+else null.
+"""
 
 
 def read_schema(source: str, *, damaged: bool) -> pa.Schema:
-    """The columns of a source. With ``damaged`` that column, too, and every column is nullable: the content of a damaged row
+    """Return the columns of a source. With ``damaged`` that column, too, and every column is nullable: the content of
+    a damaged row
     is null."""
     own = VIEWS.get(source, schemas.DELIVERY)
     if not damaged:
@@ -122,7 +126,8 @@ FILE_PREFIX = "%file."  # + the name of a file that the action backup.files list
 
 
 class ReadRequest(TypedDict):
-    """What to read: one queue of a topic, a system view, the dead letters of a group, or a file of the log; then, which rows and columns.
+    """What to read: one queue of a topic, a system view, the dead letters of a group, or a file of the log; then, which
+    rows and columns.
 
     The filters, from ``tags`` on, are applied before rows are counted. What is not asked for is neither read nor sent.
     """
@@ -134,7 +139,8 @@ class ReadRequest(TypedDict):
     start: NotRequired[
         Annotated[
             int | None,
-            "offset (of a view: log position; of dead letters: when they died, microseconds since 1970; of a file: byte); none, or 0 without `end`: the first",
+            "offset (of a view: log position; of dead letters: when they died, microseconds since 1970; of a file: "
+            "byte); none, or 0 without `end`: the first",
         ]
     ]
     end: NotRequired[

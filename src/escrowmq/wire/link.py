@@ -55,14 +55,16 @@ class Link(Protocol):
         ...
 
     def parcel(self, parcel: Parcel, done: Done) -> None:
-        """Start a request of a few rows, answered as :meth:`exchange` would answer the same batch (:mod:`escrowmq.wire.parcels`).
+        """Start a request of a few rows, answered as :meth:`exchange` would answer the same batch
+        (:mod:`escrowmq.wire.parcels`).
 
         ``done`` is called once, on any thread. Parcels and exchanges of one kind on one link keep their order.
         """
         ...
 
     def action(self, name: str, request: Mapping[str, object], timeout: float) -> Json:
-        """One JSON question; raises EscrowError, Unknown(TIMED_OUT) after ``timeout`` seconds. :func:`ask` has the types."""
+        """One JSON question; raises EscrowError, Unknown(TIMED_OUT) after ``timeout`` seconds. :func:`ask` has the
+        types."""
         ...
 
     def read(self, request: ReadRequest) -> pa.RecordBatchReader:
@@ -87,8 +89,8 @@ class LoopLink(Protocol):
     """What a link has, too, that an event loop can drive itself."""
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Belong to this loop from now on; called once, before the first request. Then ``parcel`` and ``exchange`` never block, and
-        what they are answered comes on the loop where that is possible."""
+        """Belong to this loop from now on; called once, before the first request. Then ``parcel`` and ``exchange``
+        never block, and what they are answered comes on the loop where that is possible."""
         ...
 
 
@@ -102,11 +104,11 @@ class ReturningLink(Protocol):
         ...
 
     def when_there(self, call: Callable[[], None]) -> Callable[[], None]:
-        """Look for a connection, and call ``call`` once, on a thread that others need, when there is one (at once if there is), or when the link is closed.
-        Returns what takes that back."""
+        """Look for a connection, and call ``call`` once, on a thread that others need, when there is one (at once if
+        there is), or when the link is closed. Returns what takes that back."""
         ...
 
 
 def ask(link: Link, call: Call[Answer], timeout: float) -> Answer:
-    """The answer of one action, typed: ``ask(link, topics.LIST({}), 5.0)``. Raises as :meth:`Link.action`."""
+    """Return the answer of one action, typed: ``ask(link, topics.LIST({}), 5.0)``. Raises as :meth:`Link.action`."""
     return cast(Answer, link.action(call.name, call.request, timeout))

@@ -22,7 +22,7 @@ MAX_VALUES = 1_000_000
 
 
 def unpack_request(raw: bytes, most_bytes: int = MAX_OPTIONS_BYTES) -> Json:
-    """One JSON object of somebody else's, its size checked before it is parsed; Rejected(BAD_REQUEST, BATCH_TOO_LARGE)."""
+    """Parse a JSON object of a peer, its size checked first; Rejected(BAD_REQUEST, BATCH_TOO_LARGE)."""
     check_json(raw, most_bytes=most_bytes, most_values=MAX_VALUES)
     return unpack_json(raw)
 

@@ -1,8 +1,8 @@
 """Parcels: requests of a few messages, which stay rows from the caller to the broker's round.
 
-A request of a few rows costs mostly what a batch costs once: its columns, its frames, its checks. So small requests travel
-as they are made, a tuple for each row, and become columns where the log's frame is built. What a row means is said by the
-schemas (:data:`escrowmq.schemas.OUTGOING` and its answers): a parcel is another form of the same request.
+A request of a few rows costs mostly what a batch costs once: its columns, its frames, its checks. So small requests
+travel as they are made, a tuple for each row, and become columns where the log's frame is built. What a row means is
+said by the schemas (:data:`escrowmq.schemas.OUTGOING` and its answers): a parcel is another form of the same request.
 
 =============  ==========================================================  ======================================
 kind           a row of the request                                        the answer, row for row
@@ -47,19 +47,20 @@ class Parcel:
     rows: Sequence[Row]
     options: ExchangeOptions
     first_id: tuple[int, int] = (0, 0)
-    """SEND and PREPARE: the instance and the sequence of the message id of the first row that has none of its own; those after it
-    count on."""
+    """SEND and PREPARE: the instance and the sequence of the message id of the first row that has none of its own;
+    those after it count on."""
     memo: Any = field(default=None, repr=False)
     """What a carrier keeps of it, such as its encoded bytes."""
 
 
 def batch_of(parcel: Parcel) -> pa.RecordBatch:
-    """The same request as a batch of schema ``REQUEST[kind]``; the rows must be sound."""
+    """Convert the request to a batch of schema ``REQUEST[kind]``; the rows must be sound."""
     return merged_batch(parcel.kind, [(parcel.rows, parcel.first_id)])
 
 
 def merged_batch(kind: Exchange, parts: Sequence[tuple[Sequence[Row], tuple[int, int]]]) -> pa.RecordBatch:
-    """The rows of several parcels of one kind, each with its ``first_id``, as one batch of schema ``REQUEST[kind]``."""
+    """Return the rows of several parcels of one kind, each with its ``first_id``, as one batch of schema
+    ``REQUEST[kind]``."""
     all_rows = parts[0][0] if len(parts) == 1 else [row for rows, _ in parts for row in rows]
     if kind in (Exchange.SEND, Exchange.PREPARE):
         return outgoing_batch(all_rows, b"".join(filled([row[5] for row in rows], *first) for rows, first in parts))
@@ -70,7 +71,7 @@ def merged_batch(kind: Exchange, parts: Sequence[tuple[Sequence[Row], tuple[int,
 
 
 def answer_of(kind: Exchange, answer: pa.RecordBatch) -> Answer:
-    """A batch of schema ``ANSWER[kind]`` as the answer to a parcel."""
+    """Return a batch of schema ``ANSWER[kind]`` as the answer to a parcel."""
     if kind in (Exchange.SEND, Exchange.PREPARE):
         return list(zip(*(column.to_pylist() for column in answer.columns), strict=True))
     return bytes(answer.column(0).to_numpy())

@@ -1,8 +1,8 @@
 """The values in requests, options and answers: what each means, in which unit, and within which bounds.
 
-A ``TypedDict`` of :mod:`escrowmq.wire` is the one description of a JSON object. Texts in an ``Annotated`` type are what the
-generated page ``docs/protocol.md`` says of a field; :class:`Bounds` are checked by the broker when a request comes in.
-:func:`fields_of` gives both for every field of such a type.
+A ``TypedDict`` of :mod:`escrowmq.wire` is the one description of a JSON object. Texts in an ``Annotated`` type are what
+the generated page ``docs/protocol.md`` says of a field; :class:`Bounds` are checked by the broker when a request comes
+in. :func:`fields_of` gives both for every field of such a type.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Field:
 
 
 def value_of(hint: Any, bounds: Bounds = Bounds(), meaning: str = "") -> Value:
-    """What a type hint says: outer bounds hold instead of inner ones, outer meanings come before inner ones."""
+    """Return the meaning of a type hint: outer bounds override inner ones, outer meanings come before inner ones."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin is NotRequired:
         return value_of(inner[0], bounds, meaning)
@@ -96,6 +96,6 @@ def value_of(hint: Any, bounds: Bounds = Bounds(), meaning: str = "") -> Value:
 
 @cache
 def fields_of(shape: Any) -> tuple[Field, ...]:
-    """The fields of a TypedDict; none of a plain mapping."""
+    """Return the fields of a TypedDict; none of a plain mapping."""
     hints = get_type_hints(shape, include_extras=True) if is_typeddict(shape) else {}
     return tuple(Field(name, get_origin(hint) is not NotRequired, value_of(hint)) for name, hint in hints.items())

@@ -1,4 +1,6 @@
-"""The view ``%acks`` against a plain model of what consumers acknowledged, and what it says when leases' rows have left."""
+"""The view ``%acks`` against a plain model of what consumers acknowledged, and what it says when leases' rows have
+left.
+"""
 
 from concurrent.futures import Future
 from dataclasses import dataclass, field

@@ -195,7 +195,8 @@ def by_another(link, **options) -> list[tuple[int, int]]:
 
 @pytest.mark.invariant("I25")
 def test_what_never_left_the_broker_is_not_counted_when_its_member_leaves(link):
-    """It lies ready, behind what did fit; then the member's next receive is withdrawn, by closing or by the connection's end."""
+    """It lies ready, behind what did fit; then the member's next receive is withdrawn, by closing or by the
+    connection's end."""
     send(link, 3)
     assert seen(receive(link, max_bytes=1000)) == [(0, 1)]
     deliveries = link._calls._deliveries

@@ -153,7 +153,8 @@ ACTS = st.lists(
 def test_what_is_told_agrees_with_what_is_true(
     acts: list[tuple[str, int, bool]], ordered: bool, tmp_path_factory
 ) -> None:
-    """Whatever consumers do, the history of each message ends where the message stands, and its attempts rise one by one."""
+    """Whatever consumers do, the history of each message ends where the message stands, and its attempts rise one by
+    one."""
     with mq.connect(f"file:{tmp_path_factory.mktemp('data') / 'd'}", default_queues=1) as bus:
         bus.producer("shop").send_batch([mq.Message("orders", b"", key=str(n % 3)) for n in range(6)])
         with bus.consumer("cart", "orders", ordered=ordered, max_attempts=2, **SOON) as consumer:

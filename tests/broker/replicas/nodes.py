@@ -1,4 +1,6 @@
-"""Nodes of one shard in this process, over a Kafka in memory: each has a folder, a door and its partitions, whose faults a test orders."""
+"""Nodes of one shard in this process, over a Kafka in memory: each has a folder, a door and its partitions, whose
+faults a test orders.
+"""
 
 from __future__ import annotations
 

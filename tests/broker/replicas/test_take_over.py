@@ -1,4 +1,6 @@
-"""Take-overs that are struck themselves: by a death between two steps, by a frozen disk, by two settings of silence; and a leader that was asleep."""
+"""Take-overs that are struck themselves: by a death between two steps, by a frozen disk, by two settings of silence;
+and a leader that was asleep.
+"""
 
 import logging
 import threading
@@ -115,7 +117,8 @@ def test_others_go_on_before_a_leader_that_stops_has_saved_its_snapshot(tmp_path
 
 @pytest.mark.invariant("I1")
 def test_of_two_settings_of_silence_the_longer_counts_and_is_told(tmp_path, caplog) -> None:
-    """A leader answers looks until half of its own silence has passed: nobody claims by the clock before that is over."""
+    """A leader answers looks until half of its own silence has passed: nobody claims by the clock before that is
+    over."""
     shard = Shard(tmp_path, "a", silence=3.0)
     try:
         (a,) = shard.nodes

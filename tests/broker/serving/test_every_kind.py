@@ -1,5 +1,6 @@
-"""The rules that guard the server, for every kind of frame that a client can send: half a frame, endless, oversize, garbage,
-answers that nobody reads. Each time a neighbour is answered."""
+"""The rules that guard the server, for every kind of frame that a client can send: half a frame, endless, oversize,
+garbage, answers that nobody reads. Each time a neighbour is answered.
+"""
 
 import select
 import socket

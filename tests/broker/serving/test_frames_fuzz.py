@@ -1,4 +1,6 @@
-"""Frames that were altered at random, by the thousand: none harms the broker, holds its memory, or disturbs its neighbours."""
+"""Frames that were altered at random, by the thousand: none harms the broker, holds its memory, or disturbs its
+neighbours.
+"""
 
 import json
 import random
@@ -40,7 +42,8 @@ def corpus():
 
 
 def altered(rng, whole, number):
-    """A frame with something wrong with it, or, mostly, with nothing: what comes behind a broken one is not looked at."""
+    """A frame with something wrong with it, or, mostly, with nothing: what comes behind a broken one is not looked
+    at."""
     data = bytearray(whole)
     if struct.unpack_from("<Q", data, 8)[0]:
         struct.pack_into("<Q", data, 8, number)

@@ -16,7 +16,8 @@ from escrowmq.wire import frames
 
 count, folder = int(sys.argv[1]), sys.argv[2]
 resource.setrlimit(resource.RLIMIT_NOFILE, (count + 200, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-command = [sys.executable, "-m", "escrowmq", "serve", "-l", "127.0.0.1:0", "--json", "-d", folder, "--max-connections", str(2 * count)]
+command = [sys.executable, "-m", "escrowmq", "serve", "-l", "127.0.0.1:0", "--json", "-d", folder]
+command += ["--max-connections", str(2 * count)]
 broker = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 ready = json.loads(broker.stdout.readline())
 place = "127.0.0.1", int(ready["url"].rpartition(":")[2])

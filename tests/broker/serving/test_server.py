@@ -148,7 +148,8 @@ def test_what_several_clients_ask_at_once_is_read_before_any_of_it_is_begun(serv
 @pytest.mark.invariant("I47")
 @pytest.mark.parametrize(
     "said",
-    [b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", b"\x16\x03\x01\x02\x00" + bytes(600), frames.ping(), frames.cancel(1), bytes(16),
+    [b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", b"\x16\x03\x01\x02\x00" + bytes(600), frames.ping(), frames.cancel(1),
+    bytes(16),
      framed(Kind.HELLO, 0, b"not a greeting"), struct.pack("<I", 1 << 31), frames.hello("secret")],
 )  # fmt: skip
 def test_who_does_not_greet_properly_is_told_and_closed(shared, said):
@@ -420,7 +421,8 @@ def test_a_callback_of_rows_that_do_not_travel_is_an_answer_all_the_same(slow):
 
 
 def test_killed_in_the_middle_of_everything(slow, served):
-    """Clients that end without a word while requests are under way: all that they held is given back with the last answer."""
+    """Clients that end without a word while requests are under way: all that they held is given back with the last
+    answer."""
     clients = [Client(slow.port) for _ in range(5)]
     for client in clients:
         client.parcel(Exchange.SEND, ROW, {})

@@ -128,7 +128,8 @@ def test_a_page_of_another_site_learns_nothing():
 
 @pytest.mark.parametrize(
     ("listens", "name", "may"),
-    [("127.0.0.1", "evil.example", False), ("localhost", "", False), ("127.0.0.1", "localhost", True), ("0.0.0.0", "broker.shop.svc", True),
+    [("127.0.0.1", "evil.example", False), ("localhost", "", False), ("127.0.0.1", "localhost", True), ("0.0.0.0",
+    "broker.shop.svc", True),
      ("127.0.0.1", "192.168.0.1", True), ("::1", "::1", True)],
 )  # fmt: skip
 def test_names_that_a_server_may_have(listens, name, may):

@@ -1,4 +1,6 @@
-"""What lasts beside requests: reads with credit, watches, actions; what they may hold, and that others are served beside them."""
+"""What lasts beside requests: reads with credit, watches, actions; what they may hold, and that others are served
+beside them.
+"""
 
 import threading
 
@@ -99,7 +101,8 @@ def test_a_read_that_is_broken_off_does_not_look_complete(full):
 
 
 def test_a_log_that_fails_under_a_read_is_a_broker_that_stopped(full, monkeypatch):
-    """Another node took the log over, and this one has not noticed: the client looks for the leader, and loses nothing."""
+    """Another node took the log over, and this one has not noticed: the client looks for the leader, and loses
+    nothing."""
 
     def read(request):
         def batches():

@@ -1,4 +1,6 @@
-"""A glance at the ledger runs on the caller's thread while the writer sleeps and all is durable; else on the writer, like a look."""
+"""A glance at the ledger runs on the caller's thread while the writer sleeps and all is durable; else on the writer,
+like a look.
+"""
 
 from __future__ import annotations
 

@@ -152,7 +152,8 @@ def test_a_log_that_cannot_do_what_it_owes_stops_the_shard_after_the_answers(eng
 
 
 def busy_log(engine, log):
-    """The first of three rounds of one message is in the air, and each brings the next. Their futures, and what tells that the third is decided."""
+    """The first of three rounds of one message is in the air, and each brings the next. Their futures, and what tells
+    that the third is decided."""
     log.slow = True
     decided, waiting = threading.Event(), []
 

@@ -1,4 +1,6 @@
-"""Repeats are held against the log before they are answered: within a round, over restarts, beside damage, after retention."""
+"""Repeats are held against the log before they are answered: within a round, over restarts, beside damage, after
+retention.
+"""
 
 import numpy as np
 import pytest

@@ -1,4 +1,5 @@
-"""A lone request of a carrier runs on the carrier's own thread; everything else, and whatever is due, on the writer's."""
+"""A lone request of a carrier runs on the carrier's own thread; everything else, and whatever is due, on the
+writer's."""
 
 import threading
 from collections.abc import Callable, Iterator

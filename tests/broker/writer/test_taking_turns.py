@@ -132,7 +132,8 @@ class TestLine:
 
 
 def run(pace, alone, each, rounds):
-    """Rounds as large as they may be, of a disk that takes ``alone`` seconds and ``each`` for a byte; seconds of the last ones."""
+    """Rounds as large as they may be, of a disk that takes ``alone`` seconds and ``each`` for a byte; seconds of the
+    last ones."""
     times = []
     for _ in range(rounds):
         size = pace.round()
@@ -308,7 +309,8 @@ def test_prepared_messages_count_as_messages():
 
 
 class SlowInVirtualTime(MemoryLog):
-    """A log whose syncs take a time of their own and one for each byte that was written; ``meanwhile`` is called again and again until one is over."""
+    """A log whose syncs take a time of their own and one for each byte that was written; ``meanwhile`` is called again
+    and again until one is over."""
 
     def __init__(self, clock, alone, each):
         self.meanwhile = lambda: None
@@ -333,7 +335,8 @@ class SlowInVirtualTime(MemoryLog):
 
 @pytest.mark.invariant("I35")
 def test_a_polite_send_takes_two_rounds_at_most_on_a_slow_disk():
-    """I35, by the broker's clock: twelve connections that send without bound, a disk of 20 MB/s with syncs of 50 ms, and one that sends when it was answered."""
+    """I35, by the broker's clock: twelve connections that send without bound, a disk of 20 MB/s with syncs of 50 ms,
+    and one that sends when it was answered."""
     clock = SimulatedClock()
     log = SlowInVirtualTime(clock, 0.05, 1 / 20e6)
     engine = Engine(log, clock, BrokerSettings(max_waiting_bytes=16 << 20))

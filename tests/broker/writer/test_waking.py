@@ -181,7 +181,8 @@ def test_what_was_counted_before_the_disk_was_full_is_asked(monkeypatch):
 @pytest.mark.invariant("I36")
 @pytest.mark.parametrize("behind", [0, 3600])
 def test_waiting_is_counted_by_broker_time_also_with_the_wall_clock_behind_the_log(behind):
-    """The caller's thread read the wall clock, rounds broker time: with the first behind, a receive returned at once."""
+    """The caller's thread read the wall clock, rounds broker time: with the first behind, a receive returned at
+    once."""
     bench = Bench(default_queues=1)
     bench.do(send(0, {}))
     bench.subscribe(start="latest")

@@ -360,7 +360,8 @@ def test_a_cause_that_is_no_text_is_refused_at_once_and_harms_no_neighbour(twin,
 
 @pytest.mark.invariant("I25")
 def test_what_nobody_took_is_given_back_before_its_lease_ends(twin, bus):
-    """The consumer is busy with its first batch; what was fetched ahead is released, and fetched anew when it comes back."""
+    """The consumer is busy with its first batch; what was fetched ahead is released, and fetched anew when it comes
+    back."""
     fill(bus, 3000)
     consumer = bus.consumer("c", ["t"], lease=0.3)
     batches = consumer.batches(max_messages=1000, idle_timeout=5)

@@ -51,7 +51,8 @@ def test_an_empty_or_lost_one_holds_nobody_up():
 
 
 def test_who_waits_while_what_was_fetched_is_given_back_has_the_broker_asked_again():
-    """Between taking and waiting, the rest may have lain here for too long and been given back: waiting must not last for ever."""
+    """Between taking and waiting, the rest may have lain here for too long and been given back: waiting must not last
+    for ever."""
     broker, timer, given_back, arrived = Broker(), Timer(), [], []
     fetcher = Fetcher(
         [broker], {}, 2, timer, lambda: arrived.append(1), give_back=lambda number, batch: given_back.append(batch)

@@ -1,4 +1,6 @@
-"""What an ordered consumer withdraws from its buffers, over the twin (which knows nothing of order: all is the client's doing)."""
+"""What an ordered consumer withdraws from its buffers, over the twin (which knows nothing of order: all is the client's
+doing).
+"""
 
 from __future__ import annotations
 

@@ -14,7 +14,8 @@ from escrowmq.wire import Exchange, LoopLink
 
 
 class Driven(TwinLink):
-    """A twin that an event loop drives: it answers on the loop, or on a thread. ``threads``: those that sent a parcel."""
+    """A twin that an event loop drives: it answers on the loop, or on a thread. ``threads``: those that sent a
+    parcel."""
 
     def __init__(self, answers="loop"):
         super().__init__()

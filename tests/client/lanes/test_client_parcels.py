@@ -1,4 +1,6 @@
-"""Requests of few rows travel as parcels: which ones do, that they mean what the same batch means, and that what is sent again is the same."""
+"""Requests of few rows travel as parcels: which ones do, that they mean what the same batch means, and that what is
+sent again is the same.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""How blocked callers are woken: each wakes the next, and nobody depends on one who does not wait, or was interrupted."""
+"""How blocked callers are woken: each wakes the next, and nobody depends on one who does not wait, or was
+interrupted."""
 
 from __future__ import annotations
 
@@ -65,7 +66,8 @@ def test_who_does_not_wait_yet_holds_up_nobody():
 
 @pytest.fixture
 def interruptible():
-    """SIGINT raises KeyboardInterrupt, also where this process was started to ignore it, as a shell starts what runs in the background."""
+    """SIGINT raises KeyboardInterrupt, also where this process was started to ignore it, as a shell starts what runs in
+    the background."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

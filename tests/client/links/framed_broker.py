@@ -25,8 +25,9 @@ KINDS = {Kind.SEND, Kind.PREPARE, Kind.END, Kind.SETTLE}
 class FramedBroker:
     """Listens on a port, or ``path``, and answers from ``twin`` on a thread for each connection.
 
-    ``silent``: accepts and says nothing. ``deaf``: welcomes, and reads nothing more. ``mute``: takes requests and answers none.
-    ``says``: bytes in the place of the next answer, ``greets``: of a welcome. ``refusal``: instead of a welcome.
+    ``silent``: accepts and says nothing. ``deaf``: welcomes, and reads nothing more. ``mute``: takes requests and
+    answers none. ``says``: bytes in the place of the next answer, ``greets``: of a welcome. ``refusal``: instead of a
+    welcome.
     """
 
     def __init__(self, twin, path=None, port=0):

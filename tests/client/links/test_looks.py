@@ -1,4 +1,6 @@
-"""When a link without a connection looks for its broker, in virtual time; and a crowd of links at one node that follows."""
+"""When a link without a connection looks for its broker, in virtual time; and a crowd of links at one node that
+follows.
+"""
 
 from __future__ import annotations
 

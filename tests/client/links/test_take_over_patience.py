@@ -1,4 +1,6 @@
-"""A shard of several brokers that is silent: calls that can go elsewhere do, those that belong to it wait for a take-over, and not for longer."""
+"""A shard of several brokers that is silent: calls that can go elsewhere do, those that belong to it wait for a
+take-over, and not for longer.
+"""
 
 from __future__ import annotations
 

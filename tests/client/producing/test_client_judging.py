@@ -1,4 +1,5 @@
-"""Answers of checkers and local transactions that are no outcome: never taken for one, never silent, asked about again."""
+"""Answers of checkers and local transactions that are no outcome: never taken for one, never silent, asked about
+again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Ends that are not waited for, over the twin, on both faces: what the call says, what is counted, what is sent again."""
+"""Ends that are not waited for, over the twin, on both faces: what the call says, what is counted, what is sent
+again."""
 
 from __future__ import annotations
 

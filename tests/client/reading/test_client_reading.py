@@ -1,4 +1,5 @@
-"""The reader over twins of brokers: places told apart, brokers that are away, positions that follow what is handed out."""
+"""The reader over twins of brokers: places told apart, brokers that are away, positions that follow what is handed
+out."""
 
 import threading
 

@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 class CuttingProxy:
     """Passes everything on, both ways, until the client says ``cut_at``.
 
-    Then, ``answered`` False: what came before these bytes is passed on, and both sides are cut. ``answered`` True: the server hears all,
-    and the client is cut when the server has answered.
+    Then, ``answered`` False: what came before these bytes is passed on, and both sides are cut. ``answered`` True: the
+    server hears all, and the client is cut when the server has answered.
     """
 
     def __init__(self, url: str) -> None:

@@ -1,6 +1,8 @@
-"""A process that is killed at a place inside a set store's calls: for each place of the command line one fork, in which it happens.
+"""A process that is killed at a place inside a set store's calls: for each place of the command line one fork, in which
+it happens.
 
-``python sets_child.py URL NAME PLACE...``: for each place, which is ``WORK:FAILPOINT``, a child does the work and dies there. Prints how each ended.
+``python sets_child.py URL NAME PLACE...``: for each place, which is ``WORK:FAILPOINT``, a child does the work and dies
+there. Prints how each ended.
 """
 
 from __future__ import annotations

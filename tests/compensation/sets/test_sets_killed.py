@@ -1,4 +1,6 @@
-"""Killed between any two commands, and several processes at once: every id is in the half set or in one run, or was in both sets."""
+"""Killed between any two commands, and several processes at once: every id is in the half set or in one run, or was in
+both sets.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +95,8 @@ def test_processes_at_once_share_no_id_and_lose_none(site: SqlSite | RedisSite) 
     store.add_halves(ids, range(300))
     store.add_commits(ids[::3], 1)
     code = (
-        "import sys; from escrowmq.compensation import open_sets; store = open_sets(sys.argv[1], sys.argv[2]); print(flush=True)\n"
+        "import sys; from escrowmq.compensation import open_sets; store = open_sets(sys.argv[1], sys.argv[2]); "
+        "print(flush=True)\n"
         "sys.stdin.readline()\n"
         "while (run := store.take(1 << 52, 7, 600.0)) is not None: print(*(i.hex() for i in run.ids))\n"
     )

@@ -25,7 +25,8 @@ from escrowmq.testing.set_conformance import SetConformance, SetModel, at_once, 
 class Together(Failpoint):
     """Whoever comes to a place waits for a second one to come there, too: what is not one step falls apart for sure.
 
-    A store without the bug lets nobody come there beside another whose step counts. Who is the last of those that run at once goes on alone.
+    A store without the bug lets nobody come there beside another whose step counts. Who is the last of those that run
+    at once goes on alone.
     """
 
     def __init__(self, name: str) -> None:

@@ -235,10 +235,14 @@ def test_a_commit_whose_answer_is_lost(postgresql_site: SqlSite, proxy: CuttingP
 def test_errors_that_postgresql_gives_in_the_middle_of_a_step(
     postgresql_site: SqlSite, state: str, times: int, code: Code | None
 ) -> None:
-    """The database itself raises them, so many times: a serialization failure and a deadlock are repeated, the rest is told."""
+    """The database itself raises them, so many times: a serialization failure and a deadlock are repeated, the rest is
+    told."""
     sets = postgresql_site.open(new_store_name())
     ids, mark = filled(sets), f"mark_{secrets.token_hex(6)}"
-    body = f"IF nextval('{mark}') <= {times} THEN RAISE EXCEPTION 'on purpose' USING ERRCODE = '{state}'; END IF; RETURN NEW;"
+    body = (
+        f"IF nextval('{mark}') <= {times} THEN RAISE EXCEPTION 'on purpose' USING ERRCODE = '{state}'; END IF; "
+        "RETURN NEW;"
+    )
     with postgresql_site.admin.begin() as admin:
         admin.exec_driver_sql(f"CREATE SEQUENCE {mark}")
         admin.exec_driver_sql(f"CREATE FUNCTION {mark}() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN {body} END$$")

@@ -50,7 +50,8 @@ def checked(dead: DeadLetters, model: Model) -> None:
 STEPS = st.lists(
     st.one_of(
         st.tuples(
-            st.just("bury"), st.lists(st.tuples(st.sets(st.integers(0, 63), min_size=1, max_size=20), st.sampled_from(CAUSES)), max_size=3)
+            st.just("bury"), st.lists(st.tuples(st.sets(st.integers(0, 63), min_size=1, max_size=20),
+            st.sampled_from(CAUSES)), max_size=3)
         ),
         st.tuples(st.just("remove"), st.sets(st.integers(0, 63), max_size=20)),
         st.tuples(st.just("range"), st.tuples(st.integers(0, 64), st.integers(0, 64)).map(sorted)),
@@ -90,7 +91,8 @@ def test_blocks_are_what_a_dict_would_be(steps):
 
 
 @given(
-    st.dictionaries(st.tuples(st.integers(0, 2), st.integers(0, 40)), st.tuples(st.integers(1, 9), st.sampled_from(CAUSES))),
+    st.dictionaries(st.tuples(st.integers(0, 2), st.integers(0, 40)), st.tuples(st.integers(1, 9),
+    st.sampled_from(CAUSES))),
     st.integers(1, 7),
     st.sampled_from([None, *CAUSES, kind_of(CAUSES[0]), "unheard of"]),
     st.one_of(st.none(), st.integers(0, 10)),

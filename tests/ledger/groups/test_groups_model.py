@@ -1,7 +1,8 @@
 """Consumer groups against a naive model: a dict from offset to state, one message at a time.
 
-Held after every step: I20 (no skip), I22 (progress never goes back), I23 (every message is delivered until done, repeats carry their
-attempt), I25 (attempts are bounded, then a dead letter with its cause), I26 (conservation, as sets), I27 (one owner of a lease).
+Held after every step: I20 (no skip), I22 (progress never goes back), I23 (every message is delivered until done,
+repeats carry their attempt), I25 (attempts are bounded, then a dead letter with its cause), I26 (conservation, as
+sets), I27 (one owner of a lease).
 """
 
 from __future__ import annotations
@@ -145,7 +146,8 @@ class NaiveGroup:
         self.let_go(lease_id, unseen, now)
 
     def unreached(self, ended: list[int]) -> list[int]:
-        """Leases at their last attempt that nobody began, whose member was given others before (there is one member)."""
+        """Leases at their last attempt that nobody began, whose member was given others before (there is one
+        member)."""
         live = [id for id in sorted(self.leases) if self.pending(id)]
         found = []
         for id in live:
@@ -317,7 +319,8 @@ class GroupsMachine(RuleBasedStateMachine):
             assert states == sorted(states), "I20: first deliveries are a prefix"
 
     def _handed(self, doubted: dict[int, list[int]], most: int, room: int) -> list[tuple[int, int]]:
-        """Take in what the member got again; all that was in doubt, as far as ``most`` goes and there is room for leases."""
+        """Take in what the member got again; all that was in doubt, as far as ``most`` goes and there is room for
+        leases."""
         model = self.model
         places: list[tuple[int, int]] = []
         for event in self.driver.events:
@@ -499,7 +502,8 @@ TestGroupsAgainstModel = pytest.mark.invariant("I20", "I22", "I23", "I26", "I27"
 
 @pytest.mark.parametrize("seed", range(16))
 def test_long_walks(seed: int) -> None:
-    """The same steps in long runs, weighted so that messages come to their last attempt: Hypothesis keeps its runs short."""
+    """The same steps in long runs, weighted so that messages come to their last attempt: Hypothesis keeps its runs
+    short."""
     rng, machine = Random(seed), GroupsMachine()
     tags = [(), ("a",), ("a", "b"), ()][seed // 2 % 4]
     machine.begin(tags=tags, ordered=seed % 2 == 0, leases=rng.choice([3, 6, 12]), hold=seed % 8 > 3)

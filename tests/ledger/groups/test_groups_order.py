@@ -1,4 +1,6 @@
-"""Ordered groups, key by key: rule by rule, then under whatever nacks, expiries, kills and restarts Hypothesis thinks of."""
+"""Ordered groups, key by key: rule by rule, then under whatever nacks, expiries, kills and restarts Hypothesis thinks
+of.
+"""
 
 from __future__ import annotations
 
@@ -254,8 +256,9 @@ class TestRules:
 
 
 class OrderMachine(RuleBasedStateMachine):
-    """Processes that work through what they are handed in order, and pass over the later messages of a key that failed, as
-    the client does. Each is killed at times, and its leases end. The effects of each key come in the order of its offsets."""
+    """Processes that work through what they are handed in order, and pass over the later messages of a key that failed,
+    as the client does. Each is killed at times, and its leases end. The effects of each key come in the order of its
+    offsets."""
 
     consumers_pass_over = True
 
@@ -479,7 +482,8 @@ def test_replay_gives_the_same_groups():
 
 
 def drained(driver: Driver, keys: str) -> list[int]:
-    """The offsets that are acknowledged when everything that is left is consumed, in that order; of a broker that has just begun."""
+    """The offsets that are acknowledged when everything that is left is consumed, in that order; of a broker that has
+    just begun."""
     found: list[int] = []
     while driver.account().keys() & {"waiting", "leased", "retrying"}:
         driver.now += 10_000

@@ -867,7 +867,8 @@ class TestUnreached:
     """A dead letter is never made of what nobody was handed (reaching.py)."""
 
     def crash(self, driver: Driver, poison: int) -> list[int]:
-        """A consumer that takes messages one by one, with two answers fetched ahead, dies at one of them. What it acknowledged."""
+        """A consumer that takes messages one by one, with two answers fetched ahead, dies at one of them. What it
+        acknowledged."""
         handed, member = [], driver.position
         for _ in range(3):
             leased = driver.receive(most=4, lease=100, member=member, one_by_one=True)

@@ -1,4 +1,5 @@
-"""De-duplication (I9): the same message of a topic and id, within the window, gets the same receipt; one copy exists."""
+"""De-duplication (I9): the same message of a topic and id, within the window, gets the same receipt; one copy
+exists."""
 
 import json
 

@@ -1,4 +1,5 @@
-"""Another message for one group in place of a dead letter: which groups get it, when, and what a restart makes of it."""
+"""Another message for one group in place of a dead letter: which groups get it, when, and what a restart makes of
+it."""
 
 import numpy as np
 import pyarrow as pa
@@ -115,7 +116,8 @@ def test_an_edit_is_done_once_and_of_the_death_that_was_seen():
     assert refused(lambda: edit(driver, 0, b"f" * 16, dead_us=died_us)) == Code.NOT_FOUND
     settle(driver, Act.ACK, (int(receive(driver).leases[0]), 0))
     assert edit(driver, 0, dead_us=died_us) == Code.ALREADY_EXISTS
-    assert refused(lambda: driver.do(EditDead("nobody", 0, 0, None, outgoing_batch([("t", b"", None, None, None, b"e" * 16, 0, 0, 0, 0, None)], b"e" * 16)))) == Code.UNKNOWN_GROUP  # fmt: skip
+    assert refused(lambda: driver.do(EditDead("nobody", 0, 0, None, outgoing_batch([("t", b"", None, None, None,
+    b"e" * 16, 0, 0, 0, 0, None)], b"e" * 16)))) == Code.UNKNOWN_GROUP  # fmt: skip
 
 
 def test_in_order_an_edit_stands_in_the_order_of_its_new_key():

@@ -1,4 +1,6 @@
-"""Check-back by broker time: who is asked, when, how often, and what follows the last question (1.6 to 1.8, I10 to I15)."""
+"""Check-back by broker time: who is asked, when, how often, and what follows the last question (1.6 to 1.8, I10 to
+I15).
+"""
 
 import pyarrow as pa
 import pytest
@@ -437,7 +439,8 @@ def test_1_14_what_follows_the_last_question_is_said_by_each_group():
 
 
 def test_a_group_in_which_something_is_undecided_is_altered(driver):
-    """Fewer questions than were asked already: the end of waiting is the next thing to come. More again: a question is."""
+    """Fewer questions than were asked already: the end of waiting is the next thing to come. More again: a question
+    is."""
     [r] = driver.prepare(driver.session(), {})
     driver.advance(6)
     asked(driver)

@@ -1,4 +1,5 @@
-"""What nobody uses is forgotten: sessions, groups and writers; what is needed stays, and answers stay what they were."""
+"""What nobody uses is forgotten: sessions, groups and writers; what is needed stays, and answers stay what they
+were."""
 
 import numpy as np
 import pyarrow as pa
@@ -375,8 +376,8 @@ steps = st.one_of(
 
 
 def by_the_rule(history):
-    """Which attempts count, and which writers are known at the end, said in words: a writer is known until it was silent for
-    30 days with nothing undecided."""
+    """Which attempts count, and which writers are known at the end, said in words: a writer is known until it was
+    silent for 30 days with nothing undecided."""
     last, used, undecided, counted, now = {}, {}, {"a": 0, "b": 0}, [], 0
     for attempt, (act, *step) in enumerate(history):
         if act == "silence":

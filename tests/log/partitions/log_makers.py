@@ -23,7 +23,8 @@ def follow_all(replica: PartitionReplica) -> None:
 
 
 class PartitionMaker:
-    """A log on a partition, and the folder of the node that opens it. ``lost``: the folder is a new one at every opening."""
+    """A log on a partition, and the folder of the node that opens it. ``lost``: the folder is a new one at every
+    opening."""
 
     def __init__(self, partitions: Callable[[], Partitions], *, lost: bool, mode: str = "kept") -> None:
         self.partitions = partitions

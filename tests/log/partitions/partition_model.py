@@ -1,11 +1,13 @@
-"""A small model of who may answer, explored to its end: openers that claim one partition, frames on the way, acknowledgements that come late.
+"""A small model of who may answer, explored to its end: openers that claim one partition, frames on the way,
+acknowledgements that come late.
 
-The rules are the product's own: ``judge`` says what counts for every reader, ``prove`` what its sender may believe. The model is around them: records of one opener land in
-the order in which they were sent, at any time, also long after it was fenced; each acknowledgement comes at any time after that, in any order, or never; what lies in
-a gap is read. A crash is an opener that does nothing any more, so every state is also one after crashes.
+The rules are the product's own: ``judge`` says what counts for every reader, ``prove`` what its sender may believe. The
+model is around them: records of one opener land in the order in which they were sent, at any time, also long after it
+was fenced; each acknowledgement comes at any time after that, in any order, or never; what lies in a gap is read. A
+crash is an opener that does nothing any more, so every state is also one after crashes.
 
-A frame that is sent and has not landed is the same to everybody as one that was not sent: so "sent" is no step of its own. Openers differ by their number only: they are numbered by
-the order in which their claims land.
+A frame that is sent and has not landed is the same to everybody as one that was not sent: so "sent" is no step of its
+own. Openers differ by their number only: they are numbered by the order in which their claims land.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ class Opener(NamedTuple):
     heard: int = 0
     """The numbers whose acknowledgements came, as bits."""
     number: int = 0
-    """Every frame of its own below this counts, as it believes: these it has answered. 0: it does not own the log yet."""
+    """Every frame of its own below this counts, as it believes: these it has answered. 0: it does not own the log yet.
+    """
     offset: int = 0
     fenced: bool = False
 
@@ -154,7 +157,8 @@ def problem(state: State) -> str | None:
 
 
 def stuck(state: State) -> str | None:
-    """What is wrong when nothing more can happen: whoever was not fenced has answered all, and the last owner was never fenced."""
+    """What is wrong when nothing more can happen: whoever was not fenced has answered all, and the last owner was never
+    fenced."""
     last = max((record.opener for record in state.partition if record.number == CLAIM), default=-1)
     for i, opener in enumerate(state.openers):
         mine = sum(record.opener == i and record.counts for record in state.partition)

@@ -1,4 +1,6 @@
-"""The channel against a partition in memory that misbehaves: what is told to count does count, whatever comes late, in another order, without an offset or never."""
+"""The channel against a partition in memory that misbehaves: what is told to count does count, whatever comes late, in
+another order, without an offset or never.
+"""
 
 from __future__ import annotations
 

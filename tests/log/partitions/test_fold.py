@@ -1,4 +1,6 @@
-"""The fold: what counts, what is void, what is refused; and that every reader comes to the same, from wherever it goes on."""
+"""The fold: what counts, what is void, what is refused; and that every reader comes to the same, from wherever it goes
+on.
+"""
 
 from __future__ import annotations
 
@@ -291,7 +293,8 @@ def meaning(taken: Taken) -> tuple[Any, ...]:
 
 @given(partitions())
 def test_every_reader_comes_to_the_same(partition: list[bytes]) -> None:
-    """Wherever a fold is noted and another goes on, it comes to the same; so a fold of the beginning is the beginning of the fold."""
+    """Wherever a fold is noted and another goes on, it comes to the same; so a fold of the beginning is the beginning
+    of the fold."""
     fold = Fold()
     whole, marks = [], [(0, fold.whole)]
     for taken in folded(*partition, fold=fold):
@@ -307,7 +310,8 @@ def test_every_reader_comes_to_the_same(partition: list[bytes]) -> None:
 
 @given(partitions())
 def test_what_counts_is_one_log(partition: list[bytes]) -> None:
-    """Frames count in order and without a gap; of one owner nothing counts behind the next claim; void records could as well be absent."""
+    """Frames count in order and without a gap; of one owner nothing counts behind the next claim; void records could as
+    well be absent."""
     found = folded(*partition)
     sequences = [header.sequence for taken in found for _, header in taken.frames]
     assert sequences == list(range(len(sequences)))

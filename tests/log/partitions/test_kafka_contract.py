@@ -1,4 +1,6 @@
-"""The log on a partition of a real Kafka keeps the promises of every commit log, with its mirror kept and with its mirror lost."""
+"""The log on a partition of a real Kafka keeps the promises of every commit log, with its mirror kept and with its
+mirror lost.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The partition of a real Kafka: sending, reading, its ends, deleting; the channel over it; topics that are made, and refused."""
+"""The partition of a real Kafka: sending, reading, its ends, deleting; the channel over it; topics that are made, and
+refused.
+"""
 
 from __future__ import annotations
 
@@ -116,7 +118,8 @@ class Counting:
 
 
 def test_who_waits_does_not_ask_again_and_again(opener: Opener) -> None:
-    """The client waits for whole milliseconds: told less it returns at once, a hundred times until the last one is over."""
+    """The client waits for whole milliseconds: told less it returns at once, a hundred times until the last one is
+    over."""
     partition = opener()
     partition._consumer = reading = Counting(partition._consumer)
     partition._producer = sending = Counting(partition._producer)

@@ -1,4 +1,6 @@
-"""A Kafka with TLS and with passwords: who is let in, what is said to who is not, and that no secret is in what is said."""
+"""A Kafka with TLS and with passwords: who is let in, what is said to who is not, and that no secret is in what is
+said.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Nodes of a log on a partition: they follow each other, take over, lose their folders or parts of them, and hold the same log afterwards."""
+"""Nodes of a log on a partition: they follow each other, take over, lose their folders or parts of them, and hold the
+same log afterwards.
+"""
 
 from __future__ import annotations
 

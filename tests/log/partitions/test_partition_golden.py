@@ -1,6 +1,8 @@
-"""The bytes of records of version 1, kept: today's reader reads them equal, today's writer writes them equal (log/kafka/FORMAT.md).
+"""The bytes of records of version 1, kept: today's reader reads them equal, today's writer writes them equal
+(log/kafka/FORMAT.md).
 
-`python tests/log/partitions/test_partition_golden.py` makes them anew, for a new version of the format in a folder of its own.
+`python tests/log/partitions/test_partition_golden.py` makes them anew, for a new version of the format in a folder of
+its own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Who may answer, in every order of events: nothing that was answered is void, each mistake in the rules is found, and the code does what the model does."""
+"""Who may answer, in every order of events: nothing that was answered is void, each mistake in the rules is found, and
+the code does what the model does.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The race of one local transaction with checkers, step by step, in any order, against a real database.
 
-The local transaction's steps: begin, bind, end (by commit, rollback, or the death of its connection); its business row is
-written with the first or the last of them. A checker's steps: look (what is committed already), close (insert ROLLED_BACK), read (and
-answer). Every step that a checker takes returns at once, also where a transaction in flight holds the row: so one thread can play
-everybody, and each order is played exactly.
+The local transaction's steps: begin, bind, end (by commit, rollback, or the death of its connection); its business row
+is written with the first or the last of them. A checker's steps: look (what is committed already), close (insert
+ROLLED_BACK), read (and answer). Every step that a checker takes returns at once, also where a transaction in flight
+holds the row: so one thread can play everybody, and each order is played exactly.
 """
 
 from __future__ import annotations
@@ -153,7 +153,8 @@ def play(
 
 
 def all_orders(checkers: int, steps: int) -> list[tuple[int, ...]]:
-    """All orders of the local transaction's three steps and those of alike checkers (told apart by who begins first)."""
+    """All orders of the local transaction's three steps and those of alike checkers (told apart by who begins
+    first)."""
     multiset = [0] * 3 + [who for who in range(1, checkers + 1) for _ in range(steps)]
     found = set()
     for order in set(itertools.permutations(multiset)) if len(multiset) < 8 else _permuted(multiset):

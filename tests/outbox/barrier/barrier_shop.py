@@ -1,4 +1,5 @@
-"""A shop as a process, to be killed: each order is a business row, a mark, and a message; every third order fails and goes back.
+"""A shop as a process, to be killed: each order is a business row, a mark, and a message; every third order fails and
+goes back.
 
 ``python barrier_shop.py BROKER DATABASE TOPIC FIRST COUNT``, with ESCROWMQ_FAILPOINT saying where it dies.
 """
@@ -38,7 +39,8 @@ def place(producer: mq.Producer, engine: sa.Engine, topic: str, number: int) -> 
 def main(broker: str, database: str, topic: str, first: int, count: int) -> None:
     engine = sa.create_engine(database)
     with engine.connect():
-        pass  # the first one takes long on a busy machine, and a transaction that takes long is asked about and rolled back
+        # the first one takes long on a busy machine, and a transaction that takes long is asked about and rolled back
+        pass
     with mq.connect(broker, **(QUICK if broker.startswith("file:") else {})) as bus:
         producer = bus.producer(topic, checker=Barrier(engine))
         for number in range(first, first + count):

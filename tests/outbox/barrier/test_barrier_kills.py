@@ -29,8 +29,9 @@ POINTS = (
     "transaction.told:2",
     "barrier.closed",
 )
-"""After the prepare; after the mark, of an order that would commit and of one that would go back; after the database's commit;
-before the broker's COMMIT; after the check-back's own mark, before its answer."""
+"""After the prepare; after the mark, of an order that would commit and of one that would go back; after the database's
+commit; before the broker's COMMIT; after the check-back's own mark, before its answer.
+"""
 
 
 @pytest.fixture(scope="module")

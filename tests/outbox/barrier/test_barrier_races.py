@@ -1,4 +1,6 @@
-"""A local transaction held open while the check-back asks, then committed, rolled back or killed: in all orders, on all databases."""
+"""A local transaction held open while the check-back asks, then committed, rolled back or killed: in all orders, on all
+databases.
+"""
 
 from __future__ import annotations
 
@@ -132,7 +134,8 @@ def test_what_is_in_flight_holds_up_no_other(shop):
 @pytest.mark.invariant("I13")
 @pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)  # SQLite has one writer at a time
 def test_what_holds_its_rows_unseen_holds_up_no_other_either(shop, monkeypatch):
-    """Without the locks and dirty reads that find them early: the insert is held up, cut up, and passes for the others."""
+    """Without the locks and dirty reads that find them early: the insert is held up, cut up, and passes for the
+    others."""
     barrier = Barrier(shop, wait=10)
     monkeypatch.setattr(type(barrier._databases[0]), "in_flight", lambda self, ids: np.zeros(len(ids), np.bool_))
     with shop.connect() as connection:

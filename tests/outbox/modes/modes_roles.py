@@ -1,7 +1,7 @@
 """What children and tests do in the kill matrix: serve, produce, consume. Small, and the same for both.
 
-The producer's database has ``produced`` (an id for every business change), the consumer's ``effects`` (an id an effect, without a
-unique key: a second effect must be seen, not refused).
+The producer's database has ``produced`` (an id for every business change), the consumer's ``effects`` (an id an effect,
+without a unique key: a second effect must be seen, not refused).
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ from escrowmq.settings import BrokerSettings
 GROUP = "shop"
 COUNT = 5
 DYING_LEASE, LEASE = 1.0, 30.0
-"""Of a consumer that is killed: what it held must come back; and of one that lives: however slow the machine is, it must not."""
+"""Of a consumer that is killed: what it held must come back; and of one that lives: however slow the machine is, it
+must not.
+"""
 IDLE = 0.1
 """After which a consumer looks whether anything is left."""
 TAKEN_BACK = 2

@@ -1,4 +1,6 @@
-"""Producer-driven transactions: the steps, what a failure at each leaves, what redrive makes of it, and what the table answers."""
+"""Producer-driven transactions: the steps, what a failure at each leaves, what redrive makes of it, and what the table
+answers.
+"""
 
 from __future__ import annotations
 
@@ -387,7 +389,8 @@ ANSWERS = {
 
 
 def test_what_the_table_answers(database: sa.Engine) -> None:
-    """In each state: a question about the transaction that the row names, and about another one of the same message id."""
+    """In each state: a question about the transaction that the row names, and about another one of the same message
+    id."""
     more = {"producer_group": "shop", "topic": "t", "body": b"", "delay_us": 0, "attempts": 0, "created_us": 0}
     ids = {stage: bytes([stage]) * 16 for stage in ANSWERS}
     rows = [{"id": i, "state": int(stage), "transaction_id": bytes(OURS), **more} for stage, i in ids.items()]

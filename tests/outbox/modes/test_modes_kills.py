@@ -1,4 +1,6 @@
-"""The kill matrix: producer, broker and consumer killed between every two steps of every mode; then a restart, and the check by id."""
+"""The kill matrix: producer, broker and consumer killed between every two steps of every mode; then a restart, and the
+check by id.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Offsets in the consumer's database: one transaction with the effect, fenced by the epoch, slots that never overlap."""
+"""Offsets in the consumer's database: one transaction with the effect, fenced by the epoch, slots that never
+overlap."""
 
 from __future__ import annotations
 
@@ -196,7 +197,8 @@ def test_overlapping_strides_are_refused(bus: mq.Bus, database: sa.Engine, t: st
 
 
 def test_4_18_parts_of_a_queue_with_both_reach_messages_are_refused(bus: mq.Bus, local: sa.Engine, t: str) -> None:
-    """A prepare and its end could go to different consumers. Nothing is handled, and the whole queue can still be read."""
+    """A prepare and its end could go to different consumers. Nothing is handled, and the whole queue can still be
+    read."""
     producer = BothReachProducer(bus.producer("shop-plain"), local, "shop-both")
     producer.send(mq.Message(t, b"a pen"), lambda session: None)
     fill(bus, t, 4)

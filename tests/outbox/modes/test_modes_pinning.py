@@ -128,7 +128,8 @@ def half(bus: mq.Bus, t: str, body: bytes = b"x") -> Any:
 
 @pytest.mark.invariant("I9")
 def test_one_half_message_counts_however_often_an_id_is_prepared(bus: mq.Bus, t: str) -> None:
-    """Within the de-duplication window a repeat is answered with the first one's transaction: first and last are one."""
+    """Within the de-duplication window a repeat is answered with the first one's transaction: first and last are
+    one."""
     producer, message = half(bus, t)
     first, again = producer.prepare(message), producer.prepare(message)
     assert again.transaction_id == first.transaction_id
@@ -155,7 +156,8 @@ def test_the_first_decision_takes_effect_and_later_ones_are_skipped(bus: mq.Bus,
 def test_beyond_the_window_the_last_prepare_counts_because_the_table_says_so(
     make_served: Any, local: sa.Engine, t: str
 ) -> None:
-    """A prepare that was repeated after the window makes a second half message: the row names one, the other is rolled back."""
+    """A prepare that was repeated after the window makes a second half message: the row names one, the other is rolled
+    back."""
     served = make_served(dedup_window=0.0, transaction_timeout=0.3, check_interval=0.1)
     with mq.connect(served.url) as bus:
         driven = Driven(bus, local, "shop")

@@ -175,7 +175,8 @@ def test_who_was_replaced_is_fenced_before_the_newer_one_has_decided(bus: mq.Bus
 
 @pytest.mark.invariant("I9")
 def test_a_prepare_that_comes_late_costs_a_request_and_nothing_else(bus: mq.Bus, local: sa.Engine, t: str) -> None:
-    """The older process's prepare reaches the broker when the newer one is about to commit: the row says what counts."""
+    """The older process's prepare reaches the broker when the newer one is about to commit: the row says what
+    counts."""
     a, b = two(t)
     older, newer = (Driven(bus, local, "shop", replaces=True) for _ in range(2))
     prepare = older._carrier.prepare

@@ -1,5 +1,7 @@
-"""Processes of the kill matrix, forked by a zygote: a sender that changes its business table and its outbox in one transaction, a
-receiver whose effect and claim are one transaction, and the commands that serve and relay. They go on until they are told to stop, or die where they are told to."""
+"""Processes of the kill matrix, forked by a zygote: a sender that changes its business table and its outbox in one
+transaction, a receiver whose effect and claim are one transaction, and the commands that serve and relay. They go on
+until they are told to stop, or die where they are told to.
+"""
 
 from __future__ import annotations
 

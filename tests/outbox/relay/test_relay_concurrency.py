@@ -35,7 +35,8 @@ def die_at(name: str) -> None:
 
 
 class Paging:
-    """The classic relay: remembers the last number and asks for those after it. Planted, to show that the check sees it."""
+    """The classic relay: remembers the last number and asks for those after it. Planted, to show that the check sees
+    it."""
 
     def __init__(self, engine: sa.Engine, target: MemoryTarget) -> None:
         self._engine, self._target, self._last = engine, target, 0
@@ -51,7 +52,8 @@ class Paging:
 
 
 def late_commit(engine: sa.Engine, drain: Callable[[], Any]) -> list[bytes]:
-    """One transaction takes a low number and commits after another, with a higher one, was relayed; all committed ids."""
+    """One transaction takes a low number and commits after another, with a higher one, was relayed; all committed
+    ids."""
     with engine.connect() as slow:
         ids = outbox.send_batch_tx(slow, [Message("orders", b"0", key="slow")])
         ids += put(engine, ("quick", "0"))
@@ -91,7 +93,8 @@ def test_planted_a_relay_that_pages_by_number_is_caught(interleaving: sa.Engine,
 
 
 def commit_all(engine: sa.Engine, writer: int, count: int, done: list[bytes]) -> None:
-    """Transactions of one to four messages, some rolled back, some of two keys; a key has one writer, and so an order."""
+    """Transactions of one to four messages, some rolled back, some of two keys; a key has one writer, and so an
+    order."""
     chance = random.Random(writer)
     number = 0
     while number < count:

@@ -1,4 +1,5 @@
-"""Draining: the table says what is left, not the lanes of the relay that asks; and whoever ends gives its leases back."""
+"""Draining: the table says what is left, not the lanes of the relay that asks; and whoever ends gives its leases
+back."""
 
 from __future__ import annotations
 
@@ -114,7 +115,8 @@ def test_a_relay_that_has_drained_leaves_no_lease_behind(
 def test_the_lag_is_that_of_the_oldest_row_in_the_table(
     tables: sa.Engine, target: MemoryTarget, relay: MakeRelay
 ) -> None:
-    """Also of one that another relay has, that is retried, or that a dead target keeps waiting; a WAITING one is a person's."""
+    """Also of one that another relay has, that is retried, or that a dead target keeps waiting; a WAITING one is a
+    person's."""
     running = relay(redelivery_interval=3600.0, redeliveries=0)
     assert running.backlog().lag == 0.0
     put(tables, *numbered("k", 2), *numbered("other", 2))

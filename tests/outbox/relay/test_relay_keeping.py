@@ -1,4 +1,5 @@
-"""What happens to sent rows: deleted, kept, confirmed by the consumer, sent again without. Never before a durable OK."""
+"""What happens to sent rows: deleted, kept, confirmed by the consumer, sent again without. Never before a durable
+OK."""
 
 from __future__ import annotations
 

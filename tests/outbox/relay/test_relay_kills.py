@@ -1,7 +1,8 @@
-"""Sender, relay, broker, receiver as processes, each killed between every two of its steps; then everything is compared by id.
+"""Sender, relay, broker, receiver as processes, each killed between every two of its steps; then everything is compared
+by id.
 
-I24: each order has one effect. I37: a business row stands if and only if its outbox row does. I38: each outbox row was published and
-had its effect. I39: nothing skipped, order per key. I40: rows leave only after a durable receipt.
+I24: each order has one effect. I37: a business row stands if and only if its outbox row does. I38: each outbox row was
+published and had its effect. I39: nothing skipped, order per key. I40: rows leave only after a durable receipt.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ PATIENCE = 90.0
 
 
 class Role:
-    """One of the processes: dies at each of its points in turn, and is started again; at last without any. ``given``: the role of the zygote's child, and
-    its arguments."""
+    """One of the processes: dies at each of its points in turn, and is started again; at last without any. ``given``:
+    the role of the zygote's child, and its arguments."""
 
     def __init__(
         self, name: str, zygote: Zygote, given: tuple[str, dict[str, Any]], log: Path, points: list[str]

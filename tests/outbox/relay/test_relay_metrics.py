@@ -1,4 +1,6 @@
-"""A relay's numbers for Prometheus: what was sent and refused, what the table still holds, and what is said while the database is away."""
+"""A relay's numbers for Prometheus: what was sent and refused, what the table still holds, and what is said while the
+database is away.
+"""
 
 from __future__ import annotations
 

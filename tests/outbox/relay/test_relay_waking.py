@@ -1,4 +1,6 @@
-"""When the relay looks: at once where PostgreSQL notifies, soon where it must poll; and the command, started and stopped."""
+"""When the relay looks: at once where PostgreSQL notifies, soon where it must poll; and the command, started and
+stopped.
+"""
 
 from __future__ import annotations
 
@@ -120,8 +122,8 @@ class TestCommand:
 
 
 def test_an_engine_that_begins_transactions_by_a_listener_is_not_kept_locked(tmp_path: Path) -> None:
-    """SQLAlchemy's own recipe for SQLite: without a commit after each statement, the relay would hold the file's lock while
-    it sends and while it waits."""
+    """SQLAlchemy's own recipe for SQLite: without a commit after each statement, the relay would hold the file's lock
+    while it sends and while it waits."""
     engine = sa.create_engine(f"sqlite:///{tmp_path / 'shop.db'}", connect_args={"timeout": 0.05})
 
     @sa.event.listens_for(engine, "connect")

@@ -109,7 +109,8 @@ class RabbitSite(ServerSite):
         self.kill = self._kill
 
     def _kill(self) -> None:
-        # What the target waits for by the clock: the directory of quorum queues is written and closed (bytes 8 to 11 of the file).
+        # What the target waits for by the clock: the directory of quorum queues is written and closed (bytes 8 to 11 of
+        # the file).
         [directory] = self.server.log.parent.glob("rabbitmq/data/*/quorum/*/names.dets")
         eventually(lambda: directory.read_bytes()[8:12] == b"\0\0\0\1", "RabbitMQ does not write its directory")
         self.server.kill()

@@ -63,7 +63,8 @@ def test_the_limit_of_the_topic_counts(target: KafkaTarget, kafka_url: str) -> N
 def test_a_limit_that_nobody_tells_is_found_by_being_refused(
     config: dict[str, int], kafka_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Kafka refuses whole batches: each of their messages is tried alone. What comes after a refused batch is not stored."""
+    """Kafka refuses whole batches: each of their messages is tried alone. What comes after a refused batch is not
+    stored."""
     target = KafkaTarget(kafka_url, config=config)
     monkeypatch.setattr(kafka._Topics, "_describe", lambda self, topics, seconds: dict.fromkeys(topics, 0))
     topic = make(kafka_url, **{"max.message.bytes": "2000"})

@@ -1,4 +1,6 @@
-"""What runs in a producer's or a consumer's node: each mode in a thread of its own, under a supervisor, and a producer's relay."""
+"""What runs in a producer's or a consumer's node: each mode in a thread of its own, under a supervisor, and a
+producer's relay.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,8 @@ class ApplicationPlan:
 
 
 class Application:
-    """A producer or a consumer of the run. ``say`` tells the director. Raises EscrowError from :meth:`run` if it cannot start."""
+    """A producer or a consumer of the run. ``say`` tells the director. Raises EscrowError from :meth:`run` if it cannot
+    start."""
 
     def __init__(self, plan: ApplicationPlan, say: Say, starts: int) -> None:
         self._plan = plan
@@ -171,7 +174,7 @@ class Application:
             target.close()
 
     def _judge(self, mode: str, problem: Exception) -> None:
-        """A failure that a program must be ready for is logged; one that says that a program, or stored data, is wrong is a finding."""
+        """Log a failure that a program must expect; report any other as a finding."""
         expected = isinstance(problem, EscrowError | sa.exc.DBAPIError)
         if expected and not isinstance(problem, Misuse | Corrupt | Denied | sa.exc.IntegrityError):
             _log.warning("%s: %s: %s", mode, type(problem).__name__, str(problem).splitlines()[0])

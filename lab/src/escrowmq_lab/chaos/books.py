@@ -1,11 +1,13 @@
 """What each side writes down in its own database, for the check at the end: by id and content, never by count.
 
-A producer writes three things about an id: that it *intends* to place it (in a transaction of its own, before anything else), the *business*
-row (in the local transaction of the mode: it stands if and only if that transaction committed, so it is the truth), and that it was
-*confirmed* (afterwards, when the mode said that all is done). A consumer writes an *effect* in the transaction of the mode's mark. No effect
-is refused or overwritten here: one that happens twice stands twice.
+A producer writes three things about an id: that it *intends* to place it (in a transaction of its own, before anything
+else), the *business* row (in the local transaction of the mode: it stands if and only if that transaction committed, so
+it is the truth), and that it was *confirmed* (afterwards, when the mode said that all is done). A consumer writes an
+*effect* in the transaction of the mode's mark. No effect is refused or overwritten here: one that happens twice stands
+twice.
 
-The body of a message follows from its id (:func:`body_of`), so an effect tells by the hash of what it got whether the content is right.
+The body of a message follows from its id (:func:`body_of`), so an effect tells by the hash of what it got whether the
+content is right.
 """
 
 from __future__ import annotations
@@ -57,12 +59,12 @@ FILLER = 120
 
 
 def body_of(identity: str) -> bytes:
-    """The body of the message with this id: the id, a space, and filler that nobody could guess."""
+    """Return the body of the message with this id: the id, a space, and filler that nobody could guess."""
     return identity.encode() + b" " + hashlib.shake_128(identity.encode()).digest(FILLER // 2).hex().encode()
 
 
 def id_of(body: bytes) -> str:
-    """The id that a body claims; what is no body gives some text, whose hash will be wrong."""
+    """Return the id that a body claims; what is no body gives some text, whose hash will be wrong."""
     return body.partition(b" ")[0].decode(errors="replace")[:96]
 
 
@@ -72,7 +74,7 @@ def hash_of(body: bytes) -> bytes:
 
 
 def message_id_of(identity: str) -> bytes:
-    """The 16 bytes that name the message of this id at the brokers, however often it is sent."""
+    """Return the 16 bytes that name the message of this id at the brokers, however often it is sent."""
     return hashlib.blake2b(identity.encode(), digest_size=16).digest()
 
 
@@ -92,7 +94,7 @@ class Books:
             connection.execute(intended.insert(), _rows(mode, ids, dooms=dooms))
 
     def enter(self, session: Any, mode: str, ids: Sequence[str]) -> None:
-        """The business change, in the local transaction of ``session`` (a session or a connection)."""
+        """Write the business change in the local transaction of ``session`` (a session or a connection)."""
         session.execute(business.insert(), _rows(mode, ids))
 
     def confirm(self, mode: str, ids: Sequence[str]) -> None:
@@ -101,7 +103,7 @@ class Books:
             connection.execute(confirmed.insert(), _rows(mode, ids))
 
     def effect(self, session: Any, mode: str, bodies: Iterable[bytes]) -> None:
-        """The effects of messages with these bodies, in the transaction of ``session``."""
+        """Write the effects of messages with these bodies in the transaction of ``session``."""
         now = now_us()
         rows = [{"id": id_of(body), "mode": mode, "hash": hash_of(body), "at_us": now} for body in bodies]
         if rows:

@@ -1,4 +1,6 @@
-"""Full disks: below the log of a broker, and by the page limit of a SQLite file. A node's disk is full while a marker file lies in its folder."""
+"""Full disks: below the log of a broker, and by the page limit of a SQLite file. A node's disk is full while a marker
+file lies in its folder.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +29,15 @@ def set_full(folder: Path, full: bool) -> None:
 
 
 def fillable_disk(folder: Path) -> Callable[[Path], Disk]:
-    """What gives the disk of a broker whose node has ``folder``."""
+    """Return a factory for the disk of a broker whose node has ``folder``."""
     return lambda data: FillableDisk(RealDisk(data), folder / MARKER)
 
 
 class FillableDisk(WrappedDisk):
     """A disk that is full while ``marker`` exists: nothing on it grows, and no file is made.
 
-    What has its blocks already may still be written, files may be renamed and removed, and everything may be read and synced.
+    What has its blocks already may still be written, files may be renamed and removed, and everything may be read and
+    synced.
     """
 
     def __init__(self, disk: Disk, marker: Path) -> None:
@@ -47,7 +50,7 @@ class FillableDisk(WrappedDisk):
         return os.path.exists(self._marker)
 
     def open(self, name: str, *, create: bool = False) -> File:
-        """The file, for reading and writing. Raises OSError(ENOSPC) where a full disk would have to make it."""
+        """Return the file, for reading and writing. Raises OSError(ENOSPC) where a full disk would have to make it."""
         if create and self.full:
             try:
                 return _FillableFile(self._disk.open(name), self)
@@ -80,15 +83,17 @@ class _FillableFile(WrappedFile):
 
 
 def fill_database(engine: sa.Engine, folder: Path) -> None:
-    """The SQLite database of ``engine`` grows by no page while the disk of the node that has ``folder`` is full: whatever needs one fails
-    with SQLITE_FULL, and its transaction is rolled back. Another kind of database is left as it is."""
+    """Keep the SQLite database of ``engine`` from growing while the disk of the node in ``folder`` is full:
+    statements that need a page fail with SQLITE_FULL, and their transaction is rolled back. Another kind of
+    database is left as it is."""
     if engine.dialect.name != "sqlite":
         return
     marker = str(folder / MARKER)
 
     @sa.event.listens_for(engine, "begin")
     def on_begin(connection: sa.Connection) -> None:
-        # A limit below the present size is the present size; it belongs to the connection, which is used again when there is room.
+        # A limit below the present size is the present size; it belongs to the connection, which is used again when
+        # there is room.
         connection.exec_driver_sql(f"PRAGMA max_page_count = {1 if os.path.exists(marker) else _MOST_PAGES}")
 
 

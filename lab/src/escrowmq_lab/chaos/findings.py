@@ -1,4 +1,5 @@
-"""What the check at the end of a chaos run found, mode by mode; :mod:`escrowmq_lab.chaos.check` fills it, the report shows it.
+"""What the check at the end of a chaos run found, mode by mode; :mod:`escrowmq_lab.chaos.check` fills it, the report
+shows it.
 
 | finding | when |
 | --- | --- |
@@ -11,7 +12,7 @@
 | contradiction | confirmed without a business row; business or confirmed and never intended; one id in two producers' databases; a business row that was to be rolled back |
 | unsettled | something had not come to rest when the run's patience was over |
 | failed | a node did what none may do, or a log is damaged |
-"""
+"""  # noqa: E501  # rows of a table
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ KEPT = 50
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One broken promise. ``what``: a word of the table above; ``subject``: an id, or a node; ``detail``: what each database says of it."""
+    """One broken promise. ``what``: a word of the table above; ``subject``: an id, or a node; ``detail``: what each
+    database says of it."""
 
     what: str
     mode: str
@@ -80,7 +82,7 @@ class Findings:
         return sum(count for (kind, of), count in self.numbers.items() if kind == what and (mode is None or of == mode))
 
     def subjects(self, what: str, mode: str | None = None) -> set[str]:
-        """What the kept findings of one kind are about."""
+        """Return the subjects of the kept findings of one kind."""
         return {one.subject for one in self.broken if one.what == what and (mode is None or one.mode == mode)}
 
     def to_json(self) -> dict[str, Any]:

@@ -40,7 +40,8 @@ Plan = BrokerPlan | ApplicationPlan | ProgramPlan
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """What a node said (see :mod:`escrowmq_lab.chaos.nodes`), or ``words`` ("ended", exit code): negative: the signal that killed it."""
+    """What a node said (see :mod:`escrowmq_lab.chaos.nodes`), or ``words`` ("ended", exit code): negative: the signal
+    that killed it."""
 
     node: str
     words: tuple[str, ...]
@@ -123,7 +124,7 @@ class Fleet:
                 pass
 
     def hear(self, seconds: float) -> Iterator[Heard]:
-        """What nodes say within so many seconds: as soon as there is something, all that there is."""
+        """Yield the messages of nodes as they arrive, for at most ``seconds``."""
         if left := [Heard(name, words) for name, node in self._nodes.items() for words in node.said]:
             for node in self._nodes.values():
                 node.said.clear()

@@ -14,7 +14,7 @@ from escrowmq_lab.chaos.proxy import Route
 
 
 def plans_of(options: Options, folder: Path, urls: dict[str, str]) -> dict[str, Plan]:
-    """What each node is started with, whenever it is."""
+    """Return the start-up plan of each node."""
     brokers = [name for name in options.nodes if name.startswith("broker")]
     programs = [f"program-{mode}" for mode in options.modes if mode_of(mode).beside(folder, "") is not None]
     hosts = {name: address_of(place) for place, name in enumerate([*urls, *programs])}

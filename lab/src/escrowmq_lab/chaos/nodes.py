@@ -1,11 +1,12 @@
 """The program of a node: a broker on a folder, a producer or a consumer with its database, told what to do over a pipe.
 
-A node is forked from a server that has imported the product already (:mod:`escrowmq_lab.chaos.fleet`), for most of what a start costs is
-importing. It ends with its director: by the signal that the system sends when the parent has died, and by the end of the pipe.
+A node is forked from a server that has imported the product already (:mod:`escrowmq_lab.chaos.fleet`), for most of what
+a start costs is importing. It ends with its director: by the signal that the system sends when the parent has died, and
+by the end of the pipe.
 
-What a node says: ``("ready", "")``, ``("placed", mode)`` (that mode of a producer has seen that it is to place nothing more, and has no more
-business rows to come), ``("failed", mode, text)`` (a finding), ``("stopped", text)`` (it could not start, and ends). What it is told:
-``"close"`` (place nothing new), ``"end"``.
+What a node says: ``("ready", "")``, ``("placed", mode)`` (that mode of a producer has seen that it is to place nothing
+more, and has no more business rows to come), ``("failed", mode, text)`` (a finding), ``("stopped", text)`` (it could
+not start, and ends). What it is told: ``"close"`` (place nothing new), ``"end"``.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from escrowmq_lab.chaos.orphans import die_with_the_parent
 _log = logging.getLogger(__name__)
 
 SETTINGS = BrokerSettings(
-    # Everything happens within seconds: what a blow leaves behind is asked about, handed out again and packed up while the run goes on.
+    # Everything happens within seconds: what a blow leaves behind is asked about, handed out again and packed up while
+    # the run goes on.
     transaction_timeout=1.0,
     check_interval=1.0,
     # A member that is killed or cut off between two questions spends one; nothing is to be parked because of that.
@@ -58,7 +60,8 @@ class BrokerPlan:
 
 @dataclass(frozen=True, slots=True)
 class ProgramPlan:
-    """A program of its own beside the nodes, which says and hears nothing (:meth:`escrowmq_lab.chaos.modes.Mode.beside`)."""
+    """A program of its own beside the nodes, which says and hears nothing
+    (:meth:`escrowmq_lab.chaos.modes.Mode.beside`)."""
 
     name: str
     folder: Path
@@ -68,7 +71,8 @@ class ProgramPlan:
 
 
 def main(plan: BrokerPlan | ApplicationPlan | ProgramPlan, channel: Connection, log: Path, starts: int) -> None:
-    """Run a node until it is told to end. The process's program: see :mod:`escrowmq_lab.chaos.nodes`. ``starts``: how often it was started before."""
+    """Run a node until it is told to end. The process's program: see :mod:`escrowmq_lab.chaos.nodes`. ``starts``: how
+    often it was started before."""
     die_with_the_parent()
     log_to(log)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the director
@@ -134,7 +138,7 @@ def _listen(channel: Connection, acts: dict[str, Callable[[], Any]]) -> None:
 
 
 def log_to(path: Path) -> None:
-    """Standard error and the logs go to the end of this file."""
+    """Redirect standard error and the logs to the end of this file."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(descriptor, 2)
     os.close(descriptor)

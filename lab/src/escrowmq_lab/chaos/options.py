@@ -11,7 +11,7 @@ from escrowmq_lab.chaos.modes import MODES, mode_of
 
 @functools.cache
 def _lacks(name: str) -> str | None:
-    """What this machine lacks for a mode: asking may start Java."""
+    """Return what this machine lacks for a mode; this may start Java."""
     return mode_of(name).lacks()
 
 
@@ -35,7 +35,8 @@ class Options:
     database_url: str | None = None
     """A PostgreSQL server that holds the databases of producers and consumers; None: SQLite files."""
     patience: float = 120.0
-    """Seconds without any progress, after the faults have ended, until the run is called stuck; and those that nodes may take to start."""
+    """Seconds without any progress, after the faults have ended, until the run is called stuck; and those that nodes
+    may take to start."""
 
     def __post_init__(self) -> None:
         for name in self.modes:

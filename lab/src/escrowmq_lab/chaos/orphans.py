@@ -1,6 +1,7 @@
 """Imported first by the fork server: it then ends with the director, however that ends, and its nodes with it.
 
-Without this a node that is paused when the director is killed would stay for ever: it holds the pipe open at whose end the fork server would end.
+Without this a node that is paused when the director is killed would stay for ever: it holds the pipe open at whose end
+the fork server would end.
 """
 
 from __future__ import annotations

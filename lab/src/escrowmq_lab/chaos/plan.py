@@ -1,4 +1,6 @@
-"""What the monkey does, drawn from a seed before the run begins: which nodes each round strikes, how, when and for how long."""
+"""What the monkey does, drawn from a seed before the run begins: which nodes each round strikes, how, when and for how
+long.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,8 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Happening:
-    """A strike as it was carried out, for the report: wall times, microseconds since 1970. ``until_us``: the node was whole again."""
+    """A strike as it was carried out, for the report: wall times, microseconds since 1970. ``until_us``: the node was
+    whole again."""
 
     round: int
     node: str
@@ -55,7 +58,9 @@ class Happening:
 DECK = (Blow.KILL,) * 6 + (Blow.PAUSE, Blow.CUT, Blow.SILENCE, Blow.FILL) * 2
 """Blows are dealt from this, shuffled, so that each kind comes early and kills most often."""
 TOGETHER = (True,) * 2 + (False,) * 3
-"""Rounds are dealt from this: those in which all that are struck are killed at one moment, and come back at one: a power failure."""
+"""Rounds are dealt from this: those in which all that are struck are killed at one moment, and come back at one: a
+power failure.
+"""
 EDGE = 0.4
 """Seconds, about as long as a start takes."""
 LEAST_DOWN = 0.02
@@ -63,10 +68,12 @@ LEAST_DOWN = 0.02
 
 
 def draw(options: Options) -> tuple[Round, ...]:
-    """The rounds of a run; the same options and seed give the same.
+    """Return the rounds of a run; the same options and seed give the same.
 
-    How many nodes a round strikes is dealt from 1 to all of them, shuffled, again and again: within the first that many rounds each count is
-    there once, and among fewer rounds the largest is. All strikes of a round end within its period, so a node is whole for a moment, at least,
+    How many nodes a round strikes is dealt from 1 to all of them, shuffled, again and again: within the first that
+    many rounds each count is
+    there once, and among fewer rounds the largest is. All strikes of a round end within its period, so a node is whole
+    for a moment, at least,
     before the next one, which may come while it starts.
     """
     chance = Random(f"chaos {options.seed}")
@@ -107,7 +114,8 @@ def _together(chance: Random, counts: list[int]) -> list[bool]:
 
 
 def _times(chance: Random, options: Options) -> tuple[float, float]:
-    """When in the round, and for how long. Often close to its begin, or so that it is over close to its end: then a node is struck while it starts."""
+    """When in the round, and for how long. Often close to its begin, or so that it is over close to its end: then a
+    node is struck while it starts."""
     down = options.down if options.down is not None else chance.uniform(LEAST_DOWN, options.period / 2)
     room = max(options.period - down, 0)
     early = chance.uniform(0, min(EDGE, room))
@@ -115,7 +123,7 @@ def _times(chance: Random, options: Options) -> tuple[float, float]:
 
 
 def _possible(blow: Blow, node: str, options: Options) -> Blow:
-    """The disk of a database server is not ours to fill."""
+    """Return the disk of a database server is not ours to fill."""
     outside = options.database_url is not None and not node.startswith("broker")
     return Blow.KILL if blow is Blow.FILL and outside else blow
 

@@ -1,4 +1,6 @@
-"""Addresses of nodes, and ports that nodes keep through their restarts: never one that the system gives to a connection meanwhile."""
+"""Addresses of nodes, and ports that nodes keep through their restarts: never one that the system gives to a connection
+meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,13 @@ _TRIES = 2_000
 
 
 def address_of(place: int) -> str:
-    """A loopback address (of Linux) for the node at this place, from 0."""
+    """Return a loopback address (of Linux) for the node at this place, from 0."""
     return f"127.0.{1 + place // 250}.{1 + place % 250}"
 
 
 def free_ports(hosts: Sequence[str], count: int) -> list[int]:
-    """``count`` ports that are free on all of these addresses, below those that the system takes for outgoing connections.
+    """``count`` ports that are free on all of these addresses, below those that the system takes for outgoing
+    connections.
 
     Raises Unknown(TIMED_OUT) if none are found.
     """
@@ -45,7 +48,7 @@ def _is_free(host: str, port: int) -> bool:
 
 
 def _ephemeral() -> int:
-    """The first port that the system gives to connections."""
+    """Return the first port that the system gives to connections."""
     try:
         return max(int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0]), _FIRST + 1_000)
     except (OSError, ValueError):

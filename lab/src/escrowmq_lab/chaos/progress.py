@@ -1,6 +1,7 @@
 """How a chaos run goes, while it goes: live lines on a terminal, else a line every few seconds.
 
-What is placed, confirmed and done is counted by the databases, in a thread of its own: nothing that they make wait holds up the blows.
+What is placed, confirmed and done is counted by the databases, in a thread of its own: nothing that they make wait
+holds up the blows.
 """
 
 from __future__ import annotations
@@ -138,7 +139,7 @@ class _Counts:
             self.now = counts
 
     def rates(self, at: float) -> dict[str, float]:
-        """A second, of the last RATE_SECONDS; ``at``: seconds of any clock that only goes on."""
+        """Return a second, of the last RATE_SECONDS; ``at``: seconds of any clock that only goes on."""
         self.before.append((at, self.now))
         while len(self.before) > 2 and self.before[1][0] <= at - RATE_SECONDS:
             self.before.popleft()
@@ -176,11 +177,11 @@ class Progress:
             self._live.stop()
 
     def told(self, watched: Watched) -> None:
-        """The run goes on; costs nothing."""
+        """Note that the run goes on; cheap."""
         self._watched = watched
 
     def look(self, at: float | None = None) -> Look | None:
-        """The run as it is now, None before it told anything. ``at``: ``time.monotonic()`` unless given."""
+        """Return the run as it is now, None before it told anything. ``at``: ``time.monotonic()`` unless given."""
         watched, at = self._watched, time.monotonic() if at is None else at
         if watched is None:
             return None

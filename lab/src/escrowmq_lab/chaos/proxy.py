@@ -3,9 +3,10 @@
 Each node has a loopback address of its own, on which the proxy listens with the brokers' port numbers; so its URLs
 differ from those of others in the host alone. What is struck is a name, a node's or a broker's: all its links.
 
-CUT: the connections are reset, and new ones refused. SILENCE: connections stay and are still accepted, and nothing passes, in one direction
-or in both; when it is over they go on, or are reset. What is not passed on is not read: a sender stands before a full buffer, as with a
-peer that has stopped. A broker that is not there is a connection that is accepted and then reset.
+CUT: the connections are reset, and new ones refused. SILENCE: connections stay and are still accepted, and nothing
+passes, in one direction or in both; when it is over they go on, or are reset. What is not passed on is not read: a
+sender stands before a full buffer, as with a peer that has stopped. A broker that is not there is a connection that is
+accepted and then reset.
 """
 
 from __future__ import annotations
@@ -178,7 +179,7 @@ class _Switchboard:
         return sum(len(link.pairs) for link in self._links)
 
     async def _set(self, link: _Link) -> None:
-        """A link has the faults of its node and of its broker together."""
+        """Give a link the faults of its node and of its broker together."""
         names = (link.route.node, link.route.broker)
         faults = [fault for name in names if (fault := self._faults.get(name)) is not None]
         link.cut = any(fault.cut for fault in faults)
@@ -208,7 +209,7 @@ class _Pair:
         self._connecting: asyncio.Task[None] | None = None
 
     def begun(self) -> None:
-        """The node has connected."""
+        """Connect to the broker after the node has connected."""
         self.link.pairs.add(self)
         if self.link.cut:
             self.reset()
@@ -236,7 +237,7 @@ class _Pair:
             side.hold("silence") if held else side.let("silence")
 
     def other(self, side: _Side) -> _Side:
-        """The one that continues it."""
+        """Return the one that continues it."""
         return self.far if side is self.near else self.near
 
     def eof(self) -> None:
@@ -247,7 +248,7 @@ class _Pair:
             self.far.close()
 
     def lost(self, side: _Side, problem: Exception | None) -> None:
-        """A side has gone, and so does the other: what is on its way to it is delivered, unless this was a reset."""
+        """Close the other side after one has gone: deliver what is on its way, unless this was a reset."""
         if self._over:
             return
         if problem is not None:

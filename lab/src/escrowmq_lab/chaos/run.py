@@ -62,11 +62,11 @@ class Run:
 
 
 def run(options: Options, folder: Path | None = None, told: Callable[[Monkey], None] = lambda _: None) -> Run:
-    """Run it. ``folder``: where everything is kept; None: a temporary folder, which is removed if every promise held, else left there.
-    ``told`` is called some times a second with the state of the run.
+    """Run it. ``folder``: where everything is kept; None: a temporary folder, which is removed if every promise held,
+    else left there. ``told`` is called some times a second with the state of the run.
 
-    Raises Misuse(BAD_ARGUMENT) if the folder has a run in it, Misuse(BAD_URL) for a database server that is away, Unknown(TIMED_OUT) if
-    nodes do not start or end by themselves again and again.
+    Raises Misuse(BAD_ARGUMENT) if the folder has a run in it, Misuse(BAD_URL) for a database server that is away,
+    Unknown(TIMED_OUT) if nodes do not start or end by themselves again and again.
     """
     kept = folder or Path(tempfile.mkdtemp(prefix="escrowmq-chaos-"))
     kept.mkdir(parents=True, exist_ok=True)
@@ -288,14 +288,14 @@ class Monkey:
         self._whole(name)
 
     def _whole(self, name: str) -> None:
-        """The node is whole again, or is struck again before it was."""
+        """Handle the end of a node's fault, or of one of several."""
         self.struck.pop(name, None)
         happening = self._open.pop(name, None)
         if happening is not None:
             self.happenings.append(replace(happening, until_us=now_us()))
 
     def _against_programs(self, number: int) -> list[Strike]:
-        """A program that takes many seconds to start is killed in every so many rounds only."""
+        """Return a program that takes many seconds to start is killed in every so many rounds only."""
         after, down = self._chance.random() * self.options.period / 2, self.options.period / 4
         due = number % PROGRAM_ROUNDS == PROGRAM_ROUNDS // 2
         return [Strike(name, Blow.KILL, after, down) for name in self._of("program") if due]

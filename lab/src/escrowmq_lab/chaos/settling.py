@@ -1,4 +1,6 @@
-"""Whether everything has settled after the faults: each business row has its effect, and nothing waits at the brokers or in a relay's table."""
+"""Whether everything has settled after the faults: each business row has its effect, and nothing waits at the brokers
+or in a relay's table.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ from escrowmq_lab.databases import snapshot
 
 
 class Settling:
-    """Looks again and again. ``engines``: of all producers and consumers. A context manager, for its connection to the brokers."""
+    """Looks again and again. ``engines``: of all producers and consumers. A context manager, for its connection to the
+    brokers."""
 
     def __init__(self, engines: Mapping[str, sa.Engine], url: str, modes: Sequence[type[Mode]]) -> None:
         self._producers = {name: engine for name, engine in engines.items() if name.startswith("producer")}

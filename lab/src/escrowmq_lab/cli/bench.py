@@ -61,7 +61,7 @@ def _passes(script: Path, json: bool) -> bool:
 
 
 def _claim(script: Path) -> str:
-    """The first line of a script's docstring."""
+    """Return the first line of a script's docstring."""
     import ast
 
     text = ast.get_docstring(ast.parse(script.read_text())) or ""

@@ -47,8 +47,8 @@ def chaos(
 ) -> None:
     """Kill, pause, cut off and fill up producers, brokers and consumers at random, then check every id.
 
-    Exit code 1 when a promise was broken: a message lost, repeated, leaked, altered, never sent, or never delivered, or a node that failed;
-    what was found is named, and the command that runs it again.
+    Exit code 1 when a promise was broken: a message lost, repeated, leaked, altered, never sent, or never delivered, or
+    a node that failed; what was found is named, and the command that runs it again.
     """
     from escrowmq_lab.chaos.options import Options
     from escrowmq_lab.chaos.progress import Progress
@@ -89,7 +89,7 @@ def chaos(
 
 
 def _show(record: Record, folder: Path) -> None:
-    """What was found: how many of each kind, and some of each."""
+    """Print the findings: how many of each kind, and some of each."""
     findings = record.findings
     for (what, mode), number in sorted(findings.numbers.items()):
         notice(f"{what} {mode}: {number}")

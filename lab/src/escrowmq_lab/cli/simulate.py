@@ -33,8 +33,8 @@ def simulate(
 ) -> None:
     """Run brokers and clients in virtual time under faults, and check that every promise holds.
 
-    Each seed draws a workload, settings, a network and faults, and is the same run whenever it is run. Exit code 1 when a promise was
-    broken; the seed that did it is named, and --seed N --trace shows how.
+    Each seed draws a workload, settings, a network and faults, and is the same run whenever it is run. Exit code 1 when
+    a promise was broken; the seed that did it is named, and --seed N --trace shows how.
     """
     from escrowmq_lab.simulation.swarm import simulate_many
 

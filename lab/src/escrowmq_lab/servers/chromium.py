@@ -9,7 +9,7 @@ from escrowmq_lab.servers.seam import Absent
 
 
 def program() -> str:
-    """The path of the browser. Raises :class:`Absent`."""
+    """Return the path of the browser. Raises :class:`Absent`."""
     found = shutil.which("chromium") or shutil.which("chromium-browser")
     if found is None:
         raise Absent("Chromium is not installed; on Debian: apt-get install chromium")
@@ -17,5 +17,6 @@ def program() -> str:
 
 
 def flags() -> list[str]:
-    """How it is started without a screen: its sandbox refuses to work for the system's administrator, who runs tests in containers."""
+    """How it is started without a screen: its sandbox refuses to work for the system's administrator, who runs tests in
+    containers."""
     return ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []

@@ -17,7 +17,8 @@ def serving(
     launcher: Callable[..., subprocess.Popen[bytes]] | None = None,
     port: int | None = None,
 ) -> AbstractContextManager[Server]:
-    """A broker with its data in ``folder``; ``options`` are flags of ``escrowmq serve``. ``launcher``: see :class:`Server`; ``port``: any free one
+    """Return a broker with its data in ``folder``; ``options`` are flags of ``escrowmq serve``. ``launcher``: see
+    :class:`Server`; ``port``: any free one
     unless given."""
     folder.mkdir(parents=True, exist_ok=True)
     port = port or free_port()

@@ -1,7 +1,8 @@
-"""Starts HDFS for tests: a NameNode and a DataNode, Hadoop's own programs. Java 17 or newer, ``pyspark`` and Debian's ``maven``.
+"""Starts HDFS for tests: a NameNode and a DataNode, Hadoop's own programs. Java 17 or newer, ``pyspark`` and Debian's
+``maven``.
 
-One jar file has the servers (``hdfs-pom.xml``, 56 MB); what it needs beside it is among those of PySpark. Maven fetches it once, into the user's
-cache folder.
+One jar file has the servers (``hdfs-pom.xml``, 56 MB); what it needs beside it is among those of PySpark. Maven fetches
+it once, into the user's cache folder.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ appender.stderr.layout.pattern = %p %c{1}: %m%n%ex{short}
 
 @contextlib.contextmanager
 def serving(folder: Path) -> Iterator[Server]:
-    """The NameNode, with all data in ``folder``; ``url`` is ``hdfs://127.0.0.1:PORT``. The DataNode runs as long as the block does.
+    """Yield the NameNode, with all data in ``folder``; ``url`` is ``hdfs://127.0.0.1:PORT``. The DataNode runs as long
+    as the block does.
 
     Anybody may read and write everything. Raises :class:`Absent`.
     """

@@ -1,4 +1,5 @@
-"""Starts Kafka (KRaft) for tests: one node, or a cluster of several. Debian packages: ``maven`` and ``openjdk-17-jre-headless``.
+"""Starts Kafka (KRaft) for tests: one node, or a cluster of several. Debian packages: ``maven`` and
+``openjdk-17-jre-headless``.
 
 Debian has no Kafka, so Maven fetches what ``kafka-pom.xml`` names, once, into the user's cache folder.
 """
@@ -31,7 +32,7 @@ ANY = bytes(range(256))
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Several nodes, each a broker and a controller. ``url`` names them all; node *n* has the number *n* + 1 in Kafka."""
+    """Several nodes, each a broker and a controller. ``url`` names them all; node *n* is number *n* + 1 in Kafka."""
 
     url: str
     nodes: list[Server]
@@ -44,10 +45,12 @@ def serving(
     beside: Sequence[tuple[str, int]] = (),
     settings: Mapping[str, str] | None = None,
 ) -> AbstractContextManager[Server]:
-    """A server with its data in ``folder``; ``url`` is ``kafka://HOST:PORT``.
+    """Return a server with its data in ``folder``; ``url`` is ``kafka://HOST:PORT``.
 
-    ``durable`` syncs the log after every batch (Kafka's own default leaves that to replicas). ``beside``: for each host and port it listens on this port of
-    127.0.0.1, too, and tells those who come there that it is at this host: a proxy's, so that what goes through it can be cut off.
+    ``durable`` syncs the log after every batch (Kafka's own default leaves that to replicas). ``beside``: for each
+    host and port it listens on this port of
+    127.0.0.1, too, and tells those who come there that it is at this host: a proxy's, so that what goes through it can
+    be cut off.
     ``settings``: more lines of Kafka's own properties. Raises :class:`Absent`.
     """
     java, classes = _java(), libraries()
@@ -69,10 +72,12 @@ def serving(
 def cluster(
     folder: Path, nodes: int = 3, settings: Mapping[str, str] | None = None, jvm: Sequence[str] = JVM
 ) -> Iterator[Cluster]:
-    """Nodes with their data in ``folder``, started beside each other. ``settings``: more lines of Kafka's own properties, for all of them. ``jvm``: Java's options.
+    """Nodes with their data in ``folder``, started beside each other. ``settings``: more lines of Kafka's own
+    properties, for all of them. ``jvm``: Java's options.
 
-    Topics get three replicas, of which two acknowledge, unless their maker says otherwise. The time-outs are patient, for a busy machine lets
-    nodes wait for seconds: what a test needs to be quick it says itself. At the end all of them are killed. Raises :class:`Absent`.
+    Topics get three replicas, of which two acknowledge, unless their maker says otherwise. The time-outs are patient,
+    for a busy machine lets nodes wait for seconds: what a test needs to be quick it says itself. At the end all of them
+    are killed. Raises :class:`Absent`.
     """
     java, classes = _java(), libraries()
     ports = _free_ports(2 * nodes)
@@ -140,7 +145,7 @@ class _Node:
         run([*tool, "format", "--config", str(self.settings), "--cluster-id", cluster_id, "--ignore-formatted"])
 
     def format_like(self, other: _Node) -> None:
-        """The same from another's, with a number and a folder id of its own: a Java less to start."""
+        """Copy the formatted folder of another node, with a number and folder id of its own: saves a Java start."""
         shutil.copytree(other.data, self.data)
         properties = self.data / "meta.properties"
         text = re.sub(r"(?m)^node\.id=.*$", f"node.id={self.number}", properties.read_text())
@@ -204,7 +209,7 @@ def _internal_topics(nodes: int) -> dict[str, str]:
 
 
 def libraries() -> Path:
-    """The folder of Kafka's jar files; see :func:`escrowmq_lab.servers.maven.libraries`."""
+    """Return the folder of Kafka's jar files; see :func:`escrowmq_lab.servers.maven.libraries`."""
     return maven.libraries(POM, "Kafka")
 
 

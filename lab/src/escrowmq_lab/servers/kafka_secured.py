@@ -1,4 +1,6 @@
-"""A single-node Kafka with two more doors: one with TLS, one that asks for a name and a password. What is needed beyond ``kafka.py`` is ``keytool``, which Java brings."""
+"""A single-node Kafka with two more doors: one with TLS, one that asks for a name and a password. What is needed beyond
+``kafka.py`` is ``keytool``, which Java brings.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,8 @@ _STORE_PASSWORD = "for-a-test"
 
 @dataclass(frozen=True, slots=True)
 class Secured:
-    """``server``: its URL is that of the plain door. ``tls``, ``sasl``: HOST:PORT of the others. ``certificate``: a PEM file, the server's own, which is also
-    the authority that signed it."""
+    """``server``: its URL is that of the plain door. ``tls``, ``sasl``: HOST:PORT of the others. ``certificate``: a PEM
+    file, the server's own, which is also the authority that signed it."""
 
     server: Server
     tls: str
@@ -31,7 +33,7 @@ class Secured:
 
 @contextmanager
 def serving(folder: Path) -> Iterator[Secured]:
-    """A server with its data in ``folder``. Raises :class:`Absent`."""
+    """Yield a server with its data in ``folder``. Raises :class:`Absent`."""
     folder.mkdir(parents=True, exist_ok=True)
     store, certificate = folder / "server.p12", folder / "server.pem"
     _make_certificate(store, certificate)

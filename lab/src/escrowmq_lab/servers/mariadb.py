@@ -19,7 +19,8 @@ QUICK = ("--innodb-flush-method=nosync", "--innodb-doublewrite=0", "--innodb-fil
 
 
 def serving(folder: Path, *, durable: bool = False) -> AbstractContextManager[Server]:
-    """A server with its data in ``folder``; ``url`` is a SQLAlchemy URL (PyMySQL) of a user with all rights. It asks for no TLS: to
+    """Return a server with its data in ``folder``; ``url`` is a SQLAlchemy URL (PyMySQL) of a user with all rights. It
+    asks for no TLS: to
     read the machine's certificates for it takes PyMySQL 25 ms of processor time a connection.
 
     ``durable`` syncs every commit (benchmarks). Raises :class:`Absent`.

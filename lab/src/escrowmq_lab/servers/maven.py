@@ -1,4 +1,6 @@
-"""Fetches what a ``pom.xml`` names from Maven's repository, once, into the user's cache folder. Debian package: ``maven``."""
+"""Fetches what a ``pom.xml`` names from Maven's repository, once, into the user's cache folder. Debian package:
+``maven``.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,9 @@ from escrowmq_lab.servers.seam import Absent
 
 
 def libraries(pom: Path, name: str) -> Path:
-    """The folder of the jar files that ``pom`` names, fetched the first time that its version is asked for; ``name`` is the server's, for
-    people and as the name of a folder. Safe against other processes that do the same; raises :class:`Absent` without Maven or a way to its repository.
-    """
+    """Return the folder of the jar files that ``pom`` names, fetched the first time that its version is asked for;
+    ``name`` is the server's, for people and as the name of a folder. Safe against other processes that do the same;
+    raises :class:`Absent` without Maven or a way to its repository."""
     version = re.search(r"<version>([\d.]+)</version>", pom.read_text())
     assert version is not None
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "escrowmq"

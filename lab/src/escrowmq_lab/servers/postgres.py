@@ -21,7 +21,7 @@ FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
 
 @contextlib.contextmanager
 def serving(folder: Path, *, durable: bool = False) -> Iterator[Server]:
-    """A server with its data in ``folder``; ``url`` is a SQLAlchemy URL (psycopg 3) of its superuser.
+    """Yield a server with its data in ``folder``; ``url`` is a SQLAlchemy URL (psycopg 3) of its superuser.
 
     ``durable`` keeps fsync on (benchmarks). Raises :class:`Absent`.
     """
@@ -56,7 +56,7 @@ def serving(folder: Path, *, durable: bool = False) -> Iterator[Server]:
 
 
 def find_binaries() -> Path:
-    """The folder of the newest PostgreSQL here; raises :class:`Absent`."""
+    """Return the folder of the newest PostgreSQL here; raises :class:`Absent`."""
     found = [path.parent for path in Path("/usr/lib/postgresql").glob("*/bin/postgres")]
     if found:
         return max(found, key=lambda path: [int(part) for part in re.findall(r"\d+", path.parent.name)])
@@ -66,7 +66,7 @@ def find_binaries() -> Path:
 
 
 def unprivileged() -> str | None:
-    """The user to run as: None for ourselves, another when we are root, whom PostgreSQL refuses to serve."""
+    """Return the user to run as: None for ourselves, another when we are root, whom PostgreSQL refuses to serve."""
     if os.geteuid() != 0:
         return None
     for name in ("postgres", "nobody"):

@@ -1,4 +1,6 @@
-"""One server process for tests: starts it under a user that it accepts, waits for it, pauses, kills, restarts and always stops it."""
+"""One server process for tests: starts it under a user that it accepts, waits for it, pauses, kills, restarts and
+always stops it.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,8 @@ _PORTS = 15_000, 32_000
 
 
 def free_port() -> int:
-    """A loopback port that was free a moment ago, and is none of those that the system gives to connections, one of which could have it while a server that
-    was killed is not there again."""
+    """Return a loopback port that was free a moment ago, and is none of those that the system gives to connections,
+    one of which could have it while a server that was killed is not there again."""
     chance = random.SystemRandom()  # tests seed the other one
     while True:
         port = chance.randrange(*_PORTS)
@@ -84,7 +86,8 @@ class Server:
         self.wait(patience)
 
     def begin(self) -> None:
-        """Start and do not wait: for servers that answer only beside others. The thread that calls it must outlive the server."""
+        """Start and do not wait: for servers that answer only beside others. The thread that calls it must outlive the
+        server."""
         self._process = self._launch()
 
     def wait(self, patience: float = START_SECONDS) -> None:
@@ -178,8 +181,8 @@ def run(command: Sequence[str], *, user: str | None = None, environment: Mapping
 
 @contextlib.contextmanager
 def folder_for(user: str | None, folder: Path) -> Iterator[Path]:
-    """A folder that ``user`` owns: ``folder`` itself, or one beside it in the system's temporary folder when a parent of
-    ``folder`` is closed to that user (pytest's are); that one is removed afterwards."""
+    """Yield a folder that ``user`` owns: ``folder`` itself, or one beside it in the system's temporary folder when
+    a parent of ``folder`` is closed to that user (pytest's are); that one is removed afterwards."""
     folder.mkdir(parents=True, exist_ok=True)
     if user is None:
         yield folder

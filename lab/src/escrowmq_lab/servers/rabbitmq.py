@@ -1,6 +1,7 @@
 """Starts a RabbitMQ server for tests, with its own ``epmd``. Debian package: ``rabbitmq-server``.
 
-The Debian command ``rabbitmq-server`` changes to the user rabbitmq and its folders; the script below the library does neither.
+The Debian command ``rabbitmq-server`` changes to the user rabbitmq and its folders; the script below the library does
+neither.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ from escrowmq_lab.servers.process import Server, accepts, free_port, started
 from escrowmq_lab.servers.seam import Absent
 
 HELLO = b"AMQP\x00\x00\x09\x01"
-"""What an AMQP 0-9-1 client says first; the answer is a frame on channel 0 whose five first bytes are 1, 0, 0 and a length."""
+"""What an AMQP 0-9-1 client says first; the answer is a frame on channel 0 whose five first bytes are 1, 0, 0 and a
+length.
+"""
 ANY = bytes(range(256))
 
 
 @contextlib.contextmanager
 def serving(folder: Path) -> Iterator[Server]:
-    """A server with its data in ``folder``. Raises :class:`Absent`."""
+    """Yield a server with its data in ``folder``. Raises :class:`Absent`."""
     program, epmd = _find_program(), shutil.which("epmd")
     if program is None or epmd is None:
         raise Absent("RabbitMQ is not installed; on Debian: apt-get install rabbitmq-server")

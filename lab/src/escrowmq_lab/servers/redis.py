@@ -13,7 +13,7 @@ from escrowmq_lab.servers.seam import Absent
 
 
 def serving(folder: Path, *, durable: bool = True) -> AbstractContextManager[Server]:
-    """A server with its data in ``folder``.
+    """Return a server with its data in ``folder``.
 
     ``durable`` (the default, and what the relay's target asks for) keeps an append-only file and syncs it before each
     answer; without, nothing is written to disk. Raises :class:`Absent`.

@@ -1,9 +1,11 @@
-"""A standalone Spark cluster on this machine: one master, some workers of one core each. PyPI: ``pyspark``; Java 17 or newer.
+"""A standalone Spark cluster on this machine: one master, some workers of one core each. PyPI: ``pyspark``; Java 17 or
+newer.
 
-Each worker has a loopback address of its own: Spark starts the second attempt of a straggling task only on another host (and in
-local mode never). So all of 127.0.0.0/8 must lead back here, as it does on Linux.
+Each worker has a loopback address of its own: Spark starts the second attempt of a straggling task only on another host
+(and in local mode never). So all of 127.0.0.0/8 must lead back here, as it does on Linux.
 
-The workers can have folders of their own, as on machines of their own (Linux; as root, or where users may have namespaces).
+The workers can have folders of their own, as on machines of their own (Linux; as root, or where users may have
+namespaces).
 """
 
 from __future__ import annotations
@@ -68,10 +70,12 @@ class Cluster:
 
 @contextlib.contextmanager
 def cluster(folder: Path, workers: int = 2, memory: str = "1g", hidden: Path | None = None) -> Iterator[Cluster]:
-    """A cluster with its logs and work folders in ``folder``; ``memory`` is each worker's.
+    """Yield a cluster with its logs and work folders in ``folder``; ``memory`` is each worker's.
 
-    ``hidden``: a folder that each worker, with its executors and their Python processes, sees as an empty one, in which there is only
-    what it makes there itself. So nothing in it can be shared with the driver, nor among workers. Raises :class:`Absent`.
+    ``hidden``: a folder that each worker, with its executors and their Python processes, sees as an empty one, in
+    which there is only
+    what it makes there itself. So nothing in it can be shared with the driver, nor among workers. Raises
+    :class:`Absent`.
     """
     alone = _apart() if hidden is not None else []
     home, environment = _spark(folder)
@@ -115,7 +119,7 @@ def cluster(folder: Path, workers: int = 2, memory: str = "1g", hidden: Path | N
 
 
 def _apart() -> list[str]:
-    """The command that runs another one with mounts of its own."""
+    """Return the command that runs another one with mounts of its own."""
     program = shutil.which("unshare")
     if program is None:
         raise Absent("folders of their own need unshare; on Debian: apt-get install util-linux")
@@ -140,7 +144,8 @@ def _spark(folder: Path) -> tuple[Path, Mapping[str, str]]:
     logging = folder / "log4j2.properties"
     logging.write_text(
         "rootLogger.level = info\nrootLogger.appenderRef.stderr.ref = stderr\nappender.stderr.type = Console\n"
-        "appender.stderr.name = stderr\nappender.stderr.target = SYSTEM_ERR\nappender.stderr.layout.type = PatternLayout\n"
+        "appender.stderr.name = stderr\nappender.stderr.target = SYSTEM_ERR\nappender.stderr.layout.type = "
+        "PatternLayout\n"
         "appender.stderr.layout.pattern = %p %c{1}: %m%n%ex{short}\n"
     )
     home = Path(found.origin).parent
@@ -172,14 +177,15 @@ def _children(pid: int) -> list[int]:
 
 
 def _is_executor(pid: int) -> bool:
-    """Dead processes that were not waited for yet, and those that are only about to become an executor, have other words."""
+    """Dead processes that were not waited for yet, and those that are only about to become an executor, have other
+    words."""
     with contextlib.suppress(OSError):
         return b"ExecutorBackend" in Path(f"/proc/{pid}/cmdline").read_bytes()
     return False
 
 
 def _ancestors(pid: int) -> Iterator[int]:
-    """The parent, its parent, and so on (Linux)."""
+    """Yield the parent, its parent, and so on (Linux)."""
     with contextlib.suppress(OSError):
         while pid > 1:
             pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])

@@ -56,7 +56,7 @@ class NodeDisk(FaultDisk):
         return super()._begin(what)
 
     def left(self, mode: Mode, seed: int) -> NodeDisk:
-        """What a crash leaves, as :meth:`survivors`."""
+        """Return what a crash leaves, as :meth:`survivors`."""
         return NodeDisk(self.seed, files=self.survivors(mode, seed).files())
 
 

@@ -1,7 +1,9 @@
-"""Puts the simulation's threads, time and randomness in the place of the machine's, in the modules of the product, for one run.
+"""Puts the simulation's threads, time and randomness in the place of the machine's, in the modules of the product, for
+one run.
 
-The product says ``threading.Lock()``, ``time.monotonic()``, ``os.urandom(8)``: names of its modules, which are bound to the simulation's
-while a run is under way, and to the machine's again after it. What the standard library does for futures is bound, too.
+The product says ``threading.Lock()``, ``time.monotonic()``, ``os.urandom(8)``: names of its modules, which are bound to
+the simulation's while a run is under way, and to the machine's again after it. What the standard library does for
+futures is bound, too.
 """
 
 from __future__ import annotations
@@ -102,8 +104,10 @@ def _places() -> list[tuple[ModuleType, str, Any]]:
 def machine(
     scheduler: Scheduler, chance: Random, connect: Callable[[str, int, float], End], skew_us: Callable[[], int]
 ) -> Iterator[None]:
-    """The simulated machine for the block. Cycles are collected after it: when they would be is no part of a seed, and what is collected may take
-    locks. (One of a run before cannot disturb this one for the same reason.) ``chance`` gives the product's random numbers, ``connect`` a socket to a host and port, ``skew_us``
+    """Yield the simulated machine for the block. Cycles are collected after it: when they would be is no part of a
+    seed, and what is collected may take
+    locks. (One of a run before cannot disturb this one for the same reason.) ``chance`` gives the product's random
+    numbers, ``connect`` a socket to a host and port, ``skew_us``
     how far the wall clock of the node that runs is ahead."""
 
     def wall_ns() -> int:

@@ -1,8 +1,9 @@
-"""The network between nodes: connections as pairs of sockets, which delay, split, stall, break, and are told of it late.
+"""The network between nodes: connections as pairs of sockets, which delay, split, stall, break, and are told of it
+late.
 
-What is sent over one connection comes in order, or not at all: that is what TCP promises, and the product relies on it. Between
-connections there is no order. A connection whose other end has died is told so after a while, or when it sends; until then it is
-silent.
+What is sent over one connection comes in order, or not at all: that is what TCP promises, and the product relies on it.
+Between connections there is no order. A connection whose other end has died is told so after a while, or when it sends;
+until then it is silent.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class NetworkOptions:
 
 
 class End:
-    """One end of a connection: as much of a ``socket`` as the product uses. Nothing it sends is refused for want of room."""
+    """One end of a connection: as much of a ``socket`` as the product uses. Nothing it sends is refused for want of
+    room."""
 
     def __init__(self, network: Network, owner: Node, far: Node) -> None:
         self.owner, self.far = owner, far
@@ -76,7 +78,7 @@ class End:
         return self.send(b"".join(parts))
 
     def recv(self, most: int) -> bytes:
-        """What came; b"" when the other end has said that it says no more."""
+        """Return what arrived; b"" after the other end shut down its direction."""
         run = self._network.scheduler
         until = None if self._timeout is None else run.seconds + self._timeout
         while True:
@@ -160,12 +162,12 @@ class End:
             self._wake()
 
     def finished(self) -> None:
-        """The other end says no more."""
+        """Handle the other end's shutdown of its direction."""
         self._finished = True
         self._wake()
 
     def lose(self) -> None:
-        """It is broken."""
+        """Mark the connection as broken."""
         self.lost = True
         self._network.ends.pop(self, None)
         self._wake()
@@ -195,7 +197,8 @@ class Network:
         self._listening[host, port] = node, accept
 
     def connect(self, host: str, port: int, timeout: float) -> End:
-        """A connection to a place, from the node whose task runs. Raises OSError; TimeoutError where nobody answers."""
+        """Return a connection to a place, from the node whose task runs. Raises OSError; TimeoutError where nobody
+        answers."""
         run, options = self.scheduler, self.options
         assert run.current is not None
         mine = run.current.node
@@ -230,7 +233,7 @@ class Network:
         return max(self._stalled.get((a, b), 0.0) - self.scheduler.seconds, 0.0)
 
     def carry(self, end: End, data: bytes) -> None:
-        """What an end sends, on its way."""
+        """Put what an end sends on its way."""
         if len(data) > 1 and self.options.split and self.random.random() < self.options.split:
             cut = self.random.randrange(1, len(data))
             self._later(end, partial(End.came, data=data[:cut]))
@@ -238,7 +241,7 @@ class Network:
         self._later(end, partial(End.came, data=data))
 
     def finish(self, end: End) -> None:
-        """An end says that it says no more."""
+        """Send an end's shutdown of its direction."""
         self._later(end, lambda other: other.finished())
 
     def _later(self, end: End, act: Callable[[End], None]) -> None:
@@ -268,18 +271,19 @@ class Network:
     # Faults
 
     def stall(self, a: str, b: str, seconds: float) -> None:
-        """What is sent from ``a`` to ``b`` comes only after this time."""
+        """Delay everything sent from ``a`` to ``b`` until this time has passed."""
         self._stalled[a, b] = self.scheduler.seconds + seconds
 
     def cut(self, a: str, b: str) -> None:
-        """Break all connections between two nodes; each end hears of it in its own time, and what is on its way comes or does not."""
+        """Break all connections between two nodes; each end hears of it in its own time, and what is on its way comes
+        or does not."""
         for end in [e for e in self.ends if {e.owner.name, e.far.name} == {a, b}]:
             if self.random.random() < 0.5:
                 end.other = None
             self.scheduler.after(self.random.random() * 0.2, lambda end=end: self._told(end))  # type: ignore[misc]
 
     def dropped(self, node: Node) -> None:
-        """A node has died: its ends are gone, and the others are told soon, late, or when they send."""
+        """Remove the ends of a node that died; the others learn of it soon, late, or when they send."""
         for end in list(self.ends):
             if end.owner is node:
                 self.ends.pop(end, None)

@@ -1,4 +1,6 @@
-"""The plan of a run: everything that a seed decides beforehand. What a plan leaves out of another is how a failing run is made smaller."""
+"""The plan of a run: everything that a seed decides beforehand. What a plan leaves out of another is how a failing run
+is made smaller.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ FAULTS = (
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One disturbance: when (seconds), what, and to whom: numbers, of which each kind makes a broker or a client, modulo how many there are."""
+    """One disturbance: when (seconds), what, and to whom: numbers, of which each kind makes a broker or a client,
+    modulo how many there are."""
 
     name: str
     at: float
@@ -68,12 +71,12 @@ class Plan:
         ]
 
     def without(self, left_out: Set[str]) -> Plan:
-        """The same with some things left out."""
+        """Return the plan without some things."""
         roles = tuple(replace(role, plan=[o for o in role.plan if o.name not in left_out]) for role in self.roles)
         return replace(self, roles=roles, faults=tuple(f for f in self.faults if f.name not in left_out))
 
     def describe(self) -> dict[str, Any]:
-        """What was drawn, in words."""
+        """Describe what was drawn, in words."""
         return {
             "workload": self.workload,
             "brokers": self.brokers,
@@ -92,7 +95,8 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How large runs are: ``size`` operations of each producer at most, ``seconds`` of virtual time, ``faults`` at most."""
+    """How large runs are: ``size`` operations of each producer at most, ``seconds`` of virtual time, ``faults`` at
+    most."""
 
     size: int = 12
     seconds: float = 12.0
@@ -104,7 +108,7 @@ LONG = Scale(size=60, seconds=90.0, faults=60)
 
 
 def draw(seed: int, scale: Scale) -> Plan:
-    """The plan of a seed."""
+    """Return the plan of a seed."""
     chance = Random(f"escrowmq {seed}")
     name = scale.workloads[seed % len(scale.workloads)]
     size = chance.randint(3, scale.size)

@@ -1,13 +1,13 @@
 """A small model of the decision protocol, explored to its end: prepare, check, decide, fence, crash, forget.
 
-One transaction of one message, two processes of one producer name (sessions 1 and 2), one broker whose memory is ahead of its disk.
-A request that could be sent once may arrive at any time from then on: late, again and again, in any order. Answers and questions
-leave with the sync; a crash takes the broker back to its disk. Every state that can be reached is looked at (:func:`explore`),
-and from each of them the transaction must still be able to come to rest.
+One transaction of one message, two processes of one producer name (sessions 1 and 2), one broker whose memory is ahead
+of its disk. A request that could be sent once may arrive at any time from then on: late, again and again, in any order.
+Answers and questions leave with the sync; a crash takes the broker back to its disk. Every state that can be reached is
+looked at (:func:`explore`), and from each of them the transaction must still be able to come to rest.
 
-The rules stand in :class:`Model`, one method for each command of the ledger that concerns decisions; :data:`COMMANDS` and :data:`EVENTS`
-name all that there are, so that one that is added to the ledger must be thought of here. :data:`ANSWER` is the table of
-``ledger/transactions/ending.py`` in words.
+The rules stand in :class:`Model`, one method for each command of the ledger that concerns decisions; :data:`COMMANDS`
+and :data:`EVENTS` name all that there are, so that one that is added to the ledger must be thought of here.
+:data:`ANSWER` is the table of ``ledger/transactions/ending.py`` in words.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ EVENTS = {
     "BATCH_DECIDED": COMMANDS["CommitBatch"],
     **dict.fromkeys(
         (
-            "OPENED", "RULES", "TOPIC", "PLAIN", "RELEASED", "GROUP", "LEASED", "ACKED", "RETRIED", "DEAD", "DEAD_SETTLED",
+            "OPENED", "RULES", "TOPIC", "PLAIN", "RELEASED", "GROUP", "LEASED", "ACKED", "RETRIED", "DEAD",
+            "DEAD_SETTLED",
             "EXTENDED", "JOINED", "KEPT", "HANDED", "FENCED", "KEYED", "PRODUCERS", "ALTERED", "BURIED",
             "GROUP_RESET", "GROUP_PAUSED", "GROUP_DELETED", "TOPIC_ALTERED", "TOPIC_DELETED", "CUT", "EDITED", "FAILED",
         ),
@@ -148,7 +149,8 @@ class Model:
         yield from self.crash(state)
 
     def database(self, state: State) -> Iterator[Step]:
-        """The producer's database decides, once; it commits only after the half message is known to be durable."""
+        """Yield the producer's database decides, once; it commits only after the half message is known to be
+        durable."""
         if state.local is None:
             yield "local rollback", state._replace(local=ROLLBACK)
             if PREPARED in state.told:
@@ -157,7 +159,8 @@ class Model:
     # The broker's commands
 
     def open_session(self, state: State) -> Iterator[Step]:
-        """A newer process of the name: the older session is fenced. The request of either may come once more, late."""
+        """Yield a newer process of the name: the older session is fenced. The request of either may come once more,
+        late."""
         if state.memory.newest == 1:
             memory = state.memory._replace(newest=2, known=state.memory.known | {2})
             yield "OpenSession", self.answered(state._replace(memory=memory), OPENED)
@@ -165,7 +168,8 @@ class Model:
             yield from self.open_again(state, process)
 
     def open_again(self, state: State, process: int) -> Iterator[Step]:
-        """A request of a process that has a session: it is given that one again, or is refused if a newer one has the name."""
+        """Yield a request of a process that has a session: it is given that one again, or is refused if a newer one
+        has the name."""
         if process == state.memory.newest:
             yield "OpenSession", self.answered(state, OPENED) if process == 2 else state
 
@@ -176,7 +180,7 @@ class Model:
         return "fenced" if session < ledger.newest else None
 
     def prepare(self, state: State, session: int) -> Iterator[Step]:
-        """A half message; a repeat changes nothing."""
+        """Yield a half message; a repeat changes nothing."""
         ledger = state.memory
         if self.refusal(ledger, session) is not None:
             return
@@ -187,7 +191,7 @@ class Model:
             yield "Prepare", self.answered(state, PREPARED)
 
     def end(self, state: State, session: int, outcome: str) -> Iterator[Step]:
-        """A decision, or an answer to a question. The first is final."""
+        """Yield a decision, or an answer to a question. The first is final."""
         ledger = state.memory
         if self.refusal(ledger, session) is not None or ledger.state in (NONE, GONE):
             return
@@ -198,15 +202,15 @@ class Model:
             yield "End", self.answered(state, answer.removeprefix("already "))
 
     def answer(self, state: str, outcome: str) -> str:
-        """What is answered to an outcome."""
+        """Return the answer to an outcome."""
         return ANSWER[state][outcome]
 
     def decided(self, ledger: Ledger, state: str) -> Ledger:
-        """Applying a decision gives the message its place."""
+        """Apply a decision, which gives the message its place."""
         return ledger._replace(state=state, placed=ledger.placed + (state == COMMITTED))
 
     def effect(self, state: State, session: int, ledger: Ledger) -> State:
-        """A request of a session changes something durable."""
+        """Return a request of a session changes something durable."""
         late = session < 2 and OPENED in state.told
         return state._replace(memory=ledger, wrong="the fenced has acted" if late else state.wrong)
 
@@ -223,11 +227,11 @@ class Model:
         return ledger.state == OPEN and ledger.checks < CHECK_MAX
 
     def counted(self, state: State) -> State:
-        """A question that leaves with the sync."""
+        """Return a question that leaves with the sync."""
         return state._replace(owed_questions=state.owed_questions + 1)
 
     def tick(self, state: State) -> Iterator[Step]:
-        """The last question was not answered in time: park, or roll back where that is set."""
+        """Yield the last question was not answered in time: park, or roll back where that is set."""
         if state.memory.state == OPEN and state.memory.checks == CHECK_MAX:
             yield "Tick", state._replace(memory=state.memory._replace(state=PARKED))
             if state.local != COMMIT:  # rolling back by time is chosen only where nobody commits so late
@@ -239,14 +243,14 @@ class Model:
             yield "Park", state._replace(memory=state.memory._replace(state=PARKED))
 
     def recheck(self, state: State) -> Iterator[Step]:
-        """An operator has it asked again."""
+        """Yield an operator has it asked again."""
         ledger = state.memory
         if ledger.state in (OPEN, PARKED) and ledger.rechecks < RECHECKS:
             reopened = ledger._replace(state=OPEN, checks=0, rechecks=ledger.rechecks + 1)
             yield "Recheck", state._replace(memory=reopened)
 
     def retain(self, state: State) -> Iterator[Step]:
-        """It leaves the log: undecided, it expires; decided, nothing is kept of it."""
+        """Remove the message from the log: undecided, it expires; decided, nothing of it is kept."""
         ledger = state.memory
         if ledger.state == PARKED:
             yield "Retain", state._replace(memory=ledger._replace(state=EXPIRED))
@@ -254,7 +258,8 @@ class Model:
             yield "Retain", state._replace(memory=ledger._replace(state=GONE))
 
     def forget(self, state: State) -> Iterator[Step]:
-        """A session that nobody uses is forgotten, but not one with something undecided, nor the newest of its name."""
+        """Yield a session that nobody uses is forgotten, but not one with something undecided, nor the newest of
+        its name."""
         ledger = state.memory
         if 1 in ledger.known and ledger.newest == 2 and self.may_forget(ledger):
             yield "Forget", state._replace(memory=ledger._replace(known=ledger.known - {1}))
@@ -266,7 +271,7 @@ class Model:
     # The machine
 
     def answered(self, state: State, fact: str) -> State:
-        """An answer that leaves with the sync."""
+        """Return an answer that leaves with the sync."""
         return state._replace(owed=state.owed | {fact}) if fact in _PROMISES - state.told else state
 
     def sync(self, state: State) -> Iterator[Step]:
@@ -284,13 +289,13 @@ class Model:
             )
 
     def crash(self, state: State) -> Iterator[Step]:
-        """The broker starts again from its disk."""
+        """Yield the broker starts again from its disk."""
         if state.memory != state.disk or state.owed or state.owed_questions:
             yield "crash", state._replace(memory=state.disk, owed=frozenset(), owed_questions=0)
 
 
 def broken(state: State) -> str | None:
-    """The promise that a state breaks; None: none."""
+    """Return the promise that a state breaks; None: none."""
     told = state.told
     disk, memory = state.disk, state.memory
     if state.wrong:
@@ -332,8 +337,8 @@ class Explored:
 
 
 def explore(model: Model) -> Explored:
-    """Every state that can be reached, nearest first; ends at the first that breaks a promise. At last: from each of them the
-    transaction can come to rest (I14)."""
+    """Every state that can be reached, nearest first; ends at the first that breaks a promise. At last: from each of
+    them the transaction can come to rest (I14)."""
     first = State()
     before: dict[State, tuple[State, str] | None] = {first: None}
     backwards: dict[State, list[State]] = {}

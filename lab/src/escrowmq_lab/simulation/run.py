@@ -1,4 +1,6 @@
-"""One run: brokers, clients and faults of a plan, until everything is healed and has come to rest; then its history is checked."""
+"""One run: brokers, clients and faults of a plan, until everything is healed and has come to rest; then its history is
+checked.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,8 @@ _HEALED = NetworkOptions(latency=0.001)
 
 @dataclass(slots=True)
 class Result:
-    """What came of a run. ``digest`` is that of its trace: the same for the same plan. ``steps`` counts turns of tasks until the end,
-    or until the first violation."""
+    """What came of a run. ``digest`` is that of its trace: the same for the same plan. ``steps`` counts turns of tasks
+    until the end, or until the first violation."""
 
     seed: int
     digest: str
@@ -95,11 +97,11 @@ class SimulatedSite:
         return self._run.healed
 
     def connect(self) -> Bus:
-        """A bus to all brokers."""
+        """Return a bus to all brokers."""
         return Bus(self._links())
 
     def connect_each(self) -> list[Bus]:
-        """A bus to each of the brokers."""
+        """Return a bus to each of the brokers."""
         return [Bus([link]) for link in self._links()]
 
     def _links(self) -> list[ServedLink]:
@@ -123,7 +125,7 @@ class SimulatedSite:
         self._run.scheduler.park(seconds)
 
     def now_us(self) -> int | None:
-        """The time by the brokers' clocks, if none of them may jump."""
+        """Return the time by the brokers' clocks, if none of them may jump."""
         jumps = "clock jumps" in self._run.plan.kinds
         return None if jumps else EPOCH_US + self._run.scheduler.now_ns // 1000
 
@@ -144,7 +146,7 @@ class SimulatedSite:
             self.finished = True
 
     def kill(self, seconds: float) -> None:
-        """It dies, and is started again after a while."""
+        """Kill the process; start it again after a while."""
         if self.node.dead:
             return
         self.history.add(self.name, Act.KILL, Kind.OK)
@@ -270,7 +272,7 @@ class Run:
         return dict(report.counts)
 
     def _logged(self, record: logging.LogRecord) -> None:
-        """What the product logs as an error of its own is a finding."""
+        """Report an error that the product logs as a finding."""
         if self.scheduler.over:
             return
         problem = record.exc_info[1] if record.exc_info else None
@@ -357,11 +359,12 @@ class Run:
     # The end
 
     def _rests(self) -> bool:
-        """Whether nothing is left to do: every process with a plan has done it, every transaction is settled, all is consumed."""
+        """Whether nothing is left to do: every process with a plan has done it, every transaction is settled, all is
+        consumed."""
         return self._every_process_rests() and not self._what_is_left()
 
     def _every_process_rests(self) -> bool:
-        """What :meth:`_what_is_left` would say of most moments, at a tenth of the cost."""
+        """Return whether every process rests: a cheap approximation of :meth:`_what_is_left`."""
         for site in self.sites:
             if site.node.dead or not (site.finished or site.kept.get("receives")):
                 return False
@@ -387,7 +390,8 @@ class Run:
         return "; ".join(left + self._groups_missing())
 
     def _groups_missing(self) -> list[str]:
-        """Consumer groups that are at one broker and not yet at another, or that were deleted and are not made anew yet."""
+        """Consumer groups that are at one broker and not yet at another, or that were deleted and are not made anew
+        yet."""
         engines = [broker.engine for broker in self.brokers if broker.engine is not None]
         groups = [{group["name"] for group in self.watch.groups(engine)} for engine in engines]
         every = set(WORKLOADS[self.plan.workload].remade).union(*groups)

@@ -2,10 +2,12 @@
 
 Rules:
 
-1. A task runs until it waits: for a lock, a condition, a time, bytes. Then the scheduler draws the next of those that can run.
-2. Time passes only when no task can run: then it jumps to the next thing that is due. Each turn of a task takes a little, too, so
-   that whoever looks again and again until a deadline comes to that deadline.
-3. A task belongs to a node. When its node dies, it never runs again: nothing of it is finished or cleaned up, as after ``kill -9``.
+1. A task runs until it waits: for a lock, a condition, a time, bytes. Then the scheduler draws the next of those that
+   can run.
+2. Time passes only when no task can run: then it jumps to the next thing that is due. Each turn of a task takes a
+   little, too, so that whoever looks again and again until a deadline comes to that deadline.
+3. A task belongs to a node. When its node dies, it never runs again: nothing of it is finished or cleaned up, as after
+   ``kill -9``.
 4. All choices come from one generator, so a run with the same seed is the same run.
 """
 
@@ -79,7 +81,7 @@ class Scheduler:
         return self.now_ns / 1e9
 
     def spawn(self, node: Node, call: Callable[[], None], name: str) -> Task:
-        """A new task, which can run from now on."""
+        """Return a new task, which can run from now on."""
         self._order += 1
         task = Task(self._order, name, node)
 
@@ -132,7 +134,7 @@ class Scheduler:
                 raise greenlet.GreenletExit
 
     def die(self) -> None:
-        """The node of the current task has died in the middle of what it did."""
+        """Kill the node of the current task in the middle of its work."""
         while True:
             self._hub.switch()
             raise greenlet.GreenletExit
@@ -145,8 +147,8 @@ class Scheduler:
     # The hub
 
     def run(self, until: Callable[[], bool], limit: float | None = None) -> bool:
-        """Run until the condition holds, looked at whenever no task can run; False if nothing is left to do, or the virtual time
-        ``limit`` is over. Raises Stuck."""
+        """Run until the condition holds, looked at whenever no task can run; False if nothing is left to do, or the
+        virtual time ``limit`` is over. Raises Stuck."""
         limit_ns = None if limit is None else round(limit * 1e9)
         while True:
             while self._ready:

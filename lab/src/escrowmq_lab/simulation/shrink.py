@@ -1,4 +1,6 @@
-"""Makes a failing run smaller: leaves out faults and operations of its plan as long as the same kind of violation remains."""
+"""Makes a failing run smaller: leaves out faults and operations of its plan as long as the same kind of violation
+remains.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ MOST_RUNS = 200
 def shrink(
     plan: Plan, result: Result, told: Callable[[str], None] = lambda line: None, most: int = MOST_RUNS
 ) -> set[str]:
-    """The names of what can be left out of a plan whose run gave ``result``. Runs it at most ``most`` times.
+    """Return the names of what can be left out of a plan whose run gave ``result``. Runs it at most ``most`` times.
 
     First halves, then quarters, and so on down to single things; what was left out stays so.
     """

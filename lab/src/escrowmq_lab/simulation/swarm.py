@@ -20,7 +20,8 @@ SEEDS_AT_ONCE = 4
 
 @dataclass(slots=True)
 class Summary:
-    """What came of many runs. ``failed``: the results that are not well; ``counts``: events of all histories, by "act kind"."""
+    """What came of many runs. ``failed``: the results that are not well; ``counts``: events of all histories, by "act
+    kind"."""
 
     runs: int = 0
     failed: list[Result] = field(default_factory=list)
@@ -45,7 +46,7 @@ class Summary:
 
 
 def simulate(seed: int, *, long: bool = False, keep: bool = False) -> Result:
-    """The run of one seed. ``keep``: with its whole trace."""
+    """Return the run of one seed. ``keep``: with its whole trace."""
     return Run(draw(seed, LONG if long else Scale()), keep=keep).result()
 
 
@@ -58,8 +59,8 @@ def simulate_many(
     minutes: float | None = None,
     told: Callable[[Summary], None] = lambda summary: None,
 ) -> Summary:
-    """The runs of ``seeds`` seeds from ``first`` on (None: until the time is over), in ``jobs`` processes (None: one for each core);
-    none is begun after ``minutes``. ``told`` is called now and then."""
+    """Return the runs of ``seeds`` seeds from ``first`` on (None: until the time is over), in ``jobs`` processes
+    (None: one for each core); none is begun after ``minutes``. ``told`` is called now and then."""
     began, summary = time.monotonic(), Summary()
     until = None if minutes is None else began + 60 * minutes
     batches = _batches(first, seeds)

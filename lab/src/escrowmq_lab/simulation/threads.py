@@ -1,4 +1,5 @@
-"""``threading``, ``time``, ``queue`` and executors for the tasks of a :class:`~escrowmq_lab.simulation.scheduler.Scheduler`.
+"""``threading``, ``time``, ``queue`` and executors for the tasks of a
+:class:`~escrowmq_lab.simulation.scheduler.Scheduler`.
 
 They do what those of the standard library do, as far as the product uses it. Where no run is under way nothing waits.
 """
@@ -23,12 +24,12 @@ def begin(scheduler: Scheduler) -> None:
 
 
 def end() -> None:
-    """The run is over."""
+    """End the run."""
     _running.pop()
 
 
 def scheduler() -> Scheduler:
-    """The run that is under way."""
+    """Return the run that is under way."""
     return _running[-1]
 
 
@@ -117,7 +118,7 @@ class RLock:
         return count
 
     def take_back(self, count: int) -> None:
-        """The inverse of :meth:`give_up`."""
+        """Undo :meth:`give_up`."""
         self._lock.acquire()
         self._owner, self._count = _task(), count
 
@@ -270,13 +271,13 @@ _MAIN = _Main()
 
 
 def get_ident() -> int:
-    """The number of the task that runs."""
+    """Return the number of the task that runs."""
     task = _task()
     return 0 if task is None else task.ident
 
 
 def current_thread() -> Any:
-    """The thread that runs, as an object."""
+    """Return the thread that runs, as an object."""
     task = _task()
     return _MAIN if task is None else (task.thread or task)
 
@@ -317,7 +318,7 @@ class Queue:
             self._changed.notify_all()
 
     def get(self) -> Any:
-        """The oldest; waits while there is none."""
+        """Return the oldest; waits while there is none."""
         with self._changed:
             self._changed.wait_for(lambda: self._items)
             self._changed.notify_all()

@@ -1,5 +1,5 @@
-"""What is checked while a run is under way: facts that somebody was told with *ok* must be there after every recovery, and nothing may
-be delivered that should not be.
+"""What is checked while a run is under way: facts that somebody was told with *ok* must be there after every recovery,
+and nothing may be delivered that should not be.
 
 Checking at the end alone would find the same, later and with more around it.
 """
@@ -128,7 +128,7 @@ class Watch:
     # At the end
 
     def left(self, name: str, engine: Engine) -> list[str]:
-        """What a broker still has to do."""
+        """Return the pending work of a broker."""
         ledger = engine.shard.ledger
         left = [
             f"{name}: {count} open transactions of group {group}"
@@ -145,7 +145,7 @@ class Watch:
         return left
 
     def rests(self, engine: Engine) -> bool:
-        """Whether a broker has nothing left to do, as :meth:`left` says it, and quickly: this is asked again and again."""
+        """Return whether a broker has no pending work, as :meth:`left`, but quickly: this is called all the time."""
         ledger = engine.shard.ledger
         if any(ledger.transactions.open.values()) or len(ledger.delays.held()[0]):
             return False
@@ -157,7 +157,7 @@ class Watch:
         return True
 
     def groups(self, engine: Engine) -> list[dict[str, Any]]:
-        """The consumer groups of a broker."""
+        """Return the consumer groups of a broker."""
         return engine.shard.ledger.groups.describe(engine.shard.ledger.topics, engine.shard.ledger.rules)
 
     def _fates(self, engine: Engine, bodies: dict[int, tuple[str, bool]]) -> Iterator[tuple[Act, dict[str, Any]]]:
@@ -171,7 +171,7 @@ class Watch:
                         yield Act.FATE, {"value": value, "topic": one["topic"], "group": group["name"], "note": state}
 
     def audited(self, engine: Engine) -> Iterator[tuple[Act, dict[str, Any]]]:
-        """What stands in the topics, and what became of every transaction."""
+        """Yield the content of the topics, and the outcome of every transaction."""
         bodies = self._by_position(engine)
         for queue in engine.shard.ledger.topics.queues:
             for offset, position in enumerate(queue.positions(queue.head, queue.end).tolist(), queue.head):

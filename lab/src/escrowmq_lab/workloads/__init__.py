@@ -1,7 +1,7 @@
 """What programs do to a broker while it is disturbed: each workload as roles whose every call goes into a history.
 
-A workload does not know what it runs on: :class:`~.seam.Site` gives it a bus, time and chance. The simulation gives simulated ones; a
-run with real processes gives real ones.
+A workload does not know what it runs on: :class:`~.seam.Site` gives it a bus, time and chance. The simulation gives
+simulated ones; a run with real processes gives real ones.
 """
 
 from escrowmq_lab.workloads.copying import CopyTopic

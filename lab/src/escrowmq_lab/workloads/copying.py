@@ -1,4 +1,6 @@
-"""Copy topic to topic: a program reads one topic and sends each message on under the same message id, while everything is killed."""
+"""Copy topic to topic: a program reads one topic and sends each message on under the same message id, while everything
+is killed.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ class CopyTopic(Workload):
     name = "copy"
 
     def roles(self, chance: Random, size: int) -> list[Role]:
-        """A writer, two copiers that share the work, one reader of the copies."""
+        """Return a writer, two copiers that share the work, one reader of the copies."""
 
         def read(site: Site, plan: Iterable[Operation]) -> None:
             Reader(site, "copies", ["to"], careless=0.1).work()

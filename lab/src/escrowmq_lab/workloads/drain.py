@@ -1,5 +1,6 @@
-"""Append and drain: producers write plain and transactional messages, consumers of two groups read all of them. Early read: the same
-with long transactions, delays, and consumers that look for what should not be visible yet."""
+"""Append and drain: producers write plain and transactional messages, consumers of two groups read all of them. Early
+read: the same with long transactions, delays, and consumers that look for what should not be visible yet.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +21,12 @@ WEIGHTS = (50, 15, 8, 8, 5, 8, 6)
 
 
 def write(site: Site, plan: Iterable[Operation]) -> None:
-    """A producer of both kinds."""
+    """Run a producer of both kinds."""
     Writer(site).work(plan)
 
 
 def transaction(name: str, chance: Random, **details: Any) -> Operation:
-    """A transaction over one topic or both, to any end."""
+    """Return a transaction over one topic or both, to any end."""
     topics = [chance.choice(TOPICS) for _ in range(chance.choice((1, 1, 2, 3)))]
     messages: list[Any] = [(topic, chance.choice((None, "a", "b")), {}) for topic in topics]
     end = chance.choices(ENDS, WEIGHTS)[0]
@@ -55,12 +56,12 @@ class AppendAndDrain(Workload):
         ]
 
     def check(self, events: Sequence[Event]) -> list[Violation]:
-        """What was sent in order stands in order, and is delivered so."""
+        """Check that what was sent in order is stored and delivered in order."""
         return [*super().check(events), *promises.disordered(events, {"ledger"}), *promises.early(events)]
 
 
 def any_operation(name: str, chance: Random) -> Operation:
-    """A plain message, several, or a transaction."""
+    """Return a plain message, several, or a transaction."""
     draw, after = chance.random(), chance.random() * 0.3
     topic = chance.choice(TOPICS)
     if draw < 0.35:

@@ -1,4 +1,6 @@
-"""A bank: each transfer is one transaction of messages whose amounts add up to nothing, so whoever reads sees the same total always."""
+"""A bank: each transfer is one transaction of messages whose amounts add up to nothing, so whoever reads sees the same
+total always.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ class Bank(Workload):
         return [Role("t0", tell, plan("t0")), Role("t1", tell, plan("t1")), Role("accountant", account, drains=True)]
 
     def check(self, events: Sequence[Event]) -> list[Violation]:
-        """The messages of a transfer stand together."""
+        """Return the messages of a transfer stand together."""
         return [*super().check(events), *promises.scattered(events)]
 
 

@@ -1,5 +1,7 @@
-"""Operator acts under load: while producers and consumers work and fail, somebody decides transactions by hand, has them asked anew, retries and
-discards dead letters, alters groups, gives topics more queues, fences members that are silent, and resets, pauses and deletes groups."""
+"""Operator acts under load: while producers and consumers work and fail, somebody decides transactions by hand, has
+them asked anew, retries and discards dead letters, alters groups, gives topics more queues, fences members that are
+silent, and resets, pauses and deletes groups.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,9 @@ class Operator(Workload):
     remade = (PASSING,)
 
     def roles(self, chance: Random, size: int) -> list[Role]:
-        """Two writers that leave much undecided, two careless consumers that share a group, a member that holds what it was handed, one
-        whose group is deleted now and then; one operator of what is in the groups, and one of the groups."""
+        """Two writers that leave much undecided, two careless consumers that share a group, a member that holds what it
+        was handed, one whose group is deleted now and then; one operator of what is in the groups, and one of the
+        groups."""
 
         def share(site: Site, plan: Iterable[Operation]) -> None:
             Reader(site, "cart", TOPICS, careless=0.4).work()
@@ -115,7 +118,7 @@ def _decide(site: Site, admin: Admin, details: dict[str, Any]) -> None:
 
 
 def _dead_letters(site: Site, admin: Admin, details: dict[str, Any]) -> None:
-    """Some dead letters: deliver them again, or let them go."""
+    """Retry or discard some dead letters."""
     letters = list(admin.dead_letters("cart"))
     chosen = [letter for number, letter in enumerate(letters) if (details["number"] >> number % 16) & 1]
     if details["outcome"] == "rollback":

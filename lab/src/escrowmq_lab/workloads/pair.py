@@ -1,8 +1,9 @@
-"""Outbox pair: a shop writes its orders and the messages about them in one local transaction; relays send the rows; consumers mark each
-id with its effect. The rows that were committed and the effects must be the same, by id.
+"""Outbox pair: a shop writes its orders and the messages about them in one local transaction; relays send the rows;
+consumers mark each id with its effect. The rows that were committed and the effects must be the same, by id.
 
-The target is the product's (:class:`~escrowmq.outbox.targets.escrow.EscrowTarget`). The table stands for one in a database, which does not run
-in virtual time: it keeps to the rules of :mod:`escrowmq.outbox.relay` about leases and marks.
+The target is the product's (:class:`~escrowmq.outbox.targets.escrow.EscrowTarget`). The table stands for one in a
+database, which does not run in virtual time: it keeps to the rules of :mod:`escrowmq.outbox.relay` about leases and
+marks.
 """
 
 from __future__ import annotations
@@ -56,12 +57,12 @@ class Tables:
         self._holder, self._until = "", 0.0
 
     def number(self) -> int:
-        """The next number of a row; taken before the row is committed, as databases do."""
+        """Return the next number of a row; taken before the row is committed, as databases do."""
         self._next += 1
         return self._next
 
     def commit(self, rows: Iterable[Row]) -> None:
-        """A local transaction with these rows is committed."""
+        """Commit a local transaction with these rows."""
         self.pending.update((row.seq, row) for row in rows)
 
     def lease(self, name: str, now: float) -> bool:
@@ -72,11 +73,11 @@ class Tables:
         return True
 
     def first(self) -> list[Row]:
-        """The rows that are to be sent next: whatever is still there, the lowest numbers first."""
+        """Return the rows that are to be sent next: whatever is still there, the lowest numbers first."""
         return [self.pending[seq] for seq in sorted(self.pending)[:MOST_ROWS]]
 
     def delete(self, name: str, now: float, rows: Iterable[Row]) -> None:
-        """These rows were sent; does nothing if another relay may have the table."""
+        """Delete rows that were sent; do nothing if another relay may have the table."""
         if name == self._holder and now < self._until:
             for row in rows:
                 self.pending.pop(row.seq, None)
@@ -89,7 +90,7 @@ class Tables:
 
 
 def tables(shared: dict[str, Any]) -> Tables:
-    """The database of a run."""
+    """Return the database of a run."""
     found: Tables = shared.setdefault("tables", Tables())
     return found
 
@@ -174,7 +175,7 @@ def _batch(rows: Sequence[Row]) -> pa.RecordBatch:
 
 
 def _consume(site: Site) -> None:
-    """The effect and the mark of its id are one local transaction."""
+    """Consume: the effect and the mark of its id are one local transaction."""
     mine = tables(site.shared)
 
     def effect(content: dict[str, Any], row: dict[str, Any]) -> None:

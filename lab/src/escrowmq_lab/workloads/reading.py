@@ -15,8 +15,8 @@ Effect = Callable[[dict[str, Any], dict[str, Any]], None]
 
 
 class Reader:
-    """One consumer of ``group``. It acknowledges most of what it gets, and while the site has not ended returns some (``careless``),
-    forgets some, keeps some until its lease has ended. ``options`` are those of the consumer."""
+    """One consumer of ``group``. It acknowledges most of what it gets, and while the site has not ended returns some
+    (``careless``), forgets some, keeps some until its lease has ended. ``options`` are those of the consumer."""
 
     def __init__(
         self,

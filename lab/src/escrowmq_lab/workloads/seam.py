@@ -16,8 +16,8 @@ from escrowmq_lab.history import Event, History
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One thing to do: a name, what goes with it, and seconds to wait before. The plan of a role is a list of these; a run may leave
-    any of them out."""
+    """One thing to do: a name, what goes with it, and seconds to wait before. The plan of a role is a list of these; a
+    run may leave any of them out."""
 
     verb: str
     name: str
@@ -26,7 +26,8 @@ class Operation:
 
 
 class Site(Protocol):
-    """Where a role runs: a process, or a simulated one. It may be killed at any time, and run again with the same ``kept``."""
+    """Where a role runs: a process, or a simulated one. It may be killed at any time, and run again with the same
+    ``kept``."""
 
     name: str
     history: History
@@ -42,11 +43,11 @@ class Site(Protocol):
         ...
 
     def connect(self) -> Bus:
-        """A bus to the brokers; closed by the site."""
+        """Return a bus to the brokers; closed by the site."""
         ...
 
     def connect_each(self) -> list[Bus]:
-        """A bus to each of the brokers."""
+        """Return a bus to each of the brokers."""
         ...
 
     @property
@@ -63,7 +64,7 @@ class Site(Protocol):
         ...
 
     def now_us(self) -> int | None:
-        """The time by the brokers' clocks; None where it is not known."""
+        """Return the time by the brokers' clocks; None where it is not known."""
         ...
 
 
@@ -86,20 +87,20 @@ class Workload(ABC):
 
     @abstractmethod
     def roles(self, chance: Random, size: int) -> list[Role]:
-        """The roles of a run, with plans of about ``size`` operations each."""
+        """Return the roles of a run, with plans of about ``size`` operations each."""
 
     def check(self, events: Sequence[Event]) -> list[Violation]:
-        """What is wrong beside: here, that a process is fenced though each has a name of its own, or that a message was done with and
-        nobody did it."""
+        """Return further violations: here, a fenced process though each has its own name, or a settled message that
+        nobody settled."""
         return [*promises.fenced_alone(events), *promises.unaccounted(events)]
 
     def left(self, shared: dict[str, Any]) -> list[str]:
-        """What is still to be done outside the brokers, in words."""
+        """Return the pending work outside the brokers, in words."""
         return []
 
 
 def to_do(site: Site, plan: Iterable[Operation]) -> Iterator[Operation]:
-    """The operations of a plan that were not begun before, each after its pause; ends when the site has ended."""
+    """Yield the operations of a plan that were not begun before, each after its pause; ends when the site has ended."""
     begun: set[str] = site.kept.setdefault("begun", set())
     for operation in plan:
         if operation.name in begun:

@@ -1,5 +1,6 @@
-"""Check-back storm: nearly all transactions are left to the check-back, whose answers come late, wrongly, twice or never. Zombie: a newer
-process takes a producer's name over while the older one goes on."""
+"""Check-back storm: nearly all transactions are left to the check-back, whose answers come late, wrongly, twice or
+never. Zombie: a newer process takes a producer's name over while the older one goes on.
+"""
 
 from __future__ import annotations
 

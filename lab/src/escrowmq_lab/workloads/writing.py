@@ -17,8 +17,8 @@ TOLD = {COMMIT: "committed", ROLLBACK: "rolled_back", UNKNOWN: "unknown"}
 
 
 class Writer:
-    """One producer of transactional group ``group`` and one of plain messages. ``lag`` seconds pass before a question is answered;
-    ``wrong`` says how likely an answer is an exception or UNKNOWN first."""
+    """One producer of transactional group ``group`` and one of plain messages. ``lag`` seconds pass before a question
+    is answered; ``wrong`` says how likely an answer is an exception or UNKNOWN first."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Writer:
         self.plain: Producer = bus.producer(f"{group}-plain", instance=name, timeout=timeout)
 
     def decide(self, check: Check) -> Outcome:
-        """The checker: the books say."""
+        """Return the checker: the books say."""
         content, _ = unpack(check.messages[0].body)
         name = str(content.get("transaction"))
         self.history.add(self.site.name, Act.ASKED, Kind.OK, transaction=name, attempt=check.attempt)
@@ -110,8 +110,9 @@ class Writer:
         return call.result
 
     def transact(self, operation: Operation) -> None:
-        """A transaction with the ``messages`` (topic, key, options) of an operation, to its ``end``: "commit", "rollback", the same
-        "silently" (only the books say it), "never", "twice" (committed again), "against" (rolled back after the commit)."""
+        """Run a transaction with the ``messages`` (topic, key, options) of an operation, to its ``end``: "commit",
+        "rollback", the same "silently" (only the books say it), "never", "twice" (committed again), "against"
+        (rolled back after the commit)."""
         name, end, identity, whole = operation.name, operation.details["end"], None, True
         for number, (topic, key, options) in enumerate(operation.details["messages"]):
             receipt = self.prepare(f"{name}-{number}", name, topic, identity, key=key, **options)
@@ -154,12 +155,12 @@ class Writer:
 
 
 def _noted(options: dict[str, Any]) -> dict[str, Any]:
-    """What a history says of a message beside its topic."""
+    """Return what a history records of a message beside its topic."""
     return {"key": options["key"]} if options.get("key") is not None else {}
 
 
 def _labels(options: dict[str, Any]) -> list[str | None]:
-    """What is told of a message in its own body: its key and tag, which must come with it."""
+    """Return the key and tag that a message carries in its body, to compare on delivery."""
     return [options.get("key"), options.get("tag")]
 
 

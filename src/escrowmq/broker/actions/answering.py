@@ -1,4 +1,6 @@
-"""How an action gets its function: by what it answers with, the command that it submits, or what it looks at in the ledger."""
+"""How an action gets its function: by what it answers with, the command that it submits, or what it looks at in the
+ledger.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ def submits(
     command: Callable[[Request], Command],
     shown: Callable[[Any], Any] = lambda answer: answer,
 ) -> None:
-    """Answer ``action`` by the result of the command that a request makes; ``shown`` brings it into its form for JSON."""
+    """Answer ``action`` by the result of the command that a request makes; ``shown`` converts it for JSON."""
 
     @answers(action)
     def _(engine: Engine, request: Request) -> Answer:
@@ -90,7 +92,7 @@ def microseconds(seconds: float | None) -> int | None:
 
 
 def results_of(codes: Any) -> Results:
-    """The names of codes, as the answer to a call about many things."""
+    """Return the names of codes, as the answer to a call about many things."""
     return {"codes": [_NAMES[code] for code in codes.tolist()]}
 
 
@@ -98,5 +100,5 @@ _NAMES = {int(code): code.name for code in Code}
 
 
 def transaction_ids(printed: list[str]) -> pa.Array:
-    """Printed transaction ids as a column; raises as :func:`escrowmq.broker.requests.transaction_id`."""
+    """Parse printed transaction ids into a column. Raises as :func:`escrowmq.broker.requests.transaction_id`."""
     return pa.array([bytes(transaction_id(text)) for text in printed], ID)

@@ -25,7 +25,7 @@ def _hello(engine: Readable, _: Nothing) -> brokers.Hello:
 
 
 def described(of: BrokerSettings, shard: int, epoch: int, time_us: int) -> brokers.Hello:
-    """What a broker with these settings says of itself."""
+    """Describe a broker with these settings."""
     settings = dataclasses.asdict(of)
     return {
         "protocol": PROTOCOL_VERSION,
@@ -50,7 +50,7 @@ def _health(engine: Readable, _: Nothing) -> brokers.Health:
 
 @answers(brokers.STATS)
 def _stats(engine: Engine, _: Nothing) -> dict[str, float]:
-    """The names are those of ``serving/metrics.py``."""
+    """Return the names are those of ``serving/metrics.py``."""
     numbers: dict[str, float] = engine.look(lambda: engine.shard.ledger.stats(engine.clock.now_us())).result()
     requests, size = engine.waiting
     return {
@@ -75,7 +75,7 @@ def _stats(engine: Engine, _: Nothing) -> dict[str, float]:
 
 @answers(brokers.STEP_DOWN)
 def _step_down(engine: Engine, _: brokers.StepDown) -> brokers.SteppedDown:
-    """A node of a replicated log answers this itself (``replicas/door.py``)."""
+    """Return a node of a replicated log answers this itself (``replicas/door.py``)."""
     raise error(
         Code.BAD_REQUEST,
         "this broker has its log for itself: there is nobody to hand over to",

@@ -31,7 +31,7 @@ MOST_CAUSES = 1000
 
 @answers(dead_letters.LIST)
 def _list_dead_letters(engine: Readable, request: dead_letters.List) -> dead_letters.Page:
-    """What is asked for is looked up in blocks that never change, beside the writer."""
+    """List dead letters from blocks that never change, beside the writer."""
     limit, after, older_us = request.get("limit", PAGE), _place_of(request), microseconds(request.get("older_than"))
     before_us = None if older_us is None else engine.clock.now_us() - older_us
     if "items" in request:
@@ -64,7 +64,7 @@ def _list_dead_letters(engine: Readable, request: dead_letters.List) -> dead_let
 
 
 def _named(engine: Readable, request: dead_letters.List) -> Letters:
-    """The dead letters at the places that a request names, by queue id and offset, each once."""
+    """Return the dead letters at the places that a request names, by queue id and offset, each once."""
     items = request["items"]
     if len(items) >= MAX_PAGE:
         raise error(Code.BAD_REQUEST, f"{len(items)} items", f"ask for fewer than {MAX_PAGE} at a time")
@@ -142,7 +142,8 @@ def _times(cause: Cause) -> dead_letters.Times:
 
 @answers(dead_letters.SETTLE)
 def _settle_dead_letters(engine: Engine, request: dead_letters.Settle) -> dead_letters.Settled:
-    """Each act names the deaths that it is about: what dies again between the look, the record and the act is not touched."""
+    """Each act names the deaths that it is about: what dies again between the look, the record and the act is not
+    touched."""
     limit, everything = request.get("limit", PAGE), request.get("all", False)
     there: Bools | None = None
     items = [] if everything else request.get("items", [])

@@ -40,7 +40,8 @@ class _Seen(NamedTuple):
 
 @answers(dead_letters.EDIT)
 def _edit_dead_letter(engine: Engine, request: dead_letters.Edit) -> dead_letters.Edited:
-    """The message is read and made here; that it still replaces the death that was seen is decided by the ledger."""
+    """Return the message is read and made here; that it still replaces the death that was seen is decided by the
+    ledger."""
     identity = _identity(request["message_id"])
     seen: _Seen = engine.look(lambda: _look(engine, request, identity)).result()
     old = _stored(engine, seen.position)
@@ -102,7 +103,8 @@ def _bytes(text: str | None) -> bytes | None:
 
 
 def _stored(engine: Engine, position: int) -> dict[str, Any] | None:
-    """What the group was delivered, as far as it can be read: ``body`` None if that is lost; None if nothing is left."""
+    """Return the message that the group received, as far as it can be read: ``body`` is None if it is lost; None if
+    nothing is left."""
     if position < engine.log.first_position:
         return None
     stored, damaged = engine.log.salvage(np.array([position], np.int64))

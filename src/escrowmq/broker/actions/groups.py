@@ -114,7 +114,7 @@ def _reset_group(engine: Engine, request: groups.Reset) -> groups.Moves:
 
 
 def _summed(moves: list[groups.Moved]) -> dict[str, Any]:
-    """What the record says of a reset: sums, and where the group goes on in the first queues."""
+    """Summarize a reset for the record: sums, and the new places in the first queues."""
     sums = {name: sum(move[name] for move in moves) for name in ("again", "skipped", "leased", "dead")}
     shown = [[move["topic"], move["queue"], move["was"], move["now"]] for move in moves[:RECORDED_QUEUES]]
     return {**sums, "queues": len(moves), "moved": shown}

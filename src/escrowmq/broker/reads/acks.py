@@ -2,12 +2,13 @@
 
 Rules:
 
-1. The log stores of an acknowledgement its lease and its run. Whose it was, and of which queue, is in the row that made the
-   lease: the lease's id is that row's position. So the rows of a chunk's leases are looked up together.
-2. A lease of a group that holds what is in doubt may have been handed over (HANDED). Its row has its attempt, and names the
-   lease before it: the chain is followed back to a LEASED row, one hand-over of all leases at a time.
-3. Only the log is asked, never what the ledger happens to remember of leases. So the same range gives the same rows as long as
-   it is stored; when retention has dropped a lease's own row, or it is damaged, group, topic, queue and attempt are null from then on.
+1. The log stores of an acknowledgement its lease and its run. Whose it was, and of which queue, is in the row that made
+   the lease: the lease's id is that row's position. So the rows of a chunk's leases are looked up together.
+2. A lease of a group that holds what is in doubt may have been handed over (HANDED). Its row has its attempt, and names
+   the lease before it: the chain is followed back to a LEASED row, one hand-over of all leases at a time.
+3. Only the log is asked, never what the ledger happens to remember of leases. So the same range gives the same rows as
+   long as it is stored; when retention has dropped a lease's own row, or it is damaged, group, topic, queue and attempt
+   are null from then on.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ _OF_LEASES = {"group", "topic", "queue", "attempt"}
 
 
 def read_acks(engine: Readable, request: ReadRequest, wanted: Filter, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The rows of ``%acks`` (columns of ACK_VIEW) from ``start`` to before ``end``, filtered by time and group."""
+    """Yield the rows of ``%acks`` (columns of ACK_VIEW) from ``start`` to before ``end``, filtered by time and
+    group."""
     if wanted.columns:
         raise error(Code.BAD_REQUEST, f"{ACK_VIEW_NAME} has neither tags nor keys")
     chunks = scan(engine, [Kind.ACKED], STORED[Kind.ACKED].names, request, schema)
@@ -88,7 +90,7 @@ def _lease_columns(engine: Readable, leases: Int64s) -> dict[str, pa.Array]:
 
 
 def lease_rows(log: StoredLog, leases: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-    """Group (its ordinal), queue id and attempt of each lease, by its id; -1 for what the log does not hold any more."""
+    """Group (its ordinal), queue id and attempt of each lease, by its id; -1 for what the log no longer holds."""
     groups, queue_ids, attempts, olds = _rows(log, leases)
     while len(handed := np.flatnonzero(olds >= 0)):
         groups[handed], queue_ids[handed], _, olds[handed] = _rows(log, olds[handed])
@@ -96,7 +98,8 @@ def lease_rows(log: StoredLog, leases: Int64s) -> tuple[Int64s, Int64s, Int64s]:
 
 
 def _rows(log: StoredLog, leases: Int64s) -> Int64s:
-    """What the rows that made the leases say: four arrays, as ``_LEASE_ROW`` names them, -1 for what a row does not say."""
+    """Return the facts of the rows that made the leases: four arrays in the order of ``_LEASE_ROW``, -1 where a row
+    lacks one."""
     ids, inverse = np.unique(leases, return_inverse=True)
     found = np.full((len(_LEASE_ROW), len(ids)), NONE, np.int64)
     while True:

@@ -29,8 +29,8 @@ Chunk = tuple[Int64s, pa.RecordBatch, Int64s]
 
 
 def range_of(request: ReadRequest, what: str, first: int, newest: int) -> tuple[int, int]:
-    """From which ``what`` (offset or position) to before which a request reads, of those that are stored: ``first`` to before
-    ``newest``. "From 0 on" without an end, like no start at all, means from the first. Raises RANGE_PURGED."""
+    """From which ``what`` (offset or position) to before which a request reads, of those that are stored: ``first`` to
+    before ``newest``. "From 0 on" without an end, like no start at all, means from the first. Raises RANGE_PURGED."""
     start, end = request.get("start"), request.get("end")
     if start is None or (start == 0 and end is None):
         start = first
@@ -41,12 +41,13 @@ def range_of(request: ReadRequest, what: str, first: int, newest: int) -> tuple[
 
 
 def purged(what: str, start: int, first: int) -> EscrowError:
-    """The refusal of a range that has partly left with retention (I41): a read never gives fewer rows instead."""
+    """Return the refusal of a range that has partly left with retention (I41): a read never gives fewer rows
+    instead."""
     return error(Code.RANGE_PURGED, f"{what} {start} has left the log; the first is {first}")
 
 
 def kept(chunk: Chunk, mask: Bools) -> Chunk:
-    """The rows of a chunk that a mask marks."""
+    """Return the rows of a chunk that a mask marks."""
     positions, rows, times = chunk
     return positions[mask], rows.filter(pa.array(mask)), times[mask]
 
@@ -59,8 +60,9 @@ def scan(
     schema: pa.Schema,
     alike: Callable[[Frame], Frame] | None = None,
 ) -> Iterator[Chunk]:
-    """Rows of some kinds by position, from ``start`` to before ``end`` of a read request. If ``schema`` has the column ``damaged``,
-    damaged rows come, too; their chunks have the columns of ``marked_frame``. ``alike`` gives frames of different kinds the same ``columns``."""
+    """Rows of some kinds by position, from ``start`` to before ``end`` of a read request. If ``schema`` has the column
+    ``damaged``, damaged rows come, too; their chunks have the columns of ``marked_frame``. ``alike`` gives frames of
+    different kinds the same ``columns``."""
     first, durable = engine.log.first_position, engine.look(lambda: engine.log.next_position).result()
     start, end = range_of(request, "position", first, durable)
     marking = DAMAGED_COLUMN in schema.names
@@ -69,7 +71,7 @@ def scan(
 
 
 def _of_frames(frames: Iterator[Frame], start: int, end: int, columns: list[str], marking: bool) -> Iterator[Chunk]:
-    """The rows ``start`` .. ``end``-1 of some frames, as chunks of up to ``ROWS`` rows and about ``BYTES``."""
+    """Yield the rows ``start`` .. ``end``-1 of some frames, as chunks of up to ``ROWS`` rows and about ``BYTES``."""
     parts: list[tuple[int, int, pa.RecordBatch]] = []  # first position, time, rows
     count = size = 0
     for frame in frames:

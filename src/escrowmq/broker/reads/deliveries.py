@@ -1,25 +1,28 @@
 """Deliveries: reads leased messages from the log into batches, within a bound of bytes.
 
-Each member has a *line*: its receives in the order in which they were asked, and what was leased for it and not yet read.
+Each member has a *line*: its receives in the order in which they were asked, and what was leased for it and not yet
+read.
 
-1. A lease counts messages, because the ledger knows no sizes. What of it does not fit into ``max_bytes`` is not given back:
-   it goes to the next receive of the line, before anything that was leased later. So a member sees its messages in the
-   order in which they were leased (I20), and no receive waits while messages lie ready.
-2. What lies ready is kept as long as half of its lease is left, then it is released; leases that do not end by time keep it until
-   the member's next epoch. When the last receive of a line is withdrawn, and when the broker stops, what lies ready is released at
-   once: a message that never left the broker was handed to nobody, so no attempt may count. It lies in memory: receives with an epoch from before the broker's start get DISCONNECTED, so that the
-   member joins again and says what reached it.
-   A receive with ``return_rest`` is for someone who may never ask again (a gateway's client): there the rest is released, so
-   that in an ordered group nobody else gets the later messages of a key beside the earlier ones.
-3. A line waits for at most as many leases as it has unanswered receives. What was leased for a receive that
-   was withdrawn meanwhile is released: it comes again at once, its attempt not counted; and so is what could not be read.
-4. A message that is damaged is not handed out and takes no other along: it becomes a dead letter of the group, with the place of the
-   damage as its cause and an attempt that is not counted. A receive that got nothing else leases again.
-5. A few messages that were stored just now are read by the thread that brings the lease, which has synced them: they are in
-   memory, and waking another thread takes longer than reading them. All others are read on threads of their own.
-6. When a group is paused, reset or deleted, what lies ready for its members is released: nothing of it is handed out any more.
-7. A receive that brings an :class:`Allowance` is read when that grants bytes, and no more than it grants, but one message in any case; until then what
-   was leased lies ready. So answers are counted before they are in memory.
+1. A lease counts messages, because the ledger knows no sizes. What of it does not fit into ``max_bytes`` is not given
+   back: it goes to the next receive of the line, before anything that was leased later. So a member sees its messages
+   in the order in which they were leased (I20), and no receive waits while messages lie ready.
+2. What lies ready is kept as long as half of its lease is left, then it is released; leases that do not end by time
+   keep it until the member's next epoch. When the last receive of a line is withdrawn, and when the broker stops, what
+   lies ready is released at once: a message that never left the broker was handed to nobody, so no attempt may count.
+   It lies in memory: receives with an epoch from before the broker's start get DISCONNECTED, so that the member joins
+   again and says what reached it. A receive with ``return_rest`` is for someone who may never ask again (a gateway's
+   client): there the rest is released, so that in an ordered group nobody else gets the later messages of a key beside
+   the earlier ones.
+3. A line waits for at most as many leases as it has unanswered receives. What was leased for a receive that was
+   withdrawn meanwhile is released: it comes again at once, its attempt not counted; and so is what could not be read.
+4. A message that is damaged is not handed out and takes no other along: it becomes a dead letter of the group, with the
+   place of the damage as its cause and an attempt that is not counted. A receive that got nothing else leases again.
+5. A few messages that were stored just now are read by the thread that brings the lease, which has synced them: they
+   are in memory, and waking another thread takes longer than reading them. All others are read on threads of their own.
+6. When a group is paused, reset or deleted, what lies ready for its members is released: nothing of it is handed out
+   any more.
+7. A receive that brings an :class:`Allowance` is read when that grants bytes, and no more than it grants, but one
+   message in any case; until then what was leased lies ready. So answers are counted before they are in memory.
 """
 
 from __future__ import annotations
@@ -158,7 +161,7 @@ class Deliveries:
         return ask.answer
 
     def give_back(self) -> None:
-        """The broker is about to stop: release what lies ready."""
+        """Release all messages that are ready, because the broker is about to stop."""
         with self._lock:
             for (group, _), line in self._lines.items():
                 self._release(group, line)
@@ -183,8 +186,8 @@ class Deliveries:
         return len(leased.leases) <= FEW and all(position >= near for position in leased.positions.tolist())
 
     def _advance(self, key: tuple[str, int], line: _Line) -> _Reading | None:
-        """Lease for the receives of a line. What is to be read for the one that came first, of what lies ready. With the lock
-        held."""
+        """Lease for the receives of a line. What is to be read for the one that came first, of what lies ready. With
+        the lock held."""
         reading = None
         self._drop_late(key[0], line)
         if line.asks and line.ready and not line.reading and (max_bytes := self._granted(key, line)):
@@ -202,7 +205,8 @@ class Deliveries:
         return reading
 
     def _granted(self, key: tuple[str, int], line: _Line) -> int:
-        """How many bytes the first receive of a line may have of what lies ready; 0: none now, and it is looked at again soon. With the lock held."""
+        """How many bytes the first receive of a line may have of what lies ready; 0: none now, and it is looked at
+        again soon. With the lock held."""
         ask = line.asks[0]
         if ask.allowance is None:
             return ask.max_bytes
@@ -323,7 +327,8 @@ class Deliveries:
         line.ready.append((leased, half if command.epoch is None else NEVER_US))
 
     def _keep(self, line: _Line, ask: _Ask, rest: Leased, until_us: int) -> None:
-        """What was leased and did not go into the answer to ``ask``: the member's next receive gets it, or it is released."""
+        """Keep leased messages that did not fit into the answer to ``ask`` for the member's next receive, or
+        release them."""
         if not len(rest.leases):
             return
         if ask.return_rest:
@@ -348,7 +353,8 @@ class Deliveries:
         self._go_on(key, line)
 
     def _release_if_last(self, group: str, line: _Line) -> None:
-        """Release what lies ready after a receive was withdrawn, if it was the line's last one (rule 2). With the lock held."""
+        """Release what lies ready after a receive was withdrawn, if it was the line's last one (rule 2). With the lock
+        held."""
         if not line.asks and line.epoch is None:
             self._release(group, line)
 
@@ -409,8 +415,8 @@ class Deliveries:
             self._engine.submit(Bury(group, damaged))
 
     def _read(self, leased: Leased, max_bytes: int) -> tuple[pa.RecordBatch, Leased, list[tuple[int, int, str]]]:
-        """As many messages as fit into ``max_bytes``, at least one; what is left; and those that are damaged: lease, offset
-        and cause."""
+        """As many messages as fit into ``max_bytes``, at least one; what is left; and those that are damaged: lease,
+        offset and cause."""
         log, taken, start = self._engine.log, 0, 0
         parts: list[pa.RecordBatch] = []
         buried: list[tuple[int, int, str]] = []

@@ -1,6 +1,7 @@
 """Streams the bytes of the log's own files, for a backup: a piece at a time, read from the disk and not mapped.
 
-A backup reads what nobody has read for long. Where a disk does not give it, reading says so; a mapped page would end the process.
+A backup reads what nobody has read for long. Where a disk does not give it, reading says so; a mapped page would end
+the process.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ from escrowmq.wire import FILE_PREFIX, ReadRequest
 
 PIECE_BYTES = 1 << 20
 MOST_BYTES = 64 << 20
-"""Of one read: a backup asks for the next when it has written these, so that a broker that stops waits for no backup."""
+"""Of one read: a backup asks for the next when it has written these, so that a broker that stops waits for no backup.
+"""
 _TAKEN = frozenset({"source", "start", "end"})
 
 
 def open_file(engine: Readable, request: ReadRequest) -> pa.RecordBatchReader:
-    """The bytes of ``%file.NAME`` from ``start`` to before ``end``. Rejected(BAD_REQUEST, NOT_FOUND, RANGE_PURGED)."""
+    """Return the bytes of ``%file.NAME`` from ``start`` to before ``end``. Rejected(BAD_REQUEST, NOT_FOUND,
+    RANGE_PURGED)."""
     if others := sorted(set(request) - _TAKEN):
         raise error(Code.BAD_REQUEST, f"a file is read whole: no {others[0]!r}")
     start, end = request.get("start") or 0, request.get("end")

@@ -19,8 +19,8 @@ MAX_TAGS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Rows with one of ``tags``, with ``key``, stored at ``from_us`` or later and before ``until_us``; None: any. ``group``: of
-    acknowledgements, those of a consumer group."""
+    """Rows with one of ``tags``, with ``key``, stored at ``from_us`` or later and before ``until_us``; None: any.
+    ``group``: of acknowledgements, those of a consumer group."""
 
     tags: tuple[str, ...] | None = None
     key: str | None = None
@@ -30,7 +30,7 @@ class Filter:
 
     @classmethod
     def of(cls, request: ReadRequest) -> Filter:
-        """The filter of a read request; Rejected(BAD_REQUEST)."""
+        """Return the filter of a read request; Rejected(BAD_REQUEST)."""
         tags = tuple(dict.fromkeys(request["tags"])) if "tags" in request else None
         if tags is not None and not 0 < len(tags) <= MAX_TAGS:
             raise error(Code.BAD_REQUEST, f"'tags' must be 1 to {MAX_TAGS} tags", "leave it out to get all messages")
@@ -81,7 +81,8 @@ def _as_mask(found: pa.Array) -> Bools:
 
 
 def chosen_columns(source: str, columns: list[str] | None) -> pa.Schema:
-    """The columns that a read asks for, in its order (None: the source's own); Rejected(BAD_REQUEST) for one that is not there."""
+    """Return the columns that a read asks for, in its order (None: the source's own); Rejected(BAD_REQUEST) for one
+    that is not there."""
     schema = read_schema(source, damaged=columns is not None and DAMAGED_COLUMN in columns)
     names = schema.names if columns is None else columns
     unknown = [name for name in names if name not in schema.names]
@@ -104,7 +105,7 @@ def limited(batches: Iterator[pa.RecordBatch], most: int | None) -> Iterator[pa.
 
 
 def coalesced(batches: Iterator[pa.RecordBatch], rows: int, size: int) -> Iterator[pa.RecordBatch]:
-    """Small batches put together until they have ``rows`` rows or ``size`` bytes; larger ones go through as they are."""
+    """Join small batches until they have ``rows`` rows or ``size`` bytes; pass larger ones as they are."""
     waiting: list[pa.RecordBatch] = []
     count = held = 0
     for batch in batches:

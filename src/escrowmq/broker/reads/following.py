@@ -1,7 +1,7 @@
 """Where a system view ends, and whether there is more of it: for readers that follow one as they follow a topic.
 
-A view has one queue, numbered 0. ``%half``, ``%op``, ``%acks`` and ``%group-acts`` count by log positions; the dead letters of a group, which come and go,
-by the time at which a message died, in microseconds since 1970.
+A view has one queue, numbered 0. ``%half``, ``%op``, ``%acks`` and ``%group-acts`` count by log positions; the dead
+letters of a group, which come and go, by the time at which a message died, in microseconds since 1970.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def view_range(engine: Readable, view: str, time_us: int | None) -> dict[str, An
 
 
 def view_beyond(engine: Readable, view: str, after: int) -> list[dict[str, Any]]:
-    """The same, as a list of one, if something of the view stands at ``after`` or behind it, else of none. At the end of a round,
+    """Return a list of one if the view has rows at ``after`` or later, else an empty list. At the end of a round,
     when nothing can die in it any more."""
     if view in VIEW_KINDS:
         return [view_range(engine, view, None)] if engine.log.holds(after, VIEW_KINDS[view]) else []

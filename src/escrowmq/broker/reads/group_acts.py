@@ -1,8 +1,9 @@
 """The view ``%group-acts``: what persons did to places of consumer groups, as the log has it.
 
-Four acts concern a place of a queue for one group: its dead letter was retried, discarded or replaced by an edited message, or the group was
-set to go on at it. Together with the topic they say which messages a group is to have handled; so whoever compares a consumer's database
-with the topic (the audit) reads them. They come in the log's order: of two acts on one place the later one counts.
+Four acts concern a place of a queue for one group: its dead letter was retried, discarded or replaced by an edited
+message, or the group was set to go on at it. Together with the topic they say which messages a group is to have
+handled; so whoever compares a consumer's database with the topic (the audit) reads them. They come in the log's order:
+of two acts on one place the later one counts.
 
 An edited message names the one that it replaced in a property; the view has it as a column.
 """
@@ -39,7 +40,8 @@ _COLUMNS = ["group", "queue_id", "offset", "act", *_CONTENT]
 def read_group_acts(
     engine: Readable, request: ReadRequest, wanted: Filter, schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of ``%group-acts`` (columns of GROUP_ACT_VIEW) from ``start`` to before ``end``, filtered by time and group."""
+    """Yield the rows of ``%group-acts`` (columns of GROUP_ACT_VIEW) from ``start`` to before ``end``, filtered by
+    time and group."""
     if wanted.columns:
         raise error(Code.BAD_REQUEST, f"{GROUP_ACT_VIEW_NAME} has neither tags nor keys")
     content = [
@@ -51,7 +53,8 @@ def read_group_acts(
 
 
 def _alike(frame: Frame, columns: list[str]) -> Frame:
-    """The frame with the same columns, whatever its kind: what was done as a word, and null for the content of what is no message."""
+    """Return the frame with the same columns, whatever its kind: what was done as a word, and null for the content
+    of what is no message."""
     batch, count = frame.batch, frame.batch.num_rows
     arrays = []
     for name in columns:

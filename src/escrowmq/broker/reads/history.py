@@ -1,10 +1,12 @@
 """What happened to one message in its consumer groups, read from the log.
 
-The log says what happened to ranges of a queue, or of a lease, and a range may span messages that it does not hold. So each group's way is
-followed step by step: a lease holds the message only if the message was free then, and due, and of that attempt.
+The log says what happened to ranges of a queue, or of a lease, and a range may span messages that it does not hold. So
+each group's way is followed step by step: a lease holds the message only if the message was free then, and due, and of
+that attempt.
 
-Reading begins when the message came to its place, and ends as soon as every group stands as the ledger says it does; so what was acknowledged
-soon after it came costs little in a log of any size. If a group was reset since, it may have come to the same standing twice: all is read. At most :data:`MOST_FRAMES` frames are read; the answer says up to when.
+Reading begins when the message came to its place, and ends as soon as every group stands as the ledger says it does; so
+what was acknowledged soon after it came costs little in a log of any size. If a group was reset since, it may have come
+to the same standing twice: all is read. At most :data:`MOST_FRAMES` frames are read; the answer says up to when.
 """
 
 from __future__ import annotations
@@ -78,7 +80,8 @@ class _Way:
 def read_history(
     engine: Readable, queue_id: int, offset: int, placed_us: int, known: list[Known]
 ) -> tuple[list[Happened], int | None]:
-    """What happened to the message at a place, oldest first; and up to when that was read, None: all of it."""
+    """Read the events of the message at a place, oldest first. Also returns the time up to which the log was read,
+    or None for all of it."""
     ways = {one.ordinal: _Way(one.name, one.stands) for one in known}
     reading = _Reading(queue_id, offset, ways)
     until_us: int | None = None
@@ -113,7 +116,7 @@ class _Reading:
         """Whether groups may have come to where they stand more than once."""
 
     def leased(self, frame: Frame) -> None:
-        """New leases, some of which may span the message."""
+        """Note new leases, some of which may span the message."""
         batch = frame.batch
         rows = self._spanning(frame, batch.column("queue_id").to_numpy() == self.queue_id)
         for row in rows:
@@ -155,7 +158,7 @@ class _Reading:
             way.cause = frame.batch.column("cause")[row].as_py()
 
     def retried(self, frame: Frame) -> None:
-        """What was given back, and what came back because its lease had ended."""
+        """Note messages that were given back, and those whose lease expired."""
         for row, way in self._held(frame, "lease"):
             due_us = frame.batch.column("due_us")[row].as_py()
             if due_us in (RELEASED, UNSEEN):
@@ -173,14 +176,14 @@ class _Reading:
             way.state, way.lease, way.cause = "retrying", None, None
 
     def dead(self, frame: Frame) -> None:
-        """What was given up."""
+        """Note messages that became dead letters."""
         for row, way in self._held(frame, "lease"):
             cause = frame.batch.column("cause")[row].as_py()
             way.note(frame, row, "dead", attempt=way.attempt, lease=way.lease, cause=cause)
             way.state, way.lease, way.dead_us = "dead", None, frame.time_us
 
     def dead_settled(self, frame: Frame) -> None:
-        """What a person did to dead letters."""
+        """Note what an operator did to dead letters."""
         columns = [column.to_numpy() for column in frame.batch.columns]
         for row in np.flatnonzero((columns[1] == self.queue_id) & (columns[2] == self.offset)).tolist():
             way = self.ways.get(int(columns[0][row]))
@@ -204,7 +207,7 @@ class _Reading:
             way.state, way.due_us, way.attempt = "retrying", frame.time_us, 1
 
     def reset(self, frame: Frame) -> None:
-        """Groups that an operator moved to another place of the queue."""
+        """Note groups that an operator moved to another place of the queue."""
         columns = [column.to_numpy() for column in frame.batch.columns]
         for row in np.flatnonzero(columns[1] == self.queue_id).tolist():
             way = self.ways.get(int(columns[0][row]))

@@ -25,7 +25,9 @@ from escrowmq.wire.actions.messages import Found, FoundMessage, Message, Message
 from escrowmq.wire.actions.transactions import Body, Event, Shown
 
 WARM_ROWS = 100_000
-"""A log that stores so many rows is looked into once when it is opened, which is not noticed: opening it takes many times as long."""
+"""A log that stores so many rows is looked into once when it is opened, which is not noticed: opening it takes many
+times as long.
+"""
 VIEWED = 64
 """Messages of one key whose states are looked at together."""
 NOWHERE: tuple[None, None] = (None, None)
@@ -37,7 +39,8 @@ _CHECKING = {Kind.CHECKED: "checked", Kind.PARKED: "parked", Kind.REOPENED: "reo
 
 
 def show_transaction(engine: Readable, identity: TransactionId) -> Shown:
-    """A transaction with its messages and what happened to it when. Rejected(UNKNOWN_TRANSACTION, WRONG_SHARD)."""
+    """Return a transaction with its messages and what happened to it when. Rejected(UNKNOWN_TRANSACTION,
+    WRONG_SHARD)."""
     found: Any = engine.look(lambda: transaction(engine.shard.ledger, identity)).result()
     positions: Int64s = found.pop("positions")
     end = engine.look(lambda: engine.log.next_position).result()
@@ -109,9 +112,9 @@ def warm_up(engine: Readable) -> None:
 
 
 def find_messages(engine: Readable, message_id: bytes | None, key: str | None, topic: str | None, limit: int) -> Found:
-    """Messages of an id, or with a key, newest first; each with its state and body. By its id also what one group gets in place of a dead
-    letter. Damaged ones that cannot be compared are
-    counted, but for the one of which the ledger still knows that it has the id."""
+    """Messages of an id, or with a key, newest first; each with its state and body. By its id also what one group gets
+    in place of a dead letter. Damaged ones that cannot be compared are counted, but for the one of which the ledger
+    still knows that it has the id."""
     found: list[FoundMessage] = []
     unreadable = 0
     for positions, lost in _matches(engine, _end(engine), message_id, key, topic):
@@ -128,7 +131,8 @@ def find_messages(engine: Readable, message_id: bytes | None, key: str | None, t
 
 
 def _edits(engine: Readable, message_id: bytes, key: str | None, topic: str | None) -> list[FoundMessage]:
-    """The edited messages of an id: they stand in no topic, so no index has them. All edits that stand are looked through; each was made by hand."""
+    """Return the edited messages of an id: they stand in no topic, so no index has them. All edits that stand are
+    looked through; each was made by hand."""
 
     def look() -> list[tuple[str, Place, int, int]]:
         ledger = engine.shard.ledger
@@ -156,7 +160,8 @@ def _edits(engine: Readable, message_id: bytes, key: str | None, topic: str | No
 
 
 def view_message(engine: Readable, topic: str, message_id: bytes, key: str) -> FoundMessage | None:
-    """The message of a topic with an id, or else the newest with a key, that stands or still may: none that was rolled back or has expired.
+    """Return the message of a topic with an id, or else the newest with a key, that stands or still may: none that was
+    rolled back or has expired.
     Corrupt(DAMAGED) if there is none, and a message that could not be compared may be it."""
     end = _end(engine)
     unreadable = 0
@@ -175,7 +180,7 @@ def view_message(engine: Readable, topic: str, message_id: bytes, key: str) -> F
 
 
 def _standing_one(engine: Readable, positions: Int64s) -> FoundMessage | None:
-    """The first of some messages that was not rolled back and has not expired."""
+    """Return the first of some messages that was not rolled back and has not expired."""
     first = _states(engine, positions[:1])
     if first and first[0]["state"] not in UNDONE_NAMES:
         return first[0]
@@ -185,7 +190,8 @@ def _standing_one(engine: Readable, positions: Int64s) -> FoundMessage | None:
 
 
 def _end(engine: Readable) -> int:
-    """The end of what there is, all of it durable. The writer is asked only if that is still being made so, or has failed."""
+    """Return the end of what there is, all of it durable. The writer is asked only if that is still being made so,
+    or has failed."""
     end = engine.log.next_sequence
     if engine.shard.failure is None and engine.log.durable_sequence >= end:
         return end
@@ -206,8 +212,8 @@ def _undone(engine: Readable, positions: Int64s) -> Bools:
 def _matches(
     engine: Readable, end: int, message_id: bytes | None, key: str | None, topic: str | None
 ) -> Iterator[tuple[Int64s, int]]:
-    """Messages of an id, or with a key, or both: positions, newest first, and how many cannot be compared that lie between them. Ends where
-    retention has come meanwhile."""
+    """Messages of an id, or with a key, or both: positions, newest first, and how many cannot be compared that lie
+    between them. Ends where retention has come meanwhile."""
     known: Int64s | None = None
     if message_id is None:
         matches = engine.log.find("key", key or "", topic, end=end)
@@ -243,8 +249,8 @@ def _known(engine: Readable, message_id: bytes | None) -> Int64s:
 
 
 def _states(engine: Readable, positions: Int64s) -> list[FoundMessage]:
-    """The messages at these positions, with what became of them; without those that are beyond the retention of their topic, or whose
-    topic is deleted."""
+    """Return the messages at these positions, with what became of them; without those that are beyond the retention
+    of their topic, or whose topic is deleted."""
     if not len(positions):
         return []
     rows = _rows(engine, positions)
@@ -285,7 +291,7 @@ def _found(row: dict[str, Any], **standing: Any) -> FoundMessage:
 
 
 def _standing(ledger: Ledger, row: dict[str, Any]) -> tuple[Place | None, int | None]:
-    """The queue in which a row stands, and its offset there. Of a row that is lost every queue is asked."""
+    """Return the queue in which a row stands, and its offset there. Of a row that is lost every queue is asked."""
     queues = ledger.topics.queues if row["lost"] else [ledger.queue(row["queue_id"])]
     for queue in queues:
         since_us = 0 if row["lost"] else max(row["stored_us"], row["visible_us"])
@@ -295,7 +301,8 @@ def _standing(ledger: Ledger, row: dict[str, Any]) -> tuple[Place | None, int | 
 
 
 def _rows(engine: Readable, positions: Int64s) -> list[dict[str, Any]]:
-    """Stored messages as dicts, with ``position, transaction, half, damaged`` (the place or None) and ``lost`` (all of it is)."""
+    """Return stored messages as dicts, with ``position, transaction, half, damaged`` (the place or None) and
+    ``lost`` (all of it is)."""
     stored, damaged = engine.log.salvage(positions)
     kinds = np.asarray(engine.log.kind_at(positions))
     transactions = owners_of(stored, positions, engine.log)

@@ -1,7 +1,7 @@
 """Damaged rows in what is read: marked with the place of the damage, null where their content is lost.
 
-A read that asks for the column ``damaged`` gets them so. One that does not raises Corrupt(DAMAGED) when it comes to one: an
-empty body must never pass for what somebody sent.
+A read that asks for the column ``damaged`` gets them so. One that does not raises Corrupt(DAMAGED) when it comes to
+one: an empty body must never pass for what somebody sent.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ def marks_of(damaged: Mapping[int, RowDamage], rows: int) -> tuple[pa.Array, Boo
 
 
 def marked_frame(frame: Frame, columns: list[str]) -> pa.RecordBatch:
-    """Some columns of a frame that may be damaged, then ``damaged`` and :data:`LOST_COLUMN`."""
+    """Return some columns of a frame that may be damaged, then ``damaged`` and :data:`LOST_COLUMN`."""
     texts, lost = marks_of({} if frame.damage is None else row_damages(frame, frame.damage), frame.batch.num_rows)
     rows = frame.batch.select(columns)
     return rows.append_column(DAMAGED_COLUMN, texts).append_column(LOST_COLUMN, pa.array(lost))
 
 
 def row_damages(frame: Frame, damage: FrameDamage) -> dict[int, RowDamage]:
-    """The damaged rows of a frame, by their number in it."""
+    """Return the damaged rows of a frame, by their number in it."""
     bad = np.flatnonzero(damage.rows).tolist()
     return {row: RowDamage(damage.place, frame.position + row, damage.bodies_only) for row in bad}
 
@@ -59,8 +59,8 @@ def shown(
     stored: frozenset[str],
     known: Mapping[str, pa.Array],
 ) -> pa.RecordBatch:
-    """Rows of a view: the columns that were ``made``, the others as they are in the chunk's ``rows``; damaged ones as in
-    :func:`marked`, if the schema has that column."""
+    """Rows of a view: the columns that were ``made``, the others as they are in the chunk's ``rows``; damaged ones as
+    in :func:`marked`, if the schema has that column."""
     if DAMAGED_COLUMN not in schema.names:
         return batch_of(schema, made, rows)
     own = pa.schema([field for field in schema if field.name != DAMAGED_COLUMN])
@@ -75,8 +75,8 @@ def marked(
     stored: frozenset[str],
     known: Mapping[str, pa.Array],
 ) -> pa.RecordBatch:
-    """``batch`` as rows of ``schema``, which has nullable columns and ``damaged``: the columns of which ``stored`` says that they
-    come from the damaged rows themselves are null there, or what is ``known`` from elsewhere."""
+    """``batch`` as rows of ``schema``, which has nullable columns and ``damaged``: the columns of which ``stored`` says
+    that they come from the damaged rows themselves are null there, or what is ``known`` from elsewhere."""
     texts, lost = marks
     gone = {True: pa.array(lost), False: texts.is_valid()}
     arrays = []

@@ -23,7 +23,8 @@ MOST_GROUPS = 1_000
 
 
 def message_standing(engine: Readable, request: AskOfMessage) -> OfMessage:
-    """See :data:`escrowmq.wire.actions.standing.OF_MESSAGE`. Rejected(UNKNOWN_TOPIC, BAD_QUEUE, NOT_FOUND, RANGE_PURGED)."""
+    """See :data:`escrowmq.wire.actions.standing.OF_MESSAGE`. Rejected(UNKNOWN_TOPIC, BAD_QUEUE, NOT_FOUND,
+    RANGE_PURGED)."""
     offset = request["offset"]
 
     def look() -> tuple[OfMessage, int, list[Known]]:

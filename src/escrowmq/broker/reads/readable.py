@@ -33,7 +33,7 @@ class Connected(Protocol):
         ...
 
     def about(self, transaction: int) -> tuple[int | None, int | None]:
-        """The session that is asked about a transaction now, and when UNKNOWN was last answered about it."""
+        """Return the session that is asked about a transaction now, and when UNKNOWN was last answered about it."""
         ...
 
 

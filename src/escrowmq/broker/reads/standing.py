@@ -1,4 +1,6 @@
-"""How every topic and group stands: for the metrics with labels. One look at the ledger, then the times of a few positions."""
+"""How every topic and group stands: for the metrics with labels. One look at the ledger, then the times of a few
+positions.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,9 @@ class Standing:
 
 
 def standing(engine: Readable) -> dict[str, list[Standing]]:
-    """What stands, by kind: ``topic`` (stored, end), ``consumer`` (of each group and topic: lag, leased, retrying, dead, lag_seconds),
-    ``producer`` (of each group: open, parked, oldest_seconds, connected)."""
+    """Collect the state of topics and groups, by kind: ``topic`` (stored, end), ``consumer`` (of each group and
+    topic: lag, leased, retrying, dead, lag_seconds), ``producer`` (of each group: open, parked, oldest_seconds,
+    connected)."""
     found: dict[str, list[Standing]] = engine.look(lambda: _look(engine.shard)).result()
     now_us = engine.clock.now_us()
     behind = [one for one in found["consumer"] if one.oldest >= engine.log.first_position]
@@ -59,7 +62,7 @@ def _look(shard: HoldsLedger) -> dict[str, list[Standing]]:
 
 
 def _of_group(shard: HoldsLedger, group: Group) -> list[Standing]:
-    """A group in each of its topics."""
+    """Return a group in each of its topics."""
     found: dict[str, Standing] = {}
     topics = shard.ledger.topics
     for id in {*group.cursors, *queue_ids(group.subscription.topics, topics)}:
@@ -83,7 +86,7 @@ _COUNTED = ("lag", "leased", "retrying", "dead", "lag_seconds")
 
 
 def _oldest(cursor: Cursor, waiting: int, head: int) -> int | None:
-    """The first offset that is to be consumed still."""
+    """Return the first offset that is to be consumed still."""
     candidates: list[Any] = [max(cursor.next, head)] if waiting else []
     candidates += [lease.start for lease in cursor.leases.values()]
     if len(cursor.retries.offsets):

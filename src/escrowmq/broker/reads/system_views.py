@@ -1,4 +1,5 @@
-"""The system views of half messages, decisions, acknowledgements (in ``acks.py``) and acts on groups (``group_acts.py``), in log order.
+"""The system views of half messages, decisions, acknowledgements (in ``acks.py``) and acts on groups
+(``group_acts.py``), in log order.
 
 The rows come from the log; what became of a transaction since is asked of the ledger, a chunk of rows at a time.
 """

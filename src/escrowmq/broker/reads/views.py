@@ -1,10 +1,10 @@
 """Streams topics, dead letters and system views (``system_views.py``) as batches, up to the last durable row.
 
-The ledger is asked on the writer for a few thousand rows at a time; bodies are read on the reader's thread, and only the
-columns that are asked for are touched.
+The ledger is asked on the writer for a few thousand rows at a time; bodies are read on the reader's thread, and only
+the columns that are asked for are touched.
 
-Filters: tags are looked up in the queue's index and times in the log's, before anything is read; keys are compared first,
-and the rest is read of what has the right one.
+Filters: tags are looked up in the queue's index and times in the log's, before anything is read; keys are compared
+first, and the rest is read of what has the right one.
 """
 
 from __future__ import annotations
@@ -42,11 +42,13 @@ PROBE_ROWS = 16
 FIRST_ROWS = 256
 """Rows of the first batch, at most."""
 SHARE = 1024
-"""Rows of one frame that are worth a batch of their own: parts of several frames must be joined, which copies every body."""
+"""Rows of one frame that are worth a batch of their own: parts of several frames must be joined, which copies every
+body.
+"""
 
 
 def open_view(engine: Readable, content: Mapping[str, object]) -> pa.RecordBatchReader:
-    """The stream of :meth:`escrowmq.wire.Link.read`; raises EscrowError for a bad request at once."""
+    """Return the stream of :meth:`escrowmq.wire.Link.read`; raises EscrowError for a bad request at once."""
     request = checked(ReadRequest, content)
     source = request["source"]
     if source.startswith(FILE_PREFIX):
@@ -87,7 +89,8 @@ class _Rows:
         self.tags = wanted.tags
 
     def read(self, positions: Int64s, offsets: Int64s, known: Known, *, tagged: bool) -> Iterator[pa.RecordBatch]:
-        """The rows that the filter wants; ``tagged``: those of other tags are left out already. ``known`` says of positions what
+        """Yield the rows that the filter wants; ``tagged``: those of other tags are left out already. ``known`` says
+        of positions what
         is known of them though they are damaged."""
         if self._wanted.timed and len(positions):
             mask = self._wanted.times(self._engine.log.time_at(positions))
@@ -114,7 +117,8 @@ class _Rows:
             self._page = int(np.clip(BYTES // row_bytes, 1, min(8 * self._page, ROWS)))
 
     def _wants(self, positions: Int64s) -> Bools:
-        """Which rows the filter wants by their content. Whether it wants a damaged one cannot be known: it comes, marked."""
+        """Which rows the filter wants by their content. Whether it wants a damaged one cannot be known: it comes,
+        marked."""
         columns = self._wanted.columns
         if not self._marked:
             return self._wanted.content(self._engine.log.read(positions, columns))
@@ -152,7 +156,7 @@ class _Rows:
 
 
 def _topic(engine: Readable, request: ReadRequest, rows: _Rows) -> Iterator[pa.RecordBatch]:
-    """A queue from ``start`` (its first offset) to ``end`` (its end now)."""
+    """Yield a queue from ``start`` (its first offset) to ``end`` (its end now)."""
 
     def bounds() -> tuple[int, int, int]:
         queue_id = engine.shard.ledger.queue_id(request["source"], request.get("queue", 0))
@@ -214,7 +218,8 @@ def _partitions(places: list[Place]) -> dict[str, pa.Array]:
 
 
 def _dead_letters(engine: Readable, request: ReadRequest, rows: _Rows) -> Iterator[pa.RecordBatch]:
-    """The dead letters of a group: their offsets are those of their own queues. With ``start`` or ``end``, those that died from
+    """Yield the dead letters of a group: their offsets are those of their own queues. With ``start`` or ``end``, those
+    that died from
     one time to before the other, in that order; else by queue and offset."""
     group = request["source"][len(DEAD_LETTER_PREFIX) :]
     start_us, end_us = request.get("start"), request.get("end")

@@ -2,17 +2,19 @@
 
 Rules:
 
-1. While anything comes from a leader it follows. It claims after ``silence`` seconds in which nothing came, its own or the leader's, whichever is longer:
-   until half of its own has passed a leader answers looks. Of several standbys one is first, and the others hear its claim: each waits longer by its
-   ``rank`` among those that were named, or, where none were, by a random part of ``SPREAD``. Two at once are harmless: one of them follows again.
-2. Before it claims it asks those who keep the log whether there is more than it has followed. If there is, it is behind: it reads on. If they do not
-   answer, the silence is theirs, not the leader's: it waits, and the silence counts from when they
-   answer again.
-3. A log that was released is claimed at once, or after a part of ``RELEASED_SECONDS`` by rank or chance, asked in the same way.
+1. While anything comes from a leader it follows. It claims after ``silence`` seconds in which nothing came, its own or
+   the leader's, whichever is longer: until half of its own has passed a leader answers looks. Of several standbys one
+   is first, and the others hear its claim: each waits longer by its ``rank`` among those that were named, or, where
+   none were, by a random part of ``SPREAD``. Two at once are harmless: one of them follows again.
+2. Before it claims it asks those who keep the log whether there is more than it has followed. If there is, it is
+   behind: it reads on. If they do not answer, the silence is theirs, not the leader's: it waits, and the silence counts
+   from when they answer again.
+3. A log that was released is claimed at once, or after a part of ``RELEASED_SECONDS`` by rank or chance, asked in the
+   same way.
 4. A node that stepped down claims nothing for a while, so that another one can; when another one leads, that is over.
 
-A claim at a wrong moment loses nothing, because the log decides whose records count: it only makes another leader than was needed. So these are rules
-of when, and none is needed for safety (docs/decisions/0054-standby-and-failover.md).
+A claim at a wrong moment loses nothing, because the log decides whose records count: it only makes another leader than
+was needed. So these are rules of when, and none is needed for safety (docs/decisions/0054-standby-and-failover.md).
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ class Step(Enum):
 
 
 def rank_of(url: str, replicas: Iterable[str], leader: str | None) -> int | None:
-    """The place of the node at ``url`` among those that follow, 0 for the first; None where it is not named."""
+    """Return the place of the node at ``url`` among those that follow, 0 for the first; None where it is not named."""
     following = sorted({one for one in replicas if one != leader})
     return following.index(url) if url in following else None
 
@@ -65,7 +67,8 @@ class Candidate:
     def next(
         self, silent_for: float, now: float, leaders_silence: float = 0.0, rank: int | None = None
     ) -> tuple[Step, float]:
-        """What to do, and for how many seconds at most if it is to follow. ``silent_for``: since anything was heard, infinity of a released log.
+        """Return the next step, and for how many seconds at most to follow if it is to follow. ``silent_for``: since
+        anything was heard, infinity of a released log.
         ``leaders_silence``: what the leader goes by, 0 if it did not say. ``rank``: see :func:`rank_of`."""
         if rank is None:
             later, released = UNRANKED * self._silence * self._chance, RELEASED_SECONDS * self._chance
@@ -93,7 +96,7 @@ class Candidate:
         self._may_claim_at = -math.inf
 
     def answered(self, behind: bool | None, now: float) -> None:
-        """The answer to ``ASK``, which came at ``now``."""
+        """Handle the answer to ``ASK``, which arrived at ``now``."""
         self._asked = behind is False
         if behind is None:
             self._was_away = True

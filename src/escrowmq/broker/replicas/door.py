@@ -1,7 +1,8 @@
 """The calls of a node: to its engine while it leads; refused, with who leads, while it does not.
 
-Carriers keep one door for as long as the process runs. ``hello``, ``health`` and ``stats`` are answered in every role. Everything else is refused by
-NOT_LEADER while the node follows: surely not applied, and the hint is the leader's URL, if it is known.
+Carriers keep one door for as long as the process runs. ``hello``, ``health`` and ``stats`` are answered in every role.
+Everything else is refused by NOT_LEADER while the node follows: surely not applied, and the hint is the leader's URL,
+if it is known.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class Door:
     # The node
 
     def rank(self, leader: str | None) -> int | None:
-        """This node's place among those that follow a leader."""
+        """Return this node's place among the followers of a leader."""
         return rank_of(self.url, self._replicas, leader)
 
     def leads(self, calls: Calls) -> None:
@@ -99,8 +100,9 @@ class Door:
             self._lock.notify_all()
 
     def doubts(self, in_doubt: bool) -> None:
-        """Whether it is too long ago that this node surely led. Then another one may lead: calls are refused, and clients whose answers will not come
-        are let go, to look for it. The engine stays: if nobody else leads, it goes on."""
+        """Whether it is too long ago that this node surely led. Then another one may lead: calls are refused, and
+        clients whose answers will not come are let go, to look for it. The engine stays: if nobody else leads, it goes
+        on."""
         with self._lock:
             led, new = self._led, in_doubt and not self._in_doubt
             if led is not None and new:
@@ -125,7 +127,7 @@ class Door:
         return calls.engine if calls is not None else None
 
     def wait_for_leader(self, timeout: float) -> str | None:
-        """The URL of who leads, when somebody does; None after ``timeout`` seconds."""
+        """Return the URL of who leads, when somebody does; None after ``timeout`` seconds."""
         with self._lock:
             self._lock.wait_for(lambda: self._leader() is not None, timeout)
             return self._leader()
@@ -142,7 +144,7 @@ class Door:
         return calls.identity if calls is not None else (followed.shard, followed.epoch)
 
     def refused(self, code: Code) -> None:
-        """A carrier refused a call with this code."""
+        """Count a call that the server refused with this code."""
         calls = self._calls
         (calls.refused if calls is not None else self._refusals.saw)(code)
 
@@ -194,7 +196,7 @@ class Door:
         return self._leading().watch(session)
 
     def leave(self, listener: Listener) -> None:
-        """The carrier of a check-back subscription is gone; that of an engine which has ended was closed with it."""
+        """Remove a check-back subscription whose connection is gone; a stopped engine has closed its own."""
         calls = self._led
         if calls is not None:
             calls.leave(listener)
@@ -202,13 +204,14 @@ class Door:
             listener.close()
 
     def give_back_unseen(self, group: str, delivery: pa.RecordBatch) -> None:
-        """See :meth:`escrowmq.broker.calls.Calls.give_back_unseen`. The leases are in the log: whoever leads now knows them, and their time ends them."""
+        """See :meth:`escrowmq.broker.calls.Calls.give_back_unseen`. The leases are in the log: whoever leads now knows
+        them, and their time ends them."""
         calls = self._led
         if calls is not None:
             calls.give_back_unseen(group, delivery)
 
     def run_rounds_here(self) -> None:
-        """The calling thread is a carrier's own."""
+        """Mark the calling thread as one of the server's own."""
         with self._lock:
             self._carrier = threading.get_ident()
             if self._led is not None:

@@ -1,9 +1,10 @@
 """One node of a shard: standby → leader → standby, in one process, on a thread of its own.
 
-Each *term* begins with opening the replica in the folder and folding its ledger. The node follows until it is time to claim (``candidate.py``), takes
-over with the ledger that it has kept warm, and leads until its shard stops: because another node claimed the log, because the log failed, because it
-was asked to step down, or because the process ends. Whatever the ledger of a leader has applied and the log did not take is thrown away with it: the
-next term folds anew from what counts.
+Each *term* begins with opening the replica in the folder and folding its ledger. The node follows until it is time to
+claim (``candidate.py``), takes over with the ledger that it has kept warm, and leads until its shard stops: because
+another node claimed the log, because the log failed, because it was asked to step down, or because the process ends.
+Whatever the ledger of a leader has applied and the log did not take is thrown away with it: the next term folds anew
+from what counts.
 
 What does not pass by itself (a folder of something else, a damaged log) ends the node: :attr:`Node.failure`.
 """
@@ -38,11 +39,14 @@ LOOK_SECONDS = 0.05
 PAUSE_SECONDS = 0.5
 """After a term that ended by a fault, before the next begins."""
 DOUBT = 1.25
-"""A leader without a proof for so many times the silence lets its clients look for another one: as long as a standby waits at most that goes by the same."""
+"""A leader without a proof for so many times the silence lets its clients look for another one: as long as a standby
+waits at most that goes by the same.
+"""
 HOLDS_BACK = 3.0
 """A node that stepped down claims nothing for so many times the silence, unless another one leads before."""
 BEGIN_SECONDS = 5.0
-"""How long a start waits for the folder to be opened; a Kafka that is away is waited for by the node, not by its start."""
+"""How long a start waits for the folder to be opened; a Kafka that is away is waited for by the node, not by its start.
+"""
 AWAY = "Kafka does not answer: nobody claims the log meanwhile"
 LEAST_SILENCE = 1.0
 """Leaders give a sign of life every half second."""
@@ -51,8 +55,8 @@ logger = logging.getLogger(__name__)
 
 
 class Node:
-    """A node over a folder. ``opening`` opens its replica; ``door`` is what its carriers ask. ``give_up``, called from another thread, ends what the
-    opened one, or the one that is being opened, waits for."""
+    """A node over a folder. ``opening`` opens its replica; ``door`` is what its carriers ask. ``give_up``, called from
+    another thread, ends what the opened one, or the one that is being opened, waits for."""
 
     def __init__(
         self,
@@ -92,7 +96,8 @@ class Node:
     # Orders
 
     def start(self) -> None:
-        """Open the folder and follow, on a thread; waits a moment for what is wrong with folder or log, and raises that."""
+        """Open the folder and follow, on a thread; waits a moment for what is wrong with folder or log, and raises
+        that."""
         self._thread.start()
         self._begun.wait(BEGIN_SECONDS)
         if isinstance(self.failure, EscrowError):
@@ -203,7 +208,10 @@ class Node:
     def _see_silence(self, leader: str | None, silence: float) -> None:
         """Two nodes with two settings: the longer counts, and an operator should know."""
         if silence and silence != self._silence and silence != self._told_silence:
-            text = f"{leader} was started with --silence {silence:g}, this broker with {self._silence:g}: the longer counts"
+            text = (
+                f"{leader} was started with --silence {silence:g}, this broker with {self._silence:g}: the longer "
+                "counts"
+            )
             tell(logging.WARNING, "silence", text, leader=leader, its=silence, own=self._silence)
         self._told_silence = silence
 
@@ -266,8 +274,8 @@ class Node:
 
 
 def passes(problem: EscrowError, followed: bool) -> bool:
-    """Whether what ended a term may be over in a moment, so that the node begins another one. What one that has ``followed`` the log is refused, or does
-    not find, somebody changed at the log's keepers, and can change again."""
+    """Whether what ended a term may be over in a moment, so that the node begins another one. What one that has
+    ``followed`` the log is refused, or does not find, somebody changed at the log's keepers, and can change again."""
     if problem.code in (Code.DENIED, Code.UNKNOWN_TOPIC):
         return followed
     if isinstance(problem, Misuse | Denied):

@@ -1,9 +1,10 @@
 """Is this node still the leader? What appends nothing is answered only while that is known as of a short time ago.
 
-A frame is acknowledged only if no other node has claimed the log, so whatever appends needs no further proof. A look, a receive that finds nothing and
-a refusal append nothing: they could be told by a leader that was stopped, or cut off, and does not know yet that another one leads. Every acknowledged
-record, signs of life included, proves that this node led when the record was sent. How long ago that is, is told by a clock that goes on while the
-machine is suspended: a leader that wakes must find its proof old.
+A frame is acknowledged only if no other node has claimed the log, so whatever appends needs no further proof. A look, a
+receive that finds nothing and a refusal append nothing: they could be told by a leader that was stopped, or cut off,
+and does not know yet that another one leads. Every acknowledged record, signs of life included, proves that this node
+led when the record was sent. How long ago that is, is told by a clock that goes on while the machine is suspended: a
+leader that wakes must find its proof old.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from escrowmq.log.seam import ReplicatedLog
 from escrowmq.platform.clock import uptime
 
 SHARE = 0.5
-"""An answer that appends nothing may be as old as this part of the silence after which a standby claims: so whoever claims by the clock finds that its
-predecessor has stopped answering, with as much again for clocks that run at different speeds and for messages under way."""
+"""An answer that appends nothing may be as old as this part of the silence after which a standby claims: so whoever
+claims by the clock finds that its predecessor has stopped answering, with as much again for clocks that run at
+different speeds and for messages under way.
+"""
 CONFIRM_SECONDS = 1.0
 """How long such an answer waits for a proof when the last one is too old."""
 

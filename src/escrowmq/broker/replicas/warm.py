@@ -1,6 +1,7 @@
 """The ledger of a node that follows: computed as the frames come, so that a take-over need not read the log first.
 
-It saves snapshots of its own now and then, into its own folder: the leader's are the leader's. Saving happens on another thread.
+It saves snapshots of its own now and then, into its own folder: the leader's are the leader's. Saving happens on
+another thread.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class WarmLedger:
         self.position, self.time_us = log.next_position, log.last_time_us
 
     def take(self, frames: Iterable[Frame]) -> None:
-        """Apply frames that came; or begin anew if the copy was. Corrupt(DAMAGED) if they do not follow what is known."""
+        """Apply new frames; begin anew if the copy did. Corrupt(DAMAGED) if they do not follow what is known."""
         log = self._replica.log
         if self._replica.restarted() or log is not self._log or self._folded is None:
             self._begin(log)  # the frames are in the copy already
@@ -47,7 +48,7 @@ class WarmLedger:
             self._apply(self._folded, frames)
 
     def lead(self, log: ReplicatedLog) -> Folded:
-        """The ledger as of the log that was taken over, for the engine that goes on from it."""
+        """Return the ledger as of the log that was taken over, for the engine that goes on from it."""
         frames = log.caught_up()
         if log is not self._log or self._folded is None:
             return recovered(log)

@@ -148,7 +148,7 @@ class BrokerNode:
         node.start()
 
     def link(self) -> Link:
-        """A client's, that follows whoever leads: so what runs beside a standby has the leader's answers."""
+        """Return a client's, that follows whoever leads: so what runs beside a standby has the leader's answers."""
         others = [url for url in self._replication.replicas if url != self._door.url]
         if self._replication.link is None:
             return lent_link(self._folder, self._door)

@@ -48,7 +48,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         super().__init__(*arguments, **named)
 
     def get_request(self) -> tuple[socket.socket, Any]:
-        """The next connection; OSError, after a moment, when the process has no descriptor left."""
+        """Return the next connection; OSError, after a moment, when the process has no descriptor left."""
         try:
             connection, address = super().get_request()
         except OSError:
@@ -67,13 +67,13 @@ class _Server(ThreadingMixIn, WSGIServer):
         self._end_overdue()
 
     def shutdown_request(self, request: Any) -> None:
-        """A connection has had its answer, or failed."""
+        """Close a connection that was answered or failed."""
         with self._lock:
             self._open.pop(request, None)
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that left early is none of our business."""
+        """Ignore a client that left early."""
         logger.debug("a connection failed: %s", client_address, exc_info=True)
 
     def _end_overdue(self) -> None:

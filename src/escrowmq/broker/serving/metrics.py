@@ -169,7 +169,7 @@ class BrokerCollector(Collector):
 
 
 def registry(stats: Callable[[], Mapping[str, float]], stand: Callable[[], Stand] | None = None) -> CollectorRegistry:
-    """A registry with these metrics alone: those of the program around an embedded broker are left out."""
+    """Return a registry with these metrics alone: those of the program around an embedded broker are left out."""
     own = CollectorRegistry(auto_describe=False)
     own.register(BrokerCollector(stats, stand))
     return own

@@ -224,8 +224,8 @@ class Requests:
         return False
 
     def _must_wait(self) -> bool:
-        """Return whether nothing may be begun or read until an answer has come or left. Looked at again when that has been
-        noted: whoever answers calls the loop only then."""
+        """Return whether nothing may be begun or read until an answer has come or left. Looked at again when that has
+        been noted: whoever answers calls the loop only then."""
         self.paused = False
         if not self._may_begin():
             self.paused = True

@@ -185,7 +185,7 @@ class Room:
         return held.impatient_until - PATIENCE - now
 
     def refusal(self) -> EscrowError:
-        """What is said to a call that has waited for room for too long."""
+        """Return the error for a call that waited too long for room."""
         self._refused(Code.QUEUE_FULL)
         return error(Code.QUEUE_FULL, "requests and answers under way hold too many bytes")
 

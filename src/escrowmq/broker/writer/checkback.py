@@ -2,15 +2,18 @@
 
 Rules:
 
-1. The ledger says *what* is due and counts the question durably; this file says *whom* to ask: a *listener*, a connected producer session. No listener, or none
-   with room in its window: the ledger is not asked to take anything, so no attempt is spent (I11).
-2. The session that sent a half message is asked first; if it is gone or has no room, the others of its group in rotation.
-3. A listener has at most ``window`` questions open. One is closed by any answer about its transaction, by its decision from
-   whatever side, or after the group's ``interval_us``, when the ledger may ask again.
-4. A question waits for its listener as two numbers; bodies are read when it leaves, on the listener's own thread. So a slow
-   listener costs no memory and delays no other, and a transaction that is decided meanwhile is not asked any more (I10).
-5. A transaction of which a half message is damaged is not asked about, for no checker could say what it has not seen: it is parked at
-   once, for a person. The others of its batch are asked about.
+1. The ledger says *what* is due and counts the question durably; this file says *whom* to ask: a *listener*, a
+   connected producer session. No listener, or none with room in its window: the ledger is not asked to take anything,
+   so no attempt is spent (I11).
+2. The session that sent a half message is asked first; if it is gone or has no room, the others of its group in
+   rotation.
+3. A listener has at most ``window`` questions open. One is closed by any answer about its transaction, by its decision
+   from whatever side, or after the group's ``interval_us``, when the ledger may ask again.
+4. A question waits for its listener as two numbers; bodies are read when it leaves, on the listener's own thread. So a
+   slow listener costs no memory and delays no other, and a transaction that is decided meanwhile is not asked any more
+   (I10).
+5. A transaction of which a half message is damaged is not asked about, for no checker could say what it has not seen:
+   it is parked at once, for a person. The others of its batch are asked about.
 """
 
 from __future__ import annotations
@@ -50,7 +53,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Questions:
-    """Transactions to ask about, and the log positions of all their half messages (``owners`` indexes the first three)."""
+    """Transactions to check, and the positions of their half messages (``owners`` indexes the first three)."""
 
     transactions: Int64s
     epochs: Int64s
@@ -73,8 +76,8 @@ class Questions:
 
 
 class Listener:
-    """One connected producer session. :meth:`batches` belongs to one thread of its carrier; one that has no thread for it sets ``on_news`` and
-    calls :meth:`take_now`."""
+    """One connected producer session. :meth:`batches` belongs to one thread of its carrier; one that has no thread for
+    it sets ``on_news`` and calls :meth:`take_now`."""
 
     def __init__(
         self,
@@ -157,14 +160,14 @@ class Listener:
             yield from self.batches_of(questions)
 
     def take(self) -> Questions | None:
-        """The next questions, waited for; None when the listener is closed."""
+        """Return the next questions, waited for; None when the listener is closed."""
         with self._changed:
             while not self._waiting and not self._closed:
                 self._changed.wait()
             return self._waiting.popleft() if self._waiting else None
 
     def batches_of(self, questions: Questions) -> Iterator[pa.RecordBatch]:
-        """These questions in batches, as many as are still open."""
+        """Yield these questions in batches, as many as are still open."""
         start = 0
         while start < len(questions.transactions) and not self._closed:
             count = int(np.clip(BATCH_BYTES // self._row_bytes, 1, _LONGEST_READ))
@@ -195,7 +198,7 @@ class Listener:
 
 
 def checks_batch(shard: int, questions: Questions, stored: pa.RecordBatch) -> pa.RecordBatch:
-    """The questions with their messages as a batch of schema CHECKS."""
+    """Return the questions with their messages as a batch of schema CHECKS."""
     ids = transaction_ids(shard, questions.epochs[questions.owners], questions.transactions[questions.owners])
     columns = {"transaction": ids, "attempt": pa.array(questions.attempts[questions.owners].astype(np.int32))}
     arrays = [columns[f.name] if f.name in columns else stored.column(f.name) for f in CHECKS]
@@ -235,7 +238,7 @@ class Listeners:
         return 0 if self._news else self._wake_us
 
     def join(self, group: str, session: int) -> Listener:
-        """A new listener."""
+        """Return a new listener."""
         listener = Listener(group, session, self._read, self._shard, self._park)
         with self._lock:
             self._listeners.setdefault(group, []).append(listener)
@@ -267,7 +270,7 @@ class Listeners:
             self.leave(listener)
 
     def groups(self) -> list[str]:
-        """Groups with at least one listener."""
+        """Return the groups with at least one listener."""
         with self._lock:
             return list(self._listeners)
 
@@ -277,7 +280,7 @@ class Listeners:
             return len(self._listeners.get(group, ()))
 
     def sessions(self) -> Int64s:
-        """The sessions of all listeners."""
+        """Return the sessions of all listeners."""
         with self._lock:
             return np.array([m.session for m in self._all()], np.int64)
 
@@ -298,7 +301,8 @@ class Listeners:
                 del self._unknown[next(iter(self._unknown))]
 
     def about(self, transaction: int) -> tuple[int | None, int | None]:
-        """The session that is asked about a transaction now, and when UNKNOWN was last answered about it; None: nobody is, or it is not known."""
+        """Return the session that is asked about a transaction now, and when UNKNOWN was last answered about it;
+        None: nobody is, or it is not known."""
         with self._lock:
             asked = next((one.session for one in self._all() if transaction in one.open), None)
             return asked, self._unknown.get(transaction)
@@ -313,7 +317,7 @@ class Listeners:
             return room
 
     def on_event(self, event: Event) -> None:
-        """An event was applied: it may close questions, or make new ones due."""
+        """Handle an applied event: it may answer checks, or make new ones due."""
         kind = event.kind
         if kind in _CLOSING:
             if self._listeners:

@@ -1,8 +1,10 @@
-"""Syncs one round of commands beside the writer, which decides the next one meanwhile, and gives the answers of the round before beside both.
+"""Syncs one round of commands beside the writer, which decides the next one meanwhile, and gives the answers of the
+round before beside both.
 
-One sync is in the air at a time, and answers are given strictly in order, so none leaves before everything older is durable. Two threads take turns: while
-one gives the answers of a round the other syncs the next, because a disk that waits for answers to be given stands still. A third round waits with its
-sync until the first is answered; so what is synced and not answered is bounded.
+One sync is in the air at a time, and answers are given strictly in order, so none leaves before everything older is
+durable. Two threads take turns: while one gives the answers of a round the other syncs the next, because a disk that
+waits for answers to be given stands still. A third round waits with its sync until the first is answered; so what is
+synced and not answered is bounded.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ class Committer:
         self._threads: list[threading.Thread] = []
 
     def put(self, sync: Callable[[], object], tell: Callable[[], object]) -> None:
-        """Have a round synced after those before it, and its answers given after theirs. Waits while a sync is in the air. Neither must raise."""
+        """Have a round synced after those before it, and its answers given after theirs. Waits while a sync is in the
+        air. Neither must raise."""
         self._syncing.acquire()
         if not self._threads or (self._answering.locked() and len(self._threads) < _THREADS):
             self._threads.append(threading.Thread(target=self._work, name="escrowmq-committer", daemon=True))

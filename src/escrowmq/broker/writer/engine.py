@@ -3,13 +3,15 @@
 Each :meth:`Engine.step` is one round: what waits, what is due by broker time, questions to producers, waiting receives,
 one sync, then the answers. Without :meth:`start` there is no thread, and a test calls ``step`` itself.
 
-Rounds run one at a time, on the writer's own thread; a lone request of a carrier whose thread is the broker's own runs on that (:meth:`Engine.run`). The
-threads of callers never run one: a signal, or their end, within a round would stop the shard for everybody. They may look, between rounds (:meth:`Engine.glance`).
+Rounds run one at a time, on the writer's own thread; a lone request of a carrier whose thread is the broker's own runs
+on that (:meth:`Engine.run`). The threads of callers never run one: a signal, or their end, within a round would stop
+the shard for everybody. They may look, between rounds (:meth:`Engine.glance`).
 
-Bounds: requests wait up to ``max_waiting_bytes``, then QUEUE_FULL; an eighth of it is left to those that bring no messages. One connection may have as many
-bytes of messages waiting as are left to the others, and no more than the disk writes of them in some seconds (``pace.py``). When more waits than a round takes,
-connections take turns (``line.py``), and what brings no messages goes first. Waiting receives are bounded by their callers'
-connections and their waiting time; questions by windows (see ``checkback.py``).
+Bounds: requests wait up to ``max_waiting_bytes``, then QUEUE_FULL; an eighth of it is left to those that bring no
+messages. One connection may have as many bytes of messages waiting as are left to the others, and no more than the disk
+writes of them in some seconds (``pace.py``). When more waits than a round takes, connections take turns (``line.py``),
+and what brings no messages goes first. Waiting receives are bounded by their callers' connections and their waiting
+time; questions by windows (see ``checkback.py``).
 """
 
 from __future__ import annotations
@@ -55,9 +57,13 @@ ROUND_BYTES = 64 << 20
 LONE_BYTES = 1 << 20
 """Larger requests are never worked on by the thread of a carrier."""
 LATE_BYTES = 256 << 10
-"""What may still enter a round that only waits for the sync before it: it is decided while the disk stands still, so it is little."""
+"""What may still enter a round that only waits for the sync before it: it is decided while the disk stands still, so it
+is little.
+"""
 MESSAGES = 7 / 8
-"""The part of what may wait that messages may have: acknowledgements, decisions and questions wait for nobody who sends."""
+"""The part of what may wait that messages may have: acknowledgements, decisions and questions wait for nobody who
+sends.
+"""
 LONGEST_SLEEP = 60.0
 
 _Decided = tuple[list[tuple[AnyRequest, Any]], list[tuple[Listener, Questions]]]
@@ -117,11 +123,12 @@ class Engine:
     # Asking
 
     def submit(self, command: Command, *, early: bool = False, source: Hashable = None) -> Future[Any]:
-        """Have a command executed. The future raises EscrowError; QUEUE_FULL at once when too much waits, of all or of its ``source``."""
+        """Have a command executed. The future raises EscrowError; QUEUE_FULL at once when too much waits, of all or of
+        its ``source``."""
         return self._enter(Request(command, early=early, source=source))
 
     def receive(self, command: Receive, wait_us: int) -> Future[Any]:
-        """Lease messages, waiting up to ``wait_us`` for the first. Cancelling the future withdraws it, no lease given."""
+        """Lease messages, waiting up to ``wait_us`` for the first. Cancelling the future withdraws the request."""
         return self._enter(WaitingReceive(command, wait_us=wait_us))
 
     def look(self, look: Callable[[], Any]) -> Future[Any]:
@@ -129,8 +136,9 @@ class Engine:
         return self._enter(Look(look=look))
 
     def glance(self, look: Callable[[], Any]) -> Future[Any]:
-        """As :meth:`look`, of what changes nothing, nothing derived either: on the calling thread while the writer sleeps and all is durable, for
-        to wake the writer and to be woken cost more than most questions do. The ledger stands still meanwhile."""
+        """As :meth:`look`, of what changes nothing, nothing derived either: on the calling thread while the writer
+        sleeps and all is durable, for to wake the writer and to be woken cost more than most questions do. The ledger
+        stands still meanwhile."""
         if self._asleep:
             with self._at_work:  # which no signal parts from its end, as it would one that is only tried
                 shard = self.shard
@@ -144,8 +152,8 @@ class Engine:
         return self._enter(WaitingLook(look=look, wait_us=wait_us))
 
     def submit_parcel(self, request: ParcelRequest) -> None:
-        """Have a request of a few rows executed; its callback is given the answer, or why there is none, at once if too much
-        waits."""
+        """Have a request of a few rows executed; its callback is given the answer, or why there is none, at once if too
+        much waits."""
         if (refusal := self._queued(request)) is not None:
             self._refuse(request, refusal)
 
@@ -188,14 +196,15 @@ class Engine:
         return own <= most - self._queued_bytes and own <= self._pace.share(len(self._of_source))
 
     def run_rounds_here(self, thread: int | None = None) -> None:
-        """The calling thread, or the one named, is a carrier's own: what it submits wakes nobody until it calls :meth:`run`, which it does soon, whatever
-        happens."""
+        """Mark the calling thread, or the one named, as one of the server's own: its submissions wake nobody until
+        it calls :meth:`run`, which it must do soon, whatever happens."""
         self._carrier = threading.get_ident() if thread is None else thread
 
     def run(self) -> None:
-        """On a carrier's thread: see that what it submitted is worked on. A lone request is, here and now, if the writer sleeps and nothing is due
-        by the clock: to wake a thread for it would cost as much again. Several are left to the writer, so that the next are read beside their sync, and
-        so is a large one: all connections would wait for it."""
+        """On a carrier's thread: see that what it submitted is worked on. A lone request is, here and now, if the
+        writer sleeps and nothing is due by the clock: to wake a thread for it would cost as much again. Several are
+        left to the writer, so that the next are read beside their sync, and so is a large one: all connections would
+        wait for it."""
         if not self._queue:
             return
         is_lone = len(self._queue) == 1 and self._queued_bytes <= LONE_BYTES
@@ -227,7 +236,8 @@ class Engine:
             self._ring()
 
     def join(self, session: int) -> Listener:
-        """Make a producer session a listener, to be asked about its group's transactions. Rejected(UNKNOWN_SESSION), Fenced."""
+        """Make a producer session a listener, to be asked about its group's transactions. Rejected(UNKNOWN_SESSION),
+        Fenced."""
 
         def group_of() -> str:
             ledger = self.shard.ledger
@@ -266,7 +276,8 @@ class Engine:
             self.upkeep.after_round()
 
     def _round(self) -> None:
-        """What waits, and everything that is due. While the round before it is synced, who comes meanwhile enters this one, if that is little: so nobody who
+        """Run one round: pending requests, and everything that is due. While the round before it is synced, who comes
+        meanwhile enters this one, if that is little: so nobody who
         asks for little waits for more than two syncs, the one in the air and the next."""
         self.rounds += 1
         self._running = []
@@ -318,7 +329,8 @@ class Engine:
         asks: list[tuple[Listener, Questions]],
         size: int,
     ) -> None:
-        """Sync and answer: here when no request waits, else beside the next round. ``size``: bytes that the round appended."""
+        """Sync and answer: here when no request waits, else beside the next round. ``size``: bytes that the round
+        appended."""
         beside = bool(self._queue or self._line.count) and self._thread is not None
 
         def told() -> None:
@@ -346,7 +358,7 @@ class Engine:
                 self._pace.saw(size, (self.clock.now_us() - began) / 1e6)
 
     def _drain(self, *, late: bool = False) -> list[AnyRequest]:
-        """What waits, up to a bound per round. ``late``: what may still enter a round."""
+        """Take pending requests, up to the bound of a round. ``late``: what may still enter a round."""
         with self._lock:
             self._poked = False
             requests = list(self._queue)
@@ -386,7 +398,7 @@ class Engine:
         return requests
 
     def _own(self, act: Callable[[], None]) -> None:
-        """An act of the engine's own: refused, it is tried again after a pause."""
+        """Run an internal command; retry it after a pause if it is refused."""
         try:
             act()
         except EscrowError as problem:
@@ -413,12 +425,12 @@ class Engine:
 
     @property
     def wake_us(self) -> int:
-        """The broker time before which no round is due, unless a request comes. A lower bound: a round that finds nothing to
-        do moves it."""
+        """The broker time before which no round is due, unless a request comes. A lower bound: a round that finds
+        nothing to do moves it."""
         return min(self._clock_us(), self._receives.wake_us, self._looks.wake_us)
 
     def _clock_us(self) -> int:
-        """The engine has nothing of its own to do before this."""
+        """Return the engine has nothing of its own to do before this."""
         wake_us = min(self.shard.ledger.wake_us, self.listeners.wake_us, self.upkeep.wake_us)
         return max(wake_us, self._pause_us)
 
@@ -482,7 +494,8 @@ class Engine:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-            self._at_work.acquire()  # a carrier's thread may be within its last round, or a glance: none begins any more
+            # a carrier's thread may be within its last round, or a glance: none begins any more
+            self._at_work.acquire()
             self._at_work.release()
         else:
             while self._queue or self._line.count:

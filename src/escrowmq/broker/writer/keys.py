@@ -1,4 +1,4 @@
-"""Tells the ledger the keys of stored messages: what an ordered group's queue goes on with while some of them failed."""
+"""Keys of stored messages for the ledger: an ordered group needs them to go on behind a failed message."""
 
 from __future__ import annotations
 

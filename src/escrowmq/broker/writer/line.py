@@ -1,10 +1,13 @@
-"""Messages that wait for the writer, by the connection that brought them: whose turn it is when more waits than one round takes.
+"""Messages that wait for the writer, by the connection that brought them: whose turn it is when more waits than one
+round takes.
 
-Fair queueing: time is counted in the bytes that each connection has had. A request begins at the time at which the line stands when it comes, or behind what
-its connection has had, if that is later by more than ``AHEAD`` or if more of the connection waits; it ends as much later as it is large; and the one that ends
-first is next. So whoever sends little is in the next round, however much others have waiting; those that come again and again with one request each are
-served in the order in which they come; and who sends much gets an equal part of what is left. That time also goes on by itself, slowly, so that connections
-that are always new do not keep the others waiting for ever. The messages of one source keep their order.
+Fair queueing: time is counted in the bytes that each connection has had. A request begins at the time at which the line
+stands when it comes, or behind what its connection has had, if that is later by more than ``AHEAD`` or if more of the
+connection waits; it ends as much later as it is large; and the one that ends first is next. So whoever sends little is
+in the next round, however much others have waiting; those that come again and again with one request each are served in
+the order in which they come; and who sends much gets an equal part of what is left. That time also goes on by itself,
+slowly, so that connections that are always new do not keep the others waiting for ever. The messages of one source keep
+their order.
 """
 
 from __future__ import annotations
@@ -46,7 +49,8 @@ class Line:
             self.count += 1
 
     def take(self, most: int, *, late: bool = False) -> list[AnyRequest]:
-        """Those whose turn it is: ``most`` bytes and the rest of a request, at least one; ``late``: not more than ``most``, and only of those who had nothing waiting."""
+        """Those whose turn it is: ``most`` bytes and the rest of a request, at least one; ``late``: not more than
+        ``most``, and only of those who had nothing waiting."""
         taken: list[AnyRequest] = []
         size, now = 0, self._now
         while self._turns:

@@ -1,13 +1,16 @@
-"""How many bytes of messages one round takes, and how many of one connection may wait: by how fast the disk is found to be.
+"""How many bytes of messages one round takes, and how many of one connection may wait: by how fast the disk is found to
+be.
 
-The time of a sync is taken to be a part of its own and a part for each byte. The part of its own is the shortest of the last syncs of rounds so small that
-their bytes hardly count; what a byte costs is the median of the last larger rounds, without that part. So a sync that took long for another reason (a
-busy machine, a snapshot that is written beside it) makes no round larger or smaller: of noise, which only ever makes a sync longer, the shortest and the median know little.
-A round takes what the disk writes and syncs in ``ROUND_SECONDS``, or in twice the time that a sync takes by itself if that is more, so that small
-rounds do not make a slow disk much slower, but never more than it writes in ``LONGEST_SECONDS``. The first rounds are small, and may be twice as large each time.
+The time of a sync is taken to be a part of its own and a part for each byte. The part of its own is the shortest of the
+last syncs of rounds so small that their bytes hardly count; what a byte costs is the median of the last larger rounds,
+without that part. So a sync that took long for another reason (a busy machine, a snapshot that is written beside it)
+makes no round larger or smaller: of noise, which only ever makes a sync longer, the shortest and the median know
+little. A round takes what the disk writes and syncs in ``ROUND_SECONDS``, or in twice the time that a sync takes by
+itself if that is more, so that small rounds do not make a slow disk much slower, but never more than it writes in
+``LONGEST_SECONDS``. The first rounds are small, and may be twice as large each time.
 
-Every connection may have as much waiting as the disk writes of it in ``PATIENCE_SECONDS`` when all that have something waiting get an equal part. What waits
-longer, its client would take for lost and send again.
+Every connection may have as much waiting as the disk writes of it in ``PATIENCE_SECONDS`` when all that have something
+waiting get an equal part. What waits longer, its client would take for lost and send again.
 """
 
 from __future__ import annotations
@@ -20,8 +23,9 @@ ROUND_SECONDS = 0.1
 LONGEST_SECONDS = 0.1
 """Of the bytes of a round, however long a sync takes by itself: whoever asks for little waits for two rounds."""
 PATIENCE_SECONDS = 3.0
-"""With the wait for room (``PATIENCE`` of the served broker's room, 5 s) well under the 12 s that our clients wait for an answer: the rounds of a busy
-machine may be twice as long as those that the pace was found from."""
+"""With the wait for room (``PATIENCE`` of the served broker's room, 5 s) well under the 12 s that our clients wait for
+an answer: the rounds of a busy machine may be twice as long as those that the pace was found from.
+"""
 FIRST_ROUND, LEAST_ROUND, LEAST_WAITING = 1 << 20, 256 << 10, 1 << 20
 SEEN_BYTES = 64 << 10
 SLOWER = 0.9
@@ -31,7 +35,8 @@ PROBE = 16
 SMALL = 16
 """A small round has at most one part in so many of what a round may take."""
 SMALL_SEEN, LARGE_SEEN = 16, 7
-"""Rounds that are remembered. Of small ones more: while much waits there are few, and those of before were undisturbed."""
+"""Rounds that are remembered. Of small ones more: while much waits there are few, and those of before were undisturbed.
+"""
 
 
 class Pace:
@@ -55,7 +60,7 @@ class Pace:
         return max(self._rate * PATIENCE_SECONDS / sources, LEAST_WAITING)
 
     def saw(self, size: int, seconds: float) -> None:
-        """A round with ``size`` bytes was written and synced in so long."""
+        """Note how long a round of ``size`` bytes took to write and sync."""
         if size <= max(LEAST_ROUND, self._limit // SMALL):
             self._small.append(seconds)
         if size < self._limit // 4:

@@ -16,7 +16,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """A ledger, and of the snapshot that it began with: its time, its sequence and its size in memory, bytes; 0 without one."""
+    """A ledger, and of the snapshot that it began with: its time, its sequence and its size in memory, bytes; 0 without
+    one."""
 
     ledger: Ledger
     time_us: int = 0
@@ -38,7 +39,7 @@ def size_of(tables: dict[str, pa.Table]) -> int:
 
 
 def fold(log: StoredLog) -> tuple[Ledger, Snapshot | None]:
-    """The ledger that follows from ``log``, and the snapshot that it began with (None: the frames alone).
+    """Return the ledger that follows from ``log``, and the snapshot that it began with (None: the frames alone).
 
     A snapshot of a version that this one does not know is a cache without use; but where frames that it stands for have
     left the log, Corrupt(NEWER_FORMAT).

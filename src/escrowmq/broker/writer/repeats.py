@@ -1,8 +1,8 @@
 """Holds repeats against the log: a row gets the receipt of an earlier message only if it has that message's content.
 
-Repeats are rare, a resend after a broken connection, so their messages are read from the log again, in one read for a request. A repeat of what
-stands in a damaged frame is answered with DAMAGED, because nobody can say any more whether it is the same. Where the message has left with
-retention since, its topic and id alone were compared.
+Repeats are rare, a resend after a broken connection, so their messages are read from the log again, in one read for a
+request. A repeat of what stands in a damaged frame is answered with DAMAGED, because nobody can say any more whether it
+is the same. Where the message has left with retention since, its topic and id alone were compared.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Unchecked:
     repeats: Repeats
 
     def slice(self, start: int, rows: int) -> Unchecked | pa.RecordBatch:
-        """The answer to some rows of the batch."""
+        """Return the answer to some rows of the batch."""
         low, high = np.searchsorted(self.repeats.rows, (start, start + rows)).tolist()
         answer = self.answer.slice(start, rows)
         if low == high:
@@ -40,7 +40,7 @@ class Unchecked:
         return Unchecked(answer, self.batch.slice(start, rows), mine)
 
     def checked(self, log: StoredLog) -> pa.RecordBatch:
-        """The answer as it is to be given. Any thread, any time after the round's events are appended."""
+        """Return the answer as it is to be given. Any thread, any time after the round's events are appended."""
         verdicts = judge(log, self.batch, self.repeats)
         answer = self.answer
         for status in np.unique(verdicts[verdicts != OK]).tolist():

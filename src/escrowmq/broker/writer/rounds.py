@@ -5,7 +5,8 @@ one kind keep theirs, because a client pipelines within a kind. So a round runs 
 messages, decisions and acknowledgements, each kind in its order of arrival, and merges what it can; receives come last
 and see all of it.
 
-A run of neighbours that are all parcels, and few rows together, is offered to the ledger as rows; any other is one batch.
+A run of neighbours that are all parcels, and few rows together, is offered to the ledger as rows; any other is one
+batch.
 """
 
 from __future__ import annotations
@@ -39,13 +40,16 @@ from escrowmq.wire import Exchange
 from escrowmq.wire.parcels import Done, Parcel, Row, answer_of, batch_of, merged_batch
 
 MERGE_BYTES = 6 << 20
-"""What neighbours in a round may have together to become one command: copying a message costs less than the steps of one more command
-do, as long as the copy stays within what the allocator keeps (8 MiB)."""
+"""What neighbours in a round may have together to become one command: copying a message costs less than the steps of
+one more command do, as long as the copy stays within what the allocator keeps (8 MiB).
+"""
 MERGE_ROWS = 32_768
 SMALLEST_REQUEST = 256
 """Bytes that any waiting request counts for at least."""
 PLAIN_ROWS = 512
-"""Rows of one kind in a round that are decided as rows at most: above, columns are faster (docs/decisions/0029-rows-until-the-round.md)."""
+"""Rows of one kind in a round that are decided as rows at most: above, columns are faster
+(docs/decisions/0029-rows-until-the-round.md).
+"""
 
 _ORDER: dict[type, int] = {Prepare: 1, Send: 2, End: 3, Settle: 4}
 _KIND_ORDER = {Exchange.PREPARE: 1, Exchange.SEND: 2, Exchange.END: 3, Exchange.SETTLE: 4}
@@ -60,8 +64,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One waiting command and where its answer goes. ``early``: answered before it is durable (``flush="async"``). ``source``: the connection that
-    brought it; None inside this process."""
+    """One waiting command and where its answer goes. ``early``: answered before it is durable (``flush="async"``).
+    ``source``: the connection that brought it; None inside this process."""
 
     command: Command
     future: Future[Any] = field(default_factory=Future)
@@ -119,7 +123,7 @@ class Request:
 
 @dataclass(slots=True, eq=False)
 class Look(Request):
-    """A question about the state: ``look`` runs on the writer, its answer waits for the round's sync like all others."""
+    """A query: ``look`` runs on the writer; its answer waits for the round's sync like all others."""
 
     command: Any = None
     look: Callable[[], Any] = field(kw_only=True)
@@ -172,7 +176,8 @@ class Terms(NamedTuple):
 
 
 class ParcelRequest:
-    """A waiting request of a few rows, answered once by its callback. Its rows are sound: ``requests.check_parcel`` saw them."""
+    """A waiting request of a few rows, answered once by its callback. Its rows are sound: ``requests.check_parcel`` saw
+    them."""
 
     __slots__ = (
         "_done",
@@ -213,8 +218,8 @@ class ParcelRequest:
         return _command([self], self.batch())
 
     def answer(self, value: Any) -> None:
-        """Give the caller its answer (rows, or the batch that has the same), or an error if ``value`` is one. Any thread; what
-        comes after the first is passed over."""
+        """Give the caller its answer (rows, or the batch that has the same), or an error if ``value`` is one. Any
+        thread; what comes after the first is passed over."""
         try:
             done = self._done.pop()
         except IndexError:
@@ -266,7 +271,7 @@ class Work:
         return [Work([request], self.few) for request in self.requests]
 
     def answers(self, answer: Any) -> list[Any]:
-        """The part of ``answer`` that belongs to each request."""
+        """Return the part of ``answer`` that belongs to each request."""
         if len(self.requests) == 1:
             return [answer]
         parts, start = [], 0
@@ -278,7 +283,7 @@ class Work:
 
 
 def arrange(requests: Sequence[AnyRequest]) -> list[Work]:
-    """The round's commands in the order in which they run."""
+    """Return the round's commands in the order in which they run."""
     works: list[Work] = []
     run: list[AnyRequest] = []
     lane: Lane | None = None
@@ -299,8 +304,9 @@ def arrange(requests: Sequence[AnyRequest]) -> list[Work]:
 
 
 def least_first(pairs: list[tuple[AnyRequest, Any]]) -> list[tuple[AnyRequest, Any]]:
-    """Requests and their answers in the order in which they are answered when much waits: first those of the connections with few in the round, because an answer
-    may have to wait for the processor, and those behind it with it; receives last, because their messages are read then. Those of one connection keep their order."""
+    """Order requests and their answers for a busy round: first those of connections with few requests, because an
+    answer may wait for the processor, and those behind it with it; receives last, because their messages are read
+    then. Those of one connection keep their order."""
     several = Counter(request.source for request, _ in pairs if request.source is not None)
 
     def order(pair: tuple[AnyRequest, Any]) -> tuple[bool, int]:
@@ -319,7 +325,7 @@ def _few(run: list[AnyRequest], lane: Lane | None, rows: int) -> bool:
 
 
 def _parcels(requests: list[AnyRequest]) -> list[ParcelRequest]:
-    """The requests if they are all parcels, else none."""
+    """Return the requests if they are all parcels, else none."""
     parcels = [request for request in requests if type(request) is ParcelRequest]
     return parcels if len(parcels) == len(requests) else []
 
@@ -330,7 +336,8 @@ def _merged(parcels: Sequence[ParcelRequest]) -> pa.RecordBatch:
 
 
 def _columns(make: Callable[[], pa.RecordBatch]) -> pa.RecordBatch:
-    """What ``make`` makes of rows. Each value has its type, but may be out of range, or text that is not Unicode."""
+    """Build columns from rows with ``make``; convert its errors. Each value has its type, but may be out of range,
+    or text that is not Unicode."""
     try:
         return make()
     except (ValueError, TypeError, OverflowError, pa.ArrowException) as problem:

@@ -2,14 +2,15 @@
 
 Rules (no threads, no clock of its own: tests drive it with a memory log and a simulated clock):
 
-1. State changes in one order only: decide, reserve room for all its events, append and apply them; then one sync for the
-   round; then the answers; then what the log does without anybody waiting for it.
+1. State changes in one order only: decide, reserve room for all its events, append and apply them; then one sync for
+   the round; then the answers; then what the log does without anybody waiting for it.
 2. Nothing is answered, shown or asked before it is durable (``early`` sends, named by their caller, excepted).
-3. A full disk, and a process without descriptors, are found before anything is appended, and change nothing (deciding is pure). Writers of messages leave
-   ``HEADROOM`` free, so that acknowledgements, leases and decisions go on for a while.
-   A round that appended nothing is answered from a ledger of which it is known that no other node has gone on with its log (``Proof``).
-4. A failed append, sync or apply stops the shard: every answer of that round and after it is an error until it is opened
-   anew, because what the disk holds is no longer known (I34).
+3. A full disk, and a process without descriptors, are found before anything is appended, and change nothing (deciding
+   is pure). Writers of messages leave ``HEADROOM`` free, so that acknowledgements, leases and decisions go on for a
+   while. A round that appended nothing is answered from a ledger of which it is known that no other node has gone on
+   with its log (``Proof``).
+4. A failed append, sync or apply stops the shard: every answer of that round and after it is an error until it is
+   opened anew, because what the disk holds is no longer known (I34).
 5. Broker time never steps back, over restarts too: it starts at the time of the log's last frame.
 """
 
@@ -64,7 +65,7 @@ def microseconds(seconds: float) -> int:
 
 
 def rules_of(settings: BrokerSettings) -> Rules:
-    """The rules that the settings ask for: those of the same name, and times, whose names end in ``_us``."""
+    """Return the rules that the settings ask for: those of the same name, and times, whose names end in ``_us``."""
     values: dict[str, Any] = {"exhausted_rollback": settings.checks_exhausted == "rollback"}
     for name in (f.name for f in dataclasses.fields(Rules)):
         if hasattr(settings, name):
@@ -76,11 +77,14 @@ def rules_of(settings: BrokerSettings) -> Rules:
 
 PACKED_ROWS = 256
 PACKED_BYTES = 128 << 10
-"""What is packed without Arrow at most. Arrow makes more rows in less time, and larger pieces of memory are mapped anew for each copy."""
+"""What is packed without Arrow at most. Arrow makes more rows in less time, and larger pieces of memory are mapped anew
+for each copy.
+"""
 
 
 def _contents(decision: Decision) -> list[Content]:
-    """What the log is given of each event. Raises ValueError, OverflowError or ArrowException if a value fits no column."""
+    """Return the log content of each event. Raises ValueError, OverflowError or ArrowException if a value fits no
+    column."""
     return [
         pack(event.kind, event.content.columns)
         if isinstance(event.content, Few) and _is_packed(event.kind, event.content)
@@ -99,18 +103,20 @@ _BODY = STORED[Kind.PLAIN].names.index("body")
 
 
 class Proof(Protocol):
-    """Whether this opener of the log is the newest one: with a log of its own that is certain, with one of several nodes it is known as of some time."""
+    """Whether this opener of the log is the newest one: with a log of its own that is certain, with one of several
+    nodes it is known as of some time."""
 
     def is_fresh(self) -> bool:
         """Whether it is known well enough to answer from the ledger alone."""
 
     def renew(self) -> None:
-        """Make sure of it, with the log's help. Overloaded(NOT_LEADER) if that cannot be done now; any other error stops the shard."""
+        """Make sure of it, with the log's help. Overloaded(NOT_LEADER) if that cannot be done now; any other error
+        stops the shard."""
 
 
 class Shard:
-    """A log and its ledger, which is ``folded`` from it already if its caller has done so. One caller at a time. ``proof``: needed where others may open
-    the log without its opener's knowledge."""
+    """A log and its ledger, which is ``folded`` from it already if its caller has done so. One caller at a time.
+    ``proof``: needed where others may open the log without its opener's knowledge."""
 
     def __init__(
         self,
@@ -139,7 +145,8 @@ class Shard:
         self._snapshot_bytes = folded.size
         self._snapshot_sequence = folded.sequence
         self._looked = log.bytes_since_snapshot(), log.bytes_written
-        """Bytes since the last snapshot when they were asked for last (of every segment), and what was written until then."""
+        """Bytes since the last snapshot when they were asked for last (of every segment), and what was written until
+        then."""
         self.time_us = 0
         self.begin()
         self.execute(Configure(rules_of(settings)))
@@ -160,8 +167,8 @@ class Shard:
     def execute(self, command: Command) -> Any:
         """Decide, reserve, append, apply; the answer, to be given once it is durable.
 
-        Raises EscrowError: a refusal of the whole command (nothing changed), Overloaded(DISK_FULL, OUT_OF_RESOURCES), or, once
-        the shard has stopped, Unknown(SHARD_STOPPED).
+        Raises EscrowError: a refusal of the whole command (nothing changed), Overloaded(DISK_FULL, OUT_OF_RESOURCES),
+        or, once the shard has stopped, Unknown(SHARD_STOPPED).
         """
         return self._decided(command).answer
 
@@ -202,7 +209,7 @@ class Shard:
             self._take_in(event, content)
 
     def _informed(self, command: Prepare) -> Prepare:
-        """A prepare that may replace, told which of its rows say what is stored already: those are repeats."""
+        """Return a prepare that may replace, told which of its rows say what is stored already: those are repeats."""
         same = np.zeros(command.batch.num_rows, np.bool_)
         if (repeats := self.ledger.repeats_of(command)) is not None:
             same[repeats.rows] = judge(self.log, command.batch, repeats) == OK
@@ -222,7 +229,8 @@ class Shard:
             self._has_space()
 
     def probe(self) -> None:
-        """When the disk was full: see whether there is space again, so that no caller has to send a message to find out."""
+        """When the disk was full: see whether there is space again, so that no caller has to send a message to find
+        out."""
         try:
             self.log.reserve(2 * self._headroom)
             self._has_space()
@@ -297,12 +305,12 @@ class Shard:
         return self._refusal()
 
     def _refusal(self) -> EscrowError:
-        """A fresh error object for each caller: a shared one would collect tracebacks."""
+        """Return a fresh error object for each caller: a shared one would collect tracebacks."""
         assert self.failure is not None  # only asked of a stopped shard
         return error(Code.SHARD_STOPPED, self.failure.message)
 
     def _refused(self, problem: EscrowError) -> EscrowError:
-        """What a request of a round that came to ``problem`` is answered."""
+        """Return the error that answers the requests of a round that failed with ``problem``."""
         return self._refusal() if self.failure is not None else error(problem.code, problem.message)
 
     def _running(self) -> None:
@@ -333,7 +341,7 @@ class Shard:
         return pairs
 
     def _worked(self, work: Work) -> Any:
-        """The answer to a work: as rows where that is a plain case, else as columns."""
+        """Return the answer to a work: as rows where that is a plain case, else as columns."""
         if work.few and (decision := self._decided_rows(work.rows_command)) is not None:
             return decision.answer
         return self._answer(work.command)
@@ -346,12 +354,12 @@ class Shard:
         return Unchecked(decision.answer, command.batch, decision.repeats)
 
     def _checked(self, answer: Any) -> Any:
-        """The answer of a request as it is given, or the error that came of comparing it."""
+        """Return the answer of a request as it is given, or the error that came of comparing it."""
         return self.attempt(lambda: answer.checked(self.log)) if isinstance(answer, Unchecked) else answer
 
     @staticmethod
     def attempt(act: Callable[[], Any]) -> Any:
-        """What ``act`` gives, or the EscrowError that it came to."""
+        """Return the result of ``act``, or the EscrowError that it raised."""
         try:
             return act()
         except EscrowError as problem:
@@ -360,8 +368,10 @@ class Shard:
             return broker_failed("looking at the ledger", problem)
 
     def finishing(self, pairs: Sequence[tuple[AnyRequest, Any]]) -> tuple[Callable[[], bool], Callable[[], bool]]:
-        """The round is complete; of the functions returned the first syncs it, the second answers, and both say whether it is durable. They may be called on
-        other threads while the next round is decided. Nothing is answered unless every round before it is durable too."""
+        """Return the round is complete; of the functions returned the first syncs it, the second answers, and both say
+        whether it is durable. They may be called on
+        other threads while the next round is decided. Nothing is answered unless every round before it is durable
+        too."""
         flush: Callable[[], None] | None = None
         durable = False
         refusal = error(Code.SHARD_STOPPED, "the round was not synced")
@@ -394,8 +404,8 @@ class Shard:
     # Upkeep
 
     def snapshot_due(self) -> bool:
-        """Whether enough was written since the last snapshot: a fixed amount, and 20 times what a snapshot takes; or many
-        frames, which take as long to replay when they are small, and twice what a snapshot takes."""
+        """Whether enough was written since the last snapshot: a fixed amount, and 20 times what a snapshot takes; or
+        many frames, which take as long to replay when they are small, and twice what a snapshot takes."""
         written, then = self._looked
         if not self._is_much(
             written + self.log.bytes_written - then
@@ -411,7 +421,8 @@ class Shard:
         )
 
     def take_snapshot(self) -> Callable[[], Snapshot]:
-        """The state as of the last sync; call between rounds. The rest of the making, and the saving, may happen on another thread."""
+        """Return the state as of the last sync; call between rounds. The rest of the making, and the saving, may
+        happen on another thread."""
         tables, self._snapshot_sequence = self.ledger.freeze(), self.log.next_sequence
         place = (self.log.next_sequence, self.log.next_position, self._floor_us)
         return lambda: Snapshot(*place, tables())
@@ -423,7 +434,7 @@ class Shard:
         self.log.save_snapshot(snapshot.tables, snapshot.sequence, snapshot.position, snapshot.time_us)
 
     def cut(self) -> int:
-        """Let go of what is beyond the retention of its topic, within a round; how many queues begin later than before."""
+        """Drop what is beyond the retention of its topic, within a round. Returns how many queues were cut."""
         cut: int = self.execute(Cut(microseconds(self.settings.retention)))
         return cut
 

@@ -1,8 +1,9 @@
-"""What an operator is told in the log when it happens: a transaction is parked, a message is dead, the disk is full and has space again,
-requests are refused.
+"""What an operator is told in the log when it happens: a transaction is parked, a message is dead, the disk is full and
+has space again, requests are refused.
 
-Each line has its facts as fields, too (``record.facts``), so that a log of JSON can be searched by them. One event tells of at most
-:data:`MOST_LINES` things by name, and of the others by number: whoever needs all asks ``escrowmq transactions list`` or ``dead-letters list``.
+Each line has its facts as fields, too (``record.facts``), so that a log of JSON can be searched by them. One event
+tells of at most :data:`MOST_LINES` things by name, and of the others by number: whoever needs all asks ``escrowmq
+transactions list`` or ``dead-letters list``.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ REFUSALS_SECONDS = 60.0
 
 
 def tell_before(ledger: Ledger, event: Event) -> None:
-    """Tell of an event of a kind in :data:`TOLD`, before it is applied: afterwards its leases may have gone. Never raises."""
+    """Tell of an event of a kind in :data:`TOLD`, before it is applied: afterwards its leases may have gone. Never
+    raises."""
     try:
         if event.kind is Kind.PARKED:
             _parked(ledger, event)
@@ -43,7 +45,8 @@ def tell_before(ledger: Ledger, event: Event) -> None:
 
 
 class Refusals:
-    """Requests that were refused because there was too much of everything: the first is told at once, the others are counted and told now and then. Thread-safe."""
+    """Requests that were refused because there was too much of everything: the first is told at once, the others are
+    counted and told now and then. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -59,7 +62,8 @@ class Refusals:
         self.settle()
 
     def settle(self, *, last: bool = False) -> None:
-        """Tell how many there were, unless that was done within :data:`REFUSALS_SECONDS`; in the ``last`` call in any case."""
+        """Tell how many there were, unless that was done within :data:`REFUSALS_SECONDS`; in the ``last`` call in any
+        case."""
         if not self._counts:
             return
         now = time.monotonic()
@@ -70,7 +74,10 @@ class Refusals:
             seconds, self._quiet_until = now - self._since, now + REFUSALS_SECONDS
         for code, count in sorted(counts.items()):
             within = f" within {seconds:.0f} s" if count > 1 else ""
-            sentence = f"refused: {count:,} {'requests' if count > 1 else 'request'} with {code.name}{within}; their clients try again later"
+            sentence = (
+                f"refused: {count:,} {'requests' if count > 1 else 'request'} with {code.name}{within}; their "
+                "clients try again later"
+            )
             tell(logging.WARNING, "refused", sentence, code=code.name, count=count, seconds=round(seconds, 3))
 
 

@@ -3,11 +3,12 @@
 Rules:
 
 1. Snapshots are taken between rounds, after a sync, and saved on another thread.
-2. Retention goes mark, save, drop: the ledger lets go by an event; then a snapshot is saved that no longer needs the old
-   segments; only then are they dropped. What is beyond the retention of its topic is let go of before, also by an event.
-3. Producers that were not used for ``producer_expiration`` are forgotten, a bounded number at a time. When they were used is in the
-   log, so it does not matter how often a broker is restarted; but for the first minute after a start none is forgotten, because
-   those that listen for questions may not be back yet.
+2. Retention goes mark, save, drop: the ledger lets go by an event; then a snapshot is saved that no longer needs the
+   old segments; only then are they dropped. What is beyond the retention of its topic is let go of before, also by an
+   event.
+3. Producers that were not used for ``producer_expiration`` are forgotten, a bounded number at a time. When they were
+   used is in the log, so it does not matter how often a broker is restarted; but for the first minute after a start
+   none is forgotten, because those that listen for questions may not be back yet.
 4. What fails here stops no request: it is tried again later.
 """
 
@@ -137,7 +138,8 @@ class Upkeep:
         return min(wake_us, self._probe_us) if self._shard.full else wake_us
 
     def finish(self, *, clean: bool = False) -> None:
-        """Wait for what is being saved; at a ``clean`` end save a last snapshot, so that the next start replays nothing. No more after that."""
+        """Wait for what is being saved; at a ``clean`` end save a last snapshot, so that the next start replays
+        nothing. No more after that."""
         self._thread.shutdown(wait=True)
         if not clean or not self._shard.log.bytes_since_snapshot():
             return

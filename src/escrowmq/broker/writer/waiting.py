@@ -3,11 +3,11 @@
 Rules:
 
 1. How long one waits is counted by broker time, from the round that took it.
-2. Those that wait are served again when something changed that can bring them a message, and receives also when a time has
-   come (of a retry); else they cost a round nothing. ``wake_us`` is a lower bound of the time when the first must be answered
-   in any case.
-3. Receives of a group are served in the order in which they were asked, so that a member with several under way gets its
-   messages in that order (I20).
+2. Those that wait are served again when something changed that can bring them a message, and receives also when a time
+   has come (of a retry); else they cost a round nothing. ``wake_us`` is a lower bound of the time when the first must
+   be answered in any case.
+3. Receives of a group are served in the order in which they were asked, so that a member with several under way gets
+   its messages in that order (I20).
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class WaitingReceives:
             self._changed = True
 
     def serve(self, fresh: Sequence[WaitingReceive], now_us: int, due: bool) -> Pairs:
-        """Give receives what there is: new ones in any case (they may ask for what does not exist), those that wait when
-        something changed or (``due``) a time has come. Those that are neither served nor over wait on."""
+        """Give receives what there is: new ones in any case (they may ask for what does not exist), those that wait
+        when something changed or (``due``) a time has come. Those that are neither served nor over wait on."""
         for receive in fresh:
             receive.until_us = now_us + receive.wait_us
             self._lines.setdefault(receive.group, deque()).append(receive)

@@ -1,7 +1,8 @@
 """The admin API: topics, groups, transactions, look-ups and dead letters. With several brokers everything is asked
 of all of them; each answer names its ``broker``, and ``missing`` of a listing names those that are away.
 
-Entries of listings are dicts: the fields of :mod:`escrowmq.wire.actions` (``docs/protocol.md``) and the broker's address.
+Entries of listings are dicts: the fields of :mod:`escrowmq.wire.actions` (``docs/protocol.md``) and the broker's
+address.
 """
 
 from __future__ import annotations
@@ -32,6 +33,6 @@ class Admin(
 ):
     """Topics, groups, transactions, look-ups, dead letters, and settling by hand. ``timeout`` is seconds per call.
 
-    What changes something that others have done is recorded by the broker before it is done, with the user and the host as the operating
-    system names them, and ``why``; what cannot be recorded is not done. See :meth:`acts`.
+    What changes something that others have done is recorded by the broker before it is done, with the user and the host
+    as the operating system names them, and ``why``; what cannot be recorded is not done. See :meth:`acts`.
     """

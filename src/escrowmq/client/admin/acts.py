@@ -15,8 +15,8 @@ class ActsAdmin(Asking):
     """The record of what operators did. See :class:`escrowmq.client.admin.Admin`."""
 
     def acts(self, limit: int | None = None, *, after: int = 0, newest: bool = False) -> Listing[Act]:
-        """What operators did, oldest first: who (unverified), when, what, why, and what came of it; at most ``limit`` per broker of those
-        numbered above ``after``, or the ``newest`` (at most 10,000)."""
+        """List operator actions, oldest first: who (unverified), when, what, why, and the result; at most ``limit``
+        per broker of those numbered above ``after``, or the ``newest`` (at most 10,000)."""
         if newest:
             call = acts.LIST({"limit": min(limit or MAX_PAGE, MAX_PAGE), "after": after, "newest": True})
             return self._rows(call, lambda answer: answer["acts"])
@@ -24,5 +24,6 @@ class ActsAdmin(Asking):
         return cast(Listing[Act], found)
 
     def verify_acts(self) -> Listing[VerifiedActs]:
-        """Whether anybody changed, removed or moved a record: of each broker how many records, the last one's hash, and the places."""
+        """Whether anybody changed, removed or moved a record: of each broker how many records, the last one's hash, and
+        the places."""
         return self._rows(acts.VERIFY({}), lambda answer: [answer])

@@ -35,8 +35,8 @@ class Asking:
         return self._router.ask(number, call, time.monotonic() + self._timeout, longest=self._timeout)
 
     def _each(self, call: Call[Answer], *unknown: Code) -> tuple[list[tuple[AtBroker, Answer]], list[Missing]]:
-        """The answers of all brokers that are there, without those that refuse with a code of ``unknown`` (an error if all of them
-        do), and who is missing."""
+        """Return the answers of all brokers that are there, without those that refuse with a code of ``unknown``
+        (an error if all of them do), and who is missing."""
         return self._found(lambda number: self._ask(number, call), *unknown)
 
     def _found(self, act: Callable[[int], T], *unknown: Code) -> tuple[list[tuple[AtBroker, T]], list[Missing]]:
@@ -65,7 +65,7 @@ class Asking:
         return found, answers.missing
 
     def _rows(self, call: Call[Answer], rows: Callable[[Answer], Iterable[Any]], *unknown: Code) -> Listing[Any]:
-        """A row's fields and its ``broker``, for all ``rows`` of each answer of :meth:`_each`."""
+        """Return a row's fields and its ``broker``, for all ``rows`` of each answer of :meth:`_each`."""
         found, missing = self._each(call, *unknown)
         return Listing(({**row, **at} for at, answer in found for row in rows(answer)), missing)
 
@@ -89,7 +89,8 @@ class Asking:
         return Listing((item for found in answers.values for item in found), answers.missing)
 
     def _home(self, transaction_id: TransactionId | str | bytes, group: str | None = None) -> tuple[TransactionId, int]:
-        """A transaction's id, and the number of the broker that has it. A text that is no transaction id is that of a message, of
+        """Return a transaction's id, and the number of the broker that has it. A text that is no transaction id is
+        that of a message, of
         this producer group or of any."""
         if isinstance(transaction_id, str) and not is_transaction_id(transaction_id):
             transaction_id = transaction_of_message(self._router, transaction_id, group, self._timeout)
@@ -98,7 +99,7 @@ class Asking:
 
 
 def given(shape: type[Request], **values: Any) -> Request:
-    """The fields of a request that are not None."""
+    """Return the fields of a request that are not None."""
     return cast(Request, {name: value for name, value in values.items() if value is not None})
 
 
@@ -108,14 +109,14 @@ def microseconds(time: datetime | None) -> int | None:
 
 
 def with_body(message: Any) -> Any:
-    """A message with its body as bytes."""
+    """Return a message with its body as bytes."""
     body = message.pop("body_base64")
     message["body"] = None if body is None else base64.b64decode(body)
     return message
 
 
 def single(answer: Results) -> Code:
-    """The one result of a call about one id; raises unless it is done."""
+    """Return the one result of a call about one id; raises unless it is done."""
     code = Code[answer["codes"][0]]
     if code not in DONE:
         raise error(code)

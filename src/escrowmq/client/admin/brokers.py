@@ -31,16 +31,17 @@ class BrokersAdmin(Asking):
         return Listing(listed, unreachable)
 
     def stats(self) -> Listing[dict[str, float | str]]:
-        """The numbers of each broker, one per metric, and ``broker``."""
+        """Return the numbers of each broker, one per metric, and ``broker``."""
         return self._rows(brokers.STATS({}), lambda numbers: [numbers])
 
     def hello(self) -> Listing[Hello]:
-        """What each broker says of itself: versions, shard, epoch, limits."""
+        """Return each broker's description of itself: versions, shard, epoch, limits."""
         return self._rows(brokers.HELLO({}), lambda answer: [answer])
 
     def step_down(self, *, why: str | None = None) -> Listing[SteppedDown]:
-        """Have each broker hand over to another one of its shard, and wait until that leads; recorded as an act. Of each its address, how long it took, and
-        the URL that leads now. BAD_REQUEST from a broker that has its log for itself, NOT_LEADER from one that does not lead."""
+        """Have each broker hand over to another one of its shard, and wait until that leads; recorded as an act. Of
+        each its address, how long it took, and the URL that leads now. BAD_REQUEST from a broker that has its log for
+        itself, NOT_LEADER from one that does not lead."""
 
         def hand_over(number: int) -> brokers.SteppedDown:
             epoch = self._ask(number, brokers.HELLO({}))["epoch"]

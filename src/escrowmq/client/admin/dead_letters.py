@@ -45,13 +45,15 @@ class DeadLettersAdmin(Asking):
         topic: str | None = None,
         older_than: float | None = None,
     ) -> Listing[DeadLetter]:
-        """The dead letters of a consumer group, at most ``limit`` per broker; with a ``cause`` those of like ones (numbers and ids in it do not
-        count: see :meth:`dead_letters_summary`), of one ``topic``, dead for ``older_than`` seconds."""
+        """Return the dead letters of a consumer group, at most ``limit`` per broker; with a ``cause`` those of like
+        ones (numbers and ids in it do not count: see :meth:`dead_letters_summary`), of one ``topic``, dead for
+        ``older_than`` seconds."""
         request = given(dead_letters.List, group=group, cause=cause, topic=topic, older_than=older_than)
         return self._pages(dead_letters.LIST(request), "dead_letters", limit)
 
     def dead_letters_at(self, group: str, items: Sequence[Mapping[str, Any]]) -> Listing[DeadLetter]:
-        """Those of ``items`` (each a ``topic``, a ``queue`` and an ``offset``) that are dead letters of the group, at every broker."""
+        """Those of ``items`` (each a ``topic``, a ``queue`` and an ``offset``) that are dead letters of the group, at
+        every broker."""
         wanted: list[Any] = [{name: item[name] for name in ("topic", "queue", "offset")} for item in items]
         call = dead_letters.LIST(dead_letters.List(group=group, items=wanted))
         return self._rows(
@@ -61,8 +63,8 @@ class DeadLettersAdmin(Asking):
     def dead_letter_attempts(self, group: str, item: Mapping[str, Any]) -> list[Happened]:
         """Return the last five attempts at a dead letter (an item of :meth:`dead_letters`), oldest first.
 
-        Each has ``time_us``, ``attempt``, and ``cause`` as the consumer named it, or ``expired`` if its lease ended. They
-        are read from the log, as far as it reaches back.
+        Each has ``time_us``, ``attempt``, and ``cause`` as the consumer named it, or ``expired`` if its lease ended.
+        They are read from the log, as far as it reaches back.
         """
         place = standing.AskOfMessage(topic=item["topic"], queue=item["queue"], offset=item["offset"], history=True)
         number = next(number for number, link in enumerate(self._router.links) if link.address == item["broker"])
@@ -71,8 +73,9 @@ class DeadLettersAdmin(Asking):
     def dead_letters_summary(
         self, group: str | None = None, *, causes: int = 20, samples: int = 3
     ) -> Listing[DeadLettersSummary]:
-        """How many dead letters each consumer group has (or this one), and why: the most frequent ``causes`` with their counts, ages and some
-        ``samples``, what is left in one entry ``others``. Causes are told apart by their first line without its numbers and ids."""
+        """How many dead letters each consumer group has (or this one), and why: the most frequent ``causes`` with their
+        counts, ages and some ``samples``, what is left in one entry ``others``. Causes are told apart by their first
+        line without its numbers and ids."""
         request = given(dead_letters.Summarize, group=group, causes=causes, samples=samples)
         return self._pages(dead_letters.SUMMARY(request), "groups", None)
 
@@ -102,9 +105,10 @@ class DeadLettersAdmin(Asking):
         *,
         why: str | None = None,
     ) -> list[Code]:
-        """Retry or discard ``items`` of :meth:`dead_letters`, with one result for each, in their order: OK; NOT_FOUND, it is no dead letter,
-        or no longer; CONFLICT, it died again since it was listed; DAMAGED, its content is lost and it cannot be delivered again. Items of a
-        broker that gave no answer have the code that says why, such as BROKER_AWAY or TIMED_OUT."""
+        """Retry or discard ``items`` of :meth:`dead_letters`, with one result for each, in their order: OK; NOT_FOUND,
+        it is no dead letter, or no longer; CONFLICT, it died again since it was listed; DAMAGED, its content is lost
+        and it cannot be delivered again. Items of a broker that gave no answer have the code that says why, such as
+        BROKER_AWAY or TIMED_OUT."""
         chosen = list(items)
         codes = [Code.NOT_FOUND] * len(chosen)
         for number, places in self._by_broker(chosen).items():
@@ -131,12 +135,14 @@ class DeadLettersAdmin(Asking):
         message_id: str | bytes | None = None,
         why: str | None = None,
     ) -> Edited:
-        """Deliver another message to the group in place of a dead letter (``item`` of :meth:`dead_letters`), and to no other group. What is not
-        given is as it was; ``without`` names ``"key"``, ``"tag"`` or properties to be left out.
+        """Deliver another message to the group in place of a dead letter (``item`` of :meth:`dead_letters`), and to no
+        other group. What is not given is as it was; ``without`` names ``"key"``, ``"tag"`` or properties to be left
+        out.
 
-        The new message has an id of its own and names the old one in its property ``ESCROWMQ_EDITED_FROM``. The dead letter is gone and the
-        message is there in one step. With a ``message_id`` of your own the call can be repeated: it is done once.
-        Raises NOT_FOUND, CONFLICT (it died again since it was listed), the limit that the message does not keep, or DAMAGED (give a body).
+        The new message has an id of its own and names the old one in its property ``ESCROWMQ_EDITED_FROM``. The dead
+        letter is gone and the message is there in one step. With a ``message_id`` of your own the call can be repeated:
+        it is done once. Raises NOT_FOUND, CONFLICT (it died again since it was listed), the limit that the message does
+        not keep, or DAMAGED (give a body).
         """
         ((number, _),) = self._by_broker([item]).items()
         identity = uuid.uuid4().bytes if message_id is None else id_of(message_id)
@@ -179,7 +185,10 @@ class DeadLettersAdmin(Asking):
         """Which items are each broker's, by its number."""
         addresses = [link.address for link in self._router.links]
         if len(addresses) > 1 and any("broker" not in item for item in chosen):
-            hint = "give it as dead_letters() lists it, or connect to that broker alone: each has another message at this place"
+            hint = (
+                "give it as dead_letters() lists it, or connect to that broker alone: each has another message at "
+                "this place"
+            )
             raise Misuse(Code.BAD_ARGUMENT, "of several brokers, which one has this dead letter? It names none", hint)
         found: dict[int, list[int]] = {}
         for at, item in enumerate(chosen):

@@ -35,15 +35,16 @@ class GroupsAdmin(Asking):
     def alter_group(
         self, group: str, *, why: str | None = None, **changes: Unpack[GroupChanges]
     ) -> Listing[AlteredGroup]:
-        """Give a consumer group another subscription, at every broker; what is not given stays as it is. What it is now. At brokers that do
-        not have the group yet it is made, as the others have it.
+        """Give a consumer group another subscription, at every broker; what is not given stays as it is. What it is
+        now. At brokers that do not have the group yet it is made, as the others have it.
 
-        ``tags="*"`` is all; they choose among what the group has not passed over yet. It begins at ``start`` (``"earliest"``) in
-        topics that are new to it; in one that it had before it goes on where it was. What it holds of a topic that
-        it leaves can be settled. ``redelivery`` as for a consumer, or ``"broker"``: the broker's settings. Consumers that run get
-        what the new subscription chooses; those that start must name it.
+        ``tags="*"`` is all; they choose among what the group has not passed over yet. It begins at ``start``
+        (``"earliest"``) in topics that are new to it; in one that it had before it goes on where it was. What it holds
+        of a topic that it leaves can be settled. ``redelivery`` as for a consumer, or ``"broker"``: the broker's
+        settings. Consumers that run get what the new subscription chooses; those that start must name it.
 
-        Raises UNKNOWN_GROUP, UNKNOWN_TOPIC, BAD_REQUEST; CONFLICT for ``ordered`` or ``in_doubt`` while something is leased.
+        Raises UNKNOWN_GROUP, UNKNOWN_TOPIC, BAD_REQUEST; CONFLICT for ``ordered`` or ``in_doubt`` while something is
+        leased.
         """
         request = signed(group_request(group, changes), why)
         self._make_everywhere(group, why)
@@ -62,16 +63,16 @@ class GroupsAdmin(Asking):
         dry_run: bool = False,
         why: str | None = None,
     ) -> Listing[MovedGroup]:
-        """Set where a consumer group goes on, at every broker, in all its queues, those of ``topic`` or one ``queue`` of it: ``to``
-        ``"earliest"``, ``"latest"`` or a time, at an ``offset`` of that queue, or ``shift`` offsets from where it is (back if below 0). What it
-        comes to in each queue; with ``dry_run``, what it would come to.
+        """Set where a consumer group goes on, at every broker, in all its queues, those of ``topic`` or one ``queue``
+        of it: ``to`` ``"earliest"``, ``"latest"`` or a time, at an ``offset`` of that queue, or ``shift`` offsets from
+        where it is (back if below 0). What it comes to in each queue; with ``dry_run``, what it would come to.
 
-        What was settled and waits again comes as a repeat, its attempts counted anew; what is passed over is *skipped*. Leases there end: what is
-        acknowledged of them afterwards is LEASE_LOST. Dead letters below stay. Consumers that run go on from the new place. Effects that
-        an inbox has marked are not done again.
+        What was settled and waits again comes as a repeat, its attempts counted anew; what is passed over is *skipped*.
+        Leases there end: what is acknowledged of them afterwards is LEASE_LOST. Dead letters below stay. Consumers that
+        run go on from the new place. Effects that an inbox has marked are not done again.
 
-        Raises UNKNOWN_GROUP, UNKNOWN_TOPIC, BAD_QUEUE, BAD_REQUEST; CONFLICT for what members of a group of ``in_doubt="hold"`` hold, unless
-        ``force``.
+        Raises UNKNOWN_GROUP, UNKNOWN_TOPIC, BAD_QUEUE, BAD_REQUEST; CONFLICT for what members of a group of
+        ``in_doubt="hold"`` hold, unless ``force``.
         """
         start = None if to is None else start_text(to)
         asked = given(groups.Reset, group=group, start=start, offset=offset, shift=shift, topic=topic, queue=queue)
@@ -95,10 +96,11 @@ class GroupsAdmin(Asking):
     def pause_group(
         self, group: str, topics: str | Sequence[str] | None = None, *, why: str | None = None
     ) -> Listing[PausedGroup]:
-        """Hand out nothing to a consumer group (of these ``topics``, if they are given) at every broker until :meth:`resume_group`. What is paused
-        now.
+        """Hand out nothing to a consumer group (of these ``topics``, if they are given) at every broker until
+        :meth:`resume_group`. What is paused now.
 
-        What members hold they may settle. A lease that ends meanwhile counts no attempt. Raises UNKNOWN_GROUP, UNKNOWN_TOPIC.
+        What members hold they may settle. A lease that ends meanwhile counts no attempt. Raises UNKNOWN_GROUP,
+        UNKNOWN_TOPIC.
         """
         self._make_everywhere(group, why)
         request = signed(_pause(group, topics), why)
@@ -115,8 +117,8 @@ class GroupsAdmin(Asking):
         return self._rows(groups.RESUME(request), lambda paused: [paused], Code.UNKNOWN_GROUP)
 
     def delete_group(self, group: str, *, force: bool = False, why: str | None = None) -> Listing[DeletedGroup]:
-        """Forget a consumer group at every broker, with where it was, its retries and its dead letters; what went with it. The same name is
-        a new group afterwards.
+        """Forget a consumer group at every broker, with where it was, its retries and its dead letters; what went with
+        it. The same name is a new group afterwards.
 
         Raises UNKNOWN_GROUP; CONFLICT while consumers wait for messages or hold some, unless ``force``.
         """
@@ -145,8 +147,8 @@ class GroupsAdmin(Asking):
         return Listing(({**gone, "broker": broker} for broker, gone in found), [*missing.values()])
 
     def _make_everywhere(self, group: str, why: str | None) -> None:
-        """Make a group that some brokers have at those others that answer: what is to hold for the group must hold there, too, when its
-        consumers come."""
+        """Make a group that some brokers have at those others that answer: what is to hold for the group must hold
+        there, too, when its consumers come."""
         if len(self._router.links) == 1:
             return
         known = self._router.every(lambda number: self._group_at(number, group), self._timeout).found

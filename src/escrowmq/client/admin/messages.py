@@ -50,14 +50,16 @@ class MessagesAdmin(Asking):
         stored_until: datetime | None = None,
         group: str | None = None,
     ) -> pa.RecordBatchReader:
-        """Browse a topic (all queues, or one from offset ``start`` to before ``end``), a system view (``%half``, ``%op``,
-        ``%acks``; from log position ``start`` to before ``end``), or a group's dead letters (``%dead-letters.GROUP``).
+        """Browse a topic (all queues, or one from offset ``start`` to before ``end``), a system view (``%half``,
+        ``%op``, ``%acks``; from log position ``start`` to before ``end``), or a group's dead letters
+        (``%dead-letters.GROUP``).
 
         Nothing is leased or changed. Batches stream; ``.read_all()`` makes a table. ``max_rows`` counts per queue. The
-        broker sends only rows with one of ``tags``, with ``key``, stored (decided, acknowledged) from one time to before
-        another; of ``%acks`` those of consumer group ``group``.
+        broker sends only rows with one of ``tags``, with ``key``, stored (decided, acknowledged) from one time to
+        before another; of ``%acks`` those of consumer group ``group``.
 
-        All brokers must be there: Overloaded(BROKER_AWAY) names the one that is not, because a read never gives fewer rows.
+        All brokers must be there: Overloaded(BROKER_AWAY) names the one that is not, because a read never gives fewer
+        rows.
         """
         request = given(
             ReadRequest,

@@ -23,8 +23,8 @@ class ProducersAdmin(Asking):
     def alter_producers(
         self, group: str, *, why: str | None = None, **changes: Unpack[ProducersChanges]
     ) -> Listing[AlteredProducers]:
-        """Give a producer group rules of its own, at every broker; it is made if it does not exist. What is not given stays as it
-        is, what ``reset`` names goes back to the broker's. They hold for all that is undecided from now on.
+        """Give a producer group rules of its own, at every broker; it is made if it does not exist. What is not given
+        stays as it is, what ``reset`` names goes back to the broker's. They hold for all that is undecided from now on.
 
         ``kind="plain"`` puts a group right that somebody prepared under by mistake. Raises BAD_GROUP_NAME, BAD_REQUEST,
         BAD_DELAY for a time over ``half_retention``. The rules that the group has of its own now.
@@ -34,12 +34,12 @@ class ProducersAdmin(Asking):
         return self._rows(producers.ALTER(request), lambda made: [made])
 
     def writers(self, limit: int | None = None) -> Listing[Writer]:
-        """Writers of numbered batches (Spark queries, batch writes under a ``write_id``); at most ``limit`` per broker."""
+        """List writers of numbered batches (Spark queries, writes with a ``write_id``), ``limit`` per broker."""
         return self._pages(writers.LIST({}), "writers", limit)
 
     def forget_writer(self, writer: str, *, why: str | None = None) -> Listing[ForgottenWriter]:
-        """Forget a writer (as listed, or its query id or ``write_id``) and its producer group at every broker. Should it write
-        again, its next batch counts whatever its number is.
+        """Forget a writer (as listed, or its query id or ``write_id``) and its producer group at every broker. Should
+        it write again, its next batch counts whatever its number is.
 
         Raises NOT_FOUND, CONFLICT while it has undecided transactions.
         """

@@ -19,11 +19,11 @@ class StandingAdmin(Asking):
     def message_standing(
         self, topic: str, queue: int, offset: int, *, broker: str | None = None, history: bool = True
     ) -> Listing[MessageStands]:
-        """Where the message at a place stands for each consumer group, and, with ``history``, what happened to it there; one entry for each
-        broker that has such a place, or for the one with the address ``broker``.
+        """Where the message at a place stands for each consumer group, and, with ``history``, what happened to it
+        there; one entry for each broker that has such a place, or for the one with the address ``broker``.
 
-        The history is read from the log: at most 10,000 frames, and ``until_us`` says if there were more. Raises UNKNOWN_TOPIC,
-        BAD_QUEUE, NOT_FOUND, RANGE_PURGED if no broker has it.
+        The history is read from the log: at most 10,000 frames, and ``until_us`` says if there were more. Raises
+        UNKNOWN_TOPIC, BAD_QUEUE, NOT_FOUND, RANGE_PURGED if no broker has it.
         """
         request = given(actions.AskOfMessage, topic=topic, queue=queue, offset=offset, history=history)
         call = actions.OF_MESSAGE(request)
@@ -34,7 +34,7 @@ class StandingAdmin(Asking):
         return self._rows(call, lambda answer: [answer], *unknown)
 
     def _at(self, address: str) -> int:
-        """The number of the broker with an address. Raises Misuse(BAD_ARGUMENT)."""
+        """Return the number of the broker with an address. Raises Misuse(BAD_ARGUMENT)."""
         addresses = [link.address for link in self._router.links]
         if address not in addresses:
             raise Misuse(Code.BAD_ARGUMENT, f"{address} is none of this bus's brokers", ", ".join(addresses))

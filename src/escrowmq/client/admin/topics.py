@@ -36,9 +36,9 @@ class TopicsAdmin(Asking):
     ) -> Listing[AlteredTopic]:
         """Give a topic more ``queues``, or a retention of its own, at every broker; what is not given stays as it is.
 
-        ``retention``: seconds that messages stay after they became visible. ``retention_size``: bytes that each queue keeps at
-        most, as of Kafka's partitions. ``"broker"``: as the broker's settings say. What is beyond it is let go of at once.
-        Raises UNKNOWN_TOPIC, BAD_QUEUE for fewer queues than there are, BAD_REQUEST.
+        ``retention``: seconds that messages stay after they became visible. ``retention_size``: bytes that each queue
+        keeps at most, as of Kafka's partitions. ``"broker"``: as the broker's settings say. What is beyond it is let go
+        of at once. Raises UNKNOWN_TOPIC, BAD_QUEUE for fewer queues than there are, BAD_REQUEST.
         """
         request = signed(topic_request(name, changes), why)
         return self._rows(topics.ALTER(request), lambda altered: [altered], Code.UNKNOWN_TOPIC)
@@ -48,11 +48,12 @@ class TopicsAdmin(Asking):
     ) -> Listing[DeletedTopic]:
         """Delete a topic with all that is in it, at every broker; what went with it. ``check``: only say what would go.
 
-        Raises UNKNOWN_TOPIC; CONFLICT if it has undecided half messages, or a consumer group has it, at any broker that answers. With ``force``
-        those transactions are rolled back, and the groups lose the topic, with what they hold of it and its dead letters.
+        Raises UNKNOWN_TOPIC; CONFLICT if it has undecided half messages, or a consumer group has it, at any broker that
+        answers. With ``force`` those transactions are rolled back, and the groups lose the topic, with what they hold
+        of it and its dead letters.
 
-        Nobody's sending or subscribing makes the topic again, only :meth:`create_topic`. Then it is another topic, whose offsets
-        go on behind those of the old one.
+        Nobody's sending or subscribing makes the topic again, only :meth:`create_topic`. Then it is another topic,
+        whose offsets go on behind those of the old one.
         """
         request = topics.Delete(name=name, force=force)
         asked = topics.DELETE({**request, "check": True})
@@ -64,7 +65,8 @@ class TopicsAdmin(Asking):
         return self._rows(topics.DELETE(signed(request, why)), lambda deleted: [deleted], Code.UNKNOWN_TOPIC)
 
     def offsets(self, topic: str, queue: int | None = None, *, time: datetime | None = None) -> Listing[Queue]:
-        """Where each queue of a topic begins and ends; with ``time`` also the first offset that became visible then or later.
+        """Where each queue of a topic begins and ends; with ``time`` also the first offset that became visible then or
+        later.
 
         Brokers that do not have the topic are left out; UNKNOWN_TOPIC if none has it.
         """

@@ -25,14 +25,14 @@ class TransactionsAdmin(Asking):
         *,
         cause: str | None = None,
     ) -> Listing[Transaction]:
-        """Transactions by state ("open", "parked", ...), producer group, age in seconds, and ``cause`` (see :meth:`transactions_summary`); at
-        most ``limit`` per broker."""
+        """Transactions by state ("open", "parked", ...), producer group, age in seconds, and ``cause`` (see
+        :meth:`transactions_summary`); at most ``limit`` per broker."""
         request = given(transactions.List, state=state, group=group, older_than=older_than, cause=cause)
         return self._pages(transactions.LIST(request), "transactions", limit)
 
     def transactions_summary(self, group: str | None = None, *, samples: int = 3) -> Listing[UndecidedTransactions]:
-        """What each producer group has undecided (or this one), and why it waits: counts, ages, how often it was asked about, and some
-        ``samples`` of each cause, the oldest."""
+        """Summarize the undecided transactions of each producer group (or of this one) by cause: counts, ages,
+        number of checks, and the ``samples`` oldest of each cause."""
         request = given(transactions.Summarize, group=group, samples=samples)
         return self._pages(transactions.SUMMARY(request), "groups", None)
 
@@ -41,8 +41,8 @@ class TransactionsAdmin(Asking):
     ) -> TransactionDetails:
         """Return one transaction, its messages (with ``body``) and its timeline.
 
-        If it was rolled back or has expired, bodies are None and ``withheld`` is true. ``bodies`` asks for them: this is
-        recorded as an operator action, with ``why``, and refused by a data folder without its broker. Raises
+        If it was rolled back or has expired, bodies are None and ``withheld`` is true. ``bodies`` asks for them: this
+        is recorded as an operator action, with ``why``, and refused by a data folder without its broker. Raises
         UNKNOWN_TRANSACTION or WRONG_SHARD.
         """
         identity, number = self._home(transaction_id)
@@ -60,8 +60,9 @@ class TransactionsAdmin(Asking):
     ) -> Code:
         """Commit by an operator. Raises CONFLICT if it was rolled back.
 
-        The id is the transaction's, or a text that a producer gave as ``message_id`` to a half message of it, in producer group ``group``
-        (None: in any). Raises UNKNOWN_TRANSACTION if there is none, BAD_ARGUMENT, which names them, if there are several.
+        The id is the transaction's, or a text that a producer gave as ``message_id`` to a half message of it, in
+        producer group ``group`` (None: in any). Raises UNKNOWN_TRANSACTION if there is none, BAD_ARGUMENT, which names
+        them, if there are several.
         """
         return self._settle(transaction_id, "commit", why, group)
 
@@ -74,7 +75,8 @@ class TransactionsAdmin(Asking):
     def recheck(
         self, transaction_id: TransactionId | str | bytes, *, why: str | None = None, group: str | None = None
     ) -> Code:
-        """Open a parked transaction again and ask about it anew. Raises TRANSACTION_DECIDED and so on. Ids as for :meth:`commit`."""
+        """Open a parked transaction again and ask about it anew. Raises TRANSACTION_DECIDED and so on. Ids as for
+        :meth:`commit`."""
         identity, number = self._home(transaction_id, group)
         return single(self._ask(number, transactions.RECHECK(signed(transactions.Recheck(ids=[str(identity)]), why))))
 

@@ -5,9 +5,9 @@ Quality of service, per consumer:
 - ``qos=0``, at most once: messages are acknowledged before they are handed out.
 - ``qos=1``, at least once: acknowledge after the effect. What is not acknowledged comes back, flagged ``redelivered``.
 - ``qos=2``, exactly one effect: needs the help of the database that holds the effect. The handler writes
-  ``message.message_id`` under a unique key *in the same transaction* as its effect; ``seen=`` names a function that looks
-  it up. What was seen is acknowledged and passed over. The unique key, not the look-up, is what makes it exact: a lease
-  may end while its first consumer still works.
+  ``message.message_id`` under a unique key *in the same transaction* as its effect; ``seen=`` names a function that
+  looks it up. What was seen is acknowledged and passed over. The unique key, not the look-up, is what makes it exact: a
+  lease may end while its first consumer still works.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ from escrowmq.errors import Code, EscrowError, error
 from escrowmq.model import Act
 
 GRACE_SECONDS = 30.0
-"""Time (s) that closing gives to loops over a consumer: what Kubernetes gives to a container, and Kafka's consumer to itself."""
+"""Time (s) that closing gives to loops over a consumer: what Kubernetes gives to a container, and Kafka's consumer to
+itself.
+"""
 LOCK_SECONDS = 0.1
 """The lock of an iteration is held for moments only; longer by a thread that a signal handler interrupted."""
 
@@ -69,7 +71,7 @@ class ConsumerBase(Generic[MessageT, BatchT]):
 
     @property
     def missing(self) -> list[Missing]:
-        """Of several brokers, those that this consumer gets nothing from now, with the reason. It joins them by itself."""
+        """Brokers that this consumer gets nothing from now, with the reason. It rejoins them by itself."""
         return self._consumption.missing()
 
     @property
@@ -83,7 +85,8 @@ class ConsumerBase(Generic[MessageT, BatchT]):
         What was not handed out goes back at once. A message that was handed out can still be acknowledged.
         """
         self._consumption.stop()
-        # A signal handler may have interrupted the thread that holds the lock; that one gives the rest back when it goes on.
+        # A signal handler may have interrupted the thread that holds the lock; that one gives the rest back when it
+        # goes on.
         if self._iterating.acquire(timeout=LOCK_SECONDS):
             try:
                 self._give_back_rest()
@@ -102,7 +105,8 @@ class ConsumerBase(Generic[MessageT, BatchT]):
             self._consumption.give_back(rows.number, rows.batch.slice(self._row))
 
     async def _close(self, grace: float = GRACE_SECONDS, *, again: bool = True) -> bool:
-        """Close; False if the caller's own loop has to end first, which then finishes it. ``again``: a second call waits for nothing."""
+        """Close; False if the caller's own loop has to end first, which then finishes it. ``again``: a second call
+        waits for nothing."""
         consumption = self._consumption
         if consumption.closing and again:
             consumption.hurried = True
@@ -130,7 +134,7 @@ class ConsumerBase(Generic[MessageT, BatchT]):
                 await then()
 
     def _without_withdrawn(self, batch: pa.RecordBatch, number: int) -> LeasedRows | None:
-        """What of the rest of a batch may still be handed out; None, and another batch is to be taken: nothing."""
+        """Return the rows of a batch that may still be handed out, or None if another batch must be taken."""
         consumption = self._consumption
         self._rows = None
         rows = LeasedRows(number, batch, consumption)
@@ -278,10 +282,10 @@ class ConsumerCalls(ConsumerBase[MessageT, BatchT]):
     async def close(self, grace: float = GRACE_SECONDS) -> None:
         """Stop, let the loops over this consumer end, send the acknowledgements that wait, then disconnect.
 
-        Loops of other threads or tasks may take ``grace`` seconds. Called within a loop over this consumer, or in a signal
-        handler that interrupted one, it returns at once and the end of that loop disconnects; so a message that is being handled
-        can be acknowledged. A second call waits for nothing. A message that was handed out and not acknowledged is delivered again when its
-        lease ends.
+        Loops of other threads or tasks may take ``grace`` seconds. Called within a loop over this consumer, or in a
+        signal handler that interrupted one, it returns at once and the end of that loop disconnects; so a message that
+        is being handled can be acknowledged. A second call waits for nothing. A message that was handed out and not
+        acknowledged is delivered again when its lease ends.
         """
         await self._close(grace)
 

@@ -142,7 +142,7 @@ class Consumption:
                 self.router.presence.when_back(number, partial(self._join_late, number))
 
     def missing(self) -> list[Missing]:
-        """The brokers that this consumer gets nothing from now."""
+        """Return the brokers that this consumer gets nothing from now."""
         away = {one["broker"]: one for one in self.router.presence.missing()}
         for number, reason in list(self._not_joined.items()):
             address = self.router.links[number].address
@@ -206,7 +206,8 @@ class Consumption:
         self.lanes[rows.number].add((*handle, act, delay_us, cause), waiter, 64)
 
     async def extend(self, rows: Rows, row: int, delay_us: int) -> None:
-        """Keep the lease of one message; waits for the broker. Raises LEASE_LOST if it was withdrawn, or it is too late."""
+        """Keep the lease of one message; waits for the broker. Raises LEASE_LOST if it was withdrawn, or it is too
+        late."""
         if self.order is not None and rows.withdrawn(row):
             raise error(Code.LEASE_LOST)
         waiter = self.lanes[rows.number].waiter()
@@ -248,7 +249,7 @@ class Consumption:
 
     @staticmethod
     def _note(order: Order, number: int, batch: pa.RecordBatch, codes: Any, act: Act, delay_us: int) -> None:
-        """What the answers to a whole batch mean for the messages that were not handed out yet."""
+        """Apply the answers to a whole batch to its messages that were not handed out yet."""
         leases, starts, counts = (batch.column(name).to_numpy() for name in ("lease", "start", "count"))
         if act == Act.EXTEND:
             order.extended(number, leases[codes == Code.OK].tolist(), delay_us / 1e6)
@@ -257,16 +258,17 @@ class Consumption:
             order.lost(number, int(leases[row]), int(starts[row] + counts[row]) - 1)
 
     def withdrawn_of(self, rows: Rows) -> npt.NDArray[np.bool_] | None:
-        """Which of these, which were not handed out, must not be; None: none. They are given back: of a lost lease the broker may
-        think that they are here."""
+        """Which of these, which were not handed out, must not be; None: none. They are given back: of a lost lease the
+        broker may think that they are here."""
         withdrawn = None if self.order is None else self.order.withdrawn_of(rows)
         if withdrawn is not None:
             self.give_back(rows.number, rows.batch.filter(pa.array(withdrawn)))
         return withdrawn
 
     async def receive_once(self, max_messages: int, wait: float) -> list[tuple[int, pa.RecordBatch]]:
-        """One receive at every broker: their numbers and what they gave. Raises a refusal; and what went wrong if no broker
-        answered. One that is away or silent is not waited for, once others have answered and it counts as away."""
+        """One receive at every broker: their numbers and what they gave. Raises a refusal; and what went wrong if no
+        broker answered. One that is away or silent is not waited for, once others have answered and it counts as away.
+        """
         found: list[tuple[int, pa.RecordBatch]] = []
         problem: EscrowError | None = None
         deadline = time.monotonic() + wait + self.timeout
@@ -342,7 +344,7 @@ class Consumption:
             self.give_back(number, done.result())
 
     def give_back(self, number: int, batch: pa.RecordBatch) -> None:
-        """Return messages that were not handed out: they are delivered again at once, and their attempt is not counted."""
+        """Return messages that were not handed out: redelivered at once, their attempt not counted."""
         if batch.num_rows:
             with suppress(EscrowError):  # their lease will end
                 self.lanes[number].add_batch(self._settling(number, batch, Act.RELEASE, 0, None), None)
@@ -355,7 +357,8 @@ class Consumption:
         return settling_batch(*lease_runs(batch, self.order is not None), act, delay_us, cause)
 
     def stop(self) -> None:
-        """Receive nothing more; give back what was not handed out. Never waits. What was handed out can be acknowledged."""
+        """Receive nothing more; give back what was not handed out. Never waits. What was handed out can be
+        acknowledged."""
         self.stopped = True
         for number, batch in self.fetcher.stop():
             self.give_back(number, batch)

@@ -42,8 +42,8 @@ class Rows:
         return False
 
     def handle(self, row: int) -> tuple[int, int, int]:
-        """What an acknowledgement names: lease, offset, and the offset of the row before if that is an earlier one of the
-        same lease, else -2."""
+        """Return what an acknowledgement names: lease, offset, and the offset of the row before if that is an
+        earlier one of the same lease, else -2."""
         if self._handles is None:
             leases, offsets = (self.batch.column(name).to_numpy() for name in ("lease", "offset"))
             before = np.full(self.count, -2, np.int64)
@@ -175,5 +175,5 @@ class Batch(Generic[ContentT]):
 
 
 def moment(microseconds: int) -> datetime:
-    """A time of the wire."""
+    """Return a time of the wire."""
     return _EPOCH + timedelta(microseconds=microseconds)

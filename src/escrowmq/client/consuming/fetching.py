@@ -40,8 +40,8 @@ class _Ready(NamedTuple):
 class Fetcher:
     """Keeps up to ``ahead`` receives per broker asked for or buffered. ``arrived`` is called on any thread.
 
-    What lies here for ``keep`` seconds (None: for ever) goes to ``give_back``, before its lease ends and counts an attempt for
-    messages that nobody was handed. A broker of which that was so is asked again when somebody takes.
+    What lies here for ``keep`` seconds (None: for ever) goes to ``give_back``, before its lease ends and counts an
+    attempt for messages that nobody was handed. A broker of which that was so is asked again when somebody takes.
     """
 
     def __init__(
@@ -89,7 +89,8 @@ class Fetcher:
         self._fenced: EscrowError | None = None  # another process is the member now: nothing is asked any more
 
     def start(self, max_messages: int, one_by_one: bool = False) -> None:
-        """Begin to receive, at most ``max_messages`` per batch from now on. ``one_by_one``: they are handed out that way."""
+        """Begin to receive, at most ``max_messages`` per batch from now on. ``one_by_one``: they are handed out that
+        way."""
         self._options["max_messages"], self._options["one_by_one"] = max_messages, one_by_one
         if not self._started:
             self._started = True
@@ -113,7 +114,7 @@ class Fetcher:
         self._arrived()
 
     def take(self) -> tuple[int, pa.RecordBatch] | None:
-        """The next batch and its broker's number, None if there is none yet; raises what a receive came to."""
+        """Return the next batch and its broker's number, None if there is none yet; raises what a receive came to."""
         with self._lock:
             if self._fenced is not None:
                 raise error(self._fenced.code, self._fenced.message, self._fenced.hint)
@@ -277,8 +278,8 @@ class Fetcher:
                 self._look_later()
 
     def _rest(self, number: int, problem: EscrowError) -> None:
-        """Ask again after a pause; the caller gets a refusal, and may go on. Fenced is for ever: what was received is another's now,
-        so none of it is handed out."""
+        """Ask again after a pause; the caller gets a refusal, and may go on. Fenced is for ever: what was received is
+        another's now, so none of it is handed out."""
         if problem.code is Code.FENCED:
             self._fenced = problem
             return

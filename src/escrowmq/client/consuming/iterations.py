@@ -8,7 +8,8 @@ from collections import Counter
 
 
 class Iterations:
-    """Counts loops by the thread, or the task of an event loop, that runs them. Thread-safe, and safe in a signal handler."""
+    """Counts loops by the thread, or the task of an event loop, that runs them. Thread-safe, and safe in a signal
+    handler."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()

@@ -1,7 +1,7 @@
 """A named member of a group with ``in_doubt="hold"``: its epoch at each broker and the leases it received.
 
-When an answer to a receive was lost, so that it is not known here what was leased, the process joins again and names the
-leases that it has; what never came is then handed to it once more (``ledger/groups/members.py`` has the rules).
+When an answer to a receive was lost, so that it is not known here what was leased, the process joins again and names
+the leases that it has; what never came is then handed to it once more (``ledger/groups/members.py`` has the rules).
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Membership:
         return self._brokers[number].joined
 
     def lose(self, number: int) -> None:
-        """An answer was lost."""
+        """Note that an answer was lost."""
         self._brokers[number].lost = True
 
     def has_lost(self, number: int) -> bool:
@@ -95,7 +95,7 @@ class Membership:
                 broker.open[lease] = broker.open.get(lease, 0) + count
 
     def answered(self, number: int, done: Future[pa.RecordBatch]) -> None:
-        """A receive was answered, or its answer was lost."""
+        """Handle the answer to a receive, or its loss."""
         if done.cancelled() or done.exception() is not None:
             self.lose(number)
         else:

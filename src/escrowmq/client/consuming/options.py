@@ -32,7 +32,7 @@ def subscription(
     in_doubt: str = "redeliver",
     redelivery: str | Sequence[float] | None = None,
 ) -> groups.Subscribe:
-    """The request ``groups.subscribe``; raises Misuse(BAD_ARGUMENT), BAD_GROUP_NAME, BAD_TOPIC_NAME.
+    """Return the request ``groups.subscribe``; raises Misuse(BAD_ARGUMENT), BAD_GROUP_NAME, BAD_TOPIC_NAME.
 
     ``start`` None: the caller has no opinion; then the request does not name it.
     """
@@ -60,7 +60,7 @@ def subscription(
 
 
 def tag_list(tags: str | Sequence[str] | None) -> list[str]:
-    """``"a || b"`` and ``["a", "b"]`` alike; ``"*"`` and None are all."""
+    """Convert ``"a || b"`` and ``["a", "b"]`` to a list; ``"*"`` and None mean all."""
     if tags is None or tags == "*":
         return []
     parts = [part.strip() for part in tags.split("||")] if isinstance(tags, str) else list(tags)
@@ -101,11 +101,11 @@ def retry_delays(redelivery: str | Sequence[float]) -> list[float]:
 def subscribe(
     link: Link, request: groups.Subscribe, deadline: float, attendance: Attendance | None = None
 ) -> groups.Subscribed:
-    """Make or join a group at one broker. Raises SUBSCRIPTION_MISMATCH, also if the caller named a start and the group, which
-    exists, began elsewhere; Unknown(TIMED_OUT), BROKER_AWAY and so on.
+    """Make or join a group at one broker. Raises SUBSCRIPTION_MISMATCH, also if the caller named a start and the group,
+    which exists, began elsewhere; Unknown(TIMED_OUT), BROKER_AWAY and so on.
 
-    About the start the broker says no more than where the group began: clients of 0.1.0 name ``earliest`` when their caller
-    named nothing.
+    About the start the broker says no more than where the group began: clients of 0.1.0 name ``earliest`` when their
+    caller named nothing.
     """
     answer = patient_action(link, groups.SUBSCRIBE(request), deadline, attendance)
     if "start" in request and request["start"] != (
@@ -115,18 +115,19 @@ def subscribe(
             Code.SUBSCRIPTION_MISMATCH,
             f"the consumer group {request['group']!r} exists and began at {start_words(began)}, "
             f"not {start_words(request['start'])}",
-            "start= says where a new group begins: leave it out to go on where this group stands, or name another group",
+            "start= says where a new group begins: leave it out to go on where this group stands, or name another "
+            "group",
         )
     return answer
 
 
 def start_words(start: str) -> str:
-    """A start as people write it: a time as ISO 8601."""
+    """Return a start as people write it: a time as ISO 8601."""
     return datetime.fromtimestamp(int(start) / 1e6, UTC).isoformat() if start.isdigit() else start
 
 
 def start_text(start: str | datetime) -> str:
-    """A start as it travels. Raises Misuse(BAD_ARGUMENT)."""
+    """Return a start as it travels. Raises Misuse(BAD_ARGUMENT)."""
     if isinstance(start, datetime):
         return str(round(start.timestamp() * 1_000_000))
     if start not in ("earliest", "latest"):
@@ -162,7 +163,7 @@ def check_options(
 
 
 def delay_us(delay: float | None) -> int:
-    """A NACK's delay in microseconds; None: the group's back-off (-1)."""
+    """Return a NACK's delay in microseconds; None: the group's back-off (-1)."""
     if delay is None:
         return -1
     if isinstance(delay, bool) or not isinstance(delay, int | float) or not 0 <= delay < 1e9:
@@ -171,7 +172,7 @@ def delay_us(delay: float | None) -> int:
 
 
 def cause_text(cause: str | None) -> str | None:
-    """A NACK's cause as it can travel: Unicode, no longer than what is kept of it."""
+    """Return a NACK's cause as it can travel: Unicode, no longer than what is kept of it."""
     if cause is None:
         return None
     if not isinstance(cause, str):

@@ -1,15 +1,15 @@
-"""What an ordered consumer holds and must not hand out any more: the later messages of a key that failed, and what is left of a
-lost lease.
+"""What an ordered consumer holds and must not hand out any more: the later messages of a key that failed, and what is
+left of a lost lease.
 
 Rules:
 
-1. A message that this consumer gave back (NACK, whether or not that reached the broker) withdraws the later messages of its key
-   in the same lease: those that lie here, and those that are still on their way. The broker lets the same ones go; what is
-   delivered again has a new lease.
-2. An act that was refused because its lease is gone withdraws what is later in that lease, whatever its key; so does the end of
-   the lease by this process's clock, counted from when its first messages came: a little late, because the broker's count began
-   before. Once that was said of a lease it stays so: a broker that stood still meanwhile may still extend it, and what was passed
-   over must not be acknowledged then.
+1. A message that this consumer gave back (NACK, whether or not that reached the broker) withdraws the later messages of
+   its key in the same lease: those that lie here, and those that are still on their way. The broker lets the same ones
+   go; what is delivered again has a new lease.
+2. An act that was refused because its lease is gone withdraws what is later in that lease, whatever its key; so does
+   the end of the lease by this process's clock, counted from when its first messages came: a little late, because the
+   broker's count began before. Once that was said of a lease it stays so: a broker that stood still meanwhile may still
+   extend it, and what was passed over must not be acknowledged then.
 3. What was handed out and is withdrawn later cannot be called back: its acknowledgement is refused here, not sent.
 """
 
@@ -68,7 +68,7 @@ class Order:
                         self._ends.note((number, lease), end)
 
     def extended(self, number: int, leases: list[int], seconds: float) -> None:
-        """The broker keeps these leases for so long from now."""
+        """Note that the broker keeps these leases for so many seconds from now."""
         with self._lock:
             for lease in leases:
                 if self.lease is not None:
@@ -76,7 +76,7 @@ class Order:
             self.changes += 1
 
     def failed(self, number: int, lease: int, offset: int, key: str | None) -> None:
-        """This message is given back."""
+        """Note that this message is given back."""
         with self._lock:
             keys = self._failed.get((number, lease))
             if keys is None:
@@ -90,13 +90,13 @@ class Order:
             self.failed(rows.number, lease, offset, key)
 
     def lost(self, number: int, lease: int, offset: int) -> None:
-        """An act on this message was refused: its lease is gone."""
+        """Note that the lease of this message is gone, because an operation on it was refused."""
         with self._lock:
             self._lost.note((number, lease), min(offset, self._lost.get((number, lease), offset)))
             self.changes += 1
 
     def until(self, rows: Rows) -> float:
-        """The time before which, as far as is known now, none of these is withdrawn."""
+        """Return the time before which, as far as is known now, none of these is withdrawn."""
         leases = [(rows.number, lease) for lease in np.unique(rows.batch.column("lease").to_numpy()).tolist()]
         if any(lease in self._failed or lease in self._lost for lease in leases):
             return 0.0

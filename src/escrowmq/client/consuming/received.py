@@ -43,14 +43,15 @@ class ReceivedBase(Content):
 
     @property
     def withdrawn(self) -> bool:
-        """Whether it comes again, in an ordered group, because an earlier message of its key failed or its lease ended since it was
-        received. Iterating passes such messages over; who has a list of them looks here before each effect."""
+        """Whether it comes again, in an ordered group, because an earlier message of its key failed or its lease ended
+        since it was received. Iterating passes such messages over; who has a list of them looks here before each
+        effect."""
         return self._rows.withdrawn(self._row)
 
     @property
     def damaged(self) -> str | None:
-        """Of a row of a system view: where the log is damaged under it; what is lost of it is None. A message of a topic is never
-        handed out so."""
+        """Of a row of a system view: where the log is damaged under it; what is lost of it is None. A message of a
+        topic is never handed out so."""
         names = self._rows.batch.schema.names
         return self._rows.list(DAMAGED_COLUMN)[self._row] if DAMAGED_COLUMN in names else None
 
@@ -120,8 +121,8 @@ class AsyncReceivedBatch(Batch[AsyncReceived]):
 
 
 class ReceivedBatch(Batch[Received]):
-    """Received messages as columns: ``arrow`` is a record batch of schema DELIVERY. Iterating gives its messages, in an ordered
-    group without those that were withdrawn meanwhile."""
+    """Received messages as columns: ``arrow`` is a record batch of schema DELIVERY. Iterating gives its messages, in an
+    ordered group without those that were withdrawn meanwhile."""
 
     __slots__ = ()
     _message = Received

@@ -25,7 +25,7 @@ def settling_batch(
     delays: Any,
     causes: Any,
 ) -> pa.RecordBatch:
-    """A SETTLING batch; the last three may be one value for all."""
+    """Return a SETTLING batch; the last three may be one value for all."""
     n = len(leases)
     arrays = [
         pa.array(leases),
@@ -39,10 +39,11 @@ def settling_batch(
 
 
 def lease_runs(delivery: pa.RecordBatch, apart: bool = False) -> tuple[Any, Any, Any]:
-    """Leases, first offsets and counts that cover the rows of a DELIVERY batch: one run per unbroken range of one lease.
+    """Leases, first offsets and counts that cover the rows of a DELIVERY batch: one run per unbroken range of one
+    lease.
 
-    A run may span offsets that are not in the lease (of other tags); the broker passes them over. Not if the rows are ``apart``:
-    in an ordered group messages that were withdrawn may lie between.
+    A run may span offsets that are not in the lease (of other tags); the broker passes them over. Not if the rows are
+    ``apart``: in an ordered group messages that were withdrawn may lie between.
     """
     leases = delivery.column("lease").to_numpy()
     offsets = delivery.column("offset").to_numpy()
@@ -74,7 +75,7 @@ class SettlingCodec:
         self._lock = threading.Lock()
 
     def parcel(self, rows: Sequence[Row]) -> tuple[Sequence[Row], tuple[int, int], list[int]]:
-        """The runs as rows of SETTLING, and which of them each row went into."""
+        """Return the runs as rows of SETTLING, and which of them each row went into."""
         runs: list[Row] = []
         which: list[int] = []
         last: Row | None = None  # the row before, if that is an ack
@@ -99,7 +100,7 @@ class SettlingCodec:
         return self._told(rows, codes)
 
     def encode(self, rows: Sequence[Row]) -> tuple[pa.RecordBatch, npt.NDArray[np.int64]]:
-        """The batch, and which of its runs each row went into."""
+        """Return the batch, and which of its runs each row went into."""
         leases, offsets, before, acts, delays, causes = zip(*rows, strict=True)
         lease, offset, previous = (np.array(column, np.int64) for column in (leases, offsets, before))
         act = np.array(acts, np.uint8)
@@ -133,7 +134,8 @@ class SettlingCodec:
 
     @staticmethod
     def codes(answer: pa.RecordBatch, resent: bool) -> npt.NDArray[np.uint8]:
-        """The codes. A LEASE_LOST to what was sent again may be the echo of its own success or a real one, so nothing is
+        """Return the codes. A LEASE_LOST to what was sent again may be the echo of its own success or a real one, so
+        nothing is
         known: it becomes DISCONNECTED."""
         codes: npt.NDArray[np.uint8] = answer.column(0).to_numpy()
         return np.where(codes == Code.LEASE_LOST, np.uint8(Code.DISCONNECTED), codes) if resent else codes

@@ -1,9 +1,10 @@
 """Generates blocking methods from coroutines, each with its parameters, types and docstring.
 
-The class of a blocking face (``Producer``) and the class whose coroutines it takes over (``AsyncProducer``) have one base with
-all their state. The coroutine gets the blocking object as its ``self``, and everything it awaits blocks, because the state
-was made with :class:`~escrowmq.client.lanes.waiting.Threads`. So a coroutine of a face awaits only what stands in the common
-base or below, never a public method of its own class, which on the other face is no coroutine.
+The class of a blocking face (``Producer``) and the class whose coroutines it takes over (``AsyncProducer``) have one
+base with all their state. The coroutine gets the blocking object as its ``self``, and everything it awaits blocks,
+because the state was made with :class:`~escrowmq.client.lanes.waiting.Threads`. So a coroutine of a face awaits only
+what stands in the common base or below, never a public method of its own class, which on the other face is no
+coroutine.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ T = TypeVar("T")
 
 
 def blocking(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Any, P], T]:
-    """The method that runs a coroutine to its end before it returns. Raises RuntimeError if the coroutine suspends."""
+    """Return the method that runs a coroutine to its end before it returns. Raises RuntimeError if the coroutine
+    suspends."""
 
     @functools.wraps(method)
     def call(face: Any, /, *args: P.args, **given: P.kwargs) -> T:
@@ -28,7 +30,8 @@ def blocking(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> C
 
 
 def at_once(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
-    """The other way round: a method that never waits, to be awaited. It has acted when it returns: a forgotten ``await`` loses nothing."""
+    """Return the other way round: a method that never waits, to be awaited. It has acted when it returns: a
+    forgotten ``await`` loses nothing."""
 
     @functools.wraps(method)
     def call(face: Any, /, *args: P.args, **given: P.kwargs) -> Coroutine[Any, Any, T]:
@@ -40,8 +43,8 @@ def at_once(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[An
 def begun(
     method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
-    """The same coroutine function, which has gone as far as it can without waiting when the call returns: what it sends leaves, also
-    where the ``await`` is forgotten. What it raises until then is raised by the call."""
+    """Wrap a coroutine function so that it runs as far as it can without waiting before the call returns: what it
+    sends leaves even if the ``await`` is forgotten. What it raises until then is raised by the call."""
 
     @functools.wraps(method)
     def call(face: Any, /, *args: P.args, **given: P.kwargs) -> Coroutine[Any, Any, T]:
@@ -117,7 +120,7 @@ class Done(Coroutine[Any, Any, T]):
 def iterating(
     method: Callable[Concatenate[Any, P], AsyncIterator[T]],
 ) -> Callable[Concatenate[Any, P], Iterator[T]]:
-    """The generator of what an async generator gives; each step as in :func:`blocking`."""
+    """Return the generator of what an async generator gives; each step as in :func:`blocking`."""
 
     @functools.wraps(method)
     def call(face: Any, /, *args: P.args, **given: P.kwargs) -> Iterator[T]:
@@ -127,7 +130,7 @@ def iterating(
 
 
 def finished(coroutine: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine that never suspends; raises RuntimeError if it does."""
+    """Return the result of a coroutine that never suspends; raises RuntimeError if it does."""
     try:
         coroutine.send(None)
     except StopIteration as done:

@@ -3,19 +3,21 @@
 Theory of operation. A lane carries rows of one kind of exchange over one link.
 
 1. A row is added to the open request. If nothing is in flight the request leaves at once; otherwise it waits, and rows
-   that arrive meanwhile are sent with it. A second, third and fourth request may leave before the first is answered, but only
-   with ``WORTH_OVERLAPPING`` rows or more, and with at least as many as are in flight: a request costs about as much as
-   some hundred rows, so small requests wait and grow, big ones overlap.
-   A caller's whole batch joins the batches that wait before it, as long as all of them are no more than a request of rows may be.
-   A request of few rows travels as a parcel (:mod:`escrowmq.wire.parcels`), others and batches as a batch.
+   that arrive meanwhile are sent with it. A second, third and fourth request may leave before the first is answered,
+   but only with ``WORTH_OVERLAPPING`` rows or more, and with at least as many as are in flight: a request costs about
+   as much as some hundred rows, so small requests wait and grow, big ones overlap. A caller's whole batch joins the
+   batches that wait before it, as long as all of them are no more than a request of rows may be. A request of few rows
+   travels as a parcel (:mod:`escrowmq.wire.parcels`), others and batches as a batch.
 2. Requests leave in the order in which they were filled; one thread at a time sends (``_pumping``).
-3. A request that the connection may have lost waits until every other request in flight was answered or lost too; then all
-   of them are sent again, in order, unchanged (the same rows or bytes, the same message ids), before anything newer.
-4. So does a request that the broker refuses because it has forgotten the session (nothing of it was taken in), after the session was
-   renewed. While requests of one session are in flight, none leaves under another: a newer one must not get ahead of them.
-5. Where the broker is one of several and counts as away, rows that surely never left are given back with BROKER_AWAY, if they may
-   go elsewhere (``moves``). What may have left stays here, because it must not be in two places; with ``repeats`` it is given
-   back, too, with Unknown, after it was tried three times more.
+3. A request that the connection may have lost waits until every other request in flight was answered or lost too; then
+   all of them are sent again, in order, unchanged (the same rows or bytes, the same message ids), before anything
+   newer.
+4. So does a request that the broker refuses because it has forgotten the session (nothing of it was taken in), after
+   the session was renewed. While requests of one session are in flight, none leaves under another: a newer one must not
+   get ahead of them.
+5. Where the broker is one of several and counts as away, rows that surely never left are given back with BROKER_AWAY,
+   if they may go elsewhere (``moves``). What may have left stays here, because it must not be in two places; with
+   ``repeats`` it is given back, too, with Unknown, after it was tried three times more.
 6. A request's deadline counts from the moment it was sealed. At its deadline its callers get Unknown(TIMED_OUT), and a
    late answer is ignored.
 """
@@ -50,7 +52,8 @@ MAX_WAITING_ROWS = 1 << 18
 FIRST_BACKOFF, LAST_BACKOFF = 0.02, 2.0
 """Seconds before what the connection lost is sent again."""
 TRIES = 3
-"""How often a request that may have left is sent again before it may go elsewhere, where its producer has chosen that."""
+"""How often a request that may have left is sent again before it may go elsewhere, where its producer has chosen that.
+"""
 OVERDUE_SECONDS = 1.0
 """A request of one of several brokers that is unanswered this long makes one ask whether that broker is there."""
 
@@ -132,8 +135,8 @@ class Lane(Filling, ABC):
         return waiter
 
     def add(self, row: Row, waiter: Any, size: int) -> None:
-        """Put a row (of about ``size`` bytes) into the open request; its result goes to ``waiter``, or nowhere if None. An
-        :class:`Unawaited` is told it.
+        """Put a row (of about ``size`` bytes) into the open request; its result goes to ``waiter``, or nowhere if None.
+        An :class:`Unawaited` is told it.
 
         Raises Overloaded(QUEUE_FULL) when too much is waiting, Unknown(CLOSED) after :meth:`close`.
         """
@@ -223,7 +226,7 @@ class Lane(Filling, ABC):
             self._worth = max(sum(map(len, self._in_flight)), WORTH_OVERLAPPING) if in_flight else 1
 
     def _take(self) -> Request | None:
-        """The next request to send, now in flight; None when there is none or it has to wait."""
+        """Return the next request to send, now in flight; None when there is none or it has to wait."""
         if not self._sendable():
             return None
         if not self._sealed:
@@ -487,7 +490,7 @@ class Lane(Filling, ABC):
 
 
 def _code(answer: Answer) -> int:
-    """The code of the first row of an answer to a parcel; UNKNOWN_SESSION there is that of all rows."""
+    """Return the code of the first row of an answer to a parcel; UNKNOWN_SESSION there is that of all rows."""
     first = answer[0]
     return first if isinstance(first, int) else first[0]
 

@@ -18,8 +18,8 @@ JOINED_WITHIN = 0.1
 
 
 class Filling:
-    """The part of a lane that is filled by callers. ``timeout`` is seconds from the sealing of a request to its deadline. Everything
-    here happens under the lane's lock."""
+    """The part of a lane that is filled by callers. ``timeout`` is seconds from the sealing of a request to its
+    deadline. Everything here happens under the lane's lock."""
 
     def __init__(self, timeout: float, max_rows: int, max_bytes: int) -> None:
         self._timeout = timeout
@@ -49,7 +49,7 @@ class Filling:
             self._open, self._open_waiters, self._open_bytes = [], [], 0
 
     def _seal_batch(self, batch: pa.RecordBatch, waiter: Any) -> None:
-        """A caller's whole batch, after the rows that wait: in a request of its own, or in the last one that waits."""
+        """Queue a caller's whole batch behind the waiting rows: in a request of its own, or in the last waiting one."""
         self._seal()
         request = Request(None, [waiter], time.monotonic() + self._timeout, batch)
         if self._joins(request):

@@ -23,18 +23,18 @@ class Codec(Protocol):
     """How a lane's rows become a parcel or a batch, and an answer becomes one result per row."""
 
     def parcel(self, rows: Sequence[Row]) -> tuple[Sequence[Row], tuple[int, int], Any]:
-        """The rows of a parcel, the message id of the first of them that has none of its own (``NO_ID``: they are no messages),
-        and whatever ``receive`` wants to know of it."""
+        """Return the rows of a parcel, the message id of the first of them that has none of its own (``NO_ID``:
+        they are no messages), and whatever ``receive`` wants to know of it."""
         ...
 
     def receive(
         self, rows: Sequence[Row], first_id: tuple[int, int], memo: Any, answer: Answer, resent: bool
     ) -> list[Any]:
-        """One value or EscrowError per row, from the answer to their parcel, which has as many rows or codes as that."""
+        """Return one value or EscrowError per row, from the answer to their parcel, which has as many rows."""
         ...
 
     def encode(self, rows: Sequence[Row]) -> tuple[pa.RecordBatch, Any]:
-        """The batch, and whatever ``decode`` wants to know of it."""
+        """Return the batch, and whatever ``decode`` wants to know of it."""
         ...
 
     def decode(self, rows: Sequence[Row], memo: Any, answer: pa.RecordBatch, resent: bool) -> list[Any]:
@@ -43,8 +43,8 @@ class Codec(Protocol):
 
 
 class Unawaited:
-    """Stands where a waiter stands, for a row whose caller does not wait: ``told(row, result)`` is called once with the value or
-    the EscrowError, on whatever thread has it. It must not block."""
+    """Stands where a waiter stands, for a row whose caller does not wait: ``told(row, result)`` is called once with the
+    value or the EscrowError, on whatever thread has it. It must not block."""
 
     __slots__ = ("row", "told")
 
@@ -70,19 +70,20 @@ class Attended(Protocol):
         ...
 
     def suspect(self) -> None:
-        """It could not be reached, or owes an answer for long."""
+        """Ask whether the broker is reachable, after a failure or a late answer."""
         ...
 
     def refusal(self) -> EscrowError:
-        """The error of what was not sent because it is away."""
+        """Return the error of what was not sent because it is away."""
         ...
 
 
 class Request:
-    """What travels together: rows, with one entry of ``waiters`` per row, or the whole ``batches`` of some callers, one entry each.
+    """What travels together: rows, with one entry of ``waiters`` per row, or the whole ``batches`` of some callers, one
+    entry each.
 
-    Few rows travel as a parcel, others and batches as one batch. Which of the two is settled when a request is first sent, and
-    what is sent again is the same.
+    Few rows travel as a parcel, others and batches as one batch. Which of the two is settled when a request is first
+    sent, and what is sent again is the same.
     """
 
     __slots__ = (
@@ -127,8 +128,8 @@ class Request:
         self.settled = False
 
     def taken_back(self, moves: Callable[[Row | None], bool]) -> Request | None:
-        """The part that need not wait for this broker: rows for which ``moves`` says so (of a whole batch: None), which leave this request;
-        None if there is nothing. Not while it is being sent."""
+        """Return the part that need not wait for this broker: rows for which ``moves`` says so (of a whole batch:
+        None), which leave this request; None if there is nothing. Not while it is being sent."""
         if self.rows is None:
             return None if self.sent or not moves(None) else self
         chosen = [moves(row) for row in self.rows]
@@ -170,7 +171,8 @@ class Request:
         return few and self.batch is None
 
     def pack(self, codec: Codec, kind: Exchange, options: ExchangeOptions) -> Parcel:
-        """What is sent: whenever it is sent again, the same rows under the same ids, and the same object under the same options."""
+        """Pack the request. Each resend has the same rows under the same ids, and the same object under the same
+        options."""
         assert self.rows is not None
         if self.parcel is None:
             rows, first_id, self.memo = codec.parcel(self.rows)
@@ -187,7 +189,7 @@ class Request:
         return codec.receive(self.rows, parcel.first_id, self.memo, answer, self.resends > 0)
 
     def encode(self, codec: Codec) -> pa.RecordBatch:
-        """What is sent, the same whenever it is sent again."""
+        """Encode the request, the same at each resend."""
         if self.batch is None:
             if self.rows is not None:
                 self.batch, self.memo = codec.encode(self.rows)
@@ -196,7 +198,8 @@ class Request:
         return self.batch
 
     def decode(self, codec: Codec, answer: pa.RecordBatch) -> list[Any]:
-        """One result per waiter: of a row its value or EscrowError, of a batch (its part of the answer, whether it was sent again)."""
+        """One result per waiter: of a row its value or EscrowError, of a batch (its part of the answer, whether it was
+        sent again)."""
         again = self.resends > 0
         if self.batch is None or answer.num_rows != self.batch.num_rows:
             return copies(Unknown(Code.DISCONNECTED, "the answer does not match the request"), self)
@@ -220,7 +223,7 @@ class Request:
         return filled([row[ID_FIELD] for row in self.rows], *self.parcel.first_id)
 
     def _named_rows(self) -> Sequence[Row]:
-        """The rows, each with its message id where it was given one as part of a parcel."""
+        """Return the rows, each with its message id where it was given one as part of a parcel."""
         assert self.rows is not None
         ids = self.ids if self.parcel is not None else None
         if ids is None:
@@ -232,14 +235,15 @@ class Request:
 
 
 def _ids_of(ids: Any, chosen: list[bool], which: bool) -> Any:
-    """The 16-byte ids of the rows that are ``chosen``, or not."""
+    """Return the 16-byte ids of the rows that are ``chosen``, or not."""
     if not isinstance(ids, bytes):
         return ids
     return b"".join(ids[16 * row : 16 * row + 16] for row, moved in enumerate(chosen) if moved is which)
 
 
 def copies(problem: EscrowError, request: Request) -> list[Any]:
-    """One error per waiter (an exception object must not be raised by two callers), with the message id if one was given."""
+    """One error per waiter (an exception object must not be raised by two callers), with the message id if one was
+    given."""
     retry_after = getattr(problem, "retry_after", 1.0)
     copies: list[Any] = [error(problem.code, problem.message, problem.hint, retry_after) for _ in request.waiters]
     ids = request.ids

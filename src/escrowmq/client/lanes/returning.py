@@ -1,4 +1,6 @@
-"""Waiting for a link that lost its connection: it looks for its broker itself, and whoever waits for its news asks nobody meanwhile."""
+"""Waiting for a link that lost its connection: it looks for its broker itself, and whoever waits for its news asks
+nobody meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +16,16 @@ SLICE_SECONDS = 0.05
 
 
 def tell_when_there(link: Link, call: Callable[[], None]) -> Callable[[], None] | None:
-    """Have ``call`` called once, on a thread that others need, when a link that lost its connection has one again; what takes that back. None, and no
-    call, of a link that has one, or of a kind that is always there."""
+    """Have ``call`` called once, on a thread that others need, when a link that lost its connection has one again; what
+    takes that back. None, and no call, of a link that has one, or of a kind that is always there."""
     if isinstance(link, ReturningLink) and not link.there:
         return link.when_there(call)
     return None
 
 
 def rest(link: Link, seconds: float, or_until: threading.Event | None = None) -> None:
-    """Sleep for ``seconds``, but no longer than until a link that lost its connection has one again, or until the event."""
+    """Sleep for ``seconds``, but no longer than until a link that lost its connection has one again, or until the
+    event."""
     back = threading.Event()
     forget = tell_when_there(link, back.set)
     if forget is None:

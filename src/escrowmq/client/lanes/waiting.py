@@ -1,7 +1,7 @@
 """How the callers of a client wait: as threads, or as tasks of an event loop.
 
-All producers, consumers, readers and buses are written once, as coroutines over :class:`Threads` and :class:`Loop`, which have
-the same methods. On threads every awaitable blocks and is then done, so a coroutine ends in its first step
+All producers, consumers, readers and buses are written once, as coroutines over :class:`Threads` and :class:`Loop`,
+which have the same methods. On threads every awaitable blocks and is then done, so a coroutine ends in its first step
 (:mod:`escrowmq.client.lanes.blocking`); on an event loop it suspends.
 
 - ``lane`` makes a coalescing lane whose ``waiter`` a caller awaits;
@@ -10,8 +10,8 @@ the same methods. On threads every awaitable blocks and is then done, so a corou
 - ``returned`` is what a user's function returned: on an event loop it may be a coroutine function;
 - ``signal`` makes what wakes those who wait for a condition, ``lock`` a lock that is given in the order of the callers.
 
-Nothing blocks the loop, and an answer wakes it once for all of its rows. A link that never blocks (:class:`escrowmq.wire.LoopLink`)
-is used on the loop itself, any other by a thread.
+Nothing blocks the loop, and an answer wakes it once for all of its rows. A link that never blocks
+(:class:`escrowmq.wire.LoopLink`) is used on the loop itself, any other by a thread.
 """
 
 from __future__ import annotations
@@ -42,11 +42,13 @@ _NOTHING = object()
 
 
 class Waiter:
-    """A blocked caller: the cheapest wake-up that Python has. Awaiting it blocks, at most a little more than ``timeout``.
+    """A blocked caller: the cheapest wake-up that Python has. Awaiting it blocks, at most a little more than
+    ``timeout``.
 
-    Of the callers that one answer frees, each wakes the next when it wakes itself. Were all of them woken at once, they would
-    fall over each other for the interpreter: twice the context switches, and half as much processor time again.
-    Only who is blocked already is given a next one to wake (``blocks``). The main thread never is: a signal may take it out of its wait.
+    Of the callers that one answer frees, each wakes the next when it wakes itself. Were all of them woken at once, they
+    would fall over each other for the interpreter: twice the context switches, and half as much processor time again.
+    Only who is blocked already is given a next one to wake (``blocks``). The main thread never is: a signal may take it
+    out of its wait.
     """
 
     __slots__ = ("blocks", "lock", "main", "next", "timeout", "value")
@@ -64,7 +66,8 @@ class Waiter:
         yield from ()  # makes it a generator; it never suspends
         try:
             self.blocks = threading.get_ident() != self.main
-            # The lane gives up after ``timeout``; the rest guards against a lane that was cut off in the middle of that.
+            # The lane gives up after ``timeout``; the rest guards against a lane that was cut off in the middle of
+            # that.
             self.lock.acquire(timeout=1.2 * self.timeout + 2.0)
         finally:
             self.blocks = False
@@ -128,11 +131,11 @@ class Threads:
     def lane(
         self, link: Link, kind: Exchange, codec: Codec, options: Callable[[], ExchangeOptions], **more: Any
     ) -> ThreadLane:
-        """A lane whose callers block."""
+        """Return a lane whose callers block."""
         return ThreadLane(link, kind, codec, options, self.timer, **more)
 
     def signal(self) -> ThreadSignal:
-        """A new signal."""
+        """Return a new signal."""
         return ThreadSignal()
 
     def lock(self) -> AbstractAsyncContextManager[None]:
@@ -152,7 +155,7 @@ class Threads:
         time.sleep(seconds)
 
     async def gather(self, waits: Sequence[Awaitable[T]]) -> list[T]:
-        """The results, one after the other."""
+        """Return the results, one after the other."""
         return [await wait for wait in waits]
 
     async def result(self, future: Future[T], timeout: float) -> T:
@@ -164,7 +167,7 @@ class Threads:
             raise Unknown(Code.TIMED_OUT) from None
 
     async def returned(self, value: Any) -> Any:
-        """The value itself: there is nothing to await here."""
+        """Return the value itself: there is nothing to await here."""
         return value
 
     def close(self) -> None:
@@ -196,8 +199,8 @@ class Sender:
 
 
 class LoopLane(Lane):
-    """A lane whose callers are tasks: each waiter is an asyncio future (or :class:`Unawaited`, or None), with at most one wake-up of the
-    loop per request. ``sender`` sends; None: the loop itself, because the link never blocks."""
+    """A lane whose callers are tasks: each waiter is an asyncio future (or :class:`Unawaited`, or None), with at most
+    one wake-up of the loop per request. ``sender`` sends; None: the loop itself, because the link never blocks."""
 
     def __init__(
         self, *args: Any, loop: asyncio.AbstractEventLoop, loop_thread: int, sender: Sender | None, **options: Any
@@ -207,8 +210,8 @@ class LoopLane(Lane):
         self._send: Callable[[], None] = self._pump if sender is None else partial(sender.put, self._pump)
 
     def _start_pump(self) -> None:
-        # After the callbacks that the loop has ready, and after the tasks that an answer just woke: those that are about
-        # to add a row ride along.
+        # After the callbacks that the loop has ready, and after the tasks that an answer just woke: those that are
+        # about to add a row ride along.
         try:
             if threading.get_ident() == self._loop_thread:
                 self._loop.call_soon(self._send)
@@ -282,16 +285,16 @@ class Loop:
     def lane(
         self, link: Link, kind: Exchange, codec: Codec, options: Callable[[], ExchangeOptions], **more: Any
     ) -> LoopLane:
-        """A lane whose callers are tasks."""
+        """Return a lane whose callers are tasks."""
         own: dict[str, Any] = {"loop": self.loop, "loop_thread": self._loop_thread, "sender": self._senders[link]}
         return LoopLane(link, kind, codec, options, self.timer, **own, **more)
 
     def signal(self) -> LoopSignal:
-        """A new signal."""
+        """Return a new signal."""
         return LoopSignal(self.loop)
 
     def lock(self) -> asyncio.Lock:
-        """A lock between tasks."""
+        """Return a lock between tasks."""
         return asyncio.Lock()
 
     def spawn(self, link: Link, call: Callable[[], None]) -> None:
@@ -311,7 +314,7 @@ class Loop:
         await asyncio.sleep(seconds)
 
     async def gather(self, waits: Sequence[Awaitable[T]]) -> list[T]:
-        """The results of all; raises the first error."""
+        """Return the results of all; raises the first error."""
         return await asyncio.gather(*waits)
 
     async def result(self, future: Future[T], timeout: float) -> T:
@@ -322,7 +325,7 @@ class Loop:
             raise Unknown(Code.TIMED_OUT) from None
 
     async def returned(self, value: Any) -> Any:
-        """The value, or what it gives when it is awaited."""
+        """Return the value, or what it gives when it is awaited."""
         return await value if inspect.isawaitable(value) else value
 
     def close(self) -> None:

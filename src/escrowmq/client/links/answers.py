@@ -57,7 +57,7 @@ class Count(int):
 
 
 def away(missing: Sequence[Missing], what: str) -> Overloaded:
-    """The error of what cannot be done without the brokers that are missing."""
+    """Return the error of what cannot be done without the brokers that are missing."""
     reasons = "; ".join(f"{one['broker']}: {one['reason']}" for one in missing)
     return Overloaded(Code.BROKER_AWAY, f"{what}; away: {reasons}", "run it again when that broker is back")
 
@@ -70,8 +70,8 @@ def patient_action(
     *,
     longest: float = TRY_SECONDS,
 ) -> Answer:
-    """The answer to an action that may be repeated; repeats it until ``deadline`` (monotonic seconds) while the broker
-    is away, then raises Unknown(TIMED_OUT).
+    """Return the answer to an action that may be repeated; repeats it until ``deadline`` (monotonic seconds) while the
+    broker is away, then raises Unknown(TIMED_OUT).
 
     With an ``attendance``, of one of several brokers, it is given up with Overloaded(BROKER_AWAY) once that broker
     counts as away, and one try takes no longer than ``longest`` seconds.

@@ -502,8 +502,8 @@ class ServedLink:
         self._tick_later()
 
     def on_drained(self, connection: Connection) -> None:
-        """Look for another connection: this one takes no more, and owes no request an answer, whether its broker ends it
-        or not."""
+        """Look for another connection: this one takes no more, and owes no request an answer, whether its broker ends
+        it or not."""
         with self._lock:
             if self._connection is connection:
                 self._lose(Unknown(Code.DISCONNECTED, "the broker is stopping"))

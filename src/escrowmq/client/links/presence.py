@@ -59,7 +59,7 @@ class Attendance:
         return self._presence.quiet(self._number)
 
     def suspect(self) -> None:
-        """It could not be reached, or owes an answer: have it asked."""
+        """Probe the broker, after a failure or a late answer."""
         self._presence.suspect(self._number)
 
     def refusal(self) -> Overloaded:
@@ -108,7 +108,7 @@ class Presence:
         return self._met[number] and self._reasons[number] is None
 
     def missing(self) -> list[Missing]:
-        """The brokers that are away."""
+        """Return the brokers that are away."""
         return [one for number, one in self._quiet() if self.away(number)]
 
     def _quiet(self) -> list[tuple[int, Missing]]:
@@ -116,7 +116,7 @@ class Presence:
         return [(n, {"broker": self._links[n].address, "reason": why}) for n, why in reasons if why is not None]
 
     def refusal(self, number: int) -> Overloaded:
-        """The error of what belongs to broker ``number`` and was not sent because it is away."""
+        """Return the error of what belongs to broker ``number`` and was not sent because it is away."""
         reason = self._reasons[number] or "it does not answer"
         return Overloaded(Code.BROKER_AWAY, f"{self._links[number].address} is away: {reason}")
 

@@ -32,7 +32,8 @@ _BY_NUMBER = -2
 
 
 def broker_of(key: str, brokers: int) -> int:
-    """The broker (0 .. ``brokers``-1) that takes a key: XXH64 of its UTF-8 bytes, modulo the number of brokers."""
+    """Return the broker (0 .. ``brokers``-1) that takes a key: XXH64 of its UTF-8 bytes, modulo the number of
+    brokers."""
     return int(xxhash.xxh64_intdigest(key.encode("utf-8", "surrogatepass"), seed=0x657363726F77) % brokers)
 
 
@@ -57,8 +58,8 @@ class Router:
         self.presence.close()
 
     def next_in_rotation(self, usable: Callable[[int], bool]) -> int:
-        """The number of the next broker; those that are away or not ``usable`` are passed over while there are
-        others."""
+        """Return the number of the next broker; those that are away or not ``usable`` are passed over while there
+        are others."""
         with self._lock:
             best: int | None = None
             for step in range(1, len(self.links) + 1):
@@ -73,7 +74,7 @@ class Router:
             return self._last
 
     def known_shard(self, shard: int) -> int | None:
-        """The number of the broker that holds ``shard``, if that is known yet."""
+        """Return the number of the broker that holds ``shard``, if that is known yet."""
         return self._shards.get(shard)
 
     def learn_shard(self, number: int, shard: int) -> None:
@@ -88,8 +89,8 @@ class Router:
             )
 
     def of_shard(self, shard: int, timeout: float) -> int:
-        """The number of the broker that holds ``shard`` (or that a number of :meth:`name_of` stands for); asks who is
-        there if need be.
+        """Return the number of the broker that holds ``shard`` (or that a number of :meth:`name_of` stands for); asks
+        who is there if need be.
 
         Raises Rejected(WRONG_SHARD) if none of them holds it, Overloaded(BROKER_AWAY) while those that answer do not
         and others are away, or have not answered yet, or the error of the only broker.
@@ -110,8 +111,8 @@ class Router:
         raise Rejected(Code.WRONG_SHARD, f"shard {shard & 0xFFFFFFFF:08x} is at none of {addresses}")
 
     def _unmet(self) -> list[Missing]:
-        """The brokers whose shard nobody knows: one that has not been silent for long enough to be away may hold
-        anything."""
+        """Return the brokers whose shard nobody knows: one that has not been silent for long enough to be away may
+        hold anything."""
         known = set(self._shards.values())
         return [
             {"broker": link.address, "reason": "it has not answered yet"}
@@ -120,8 +121,8 @@ class Router:
         ]
 
     def name_of(self, number: int, timeout: float) -> int:
-        """What names broker ``number`` for as long as the list of brokers stays as it is: its shard, or, if it was
-        never met, a negative number that :meth:`of_shard` understands. Raises Misuse(BAD_URL) if two addresses are one
+        """Return a stable name of broker ``number`` while the list of brokers stays the same: its shard or, if it was
+        never reached, a negative number for :meth:`of_shard`. Raises Misuse(BAD_URL) if two addresses are one
         broker."""
         if (shard := self._shard_at(number)) is None:
             try:
@@ -135,7 +136,7 @@ class Router:
         return _BY_NUMBER - number if shard is None else shard
 
     def shard_of(self, number: int, timeout: float, *, patient: bool = False) -> int:
-        """The shard at broker ``number``; asks it once. Raises Unknown if it is away; if ``patient``, after
+        """Return the shard at broker ``number``; asks it once. Raises Unknown if it is away; if ``patient``, after
         ``timeout``."""
         known = self._shard_at(number)
         return self._ask_shard(number, timeout, patient) if known is None else known
@@ -152,7 +153,8 @@ class Router:
         return shard
 
     def spread(self, keys: pa.Array, keyless: Callable[[], int]) -> npt.NDArray[np.int64]:
-        """The broker of each row of a batch: by key; all rows without one go to the broker that ``keyless`` names."""
+        """Return the broker of each row of a batch: by key; all rows without one go to the broker that ``keyless``
+        names."""
         if len(self.links) == 1:
             return np.zeros(len(keys), np.int64)
         encoded = pc.dictionary_encode(keys)
@@ -166,11 +168,11 @@ class Router:
     # Asking all of them
 
     def ask(self, number: int, call: Call[Answer], deadline: float, *, longest: float = TRY_SECONDS) -> Answer:
-        """An action at one broker, repeated while it cannot be reached; see :func:`patient_action`."""
+        """Return an action at one broker, repeated while it cannot be reached; see :func:`patient_action`."""
         return patient_action(self.links[number], call, deadline, self.attendances[number], longest=longest)
 
     def every(self, act: Callable[[int], T], timeout: float) -> Answers[T]:
-        """What ``act(number)`` gives for each broker, in order of the URL; several are asked beside each other.
+        """Call ``act(number)`` for each broker, several at a time; returns the results in the order of the URL.
 
         Those that are away are named in the answer, as long as one answers. Else raises the last problem; and at once
         any that is a broker's answer. Nothing is waited for longer than ``timeout`` seconds.

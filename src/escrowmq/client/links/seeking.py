@@ -172,8 +172,8 @@ class Seeker:
         return (*self.given, *self._named)
 
     def refused(self, by: Address, leader: object) -> None:
-        """A broker said that it does not lead, and perhaps who does: that one is asked first, and the word of the
-        former counts least for a while."""
+        """Note that a broker does not lead, and who does if it says so: that one is asked first, and answers of the
+        former leader count least for a while."""
         self._refuser, self._refused_at = by, time.monotonic()
         self._hint = self._believed(leader) or self._hint
 
@@ -192,7 +192,8 @@ class Seeker:
         _let_go(left)
 
     def seek(self) -> Met:
-        """The broker that leads, connected. Raises ``unsent(...)`` if none is found, Misuse(BAD_URL) if the addresses
+        """Return the broker that leads, connected. Raises ``unsent(...)`` if none is found, Misuse(BAD_URL) if the
+        addresses
         that were given are of several shards."""
         with self._one_look:
             first, self._hint = ([] if self._hint is None else [self._hint]), None

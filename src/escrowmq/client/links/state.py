@@ -69,7 +69,7 @@ class Looks:
         self._due = 0.0
 
     def failed(self, now: float, chance: float, told: float = 0.0) -> None:
-        """A look found nobody, or nobody that could be used. ``told``: how long to leave those alone that answered."""
+        """Note a probe that found no usable broker. ``told``: how long to leave those alone that answered."""
         since = self._since = now if self._since is None else self._since
         pause = self._next
         quick = self.several and now - since < QUICK_SECONDS
@@ -82,7 +82,7 @@ class Looks:
         self._found, self._due = now, 0.0
 
     def lost(self, now: float) -> None:
-        """The connection is gone: look at once, or, if it was of no use, when it is due."""
+        """Note that the connection is gone: probe at once or, if it was of no use, when it is due."""
         steady = self._found is not None and now - self._found >= STEADY_SECONDS
         self._found = None
         if steady:

@@ -55,8 +55,8 @@ class IdChecker(Protocol):
     """
 
     def decide_ids(self, ids: pa.FixedSizeBinaryArray, /) -> Any:
-        """A uint8 array of :class:`~escrowmq.model.Outcome` for as many transaction ids (each once, 16 bytes, no nulls),
-        or what gives one when awaited."""
+        """Return a uint8 array of :class:`~escrowmq.model.Outcome` for as many transaction ids (each once, 16
+        bytes, no nulls), or what gives one when awaited."""
         ...
 
 
@@ -73,14 +73,15 @@ class Whole:
         self._judge = judge
 
     def ask(self, batch: pa.RecordBatch) -> Any:
-        """The checker's answer as it gives it; for an async one, what is to be awaited."""
+        """Return the checker's answer as it gives it; for an async one, what is to be awaited."""
         if self._by_id is not None:
             return self._by_id(distinct_ids(batch))
         assert self._by_batch is not None  # see takes_batches
         return self._by_batch(list(checks_of(batch)))
 
     def answers(self, batch: pa.RecordBatch, given: Any) -> pa.RecordBatch:
-        """The answers to a batch as decisions; what is no outcome is UNKNOWN. Raises Misuse(BAD_ARGUMENT) if ``given`` is not one per
+        """Return the answers to a batch as decisions; what is no outcome is UNKNOWN. Raises Misuse(BAD_ARGUMENT) if
+        ``given`` is not one per
         question, or a column of anything but outcomes."""
         ids = distinct_ids(batch)
         if not isinstance(given, np.ndarray | pa.Array | pa.ChunkedArray):
@@ -104,7 +105,8 @@ def takes_batches(checker: AnyChecker) -> bool:
 
 
 def need_checker_of(checker: AnyChecker, loop: asyncio.AbstractEventLoop | None) -> None:
-    """Raises Misuse(BAD_ARGUMENT) for what is no checker, or is a coroutine function where there is no event loop."""
+    """Raise Misuse(BAD_ARGUMENT) for anything that is no checker, and for a coroutine function without an event
+    loop."""
     takes_batches(checker)
     if loop is None and is_coroutine_function(checker):
         hint = "use a plain function, or a bus of escrowmq.aconnect"
@@ -121,7 +123,7 @@ def is_coroutine_function(checker: AnyChecker) -> bool:
 
 
 def distinct_ids(batch: pa.RecordBatch) -> pa.FixedSizeBinaryArray:
-    """The transactions of a CHECKS batch, each once: the rows of one stand next to each other."""
+    """Return the transactions of a CHECKS batch, each once: the rows of one stand next to each other."""
     ids = batch.column("transaction")
     raw = records(ids, np.dtype((np.uint64, 2)))
     first = np.flatnonzero(np.concatenate([[True], (raw[1:] != raw[:-1]).any(axis=1)])[: len(ids)])
@@ -129,7 +131,7 @@ def distinct_ids(batch: pa.RecordBatch) -> pa.FixedSizeBinaryArray:
 
 
 def checks_of(batch: pa.RecordBatch) -> Iterator[Check]:
-    """The questions of a CHECKS batch, as objects."""
+    """Yield the questions of a CHECKS batch, as objects."""
     columns = {name: batch.column(name).to_pylist() for name in batch.schema.names}
     ids = columns["transaction"]
     start = 0
@@ -153,15 +155,16 @@ def _message(columns: dict[str, list[Any]], row: int) -> CheckedMessage:
 
 
 class Absence:
-    """What is said of a broker at which one cannot listen: pure, its caller tells the time. A change of leader is over in some seconds and is to be expected,
-    so what is lost is a detail first, and a warning once it has lasted for ``LASTING_SECONDS``; a refusal is one at once. Each once, not at every try."""
+    """What is said of a broker at which one cannot listen: pure, its caller tells the time. A change of leader is over
+    in some seconds and is to be expected, so what is lost is a detail first, and a warning once it has lasted for
+    ``LASTING_SECONDS``; a refusal is one at once. Each once, not at every try."""
 
     def __init__(self) -> None:
         self._since: float | None = None
         self._said: set[tuple[Code, int]] = set()
 
     def failed(self, code: Code, now: float) -> int | None:
-        """It failed again: the level of the line that is to be logged, None: no line."""
+        """Note one more failure. Returns the level of the line to log, or None."""
         since = self._since = now if self._since is None else self._since
         lost = code in AWAY or code is Code.TIMED_OUT
         level = logging.INFO if lost and now - since < LASTING_SECONDS else logging.WARNING
@@ -174,10 +177,10 @@ class Absence:
 class CheckLoop:
     """Answers the questions of one broker with one checker, until closed.
 
-    A function is called once per question, a batch checker once per batch (and its answers leave as one request); on ``pool``,
-    or as a task of ``loop`` if it is a coroutine function. An exception, or anything that is not an Outcome, is UNKNOWN:
-    the broker asks again, and ``judge`` says so. Answers go into ``answers``, a lane of END by CHECK. When a newer process has taken
-    over the producer's name, ``fenced`` is set and nothing is listened for any more.
+    A function is called once per question, a batch checker once per batch (and its answers leave as one request); on
+    ``pool``, or as a task of ``loop`` if it is a coroutine function. An exception, or anything that is not an Outcome,
+    is UNKNOWN: the broker asks again, and ``judge`` says so. Answers go into ``answers``, a lane of END by CHECK. When
+    a newer process has taken over the producer's name, ``fenced`` is set and nothing is listened for any more.
     """
 
     def __init__(
@@ -253,7 +256,7 @@ class CheckLoop:
         return True
 
     def _renew_if_forgotten(self, number: int, problem: EscrowError | None) -> EscrowError | None:
-        """What was wrong with renewing."""
+        """Renew the subscription if the broker has forgotten it. Returns the error of renewing, if any."""
         if problem is None or problem.code is not Code.UNKNOWN_SESSION:
             return None
         try:

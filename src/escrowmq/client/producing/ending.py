@@ -33,23 +33,23 @@ class EndingCodec:
     """
 
     def parcel(self, rows: Sequence[Row]) -> tuple[Sequence[Row], tuple[int, int], None]:
-        """The rows as they are."""
+        """Return the rows as they are."""
         return rows, NO_ID, None
 
     def receive(
         self, rows: Sequence[Row], first_id: tuple[int, int], memo: None, answer: Any, resent: bool
     ) -> list[Code | EscrowError]:
-        """A code or an error per row."""
+        """Return a code or an error per row."""
         return _told(answer, resent)
 
     def encode(self, rows: Sequence[Row]) -> tuple[pa.RecordBatch, None]:
-        """The batch."""
+        """Return the batch."""
         ids, outcomes = zip(*rows, strict=True)
         arrays = [column_of(b"".join(ids)), pa.array(np.frombuffer(bytes(outcomes), np.uint8))]
         return pa.RecordBatch.from_arrays(arrays, schema=schemas.ENDING), None
 
     def decode(self, rows: Sequence[Row], memo: Any, answer: pa.RecordBatch, resent: bool) -> list[Code | EscrowError]:
-        """A code or an error per row."""
+        """Return a code or an error per row."""
         return _told(answer.column(0).to_numpy().tobytes(), resent)
 
 
@@ -63,8 +63,8 @@ def _told(numbers: bytes, resent: bool) -> list[Code | EscrowError]:
 
 
 def require(outcome: Outcome, code: Code) -> Code:
-    """``code`` if a transaction that ended with it stands as ``outcome``, or if nobody waited for the answer; raises CONFLICT
-    otherwise."""
+    """``code`` if a transaction that ended with it stands as ``outcome``, or if nobody waited for the answer; raises
+    CONFLICT otherwise."""
     if code not in STANDS_AS[outcome] and code is not Code.SENT:
         raise error(Code.CONFLICT, f"the transaction stands as {code.name}")
     return code
@@ -79,7 +79,7 @@ STANDS_AS = (
 
 
 def first_time(codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """The codes of a batch that was sent again, as the first answer would have given them."""
+    """Return the codes of a batch that was sent again, as the first answer would have given them."""
     first = codes.copy()
     for echo, code in FIRST_ANSWER.items():
         first[codes == echo] = code
@@ -98,7 +98,8 @@ def _number(one: Any) -> int:
 
 
 def outcome_column(outcomes: Any, count: int) -> npt.NDArray[np.uint8]:
-    """Outcomes as a uint8 array of ``count``: from one for all, an array, or an iterable. Misuse(BAD_ARGUMENT) otherwise."""
+    """Outcomes as a uint8 array of ``count``: from one for all, an array, or an iterable. Misuse(BAD_ARGUMENT)
+    otherwise."""
     if isinstance(outcomes, int) and not _foreign(outcomes):
         outcomes = np.full(count, outcomes, np.uint8)
     elif isinstance(outcomes, pa.Array | pa.ChunkedArray):

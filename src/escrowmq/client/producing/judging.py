@@ -16,8 +16,8 @@ MOST_CAUSES = 64
 
 
 def outcome_of(answer: Any, who: str) -> Outcome:
-    """``answer``, if it is an Outcome. Raises Misuse(NO_OUTCOME), naming ``who`` gave it, for anything else: None, True, 1, "COMMIT", a
-    member of another enumeration, a coroutine that nobody awaited."""
+    """``answer``, if it is an Outcome. Raises Misuse(NO_OUTCOME), naming ``who`` gave it, for anything else: None,
+    True, 1, "COMMIT", a member of another enumeration, a coroutine that nobody awaited."""
     if isinstance(answer, Outcome):
         return answer
     if inspect.iscoroutine(answer):
@@ -37,8 +37,8 @@ def name_of(checker: Any) -> str:
 
 
 class Judge:
-    """Judges the answers of one checker: what is none is logged once per cause, counted, and becomes UNKNOWN: the broker asks again.
-    Thread-safe."""
+    """Judges the answers of one checker: what is none is logged once per cause, counted, and becomes UNKNOWN: the
+    broker asks again. Thread-safe."""
 
     def __init__(self, checker: Any, log: logging.Logger) -> None:
         self.name = name_of(checker)
@@ -48,7 +48,7 @@ class Judge:
         self._causes: set[str] = set()
 
     def one(self, answer: Any) -> Outcome:
-        """The outcome that one question was answered with."""
+        """Return the outcome that one question was answered with."""
         try:
             return outcome_of(answer, self.name)
         except Misuse as problem:
@@ -56,7 +56,7 @@ class Judge:
             return Outcome.UNKNOWN
 
     def each(self, answers: Iterable[Any]) -> list[Outcome]:
-        """The outcomes of several questions: what is none spoils no other."""
+        """Return the outcomes of several questions: what is none spoils no other."""
         return [self.one(answer) for answer in answers]
 
     def blame(self, problem: BaseException, questions: int, trace: bool = False) -> None:

@@ -1,7 +1,7 @@
 """Ends that nobody waits for (``confirm="oneway"``): who wants them, and what becomes of them, counted and logged.
 
-Such an end joins its lane like any other and is sent again like any other; only its answer has nobody to go to. It is not
-given to a function of the user's, because it comes on a thread that other callers need.
+Such an end joins its lane like any other and is sent again like any other; only its answer has nobody to go to. It is
+not given to a function of the user's, because it comes on a thread that other callers need.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from escrowmq.wire.parcels import Row
 
 _log = logging.getLogger(__name__)
 LOG_SECONDS = 10.0
-"""At most one line about ends that did not take effect in this time; it says how many there were since the last line."""
+"""At most one line about ends that did not take effect in this time; it says how many there were since the last line.
+"""
 
 Confirm = Literal["answered", "oneway"]
 """Whether a single end waits for the broker's answer."""

@@ -28,13 +28,13 @@ class OutgoingCodec:
         self.ids = MessageIds()
 
     def parcel(self, rows: Sequence[Any]) -> tuple[Sequence[Any], tuple[int, int], None]:
-        """The rows as they are, and the first of the message ids that are made for them."""
+        """Return the rows as they are, and the first of the message ids that are made for them."""
         return rows, self.ids.reserve(len(rows)), None
 
     def receive(
         self, rows: Sequence[Any], first_id: tuple[int, int], memo: None, answer: Any, resent: bool
     ) -> list[Receipt | EscrowError]:
-        """A receipt or an error per row."""
+        """Return a receipt or an error per row."""
         instance, made = first_id
         receipts: list[Any] = []
         for row, (code, position, queue, offset, raw) in zip(rows, answer, strict=True):
@@ -59,14 +59,14 @@ class OutgoingCodec:
         return receipts
 
     def encode(self, rows: Sequence[Any]) -> tuple[pa.RecordBatch, bytes]:
-        """The batch, and the message ids as bytes."""
+        """Return the batch, and the message ids as bytes."""
         ids = self.ids.complete([row[5] for row in rows])
         return outgoing_batch(rows, ids), ids
 
     def decode(
         self, rows: Sequence[Any], memo: Any, answer: pa.RecordBatch, resent: bool
     ) -> list[Receipt | EscrowError]:
-        """A receipt or an error per row."""
+        """Return a receipt or an error per row."""
         ids: bytes = memo
         positions, queues, offsets = (answer.column(at).to_numpy().tolist() for at in (1, 2, 3))
         codes = answer.column(0).to_numpy()
@@ -82,7 +82,7 @@ class OutgoingCodec:
         return receipts
 
     def columns(self, data: pa.RecordBatch) -> pa.RecordBatch:
-        """A whole batch of schema OUTGOING from a user's: missing columns get their defaults, ids included.
+        """Return a whole batch of schema OUTGOING from a user's: missing columns get their defaults, ids included.
 
         ``topic`` and ``body`` must be there. ``message_id`` may be 16-byte binary, other binary or text (digested as
         :func:`escrowmq.model.message_id` does); null ids are made. Raises Rejected(BAD_BATCH) naming the column.
@@ -130,7 +130,8 @@ def _cast(column: pa.Array, field: pa.Field, default: int | None) -> pa.Array:
 
 
 def one_batch(table: pa.Table) -> pa.RecordBatch:
-    """A table as one batch. Raises Rejected(BATCH_TOO_LARGE) if a column has 2 GiB or more: Arrow would keep it in pieces."""
+    """Return a table as one batch. Raises Rejected(BATCH_TOO_LARGE) if a column has 2 GiB or more: Arrow would keep
+    it in pieces."""
     if any(column.nbytes >= 1 << 31 for column in table.columns):
         raise Rejected(Code.BATCH_TOO_LARGE, "a column of the table has 2 GiB or more")
     chunks = table.combine_chunks().to_batches()

@@ -26,8 +26,8 @@ def is_transaction_id(text: str) -> bool:
 def transaction_of_message(router: Router, message_id: str, group: str | None, timeout: float) -> TransactionId:
     """Find the transaction of the half message with an id, within a producer group (None: any). Blocks.
 
-    An undecided transaction comes first; of decided ones there must be one alone. Raises Rejected(UNKNOWN_TRANSACTION) if there is none,
-    Misuse(BAD_ARGUMENT) that names them if there are several, and what asking the brokers raises.
+    An undecided transaction comes first; of decided ones there must be one alone. Raises Rejected(UNKNOWN_TRANSACTION)
+    if there is none, Misuse(BAD_ARGUMENT) that names them if there are several, and what asking the brokers raises.
     """
     deadline = time.monotonic() + timeout
     lookup = messages.LOOKUP({"message_id": message_id, "limit": MOST_FOUND})
@@ -47,6 +47,9 @@ def transaction_of_message(router: Router, message_id: str, group: str | None, t
         hint = "ids of transactions look like 9f3a01c2-3-2a; `escrowmq lookup` shows what there is of a message id"
         raise Rejected(Code.UNKNOWN_TRANSACTION, f"no half message of {whose} has the id {message_id!r}", hint)
     if len(fitting) > 1:
-        text = f"{message_id!r} is the id of messages of {len(fitting)} transactions of {whose}: {', '.join(sorted(fitting))}"
+        text = (
+            f"{message_id!r} is the id of messages of {len(fitting)} transactions of {whose}: "
+            f"{', '.join(sorted(fitting))}"
+        )
         raise Misuse(Code.BAD_ARGUMENT, text, "name one of these transactions")
     return TransactionId.parse(fitting[0])

@@ -6,7 +6,7 @@
 | a key, an id of the caller's, a transaction | fails with BROKER_AWAY; with ``absent="wait"`` it waits | waits for its broker |
 
 A wait ends after the producer's ``timeout``.
-"""
+"""  # noqa: E501  # rows of a table
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ class Choice:
             raise Misuse(Code.BAD_ARGUMENT, f"failover = {self.failover!r}", '"unsent" or "repeat"')
 
     def lane(self, kind: Exchange) -> dict[str, Any]:
-        """Which rows of a lane are given back when its broker is away: unsent ones, and those that may have been sent; and which unsent ones before, when it
-        is quiet."""
+        """Which rows of a lane are given back when its broker is away: unsent ones, and those that may have been sent;
+        and which unsent ones before, when it is quiet."""
         moves = _always if self.absent == "fail" else _never if kind is Exchange.END else _is_free
         repeats = _is_free if kind is Exchange.SEND and self.failover == "repeat" else _never
         return {"moves": moves, "repeats": repeats, "wanders": _never if kind is Exchange.END else _is_free}
@@ -71,7 +71,7 @@ class Producing(Protocol):
     sessions: list[Session]
 
     def rotate(self, kind: Exchange) -> int:
-        """The broker that takes the next message that any may take."""
+        """Return the broker that takes the next message that any may take."""
         ...
 
     def repeats(self, kind: Exchange, problem: Unknown) -> bool:
@@ -83,19 +83,19 @@ class Producing(Protocol):
         ...
 
     def codec(self, kind: Exchange, number: int) -> OutgoingCodec:
-        """The codec of an open lane."""
+        """Return the codec of an open lane."""
         ...
 
     def lane(self, kind: Exchange, number: int) -> Lane:
-        """The lane of one kind to one broker."""
+        """Return the lane of one kind to one broker."""
         ...
 
     async def open(self, kind: Exchange, number: int, free: bool = False) -> Lane:
-        """The same, once the session is open."""
+        """Return the lane, once the session is open."""
         ...
 
     async def broker(self, shard: int) -> int:
-        """The number of the broker that holds a shard."""
+        """Return the number of the broker that holds a shard."""
         ...
 
 
@@ -120,7 +120,7 @@ class Placement:
         self._deadline = time.monotonic() + production.timeout
 
     async def number(self) -> int:
-        """The broker to try next; waits for one if that was chosen. Raises Overloaded(BROKER_AWAY)."""
+        """Return the broker to try next; waits for one if that was chosen. Raises Overloaded(BROKER_AWAY)."""
         production = self._production
         presence = production.router.presence
         while True:
@@ -134,7 +134,7 @@ class Placement:
             await self._wait(presence.refusal(number))
 
     async def failed(self, problem: EscrowError) -> bytes | None:
-        """After a try that failed: the id under which to try again; None: any. Raises ``problem`` if that is the end."""
+        """Return the id for the next try (None: any) after a failed one, or raise ``problem`` if there is none."""
         again = isinstance(problem, Unknown) and self.fixed is None and self._production.repeats(self._kind, problem)
         if again:
             assert isinstance(problem, Unknown)
@@ -171,8 +171,8 @@ class BatchPlacement:
         self._deadline = time.monotonic() + production.timeout
 
     async def receipts(self, messages: Any) -> Receipts:
-        """One typed result per row. If no broker answered any part, raises what is known of the whole: a problem after which a part
-        may have been applied, if there is one, else the first."""
+        """One typed result per row. If no broker answered any part, raises what is known of the whole: a problem after
+        which a part may have been applied, if there is one, else the first."""
         production = self._production
         data = messages if isinstance(messages, pa.Table | pa.RecordBatch | str | bytes) else _listed(messages)
         first = await self._first()
@@ -214,13 +214,13 @@ class BatchPlacement:
         return receipts(batch, rows, answers)
 
     async def _first(self) -> int:
-        """The broker whose limits the batch is held against."""
+        """Return the broker whose limits the batch is held against."""
         if self._only is not None:
             return self._only
         return await Placement(self._production, self._kind, None).number()
 
     def _placed(self, data: Any, first: int) -> tuple[pa.RecordBatch, npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-        """The batch in wire form, the broker of each row, and which rows may be taken by any."""
+        """Return the batch in wire form, the broker of each row, and which rows may be taken by any."""
         production, count = self._production, len(self._production.sessions)
         given = _with_ids(data)
         batch = as_batch(data, production.sessions[first].checker, production.codec(self._kind, first))
@@ -246,7 +246,8 @@ class BatchPlacement:
         return parts
 
     async def _sent(self, parts: Sequence[_Part]) -> list[tuple[pa.RecordBatch, bool] | EscrowError]:
-        """All of them on their way before one is waited for; a broker that is there before one that has to be waited for."""
+        """All of them on their way before one is waited for; a broker that is there before one that has to be waited
+        for."""
         production = self._production
         presence = production.router.presence
         waits: list[Awaitable[tuple[pa.RecordBatch, bool]] | EscrowError] = [Unknown(Code.CLOSED) for _ in parts]
@@ -284,10 +285,11 @@ class BatchPlacement:
 async def end_parts(
     production: Producing, ids: pa.Array, outcomes: npt.NDArray[np.uint8], codes: npt.NDArray[np.uint8]
 ) -> None:
-    """Decisions, each at the broker that holds its transaction: their codes into ``codes``. Rows with a null id keep theirs.
+    """Decisions, each at the broker that holds its transaction: their codes into ``codes``. Rows with a null id keep
+    theirs.
 
-    A broker that is away, or does not answer, gives its rows the code of that. Raises such a problem only if it is that of every
-    part: where one part was surely not applied and another may have been, no one error is true of both.
+    A broker that is away, or does not answer, gives its rows the code of that. Raises such a problem only if it is that
+    of every part: where one part was surely not applied and another may have been, no one error is true of both.
     """
     keep = np.flatnonzero(np.asarray(ids.is_valid()))
     valid = ids if len(keep) == len(ids) else ids.take(pa.array(keep))
@@ -338,7 +340,7 @@ async def _started(
 
 
 async def outcome_of(wait: Awaitable[T] | EscrowError) -> T | EscrowError:
-    """What it gives, or its error."""
+    """Return the result of a wait, or its error."""
     if isinstance(wait, EscrowError):
         return wait
     try:
@@ -348,7 +350,7 @@ async def outcome_of(wait: Awaitable[T] | EscrowError) -> T | EscrowError:
 
 
 def _all(code: Code, count: int) -> pa.RecordBatch:
-    """The PRODUCED answer that gives each of ``count`` rows one code."""
+    """Return the PRODUCED answer that gives each of ``count`` rows one code."""
     arrays = [
         pa.array(np.full(count, code, np.uint8)),
         pa.array(np.full(count, -1, np.int64)),

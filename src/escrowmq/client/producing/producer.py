@@ -12,11 +12,13 @@ Quality of service, per producer:
 
 And whether the end of a transaction is waited for, per producer:
 
-- ``confirm="answered"`` (the default): what ends a transaction returns when the broker has answered, so the decision is durable, or raises.
-- ``confirm="oneway"``: it returns ``Code.SENT`` once the end was added to what is about to leave. The client sends it, and sends it again after
-  a lost connection until ``timeout``; nobody learns by the call whether the decision was taken. It is counted:
-  :attr:`Producer.refused_ends`, :attr:`Producer.unknown_ends`. With a checker the broker asks about a transaction whose end
-  never came; without one it stays undecided until it is ended by id, or is parked. Batches of ends are always answered.
+- ``confirm="answered"`` (the default): what ends a transaction returns when the broker has answered, so the decision is
+  durable, or raises.
+- ``confirm="oneway"``: it returns ``Code.SENT`` once the end was added to what is about to leave. The client sends it,
+  and sends it again after a lost connection until ``timeout``; nobody learns by the call whether the decision was
+  taken. It is counted: :attr:`Producer.refused_ends`, :attr:`Producer.unknown_ends`. With a checker the broker asks
+  about a transaction whose end never came; without one it stays undecided until it is ended by id, or is parked.
+  Batches of ends are always answered.
 """
 
 from __future__ import annotations
@@ -86,21 +88,24 @@ class ProducerBase(Generic[TransactionT]):
 
     @property
     def refused_ends(self) -> int:
-        """Ends that nobody waited for and that surely did not take effect: the transaction was decided the other way or has expired, the
-        producer was fenced, the broker was away. The log names one now and then."""
+        """Ends that nobody waited for and that surely did not take effect: the transaction was decided the other way or
+        has expired, the producer was fenced, the broker was away. The log names one now and then."""
         return self._production.tally.refused
 
     @property
     def unknown_ends(self) -> int:
-        """Ends that nobody waited for and that were not answered within ``timeout`` or until :meth:`close`: they may have taken effect."""
+        """Ends that nobody waited for and that were not answered within ``timeout`` or until :meth:`close`: they may
+        have taken effect."""
         return self._production.tally.unknown
 
     def checker(self, decide: CheckerT) -> CheckerT:
-        """Decorator: what answers the broker's questions about undecided transactions of this group.
+        """Register a checker (decorator): it answers the broker's check-backs for undecided transactions of this group.
 
         A function of one :class:`~escrowmq.model.Check`, or an object that answers a whole batch in one call: with
-        ``decide_ids(ids)`` (columns in, columns out; see :class:`~escrowmq.client.producing.checker.IdChecker`), such as
-        ``outbox.Barrier``, or with ``decide_batch(checks)``. An exception is UNKNOWN, for a batch to all of its questions; so is an answer that is no
+        ``decide_ids(ids)`` (columns in, columns out; see :class:`~escrowmq.client.producing.checker.IdChecker`), such
+        as
+        ``outbox.Barrier``, or with ``decide_batch(checks)``. An exception is UNKNOWN, for a batch to all of its
+        questions; so is an answer that is no
         Outcome. Both are logged once per cause and counted in :attr:`unanswered`.
         On an event loop these may be coroutine functions.
         """
@@ -113,12 +118,12 @@ class ProducerBase(Generic[TransactionT]):
         return self._production.unanswered
 
     def attend(self, present: bool) -> None:
-        """Stop being asked for a while, or be asked again, if what the checker needs is away: a question that is answered
-        UNKNOWN counts towards ``check_max``, a question that finds no producer to ask does not."""
+        """Stop being asked for a while, or be asked again, if what the checker needs is away: a question that is
+        answered UNKNOWN counts towards ``check_max``, a question that finds no producer to ask does not."""
         self._production.attend(present)
 
     def transaction(self) -> TransactionT:
-        """A transaction, as a context manager: leaving commits, an exception rolls back and goes on.
+        """Return a transaction, as a context manager: leaving commits, an exception rolls back and goes on.
 
         Raises Misuse(NO_CHECKER) if the producer has no checker.
         """
@@ -152,24 +157,28 @@ class AsyncProducer(ProducerBase[AsyncTransaction], AsyncCloses):
     async def send_batch(self, messages: Any, *, shard: int | None = None) -> Receipts:
         """Send many at once: an iterable of :class:`Message`, a record batch or a table with columns of OUTGOING.
 
-        One typed result per row: refused rows do not stop the others. ``shard`` names the broker that all of them go to,
-        whatever their keys (see :meth:`place`). Raises only when the whole is unusable or its outcome Unknown.
+        One typed result per row: refused rows do not stop the others. ``shard`` names the broker that all of them go
+        to, whatever their keys (see :meth:`place`). Raises only when the whole is unusable or its outcome Unknown.
         """
         return await self._production.produce_batch(Exchange.SEND, messages, shard)
 
     async def place(self, keys: pa.Array) -> npt.NDArray[np.int64]:
-        """The shard of the broker that messages with these keys would go to, one per row; those with a null key go to the
-        brokers that are there in rotation. A broker that was never met has no shard yet: a number below -1 stands for its place
-        in the URL, and means the same wherever a shard is asked for, as long as the URL names the same brokers in the same order.
+        """Return the shard of the broker that messages with these keys would go to, one per row; those with a null key
+        go to the brokers that are there in rotation. A broker that was never met has no shard yet: a number below -1
+        stands for its place
+        in the URL, and means the same wherever a shard is asked for, as long as the URL names the same brokers in the
+        same order.
 
-        For programs that must remember it: a message that is sent again must go to the broker that may have it already.
+        For programs that must remember it: a message that is sent again must go to the broker that may have it
+        already.
         """
         return await self._production.waiting.away(self._production.place, keys)
 
     # Transactions
 
     async def wait_until_listening(self, timeout: float = 10.0) -> bool:
-        """Wait until every broker that is there counts this producer among those to ask; False if not within ``timeout`` seconds.
+        """Wait until every broker that is there counts this producer among those to ask; False if not within
+        ``timeout`` seconds.
 
         Raises Fenced if a newer process has this producer's name: it is asked in this one's place.
         """
@@ -180,9 +189,10 @@ class AsyncProducer(ProducerBase[AsyncTransaction], AsyncCloses):
     ) -> TransactionResult:
         """Send a half message, run ``local_transaction(message, arg)``, end the transaction with what it returns.
 
-        An exception of the local transaction is UNKNOWN: the check-back will ask. If the end failed, ``status`` has its code and the
-        check-back settles it; with ``confirm="oneway"`` it is SENT. Raises if the half message was not taken; Misuse(NO_OUTCOME) if the local transaction gave anything
-        but an Outcome, such as None, True or "COMMIT": the transaction is left undecided then, and the check-back asks.
+        An exception of the local transaction is UNKNOWN: the check-back will ask. If the end failed, ``status`` has its
+        code and the check-back settles it; with ``confirm="oneway"`` it is SENT. Raises if the half message was not
+        taken; Misuse(NO_OUTCOME) if the local transaction gave anything but an Outcome, such as None, True or "COMMIT":
+        the transaction is left undecided then, and the check-back asks.
         """
         production = self._production
         production.need_checker()
@@ -226,31 +236,33 @@ class AsyncProducer(ProducerBase[AsyncTransaction], AsyncCloses):
         return await self._production.produce_batch(Exchange.PREPARE, messages, shard)
 
     async def commit(self, transaction_id: AnyTransactionId) -> Code:
-        """Commit by id, from any process of the group. COMMITTED or ALREADY_COMMITTED; raises CONFLICT, and so on. SENT, and raises as
-        :meth:`end`, with ``confirm="oneway"``.
+        """Commit by id, from any process of the group. COMMITTED or ALREADY_COMMITTED; raises CONFLICT, and so on.
+        SENT, and raises as :meth:`end`, with ``confirm="oneway"``.
 
-        The id is the transaction's, or the ``message_id`` that the producer gave to a half message of it (a text that is not the printed form
-        of a transaction id): that is looked up in this producer group first. Raises UNKNOWN_TRANSACTION if there is none, BAD_ARGUMENT,
-        which names them, if there are several."""
+        The id is the transaction's, or the ``message_id`` that the producer gave to a half message of it (a text that
+        is not the printed form of a transaction id): that is looked up in this producer group first. Raises
+        UNKNOWN_TRANSACTION if there is none, BAD_ARGUMENT, which names them, if there are several.
+        """
         return require(COMMIT, await self._production.end(transaction_id, COMMIT))
 
     async def rollback(self, transaction_id: AnyTransactionId) -> Code:
-        """Roll back by id, the transaction's or a message's as for :meth:`commit`, from any process of the group. ROLLED_BACK or
-        ALREADY_ROLLED_BACK; raises otherwise. SENT as for :meth:`commit`."""
+        """Roll back by id, the transaction's or a message's as for :meth:`commit`, from any process of the group.
+        ROLLED_BACK or ALREADY_ROLLED_BACK; raises otherwise. SENT as for :meth:`commit`."""
         return require(ROLLBACK, await self._production.end(transaction_id, ROLLBACK))
 
     async def end(self, transaction_id: AnyTransactionId, outcome: Outcome, *, confirm: Confirm | None = None) -> Code:
         """End a transaction by id; what the broker answered. NOTED for UNKNOWN. Raises what is an error.
 
-        ``confirm`` is the producer's own unless it is given. ``"oneway"``: SENT, at once, whatever becomes of it; only the first call to a
-        broker waits, for the session. Raises Overloaded if too many wait to be sent (QUEUE_FULL) or if the transaction's broker, of
-        several, is known to be away (BROKER_AWAY); Unknown(CLOSED) after :meth:`close`.
+        ``confirm`` is the producer's own unless it is given. ``"oneway"``: SENT, at once, whatever becomes of it; only
+        the first call to a broker waits, for the session. Raises Overloaded if too many wait to be sent (QUEUE_FULL) or
+        if the transaction's broker, of several, is known to be away (BROKER_AWAY); Unknown(CLOSED) after :meth:`close`.
         """
         return await self._production.end(transaction_id, outcome, confirm)
 
     async def end_batch(self, transaction_ids: Any, outcomes: Any) -> EndResults:
         """End many: ids as an Arrow column (``receipts.transactions``), NumPy records or an iterable; one outcome for
-        all, or a column of them. One typed result per row; a null id is UNKNOWN_TRANSACTION. Always answered, whatever ``confirm`` is."""
+        all, or a column of them. One typed result per row; a null id is UNKNOWN_TRANSACTION. Always answered, whatever
+        ``confirm`` is."""
         return await self._production.end_batch(transaction_ids, outcomes)
 
     # Writers of numbered batches
@@ -260,20 +272,21 @@ class AsyncProducer(ProducerBase[AsyncTransaction], AsyncCloses):
 
         A repeat, also by another process and with other transactions (the batch was computed anew), finds the batch
         decided and publishes nothing. Whatever else is undecided in this producer group has lost and is rolled back, so
-        a writer has a producer group of its own, and ends one batch before it begins the next. Raises CONFLICT, EXPIRED,
-        WRONG_GROUP, ... with nothing changed at that broker; Unknown: try again with the same arguments.
+        a writer has a producer group of its own, and ends one batch before it begins the next. Raises CONFLICT,
+        EXPIRED, WRONG_GROUP, ... with nothing changed at that broker; Unknown: try again with the same arguments.
         """
         ids = list(transaction_ids)
         return await self._production.waiting.away(commit_batch, self._production, writer, batch, ids)
 
     async def last_batch(self, writer: str) -> int | None:
-        """The last batch of ``writer`` that every broker has decided."""
+        """Return the last batch of ``writer`` that every broker has decided."""
         return await self._production.waiting.away(last_batch, self._production, writer)
 
     # The end
 
     async def flush(self, timeout: float | None = None) -> bool:
-        """Wait until everything sent (qos=0 and ``confirm="oneway"``, too) was answered; False if not within ``timeout`` (the producer's own)."""
+        """Wait until everything sent (qos=0 and ``confirm="oneway"``, too) was answered; False if not within
+        ``timeout`` (the producer's own)."""
         patience = self._production.timeout if timeout is None else timeout
         return await self._production.waiting.away(self._production.drain, patience)
 

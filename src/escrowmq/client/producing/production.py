@@ -93,8 +93,8 @@ class Production:
         self.dropped = 0
         self._unasked = unasked
         self._replaces = replaces
-        # by the broker's number, each made once the session is open; attributes and lists, because hashing an Exchange for
-        # every message would show
+        # by the broker's number, each made once the session is open; attributes and lists, because hashing an Exchange
+        # for every message would show
         self._sending: list[Lane | None] = [None] * len(router)
         self._preparing: list[Lane | None] = [None] * len(router)
         self._ending: list[Lane | None] = [None] * len(router)
@@ -124,7 +124,8 @@ class Production:
         joined: TransactionId | None = None,
         **options: Unpack[HalfMessageOptions],
     ) -> Awaitable[Receipt]:
-        """Send a message, or prepare a half message: of a new transaction, or of the one that is ``joined``. Returns what to await.
+        """Send a message, or prepare a half message: of a new transaction, or of the one that is ``joined``. Returns
+        what to await.
 
         Where nothing has to be found out first, that is what the lane gives: no coroutine is made on the way.
         """
@@ -154,7 +155,7 @@ class Production:
         message_id: str | bytes | uuid.UUID | None = None,
         check_immunity: float | None = None,
     ) -> Receipt:
-        """The same in all cases; here are the defaults of the options."""
+        """Send or prepare one message with the defaults of the options."""
         if isinstance(topic, Message):
             if body is not None:
                 raise Misuse(Code.BAD_ARGUMENT, "a Message has its own body")
@@ -257,7 +258,7 @@ class Production:
         return Code.SENT
 
     async def broker(self, shard: int) -> int:
-        """The number of the broker that holds a shard; asks the brokers if it is not known yet."""
+        """Return the number of the broker that holds a shard; asks the brokers if it is not known yet."""
         known = self.router.known_shard(shard)
         if known is not None:
             return known
@@ -271,8 +272,9 @@ class Production:
             await self.waiting.pause(PAUSE_SECONDS)
 
     async def open(self, kind: Exchange, number: int, free: bool = False) -> Lane:
-        """The lane of one kind to one broker, once the session is open; calls that wait for it go on in the order in which
-        they came. ``free``: the call may go elsewhere, so it does not wait for a broker that is away."""
+        """Return the lane of one kind to one broker, once the session is open; calls that wait for it go on in the
+        order in which they came. ``free``: the call may go elsewhere, so it does not wait for a broker that is
+        away."""
         session, transactional = self.sessions[number], kind is not Exchange.SEND
         wanted = transactional or self._decide is not None
         if self._several:
@@ -317,8 +319,8 @@ class Production:
     # Where things go
 
     def _number(self, kind: Exchange, key: str | None, identity: Any = None) -> int:
-        """The broker that takes a message with this key, else with this id of the caller's: sent again, it must come to the
-        broker that knows it."""
+        """Return the broker that takes a message with this key, else with this id of the caller's: sent again, it
+        must come to the broker that knows it."""
         if isinstance(key, str):
             return broker_of(key, len(self.sessions))
         if isinstance(identity, str | bytes | uuid.UUID):
@@ -326,7 +328,7 @@ class Production:
         return self.rotate(kind)
 
     def rotate(self, kind: Exchange) -> int:
-        """The broker that takes the next message that any may take."""
+        """Return the broker that takes the next message that any may take."""
         lanes = self._by_kind[kind]
         return self.router.next_in_rotation(
             lambda number: (lane := lanes[number]) is None or not (lane.broken or lane.overdue)
@@ -353,11 +355,11 @@ class Production:
         return number is not None and not self.router.presence.away(number)
 
     def codec(self, kind: Exchange, number: int) -> OutgoingCodec:
-        """The codec of a lane of SEND or PREPARE that is open."""
+        """Return the codec of a lane of SEND or PREPARE that is open."""
         return self._codecs[kind, number]
 
     def lane(self, kind: Exchange, number: int) -> Lane:
-        """The lane of one kind to one broker, made when it is first asked for."""
+        """Return the lane of one kind to one broker, made when it is first asked for."""
         with self._lock:
             if (lane := self._by_kind[kind][number]) is not None:
                 return lane
@@ -381,7 +383,7 @@ class Production:
             return lane
 
     def place(self, keys: pa.Array) -> npt.NDArray[np.int64]:
-        """What names the broker that each row would go to. Blocks until it is known which brokers are there."""
+        """Return a name of the broker for each key. Blocks until it is known which brokers are there."""
         if self._several:
             with suppress(Overloaded):  # none is there: keys have their places all the same
                 self.router.presence.meet(self.timeout)
@@ -392,7 +394,8 @@ class Production:
         return np.asarray(names[numbers])
 
     def _parts(self, kind: Exchange, data: Any) -> tuple[pa.RecordBatch, list[Part]]:
-        """A user's batch in wire form for the only broker, and its parts. Rows that must not travel are in no part.
+        """Return a user's batch in wire form for the only broker, and its parts. Rows that must not travel are in no
+        part.
 
         The session must be open (the limits come from the broker).
         """
@@ -443,8 +446,8 @@ class Production:
             loop.attend(present)
 
     def listening(self, timeout: float) -> bool:
-        """Wait until every broker that is there counts this producer among those to ask; False if not within ``timeout``. Raises
-        Fenced."""
+        """Wait until every broker that is there counts this producer among those to ask; False if not within
+        ``timeout``. Raises Fenced."""
         deadline = time.monotonic() + timeout
         listening = [self._is_asked_by(number, deadline) for number in range(len(self._loops))]
         for loop in self._loops:

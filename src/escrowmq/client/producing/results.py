@@ -118,8 +118,8 @@ class EndResults:
 def receipts(
     sent: pa.RecordBatch, rows: Sequence[npt.NDArray[np.int64]], answers: Sequence[pa.RecordBatch]
 ) -> Receipts:
-    """The receipts of a batch from the PRODUCED answers to its parts, each with the rows of the batch that it answers; rows
-    in no part are BODY_TOO_LARGE."""
+    """Return the receipts of a batch from the PRODUCED answers to its parts, each with the rows of the batch that
+    it answers; rows in no part are BODY_TOO_LARGE."""
     ids, topics = sent.column("message_id"), sent.column("topic")
     if len(rows) == 1 and len(rows[0]) == sent.num_rows:  # one part, which is all of it
         codes, positions, queues, offsets, transactions = answers[0].columns

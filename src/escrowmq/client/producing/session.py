@@ -1,10 +1,11 @@
 """A producer's session with one broker: opened when first needed, kept for the producer's life.
 
-A session is durable (the broker gives it an epoch), so it survives reconnects and restarts of the broker. Only one that did nothing for
-the broker's ``producer_expiration`` is forgotten; it is renewed when the broker says so, and what was refused is sent again.
+A session is durable (the broker gives it an epoch), so it survives reconnects and restarts of the broker. Only one that
+did nothing for the broker's ``producer_expiration`` is forgotten; it is renewed when the broker says so, and what was
+refused is sent again.
 
-Each request names its process, that is this object, by a random number: one that was given up, and is served after its repeat, is
-answered with the same session, and fences nobody.
+Each request names its process, that is this object, by a random number: one that was given up, and is served after its
+repeat, is answered with the same session, and fences nobody.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ from escrowmq.wire.actions.producers import OPEN_SESSION, CheckRules, OpenSessio
 
 
 class Session:
-    """One producer group's session on one link. ``number`` is None until it is open. ``named``: other processes may come
-    with the same instance name. ``policy``: the check-back rules with which the group is made, if it does not exist."""
+    """One producer group's session on one link. ``number`` is None until it is open. ``named``: other processes may
+    come with the same instance name. ``policy``: the check-back rules with which the group is made, if it does not
+    exist."""
 
     def __init__(
         self,
@@ -55,10 +57,12 @@ class Session:
         return self.number is not None and (self.transactional or not transactional)
 
     def open(self, transactional: bool, attendance: Attendance | None = None, *, patience: float | None = None) -> int:
-        """The session's number; opens it if it is not open (or not for transactions, if that is wanted).
+        """Return the session's number; opens it if it is not open (or not for transactions, if that is wanted).
 
-        Raises GROUP_KIND if the group serves the other kind of message, GROUP_RULES if it exists with another check policy,
-        Unknown(TIMED_OUT) without an answer in time; with an ``attendance`` Overloaded(BROKER_AWAY) instead, at once where the broker counts as away. ``patience``: seconds (None: the timeout).
+        Raises GROUP_KIND if the group serves the other kind of message, GROUP_RULES if it exists with another check
+        policy,
+        Unknown(TIMED_OUT) without an answer in time; with an ``attendance`` Overloaded(BROKER_AWAY) instead, at
+        once where the broker counts as away. ``patience``: seconds (None: the timeout).
         """
         patience = self._timeout if patience is None else patience
         deadline = time.monotonic() + patience
@@ -85,8 +89,8 @@ class Session:
             self._lock.release()
 
     def renew(self, forgotten: int) -> None:
-        """Open another session: the broker does not know ``forgotten`` any more, so nothing was done under it. Does nothing
-        if that has happened already.
+        """Open another session: the broker does not know ``forgotten`` any more, so nothing was done under it. Does
+        nothing if that has happened already.
 
         Raises Fenced if a newer process has this one's name, else as :meth:`open`.
         """
@@ -112,5 +116,5 @@ class Session:
         return patient_action(self.link, OPEN_SESSION(request), deadline, attendance)["session"]
 
     def options(self, **more: Any) -> ExchangeOptions:
-        """The options of its exchanges, with ``more``."""
+        """Return the options of its exchanges, with ``more``."""
         return cast(ExchangeOptions, {"session": self.number or 0, **more})

@@ -45,9 +45,9 @@ class TransactionBase:
     def settle_by(self, ask: Ask) -> None:
         """Bind the outcome to an answer: from now on every end first asks, and does as the answer says.
 
-        ``ask(id)`` answers COMMIT or ROLLBACK only when that can no longer change, and UNKNOWN (or an exception) otherwise:
-        then nothing is decided and the check-back will ask. Anything else is Misuse(NO_OUTCOME) where the transaction ends. Of several, all must say the same. On an event loop it may be a
-        coroutine function.
+        ``ask(id)`` answers COMMIT or ROLLBACK only when that can no longer change, and UNKNOWN (or an exception)
+        otherwise: then nothing is decided and the check-back will ask. Anything else is Misuse(NO_OUTCOME) where the
+        transaction ends. Of several, all must say the same. On an event loop it may be a coroutine function.
         """
         self._need_active()
         self._asks.append(ask)
@@ -115,18 +115,20 @@ class AsyncTransaction(TransactionBase):
         return receipt
 
     async def commit(self) -> Code:
-        """Make the messages visible. COMMITTED or ALREADY_COMMITTED (OK if there are no messages); raises otherwise. SENT, without
-        waiting, where the producer has ``confirm="oneway"``.
+        """Make the messages visible. COMMITTED or ALREADY_COMMITTED (OK if there are no messages); raises otherwise.
+        SENT, without waiting, where the producer has ``confirm="oneway"``.
 
-        Bound to a database: Rejected(CONFLICT) if that did not commit (the messages are rolled back), Unknown(TIMED_OUT) if
-        it has not decided yet (left to the check-back).
+        Bound to a database: Rejected(CONFLICT) if that did not commit (the messages are rolled back),
+        Unknown(TIMED_OUT) if it has not decided yet (left to the check-back).
         """
         return await self._end(COMMIT)
 
     async def rollback(self) -> Code:
-        """Drop the messages. ROLLED_BACK or ALREADY_ROLLED_BACK (OK if there are no messages); raises otherwise. SENT as above.
+        """Drop the messages. ROLLED_BACK or ALREADY_ROLLED_BACK (OK if there are no messages); raises otherwise. SENT
+        as above.
 
-        Bound to a database: Rejected(CONFLICT) if that did commit (the messages are committed), Unknown(TIMED_OUT) as above.
+        Bound to a database: Rejected(CONFLICT) if that did commit (the messages are committed), Unknown(TIMED_OUT) as
+        above.
         """
         return await self._end(ROLLBACK)
 
@@ -161,8 +163,9 @@ class Transaction(TransactionBase):
     durable in escrow. Where the outcome of the COMMIT itself is not known, Unknown is raised; the transaction is then
     settled by the check-back, or by ``producer.commit(txn.id)``. One thread at a time.
 
-    Once it is bound to a database (:meth:`settle_by`, ``outbox.bind_tx``) it ends as the database says, whatever this process
-    believes: an exception, a commit whose answer was lost, blocks left in the wrong order cannot make the two differ.
+    Once it is bound to a database (:meth:`settle_by`, ``outbox.bind_tx``) it ends as the database says, whatever this
+    process believes: an exception, a commit whose answer was lost, blocks left in the wrong order cannot make the two
+    differ.
     """
 
     __slots__ = ()
@@ -177,7 +180,8 @@ class Transaction(TransactionBase):
 
 
 def _contradicted(answer: Outcome) -> Rejected:
-    """The error where the database says the opposite of what the caller wanted; the transaction has ended as it says."""
+    """Return the error where the database says the opposite of what the caller wanted; the transaction has ended as
+    it says."""
     if answer is COMMIT:
         return Rejected(Code.CONFLICT, "the database had committed: the messages are committed too")
     return Rejected(

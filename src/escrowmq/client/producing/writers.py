@@ -1,8 +1,9 @@
 """Commits numbered batches of a named writer (a Spark query) once at every broker, even when they are retried.
 
-Every broker gets the commit, those too that took nothing of the batch, so that each remembers it. When a driver dies between two
-brokers, the batch is tried again, and the first broker drops what the second still takes: that is right if a row goes to the
-same broker each time. So rows are spread by key, or, without one, by their content, never in rotation.
+Every broker gets the commit, those too that took nothing of the batch, so that each remembers it. When a driver dies
+between two brokers, the batch is tried again, and the first broker drops what the second still takes: that is right if
+a row goes to the same broker each time. So rows are spread by key, or, without one, by their content, never in
+rotation.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def _commit(session: Session, writer: str, batch: int, ids: list[str], timeout: 
 
 
 def last_batch(production: Production, writer: str) -> int | None:
-    """The last batch that every broker has decided; None if one has none."""
+    """Return the last batch that every broker has decided; None if one has none."""
 
     def ask(link: Link) -> int | None:
         deadline = time.monotonic() + production.timeout

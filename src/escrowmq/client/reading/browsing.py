@@ -1,7 +1,8 @@
-"""A consumer of a system view: it browses. Nothing is leased and no group is made, so every act on a message is refused (DENIED).
+"""A consumer of a system view: it browses. Nothing is leased and no group is made, so every act on a message is refused
+(DENIED).
 
-It has the interface of :class:`~escrowmq.client.consuming.consumption.Consumption`, so that both faces of a consumer are what they are
-everywhere. A thread of its own reads a little ahead.
+It has the interface of :class:`~escrowmq.client.consuming.consumption.Consumption`, so that both faces of a consumer
+are what they are everywhere. A thread of its own reads a little ahead.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ AHEAD = 2
 
 
 def view_among(topics: str | list[str] | tuple[str, ...] | Any) -> str | None:
-    """The system view that a consumer is to browse; None: these are topics. Misuse(BAD_ARGUMENT) for both."""
+    """Return the system view that a consumer is to browse; None: these are topics. Misuse(BAD_ARGUMENT) for both."""
     names = [topics] if isinstance(topics, str) else list(topics)
     views = [name for name in names if isinstance(name, str) and name.startswith("%")]
     if views and len(names) > 1:
@@ -89,7 +90,7 @@ class _Ahead(Fetcher):
                     self._changed.wait()
 
     def take(self) -> tuple[int, pa.RecordBatch] | None:
-        """The next rows; None: there are none yet. Raises what reading them came to."""
+        """Return the next rows; None: there are none yet. Raises what reading them came to."""
         with self._changed:
             if self._batches:
                 self._changed.notify_all()
@@ -100,7 +101,7 @@ class _Ahead(Fetcher):
         return None
 
     def put_back(self, number: int, batch: pa.RecordBatch) -> None:
-        """These come first again."""
+        """Return rows to the front of the queue."""
         with self._changed:
             self._batches.appendleft(batch)
 
@@ -118,7 +119,7 @@ class _Ahead(Fetcher):
                 self._changed.wait(left)
 
     def wake(self) -> None:
-        """Closed: nobody waits any more."""
+        """Wake all waiters after close."""
         with self._changed:
             self._changed.notify_all()
 
@@ -157,7 +158,7 @@ class Browsing(Consumption):
         self.act(rows, 0, act, delay_us, cause)
 
     async def receive_once(self, max_messages: int, wait: float) -> list[tuple[int, pa.RecordBatch]]:
-        """What comes within ``wait`` seconds."""
+        """Return what arrives within ``wait`` seconds."""
         self._ahead.start(max_messages)
         await self.waiting.away(self._ahead.wait, wait)
         if (taken := self._ahead.take()) is None:
@@ -167,7 +168,7 @@ class Browsing(Consumption):
         return [(0, taken[1].slice(0, max_messages))]
 
     def missing(self) -> list[Missing]:
-        """The brokers from which nothing is read now."""
+        """Return the brokers from which nothing is read now."""
         return self._reading.missing()
 
     def give_back(self, number: int, batch: pa.RecordBatch) -> None:

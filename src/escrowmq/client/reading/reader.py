@@ -1,7 +1,7 @@
 """Reading without a group: the caller says which queues and from where, and keeps the offsets itself.
 
-For consumers that store their position with their effect, in one transaction of their own database (then each message has
-exactly one effect), and for everything that reads a topic without taking messages from anybody.
+For consumers that store their position with their effect, in one transaction of their own database (then each message
+has exactly one effect), and for everything that reads a topic without taking messages from anybody.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class ReadMessage(Content):
 
 
 class DamagedMessage(ReadMessage):
-    """A message under which the log is damaged. What is lost raises Corrupt(DAMAGED): the body always; all else but topic, queue,
-    offset and position, too, if ``message_id`` raises."""
+    """A message under which the log is damaged. What is lost raises Corrupt(DAMAGED): the body always; all else but
+    topic, queue, offset and position, too, if ``message_id`` raises."""
 
     __slots__ = ()
 
@@ -48,7 +48,7 @@ class DamagedMessage(ReadMessage):
         return self._rows.list(DAMAGED_COLUMN)[self._row]  # type: ignore[no-any-return]
 
     def _left(self, name: str) -> Any:
-        """A value, if it is not lost. A null key or tag may be no loss: then the id is there."""
+        """Return a value, if it is not lost. A null key or tag may be no loss: then the id is there."""
         value = self._rows.list(name)[self._row]
         known = self._rows.list("message_id")[self._row] if "message_id" in self._rows.batch.schema.names else None
         if value is None and (name in ("body", "message_id") or known is None):
@@ -102,8 +102,8 @@ def message_at(rows: Rows, row: int) -> ReadMessage:
 
 
 class ReadBatch(Batch[ReadMessage]):
-    """Messages of one queue in order: ``arrow`` has schema DELIVERY with lease -1 and attempt 0 (or the columns asked for). Only if
-    some of them are damaged it has one column more, ``damaged``, and null where content is lost.
+    """Messages of one queue in order: ``arrow`` has schema DELIVERY with lease -1 and attempt 0 (or the columns asked
+    for). Only if some of them are damaged it has one column more, ``damaged``, and null where content is lost.
 
     ``shard`` and ``queue`` say where they stand, ``next_offset`` the position after them.
     """
@@ -149,12 +149,13 @@ class ReaderBase:
         return self._reading.topic
 
     def positions(self) -> dict[Partition, int]:
-        """The next offset of every (shard, queue): all below was handed out (or not wanted). Give it back as ``start``."""
+        """Return the next offset of every (shard, queue): all below was handed out (or not wanted). Give it back as
+        ``start``."""
         return dict(self._reading.positions)
 
     @property
     def missing(self) -> list[Missing]:
-        """Of several brokers, those from which nothing is read now, with the reason. They are read when they are back."""
+        """Brokers from which nothing is read now, with the reason. They are read when they are back."""
         return self._reading.missing()
 
     async def _close(self) -> None:
@@ -170,7 +171,8 @@ class AsyncReader(ReaderBase, AsyncCloses):
         """Batches of up to ``max_messages``, each of one queue, until :meth:`close`, or until none came for
         ``idle_timeout`` seconds (0: what is there now).
 
-        A broker that is away is waited for. Raises RANGE_PURGED when messages left with retention before they were read.
+        A broker that is away is waited for. Raises RANGE_PURGED when messages left with retention before they were
+        read.
         """
         reading = self._reading
         while True:
@@ -184,7 +186,8 @@ class AsyncReader(ReaderBase, AsyncCloses):
                 yield ReadBatch(*taken, reading.topic)
 
     async def seek(self, start: Start) -> None:
-        """Go on from ``start``, see :meth:`Bus.reader`; of a mapping, partitions that are not named stay where they are."""
+        """Go on from ``start``, see :meth:`Bus.reader`; of a mapping, partitions that are not named stay where they
+        are."""
         await self._reading.waiting.away(self._reading.seek, start)
 
     async def close(self) -> None:

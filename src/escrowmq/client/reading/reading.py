@@ -144,7 +144,7 @@ class Reading:
         self._move({partition: found[partition] for partition in chosen}, self._start, unnamed="head")
 
     def _looked(self, number: int) -> dict[Partition, topics.QueueOffsets] | Rejected:
-        """The partitions at one broker, or that the topic is not there."""
+        """Return the partitions at one broker, or that the topic is not there."""
         try:
             return self._offsets(number, self._start)
         except Rejected as problem:
@@ -153,7 +153,7 @@ class Reading:
             return problem
 
     def missing(self) -> list[Missing]:
-        """The brokers from which nothing is read now."""
+        """Return the brokers from which nothing is read now."""
         away = {one["broker"]: one for one in self.router.presence.missing()}
         for number in list(self._late):
             address = self.router.links[number].address
@@ -161,7 +161,7 @@ class Reading:
         return [away[link.address] for link in self.router.links if link.address in away]
 
     def _join_late(self, number: int) -> None:
-        """Begin to read at a broker that has come: where ``start`` says, as of the time at which this reader was made."""
+        """Begin to read at a new broker: at ``start``, as of the time at which this reader was made."""
         start = self._since if self._start == "latest" else self._start
         found = self._offsets(number, start)
         positions = self.positions.copy()
@@ -203,7 +203,7 @@ class Reading:
         return {(answer["shard"], line["queue"]): line for line in answer["queues"]}
 
     def _number(self, partition: Partition) -> int:
-        """The number of its broker, known since :meth:`assign`."""
+        """Return the number of its broker, known since :meth:`assign`."""
         return self.router.of_shard(partition[0], self.timeout)
 
     def _chosen(self, partitions: list[Partition]) -> list[Partition]:
@@ -234,7 +234,7 @@ class Reading:
         raise Misuse(Code.BAD_ARGUMENT, f"{given!r} is no partition", "(shard or number of the broker, queue)")
 
     def _move(self, found: Mapping[Partition, Mapping[str, Any]], start: Start, unnamed: str | None) -> None:
-        """New positions, from what the brokers said of each partition."""
+        """Set new positions from what the brokers report of each partition."""
         if isinstance(start, Mapping):
             given = {self.partition(partition): offset for partition, offset in start.items()}
             if self._late:  # the others are looked at when their brokers come
@@ -272,7 +272,8 @@ class Reading:
             return False
 
     def take(self, most: int) -> tuple[Partition, pa.RecordBatch, int] | None:
-        """Up to ``most`` messages of what :meth:`fill` found, and where to go on; this is what moves the position. None if another thread took them."""
+        """Up to ``most`` messages of what :meth:`fill` found, and where to go on; this is what moves the position. None
+        if another thread took them."""
         with self._taking:
             stream = self._stream
             if stream is None or stream.batch is None:
@@ -291,7 +292,7 @@ class Reading:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _next_batch(self) -> bool:
-        """The next batch of the open stream."""
+        """Return the next batch of the open stream."""
         stream = self._stream
         if stream is None:
             return False
@@ -363,7 +364,7 @@ class Reading:
                     self.router.presence.suspect(number)
 
     def _look(self, threads: ThreadPoolExecutor) -> None:
-        """What every broker has now, without waiting for one that is away or turns out to be."""
+        """Collect what every broker has now, without waiting for one that is away."""
         presence, began = self.router.presence, time.monotonic()
         numbers = [number for number in range(len(self.router)) if not presence.quiet(number)]
         looks = {threads.submit(self._ask, number, 0.0): number for number in numbers}
@@ -432,7 +433,7 @@ class Reading:
         return ask(self.router.links[number], call, seconds + self.timeout)["queues"]
 
     def _rest_or_raise(self, number: int, problem: EscrowError) -> None:
-        """A broker that is away is asked again after a pause; everything else is the caller's."""
+        """Pause a broker that is away; raise everything else."""
         if self.closed.is_set():
             return
         if problem.code not in AWAY:
@@ -443,15 +444,16 @@ class Reading:
 
 
 def counter(source: str) -> str | None:
-    """The column that rises from row to row, by which a reader counts; None of dead letters, which are counted by the time at which
-    they died, and all of a range together."""
+    """Return the column that rises from row to row, by which a reader counts; None of dead letters, which are
+    counted by the time at which they died, and all of a range together."""
     if source in VIEWS:
         return "position"
     return None if source.startswith("%") else "offset"
 
 
 def chosen(source: str, columns: Sequence[str] | None) -> pa.Schema:
-    """What a reader hands out: the source's columns, or these and the one that it counts by. Misuse(BAD_ARGUMENT) for one that is not there."""
+    """Return the columns that a reader hands out: all of the source, or these and the one that it counts by.
+    Misuse(BAD_ARGUMENT) for one that is not there."""
     schema = read_schema(source, damaged=False)
     number = counter(source) or "offset"
     names = schema.names if columns is None else list(dict.fromkeys([*columns, number]))
@@ -462,7 +464,8 @@ def chosen(source: str, columns: Sequence[str] | None) -> pa.Schema:
 
 
 def plain(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """A batch as it was sent, if nothing in it is damaged; else with the column ``damaged``, and null where content is lost."""
+    """Return a batch as it was sent, if nothing in it is damaged; else with the column ``damaged``, and null where
+    content is lost."""
     if batch.column(DAMAGED_COLUMN).null_count < batch.num_rows:
         return batch
     return pa.RecordBatch.from_arrays([batch.column(name) for name in schema.names], schema=schema)

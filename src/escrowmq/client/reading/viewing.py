@@ -17,7 +17,8 @@ from escrowmq.wire.actions.messages import VIEW, FoundMessage
 def view_message(
     router: Router, topic: str, id_or_key: str | bytes | uuid.UUID, timeout: float
 ) -> StoredMessage | None:
-    """See :meth:`escrowmq.Bus.view_message`. All brokers are asked: one of a transaction lies where the transaction began, whatever its key."""
+    """See :meth:`escrowmq.Bus.view_message`. All brokers are asked: one of a transaction lies where the transaction
+    began, whatever its key."""
     check_name(topic, Code.BAD_TOPIC_NAME)
     text = id_or_key if isinstance(id_or_key, str) else message_id(id_or_key).hex()
     if not text:

@@ -1,12 +1,15 @@
 """Rows of the system views as messages, so that a program for messages reads them, too.
 
-- ``%half`` and ``%dead-letters.GROUP`` hold messages. The ``offset`` of a half message is its log position: it has none in its queue.
-- A row of ``%op`` is a message of the topic ``%op``, as RocketMQ's operation topic has them: its tag is what was decided, its key the
-  transaction, its body the position of the half message, in digits.
+- ``%half`` and ``%dead-letters.GROUP`` hold messages. The ``offset`` of a half message is its log position: it has none
+  in its queue.
+- A row of ``%op`` is a message of the topic ``%op``, as RocketMQ's operation topic has them: its tag is what was
+  decided, its key the transaction, its body the position of the half message, in digits.
 - A row of ``%acks``: its tag is the consumer group, its key TOPIC/QUEUE, its body the run of offsets, FIRST-LAST.
-- A row of ``%group-acts``: its tag is what was done (retry, discard, edit, reset), its key TOPIC/QUEUE/OFFSET, its body that of an edited message.
+- A row of ``%group-acts``: its tag is what was done (retry, discard, edit, reset), its key TOPIC/QUEUE/OFFSET, its body
+  that of an edited message.
 
-Of the last three the properties have every column as text, and ``message_id`` is the position in 16 bytes. ``queue`` is 0.
+Of the last three the properties have every column as text, and ``message_id`` is the position in 16 bytes. ``queue`` is
+0.
 """
 
 from __future__ import annotations
@@ -23,7 +26,8 @@ from escrowmq.wire import ACK_VIEW_NAME, DAMAGED_COLUMN, GROUP_ACT_VIEW_NAME, HA
 
 
 def messages_of(source: str, rows: pa.RecordBatch) -> pa.RecordBatch:
-    """The rows that were read of a source as columns of DELIVERY, as far as their columns are there; ``damaged`` stays."""
+    """Return the rows that were read of a source as columns of DELIVERY, as far as their columns are there;
+    ``damaged`` stays."""
     if source == HALF_VIEW_NAME:
         return _with(rows, {"offset": rows.column("position")})
     if source in _MESSAGES:
@@ -75,7 +79,7 @@ def _group_act(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _message(row: Mapping[str, Any], topic: str, time: str, told: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of DELIVERY; a damaged one (nothing is told of it) without content."""
+    """Return a row of DELIVERY; a damaged one (nothing is told of it) without content."""
     whole = bool(told)
     return {
         **dict.fromkeys(DELIVERY.names),

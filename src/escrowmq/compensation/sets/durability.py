@@ -1,7 +1,7 @@
 """Whether a SQL database may lose what it has committed, and by which sign that would be noticed.
 
-A store's epoch has that sign in it. A database that is restored from a backup gives none: delete its row of ``escrow_set_store``, and the
-store has another epoch.
+A store's epoch has that sign in it. A database that is restored from a backup gives none: delete its row of
+``escrow_set_store``, and the store has another epoch.
 """
 
 from __future__ import annotations
@@ -42,10 +42,12 @@ def commits_late(connection: sa.Connection, dialect: str) -> bool:
 
 
 def state_of(connection: sa.Connection, dialect: str) -> str:
-    """What changes when this database may have lost something that it had committed; at most 60 characters.
+    """Return a text that changes when this database may have lost committed data; at most 60 characters.
 
-    PostgreSQL: the timeline, since a replica that took over has another, and with ``fsync = off`` the time of its start. MariaDB and MySQL, where
-    ``innodb_flush_log_at_trx_commit`` is not 1: the start of the server. SQLite, where ``synchronous`` is not FULL: the start of the machine.
+    PostgreSQL: the timeline, since a replica that took over has another, and with ``fsync = off`` the time of its
+    start. MariaDB and MySQL, where
+    ``innodb_flush_log_at_trx_commit`` is not 1: the start of the server. SQLite, where ``synchronous`` is not FULL:
+    the start of the machine.
     Raises Misuse(BAD_SETTING) where there is no such sign.
     """
     if dialect == "postgresql":

@@ -20,7 +20,7 @@ def is_missing(problem: DBAPIError) -> bool:
 
 
 def failure(problem: DBAPIError) -> EscrowError:
-    """The error to raise."""
+    """Return the error to raise."""
     text = in_a_line(problem)
     if is_full(problem):
         return Overloaded(
@@ -47,5 +47,8 @@ def failure(problem: DBAPIError) -> EscrowError:
 
 def other_shape(text: str) -> Misuse:
     """For tables that have the names of ours, and are others."""
-    hint = "tables named escrow_half_set, escrow_commit_set, escrow_set_run, escrow_taken and escrow_set_store are the store's own"
+    hint = (
+        "tables named escrow_half_set, escrow_commit_set, escrow_set_run, escrow_taken and escrow_set_store are the "
+        "store's own"
+    )
     return Misuse(Code.BAD_SETTING, f"the set store's tables are of another shape: {text}", hint)

@@ -21,10 +21,12 @@ _CONNECT_SECONDS = 10
 
 
 def open_sets(store: str | sa.Engine, name: str, **options: Any) -> SetStore:
-    """The pair of sets called ``name`` in the store that ``store`` names: ``redis://[:PASSWORD@]HOST:PORT/DATABASE`` or ``rediss://``,
-    ``sqlite:///FILE``, ``postgresql://...``, ``mariadb://...``, or a SQLAlchemy engine, which stays yours.
+    """Return the pair of sets called ``name`` in the store that ``store`` names:
+    ``redis://[:PASSWORD@]HOST:PORT/DATABASE`` or ``rediss://``, ``sqlite:///FILE``, ``postgresql://...``,
+    ``mariadb://...``, or a SQLAlchemy engine, which stays yours.
 
-    ``options`` are those of ``RedisSets`` or ``SqlSets``. Does not connect yet. Raises Misuse(BAD_URL), Misuse(MISSING_PACKAGE) naming the
+    ``options`` are those of ``RedisSets`` or ``SqlSets``. Does not connect yet. Raises Misuse(BAD_URL),
+    Misuse(MISSING_PACKAGE) naming the
     extra, Misuse(BAD_SETTING) for an option that the store does not have, Rejected(BAD_GROUP_NAME).
     """
     if not isinstance(store, str):

@@ -1,8 +1,9 @@
 """Two sets in Redis: sorted sets by time, and the difference as one step of the server (``MULTI ... EXEC``).
 
-Keys, all in one slot: ``half`` and ``commit``, id → time; ``run:NAME``, id → time of its announcement, for each run; ``leases``, run → end of its
-lease; ``token``, drawn when the store was made; ``turn``, which every step that moves ids between runs sets anew, and watches: so such steps go one
-after the other, and one that another came before is computed again. Announcements and entries are one command each, and disturb nobody.
+Keys, all in one slot: ``half`` and ``commit``, id → time; ``run:NAME``, id → time of its announcement, for each run;
+``leases``, run → end of its lease; ``token``, drawn when the store was made; ``turn``, which every step that moves ids
+between runs sets anew, and watches: so such steps go one after the other, and one that another came before is computed
+again. Announcements and entries are one command each, and disturb nobody.
 
 What a step does it is told by ids, at most a thousand: it costs the same however large the sets are.
 """
@@ -45,9 +46,10 @@ class RedisSets:
     """One pair of sets in a Redis; see :class:`escrowmq.compensation.sets.seam.SetStore`."""
 
     def __init__(self, url: str, name: str, *, timeout: float = 10.0, durability: str = "memory") -> None:
-        """``timeout``: seconds of one answer. ``durability``: what the server must keep to at least, ``memory``, ``everysec`` or ``always``; one that
-        keeps to less is refused by the first call with Misuse(BAD_SETTING). ``memory`` loses nothing either: a restart changes the
-        epoch, and what was lost is read again. Does not connect yet. For one primary, with or without replicas.
+        """``timeout``: seconds of one answer. ``durability``: what the server must keep to at least, ``memory``,
+        ``everysec`` or ``always``; one that keeps to less is refused by the first call with Misuse(BAD_SETTING).
+        ``memory`` loses nothing either: a restart changes the epoch, and what was lost is read again. Does not connect
+        yet. For one primary, with or without replicas.
 
         Raises Misuse (BAD_URL, BAD_ARGUMENT), Rejected(BAD_GROUP_NAME).
         """
@@ -70,8 +72,9 @@ class RedisSets:
         return f"{DURABILITY[self._durability]}; a restart changes the epoch, so that what may be lost is read again"
 
     def epoch(self) -> str:
-        """See the contract. It is a token under the store's own key, the server's run id, which every start draws, and its replication
-        id, which changes when it takes over from another or has followed one. Raises as the contract says."""
+        """See the contract. It is a token under the store's own key, the server's run id, which every start draws, and
+        its replication id, which changes when it takes over from another or has followed one. Raises as the contract
+        says."""
         with self._open() as link:
             told = self._server.check(link)
             [token] = link.ask(("GET", self._token))
@@ -99,7 +102,8 @@ class RedisSets:
             reach("sets.commits-added")
 
     def add_commits_tx(self, pipeline: redis.client.Pipeline, ids: Sequence[bytes], now_us: int) -> None:
-        """:meth:`add_commits` inside your ``MULTI``, for an effect that is in this Redis itself: it stands or falls with your commands.
+        """:meth:`add_commits` inside your ``MULTI``, for an effect that is in this Redis itself: it stands or falls
+        with your commands.
 
         ``pipeline`` is one with ``transaction=True`` on the same server and database. Raises Misuse(BAD_ARGUMENT).
         """
@@ -180,7 +184,8 @@ class RedisSets:
             self._end(link, run)
 
     def forget_commits(self, before_us: int) -> int:
-        """See the contract; whether an id was announced is asked a moment before its entry goes: an entry that is missed costs a look-up."""
+        """See the contract; whether an id was announced is asked a moment before its entry goes: an entry that is
+        missed costs a look-up."""
         check_time(before_us)
         forgotten = passed = 0
         with self._open() as link:
@@ -198,7 +203,8 @@ class RedisSets:
     def sizes(self) -> Sizes:
         """See the contract."""
         with self._open() as link:
-            # The half set before the runs: an id that is taken meanwhile is seen twice, never not at all. A full Redis answers this, too.
+            # The half set before the runs: an id that is taken meanwhile is seen twice, never not at all. A full Redis
+            # answers this, too.
             first, half, commits, runs = link.ask(
                 ("ZRANGE", self._half, 0, 0, "WITHSCORES"),
                 ("ZCARD", self._half),
@@ -226,7 +232,8 @@ class RedisSets:
         return f"{self._prefix}run:{run}"
 
     def _next(self) -> Command:
-        """For a step: let those who watch know that others came before them. SET takes a key of any kind, so this never fails."""
+        """For a step: let those who watch know that others came before them. SET takes a key of any kind, so this never
+        fails."""
         return ("SET", self._turn, secrets.token_hex(8))
 
     def _tries(self) -> Any:
@@ -238,8 +245,8 @@ class RedisSets:
     def _take(self, link: Link, run: str, before_us: int, most: int, lasts_us: int) -> tuple[int, list[bytes]]:
         """One step: how many ids were found in the half set, and those that the run now has.
 
-        What is read before is only which ids there are. None of them leaves the half set but by such a step, so that all of them are
-        there when it runs; which of them the commit set has is found out in the step.
+        What is read before is only which ids there are. None of them leaves the half set but by such a step, so that
+        all of them are there when it runs; which of them the commit set has is found out in the step.
         """
         for _ in self._tries():
             early = ("ZRANGE", self._half, "-inf", f"({before_us}", "BYSCORE", "LIMIT", 0, most, "WITHSCORES")
@@ -272,7 +279,8 @@ class RedisSets:
             if answers is None:
                 continue
             if any(isinstance(answer, Exception) for answer in answers):
-                # Somebody has put something else under a key since it was looked at: the ids go back to where they were.
+                # Somebody has put something else under a key since it was looked at: the ids go back to where they
+                # were.
                 back = _scored((i, int(float(us))) for i, us in zip(ids, times, strict=True))
                 link.ask(("ZADD", self._half, "LT", *back))
                 raise_first(answers)
@@ -298,7 +306,7 @@ def _scored(pairs: Any) -> list[Any]:
 
 
 def _us(told: list[bytes]) -> int:
-    """The answer to TIME in microseconds."""
+    """Return the answer to TIME in microseconds."""
     return int(told[0]) * 1_000_000 + int(told[1])
 
 

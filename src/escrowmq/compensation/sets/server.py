@@ -1,6 +1,8 @@
-"""One Redis, as the set store uses it: connections that are checked when they are made, exchanges of several commands, and what errors mean.
+"""One Redis, as the set store uses it: connections that are checked when they are made, exchanges of several commands,
+and what errors mean.
 
-``redis``'s own pipelines hide what is sent when, and which connection a WATCH is on; here an exchange is one write and its answers.
+``redis``'s own pipelines hide what is sent when, and which connection a WATCH is on; here an exchange is one write and
+its answers.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ class RedisServer:
 
     def __init__(self, url: str, *, timeout: float, durability: str) -> None:
         """``timeout``: seconds of one answer. ``durability``: what the server must keep to at least, see
-        :data:`escrowmq.outbox.targets.redis.DURABILITY`. Does not connect yet. Raises Misuse (BAD_URL, BAD_ARGUMENT)."""
+        :data:`escrowmq.outbox.targets.redis.DURABILITY`. Does not connect yet. Raises Misuse (BAD_URL, BAD_ARGUMENT).
+        """
         if durability not in DURABILITY:
             raise Misuse(Code.BAD_ARGUMENT, f"durability {durability!r}", f"one of {', '.join(DURABILITY)}")
         try:
@@ -58,7 +61,8 @@ class RedisServer:
 
     @contextmanager
     def link(self) -> Iterator[Link]:
-        """A connection for some exchanges; after any error it is given up, with whatever was queued or watched on it."""
+        """Yield a connection for some exchanges; after any error it is given up, with whatever was queued or
+        watched on it."""
         try:
             connection: Any = self._pool.get_connection()
         except EscrowError:
@@ -88,7 +92,8 @@ class RedisServer:
             raise
 
     def check(self, link: Link) -> dict[str, str]:
-        """The server keeps what it is given, or Misuse(BAD_SETTING); what it says of itself (INFO). Asked on every new connection.
+        """Return the server keeps what it is given, or Misuse(BAD_SETTING); what it says of itself (INFO). Asked on
+        every new connection.
 
         A replica is Overloaded(QUEUE_FULL): what it takes, if it does, is gone when its primary is heard again.
         """
@@ -126,7 +131,8 @@ class Link:
         self._connection = connection
 
     def ask(self, *commands: Command) -> list[Any]:
-        """The answers to commands that are sent together, each a step of its own. Raises the first error among them."""
+        """Return the answers to commands that are sent together, each a step of its own. Raises the first error
+        among them."""
         answers = self._exchange(commands)
         for answer in answers:
             if isinstance(answer, Exception):
@@ -134,9 +140,11 @@ class Link:
         return answers
 
     def step(self, *commands: Command) -> list[Any] | None:
-        """The answers to commands that Redis runs as one step (MULTI ... EXEC), all in one write; None: what was watched has changed,
+        """Return the answers to commands that Redis runs as one step (MULTI ... EXEC), all in one write; None: what
+        was watched has changed,
         and nothing was done. An error while they are queued, such as a full memory, means that none of them was done.
-        An error of one of them while they run undoes nothing: it stands in its place among the answers, for the caller to mend."""
+        An error of one of them while they run undoes nothing: it stands in its place among the answers, for the
+        caller to mend."""
         *queued, done = self._exchange([("MULTI",), *commands, ("EXEC",)])
         for answer in (*queued, done):
             if isinstance(answer, Exception) and not isinstance(answer, ExecAbortError):
@@ -175,7 +183,7 @@ def raise_first(answers: Sequence[Any]) -> None:
 
 
 def failure(problem: Exception, *, sent: bool = True) -> EscrowError:
-    """What an error of Redis or of its client means; ``sent``: whether a command may have reached the server."""
+    """Convert an error of Redis or of its client; ``sent``: whether a command may have reached the server."""
     text = str(problem) or type(problem).__name__
     # the client takes the first word away from the errors that it knows
     word = getattr(problem, "status_code", None) or text.split(maxsplit=1)[0]

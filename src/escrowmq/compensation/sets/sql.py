@@ -1,7 +1,8 @@
 """Two sets in a SQL database: SQLite, which needs no server, PostgreSQL, MariaDB or MySQL.
 
-The row of ``escrow_set_store`` is the lock of all that moves ids between runs: it is taken first, so that these calls go one after the other.
-Announcements and entries take no such lock. Each call is one transaction; ``take`` is one for every thousand ids.
+The row of ``escrow_set_store`` is the lock of all that moves ids between runs: it is taken first, so that these calls
+go one after the other. Announcements and entries take no such lock. Each call is one transaction; ``take`` is one for
+every thousand ids.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ class SqlSets:
     """One pair of sets in the database of ``engine``; see :class:`escrowmq.compensation.sets.seam.SetStore`."""
 
     def __init__(self, engine: sa.Engine, name: str, *, own: bool = False) -> None:
-        """``own``: :meth:`close` disposes of the engine. Does not connect yet: the tables are made by the first call that needs them.
+        """``own``: :meth:`close` disposes of the engine. Does not connect yet: the tables are made by the first call
+        that needs them.
 
         Raises Misuse(BAD_ARGUMENT) for what is no engine of a known database, Rejected(BAD_GROUP_NAME).
         """
@@ -79,7 +81,8 @@ class SqlSets:
         return "when a call returns, its transaction is durable as the database's settings have it"
 
     def epoch(self) -> str:
-        """See the contract. It is a token drawn when the store's row was made, and what :func:`.durability.state_of` says of the database."""
+        """See the contract. It is a token drawn when the store's row was made, and what :func:`.durability.state_of`
+        says of the database."""
         return self._do(self._epoch)
 
     def add_halves(self, ids: Sequence[bytes], announced_us: Sequence[int]) -> None:
@@ -98,10 +101,11 @@ class SqlSets:
             reach("sets.commits-added")
 
     def add_commits_tx(self, session: AnySession, ids: Sequence[bytes], now_us: int) -> None:
-        """:meth:`add_commits` inside your transaction, which must be one of this store's database: effect, mark and entry are then one step.
+        """:meth:`add_commits` inside your transaction, which must be one of this store's database: effect, mark and
+        entry are then one step.
 
-        The database's errors are those of your transaction, and go through as they are. Raises Misuse(NO_TABLES) if no other
-        call has made the tables yet: call :meth:`epoch` once before.
+        The database's errors are those of your transaction, and go through as they are. Raises Misuse(NO_TABLES) if no
+        other call has made the tables yet: call :meth:`epoch` once before.
         """
         check_ids(ids)
         check_time(now_us)
@@ -175,7 +179,8 @@ class SqlSets:
     # One transaction each
 
     def _do(self, work: Callable[[sa.Connection], _T]) -> _T:
-        """``work`` in a transaction, again where the database undid it because of others; its errors as the contract has them."""
+        """``work`` in a transaction, again where the database undid it because of others; its errors as the contract
+        has them."""
         if self._closed:
             raise Misuse(Code.BAD_ARGUMENT, "the set store is closed")
         if self._own and self._process != os.getpid():

@@ -1,7 +1,8 @@
 """The tables of a set store in a SQL database. They are made when they are first used, in whatever database was named.
 
-Units: times are ``BIGINT`` microseconds since 1970 (UTC); ids are 16 raw bytes. ``store`` is a number that follows from the name of
-the pair of sets (:func:`number_of`), so that nobody has to look it up, and no row can come to stand under a number that means another.
+Units: times are ``BIGINT`` microseconds since 1970 (UTC); ids are 16 raw bytes. ``store`` is a number that follows from
+the name of the pair of sets (:func:`number_of`), so that nobody has to look it up, and no row can come to stand under a
+number that means another.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ metadata = sa.MetaData()
 
 
 def number_of(name: str) -> int:
-    """The number under which rows of the pair of sets ``name`` stand: 64 bits of its digest, as SQL's signed integers go."""
+    """Return the number under which rows of the pair of sets ``name`` stand: 64 bits of its digest, as SQL's signed
+    integers go."""
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big", signed=True)
 
 

@@ -24,7 +24,7 @@ _WHOLE = 200
 
 
 def acts(console: Console, asked: Asked) -> Page:
-    """The newest acts, newest first."""
+    """Return the newest acts, newest first."""
     listed = console.admin.acts(NEWEST, newest=True)
     kept, away = _in_databases(
         console, lambda engine, name: [{**one, "broker": name} for one in list_acts(engine, NEWEST, newest=True)]
@@ -69,7 +69,8 @@ def verify(console: Console, asked: Asked) -> Page:
 def _in_databases(
     console: Console, read: Callable[[Any, str], list[dict[str, Any]]]
 ) -> tuple[list[dict[str, Any]], Sequence[Missing]]:
-    """What ``read`` finds in each database, by engine and name, and which could not be read."""
+    """Apply ``read`` to each database. Returns the rows by engine and name, and the databases that could not be
+    read."""
     asking = Asking(console.bus, list(console.engines.values()))
     found: list[dict[str, Any]] = []
     for name, engine in asking.databases():

@@ -21,14 +21,14 @@ CAUSES = 20
 
 
 def groups(console: Console, asked: Asked) -> Page:
-    """The consumer groups that have dead letters, and why."""
+    """Return the consumer groups that have dead letters, and why."""
     page = console.page(actions.SUMMARY({"causes": CAUSES, "samples": 1}), "groups", asked.text("after"))
     values = {"page_rows": page, "first": asked.text("after") is None}
     return Page("dead_groups.html", "Dead letters", values, ROOM, live=10)
 
 
 def letters(console: Console, asked: Asked) -> Page:
-    """The dead letters of a group: their causes, and one by one by pages."""
+    """Return the dead letters of a group: their causes, and one by one by pages."""
     name = check_name(asked.places["group"], Code.BAD_GROUP_NAME)
     cause, topic, older = asked.text("cause"), asked.text("topic"), asked.text("older")
     request = actions.List(group=name)
@@ -71,7 +71,7 @@ def letter(console: Console, asked: Asked) -> Page:
 
 
 def letter_at(console: Console, group: str, asked: Asked) -> dict[str, Any]:
-    """The dead letter at a place, with its ``message``. Raises Misuse(NOT_FOUND)."""
+    """Return the dead letter at a place, with its ``message``. Raises Misuse(NOT_FOUND)."""
     topic, queue, offset = asked.text("topic") or "", asked.number("queue", 0), asked.number("offset", 0)
     number = console.number_of(asked.text("broker"))
     items: list[actions.Item] = [{"topic": topic, "queue": queue, "offset": offset}]

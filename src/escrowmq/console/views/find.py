@@ -12,7 +12,7 @@ BAD = {"dead", "parked", "refused", "damaged", "expired", "failed", "nacked", "s
 
 
 def find(console: Console, asked: Asked) -> Page:
-    """What was found, newest first."""
+    """Show the search results, newest first."""
     wanted = asked.text("q")
     if wanted is None:
         return Page("find.html", "Find", {"found": None, "searched": "", "bad": BAD}, ROOM)

@@ -15,7 +15,7 @@ ROOM = "/topics"
 
 
 def message(console: Console, asked: Asked) -> Page:
-    """The message at a place of a topic."""
+    """Return the message at a place of a topic."""
     found = _wanted(console, asked)
     body = found["body"]
     values = {"message": found, "body": None if body is None else shown(body, asked.text("as"))}
@@ -23,7 +23,7 @@ def message(console: Console, asked: Asked) -> Page:
 
 
 def body(console: Console, asked: Asked) -> Download:
-    """A message's body as a file."""
+    """Return a message's body as a file."""
     found = _wanted(console, asked)
     if found["body"] is None:
         raise error(Code.DAMAGED, f"the body is damaged: {found['damaged']}")
@@ -31,7 +31,8 @@ def body(console: Console, asked: Asked) -> Download:
 
 
 def at(console: Console, number: int, topic: str, queue: int, offset: int) -> dict[str, Any] | None:
-    """The stored message at a place of a broker, its properties as a mapping; None if there is none (any more)."""
+    """Return the stored message at a place of a broker, its properties as a mapping; None if there is none (any
+    more)."""
     request: ReadRequest = {
         "source": topic,
         "queue": queue,

@@ -34,7 +34,7 @@ class Narrowed:
 
 
 def by_name(rows: Sequence[dict[str, Any]], asked: Asked) -> Narrowed:
-    """The rows whose name has the wanted letters in it, a page of them."""
+    """Return the rows whose name has the wanted letters in it, a page of them."""
     wanted = asked.text("name") or ""
     fitting = [row for row in rows if wanted.lower() in str(row["name"]).lower()]
     start = asked.number("start", 0)

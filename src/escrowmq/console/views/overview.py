@@ -31,7 +31,7 @@ class Figure:
 
 
 def overview(console: Console, asked: Asked) -> Page:
-    """The front page."""
+    """Return the front page."""
     samples = console.sampler.samples()
     last = samples[-1] if samples else None
     health = console.admin.health()
@@ -48,7 +48,7 @@ def overview(console: Console, asked: Asked) -> Page:
 
 
 def sections(samples: Sequence[Sample]) -> list[tuple[str, list[Figure]]]:
-    """The pictures under their headings."""
+    """Return the pictures under their headings."""
 
     def rate(name: str, *counters: str, to: str = "") -> Figure:
         return _rate(samples, name, counters, to)
@@ -101,7 +101,8 @@ def sections(samples: Sequence[Sample]) -> list[tuple[str, list[Figure]]]:
 
 
 def _rate(samples: Sequence[Sample], name: str, counters: Sequence[str], to: str) -> Figure:
-    """A counter's growth per second between one look and the next. Where a broker was started anew, or came or went, there is none."""
+    """Return a counter's growth per second between one look and the next. Where a broker was started anew, or came
+    or went, there is none."""
     values: list[float | None] = [None]
     for before, after in itertools.pairwise(samples):
         grown = 0.0

@@ -37,7 +37,8 @@ WORDS: Mapping[str, str] = {
 FINAL = ("discard", "rollback", "commit", "settle")
 """How the names of acts end that cannot be taken back: the number of rows is typed before they run."""
 FIELDS = (
-    "database", "compensation", "group", "topic", "cause", "containing", "reason", "key", "tag", "state", "older_than", "ids"
+    "database", "compensation", "group", "topic", "cause", "containing", "reason", "key", "tag", "state", "older_than",
+    "ids"
 )  # fmt: skip
 """What a selection can say, in the order of the form."""
 QUICKLY = 1.5
@@ -60,7 +61,7 @@ def plans(console: Console, asked: Asked) -> Page:
 
 
 def new(console: Console, asked: Asked) -> Page:
-    """The form of a new plan, filled in as a cause, a transaction or a dead letter asks for it."""
+    """Return the form of a new plan, filled in as a cause, a transaction or a dead letter asks for it."""
     act = asked.text("act") or ""
     chosen = _selection_of(asked.text("selection") or "{}")
     if "error" in chosen:
@@ -261,7 +262,7 @@ def _rate(text: str | None) -> float | None:
 
 
 def _selection(asked: Asked) -> dict[str, Any]:
-    """What the form chooses; empty fields choose nothing."""
+    """Return the selection of the form; empty fields select nothing."""
     found: dict[str, Any] = {name: value for name in FIELDS if (value := asked.said(name)) is not None}
     if "older_than" in found:
         found["older_than"] = seconds(found["older_than"], "older than")
@@ -284,7 +285,7 @@ def _items_of(text: str) -> list[Any]:
 
 
 def _selection_of(text: str) -> dict[str, Any]:
-    """A selection from an address."""
+    """Return a selection from an address."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
@@ -315,7 +316,8 @@ def _fields(kind: str) -> tuple[str, ...]:
 
 
 def _columns(listed: Any) -> list[str]:
-    """What a table of rows shows: all that any of them says, but for numbers that only programs need. The message at a place of a queue is
+    """Choose the columns of a table of rows: all that any row has, except numbers that only programs need. The message
+    at a place of a queue is
     one column."""
     hidden = {"row", "outcome", "place", "queue_id", "position", "shard"}
     names = list(dict.fromkeys(name for one in listed for name, value in one.items() if value is not None))

@@ -49,7 +49,7 @@ def transaction(console: Console, asked: Asked) -> Page:
 
 
 def seconds(text: str, name: str) -> float:
-    """A duration as people write it (``5min``). Raises Misuse(BAD_ARGUMENT)."""
+    """Return a duration as people write it (``5min``). Raises Misuse(BAD_ARGUMENT)."""
     try:
         return parse_quantity(text, SECONDS)
     except ValueError as problem:

@@ -33,7 +33,7 @@ def waiting(console: Console, asked: Asked) -> Page:
 
 
 def _link(cause: Cause) -> str:
-    """The page with the things themselves."""
+    """Return the page with the things themselves."""
     if cause.kind == "dead":
         return f"/dead-letters/{cause.of}"
     if cause.kind == "lagging":

@@ -15,7 +15,7 @@ from escrowmq.gateway.problems import SOME_REFUSED
 
 
 def gateway_of(request: Request) -> Gateway:
-    """The gateway that serves a request."""
+    """Return the gateway that serves a request."""
     found: Gateway = request.app.state.gateway
     return found
 
@@ -36,7 +36,7 @@ def some_refused(response: Response, results: Sequence[Any]) -> int:
 
 @asynccontextmanager
 async def leaving(request: Request) -> AsyncIterator[asyncio.Task[None]]:
-    """A task that ends when the client leaves."""
+    """Yield a task that ends when the client leaves."""
 
     async def until_gone() -> None:
         while (await request.receive())["type"] != "http.disconnect":

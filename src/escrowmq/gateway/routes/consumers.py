@@ -31,7 +31,7 @@ router = APIRouter(prefix="/consumers/{group}", tags=["consumers"])
 
 @router.post("/receive")
 async def receive(group: str, body: ReceiveIn, request: Request) -> DeliveredMessages:
-    """Lease messages, waiting up to ``wait`` seconds for a first one. What is not settled within the lease comes again."""
+    """Lease messages, waiting up to ``wait`` seconds for a first one. Unsettled ones return after the lease."""
     gateway = gateway_of(request)
     check_name(group, Code.BAD_GROUP_NAME)
     if body.topics is not None:

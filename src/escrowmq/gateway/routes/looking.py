@@ -54,8 +54,8 @@ async def view(
     topic: Annotated[str, Query(max_length=MAX_NAME)],
     id_or_key: Annotated[str, Query(max_length=4096)],
 ) -> ViewedMessage:
-    """The message of a topic with an id, or else the newest with a key: prepared, committed or plain; none that was rolled back or has
-    expired. 503 with `BROKER_AWAY` if it may be at a broker that is away."""
+    """Return the message of a topic with an id, or else the newest with a key: prepared, committed or plain; none
+    that was rolled back or has expired. 503 with `BROKER_AWAY` if it may be at a broker that is away."""
     gateway = gateway_of(request)
     found = await gateway.on_thread(view_message, gateway.bus.router, topic, id_or_key, gateway.settings.timeout)
     return ViewedMessage(message=None if found is None else _viewed(found))

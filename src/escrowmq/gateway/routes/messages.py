@@ -47,12 +47,12 @@ _RAW = {
 
 
 def scoped(key: str | None, request: Request, number: int) -> str | None:
-    """The id of the ``number``-th message of a request with an Idempotency-Key."""
+    """Return the id of the ``number``-th message of a request with an Idempotency-Key."""
     return None if key is None else f"idempotency {request.url.path} {key} {number}"
 
 
 def message(topic: str, given: MessageIn, identity: str | None) -> Message:
-    """A message of the client's from one of the request's; its own id comes before that of the request."""
+    """Return a message of the client's from one of the request's; its own id comes before that of the request."""
     return Message(
         topic,
         given.content,
@@ -116,7 +116,7 @@ async def send_raw(
 
 
 def _text(value: str | None) -> Any:
-    """A header's text: percent-encoded UTF-8, because headers are Latin-1."""
+    """Return a header's text: percent-encoded UTF-8, because headers are Latin-1."""
     if value is None:
         return None
     try:

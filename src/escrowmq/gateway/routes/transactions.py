@@ -39,7 +39,8 @@ _ACCEPTED: dict[int | str, dict[str, Any]] = {
 Confirmed = Annotated[
     Confirm,
     Query(
-        description="`oneway`: 202 at once; whether the decision was taken is never told. `answered`: when it is durable."
+        description="`oneway`: 202 at once; whether the decision was taken is never told. `answered`: when it is "
+        "durable."
     ),
 ]
 
@@ -108,7 +109,8 @@ async def commit(
 async def rollback(
     group: str, transaction_id: str, request: Request, response: Response, confirm: Confirmed = "answered"
 ) -> Decided:
-    """Roll back: its messages never appear. Repeating is harmless; 409 if it was committed. 202 if it is not waited for."""
+    """Roll back: its messages never appear. Repeating is harmless; 409 if it was committed. 202 if it is not waited
+    for."""
     return await _end(group, transaction_id, ROLLBACK, request, confirm, response)
 
 

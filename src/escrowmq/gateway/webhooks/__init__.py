@@ -1,4 +1,6 @@
-"""Webhooks: addresses of the operator that are told of parked transactions, dead letters, full disks and the like, after so many of them."""
+"""Webhooks: addresses of the operator that are told of parked transactions, dead letters, full disks and the like,
+after so many of them.
+"""
 
 from escrowmq.gateway.webhooks.configured import Hook, read_hooks
 from escrowmq.gateway.webhooks.posting import Webhooks

@@ -20,8 +20,9 @@ TIMEOUT = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Hook:
-    """One address. ``timeout``: seconds for a whole answer; ``topics`` and ``groups``: tell of these alone (empty: of all; what belongs to no topic or
-    group is told in any case); ``secret``: HMAC keys, empty for unsigned notices; ``ca_file``: certificates to trust instead of the usual ones."""
+    """One address. ``timeout``: seconds for a whole answer; ``topics`` and ``groups``: tell of these alone (empty: of
+    all; what belongs to no topic or group is told in any case); ``secret``: HMAC keys, empty for unsigned notices;
+    ``ca_file``: certificates to trust instead of the usual ones."""
 
     name: str
     url: str
@@ -52,8 +53,9 @@ class Hook:
 def read_hooks(
     flags: Sequence[str] = (), tables: Mapping[str, Any] | None = None, environment: Mapping[str, str] | None = None
 ) -> list[Hook]:
-    """Addresses from tables ``[webhook.NAME]`` (url, events, secret_env, timeout, ca_file, topics, groups) and from flags
-    ``EVENT[,EVENT...]=URL``. Secrets come from environment variables only. Raises Misuse(BAD_SETTING, BAD_URL)."""
+    """Addresses from tables ``[webhook.NAME]`` (url, events, secret_env, timeout, ca_file, topics, groups) and from
+    flags ``EVENT[,EVENT...]=URL``. Secrets come from environment variables only. Raises Misuse(BAD_SETTING, BAD_URL).
+    """
     known = os.environ if environment is None else environment
     hooks = [_of_table(name, table, known) for name, table in (tables or {}).items()]
     for number, flag in enumerate(flags):

@@ -1,10 +1,12 @@
-"""Notices on their way to the operator's addresses. Rules:
+"""Delivery of notices to the operator's addresses.
+
+Rules:
 
 1. Whoever tells of an event never waits: it goes into a bounded queue of this object, from which one thread takes it.
-2. Each address has a thread, a queue of notices and connections of its own: a slow or dead one delays no other. What does not fit in
-   its queue is dropped, the oldest first, and counted; the log has the events in any case.
-3. A notice is posted again until the answer has a status of 200 to 299, for ``GIVE_UP_SECONDS`` at most. It has the same ``webhook-id`` each time. So it comes at least
-   once, or is given up, which the log says.
+2. Each address has a thread, a queue of notices and connections of its own: a slow or dead one delays no other. What
+   does not fit in its queue is dropped, the oldest first, and counted; the log has the events in any case.
+3. A notice is posted again until the answer has a status of 200 to 299, for ``GIVE_UP_SECONDS`` at most. It has the
+   same ``webhook-id`` each time. So it comes at least once, or is given up, which the log says.
 4. No redirect is followed, no proxy of the environment is used, and no answer is read beyond its head.
 """
 
@@ -45,7 +47,8 @@ CLOSE_SECONDS = 2.0
 
 
 class Webhooks(logging.Handler):
-    """Tells ``hooks`` of events. ``source`` says whose they are: a JSON object for each notice, such as the broker's URL and folder.
+    """Tells ``hooks`` of events. ``source`` says whose they are: a JSON object for each notice, such as the broker's
+    URL and folder.
 
     A context manager: within it the records of the logger ``escrowmq.events`` are listened to.
     """
@@ -226,7 +229,7 @@ class _Address:
                     return
 
     def _next(self) -> tuple[str, bytes, float] | None:
-        """The oldest notice; None: it is to end."""
+        """Return the oldest notice; None: it is to end."""
         with self._changed:
             while True:
                 if self._until is not None and (not self._waiting or time.monotonic() >= self._until):

@@ -1,8 +1,8 @@
 """After how many events an address is told: pure rules, without a clock and without a network.
 
-A rule counts the events of one kind. When there were ``count`` of them within ``within`` seconds, a notice is due at once; what comes in the rest of that
-time is gathered in a second notice at its end. So a storm is two notices in that time, however many events it has, and none of them
-is left out of a count, once the first notice was due.
+A rule counts the events of one kind. When there were ``count`` of them within ``within`` seconds, a notice is due at
+once; what comes in the rest of that time is gathered in a second notice at its end. So a storm is two notices in that
+time, however many events it has, and none of them is left out of a count, once the first notice was due.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ class Window:
     _samples: list[Mapping[str, Any]] = field(default_factory=list)
 
     def saw(self, now: float, count: int, facts: Mapping[str, Any]) -> Notice | None:
-        """``count`` events more, with what is known of the first of them; the notice that is due by it. Ask :meth:`due` first."""
+        """``count`` events more, with what is known of the first of them; the notice that is due by it. Ask :meth:`due`
+        first."""
         if self._since is None:
             self._since = now
         self._count += count

@@ -1,4 +1,6 @@
-"""Arrays and tables of the ledger: names for NumPy arrays, growing columns with a head that can be let go, Arrow tables."""
+"""Arrays and tables of the ledger: names for NumPy arrays, growing columns with a head that can be let go, Arrow
+tables.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ Bools = npt.NDArray[np.bool_]
 
 
 def locate(rising: Int64s, wanted: Int64s) -> Int64s:
-    """The index of each wanted value in an array of rising values; -1 where it is not there."""
+    """Return the index of each wanted value in an array of rising values; -1 where it is not there."""
     size = len(wanted)
     if not len(rising):
         return np.full(size, -1, np.int64)
@@ -30,7 +32,8 @@ def locate(rising: Int64s, wanted: Int64s) -> Int64s:
 
 
 def places_of_few(rising: Int64s, wanted: list[int]) -> list[int]:
-    """Where each wanted value stands among rising ones, or would: one is looked for as a number, at a third of what a list of one costs."""
+    """Where each wanted value stands among rising ones, or would: one is looked for as a number, at a third of what a
+    list of one costs."""
     if len(wanted) == 1:
         return [int(rising.searchsorted(wanted[0]))]
     places: list[int] = rising.searchsorted(wanted).tolist()
@@ -56,10 +59,11 @@ def unique_in_order(ordinals: Int64s) -> Int64s:
 
 
 class Columns:
-    """Rows numbered by ordinal ``first`` .. ``end``-1, one array per column, amortised growth at the end, trim at the head.
+    """Rows numbered by ordinal ``first`` .. ``end``-1, one array per column, amortised growth at the end, trim at the
+    head.
 
-    Ordinals never change. ``columns["name"]`` is the live part as an array (index 0 is ordinal ``first``); it is a view,
-    valid until the next append or trim.
+    Ordinals never change. ``columns["name"]`` is the live part as an array (index 0 is ordinal ``first``); it is a
+    view, valid until the next append or trim.
     """
 
     __slots__ = ("_arrays", "_size", "_start", "first")
@@ -122,7 +126,7 @@ class Columns:
         self._size = min(max(end - self.first, 0), self._size)
 
     def to_table(self) -> pa.Table:
-        """The live rows as a copy; the first ordinal stands in the schema's metadata."""
+        """Return the live rows as a copy; the first ordinal stands in the schema's metadata."""
         if self._size:
             table = pa.table({name: pa.array(self[name].copy()) for name in self._arrays})
         else:
@@ -154,7 +158,7 @@ def _without_rows(columns: tuple[tuple[str, np.dtype[Any]], ...]) -> pa.Table:
 
 
 def with_zeros(table: pa.Table, name: str, dtype: type[np.generic]) -> pa.Table:
-    """The table of an older snapshot with a column that it does not have, of zeros."""
+    """Return the table of an older snapshot with a column that it does not have, of zeros."""
     if name in table.column_names:
         return table
     return table.append_column(name, pa.array(np.zeros(table.num_rows, dtype)))
@@ -166,7 +170,7 @@ def int64s(*names: str) -> list[tuple[str, pa.DataType]]:
 
 
 def table_of(schema: pa.Schema, rows: Sequence[Sequence[Any]]) -> pa.Table:
-    """A table with these rows, values in the order of the schema; there may be none."""
+    """Return a table with these rows, values in the order of the schema; there may be none."""
     if not rows:
         return empty_table(schema)
     return pa.table([pa.array(c, f.type) for c, f in zip(zip(*rows, strict=True), schema, strict=True)], schema=schema)
@@ -174,5 +178,6 @@ def table_of(schema: pa.Schema, rows: Sequence[Sequence[Any]]) -> pa.Table:
 
 @functools.cache
 def empty_table(schema: pa.Schema) -> pa.Table:
-    """A table without rows: one for all who ask, as nobody can change it, and most tables of a snapshot are empty."""
+    """Return a table without rows: one for all who ask, as nobody can change it, and most tables of a snapshot are
+    empty."""
     return schema.empty_table()

@@ -4,11 +4,12 @@ Rules:
 
 1. Putting a batch of equal times in costs one bucket, whatever its size.
 2. Nothing is taken out when it is decided: an entry counts only while its owner says that it still stands for that very
-   time (*alive*). The dead are dropped when they are met, and by ``put`` when they are far more than can be alive. So the index
-   is derived: it can be rebuilt from its owner's columns at any moment, and looking at it changes no state. An entry that
-   comes back to a time that it had before is there twice; the repeat is dropped when that time has come.
-3. ``wake_us`` is a lower bound: nothing is due before it. The entry of that time may be dead, but a look (:meth:`DueIndex.due`)
-   that finds nothing moves the bound, so a caller that sleeps until it and then looks always gets on.
+   time (*alive*). The dead are dropped when they are met, and by ``put`` when they are far more than can be alive. So
+   the index is derived: it can be rebuilt from its owner's columns at any moment, and looking at it changes no state.
+   An entry that comes back to a time that it had before is there twice; the repeat is dropped when that time has come.
+3. ``wake_us`` is a lower bound: nothing is due before it. The entry of that time may be dead, but a look
+   (:meth:`DueIndex.due`) that finds nothing moves the bound, so a caller that sleeps until it and then looks always
+   gets on.
 """
 
 from __future__ import annotations
@@ -78,7 +79,8 @@ class DueIndex:
         self._size += len(entries)
 
     def due(self, now_us: int, limit: int) -> Int64s:
-        """Up to ``limit`` entries alive and due at ``now_us``, the longest overdue first. They stay until they are dead."""
+        """Up to ``limit`` entries alive and due at ``now_us``, the longest overdue first. They stay until they are
+        dead."""
         while self._heap and self._heap[0] <= now_us:
             self._open_bucket(heapq.heappop(self._heap))
         found: list[Int64s] = []
@@ -98,7 +100,7 @@ class DueIndex:
         return np.concatenate(found) if found else np.empty(0, np.int64)
 
     def _open_bucket(self, due_us: int) -> None:
-        """The time of a bucket has come: its entries are overdue, each once."""
+        """Make the entries of a bucket overdue, each once, because its time has come."""
         chunks = self._buckets.pop(due_us)
         while self._overdue and self._overdue[-1][0] == due_us:
             chunks.insert(0, self._overdue.pop()[1])
@@ -110,7 +112,7 @@ class DueIndex:
         self._overdue.extend((due_us, chunk) for chunk in chunks)
 
     def done(self) -> None:
-        """The owner has dealt with what was due: move ``wake_us`` past it."""
+        """Move ``wake_us`` past what was due, because the owner has dealt with it."""
         while self._overdue:
             due_us, chunk = self._overdue[0]
             if len(live := self._living(chunk, due_us)):

@@ -1,8 +1,10 @@
-"""What comes again since a reset: runs of offsets, none of them delivered yet, that members of the group were given before.
+"""What comes again since a reset: runs of offsets, none of them delivered yet, that members of the group were given
+before.
 
-A reset makes settled messages wait again, as if nobody had ever had them. That somebody had is not forgotten: these runs say it, so
-that they are delivered as repeats (I23). They cost memory by runs, not by messages: at most :data:`MAX_RUNS` of a queue; beyond, the
-closest are taken for one, and what lies between is called a repeat, too, though it is none.
+A reset makes settled messages wait again, as if nobody had ever had them. That somebody had is not forgotten: these
+runs say it, so that they are delivered as repeats (I23). They cost memory by runs, not by messages: at most
+:data:`MAX_RUNS` of a queue; beyond, the closest are taken for one, and what lies between is called a repeat, too,
+though it is none.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ from escrowmq.ledger.columns.arrays import Int32s, Int64s, UInt8s
 MAX_RUNS = 1024
 """Runs of one queue."""
 HANDED_OUT, NOT, EITHER = 1, 0, 2
-"""Of offsets: members were given them, or not, or it does not matter: the tags exclude them, and they join what is around."""
+"""Of offsets: members were given them, or not, or it does not matter: the tags exclude them, and they join what is
+around.
+"""
 
 _NONE: Int64s = np.empty(0, np.int64)
 
@@ -44,7 +48,8 @@ class Again:
         self.starts, self.ends = np.maximum(self.starts[gone:], first), self.ends[gone:]
 
     def attempts(self, offsets: Int64s, repeated: int) -> Int32s:
-        """The attempt of each of the rising ``offsets`` at its next delivery: ``repeated`` of those that come again, else 1."""
+        """Return the attempt of each of the rising ``offsets`` at its next delivery: ``repeated`` of those that
+        come again, else 1."""
         if not len(self):
             return np.ones(len(offsets), np.int32)
         at = np.searchsorted(self.starts, offsets, side="right") - 1
@@ -63,8 +68,8 @@ class Again:
 
 
 def handed_out(starts: Int64s, kinds: UInt8s, end: int, more: Again) -> Again:
-    """What was handed out of runs that begin at ``starts``, each of one of the ``kinds`` above, the last up to ``end``; and ``more``
-    from there on."""
+    """Build the record of runs that were handed out: they begin at ``starts``, each of one of the ``kinds`` above,
+    the last up to ``end``; and ``more`` from there on."""
     known = kinds != EITHER
     starts, kinds = starts[known], kinds[known]
     ends = np.append(starts[1:], end)[: len(starts)]

@@ -46,7 +46,8 @@ from escrowmq.schemas import ENDED, Kind
 class Consuming:
     """Decides for consumer groups. It has no state of its own.
 
-    ``keys_of`` gives the keys of messages by their log positions (None: nobody knows them). What it gives must never change.
+    ``keys_of`` gives the keys of messages by their log positions (None: nobody knows them). What it gives must never
+    change.
     """
 
     def __init__(self, groups: Groups, topics: Topics, keys_of: KeysOf | None = None) -> None:
@@ -55,7 +56,8 @@ class Consuming:
         self.keys_of = keys_of
 
     def decide_subscribe(self, cmd: Subscribe, topics: Topics, rules: Rules) -> Decision:
-        """Make a group or join it; ``topics``: as they will be. BAD_GROUP_NAME, UNKNOWN_TOPIC, BAD_REQUEST, SUBSCRIPTION_MISMATCH or TOO_MANY."""
+        """Make a group or join it; ``topics``: as they will be. BAD_GROUP_NAME, UNKNOWN_TOPIC, BAD_REQUEST,
+        SUBSCRIPTION_MISMATCH or TOO_MANY."""
         subscriptions.check(cmd.group, cmd.subscription, topics)
         if (group := self._groups.by_name.get(cmd.group)) is not None:
             had, events = group.subscription, list[Event]()
@@ -72,8 +74,8 @@ class Consuming:
         return Decision((event_of(Kind.GROUP, [cmd.group], [text]),), answer)
 
     def decide_alter(self, cmd: AlterGroup, topics: Topics) -> Decision:
-        """Give a group another subscription; ``topics``: as they will be. UNKNOWN_GROUP, UNKNOWN_TOPIC, BAD_REQUEST; CONFLICT for
-        another order, or another fate of what is in doubt, while something is leased."""
+        """Give a group another subscription; ``topics``: as they will be. UNKNOWN_GROUP, UNKNOWN_TOPIC, BAD_REQUEST;
+        CONFLICT for another order, or another fate of what is in doubt, while something is leased."""
         group = self._groups.group(cmd.group)
         altered = subscriptions.altered(group.subscription, cmd)
         subscriptions.check(cmd.group, dataclasses.replace(altered, start=cmd.start), topics)
@@ -92,8 +94,8 @@ class Consuming:
         return Decision((event_of(Kind.ALTERED, [group.ordinal], [subscriptions.dump(altered)]),), altered)
 
     def decide_receive(self, cmd: Receive, rules: Rules, now_us: int, next_position: int) -> Decision:
-        """Lease what ``receiving.py`` rules. UNKNOWN_GROUP, BAD_QUEUE (not a queue of the group's), BAD_REQUEST; in a group
-        that holds what is in doubt also FENCED, and what the member has in doubt comes first."""
+        """Lease what ``receiving.py`` rules. UNKNOWN_GROUP, BAD_QUEUE (not a queue of the group's), BAD_REQUEST; in a
+        group that holds what is in doubt also FENCED, and what the member has in doubt comes first."""
         group = self._groups.group(cmd.group)
         if cmd.lease_us < 1:
             raise error(Code.BAD_REQUEST, "a lease is longer than nothing")
@@ -215,8 +217,8 @@ class Consuming:
         return Decision((event_of_rows(Kind.BURIED, rows),) if rows else (), len(rows))
 
     def decide_settle_dead(self, cmd: SettleDead) -> Decision:
-        """Answer: one code per row: OK, NOT_FOUND (no dead letter there, or named twice), or CONFLICT (it is another death now).
-        UNKNOWN_GROUP for the whole."""
+        """Answer: one code per row: OK, NOT_FOUND (no dead letter there, or named twice), or CONFLICT (it is another
+        death now). UNKNOWN_GROUP for the whole."""
         group = self._groups.group(cmd.group)
         found = np.zeros(len(cmd.offsets), bool)
         codes = np.full(len(cmd.offsets), Code.NOT_FOUND, np.uint8)

@@ -10,14 +10,15 @@ Every offset of the queue is in exactly one state (I26), and its place says wher
 
 Rules:
 
-1. ``next`` only rises, and a final state (from ACKED on) never changes, except that the runs of a long history merge to GONE, and
-   but for one act of a person: :meth:`Cursor.reset` sets ``next`` where it is told to.
-2. LEASED offsets are pending in exactly one lease of ``leases``; RETRYING ones are in ``retries``, DEAD ones in ``dead``.
+1. ``next`` only rises, and a final state (from ACKED on) never changes, except that the runs of a long history merge to
+   GONE, and but for one act of a person: :meth:`Cursor.reset` sets ``next`` where it is told to.
+2. LEASED offsets are pending in exactly one lease of ``leases``; RETRYING ones are in ``retries``, DEAD ones in
+   ``dead``.
 3. ``counts`` are always those of the states, the merged history's included.
-4. A lease is one small object, however many messages it holds: a range of the queue, until a deadline. Its id is the log position
-   of the row that made it; ids are never used again, so an id is also the proof of ownership (I27).
-5. Pending offsets of a lease from ``doubt`` on are in doubt: the process that they were handed to may be gone, and can settle
-   them no more. They wait for the member's next process, or for its fencing (``members.py``).
+4. A lease is one small object, however many messages it holds: a range of the queue, until a deadline. Its id is the
+   log position of the row that made it; ids are never used again, so an id is also the proof of ownership (I27).
+5. Pending offsets of a lease from ``doubt`` on are in doubt: the process that they were handed to may be gone, and can
+   settle them no more. They wait for the member's next process, or for its fencing (``members.py``).
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ class Cursor:
 
     @property
     def floor(self) -> int:
-        """Everything below is done (I22: only a reset takes it back). A dead letter is not done until a person says so."""
+        """Return the offset below which all is done (I22: only a reset lowers it). A dead letter is not done."""
         states = self.states["state"]
         self._floor = max(self._floor, self.base)
         while self._floor < self.next:
@@ -143,8 +144,8 @@ class Cursor:
             self.again.trim(end)
 
     def take_up(self, offsets: Int64s, keys: Int64s, due_us: int, repeated: int) -> None:
-        """In order: the rising ``offsets`` from ``next`` on wait in the retries now, still to be delivered for the first time (or, as
-        attempt ``repeated``, again since a reset); what lies between them is passed over."""
+        """In order: the rising ``offsets`` from ``next`` on wait in the retries now, still to be delivered for the
+        first time (or, as attempt ``repeated``, again since a reset); what lies between them is passed over."""
         attempts = self.again.attempts(offsets, repeated)
         self.advance(int(offsets[-1]) + 1, State.FILTERED)
         self.move(offsets, State.FILTERED, State.RETRYING)
@@ -158,14 +159,16 @@ class Cursor:
         return self.base + int(undone.argmax()) if undone.any() else self.next
 
     def counts_from(self, start: int) -> list[int]:
-        """How many offsets from ``start`` to before ``next`` are in each state, of those that have a byte or a run of their own."""
+        """How many offsets from ``start`` to before ``next`` are in each state, of those that have a byte or a run of
+        their own."""
         starts, states = self.runs()
         lengths = np.maximum(np.append(starts[1:], self.next)[: len(starts)] - np.maximum(starts, start), 0)
         return [int(lengths[states == state].sum()) for state in range(_STATES)]
 
     def reset(self, start: int) -> None:
-        """Go on at ``start``, which is stored or the queue's end; leases are the caller's affair, and over. From there on all waits, dead letters, too;
-        what lies below is passed over if it was to be delivered still, and else stays as it is."""
+        """Go on at ``start``, which is stored or the queue's end; leases are the caller's affair, and over. From there
+        on all waits, dead letters, too; what lies below is passed over if it was to be delivered still, and else stays
+        as it is."""
         again = self._handed_out(start)
         if start > self.next:
             self.advance(start, State.SKIPPED)
@@ -192,7 +195,7 @@ class Cursor:
         self.again = again
 
     def _handed_out(self, start: int) -> Again:
-        """What members were given of the offsets from ``start`` on, as far as it is known."""
+        """Return which offsets from ``start`` on members received, as far as it is known."""
         more = Again(self.again.starts, self.again.ends)
         more.trim(start)
         if start >= self.next:
@@ -287,7 +290,8 @@ class Cursor:
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """Offsets ``start`` .. ``end``-1 as far as ``mask`` says so (one byte per offset; None: all pending, or all acked at the end)."""
+    """Offsets ``start`` .. ``end``-1 as far as ``mask`` says so (one byte per offset; None: all pending, or all acked
+    at the end)."""
 
     id: int
     group: int
@@ -307,7 +311,7 @@ class Lease:
         self.pending = self.end - self.start if self.mask is None else self.mask.count(PENDING)
 
     def copy_mask(self) -> bytearray:
-        """The mask as bytes of the caller's own."""
+        """Return the mask as bytes of the caller's own."""
         if self.mask is not None:
             return bytearray(self.mask)
         return bytearray((PENDING if self.pending else ACKED,)) * (self.end - self.start)
@@ -323,7 +327,8 @@ class Lease:
         return self.start <= offset < self.end and self.copy_mask()[offset - self.start] == PENDING
 
     def take(self, start: int, end: int, to: int) -> Int64s | None:
-        """Pending offsets of ``start`` .. ``end``-1 become ``to``; they are returned, None standing for all of the range."""
+        """Pending offsets of ``start`` .. ``end``-1 become ``to``; they are returned, None standing for all of the
+        range."""
         if self.mask is None:
             if to == ACKED and start == self.start and end == self.end:
                 self.pending = 0

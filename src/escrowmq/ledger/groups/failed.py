@@ -1,7 +1,8 @@
-"""What failed for a group in one queue: offsets that wait for their next delivery (dead letters have a room of their own).
+"""What failed for a group in one queue: offsets that wait for their next delivery (dead letters have a room of their
+own).
 
-They are a sparse set of offsets, kept sorted in NumPy arrays. Adding and taking are batch operations; taking from the low end,
-the common case, copies nothing.
+They are a sparse set of offsets, kept sorted in NumPy arrays. Adding and taking are batch operations; taking from the
+low end, the common case, copies nothing.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class SparseOffsets:
         return self._columns[name]
 
     def arrays(self) -> list[npt.NDArray[Any]]:
-        """The offsets, then the columns in their order."""
+        """Return the offsets, then the columns in their order."""
         return [self.offsets, *self._columns.values()]
 
     def load(self, offsets: Int64s, *columns: npt.NDArray[Any]) -> None:
@@ -62,7 +63,7 @@ class SparseOffsets:
             self._columns[name] = np.insert(column, places, values[name])
 
     def span(self, start: int, end: int) -> tuple[int, int]:
-        """The index range of the offsets with ``start <= offset < end``."""
+        """Return the index range of the offsets with ``start <= offset < end``."""
         first, last = np.searchsorted(self.offsets, (start, end))
         return int(first), int(last)
 
@@ -164,8 +165,8 @@ class Retries(SparseOffsets):
 
 
 class Redelivery(NamedTuple):
-    """When a group gets a message again that failed, and how often: after ``delays_us``, if there are any (the last for all
-    that follow), else after a back-off."""
+    """When a group gets a message again that failed, and how often: after ``delays_us``, if there are any (the last for
+    all that follow), else after a back-off."""
 
     attempts: int
     first_us: int

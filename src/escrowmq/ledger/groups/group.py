@@ -55,11 +55,11 @@ class Group:
     """Topics of which nothing is handed out, and since when; ``ALL``: of none."""
 
     def cursor(self, queue_id: int) -> Cursor:
-        """The cursor of a queue, or a new one for a queue that the group has not met: it is not kept."""
+        """Return the cursor of a queue, or a new one for a queue that the group has not met: it is not kept."""
         return self.cursors.get(queue_id) or Cursor(queue_id, 0)
 
     def meet(self, queue_id: int) -> Cursor:
-        """The cursor of a queue, made and kept if the group has not met it."""
+        """Return the cursor of a queue, made and kept if the group has not met it."""
         return self.cursors.setdefault(queue_id, self.cursor(queue_id))
 
     def is_paused(self, topic: str) -> bool:
@@ -73,7 +73,7 @@ class Group:
         return tuple(topic for topic in topics if not self.is_paused(topic)) if self.paused else topics
 
     def leases_of(self, member: int) -> list[Lease]:
-        """The live leases of a member, oldest first."""
+        """Return the live leases of a member, oldest first."""
         found = [x for cursor in self.cursors.values() for x in cursor.leases.values() if x.member == member]
         return sorted(found, key=lambda lease: lease.id)
 
@@ -81,8 +81,8 @@ class Group:
 class Leases:
     """All leases of a shard by id, and by deadline.
 
-    A lease lives while a message of it is pending. Ended ones with acks are remembered for a while (``MAX_ENDED``), so that
-    an acknowledgement that is sent again after a lost answer still gets its OK.
+    A lease lives while a message of it is pending. Ended ones with acks are remembered for a while (``MAX_ENDED``), so
+    that an acknowledgement that is sent again after a lost answer still gets its OK.
     """
 
     __slots__ = ("_deadlines", "_first", "ended", "live")
@@ -135,7 +135,7 @@ class Leases:
             del self.ended[next(iter(self.ended))]
 
     def find(self, id: int) -> Lease | None:
-        """The lease, live or remembered."""
+        """Return the lease, live or remembered."""
         return self.live.get(id) or self.ended.get(id)
 
     @property

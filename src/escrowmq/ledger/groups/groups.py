@@ -2,15 +2,17 @@
 
 Theory of operation:
 
-1. A group has one :class:`~escrowmq.ledger.groups.cursors.Cursor` per queue. Any member may lease from any queue of the group's topics.
-2. A lease is a row of a LEASED event: a range of a queue and an attempt. A range that starts at the cursor's ``next`` is a
-   first delivery of those of its offsets that the group's tags choose; one below takes what waits for a retry in it (in
-   order: what is free of it, see ``order.py``). The lease's id is the log position of its row.
-3. ACKED, RETRIED, DEAD, BURIED and EXTENDED name a lease and touch only what is pending in it. So a lease that ended can do nothing
-   (I27), and an acknowledgement can be repeated.
-4. What operators do to a whole group (reset, pause, delete) is decided in ``operating.py``. Numbers of groups are never used again; of a
-   deleted one the name is known as long as the log may hold what it acknowledged.
-5. What follows from the other commands is decided in ``consuming.py``; ``apply`` depends on the state and its arguments only.
+1. A group has one :class:`~escrowmq.ledger.groups.cursors.Cursor` per queue. Any member may lease from any queue of the
+   group's topics.
+2. A lease is a row of a LEASED event: a range of a queue and an attempt. A range that starts at the cursor's ``next``
+   is a first delivery of those of its offsets that the group's tags choose; one below takes what waits for a retry in
+   it (in order: what is free of it, see ``order.py``). The lease's id is the log position of its row.
+3. ACKED, RETRIED, DEAD, BURIED and EXTENDED name a lease and touch only what is pending in it. So a lease that ended
+   can do nothing (I27), and an acknowledgement can be repeated.
+4. What operators do to a whole group (reset, pause, delete) is decided in ``operating.py``. Numbers of groups are never
+   used again; of a deleted one the name is known as long as the log may hold what it acknowledged.
+5. What follows from the other commands is decided in ``consuming.py``; ``apply`` depends on the state and its arguments
+   only.
 """
 
 from __future__ import annotations
@@ -147,7 +149,8 @@ class Groups:
                 self.delivered += lease.pending
 
     def _take(self, id: int, start: int, count: int, to: int, state: State) -> tuple[Lease, Int64s | None] | None:
-        """What is pending of a lease in a range becomes ``state``: the lease and the offsets (None: all the range)."""
+        """Set the pending messages of a lease in a range to ``state``. Returns the lease and the offsets (None: all
+        the range)."""
         lease = self.leases.live.get(id)
         if lease is None:
             return None
@@ -301,7 +304,8 @@ class Groups:
         self.apply_heads(topics)
 
     def apply_heads(self, topics: Topics, queue_ids: set[int] | None = None) -> None:
-        """Retention moved heads of queues (None: maybe of all): what lies below and was not done expires, and is counted as such."""
+        """Retention moved heads of queues (None: maybe of all): what lies below and was not done expires, and is
+        counted as such."""
         for group in self.groups.values():
             subscribed = subscriptions.queue_ids(group.subscription.topics, topics)
             met = {*subscribed, *group.cursors}
@@ -316,13 +320,13 @@ class Groups:
                 cursor.trim(head)
 
     def meet_at(self, topic: str, queue_id: int, start: int) -> None:
-        """A topic got a queue that begins at ``start``: so do its groups."""
+        """Give the groups of a topic its new queue, which begins at ``start``."""
         for group in self.groups.values():
             if topic in group.subscription.topics:
                 group.cursors.setdefault(queue_id, Cursor(queue_id, start))
 
     def lose(self, topic: str, queue_ids: Sequence[int]) -> None:
-        """A topic is deleted: what the groups have of it goes, leases and dead letters too."""
+        """Remove a deleted topic from the groups, with its leases and dead letters."""
         for group in self.groups.values():
             cursors = [group.cursors.pop(id) for id in queue_ids if id in group.cursors]
             self._end_leases(group, [lease for cursor in cursors for lease in cursor.leases.values()])
@@ -364,8 +368,8 @@ class Groups:
     # Looking
 
     def has_work(self, group: str, topics: Topics, now_us: int) -> bool:
-        """Whether a receive of this group would lease something or pass over something now (leases' limit apart), or be refused as
-        the group is gone."""
+        """Whether a receive of this group would lease something or pass over something now (leases' limit apart), or be
+        refused as the group is gone."""
         if (found := self.by_name.get(group)) is None:
             return True
         ordered = found.subscription.ordered
@@ -389,13 +393,14 @@ class Groups:
 
     @property
     def wake_us(self) -> int:
-        """No lease ends and no retry comes due before this; ``NEVER_US``: nothing waits. It may be the time of a retry that is gone."""
+        """No lease ends and no retry comes due before this; ``NEVER_US``: nothing waits. It may be the time of a retry
+        that is gone."""
         deadline = self.leases.wake_us
         return min(deadline, self._retry_times[0]) if self._retry_times else deadline
 
     def expired(self, now_us: int, limit: int) -> list[Lease]:
-        """At most ``limit`` leases whose time is over, earliest first. A retry whose time has come is simply work from now
-        on (:meth:`has_work`)."""
+        """At most ``limit`` leases whose time is over, earliest first. A retry whose time has come is simply work from
+        now on (:meth:`has_work`)."""
         while self._retry_times and self._retry_times[0] <= now_us:
             heapq.heappop(self._retry_times)
         return self.leases.expired(now_us, limit)
@@ -406,7 +411,7 @@ class Groups:
                 heapq.heappush(self._retry_times, time_us)
 
     def group(self, name: str) -> Group:
-        """A group by its name; UNKNOWN_GROUP."""
+        """Return a group by its name; UNKNOWN_GROUP."""
         if (group := self.by_name.get(name)) is None:
             raise error(Code.UNKNOWN_GROUP, f"no consumer group {name!r}")
         return group
@@ -421,11 +426,12 @@ class Groups:
         return [reports.describe(group, topics, rules) for group in self.groups.values()]
 
     def members(self, group: str, topics: Topics) -> list[dict[str, Any]]:
-        """What each member holds: see :func:`escrowmq.ledger.groups.members.describe`; UNKNOWN_GROUP."""
+        """List what each member holds: see :func:`escrowmq.ledger.groups.members.describe`; UNKNOWN_GROUP."""
         return members.describe(self.group(group), topics)
 
     def dead(self, group: str, topics: Topics, topic: str | None = None) -> Parts:
-        """The dead letters of a group by queue id, of one topic or of all: they may be read while the ledger goes on. UNKNOWN_GROUP."""
+        """Return the dead letters of a group by queue id, of one topic or of all: they may be read while the ledger
+        goes on. UNKNOWN_GROUP."""
         cursors = self.group(group).cursors
         chosen = cursors if topic is None else set(topics.queue_ids(topic) if topics.has(topic) else ())
         return {id: list(cursor.dead.blocks) for id, cursor in cursors.items() if id in chosen and len(cursor.dead)}
@@ -455,7 +461,8 @@ class Groups:
         return self.freeze()()
 
     def freeze(self) -> Callable[[], dict[str, pa.Table]]:
-        """The state as of now as tables whose names begin with ``groups_``; copies, made in part when it is called, on any thread."""
+        """Return the state as of now as tables whose names begin with ``groups_``; copies, made in part when it is
+        called, on any thread."""
         return snapshots.freeze(self)
 
     def restore(self, tables: dict[str, pa.Table]) -> None:
@@ -494,7 +501,7 @@ def _deliver_in_order(cursor: Cursor, start: int, end: int, attempt: int, time_u
 
 
 def _delivered(cursor: Cursor, offsets: Int64s, start: int, end: int) -> bytearray | None:
-    """The mask of a lease of these retries, None: all of the range."""
+    """Return the mask of a lease of these retries, None: all of the range."""
     cursor.move(offsets, State.RETRYING, State.LEASED)
     if len(offsets) == end - start:
         return None

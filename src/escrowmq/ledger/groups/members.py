@@ -2,17 +2,19 @@
 
 Theory of operation:
 
-1. Leases of such a group do not end by time. What a silent member was handed is given to no other member: its effect may be
-   done, or about to be.
+1. Leases of such a group do not end by time. What a silent member was handed is given to no other member: its effect
+   may be done, or about to be.
 2. Members have names. JOINED begins a new *epoch* of a member (its position is the epoch); an older one may receive no
    more (FENCED). All that the member held is then *in doubt*: its old process can settle it no more (LEASE_LOST), and
-   it is handed to the new one first, as HANDED: a new lease, one attempt later; after the last attempt it is a dead letter.
+   it is handed to the new one first, as HANDED: a new lease, one attempt later; after the last attempt it is a dead
+   letter.
 3. A process that merely lost answers (its broker restarted, the connection broke) joins again and names the leases that
-   reached it, with how far: KEPT, they are not in doubt. So nothing that was lost on the way stays leased to a process that does not have it.
+   reached it, with how far: KEPT, they are not in doubt. So nothing that was lost on the way stays leased to a process
+   that does not have it.
 4. FENCED gives everything a member holds back to the group at once, each as a failed attempt, and ends its epoch.
 
-In an ordered group what is in doubt in a queue is handed out when the member has settled what it got of it before, and all
-of a lease at once, even if that is more than was asked for: a rest could be overtaken.
+In an ordered group what is in doubt in a queue is handed out when the member has settled what it got of it before, and
+all of a lease at once, even if that is more than was asked for: a rest could be overtaken.
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ def decide_join(group: Group, cmd: Join, rules: Rules, position: int) -> tuple[t
 
 
 def member_of(group: Group, cmd: Receive) -> Member:
-    """The member that receives. BAD_REQUEST if it never joined, FENCED if it is not its newest epoch."""
+    """Return the member that receives. BAD_REQUEST if it never joined, FENCED if it is not its newest epoch."""
     member = group.members.get(cmd.member)
     if member is None or cmd.epoch is None:
         hint = 'give bus.consumer(..., instance="NAME", in_doubt="hold")'
@@ -96,7 +98,7 @@ class Handing:
         return events
 
     def pieces(self, position: int) -> list[Piece]:
-        """What the rows hold, the first event's first row standing at ``position``."""
+        """Return the content of the rows; the first event's first row gets ``position``."""
         first = position + len(self.dead)
         return [
             Piece(first + number, queue_id, row[3], offsets, positions)
@@ -105,7 +107,7 @@ class Handing:
 
 
 def in_doubt(group: Group, member: Member, topics: Topics) -> list[Lease]:
-    """The leases with something in doubt of ``member`` that may be handed out, oldest first."""
+    """Return the leases with something in doubt of ``member`` that may be handed out, oldest first."""
     found = sorted(member.doubted.values(), key=lambda lease: lease.id)
     if not group.paused:
         return found
@@ -113,7 +115,8 @@ def in_doubt(group: Group, member: Member, topics: Topics) -> list[Lease]:
 
 
 def hand_over(plan: Plan, group: Group, member: Member, topics: Topics, max_attempts: int) -> Handing:
-    """What is in doubt of ``member``, up to the plan's bounds, which it lowers (in order: to the end of a lease)."""
+    """Hand over what is in doubt of ``member``, up to the plan's bounds, which it lowers (in order: to the end of a
+    lease)."""
     handing, ordered = Handing(), group.subscription.ordered
     for lease in in_doubt(group, member, topics):
         if plan.budget <= 0:
@@ -159,9 +162,9 @@ def _dead(lease: Lease, start: int, end: int, max_attempts: int) -> list[tuple[i
 
 
 def describe(group: Group, topics: Topics) -> list[dict[str, Any]]:
-    """What each member holds: ``member, leases, messages, in_doubt`` (messages), ``held`` (one dict per lease, oldest first: ``lease,
-    topic, queue, first, last`` offset, ``messages, in_doubt, attempt``, ``deadline_us`` or None); of named members also
-    ``instance, epoch, fenced, joined_us``."""
+    """List what each member holds: ``member, leases, messages, in_doubt`` (messages), ``held`` (one dict per lease,
+    oldest first: ``lease, topic, queue, first, last`` offset, ``messages, in_doubt, attempt``, ``deadline_us`` or
+    None); of named members also ``instance, epoch, fenced, joined_us``."""
     found: dict[int, list[Lease]] = {member: [] for member in group.members}
     for cursor in group.cursors.values():
         for lease in cursor.leases.values():

@@ -1,16 +1,18 @@
-"""Decides what operators do to a whole consumer group: set where it goes on, pause it, delete it. Reads the state, changes nothing.
+"""Decides what operators do to a whole consumer group: set where it goes on, pause it, delete it. Reads the state,
+changes nothing.
 
 Rules of a reset:
 
-1. Each of its queues gets one offset from which all waits. What a member was given before comes again as a repeat, its attempts counted anew
-   (``again.py``). What lies below and was still to be delivered is passed over (SKIPPED).
-2. All leases of these queues end, and with them what is remembered of ended ones: whatever is settled of them afterwards is
-   LEASE_LOST (I27). No progress that is acknowledged afterwards is of a lease from before.
+1. Each of its queues gets one offset from which all waits. What a member was given before comes again as a repeat, its
+   attempts counted anew (``again.py``). What lies below and was still to be delivered is passed over (SKIPPED).
+2. All leases of these queues end, and with them what is remembered of ended ones: whatever is settled of them
+   afterwards is LEASE_LOST (I27). No progress that is acknowledged afterwards is of a lease from before.
 3. Dead letters below stay: a reset is no discard. Those from the offset on wait as all others.
-4. What a group with ``in_doubt="hold"`` has handed out is nobody else's until its member is back or fenced; so there CONFLICT while something
-   of these queues is leased, unless it is forced.
+4. What a group with ``in_doubt="hold"`` has handed out is nobody else's until its member is back or fenced; so there
+   CONFLICT while something of these queues is leased, unless it is forced.
 
-While a group is paused nothing is leased, but what is out can be settled; what ends by time is given back without being counted.
+While a group is paused nothing is leased, but what is out can be settled; what ends by time is given back without being
+counted.
 """
 
 from __future__ import annotations
@@ -30,16 +32,20 @@ from escrowmq.schemas import Kind
 
 
 def decide_reset(groups: Groups, cmd: ResetGroup, topics: Topics) -> Decision:
-    """See the rules. The answer has for each queue ``queue_id, topic, queue, end``; ``was`` and ``now``, the first offset that is to be delivered; and
-    messages: ``again`` were settled and wait now, ``skipped`` are passed over, ``leased`` were held by members, ``dead`` were dead letters and
-    wait now. UNKNOWN_GROUP, UNKNOWN_TOPIC, BAD_QUEUE, BAD_REQUEST, CONFLICT."""
+    """See the rules. The answer has for each queue ``queue_id, topic, queue, end``; ``was`` and ``now``, the first
+    offset that is to be delivered; and messages: ``again`` were settled and wait now, ``skipped`` are passed over,
+    ``leased`` were held by members, ``dead`` were dead letters and wait now. UNKNOWN_GROUP, UNKNOWN_TOPIC, BAD_QUEUE,
+    BAD_REQUEST, CONFLICT."""
     group = groups.group(cmd.group)
     chosen = _chosen(group, cmd, topics)
     places = dict(cmd.places or ())
     pairs = [(group.cursor(id), _target(group.cursor(id), topics.queues[id], cmd, places.get(id))) for id in chosen]
     held = sum(len(cursor.leases) for cursor, _ in pairs)
     if held and subscriptions.holds(group.subscription) and not cmd.force:
-        hint = "pause the group and wait until they are done, fence their members, or force it: others are given the same then"
+        hint = (
+            "pause the group and wait until they are done, fence their members, or force it: others are given the "
+            "same then"
+        )
         raise error(Code.CONFLICT, f"members of consumer group {cmd.group!r} hold {held} leases there", hint)
     rows = [(group.ordinal, cursor.queue_id, target) for cursor, target in pairs if _changes(cursor, target)]
     moves = [_move(cursor, topics.queues[cursor.queue_id], target) for cursor, target in pairs]
@@ -47,7 +53,7 @@ def decide_reset(groups: Groups, cmd: ResetGroup, topics: Topics) -> Decision:
 
 
 def _chosen(group: Group, cmd: ResetGroup, topics: Topics) -> list[int]:
-    """The queues that are meant."""
+    """Return the queues that are meant."""
     if sum(way is not None for way in (cmd.start, cmd.offset, cmd.shift, cmd.places)) != 1:
         ways = "to a start, to an offset, by a number of offsets, or to places: one of these"
         raise error(Code.BAD_REQUEST, f"a reset is {ways}")
@@ -125,8 +131,9 @@ def _move(cursor: Cursor, queue: QueueIndex, target: int) -> dict[str, Any]:
 
 
 def decide_pause(groups: Groups, cmd: PauseGroup) -> Decision:
-    """Answer: whether ``all`` is paused, the ``topics`` that are so by name, and the messages that are ``leased``, in those that are paused
-    or not. UNKNOWN_GROUP, UNKNOWN_TOPIC; CONFLICT for one topic of a group that is paused as a whole, which is to go on."""
+    """Answer: whether ``all`` is paused, the ``topics`` that are so by name, and the messages that are ``leased``, in
+    those that are paused or not. UNKNOWN_GROUP, UNKNOWN_TOPIC; CONFLICT for one topic of a group that is paused as a
+    whole, which is to go on."""
     group = groups.group(cmd.group)
     for topic in cmd.topics:
         _check_topic(group, topic)
@@ -142,8 +149,8 @@ def decide_pause(groups: Groups, cmd: PauseGroup) -> Decision:
 
 
 def decide_delete(groups: Groups, cmd: DeleteGroup, next_position: int) -> Decision:
-    """Forget a group. The answer: its ``number``, and what goes with it: ``leased, retrying, dead_letters, members``. UNKNOWN_GROUP,
-    CONFLICT."""
+    """Forget a group. The answer: its ``number``, and what goes with it: ``leased, retrying, dead_letters, members``.
+    UNKNOWN_GROUP, CONFLICT."""
     group = groups.group(cmd.group)
     if cmd.number not in (None, group.ordinal):
         raise error(Code.UNKNOWN_GROUP, f"the consumer group {cmd.group!r} is another one now", "look at it again")

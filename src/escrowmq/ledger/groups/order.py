@@ -3,15 +3,16 @@
 Rules:
 
 1. A queue has one lease at a time. While it has no retries, a lease takes the next offsets, whatever their keys.
-2. While it has retries, nothing but retries is leased. What follows in the queue is first *taken up* into them with its key
-   (KEYED), in order, so that the messages of all other keys go on; those of a key that failed wait behind it.
-3. Of the retries of one key the lowest offset is delivered first, once it is due; others of the key only together with all
-   that are lower, in one lease.
+2. While it has retries, nothing but retries is leased. What follows in the queue is first *taken up* into them with its
+   key (KEYED), in order, so that the messages of all other keys go on; those of a key that failed wait behind it.
+3. Of the retries of one key the lowest offset is delivered first, once it is due; others of the key only together with
+   all that are lower, in one lease.
 4. A lease has one attempt number: that of the free retry which has been due for the longest time. So keys take turns.
-5. The ledger does not store the keys of messages. It asks its holder for those of the messages that fail, and of those that are
-   taken up; they stand in the log then, so replay asks nobody. Messages without a key are one key of their queue.
-6. A retry whose key is UNKNOWN (its record is damaged, or its frames are those of version 0.1.0) might be of any key: as
-   long as there is one, all retries of the queue count as one key, and nothing is taken up.
+5. The ledger does not store the keys of messages. It asks its holder for those of the messages that fail, and of those
+   that are taken up; they stand in the log then, so replay asks nobody. Messages without a key are one key of their
+   queue.
+6. A retry whose key is UNKNOWN (its record is damaged, or its frames are those of version 0.1.0) might be of any key:
+   as long as there is one, all retries of the queue count as one key, and nothing is taken up.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ KeysOf = Callable[[Int64s], Int64s]
 
 
 def numbers(hashes: UInt64s) -> Int64s:
-    """Key hashes as they are stored: 63 bits, never negative. Keys of equal numbers count as one key, which delays, no more."""
+    """Key hashes as they are stored: 63 bits, never negative. Keys of equal numbers count as one key, which delays, no
+    more."""
     return (hashes >> np.uint64(1)).astype(np.int64)
 
 
@@ -58,7 +60,7 @@ class Waiting(NamedTuple):
 
 
 def waiting(cursor: Cursor) -> Waiting:
-    """The retries of a cursor; views, valid until its next change."""
+    """Return the retries of a cursor; views, valid until its next change."""
     retries = cursor.retries
     return Waiting(retries.offsets, retries["attempt"], retries["due_us"], retries["key"])
 
@@ -88,20 +90,20 @@ def free(rows: Waiting, ready: Bools) -> Bools:
 
 
 def fresh(rows: Waiting, now_us: int) -> int:
-    """How many a lease of first deliveries could hold. Where they are few, more is taken up, whatever else is due: so a key
-    that fails again at once holds up no other."""
+    """How many a lease of first deliveries could hold. Where they are few, more is taken up, whatever else is due: so a
+    key that fails again at once holds up no other."""
     return int(np.count_nonzero(deliverable(rows, 1, now_us)))
 
 
 def heads(rows: Waiting) -> Int64s:
-    """The lowest row of each key."""
+    """Return the lowest row of each key."""
     if not len(rows.offsets) or not rows.knows_all:
         return np.arange(min(len(rows.offsets), 1))
     return np.sort(np.unique(rows.keys, return_index=True)[1])
 
 
 def next_attempt(rows: Waiting, now_us: int) -> int | None:
-    """The attempt number of the next lease (rule 4); None while nothing is free."""
+    """Return the attempt number of the next lease (rule 4); None while nothing is free."""
     due = heads(rows)
     due = due[rows.due_us[due] <= now_us]
     return int(rows.attempts[due[rows.due_us[due].argmin()]]) if len(due) else None

@@ -1,18 +1,20 @@
 """Expired leases: which of their messages a silent member cannot have come to. A dead letter is never made of these.
 
-A lease counts an attempt for all that it holds, and a member holds more than it works on: what it fetched ahead waits in its
-memory. When its process dies again and again, on one message, the attempts of its neighbours are used up as well. So the last
-attempt is ruled more strictly:
+A lease counts an attempt for all that it holds, and a member holds more than it works on: what it fetched ahead waits
+in its memory. When its process dies again and again, on one message, the attempts of its neighbours are used up as
+well. So the last attempt is ruled more strictly:
 
-1. A member that says that it takes messages one by one is given a message for the last time alone: it is all that the answer
-   holds (in order: with the later ones that are let go with it). So nothing dies beside another message of its own lease.
-2. What a member was given in an answer it works on in the order of the answers. So a lease at its last attempt in which nothing
-   was settled, and before which its member was given another that is not done, was not come to: when either of the two ends by
-   time, its messages are given back, and the attempt does not count (UNSEEN). Answers are told apart by the deadlines of their leases.
+1. A member that says that it takes messages one by one is given a message for the last time alone: it is all that the
+   answer holds (in order: with the later ones that are let go with it). So nothing dies beside another message of its
+   own lease.
+2. What a member was given in an answer it works on in the order of the answers. So a lease at its last attempt in which
+   nothing was settled, and before which its member was given another that is not done, was not come to: when either of
+   the two ends by time, its messages are given back, and the attempt does not count (UNSEEN). Answers are told apart by
+   the deadlines of their leases.
 
-What this cannot tell: the lease that a member was given first may have been lost on the way to it, or lie in its memory untouched; that
-counts, so that a message which kills whoever takes it does die in the end. Leases of members that take whole batches hold what was
-handed out together, and their messages die together.
+What this cannot tell: the lease that a member was given first may have been lost on the way to it, or lie in its memory
+untouched; that counts, so that a message which kills whoever takes it does die in the end. Leases of members that take
+whole batches hold what was handed out together, and their messages die together.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from escrowmq.ledger.groups.group import Group
 
 
 def unreached(group: Group, expired: Sequence[Lease], attempts: int) -> list[Lease]:
-    """The leases of rule 2, as ``expired`` end; those among them that end now, and others."""
+    """Return the leases of rule 2, as ``expired`` end; those among them that end now, and others."""
     over = {lease.id for lease in expired}
     found: list[Lease] = []
     for leases in _by_member(group, {lease.member for lease in expired}).values():
@@ -44,7 +46,7 @@ def unreached(group: Group, expired: Sequence[Lease], attempts: int) -> list[Lea
 
 
 def _by_member(group: Group, members: set[int]) -> dict[int, list[Lease]]:
-    """The live leases of these members, oldest first."""
+    """Return the live leases of these members, oldest first."""
     held: dict[int, list[Lease]] = {}
     for cursor in group.cursors.values():
         for lease in cursor.leases.values():

@@ -2,11 +2,12 @@
 
 Rules:
 
-1. Retries that are due come first, lowest offset first; then messages that were never delivered. Both passes go round the
-   queues, beginning after the queue that was served last, so that no queue starves another.
+1. Retries that are due come first, lowest offset first; then messages that were never delivered. Both passes go round
+   the queues, beginning after the queue that was served last, so that no queue starves another.
 2. A first delivery takes the next offsets of its queue as one range. What the tags exclude lies inside the range and is
    done with it; what lies before the first match is a range of its own, which holds nothing and makes no lease.
-3. What a reset brings again (``again.py``) is leased apart from what is delivered for the first time: a lease has one attempt.
+3. What a reset brings again (``again.py``) is leased apart from what is delivered for the first time: a lease has one
+   attempt.
 4. In an ordered group a queue has one lease at a time, and while it has retries nothing but they is leased: no message
    overtakes one of its key that failed (``order.py``).
 """
@@ -67,7 +68,7 @@ class Plan:
         self.room -= 1
 
     def event(self, group: int, member: int, deadline_us: int, position: int) -> Event | None:
-        """The LEASED event, its first row standing at ``position``; None without rows."""
+        """Return the LEASED event, its first row standing at ``position``; None without rows."""
         if not self.rows:
             return None
         rows = [
@@ -77,7 +78,7 @@ class Plan:
         return event_of_rows(Kind.LEASED, rows, keep=True)
 
     def pieces(self, position: int) -> list[Piece]:
-        """What the leases hold, the event's first row standing at ``position``."""
+        """Return the content of the leases; the event's first row gets ``position``."""
         return [
             Piece(position + row, queue_id, self.rows[row][3], offsets, positions)
             for row, queue_id, offsets, positions in self.held
@@ -95,7 +96,7 @@ class Piece(NamedTuple):
 
 
 def leased(pieces: Sequence[Piece]) -> Leased:
-    """The messages of all pieces, in the order in which they are to be delivered."""
+    """Return the messages of all pieces, in the order in which they are to be delivered."""
     if not pieces:
         return nothing_leased()
     if len(pieces) == 1:
@@ -149,7 +150,8 @@ def add_in_order(
     repeated: int,
     keys_of: Callable[[int, Int64s], Int64s],
 ) -> None:
-    """Lease what is free of an ordered group's queue with retries, having taken up what follows if there is room for it."""
+    """Lease what is free of an ordered group's queue with retries, having taken up what follows if there is room for
+    it."""
     if not order.has_work(cursor, queue.end, now_us):
         return
     rows = order.waiting(cursor)
@@ -175,7 +177,8 @@ def add_in_order(
 def add_fresh(
     plan: Plan, cursor: Cursor, queue: QueueIndex, ordered: bool, tags: list[int] | None, repeated: int
 ) -> None:
-    """Lease the next range of what was never delivered, or not since a reset: that as attempt ``repeated`` if it was before."""
+    """Lease the next range of what was never delivered, or not since a reset: that as attempt ``repeated`` if it was
+    before."""
     if plan.full or cursor.next >= queue.end or (ordered and (cursor.leases or len(cursor.retries))):
         return
     start, room = cursor.next, plan.room
@@ -202,7 +205,7 @@ _NONE: Int64s = np.empty(0, np.int64)
 
 
 def _first_match(queue: QueueIndex, start: int, last: int, tags: list[int]) -> int:
-    """The first offset from ``start`` to before ``last`` that has one of the tags; ``last``: none has."""
+    """Return the first offset from ``start`` to before ``last`` that has one of the tags; ``last``: none has."""
     step = 256
     while start < last:
         end = min(last, start + step)
@@ -214,7 +217,8 @@ def _first_match(queue: QueueIndex, start: int, last: int, tags: list[int]) -> i
 
 
 def _search(queue: QueueIndex, start: int, last: int, tags: list[int] | None, most: int) -> tuple[int, Int64s]:
-    """At most ``most`` offsets from ``start`` to before ``last`` that have one of the tags (None: any), and where the search ended."""
+    """At most ``most`` offsets from ``start`` to before ``last`` that have one of the tags (None: any), and where the
+    search ended."""
     if tags is None:
         end = min(last, start + most)
         return end, np.arange(start, end)
@@ -232,7 +236,7 @@ def _search(queue: QueueIndex, start: int, last: int, tags: list[int] | None, mo
 
 
 def tag_numbers(tags: Sequence[str], topics: Topics) -> list[int] | None:
-    """The numbers of a filter's tags; None: no filter. A tag that no message has had yet matches nothing yet."""
+    """Return the numbers of a filter's tags; None: no filter. A tag that no message has had yet matches nothing yet."""
     if not tags:
         return None
     return [number for tag in tags if (number := topics.tag_number(tag)) is not None]

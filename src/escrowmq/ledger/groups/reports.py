@@ -20,8 +20,8 @@ _UNDONE = (State.LEASED, State.RETRYING, State.DEAD)
 
 
 def described(subscription: Subscription, rules: Rules) -> dict[str, Any]:
-    """``topics, tags, ordered, in_doubt, start, max_attempts, retry_backoff, retry_backoff_max, retry_delays`` (seconds) as they
-    count for a group."""
+    """``topics, tags, ordered, in_doubt, start, max_attempts, retry_backoff, retry_backoff_max, retry_delays``
+    (seconds) as they count for a group."""
     times = subscriptions.redelivery(subscription, rules)
     return {
         "topics": list(subscription.topics),
@@ -40,8 +40,8 @@ def describe(group: Group, topics: Topics, rules: Rules) -> dict[str, Any]:
     """``group`` (its ordinal), ``name``, what :func:`described` says, ``leases, dead_letters, queues``.
 
     ``queues`` has one dict per queue: ``queue_id, topic, queue, head, end, floor`` (everything below is done), ``next``
-    (everything from there on waits), then counts of messages: ``waiting`` and one per state, in lower case. Queues of a topic
-    that the group left are among them while something of them is not done.
+    (everything from there on waits), then counts of messages: ``waiting`` and one per state, in lower case. Queues of a
+    topic that the group left are among them while something of them is not done.
     """
     left = [id for id, cursor in group.cursors.items() if any(cursor.counts[state] for state in _UNDONE)]
     ids = sorted({*subscriptions.queue_ids(group.subscription.topics, topics), *left})
@@ -75,7 +75,8 @@ def _describe_queue(cursor: Cursor, topics: Topics) -> dict[str, Any]:
 
 
 def positions_of(topics: Topics, queue_ids: Int64s, offsets: Int64s, group: Group | None) -> Int64s:
-    """Where in the log the messages of a group at these places stand; -1 for what has left it. ``group`` None: one that is gone."""
+    """Where in the log the messages of a group at these places stand; -1 for what has left it. ``group`` None: one that
+    is gone."""
     positions = np.full(len(offsets), -1, np.int64)
     for queue_id in np.unique(queue_ids).tolist():
         rows = np.flatnonzero(queue_ids == queue_id)
@@ -86,7 +87,8 @@ def positions_of(topics: Topics, queue_ids: Int64s, offsets: Int64s, group: Grou
 
 
 def deaths(group: Group, queue_ids: Int64s, offsets: Int64s) -> tuple[Int64s, Int64s]:
-    """When what stands at these places died for a group, and after how many attempts; ``NOT_DEAD`` where there is no dead letter."""
+    """When what stands at these places died for a group, and after how many attempts; ``NOT_DEAD`` where there is no
+    dead letter."""
     died_us, attempts = np.empty(len(offsets), np.int64), np.empty(len(offsets), np.int64)
     for queue_id in np.unique(queue_ids).tolist():
         rows = np.flatnonzero(queue_ids == queue_id)
@@ -100,7 +102,8 @@ def last_death_us(group: Group) -> int:
 
 
 def dead_letters(letters: Letters, topics: Topics, group: Group | None) -> list[dict[str, Any]]:
-    """Of each ``queue_id, topic, queue, offset, position, attempts, cause, dead_us``, without those that have left the log."""
+    """Of each ``queue_id, topic, queue, offset, position, attempts, cause, dead_us``, without those that have left the
+    log."""
     positions = positions_of(topics, letters.queue_ids, letters.offsets, group).tolist()
     places = {queue_id: topics.queues[queue_id].place for queue_id in np.unique(letters.queue_ids).tolist()}
     columns = (letters.queue_ids.tolist(), letters.offsets.tolist(), positions, letters.attempts.tolist())
@@ -123,7 +126,7 @@ def dead_letters(letters: Letters, topics: Topics, group: Group | None) -> list[
 
 
 def consuming(groups: Iterable[Group], topic: str, queue_ids: Sequence[int]) -> list[str]:
-    """The groups that consume a topic, or left it and have something of it to do."""
+    """Return the groups that consume a topic, or left it and have something of it to do."""
     return [
         group.name
         for group in groups

@@ -5,16 +5,16 @@ Rules:
 1. A row acts on those messages of its range that are pending in the lease; others inside the lease's range are passed
    over. It is OK if it settled something, or (ACK) if this lease acked something of it before; else LEASE_LOST.
 2. Rows see what the rows before them did: each lease that a batch names is drafted on a copy of its mask.
-3. A NACK charges the attempt and gives the message back after the asked delay, else the back-off; the last attempt makes
-   it a dead letter with its cause. The causes of the attempts before it are events of their own (FAILED), which change
-   nothing: a person reads them in the message's history.
-4. In an ordered lease the later pending messages of its key are let go together with a message that is given back or dead; those
-   of other keys stay. They are not charged: their attempt is only raised to 2, so that a repeat is always told from a first
-   delivery (I23). When such a lease expires, its first pending message is the one that failed, and all others are let go. What
-   an ordered group gets back is told with its key (KEYED, see ``order.py``).
+3. A NACK charges the attempt and gives the message back after the asked delay, else the back-off; the last attempt
+   makes it a dead letter with its cause. The causes of the attempts before it are events of their own (FAILED), which
+   change nothing: a person reads them in the message's history.
+4. In an ordered lease the later pending messages of its key are let go together with a message that is given back or
+   dead; those of other keys stay. They are not charged: their attempt is only raised to 2, so that a repeat is always
+   told from a first delivery (I23). When such a lease expires, its first pending message is the one that failed, and
+   all others are let go. What an ordered group gets back is told with its key (KEYED, see ``order.py``).
 5. A RELEASE gives back messages that no consumer was handed: they come again at once under the same attempt number.
-6. What is in doubt in a lease (see ``cursors.py``) is out of reach of its rows: LEASE_LOST. A lease that does not end by
-   time needs no extension: it is OK, and no event.
+6. What is in doubt in a lease (see ``cursors.py``) is out of reach of its rows: LEASE_LOST. A lease that does not end
+   by time needs no extension: it is OK, and no event.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ from escrowmq.schemas import Kind
 RELEASED = -1
 """The ``due_us`` of a RETRIED row whose messages did not fail: let go at once, not charged."""
 UNSEEN = -2
-"""The ``due_us`` of a RETRIED row whose messages no consumer was handed: let go at once, their attempt is still to come."""
+"""The ``due_us`` of a RETRIED row whose messages no consumer was handed: let go at once, their attempt is still to
+come.
+"""
 
 
 @dataclass(slots=True)
@@ -136,7 +138,7 @@ class Settling:
         return Code.OK
 
     def fail(self, draft: Draft, a: int, b: int, pending: int, delay_us: int | None, cause: str) -> None:
-        """The ``pending`` messages of ``a`` .. ``b`` (indexes in the lease) failed; ``delay_us`` None: the back-off."""
+        """Fail the ``pending`` messages of ``a`` to ``b`` (indexes in the lease); ``delay_us`` None: the back-off."""
         lease, keys = draft.lease, self._keys(draft, a, b)
         if lease.attempt >= self.redelivery.attempts:
             reason = f"{cause[:MAX_CAUSE]}, attempt {lease.attempt} of {self.redelivery.attempts}"
@@ -160,8 +162,8 @@ class Settling:
         return draft.keys[draft.pending_from(a, b)]
 
     def _let_go(self, draft: Draft, b: int, keys: Int64s) -> None:
-        """In order, nothing of ``keys`` that comes later in the lease goes on without what was given back. What of it is in
-        doubt then is what never reached the member."""
+        """In order, nothing of ``keys`` that comes later in the lease goes on without what was given back. What of it
+        is in doubt then is what never reached the member."""
         later = draft.pending_from(b, len(draft.mask)) if self.ordered else _NO_KEYS
         if not len(later):
             return
@@ -184,7 +186,7 @@ class Settling:
         _mark(draft, a, b, pending, TAKEN)
 
     def expire(self, lease: Lease, cause: str = "lease expired", delay_us: int | None = None) -> None:
-        """The lease's time is over: what is pending in it failed (in order: the first of it did)."""
+        """Expire a lease: its pending messages failed (in order: the first of them did)."""
         draft = Draft(lease, lease.copy_mask(), lease.pending, lease.end - lease.start)
         a = draft.mask.index(PENDING)
         if not self.ordered:
@@ -195,8 +197,8 @@ class Settling:
             self._give_back(draft, a + 1, draft.limit, draft.pending, RELEASED)
 
     def give_up(self, lease: Lease, due_us: int = UNSEEN) -> None:
-        """Nobody came to this lease (or, RELEASED, its group is paused): all that is pending in it is given back, and the attempt does
-        not count."""
+        """Nobody came to this lease (or, RELEASED, its group is paused): all that is pending in it is given back, and
+        the attempt does not count."""
         draft = Draft(lease, lease.copy_mask(), lease.pending, lease.end - lease.start)
         self._give_back(draft, draft.mask.index(PENDING), draft.limit, draft.pending, due_us)
 
@@ -222,7 +224,8 @@ _NO_KEYS: Int64s = np.empty(0, np.int64)
 
 
 def keyed_events(parts: Sequence[tuple[int, int, Int64s, Int64s]]) -> list[Event]:
-    """The keys of retries as a KEYED event (group, queue id, offsets, keys in each part); none without known keys."""
+    """Return the keys of retries as a KEYED event (group, queue id, offsets, keys in each part); none without known
+    keys."""
     if not parts:
         return []
     sizes = [len(offsets) for _, _, offsets, _ in parts]
@@ -258,7 +261,7 @@ def _mark(draft: Draft, a: int, b: int, pending: int, to: int) -> None:
 
 
 def _nothing_pending(mask: bytearray, a: int, b: int, if_acked: Code) -> Code:
-    """The code of a row that has nothing to do: already done by this lease, never in it, or lost."""
+    """Return the code of a row that has nothing to do: already done by this lease, never in it, or lost."""
     if mask.count(ACKED, a, b):
         return if_acked
     return Code.BAD_REQUEST if mask.count(NOT_LEASED, a, b) == b - a else Code.LEASE_LOST

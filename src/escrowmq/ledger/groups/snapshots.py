@@ -1,4 +1,4 @@
-"""Consumer groups as Arrow tables and back. States are stored as runs, so a steadily consumed queue is one row or two."""
+"""Consumer groups as Arrow tables and back. States are runs: a steadily consumed queue is one row or two."""
 
 from __future__ import annotations
 
@@ -82,7 +82,8 @@ class State(Protocol):
 
 
 def freeze(state: State) -> Callable[[], dict[str, pa.Table]]:
-    """The tables of a snapshot; they share no memory with the state. Of the dead letters only the blocks are taken now, which never change: to turn the
+    """Return the tables of a snapshot; they share no memory with the state. Of the dead letters only the blocks are
+    taken now, which never change: to turn the
     causes of a million into a column takes long."""
     groups, leases = list(state.groups.values()), state.leases
     listed = [
@@ -152,7 +153,8 @@ def _column(values: npt.NDArray[Any], type_: pa.DataType) -> pa.Array:
 
 
 def load(tables: dict[str, pa.Table]) -> tuple[list[Group], Leases, int, int, int]:
-    """The state that :func:`dump` wrote: groups, leases, the next group's number, deliveries and acknowledgements so far."""
+    """Return the state that :func:`dump` wrote: groups, leases, the next group's number, deliveries and
+    acknowledgements so far."""
     groups: dict[int, Group] = {}
     totals = 0, 0, 0
     for row in tables["groups_list"].to_pylist():
@@ -191,7 +193,7 @@ def load_deleted(tables: dict[str, pa.Table]) -> dict[int, tuple[str, int]]:
 
 
 def _with_keys(retries: pa.Table) -> pa.Table:
-    """The table of an older snapshot with a column of unknown keys."""
+    """Return the table of an older snapshot with a column of unknown keys."""
     if "key" in retries.column_names:
         return retries
     return retries.append_column("key", pa.array(np.full(retries.num_rows, UNKNOWN, np.int64)))

@@ -56,8 +56,8 @@ def holds(subscription: Subscription) -> bool:
 
 
 def differences(have: Subscription, given: Subscription, rules: Rules) -> str:
-    """In words, why a member with the subscription ``given`` cannot share a group of ``have``; empty if it can. Topics and tags are
-    sets; of the redelivery only what is given counts. Where the group began is no difference here."""
+    """In words, why a member with the subscription ``given`` cannot share a group of ``have``; empty if it can. Topics
+    and tags are sets; of the redelivery only what is given counts. Where the group began is no difference here."""
     wrong = [
         f"the {name} {_words(mine)}, not {_words(theirs)}"
         for name, mine, theirs in _shared(have, given)
@@ -98,7 +98,7 @@ def _times(subscription: Subscription, times: Redelivery) -> str:
 
 
 def altered(had: Subscription, cmd: AlterGroup) -> Subscription:
-    """A subscription after an act of a person. BAD_REQUEST for delays and a back-off at once."""
+    """Return a subscription after an act of a person. BAD_REQUEST for delays and a back-off at once."""
     backoff = {name: getattr(cmd, name) for name in ("retry_backoff_us", "retry_backoff_max_us")}
     backoff = {name: value for name, value in backoff.items() if value is not None}
     if cmd.retry_delays_us is not None and backoff:
@@ -115,7 +115,7 @@ def altered(had: Subscription, cmd: AlterGroup) -> Subscription:
 
 
 def resolve(subscription: Subscription, topics: Topics) -> Subscription:
-    """The subscription with its start as an offset of each existing queue.
+    """Return the subscription with its start as an offset of each existing queue.
 
     A time in the future is "latest". Queues that come later are consumed from their beginning: all that is in them is
     newer than the group.
@@ -138,7 +138,7 @@ def resolve(subscription: Subscription, topics: Topics) -> Subscription:
 
 
 def without(subscription: Subscription, topic: str, gone: Set[int]) -> Subscription:
-    """The subscription without a topic, whose queue ids are ``gone``."""
+    """Return the subscription without a topic, whose queue ids are ``gone``."""
     if topic not in subscription.topics and not gone & {int(id) for id in subscription.starts}:
         return subscription
     return dataclasses.replace(
@@ -149,20 +149,21 @@ def without(subscription: Subscription, topic: str, gone: Set[int]) -> Subscript
 
 
 def taken_up(had: Subscription, given: Subscription, topics: Topics) -> Subscription:
-    """The subscription of a group whose topics were all deleted, with those of whoever joins it. It begins in them where that one says."""
+    """Return the subscription of a group whose topics were all deleted, with those of whoever joins it. It begins
+    in them where that one says."""
     new = resolve(dataclasses.replace(had, topics=given.topics, start=given.start), topics)
     return dataclasses.replace(new, start=had.start, starts=had.starts | new.starts)
 
 
 def queue_ids(names: Sequence[str], topics: Topics) -> list[int]:
-    """The queue ids of all these topics, rising."""
+    """Return the queue ids of all these topics, rising."""
     if len(names) == 1:
         return list(topics.queue_ids(names[0]))
     return sorted(queue_id for name in names for queue_id in topics.queue_ids(name))
 
 
 def dump(subscription: Subscription) -> str:
-    """The subscription as JSON. What came later than the first format is left out where it has its default."""
+    """Return the subscription as JSON. What came later than the first format is left out where it has its default."""
     fields = dataclasses.asdict(subscription)
     if not holds(subscription):
         del fields["in_doubt"]
@@ -172,7 +173,7 @@ def dump(subscription: Subscription) -> str:
 
 
 def load(text: str) -> Subscription:
-    """The subscription from its JSON."""
+    """Return the subscription from its JSON."""
     fields = json.loads(text)
     for name in ("topics", "tags", "retry_delays_us"):
         fields[name] = tuple(fields.get(name, ()))
@@ -180,7 +181,8 @@ def load(text: str) -> Subscription:
 
 
 def repeated(subscription: Subscription, rules: Rules) -> int:
-    """The attempt of a repeat that is not charged: told from a first delivery (I23), if the group has more than one."""
+    """Return the attempt of a repeat that is not charged: told from a first delivery (I23), if the group has more
+    than one."""
     return min(2, redelivery(subscription, rules).attempts)
 
 

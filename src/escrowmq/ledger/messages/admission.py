@@ -45,8 +45,8 @@ def _excess_tags(tags: pa.Array, topics: Topics, rules: Rules) -> npt.NDArray[np
 
 @dataclass(frozen=True, slots=True)
 class TopicNames:
-    """The topics of a batch: the distinct names, the name of each row (index into them), and each row's topic number. Names
-    that are no topic yet have numbers that no topic has."""
+    """The topics of a batch: the distinct names, the name of each row (index into them), and each row's topic number.
+    Names that are no topic yet have numbers that no topic has."""
 
     names: list[str]
     of_row: npt.NDArray[np.int32]
@@ -54,7 +54,7 @@ class TopicNames:
 
 
 def topics_of(batch: pa.RecordBatch, topics: Topics) -> TopicNames:
-    """The topics that a batch of schema OUTGOING names."""
+    """Return the topics that a batch of schema OUTGOING names."""
     column, size = batch.column("topic"), batch.num_rows
     if (only := the_only_text(column)) is not None:
         topic = topics.by_name.get(only)
@@ -79,7 +79,7 @@ class Placement:
 
 
 def place(batch: pa.RecordBatch, named: TopicNames, codes: UInt8s, topics: Topics, rules: Rules) -> Placement:
-    """Find each row's topic and queue; rows without get a code. Topics that do not exist are made if the rules say so."""
+    """Find each row's topic and queue; rows without get a code. The rules may create missing topics."""
     size = batch.num_rows
     queues, queue_ids = np.full(size, -1, np.int32), np.full(size, -1, np.int32)
     names, of_row = named.names, named.of_row
@@ -122,8 +122,8 @@ def _refuse_topic(name: str, topics: Topics, making: int, rules: Rules) -> int:
 
 
 def _choose(batch: pa.RecordBatch, rows: Int64s, queues: int, turn: int) -> Int64s | int:
-    """Queue numbers: the one named, else by key, else all keyless rows together on the queue whose turn it is; that one alone
-    when no row has a key or names a queue."""
+    """Queue numbers: the one named, else by key, else all keyless rows together on the queue whose turn it is; that one
+    alone when no row has a key or names a queue."""
     whole = len(rows) == batch.num_rows
     numbers = batch.column("queue").to_numpy()
     free = (numbers if whole else numbers[rows]) == -1

@@ -1,10 +1,11 @@
-"""The plain case of SEND and PREPARE, as rows: what ``producing.py`` would decide, without columns until the event is built.
+"""The plain case of SEND and PREPARE, as rows: what ``producing.py`` would decide, without columns until the event is
+built.
 
-Plain is what nearly every small request is: topics that exist, sessions that may act, ids that are new, transactions that are
-open and of the group, everything within its limits. A row that is anything else makes the whole command *not plain*: it is decided as
-columns, by the rules of ``producing.py``, so none of them stands here a second time. What stands here is only that a
-plain row is accepted, and what it does: the same events, the same answers, the same state, which
-``tests/ledger/test_ways.py`` holds against columns.
+Plain is what nearly every small request is: topics that exist, sessions that may act, ids that are new, transactions
+that are open and of the group, everything within its limits. A row that is anything else makes the whole command *not
+plain*: it is decided as columns, by the rules of ``producing.py``, so none of them stands here a second time. What
+stands here is only that a plain row is accepted, and what it does: the same events, the same answers, the same state,
+which ``tests/ledger/test_ways.py`` holds against columns.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ class ProducingRows:
     # What makes it plain
 
     def _senders(self, parts: Sequence[Part], half: bool, rules: Rules) -> dict[int, _Sender] | None:
-        """The sessions, if they may act."""
+        """Return the sessions, if they may act."""
         sessions, senders = self._sessions, dict[int, _Sender]()
         if half and rules.reject_transactional:
             return None
@@ -162,7 +163,7 @@ class ProducingRows:
         return not any(immunities) or 0 <= min(immunities) <= max(immunities) <= rules.half_retention_us
 
     def _named(self, names: Sequence[str]) -> dict[str, Topic] | None:
-        """The topics that are named, if all of them exist."""
+        """Return the topics that are named, if all of them exist."""
         by_name, found = self._topics.by_name, dict[str, Topic]()
         for name in set(names) if len(names) > 1 else names:
             if (topic := by_name.get(name)) is None:
@@ -173,7 +174,7 @@ class ProducingRows:
     def _runs(
         self, parts: Sequence[Part], topics: dict[str, Topic], names: Sequence[str], given: Sequence[bytes | None]
     ) -> list[Run] | None:
-        """The message ids as runs of consecutive ones, if all of them are new."""
+        """Return the message ids as runs of consecutive ones, if all of them are new."""
         runs: list[list[int]] = []  # instance, first sequence, count
         own = given.count(None) < len(given)
         for part in parts:
@@ -217,7 +218,7 @@ class ProducingRows:
         rules: Rules,
         now_us: int,
     ) -> Halves | None:
-        """The transactions that they begin and join, if they may."""
+        """Return the transactions that they begin and join, if they may."""
         size = len(epochs)
         owners = None
         if joins.count(None) < size and (owners := self._owners(epochs, senders, joins, rules)) is None:
@@ -245,7 +246,7 @@ class ProducingRows:
     def _owners(
         self, epochs: Sequence[int], senders: dict[int, _Sender], joins: Sequence[bytes | None], rules: Rules
     ) -> list[int] | None:
-        """The transaction (ordinal) that each row joins, if it may; ``NONE``: none."""
+        """Return the transaction (ordinal) that each row joins, if it may; ``NONE``: none."""
         table, added = self._transactions, dict[int, int]()
         owners = []
         for epoch, identity in zip(epochs, joins, strict=True):
@@ -265,7 +266,7 @@ class ProducingRows:
         return owners
 
     def _firsts(self, halves: Halves, next_position: int) -> Sequence[int]:
-        """The position of the first message of each row's transaction."""
+        """Return the position of the first message of each row's transaction."""
         own = range(next_position, next_position + len(halves.epochs))
         if halves.owners is None:
             return own
@@ -323,7 +324,8 @@ def _lengthen(runs: list[list[int]], instance: int, sequence: int, count: int) -
 def _queues(
     topics: dict[str, Topic], names: Sequence[str], keys: Sequence[str | None], wished: Sequence[int]
 ) -> list[int] | None:
-    """The number of each row's queue, if it exists: the one named, else by key, else the one whose turn it is."""
+    """Return the number of each row's queue, if it exists: the one named, else by key, else the one whose turn it
+    is."""
     size = len(names)
     if len(topics) == 1 and wished.count(-1) == size and keys.count(None) == size:
         (topic,) = topics.values()

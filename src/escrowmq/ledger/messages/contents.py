@@ -1,8 +1,8 @@
 """Whether a repeat is the message that it repeats: key, tag, properties and body, row against row (invariant I9).
 
 Deciding looks at ids alone, because the bodies are in the log. Whoever holds the log reads there what a decision's
-:class:`~escrowmq.ledger.events.Repeats` name, and refuses here the rows that say something else: such a row is another message
-under a taken id, and nothing of it was stored.
+:class:`~escrowmq.ledger.events.Repeats` name, and refuses here the rows that say something else: such a row is another
+message under a taken id, and nothing of it was stored.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _properties(items: list[tuple[str, Any]] | None) -> dict[str, Any]:
 
 
 def refused(answer: pa.RecordBatch, rows: Int64s, status: int = code.MESSAGE_ID_TAKEN) -> pa.RecordBatch:
-    """An answer of schema PRODUCED in which these rows are refused."""
+    """Return an answer of schema PRODUCED in which these rows are refused."""
     if not len(rows):
         return answer
     columns = {name: answer.column(name).to_numpy().copy() for name in ("code", "position", "queue", "offset")}

@@ -1,13 +1,14 @@
-"""De-duplication by topic and message id (invariant I9): a repeat gets the position of the first message of its id in its topic.
+"""De-duplication by topic and message id (invariant I9): a repeat gets the position of the first message of its id in
+its topic.
 
 An id is (instance, sequence). Clients count the sequence up, so what is remembered is *runs* of consecutive ids at
 consecutive positions: one run for a whole batch, however long, and steady clients extend their last run. Ids that a
 caller made up are runs of one.
 
-Theory of operation. The same id in two topics is two messages, so a run knows its topic; where its rows lie in several (a
-transaction of two topics), it is *mixed* and keeps the topic of each row. Runs of one instance that overlap, being of several
-topics, lie in several layers; within a layer none overlap, so a look-up is one bisection a layer, and nearly all instances
-have one. Layers are an index only: what is found does not depend on which run lies in which.
+Theory of operation. The same id in two topics is two messages, so a run knows its topic; where its rows lie in several
+(a transaction of two topics), it is *mixed* and keeps the topic of each row. Runs of one instance that overlap, being
+of several topics, lie in several layers; within a layer none overlap, so a look-up is one bisection a layer, and nearly
+all instances have one. Layers are an index only: what is found does not depend on which run lies in which.
 
 Where an id stands twice in one topic (a prepare that was replaced), the newer one is found: positions rise.
 """
@@ -67,8 +68,8 @@ class Found:
     halves: Bools
     """Whether that one is a half message."""
     firsts: Int64s | None
-    """The first row of this batch with the same topic and id, the row itself when there is none before it; None: no id of the batch
-    stands twice."""
+    """The first row of this batch with the same topic and id, the row itself when there is none before it; None: no id
+    of the batch stands twice."""
 
 
 class Run(NamedTuple):
@@ -160,8 +161,8 @@ class Dedup:
     def add(
         self, ids: pa.Array, topics: Int32s | int, position: int, time_us: int, rules: Rules, *, half: bool = False
     ) -> None:
-        """Remember ids whose messages stand at ``position``, ``position`` + 1, ... in ``topics`` (or all in one); forget the
-        old. An id that its topic knew is from now on that of the newer message."""
+        """Remember ids whose messages stand at ``position``, ``position`` + 1, ... in ``topics`` (or all in one);
+        forget the old. An id that its topic knew is from now on that of the newer message."""
         instances, sequences, starts = split_runs(ids)
         ends = np.append(starts[1:], len(ids))
         for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
@@ -190,7 +191,7 @@ class Dedup:
         time_us: int,
         rules: Rules,
     ) -> None:
-        """One more run, or the end of the one that it follows. Which one it may lengthen does not depend on the layers."""
+        """Add one run, or lengthen the one that it follows. The choice does not depend on the layers."""
         free, before, apart = -1, -1, True
         for number, layer in enumerate(self._layers):
             known = layer.get(instance)
@@ -286,7 +287,7 @@ class Dedup:
                 return
 
     def _close_ranks(self, instance: int, number: int) -> None:
-        """An instance has nothing left in a layer: what it has above moves down."""
+        """Move the layers of an instance down after it emptied one."""
         above = [layer.pop(instance) for layer in self._layers[number:] if instance in layer]
         for place, known in enumerate(above[1:], number):
             self._layers[place][instance] = known
@@ -301,7 +302,8 @@ class Dedup:
         return {"dedup": self._runs.to_table(), "dedup_topics": pa.table({"topic": column})}
 
     def restore(self, tables: dict[str, pa.Table], places: Callable[[], Places], rules: Rules) -> None:
-        """Become what :meth:`snapshot` gave. Snapshots of formats 1 and 2 had ids without topics: ``places`` knows them."""
+        """Become what :meth:`snapshot` gave. Snapshots of formats 1 and 2 had ids without topics: ``places`` knows
+        them."""
         if "dedup_topics" not in tables:
             self._restore_without_topics(tables["dedup"], places(), rules)
             return
@@ -329,7 +331,8 @@ class Dedup:
         return -1
 
     def _restore_without_topics(self, old: pa.Table, places: Places, rules: Rules) -> None:
-        """Runs of ids alone. What has left with retention is let go: sent again, it is stored, never answered out of nothing."""
+        """Restore runs of ids alone, from an old snapshot. What has left with retention is let go: sent again, it
+        is stored, never answered out of nothing."""
         self._runs.first = int((old.schema.metadata or {}).get(b"first", b"0"))
         names = ("instance", "sequence", "count", "position", "time_us")
         for instance, sequence, count, position, time_us in zip(*(old[n].to_pylist() for n in names), strict=True):

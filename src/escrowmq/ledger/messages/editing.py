@@ -1,7 +1,7 @@
 """Decides that a group gets another message in place of a dead letter.
 
-One event has the new message and the place for which it stands, so both are done or neither; and an edit whose message id is known is the
-repeat of one that was done.
+One event has the new message and the place for which it stands, so both are done or neither; and an edit whose message
+id is known is the repeat of one that was done.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ _COPIED = [name for name in STORED[Kind.EDITED].names if name in OUTGOING.names]
 def decide_edit(
     command: EditDead, groups: Groups, topics: Topics, dedup: Dedup, rules: Rules, next_position: int
 ) -> Decision:
-    """Answer: OK, or ALREADY_EXISTS for a repeat. UNKNOWN_GROUP, NOT_FOUND, CONFLICT, MESSAGE_ID_TAKEN, or the limit that the message does not keep."""
+    """Answer: OK, or ALREADY_EXISTS for a repeat. UNKNOWN_GROUP, NOT_FOUND, CONFLICT, MESSAGE_ID_TAKEN, or the limit
+    that the message does not keep."""
     group = groups.group(command.group)
     queue_id, offset, batch = command.queue_id, command.offset, command.batch
     cursor, place = group.cursor(queue_id), topics.queues[queue_id].place

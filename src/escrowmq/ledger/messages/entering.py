@@ -1,4 +1,4 @@
-"""Takes messages in that were decided as rows: what applying their event as columns does (``ledger.py``), row by row."""
+"""Entering of messages that were decided as rows: as applying their event as columns (``ledger.py``), row by row."""
 
 from __future__ import annotations
 
@@ -89,7 +89,8 @@ class EnteringRows:
         visible: Sequence[int] | None,
         time_us: int,
     ) -> None:
-        """Put a few messages at the end of their queues; those with a time still to come wait for it. ``tags``: one for all, or one each; ``visible`` None: all at once."""
+        """Put a few messages at the end of their queues; those with a time still to come wait for it. ``tags``: one for
+        all, or one each; ``visible`` None: all at once."""
         if visible is None and queue_ids.count(queue_ids[0]) == len(queue_ids):
             self._topics.queues[queue_ids[0]].append(positions, tags, time_us, sum(sizes))
             return

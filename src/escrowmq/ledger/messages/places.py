@@ -1,4 +1,6 @@
-"""Where every stored message belongs, by its position: for snapshots of formats 1 and 2, whose message ids had no topics."""
+"""Where every stored message belongs, by its position: for snapshots of formats 1 and 2, whose message ids had no
+topics.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from escrowmq.ledger.transactions.table import TransactionTable
 
 
 def places_of(topics: Topics, delays: Delays, transactions: TransactionTable) -> Places:
-    """What a restored ledger knows of positions: the topic (-1: nothing, it has left with retention) and whether it was half."""
+    """Return what a restored ledger knows of positions: the topic (-1: removed by retention) and whether it was
+    half."""
     queues = [(queue.positions(queue.head, queue.end), queue_id) for queue_id, queue in enumerate(topics.queues)]
     plain, plain_ids = [p for p, _ in queues], [np.full(len(p), queue_id) for p, queue_id in queues]
     waiting, waiting_ids = delays.held()

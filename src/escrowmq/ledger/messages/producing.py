@@ -5,12 +5,14 @@ half message's transaction id *is* its position.
 
 Rules:
 
-1. A row whose message id its topic knows gets the receipt of that first message (I9), if it can be the same message: of the
-   same kind, and, half, from the same group and in the same transaction. Else MESSAGE_ID_TAKEN. Whether the contents are the same is not
-   known here: the decision names the :class:`~escrowmq.ledger.events.Repeats`, and whoever has the log compares.
-2. ``replace`` (a choice of the request): a prepare of a known id whose transaction is undecided, has no other message and
-   other content, takes its place: the earlier transaction is rolled back, the new half message is stored, in this order. Should a crash
-   keep only the first of the two events, the next prepare of the id begins anew: nothing stands in its place.
+1. A row whose message id its topic knows gets the receipt of that first message (I9), if it can be the same message: of
+   the same kind, and, half, from the same group and in the same transaction. Else MESSAGE_ID_TAKEN. Whether the
+   contents are the same is not known here: the decision names the :class:`~escrowmq.ledger.events.Repeats`, and whoever
+   has the log compares.
+2. ``replace`` (a choice of the request): a prepare of a known id whose transaction is undecided, has no other message
+   and other content, takes its place: the earlier transaction is rolled back, the new half message is stored, in this
+   order. Should a crash keep only the first of the two events, the next prepare of the id begins anew: nothing stands
+   in its place.
 """
 
 from __future__ import annotations
@@ -68,8 +70,8 @@ class Producing:
     def decide(
         self, command: Send | Prepare, rules: Rules, now_us: int, next_position: int, trimmed_position: int
     ) -> Decision:
-        """The events (topics to be made, transactions that are replaced, the messages), the answer, one row per message, and
-        which rows are repeats."""
+        """Return the events (topics to be made, transactions that are replaced, the messages), the answer, one row
+        per message, and which rows are repeats."""
         half = isinstance(command, Prepare)
         batch = command.batch
         size = batch.num_rows
@@ -136,8 +138,8 @@ class Producing:
         return Decision(tuple(events), self._produced(answers, half), repeats)
 
     def _refusals(self, command: Send | Prepare, rules: Rules) -> tuple[UInt8s, Int64s]:
-        """One code per row, of the first thing that is wrong with it alone or with its session; and how long each wants not to be
-        asked about (microseconds, 0: it says nothing)."""
+        """One code per row, of the first thing that is wrong with it alone or with its session; and how long each wants
+        not to be asked about (microseconds, 0: it says nothing)."""
         batch, half = command.batch, isinstance(command, Prepare)
         if half and rules.reject_transactional:
             codes = np.full(batch.num_rows, code.NO_PERMISSION, np.uint8)
@@ -150,7 +152,7 @@ class Producing:
         return _first(codes, wrong), immunity
 
     def repeats_of(self, command: Prepare, trimmed_position: int) -> Repeats | None:
-        """The rows whose message ids are known, and where those messages stand in the log."""
+        """Return the rows whose message ids are known, and where those messages stand in the log."""
         topics = topics_of(command.batch, self._topics).numbers
         positions = self._dedup.find(command.batch.column("message_id"), topics).positions
         rows = np.flatnonzero((positions != NONE) & (positions >= trimmed_position))
@@ -182,7 +184,8 @@ class Producing:
         return undecided
 
     def _join(self, command: Send | Prepare, codes: UInt8s, new: Bools, rules: Rules) -> Int64s | None:
-        """The transaction (ordinal) that each row joins, -1 for those that begin one; None: all do. Unfit rows get their code.
+        """Return the transaction (ordinal) that each row joins, -1 for those that begin one; None: all do. Unfit rows
+        get their code.
 
         Only new rows: a row whose message is known has joined already, whatever became of the transaction since.
         """
@@ -224,8 +227,8 @@ class Producing:
             codes[mine[max(room, 0) :]] = code.TOO_MANY_OPEN
 
     def _repeat_known(self, command: Send | Prepare, answers: _Answers, found: Found, half: bool, trimmed: int) -> None:
-        """Rows whose topic knows their message id get that message's receipt (I9), or hear that it is another message, or
-        that it left the log since."""
+        """Rows whose topic knows their message id get that message's receipt (I9), or hear that it is another message,
+        or that it left the log since."""
         known = found.positions
         rows = np.flatnonzero((known != NONE) & (answers.codes == code.OK))
         if not len(rows):
@@ -250,7 +253,7 @@ class Producing:
     def _repeat_halves(
         self, command: Send | Prepare, answers: _Answers, rows: Int64s, positions: Int64s, trimmed: int
     ) -> None:
-        """As :meth:`_repeat_known`: a repeat comes from the group of the first one, and names its transaction, if any."""
+        """As :meth:`_repeat_known`: a repeat comes from the first one's group, and names its transaction."""
         owners = self._transactions.owner_of(positions)
         gone = (positions < trimmed) | (owners == NONE)
         answers.codes[rows[gone]] = code.UNKNOWN_TRANSACTION
@@ -279,7 +282,7 @@ class Producing:
         answers.codes[rows[other]] = code.MESSAGE_ID_TAKEN
 
     def _begin_or_join(self, sessions: Int64s, answers: _Answers, fresh: Int64s | slice, owners: Int64s | None) -> None:
-        """The transaction of each fresh row: the one it joins, else its own."""
+        """Set the transaction of each fresh row: the one it joins, else its own."""
         own, epochs = answers.positions[fresh], sessions[fresh]
         if owners is not None:
             joining = owners[fresh] != NONE
@@ -315,7 +318,7 @@ class Producing:
 
 
 def _first(codes: UInt8s, more: UInt8s) -> UInt8s:
-    """The code that each row got first."""
+    """Return the code that each row got first."""
     if not np.count_nonzero(more):
         return codes
     return np.where(codes == code.OK, more, codes)
@@ -328,7 +331,8 @@ def _nothing(size: int) -> tuple[Int64s, Int64s, Int64s, Int64s]:
 
 
 def _leaders(repeats: Int64s | None, codes: UInt8s) -> Int64s | None:
-    """The row that stands for each row: the first of its message id that is fit so far; itself if it is not fit. None: every row
+    """Return the row that stands for each row: the first of its message id that is fit so far; itself if it is not
+    fit. None: every row
     stands for itself."""
     if repeats is None or not np.count_nonzero(codes):
         return repeats
@@ -354,7 +358,8 @@ def _stored(
     now_us: int,
     due: Int64s,
 ) -> pa.RecordBatch:
-    """The rows of the event; ``due``: when each is asked about first; bodies are copied only when some rows are left out."""
+    """Return the rows of the event; ``due``: when each is asked about first; bodies are copied only when some rows
+    are left out."""
     kept = batch if isinstance(fresh, slice) else batch.take(pa.array(fresh))
     delay = kept.column("delay_us").to_numpy()
     visible = np.where(delay > 0, now_us + delay, 0) if np.count_nonzero(delay) else np.zeros(len(delay), np.int64)

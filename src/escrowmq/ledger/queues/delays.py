@@ -61,7 +61,7 @@ class Delays:
         self.waiting += 1
 
     def decide_release(self, now_us: int, limit: int) -> list[Event]:
-        """What is due, as an event."""
+        """Release the messages that are due, as an event."""
         ordinals = self._due.due(now_us, limit)
         if not len(ordinals):
             return []
@@ -77,7 +77,7 @@ class Delays:
         return positions, queue_ids, tags, sizes
 
     def drop(self, queue_ids: Sequence[int]) -> None:
-        """What waits for these queues will never be in them: their topic is deleted."""
+        """Drop delayed messages of these queues, because their topic is deleted."""
         self._let_go(self._waiting_for(queue_ids))
 
     def count(self, queue_ids: Sequence[int]) -> int:
@@ -106,12 +106,12 @@ class Delays:
         return np.where(index >= 0, np.append(self._rows["queue_id"][waiting], 0)[index], -1)
 
     def held(self) -> tuple[Int64s, Int32s]:
-        """The positions and queue ids of what waits."""
+        """Return the positions and queue ids of what waits."""
         waiting = self._rows["waiting"]
         return self._rows["position"][waiting], self._rows["queue_id"][waiting]
 
     def lowest_position(self) -> int | None:
-        """The lowest position that still waits."""
+        """Return the lowest position that still waits."""
         waiting = self._rows["position"][self._rows["waiting"]]
         return int(waiting.min()) if len(waiting) else None
 

@@ -4,8 +4,8 @@ Rules:
 
 1. Offsets of a queue rise by one and are never used again (I16), also not when a topic of the same name is made again
    (``topics.py``); rows are only added at the end (I18).
-2. Appending is the only way in: a plain message when it is applied, a half message when its COMMIT is applied, a delayed
-   one when its release is applied.
+2. Appending is the only way in: a plain message when it is applied, a half message when its COMMIT is applied, a
+   delayed one when its release is applied.
 3. ``head`` is the first offset still stored; it moves only by retention: of the log, or of the topic (``cutting.py``).
 4. When offsets became visible, and how many bytes came before them, is noted once for all that came at one time.
 """
@@ -37,7 +37,8 @@ class Place:
 
 
 class QueueIndex:
-    """One queue: positions and tags by offset, and when offsets became visible. ``first``: the offset at which it begins."""
+    """One queue: positions and tags by offset, and when offsets became visible. ``first``: the offset at which it
+    begins."""
 
     __slots__ = ("_entries", "_times", "bytes_total", "place")
 
@@ -95,13 +96,14 @@ class QueueIndex:
         return self._entries["tag"][start - head : end - head].copy()
 
     def offset_at(self, time_us: int) -> int:
-        """The first offset that became visible at ``time_us`` or later; ``end`` when there is none."""
+        """Return the first offset that became visible at ``time_us`` or later; ``end`` when there is none."""
         times = self._times["time_us"]
         index = int(np.searchsorted(times, time_us, side="left"))
         return max(int(self._times["offset"][index]), self.head) if index < len(times) else self.end
 
     def offset_within(self, size: int) -> int:
-        """The first offset from which on at most ``size`` bytes are kept; but what came last is always among them."""
+        """Return the first offset from which on at most ``size`` bytes are kept; but what came last is always among
+        them."""
         times = self._times
         if not len(times):
             return self.head
@@ -114,7 +116,8 @@ class QueueIndex:
         return int(self._times["time_us"][max(index, 0)]) if len(self._times) else 0
 
     def find(self, position: int, since_us: int = 0) -> int | None:
-        """The offset of a log position; None if it is not here. Looks at what became visible at ``since_us`` or later, oldest first, in
+        """Return the offset of a log position; None if it is not here. Looks at what became visible at ``since_us`` or
+        later, oldest first, in
         pieces: few of them if that is when it did."""
         positions = self._entries["position"]
         at = self.offset_at(since_us) - self.head
@@ -127,7 +130,8 @@ class QueueIndex:
         return None
 
     def offsets_of(self, positions: Int64s) -> Int64s:
-        """The offset of each log position, -1 for those that are not here. For repeats: it scans, once for all."""
+        """Return the offset of each log position, -1 for those that are not here. For repeats: it scans, once for
+        all."""
         entries = self._entries["position"]
         at = np.flatnonzero(np.isin(entries, positions))
         at = at[np.argsort(entries[at])]
@@ -135,7 +139,7 @@ class QueueIndex:
         return np.where(index >= 0, np.append(at, 0)[index] + self.head, -1)
 
     def lowest_position(self, start: int) -> int | None:
-        """The lowest log position among offsets from ``start`` on; None when there is none."""
+        """Return the lowest log position among offsets from ``start`` on; None when there is none."""
         rest = self._entries["position"][max(start - self.head, 0) :]
         return int(rest.min()) if len(rest) else None
 
@@ -157,7 +161,8 @@ class QueueIndex:
         return self._entries.to_table(), self._times.to_table()
 
     def load(self, head: int, entries: pa.Table, times: pa.Table, bytes_total: int) -> None:
-        """Become what :meth:`to_tables` gave, its first offset being ``head``. Older snapshots do not know bytes: what they hold counts as nothing."""
+        """Become what :meth:`to_tables` gave, its first offset being ``head``. Older snapshots do not know bytes: what
+        they hold counts as nothing."""
         self._entries.load(entries.replace_schema_metadata({"first": str(head)}))
         self._times.load(with_zeros(times, "bytes", np.int64).replace_schema_metadata())
         self.bytes_total = bytes_total

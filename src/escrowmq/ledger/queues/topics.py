@@ -4,9 +4,9 @@ Which queue a message goes to (Kafka's custom, which RocketMQ users share): the 
 hashes to, so that equal keys keep their order; else, without a key, all such rows of a batch stay together and batches
 take the queues in rotation.
 
-A topic that was deleted and made again is another topic: it has another number and other queue ids. But its queues go on
-behind the offsets of the old ones, with one left out, so that no pair of queue and offset ever names two messages (I16), and whoever
-kept an offset of the old topic is told that it has left, instead of reading the new one.
+A topic that was deleted and made again is another topic: it has another number and other queue ids. But its queues go
+on behind the offsets of the old ones, with one left out, so that no pair of queue and offset ever names two messages
+(I16), and whoever kept an offset of the old topic is told that it has left, instead of reading the new one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ from escrowmq.message.names import is_name
 from escrowmq.schemas import Kind
 
 MAX_DELETED = 65_536
-"""Deleted names remembered; beyond, the oldest is forgotten, and every name that is not remembered begins behind its offsets."""
+"""Deleted names remembered; beyond, the oldest is forgotten, and every name that is not remembered begins behind its
+offsets.
+"""
 LEAST_RETENTION_US = 1_000_000
 MOST = 1 << 62
 
@@ -50,8 +52,8 @@ _FORGOTTEN = ""  # the name of the row for those that are not remembered
 
 @dataclass(slots=True)
 class Topic:
-    """A topic: its queue ids by queue number, and how many batches came (``turn``): those without keys take its queues in rotation.
-    ``number`` (0, 1, ... as they were made) is never used again, so it names one for ever."""
+    """A topic: its queue ids by queue number, and how many batches came (``turn``): those without keys take its queues
+    in rotation. ``number`` (0, 1, ... as they were made) is never used again, so it names one for ever."""
 
     name: str
     number: int
@@ -92,7 +94,7 @@ class Topics:
         return name not in self.deleted
 
     def begin_of(self, name: str, queue: int) -> int:
-        """The first offset of a queue to be."""
+        """Return the first offset of a queue to be."""
         deleted = self.deleted.get(name)
         return deleted.begins[queue] if deleted is not None and queue < len(deleted.begins) else self.first_begin
 
@@ -107,19 +109,19 @@ class Topics:
         return topic.queue_ids
 
     def queue_id(self, name: str, queue: int) -> int:
-        """The id of one queue; Rejected(UNKNOWN_TOPIC or BAD_QUEUE)."""
+        """Return the id of one queue; Rejected(UNKNOWN_TOPIC or BAD_QUEUE)."""
         ids = self.queue_ids(name)
         if not 0 <= queue < len(ids):
             raise error(Code.BAD_QUEUE, f"{name!r} has queues 0 to {len(ids) - 1}, not {queue}")
         return ids[queue]
 
     def numbers_of_queues(self, queue_ids: Int32s) -> Int32s | int:
-        """The topic number of each queue id; one for all where they are of one topic."""
+        """Return the topic number of each queue id; one for all where they are of one topic."""
         numbers: Int32s = self._topic_of["topic"][queue_ids]
         return int(numbers[0]) if len(numbers) and all_equal(numbers) else numbers
 
     def find(self, name: str, positions: Int64s) -> tuple[Int64s, Int64s]:
-        """Queue and offset of each log position in a topic; -1 for those that stand in none of its queues. For repeats."""
+        """Return queue and offset of each position in a topic; -1 for those in none of its queues. For repeats."""
         queues, offsets = np.full(len(positions), -1, np.int64), np.full(len(positions), -1, np.int64)
         topic = self.by_name.get(name)
         for queue, queue_id in enumerate(topic.queue_ids if topic else ()):
@@ -129,7 +131,7 @@ class Topics:
         return queues, offsets
 
     def numbers_of(self, queue_ids: Int64s) -> Int64s:
-        """The number within its topic of each queue id; -1 for -1."""
+        """Return the number within its topic of each queue id; -1 for -1."""
         return np.array([self.queues[i].place.queue if i >= 0 else -1 for i in queue_ids.tolist()], np.int64)
 
     @property
@@ -150,7 +152,7 @@ class Topics:
     # Tags
 
     def tag_number(self, tag: str) -> int | None:
-        """The number of a tag; None while no stored message has it."""
+        """Return the number of a tag; None while no stored message has it."""
         return self._tags.get(tag)
 
     @property
@@ -159,7 +161,7 @@ class Topics:
         return len(self._tags)
 
     def number_tags(self, tags: pa.Array) -> Int32s:
-        """The number of each row's tag, new tags numbered in order of appearance (only ``apply`` calls this)."""
+        """Return the number of each row's tag, new tags numbered in order of appearance (only ``apply`` calls this)."""
         if tags.null_count == len(tags):
             return np.full(len(tags), NO_TAG, np.int32)
         encoded = tags.dictionary_encode()
@@ -175,7 +177,7 @@ class Topics:
     # Making topics
 
     def decide_create(self, command: CreateTopic, rules: Rules) -> Decision:
-        """A topic, or more queues for it; fewer than it has is refused."""
+        """Return a topic, or more queues for it; fewer than it has is refused."""
         queues = rules.default_queues if command.queues is None else command.queues
         if not is_name(command.name):
             raise error(Code.BAD_TOPIC_NAME, f"{command.name!r} is not a topic name")
@@ -197,7 +199,7 @@ class Topics:
         return Decision((self.creation([(command.name, queues)]),), {"name": command.name, "queues": queues})
 
     def creation(self, wanted: list[tuple[str, int]]) -> Event:
-        """The event that makes topics, or grows them, to these numbers of queues."""
+        """Return the event that makes topics, or grows them, to these numbers of queues."""
         rows, next_id = [], len(self.queues)
         for name, queues in wanted:
             rows.append((name, queues, next_id))
@@ -206,7 +208,7 @@ class Topics:
         return event_of_rows(Kind.TOPIC, rows)
 
     def with_created(self, creation: Event) -> Topics:
-        """A directory as it will be after :meth:`creation`; the queues that exist are shared, not copied."""
+        """Return a directory as it will be after :meth:`creation`; the queues that exist are shared, not copied."""
         planned = Topics()
         planned.queues = list(self.queues)
         planned.by_name = {
@@ -241,8 +243,8 @@ class Topics:
     # Altering and deleting topics
 
     def decide_alter(self, command: AlterTopic, rules: Rules) -> tuple[list[Event], TopicRules, int]:
-        """More queues, and a retention of its own: the events, the rules and the number of queues that it then has. UNKNOWN_TOPIC,
-        BAD_QUEUE, BAD_REQUEST."""
+        """More queues, and a retention of its own: the events, the rules and the number of queues that it then has.
+        UNKNOWN_TOPIC, BAD_QUEUE, BAD_REQUEST."""
         has = len(self.queue_ids(command.name))
         own, events = _altered(self.by_name[command.name].rules, command), list[Event]()
         if command.queues is not None and command.queues != has:
@@ -336,7 +338,7 @@ class Topics:
 
 
 def _altered(had: TopicRules, command: AlterTopic) -> TopicRules:
-    """The rules of a topic after an act of a person. BAD_REQUEST for what makes no sense."""
+    """Return the rules of a topic after an act of a person. BAD_REQUEST for what makes no sense."""
     fields = [f.name for f in dataclasses.fields(TopicRules)]
     if unknown := [name for name in command.reset if name not in fields]:
         raise error(Code.BAD_REQUEST, f"a topic has no {unknown[0]!r:.100} of its own", f"one of {', '.join(fields)}")

@@ -7,13 +7,15 @@ waiting. Both are due times, kept in indexes that are derived from the table's c
 
 Rules:
 
-1. Only OPEN transactions past their time are asked about (I10), at most ``check_max`` times, each question an event before it
-   is an act (I11). The caller asks for a group only when somebody is there, so an absent producer costs no attempt.
-2. After the last question an interval passes; then the transaction is parked or rolled back, as the rules say (I12). The
-   same at ``half_retention``, asked or not; but one that a person opened anew is past that age on purpose, and is
+1. Only OPEN transactions past their time are asked about (I10), at most ``check_max`` times, each question an event
+   before it is an act (I11). The caller asks for a group only when somebody is there, so an absent producer costs no
+   attempt.
+2. After the last question an interval passes; then the transaction is parked or rolled back, as the rules say (I12).
+   The same at ``half_retention``, asked or not; but one that a person opened anew is past that age on purpose, and is
    asked about again in full instead.
-3. A producer group may have an interval, a number of questions and an end of waiting of its own (``policies.py``). They count
-   for all that it has undecided from then on; the next question that is due already comes at the time that it had.
+3. A producer group may have an interval, a number of questions and an end of waiting of its own (``policies.py``). They
+   count for all that it has undecided from then on; the next question that is due already comes at the time that it
+   had.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ class CheckBack:
         return min(self._last_waits.wake_us, self._aged_us)
 
     def ask_us(self, group: str) -> int:
-        """A producer group has nothing to be asked about before this; ``NEVER_US``: nothing of it is open."""
+        """Return a producer group has nothing to be asked about before this; ``NEVER_US``: nothing of it is open."""
         ordinal = self._sessions.ordinal(group)
         if ordinal is None or not self._table.open.get(ordinal) or ordinal not in self._due:
             return NEVER_US
@@ -88,7 +90,7 @@ class CheckBack:
         self._aged_us = min(self._aged_us, time_us + self._rules.half_retention_us)
 
     def decide_ask(self, command: AskChecks, now_us: int) -> Decision:
-        """Which transactions of a group to ask about now; CHECKED goes to the log before the question to the producer."""
+        """Choose the transactions of a group to check now; CHECKED is logged before the producer is asked."""
         group = self._sessions.ordinal(command.group)
         index = None if group is None else self._due.get(group)
         due = np.empty(0, np.int64) if index is None else index.due(now_us, command.limit)
@@ -182,8 +184,10 @@ class CheckBack:
         return asking(None if ordinal is None else self._sessions.own.get(ordinal), self._rules).interval_us
 
     def _of(self, ordinals: Int64s, value: Callable[[Asking], int]) -> Int64s:
-        """One of the rules of asking, for each transaction that of its group. (Of those whose group is forgotten, which are
-        decided, the shard's.)"""
+        """Return one check-back rule for each transaction, by its group.
+
+        Decided ones whose group is forgotten get the shard's.
+        """
         own = self._sessions.own
         if not own:
             return np.broadcast_to(np.int64(value(asking(None, self._rules))), len(ordinals))
@@ -209,7 +213,7 @@ class CheckBack:
             index.put(ordinals[mine], due_us[mine], self._table.open.get(group, 0))
 
     def _by_group(self, ordinals: Int64s) -> Iterator[tuple[int, slice | Bools]]:
-        """The producer groups of transactions, and which of ``ordinals`` belong to each."""
+        """Yield the producer groups of transactions, and which of ``ordinals`` belong to each."""
         epochs = self._table.column("epoch", ordinals).astype(np.int64)
         if len(epochs) and all_equal(epochs):
             yield int(self._sessions.groups_of(epochs[:1])[0]), slice(None)
@@ -218,7 +222,7 @@ class CheckBack:
             yield from ((group, groups == group) for group in np.unique(groups).tolist())
 
     def forget_group(self, group: int) -> None:
-        """A producer group is gone; nothing of it is undecided."""
+        """Forget a producer group, which has nothing undecided."""
         self._due.pop(group, None)
 
     def restore(self, rules: Rules) -> None:
@@ -227,7 +231,8 @@ class CheckBack:
         self.apply_rules(rules)
 
     def apply_rules(self, rules: Rules) -> None:
-        """The shard's rules, or a group's. Who waits for a question and who for the end of waiting depends on how many
+        """Apply the rules of the shard or of a group. Who waits for a question and who for the end of waiting depends
+        on how many
         questions there are."""
         self._rules = rules
         self._aged_us = 0  # look at once: half_retention may be another

@@ -17,8 +17,9 @@ Rules:
 1. The first decision in the log is final (I5). A decision names position *and* epoch, so it can hit no other
    transaction (I6), and comes from a session of the group that prepared it (I15).
 2. Who is asked when no decision comes, and what follows the last question, is ruled in ``checkback.py``.
-3. A few decisions are taken row by row when all of them are *plain*: of a session that may act, about transactions of its group
-   that are here, none named twice. Whatever is not plain is not ruled there: all of them are decided as columns.
+3. A few decisions are taken row by row when all of them are *plain*: of a session that may act, about transactions of
+   its group that are here, none named twice. Whatever is not plain is not ruled there: all of them are decided as
+   columns.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ class Ending:
         return Decision((event,), answer)
 
     def _owned(self, rows: Int64s, ordinals: Int64s, sessions: Int64s, codes: UInt8s) -> Int64s:
-        """The rows whose session is of the transaction's group; the others get their code."""
+        """Return the rows whose session is of the transaction's group; the others get their code."""
         anonymous = sessions[rows] == OPERATOR
         codes[rows[anonymous]] = code.UNKNOWN_SESSION
         rows = rows[~anonymous]
@@ -142,7 +143,8 @@ class Ending:
         return Decision(events, bytes(codes))
 
     def apply_few(self, decided: Sequence[DecidedRow]) -> list[tuple[int, int, int, int]]:
-        """Kind.DECIDED as rows: position, queue id, tag and size of what became visible, as :meth:`apply_decided` has them."""
+        """Kind.DECIDED as rows: position, queue id, tag and size of what became visible, as :meth:`apply_decided` has
+        them."""
         rows = self._table.decide_few(decided)
         return self._table.messages_of_few(
             [row for row, (_, state, _, _) in zip(rows, decided, strict=True) if state == COMMITTED]
@@ -168,7 +170,8 @@ class Ending:
 
 
 def _first_deciders(rows: Int64s, deciding: Int64s, ordinals: Int64s, outcomes: UInt8s, codes: UInt8s) -> Int64s:
-    """A transaction may stand in one batch twice: its first deciding row decides, the rows after it come too late."""
+    """Return a transaction may stand in one batch twice: its first deciding row decides, the rows after it come too
+    late."""
     owners, index = np.unique(ordinals[deciding], return_index=True)
     winners = deciding[index]
     winner = winners[np.minimum(np.searchsorted(owners, ordinals[rows]), len(owners) - 1)]

@@ -1,17 +1,18 @@
 """Expires idle producer sessions, their groups and writers.
 
-Theory of operation. Every process that ever produced left a session, every Spark query and every batch write under a name a
-group and a writer. They are small, and there is no end of them. So a session that has done nothing for long is forgotten by an
-event that names its epoch; a group goes with its last session, and with the group what its writer decided last.
+Theory of operation. Every process that ever produced left a session, every Spark query and every batch write under a
+name a group and a writer. They are small, and there is no end of them. So a session that has done nothing for long is
+forgotten by an event that names its epoch; a group goes with its last session, and with the group what its writer
+decided last.
 
 Rules:
 
-1. When a session was used last is the time of the last frame of its own: its opening, a message, a decision. So it is part of the
-   fold, and a restart neither forgets it nor begins anew.
-2. A session that prepared something undecided stays: its transaction's group is asked, and decides. So does one whose process
-   listens for questions now.
-3. What is decided needs no session. A transaction whose session is forgotten answers late decisions of any group by its state:
-   the first decision stands (I5), and nothing can change it. Message ids are remembered without sessions (I9).
+1. When a session was used last is the time of the last frame of its own: its opening, a message, a decision. So it is
+   part of the fold, and a restart neither forgets it nor begins anew.
+2. A session that prepared something undecided stays: its transaction's group is asked, and decides. So does one whose
+   process listens for questions now.
+3. What is decided needs no session. A transaction whose session is forgotten answers late decisions of any group by its
+   state: the first decision stands (I5), and nothing can change it. Message ids are remembered without sessions (I9).
 4. By hand a writer is forgotten at once, with all sessions of its group; not while anything is undecided there.
 """
 

@@ -1,7 +1,7 @@
 """The oldest OPEN transaction of each producer group, found without a look at all of them each time.
 
-Transactions become OPEN at the end of the table, but for those that a person opens anew. So below the one that was a group's oldest at the last look
-none of it is OPEN, and the search goes on from there.
+Transactions become OPEN at the end of the table, but for those that a person opens anew. So below the one that was a
+group's oldest at the last look none of it is OPEN, and the search goes on from there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ CHUNK = 65_536
 
 
 class OldestOpen:
-    """What is remembered from one look to the next. Derived: it is in no snapshot. ``groups_of`` gives the groups of transactions by their ordinals."""
+    """What is remembered from one look to the next. Derived: it is in no snapshot. ``groups_of`` gives the groups of
+    transactions by their ordinals."""
 
     def __init__(self, rows: Columns, groups_of: Callable[[Int64s], Int64s]) -> None:
         self._rows, self._groups_of = rows, groups_of
@@ -29,7 +30,7 @@ class OldestOpen:
         self._from = {group: min(at, ordinal) for group, at in self._from.items()}
 
     def find(self, counts: Mapping[int, int], lowest: int) -> dict[int, int]:
-        """Ordinals, by the groups that have something OPEN: ``counts`` has how much. Nothing is OPEN below ``lowest``."""
+        """Ordinals, by the groups with something OPEN (``counts``: how much). Nothing is OPEN below ``lowest``."""
         end = self._rows.end
         starts = {group: max(self._from.get(group, lowest), lowest) for group, count in counts.items() if count > 0}
         self._from = dict.fromkeys(counts, end) | starts
@@ -49,7 +50,7 @@ class OldestOpen:
         return found
 
     def _still_open(self, starts: Mapping[int, int]) -> dict[int, int]:
-        """The groups whose search ends where it begins."""
+        """Return the groups whose search ends where it begins."""
         inside = {group: at for group, at in starts.items() if at < self._rows.end}
         groups, ordinals = (np.array([*column], np.int64) for column in (inside.keys(), inside.values()))
         same = self._rows["state"][ordinals - self._rows.first] == OPEN

@@ -1,7 +1,8 @@
 """Rules that one producer group has instead of the shard's: which messages it serves, and how its check-back goes.
 
-A group's own rules come with the process that makes it, or by an act of a person; each is one event that names all of them.
-They hold for everything that is undecided from then on. What a group has not of its own follows the shard's settings.
+A group's own rules come with the process that makes it, or by an act of a person; each is one event that names all of
+them. They hold for everything that is undecided from then on. What a group has not of its own follows the shard's
+settings.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Asking(NamedTuple):
 
 
 def asking(own: ProducerRules | None, rules: Rules) -> Asking:
-    """The rules that count for a group with these of its own."""
+    """Return the rules that count for a group with these of its own."""
     if own is None:
         return Asking(rules.transaction_timeout_us, rules.check_interval_us, rules.check_max, rules.exhausted_rollback)
     return Asking(*(_first(getattr(own, name), getattr(rules, name)) for name in NAMES if name != "kind"))
@@ -63,7 +64,7 @@ def check(own: ProducerRules, rules: Rules) -> None:
 
 
 def altered(had: ProducerRules, command: AlterProducers) -> ProducerRules:
-    """A group's own rules after an act. BAD_REQUEST for a name in ``reset`` that is none."""
+    """Return a group's own rules after an act. BAD_REQUEST for a name in ``reset`` that is none."""
     if unknown := set(command.reset) - set(NAMES):
         raise error(Code.BAD_REQUEST, f"no rule {sorted(unknown)[0]!r:.100} that could be reset")
     given = {name: value for name, value in dataclasses.asdict(command.rules).items() if value is not None}
@@ -108,7 +109,7 @@ def described_values(own: ProducerRules) -> dict[str, Any]:
 
 
 def described(own: ProducerRules | None, rules: Rules, kind: str | None, transactional: bool) -> dict[str, Any]:
-    """What a listing says of a group: the rules that count for it, and which of them are its own. ``transactional``: it had
+    """Describe the rules of a group: those that apply to it, and which of them are its own. ``transactional``: it had
     a session for half messages."""
     own_values = described_values(own or ProducerRules())
     return {
@@ -123,11 +124,11 @@ def _seconds(time_us: int | None) -> float | None:
 
 
 def dump(own: ProducerRules) -> str:
-    """The rules as JSON, those that are not set left out."""
+    """Return the rules as JSON, those that are not set left out."""
     given = {name: value for name, value in dataclasses.asdict(own).items() if value is not None}
     return json.dumps(given, sort_keys=True, separators=(",", ":"))
 
 
 def load(text: str) -> ProducerRules:
-    """The rules from their JSON; a name that this version does not know is of no effect."""
+    """Return the rules from their JSON; a name that this version does not know is of no effect."""
     return ProducerRules(**{name: value for name, value in json.loads(text).items() if name in NAMES})

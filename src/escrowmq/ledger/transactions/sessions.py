@@ -4,16 +4,18 @@ Rules:
 
 1. Epochs count up from 1 over the whole shard; an epoch is never given twice, nor is the number of a group.
 2. Opening a session of a (group, instance) fences the session of the same pair before it: from then on every act under
-   the older epoch is refused (I7). A request may be repeated, come late, or after a later one; so it names its *process* by a
-   random number. One of the process that has the newest session is given that session again (it becomes transactional, if that
-   is asked now), one of a process that was fenced is refused. Older clients send no number: each of their requests fences.
-3. What a group does first says its kind: a transactional session makes it transactional, a plain message plain. From then on
-   it serves no other kind of message (systems.md 1.10), and it is the other kind that is refused: a plain message of a
-   transactional group, a transactional session of a plain one. The group's own rules come before that (``policies.py``),
-   and ``mixed_groups`` lets every group without a kind of its own do both.
-4. Every act of a session says when it was used last, by the time of its frame. What is not used is forgotten after a while
-   (``forgetting.py``), and a group with its last session. A process that comes back *resumes*: it gets a new session, unless a
-   newer process has its name. A group that has rules of its own stays, without sessions, until a person takes them away.
+   the older epoch is refused (I7). A request may be repeated, come late, or after a later one; so it names its
+   *process* by a random number. One of the process that has the newest session is given that session again (it becomes
+   transactional, if that is asked now), one of a process that was fenced is refused. Older clients send no number: each
+   of their requests fences.
+3. What a group does first says its kind: a transactional session makes it transactional, a plain message plain. From
+   then on it serves no other kind of message (systems.md 1.10), and it is the other kind that is refused: a plain
+   message of a transactional group, a transactional session of a plain one. The group's own rules come before that
+   (``policies.py``), and ``mixed_groups`` lets every group without a kind of its own do both.
+4. Every act of a session says when it was used last, by the time of its frame. What is not used is forgotten after a
+   while (``forgetting.py``), and a group with its last session. A process that comes back *resumes*: it gets a new
+   session, unless a newer process has its name. A group that has rules of its own stays, without sessions, until a
+   person takes them away.
 """
 
 from __future__ import annotations
@@ -64,7 +66,7 @@ class Sessions:
     # Finding
 
     def ordinal(self, group: str) -> int | None:
-        """The group's number; None if it has no session."""
+        """Return the group's number; None if it has no session."""
         return self._ordinals.get(group)
 
     def is_transactional(self, ordinal: int) -> bool:
@@ -72,7 +74,8 @@ class Sessions:
         return ordinal in self._transactional
 
     def kind(self, ordinal: int, rules: Rules) -> str | None:
-        """Which messages a group serves: ``"plain"``, ``"transactional"`` or ``"mixed"``; None: it has done neither yet."""
+        """Which messages a group serves: ``"plain"``, ``"transactional"`` or ``"mixed"``; None: it has done neither
+        yet."""
         own = self.own.get(ordinal)
         if own is not None and own.kind is not None:
             return own.kind
@@ -83,11 +86,11 @@ class Sessions:
         return PLAIN if ordinal in self._plain else None
 
     def instance(self, epoch: int) -> str | None:
-        """The instance name of a session; None if it is forgotten."""
+        """Return the instance name of a session; None if it is forgotten."""
         return self._names.get(epoch)
 
     def groups_of(self, epochs: Int64s) -> Int64s:
-        """The group number of each epoch; ``NO_GROUP`` where it is not known."""
+        """Return the group number of each epoch; ``NO_GROUP`` where it is not known."""
         if len(epochs) and all_equal(epochs):
             row = self._row(int(epochs[0]))
             return np.full(len(epochs), NO_GROUP if row < 0 else self._rows["group"][row], np.int64)
@@ -98,12 +101,12 @@ class Sessions:
         return groups
 
     def of_group(self, ordinal: int) -> Int64s:
-        """The epochs of a group, rising."""
+        """Return the epochs of a group, rising."""
         epochs: Int64s = self._rows["epoch"][self._rows["group"] == ordinal]
         return epochs
 
     def idle(self, before_us: int) -> Int64s:
-        """The epochs that were used last before that time, rising."""
+        """Return the epochs that were used last before that time, rising."""
         epochs: Int64s = self._rows["epoch"][self._rows["used_us"] < before_us]
         return epochs
 
@@ -115,7 +118,7 @@ class Sessions:
         return dict(zip(groups.tolist(), times.tolist(), strict=True))
 
     def _row(self, epoch: int) -> int:
-        """The row of an epoch; -1 if there is none."""
+        """Return the row of an epoch; -1 if there is none."""
         rows = self._rows
         size = len(rows)
         if not size:
@@ -133,7 +136,8 @@ class Sessions:
     # What they may do
 
     def check(self, epochs: Int64s, *, transactional: bool | None, rules: Rules) -> UInt8s:
-        """What each row's session may do: OK, UNKNOWN_SESSION, FENCED or GROUP_KIND. Epoch 0 stands for no session.
+        """Check what each row's session may do: OK, UNKNOWN_SESSION, FENCED or GROUP_KIND. Epoch 0 stands for no
+        session.
 
         ``transactional``: the kind of message that is sent, None when none is.
         """
@@ -144,13 +148,13 @@ class Sessions:
         return np.array(codes, np.uint8)[inverse]
 
     def group_that_may(self, epoch: int, rules: Rules) -> int | None:
-        """The group number of a producer session that may decide; None of any other."""
+        """Return the group number of a producer session that may decide; None of any other."""
         if epoch == OPERATOR or self.status(epoch, transactional=None, rules=rules) != code.OK:
             return None
         return self.group(epoch)
 
     def group_of(self, epoch: int, rules: Rules, *, transactional: bool | None = None) -> int:
-        """The group number of one session that may act. Raises UNKNOWN_SESSION, FENCED, GROUP_KIND."""
+        """Return the group number of one session that may act. Raises UNKNOWN_SESSION, FENCED, GROUP_KIND."""
         status = code.UNKNOWN_SESSION if epoch == OPERATOR else self._check_one(epoch, transactional, rules)
         if status != code.OK:
             raise error(Code(status))
@@ -193,7 +197,7 @@ class Sessions:
         return np.asarray((rows >= 0) & self._rows["fenced"][rows].astype(bool))
 
     def timeouts_us(self, epochs: Int64s, rules: Rules) -> Int64s | int:
-        """How long the transactions of these sessions wait for their first question: one number for all, or one each."""
+        """Return the time before the first check of these sessions' transactions: one number for all, or each."""
         if not self.own:
             return rules.transaction_timeout_us
         groups, row = np.unique(self.groups_of(epochs), return_inverse=True)
@@ -203,7 +207,8 @@ class Sessions:
     # Opening
 
     def decide_open(self, command: OpenSession, rules: Rules) -> Decision:
-        """A new session, and before it the rules of a group that is made with some. A transactional one in a plain group is
+        """Return a new session, and before it the rules of a group that is made with some. A transactional one in a
+        plain group is
         refused; a plain one in a transactional group only when it sends."""
         if not is_name(command.group):
             raise error(Code.BAD_GROUP_NAME, f"{command.group!r} is not a group name")
@@ -229,7 +234,8 @@ class Sessions:
         return Decision(tuple(events), self.next_epoch)
 
     def _opened_before(self, command: OpenSession, rules: Rules) -> Decision | None:
-        """The answer to a process that has a session of this name already; None if it has none. FENCED: a newer process has the
+        """Return the answer to a process that has a session of this name already; None if it has none. FENCED: a newer
+        process has the
         name. NO_PERMISSION, GROUP_KIND: its session cannot become transactional."""
         group = self._ordinals.get(command.group, NO_GROUP)
         if command.process is None:
@@ -258,7 +264,7 @@ class Sessions:
             )
 
     def _made_with(self, command: OpenSession, rules: Rules) -> ProducerRules | None:
-        """The rules that a new group is made with. One that exists must have them: GROUP_RULES."""
+        """Return the rules that a new group is made with. One that exists must have them: GROUP_RULES."""
         if command.rules is None:
             return None
         policies.check(command.rules, rules)
@@ -303,7 +309,7 @@ class Sessions:
                     self._leave(group)
 
     def _number(self, name: str) -> int:
-        """The number of a group, made if it does not exist."""
+        """Return the number of a group, made if it does not exist."""
         group = self._ordinals.setdefault(name, self._next_group)
         if group == self._next_group:
             self._next_group += 1
@@ -349,7 +355,7 @@ class Sessions:
     # Using and forgetting
 
     def note(self, epochs: npt.NDArray[np.uint32], time_us: int) -> None:
-        """These sessions (``OPERATOR`` among them) did something."""
+        """Note that these sessions (``OPERATOR`` among them) did something."""
         if all_equal(epochs):
             if len(epochs) and epochs[0] != OPERATOR:
                 self._rows["used_us"][self._row(int(epochs[0]))] = time_us
@@ -357,7 +363,7 @@ class Sessions:
         self._rows["used_us"][self._rows_of(epochs[epochs != OPERATOR].astype(np.int64))] = time_us
 
     def sent(self, epochs: npt.NDArray[np.uint32]) -> None:
-        """These sessions (``OPERATOR`` among them) sent plain messages."""
+        """Note that these sessions (``OPERATOR`` among them) sent plain messages."""
         for epoch in epochs[:1].tolist() if all_equal(epochs) else np.unique(epochs).tolist():
             if epoch != OPERATOR:
                 self._plain.add(int(self._rows["group"][self._row(epoch)]))
@@ -370,7 +376,7 @@ class Sessions:
             self._plain.add(self._rows.item("group", row))
 
     def forget(self, epochs: Int64s) -> list[int]:
-        """Let go of sessions; the groups that had their last one among them, and are gone unless they have own rules."""
+        """Remove sessions. Returns the groups that lost their last one, and have no rules of their own."""
         rows = self._rows_of(epochs)
         gone = []
         for epoch, group in zip(epochs.tolist(), self._rows["group"][rows].tolist(), strict=True):
@@ -417,9 +423,9 @@ class Sessions:
         return policies.dump(self.own[group]) if group in self.own else None
 
     def restore(self, tables: dict[str, pa.Table], time_us: int) -> None:
-        """Become what :meth:`snapshot` gave. Those of format 1 held every session, and not when it was used: let that be
-        ``time_us``, the time of the snapshot. Before format 3 nobody noted who sent plain messages: let it be every group that
-        is not transactional, for its sessions were opened to send."""
+        """Become what :meth:`snapshot` gave. Those of format 1 held every session, and not when it was used: let that
+        be ``time_us``, the time of the snapshot. Before format 3 nobody noted who sent plain messages: let it be every
+        group that is not transactional, for its sessions were opened to send."""
         groups, sessions = tables["producer_groups"], tables["sessions"]
         names = groups["name"].to_pylist()
         if "epoch" not in sessions.column_names:

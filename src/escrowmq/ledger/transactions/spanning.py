@@ -1,4 +1,6 @@
-"""What transactions span: the queues of their messages, and the piece of the log from their first message to their last."""
+"""What transactions span: the queues of their messages, and the piece of the log from their first message to their
+last.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,15 @@ def queue_ids_of(table: TransactionTable, positions: Int64s, owners: Int64s) -> 
 
 
 def halves(table: TransactionTable) -> tuple[Int64s, Int32s]:
-    """The positions and queue ids of all half messages."""
+    """Return the positions and queue ids of all half messages."""
     parts = ((table.rows["first"], table.joined["position"]), (table.rows["queue_id"], table.joined["queue_id"]))
     positions, queue_ids = map(np.concatenate, parts)
     return positions, queue_ids
 
 
 def undecided_in(table: TransactionTable, queue_ids: Sequence[int]) -> tuple[Int64s, int]:
-    """Ordinals of OPEN and PARKED transactions that have messages for these queues, rising, and how many messages these are."""
+    """Ordinals of OPEN and PARKED transactions that have messages for these queues, rising, and how many messages these
+    are."""
     ordinals = table.undecided() + table.rows.first
     index, _, of_message, *_ = table.messages_of(ordinals)
     chosen = index[np.isin(of_message, queue_ids)]
@@ -34,7 +37,8 @@ def undecided_in(table: TransactionTable, queue_ids: Sequence[int]) -> tuple[Int
 
 
 def whole_below(table: TransactionTable, position: int) -> int:
-    """The highest position up to ``position`` that parts no transaction: each lies wholly below it, or wholly not."""
+    """Return the highest position up to ``position`` that parts no transaction: each lies wholly below it, or
+    wholly not."""
     if not len(table.joined):
         return position
     firsts = table.column("first", table.joined["owner"]).astype(np.int64)

@@ -1,9 +1,11 @@
-"""The transaction table: the columns, how a transaction or a half message is found in them, and the one way to change a state.
+"""The transaction table: the columns, how a transaction or a half message is found in them, and the one way to change a
+state.
 
-A transaction is one row: the position of its first half message, the session that prepared it, its state. Further half messages of it are rows of a
-second table that hang on it as a chain. Positions rise, so a transaction is found from its id by binary search; nothing is kept per message but these
-columns. Of a transaction that left with retention nothing is kept, unless it was undecided until then: that it EXPIRED is remembered, so that whoever
-comes late hears it. What may become of a row is ruled in ``ending.py`` and ``checkback.py``.
+A transaction is one row: the position of its first half message, the session that prepared it, its state. Further half
+messages of it are rows of a second table that hang on it as a chain. Positions rise, so a transaction is found from its
+id by binary search; nothing is kept per message but these columns. Of a transaction that left with retention nothing is
+kept, unless it was undecided until then: that it EXPIRED is remembered, so that whoever comes late hears it. What may
+become of a row is ruled in ``ending.py`` and ``checkback.py``.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ NONE = -1
 
 
 def decided(first: Int64s, state: UInt8s | int, by: DecidedBy, epochs: Int64s | int) -> Event:
-    """The decisions of the transactions that begin at the positions ``first``."""
+    """Return the decisions of the transactions that begin at the positions ``first``."""
     size = len(first)
     columns = (np.broadcast_to(np.asarray(column), size) for column in (state, int(by), epochs))
     return event_of(Kind.DECIDED, first, *columns)
@@ -93,7 +95,8 @@ class TransactionTable:
     # Entering
 
     def enter(self, batch: pa.RecordBatch, tags: Int32s, sizes: Int32s, position: int, time_us: int) -> Int64s:
-        """Store half messages (rows of Kind.HALF) with the ``sizes`` of their bodies; the ordinals of the transactions that they begin."""
+        """Store half messages (rows of Kind.HALF) with the ``sizes`` of their bodies; the ordinals of the transactions
+        that they begin."""
         own = np.arange(position, position + batch.num_rows)
         owner = batch.column("transaction").to_numpy()
         visible = batch.column("visible_us").to_numpy()
@@ -218,7 +221,7 @@ class TransactionTable:
                 messages[of] += 1
 
     def hold_back(self, positions: Sequence[int], visible_us: Sequence[int]) -> None:
-        """These half messages have a delay: not before then."""
+        """Set the delay of these half messages: they are not visible before then."""
         self._delayed.extend(len(positions), position=positions, visible_us=visible_us)
 
     # States
@@ -276,19 +279,20 @@ class TransactionTable:
             counts[group] = counts.get(group, 0) + sign * size
 
     def forget_group(self, group: int) -> None:
-        """A producer group is gone; nothing of it is undecided."""
+        """Forget a producer group, which has nothing undecided."""
         self.open.pop(group, None)
         self.parked.pop(group, None)
 
     # What is undecided
 
     def oldest_open(self) -> int:
-        """The lowest ordinal that is OPEN; ``rows.end`` when none is."""
+        """Return the lowest ordinal that is OPEN; ``rows.end`` when none is."""
         self._floor = self.first_open(self._floor, reopened=True)
         return self._floor
 
     def first_open(self, ordinal: int, *, reopened: bool) -> int:
-        """The lowest ordinal from ``ordinal`` on that is OPEN; ``rows.end`` when none is. ``reopened``: as of :meth:`open_rows`."""
+        """Return the lowest ordinal from ``ordinal`` on that is OPEN; ``rows.end`` when none is. ``reopened``: as
+        of :meth:`open_rows`."""
         ordinal = max(ordinal, self.rows.first)
         while ordinal < self.rows.end:
             start = ordinal - self.rows.first
@@ -331,7 +335,8 @@ class TransactionTable:
         return np.where(index >= 0, index + self.rows.first, NONE)
 
     def find_ids(self, ids: pa.Array) -> tuple[Int64s, UInt8s]:
-        """Ordinals of transaction ids, and one code per row: OK, WRONG_SHARD, UNKNOWN_TRANSACTION, or EXPIRED of what left undecided."""
+        """Ordinals of transaction ids, and one code per row: OK, WRONG_SHARD, UNKNOWN_TRANSACTION, or EXPIRED of what
+        left undecided."""
         raw = records(ids)
         codes = np.zeros(len(ids), np.uint8)
         ordinals = self.find(raw["position"].astype(np.int64))
@@ -360,7 +365,8 @@ class TransactionTable:
         return self.rows[name][ordinal - self.rows.first]
 
     def find_few(self, ids: Sequence[bytes]) -> list[tuple[int, int, int]] | None:
-        """Position, epoch and state of each of a few transactions; None when one of them is not here (see :meth:`find_ids`)."""
+        """Position, epoch and state of each of a few transactions; None when one of them is not here (see
+        :meth:`find_ids`)."""
         named = [split_transaction_id(id) for id in ids]
         firsts, size = self.rows["first"], len(self.rows)
         positions = [position for _, _, position in named]
@@ -388,11 +394,12 @@ class TransactionTable:
         return owners
 
     def groups_of(self, ordinals: Int64s) -> Int64s:
-        """Producer groups of transactions; ``NO_GROUP`` of those decided whose session is forgotten."""
+        """Return the producer groups of transactions; ``NO_GROUP`` for decided ones whose session is forgotten."""
         return self._sessions.groups_of(self.column("epoch", ordinals).astype(np.int64))
 
     def foreign(self, ordinals: Int64s, groups: Int64s | int) -> Bools:
-        """Which transactions belong to another group than ``groups``. Those of forgotten sessions are decided, and any group may learn how."""
+        """Which transactions belong to another group than ``groups``. Those of forgotten sessions are decided, and any
+        group may learn how."""
         owners = self.groups_of(ordinals)
         others: Bools = (owners != groups) & (owners != NO_GROUP)
         return others
@@ -408,7 +415,8 @@ class TransactionTable:
         return times["time_us"][np.maximum(index, 0)]
 
     def messages_of(self, ordinals: Int64s) -> tuple[Int64s, Int64s, Int32s, Int32s, Int32s]:
-        """All half messages of transactions: index into ``ordinals``, position, queue id, tag, size; by index, then position."""
+        """All half messages of transactions: index into ``ordinals``, position, queue id, tag, size; by index, then
+        position."""
         owners = np.arange(len(ordinals))
         parts = [(owners, *(self.column(name, ordinals) for name in ("first", "queue_id", "tag", "size")))]
         links = self.column("last", ordinals).astype(np.int64)
@@ -436,7 +444,8 @@ class TransactionTable:
         return found
 
     def _chain(self, link: int) -> list[tuple[int, int, int, int]]:
-        """Position, queue id, tag and size of the messages that joined a transaction, the last of them being ``link``; newest first."""
+        """Position, queue id, tag and size of the messages that joined a transaction, the last of them being ``link``;
+        newest first."""
         names = ("position", "queue_id", "tag", "size", "before")
         position, queue_id, tag, size, before = (self.joined[name] for name in names)
         found = []
@@ -471,7 +480,7 @@ class TransactionTable:
         self.times.trim(self.times.first + keep)
 
     def _remember(self, ordinals: Int64s) -> None:
-        """These transactions leave, and were never decided."""
+        """Remember transactions that leave the log undecided."""
         if not len(ordinals):
             return
         index, positions, *_ = self.messages_of(ordinals)

@@ -1,4 +1,6 @@
-"""Half messages that left the log undecided: remembered for a while, so that whoever comes late hears that they EXPIRED."""
+"""Half messages that left the log undecided: remembered for a while, so that whoever comes late hears that they
+EXPIRED.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ import pyarrow as pa
 from escrowmq.ledger.columns.arrays import Bools, Columns, Int64s, locate
 
 MAX_EXPIRED = 1 << 20
-"""Half messages remembered that left the log undecided, 20 MiB at most; beyond, the oldest are forgotten. A weekend's are still there."""
+"""Half messages remembered that left the log undecided, 20 MiB at most; beyond, the oldest are forgotten. A weekend's
+are still there.
+"""
 
 _COLUMNS = {"position": np.int64, "first": np.int64, "epoch": np.uint32}
 

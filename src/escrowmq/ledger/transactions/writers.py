@@ -1,18 +1,19 @@
 """Writers of numbered batches (a Spark query): one event commits all transactions of a batch, exactly once.
 
 Theory of operation. A job prepares the rows of batch *n* in many processes, some of them more than once (a task is
-repeated, or runs twice at a time). Its driver then names the transactions that count and commits them as (writer, n). The
-ledger keeps the last batch of every writer.
+repeated, or runs twice at a time). Its driver then names the transactions that count and commits them as (writer, n).
+The ledger keeps the last batch of every writer.
 
 Rules:
 
-1. A writer has a producer group of its own, and its batches come one after the other: so whatever is undecided in the group
-   when a batch is committed, and is not named, was prepared by an attempt that lost.
-2. The first commit of (writer, n) is one frame: what it names becomes visible, all of it or, crash or not, none; everything
-   else that is undecided in the group is rolled back.
-3. A commit of (writer, n) when the writer's last batch is n or later changes nothing that is decided: it is the repeat of a
-   driver that died before it noted its success. All that is undecided in the group is rolled back.
-4. A commit that names anything that cannot be committed (another group's, unknown, rolled back, expired) is refused as a whole.
+1. A writer has a producer group of its own, and its batches come one after the other: so whatever is undecided in the
+   group when a batch is committed, and is not named, was prepared by an attempt that lost.
+2. The first commit of (writer, n) is one frame: what it names becomes visible, all of it or, crash or not, none;
+   everything else that is undecided in the group is rolled back.
+3. A commit of (writer, n) when the writer's last batch is n or later changes nothing that is decided: it is the repeat
+   of a driver that died before it noted its success. All that is undecided in the group is rolled back.
+4. A commit that names anything that cannot be committed (another group's, unknown, rolled back, expired) is refused as
+   a whole.
 5. Batches of a writer rise; gaps are allowed.
 6. A writer is forgotten with its producer group, which is when it was not used for long (``forgetting.py``).
 """
@@ -50,17 +51,18 @@ class Writers:
         return len(self._last)
 
     def last(self, writer: bytes) -> int | None:
-        """The writer's last decided batch."""
+        """Return the writer's last decided batch."""
         known = self._last.get(writer)
         return None if known is None else known[1]
 
     def group(self, writer: bytes) -> int | None:
-        """The writer's producer group."""
+        """Return the writer's producer group."""
         known = self._last.get(writer)
         return None if known is None else known[0]
 
     def listed(self, after: bytes, limit: int) -> list[tuple[bytes, int, int, int]]:
-        """Writers from ``after`` (not included) on, by their bytes: writer, producer group, last batch, when it was decided."""
+        """Writers from ``after`` (not included) on, by their bytes: writer, producer group, last batch, when it was
+        decided."""
         chosen = heapq.nsmallest(limit, (writer for writer in self._last if writer > after))
         return [(writer, *self._last[writer]) for writer in chosen]
 
@@ -123,7 +125,7 @@ class Writers:
             self._writers[group] = writer
 
     def forget_group(self, group: int) -> None:
-        """A producer group is gone, its writer with it."""
+        """Forget a producer group and its writer."""
         if (writer := self._writers.pop(group, None)) is not None:
             del self._last[writer]
 
@@ -131,7 +133,7 @@ class Writers:
         return {"writers": table_of(_STORED, [(writer, *last) for writer, last in self._last.items()])}
 
     def restore(self, tables: dict[str, pa.Table], time_us: int) -> None:
-        """Become what :meth:`snapshot` gave. Snapshots of format 1 had no times (let it be ``time_us``), or no writers."""
+        """Restore :meth:`snapshot`. Format 1 had no times (they become ``time_us``), or no writers."""
         if (table := tables.get("writers")) is None:
             return
         if "decided_us" not in table.column_names:

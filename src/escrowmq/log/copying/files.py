@@ -1,8 +1,8 @@
 """Which files a log is made of, and how far each of them counts: for whoever copies a log that is in use.
 
-A segment is only appended to, and what was durable in it never changes. So a copy of these files, each as far as it counts, is the log as
-it was when they were listed, however long the copying takes. Retention may take a file away meanwhile: its reader is told
-RANGE_PURGED, and lists anew.
+A segment is only appended to, and what was durable in it never changes. So a copy of these files, each as far as it
+counts, is the log as it was when they were listed, however long the copying takes. Retention may take a file away
+meanwhile: its reader is told RANGE_PURGED, and lists anew.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _NAMES = re.compile(r"\d{20}\.segment|snapshot-\d{20}\.snapshot|base-\d{20}-\d{2
 
 
 def is_part(name: str) -> bool:
-    """Whether a file of this name belongs to a log and cannot be derived from the others: nothing else is read for a copy."""
+    """Whether a file of this name belongs to a log and cannot be derived from the others: nothing else is read for a
+    copy."""
     return _NAMES.fullmatch(name) is not None
 
 
@@ -40,7 +41,7 @@ class Segments(Protocol):
 
 
 def list_files(log: Segments, durable: Callable[[], int], acts: Journal) -> LogFiles:
-    """The files as of now. ``durable``: the sequence behind the last durable frame."""
+    """Return the files as of now. ``durable``: the sequence behind the last durable frame."""
     disk = log.disk
     for _ in range(_RETRIES):
         names = snapshots.listed(_names(disk))  # first: a snapshot is of durable frames
@@ -68,8 +69,9 @@ def list_files(log: Segments, durable: Callable[[], int], acts: Journal) -> LogF
 
 
 def read_part(disk: Disk, name: str, start: int, size: int) -> bytes:
-    """Up to ``size`` bytes of a file from ``start``. Rejected(RANGE_PURGED) when it is no longer there, Rejected(NOT_FOUND) for what is no
-    part of a log; Corrupt(LOG_FAILED), of this read alone, when the disk does not give it."""
+    """Up to ``size`` bytes of a file from ``start``. Rejected(RANGE_PURGED) when it is no longer there,
+    Rejected(NOT_FOUND) for what is no part of a log; Corrupt(LOG_FAILED), of this read alone, when the disk does not
+    give it."""
     if not is_part(name):
         raise error(Code.NOT_FOUND, f"{name!r:.100} is no file of a log")
     try:

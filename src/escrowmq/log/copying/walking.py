@@ -26,7 +26,8 @@ def _header_bytes(data: bytes) -> int:
 
 
 class SegmentWalk:
-    """A walk over the ``size`` bytes of the segment ``name``. ``passes``: damage is noted, and what follows it is taken as it is."""
+    """A walk over the ``size`` bytes of the segment ``name``. ``passes``: damage is noted, and what follows it is taken
+    as it is."""
 
     def __init__(self, name: str, sequence: int, size: int, *, passes: bool = False) -> None:
         self.name = name

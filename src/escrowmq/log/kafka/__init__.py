@@ -1,1 +1,1 @@
-"""The commit log on one partition of Kafka: what its records are, which of them count, and how they are sent and read."""
+"""The commit log on one partition of Kafka: its records, which of them count, and how they are sent and read."""

@@ -1,10 +1,12 @@
 """Base snapshots in Kafka: what stands for the records that retention deletes from the partition.
 
-A base is sent to the topic ``TOPIC.base`` in chunks, and a manifest behind them; only when that is acknowledged are records deleted. So a crash between two
-steps leaves more in Kafka than is needed, never less. A node that was the leader and does not know yet that it is not may send one, too: it is a base
-of frames that count like any other, and it may delete at any time later. So each base has a rank, the offset at which a reader of it goes on: readers take the one of
-the highest rank, whatever comes behind it; whoever sent a base deletes of the partition only what lies below its rank; and of bases only what has a lower rank than one
-that is whole. Then whatever anybody deletes, and however late, the base of the highest rank and all that lies behind it are there.
+A base is sent to the topic ``TOPIC.base`` in chunks, and a manifest behind them; only when that is acknowledged are
+records deleted. So a crash between two steps leaves more in Kafka than is needed, never less. A node that was the
+leader and does not know yet that it is not may send one, too: it is a base of frames that count like any other, and it
+may delete at any time later. So each base has a rank, the offset at which a reader of it goes on: readers take the one
+of the highest rank, whatever comes behind it; whoever sent a base deletes of the partition only what lies below its
+rank; and of bases only what has a lower rank than one that is whole. Then whatever anybody deletes, and however late,
+the base of the highest rank and all that lies behind it are there.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ _CHECKED_BYTES = _HEADER.size - 8
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """What a base is. ``standing``: where a fold goes on; ``chunks`` hold the snapshot's file and then the record of acts."""
+    """What a base is. ``standing``: where a fold goes on; ``chunks`` hold the snapshot's file and then the record of
+    acts."""
 
     id: int
     shard: int
@@ -100,7 +103,8 @@ def pack(type: int, id: int, rank: int, number: int, payload: bytes | memoryview
 
 
 def unpack(raw: bytes, offset: int) -> Record | None:
-    """What a record holds; None if it does not check: a base of which one is missing is not used. Corrupt(NEWER_FORMAT)."""
+    """Return the content of a record, or None if its checksum is wrong: a base with a missing part is not used.
+    Corrupt(NEWER_FORMAT)."""
     if len(raw) < _HEADER.size or raw[:4] != _MAGIC:
         return None
     _, version, type_, id_, rank, number, size, checksum = _HEADER.unpack_from(raw)
@@ -132,7 +136,7 @@ class Bases:
         return self._best
 
     def newest(self) -> Stored | None:
-        """The same, of all that there are. Unknown(TIMED_OUT) when the partition does not answer."""
+        """Return the newest base of all brokers. Unknown(TIMED_OUT) when the partition does not answer."""
         _, end = self._begin(self._timeout)
         deadline = monotonic() + self._timeout
         while self._at < end:
@@ -140,8 +144,8 @@ class Bases:
         return self._best
 
     def look(self, seconds: float) -> bool:
-        """Read what is new for ``seconds`` at most, as somebody does who has other things to do; whether there is more at hand. Of a silent partition, or
-        one of which a part was deleted at this moment, a later look will tell."""
+        """Read what is new for ``seconds`` at most, as somebody does who has other things to do; whether there is more
+        at hand. Of a silent partition, or one of which a part was deleted at this moment, a later look will tell."""
         deadline = monotonic() + seconds
         try:
             _, end = self._begin(seconds)
@@ -168,7 +172,8 @@ class Bases:
             self._at = offset + 1
 
     def fetch(self, base: Stored, disk: Disk) -> None:
-        """Write the snapshot, under the name of a base, and the record of acts into a folder. Corrupt(DAMAGED) if they are not what was sent."""
+        """Write the snapshot, under the name of a base, and the record of acts into a folder. Corrupt(DAMAGED) if they
+        are not what was sent."""
         pieces = self._contents(base)
         rest = self._write_snapshot(base, disk, SnapshotName(base.manifest.snapshot, base.manifest.sequence), pieces)
         try:
@@ -183,7 +188,7 @@ class Bases:
         self._write_snapshot(base, disk, SnapshotName(base.manifest.snapshot), pieces)
 
     def _write_snapshot(self, base: Stored, disk: Disk, name: SnapshotName, pieces: Iterator[bytes]) -> list[bytes]:
-        """What of the last piece that was taken lies behind the snapshot."""
+        """Write a snapshot from pieces. Returns the bytes of the last piece that lie behind it."""
         rest: list[bytes] = []
         try:
             replace_file(disk, str(name), _first(pieces, base.manifest.snapshot_bytes, rest))
@@ -192,8 +197,8 @@ class Bases:
         return rest
 
     def send(self, manifest: Manifest, content: Iterable[bytes | memoryview]) -> Stored:
-        """Send a base: ``content`` in its pieces; of the manifest id, chunks and digest are filled in here. When this returns it is acknowledged.
-        Unknown(TIMED_OUT), Corrupt(LOG_FAILED) leave chunks that nobody uses."""
+        """Send a base: ``content`` in its pieces; of the manifest id, chunks and digest are filled in here. When this
+        returns it is acknowledged. Unknown(TIMED_OUT), Corrupt(LOG_FAILED) leave chunks that nobody uses."""
         self.newest()
         id_ = secrets.randbits(63) | 1
         digest = xxhash.xxh3_64()
@@ -217,7 +222,8 @@ class Bases:
         return found
 
     def delete_old(self) -> None:
-        """Delete what lies before the base that :meth:`newest` gave, and before chunks of one that may still become a better one."""
+        """Delete what lies before the base that :meth:`newest` gave, and before chunks of one that may still become a
+        better one."""
         if (best := self._best) is not None:
             better = [
                 min(found.values()) for id_, found in self._chunks.items() if self._ranks[id_] > best.manifest.rank
@@ -267,7 +273,8 @@ class Bases:
             self._best = Stored(manifest, tuple(chunks[number] for number in range(manifest.chunks)), offset)
 
     def _contents(self, base: Stored, patience: float | None = None) -> Iterator[bytes]:
-        """The contents of the chunks, in order. Corrupt(DAMAGED) at the end, at the latest, if they are not what was sent."""
+        """Yield the contents of the chunks, in order. Corrupt(DAMAGED) at the end, at the latest, if they are not
+        what was sent."""
         patience = self._timeout if patience is None else patience
         digest, at, expected = xxhash.xxh3_64(), min((*base.chunks, base.offset)), 0
         deadline = monotonic() + patience
@@ -289,7 +296,7 @@ class Bases:
 
 
 def _first(pieces: Iterator[bytes], size: int, rest: list[bytes]) -> Iterator[list[Chunk]]:
-    """The first ``size`` bytes; what the last piece has more goes to ``rest``."""
+    """Yield the first ``size`` bytes; what the last piece has more goes to ``rest``."""
     while size > 0:
         piece = next(pieces, None)
         if piece is None:
@@ -301,7 +308,7 @@ def _first(pieces: Iterator[bytes], size: int, rest: list[bytes]) -> Iterator[li
 
 
 def _pieces(content: Iterable[bytes | memoryview]) -> Iterator[memoryview]:
-    """The same bytes in pieces of at most CHUNK_BYTES."""
+    """Yield the bytes in pieces of at most CHUNK_BYTES."""
     for part in content:
         view = memoryview(part).cast("B")
         for start in range(0, len(view), CHUNK_BYTES):
@@ -309,7 +316,7 @@ def _pieces(content: Iterable[bytes | memoryview]) -> Iterator[memoryview]:
 
 
 def file_pieces(disk: Disk, name: str) -> Iterator[bytes]:
-    """A file in pieces. OSError as it comes."""
+    """Yield a file in pieces. OSError as it comes."""
     with closing(disk.open(name)) as file:
         at, size = 0, file.size()
         while at < size and (piece := file.read_at(at, min(CHUNK_BYTES, size - at))):

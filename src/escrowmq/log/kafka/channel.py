@@ -1,11 +1,12 @@
 """The owner's channel: it numbers and sends records, and knows of each when it counts.
 
-A record counts when its acknowledgement has come and nothing lies between it and our record before it that could be a claim: its offset is the next one, or
-what lies between was read (``rule.prove``). "Acknowledged" alone is not enough: another may have claimed in between. What failed once stays failed: who
-cannot know what is stored does not go on under the same claim.
+A record counts when its acknowledgement has come and nothing lies between it and our record before it that could be a
+claim: its offset is the next one, or what lies between was read (``rule.prove``). "Acknowledged" alone is not enough:
+another may have claimed in between. What failed once stays failed: who cannot know what is stored does not go on under
+the same claim.
 
-There is no thread that only waits for acknowledgements: who waits for a round takes them for all (a second thread would cost each round a change of threads).
-The thread that beats takes them while nobody waits.
+There is no thread that only waits for acknowledgements: who waits for a round takes them for all (a second thread would
+cost each round a change of threads). The thread that beats takes them while nobody waits.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ from escrowmq.platform.clock import uptime
 from escrowmq.platform.logs import tell
 
 PATIENCE = 60.0
-"""Seconds after which a record that is not acknowledged ends the channel. Kafka's own change of a partition's leader takes about ten."""
+"""Seconds after which a record that is not acknowledged ends the channel. Kafka's own change of a partition's leader
+takes about ten.
+"""
 BEAT_SECONDS = 0.5
 _SLICE = 0.1
 """Seconds that a look at the partition waits at a time, so that it notices when its own time is over."""
@@ -49,8 +52,9 @@ class Round:
     def wait(self, timeout: float | None = None) -> Standing:
         """Wait until it counts; how the log stands right behind it.
 
-        Fenced(FENCED) when another claimed before it; Corrupt(LOG_FAILED) when nobody can know, or Kafka was silent for as long as the channel's patience:
-        nothing goes on then. Unknown(TIMED_OUT) after ``timeout`` seconds, if it is given: the channel goes on.
+        Fenced(FENCED) when another claimed before it; Corrupt(LOG_FAILED) when nobody can know, or Kafka was silent for
+        as long as the channel's patience: nothing goes on then. Unknown(TIMED_OUT) after ``timeout`` seconds, if it is
+        given: the channel goes on.
         """
         return self._channel._await(self, timeout)
 
@@ -75,7 +79,8 @@ class _Record(NamedTuple):
 
 
 class Channel:
-    """See the module. Made by :func:`escrowmq.log.kafka.claiming.claim`. Any thread may send and wait; ``standing`` is that of its claim."""
+    """See the module. Made by :func:`escrowmq.log.kafka.claiming.claim`. Any thread may send and wait; ``standing`` is
+    that of its claim."""
 
     def __init__(
         self,
@@ -126,11 +131,13 @@ class Channel:
     # Sending
 
     def send_frames(self, data: Payload) -> Round:
-        """Send whole frames, at least one, which must be those that come next in the log: Misuse(BAD_ARGUMENT) if not, and nothing is sent."""
+        """Send whole frames, at least one, which must be those that come next in the log: Misuse(BAD_ARGUMENT) if not,
+        and nothing is sent."""
         return self.send_chunks(_frames(memoryview(data)))
 
     def send_chunks(self, frames: Iterable[Sequence[memoryview]]) -> Round:
-        """As :meth:`send_frames`, each of them in chunks, the first of which has the header: they are copied once, into their record."""
+        """As :meth:`send_frames`, each of them in chunks, the first of which has the header: they are copied once, into
+        their record."""
         with self._sending:
             self._check()
             *first, (type, payload, after) = self._arranged(frames)
@@ -155,7 +162,8 @@ class Channel:
             return self._beat()
 
     def release(self, timeout: float = 5.0) -> Standing:
-        """Say that the owner stops, so that another claims at once; nothing can be sent afterwards. Raises as :meth:`Round.wait`."""
+        """Say that the owner stops, so that another claims at once; nothing can be sent afterwards. Raises as
+        :meth:`Round.wait`."""
         with self._sending:
             self._check()
             last = self._finish(RecordType.RELEASE, [], self._next)
@@ -163,8 +171,8 @@ class Channel:
         return last.wait(timeout)
 
     def confirm(self, timeout: float) -> None:
-        """Return when a record that was sent after this call began is known to count: nobody had claimed the log when it began.
-        Many callers at once share a record. Raises as :meth:`Round.wait`."""
+        """Return when a record that was sent after this call began is known to count: nobody had claimed the log when
+        it began. Many callers at once share a record. Raises as :meth:`Round.wait`."""
         began = uptime()
         with self._sending:
             self._check()
@@ -178,7 +186,8 @@ class Channel:
         return self._finish(RecordType.BEAT, [msgspec.json.encode(beat)], self._next)
 
     def _arranged(self, given: Iterable[Sequence[memoryview]]) -> list[_Record]:
-        """Frames as records: as many whole ones as go into each, and what is larger cut. With each record how the log stands behind it."""
+        """Frames as records: as many whole ones as go into each, and what is larger cut. With each record how the log
+        stands behind it."""
         made: list[_Record] = []
         now, held, size = self._next, list[memoryview](), 0
         for chunks in given:
@@ -213,7 +222,7 @@ class Channel:
         return self._last_round
 
     def _send(self, type: RecordType, payload: Sequence[Payload], after: Standing, ends: Round | None) -> None:
-        """Number a record and send it. ``after``: how the log stands behind it, but for its own number."""
+        """Send a record with the next number. ``after``: how the log stands behind it, but for its own number."""
         now = self._next
         raw = records.pack(
             type,
@@ -259,7 +268,7 @@ class Channel:
             self._waiting -= 1
 
     def _pump(self, timeout: float) -> None:
-        """Take acknowledgements as they have come, ``timeout`` seconds at most for the first, and see what they prove."""
+        """Take the acknowledgements, ``timeout`` seconds at most for the first, and see what they prove."""
         try:
             for number, offset in self._partition.acknowledged(min(timeout, _SLICE)):
                 if number >= self._number:
@@ -275,7 +284,7 @@ class Channel:
             self._fail(problem)
 
     def _settle(self) -> None:
-        """The next record of ours counts, at the next offset."""
+        """Note that our next record counts, at the next offset."""
         sent = self._sent.popleft()
         del self._acknowledged[sent.number]
         self._number, self._offset = self._number + 1, self._offset + 1
@@ -284,7 +293,8 @@ class Channel:
             self._standing = sent.ends.standing = msgspec.structs.replace(sent.after, offset=self._offset)
 
     def _read_gap(self, unread: int) -> None:
-        """Read what lies between our last record that counts and the next one: void records are passed over, a claim ends everything."""
+        """Read what lies between our last record that counts and the next one: void records are passed over, a claim
+        ends everything."""
         end = END if unread == UNKNOWN_OFFSET else unread
         if end < self._offset:
             raise error(Code.LOG_FAILED, f"a record was acknowledged at offset {end}, behind one at {self._offset - 1}")
@@ -315,7 +325,8 @@ class Channel:
     # Beating
 
     def start(self) -> None:
-        """Begin to beat whenever nothing else was sent for a while, in a thread of its own; nothing is read any more unless there is a gap."""
+        """Begin to beat whenever nothing else was sent for a while, in a thread of its own; nothing is read any more
+        unless there is a gap."""
         self._partition.rest()
         self._beating = threading.Thread(target=self._keep_beating, name="escrowmq-beats", daemon=True)
         self._beating.start()
@@ -372,7 +383,7 @@ class Channel:
 
 
 def _frames(data: memoryview) -> Iterator[list[memoryview]]:
-    """The frames that lie in ``data`` one after the other. Misuse(BAD_ARGUMENT)."""
+    """Yield the frames that lie in ``data`` one after the other. Misuse(BAD_ARGUMENT)."""
     at = 0
     while at < len(data):
         end = at + frames.read_header(data, at).frame_bytes if len(data) - at >= frames.HEADER_BYTES else at
@@ -384,12 +395,15 @@ def _frames(data: memoryview) -> Iterator[list[memoryview]]:
 
 def tell_foreign(partition: str, offset: int) -> None:
     """Tell operators of a record of another program that was passed over."""
-    what = f"the record at offset {offset} of {partition} was written by another program, and is passed over: see Kafka's access rights"
+    what = (
+        f"the record at offset {offset} of {partition} was written by another program, and is passed over: see "
+        "Kafka's access rights"
+    )
     tell(logging.WARNING, "foreign_record", what, partition=partition, offset=offset)
 
 
 def fenced(offset: int, url: str) -> EscrowError:
-    """The error for who meets another's claim."""
+    """Return the error for who meets another's claim."""
     what = f"another node claimed the log, at offset {offset} of its partition: {url}"
     return error(Code.FENCED, what, "this node answers nothing any more; it can follow the other as a standby")
 

@@ -1,4 +1,6 @@
-"""Becoming the owner of the log: a claim is sent, and everything before it read. It always succeeds, whoever else lives: the partition puts claims in their order."""
+"""Becoming the owner of the log: a claim is sent, and everything before it read. It always succeeds, whoever else
+lives: the partition puts claims in their order.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +33,13 @@ def claim(
     timeout: float = CLAIM_SECONDS,
     **options: Any,
 ) -> Channel:
-    """Claim the log of ``partition`` and fold up to the claim; ``took`` gets each record on the way, the claim the last.
+    """Claim the log of ``partition`` and fold up to the claim; ``took`` gets each record on the way, the claim the
+    last.
 
-    ``url``: where this node answers; ``silence``: :attr:`Claim.silence`. ``seed``: shard and salt of a log that does not exist yet, random otherwise; if another made it first, its own count,
-    and ``fold.standing`` has them. ``options``: those of :class:`Channel`. Raises Unknown(TIMED_OUT), Corrupt(DAMAGED, NEWER_FORMAT, LOG_FAILED). After an
-    error the partition must be closed: the claim may still arrive.
+    ``url``: where this node answers; ``silence``: :attr:`Claim.silence`. ``seed``: shard and salt of a log that does
+    not exist yet, random otherwise; if another made it first, its own count, and ``fold.standing`` has them.
+    ``options``: those of :class:`Channel`. Raises Unknown(TIMED_OUT), Corrupt(DAMAGED, NEWER_FORMAT, LOG_FAILED). After
+    an error the partition must be closed: the claim may still arrive.
     """
     deadline = time.monotonic() + timeout
     if seed is None:
@@ -65,7 +69,7 @@ def claim(
 
 
 def _acknowledged(partition: Partition, deadline: float) -> int:
-    """The offset of the claim, the only record that was sent."""
+    """Return the offset of the claim, the only record that was sent."""
     while time.monotonic() < deadline:
         for _, offset in partition.acknowledged(_SLICE):
             return offset

@@ -1,4 +1,6 @@
-"""A whole log from a data folder into a partition, or from a partition into a folder of its own; both are read again afterwards, and compared by digest."""
+"""A whole log from a data folder into a partition, or from a partition into a folder of its own; both are read again
+afterwards, and compared by digest.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,8 @@ _EMPTY_FIRST = "copy into topics that were made for it: `escrowmq log create`"
 
 
 class Copied(NamedTuple):
-    """A log as it was copied: frames from ``first`` to before ``end``, their bytes and the digest of these, and the records of acts."""
+    """A log as it was copied: frames from ``first`` to before ``end``, their bytes and the digest of these, and the
+    records of acts."""
 
     first: int
     end: int
@@ -46,8 +49,9 @@ class Copied(NamedTuple):
 
 
 def to_partition(disk: Disk, partitions: Partitions, *, version: str) -> Copied:
-    """Copy the log of ``disk``'s folder, which stays as it is and is locked meanwhile, into a partition in which nothing is. Misuse(FOLDER_IN_USE,
-    BAD_ARGUMENT), Corrupt(DAMAGED); what fails later leaves topics that are to be deleted."""
+    """Copy the log of ``disk``'s folder, which stays as it is and is locked meanwhile, into a partition in which
+    nothing is. Misuse(FOLDER_IN_USE, BAD_ARGUMENT), Corrupt(DAMAGED); what fails later leaves topics that are to be
+    deleted."""
     disk.lock()
     try:
         with closing(partitions.log()) as partition, closing(partitions.base()) as base:
@@ -67,8 +71,8 @@ def to_partition(disk: Disk, partitions: Partitions, *, version: str) -> Copied:
 
 
 def to_folder(partitions: Partitions, disk: Disk) -> Copied:
-    """Copy what is in a partition now into ``disk``'s folder, which must be empty (or hold an earlier try): a log of its own, that no longer follows.
-    Misuse(NOT_A_DATA_FOLDER), Corrupt(DAMAGED)."""
+    """Copy what is in a partition now into ``disk``'s folder, which must be empty (or hold an earlier try): a log of
+    its own, that no longer follows. Misuse(NOT_A_DATA_FOLDER), Corrupt(DAMAGED)."""
     replica = open_replica(disk, partitions, url="")
     try:
         with closing(partitions.log()) as partition, closing(partitions.base()) as base:
@@ -153,7 +157,8 @@ class _Digest:
         self._bytes = 0
 
     def add(self, sequence: int, offsets: list[int], data: memoryview) -> None:
-        """Frames from ``sequence`` on, which begin at ``offsets`` of ``data``; those that do not belong to it are passed over."""
+        """Frames from ``sequence`` on, which begin at ``offsets`` of ``data``; those that do not belong to it are
+        passed over."""
         low = min(max(self._first - sequence, 0), len(offsets))
         high = min(max(self._end - sequence, 0), len(offsets))
         if low < high:
@@ -164,7 +169,7 @@ class _Digest:
             self._next = sequence + high
 
     def copied(self) -> Copied:
-        """What came."""
+        """Return the summary of what arrived."""
         return Copied(self._first, self._next, self._bytes, self._digest.hexdigest(), 0)
 
 
@@ -176,7 +181,8 @@ def _digest(groups: Iterator[tuple[int, list[int], memoryview]], first: int, end
 
 
 def _segments(disk: Disk, segments: tuple[StoredFile, ...]) -> Iterator[tuple[int, list[int], memoryview]]:
-    """The frames of segments, checked, in groups: the first one's sequence, where they begin, their bytes. Corrupt with the place."""
+    """Yield the frames of segments, checked, in groups: the first one's sequence, where they begin, their bytes.
+    Corrupt with the place."""
     for name, size in segments:
         data = map_file(disk, name, size)
         header = SegmentHeader.unpack(data.slice(0, HEADER_BYTES).to_pybytes(), name)
@@ -196,7 +202,7 @@ def _segments(disk: Disk, segments: tuple[StoredFile, ...]) -> Iterator[tuple[in
 
 
 def _stored(partition: Partition, base_partition: Partition, end: int) -> Copied:
-    """What a reader finds in a partition below offset ``end``."""
+    """Summarize what a reader finds in a partition below offset ``end``."""
     base = Bases(base_partition).newest()
     fold = Fold(base.manifest.standing) if base is not None else Fold()
     digest = _Digest(base.manifest.sequence if base is not None else 0, 1 << 62)
@@ -225,7 +231,7 @@ def _upto(pieces: Iterator[bytes], size: int) -> Iterator[bytes]:
 
 
 def _lines(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """The same bytes in parts that end with a whole line."""
+    """Yield the bytes in parts that end with a whole line."""
     rest = b""
     for piece in pieces:
         whole, end, rest = (rest + piece).rpartition(b"\n")

@@ -1,7 +1,8 @@
 """The fold of a partition: from its records, in their order, what counts. Pure: no clock, no network, no disk.
 
-Every reader folds the same records and comes to the same frames, so nobody has to be asked who leads. The rule is in ``rule.py``; here are the bytes: headers,
-checksums, frames larger than a record. What cannot be read, and what is missing, is an error at once: nothing is passed over that may have counted.
+Every reader folds the same records and comes to the same frames, so nobody has to be asked who leads. The rule is in
+``rule.py``; here are the bytes: headers, checksums, frames larger than a record. What cannot be read, and what is
+missing, is an error at once: nothing is passed over that may have counted.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ class Standing(msgspec.Struct, frozen=True):
     offset: int = 0
     """Of the next record; everything before it was folded."""
     epoch: int = 0
-    """How many claims counted. The epoch in the frames is another number: a log that was copied into a partition brings its own."""
+    """How many claims counted. The epoch in the frames is another number: a log that was copied into a partition brings
+    its own."""
     nonce: int = 0
     number: int = 0
     """Of the owner's next record."""
@@ -63,7 +65,8 @@ class Taken(NamedTuple):
     verdict: Verdict
     header: RecordHeader
     content: memoryview
-    """Of a FRAMES record that counts: its frames, whole, the parts before it included; of an ACT: its bytes; else the payload."""
+    """Of a FRAMES record that counts: its frames, whole, the parts before it included; of an ACT: its bytes; else the
+    payload."""
     frames: list[tuple[int, FrameHeader]]
     """Where in ``content`` each frame begins. They are checked, their checksums too."""
 
@@ -82,23 +85,26 @@ _NOTHING = memoryview(b"")
 
 
 def examine(offset: int, raw: bytes) -> tuple[RecordHeader, memoryview, Claim | None]:
-    """The checked header and payload of a record, and what it claims if it does. Corrupt(DAMAGED, NEWER_FORMAT)."""
+    """Return the checked header and payload of a record, and what it claims if it does. Corrupt(DAMAGED,
+    NEWER_FORMAT)."""
     header = records.read_header(raw, offset)
     payload = records.payload_of(raw, header, offset)
     return header, payload, records.read_claim(payload, offset) if header.type == RecordType.CLAIM else None
 
 
 def judged(now: Standing, header: RecordHeader, claim: Claim | None) -> tuple[Verdict, Owner]:
-    """The verdict on the next record, and the owner after it.
+    """Return the verdict on the next record, and the owner after it.
 
-    A claim for another log, made by who did not know this one, does not count; its sender finds that out when it reads it.
+    A claim for another log, made by who did not know this one, does not count; its sender finds that out when it
+    reads it.
     """
     ours = claim is not None and (not now.shard or (header.shard, claim.salt) == (now.shard, now.salt))
     return judge(now.owner, ours, header.nonce, header.number)
 
 
 _NOT_OURS = (
-    "it is no record of this program, and its owner was not heard of again: it may be what that one sent last; a topic of the log must have no "
+    "it is no record of this program, and its owner was not heard of again: it may be what that one sent last; a topic "
+    "of the log must have no "
     "other writers"
 )
 
@@ -122,16 +128,19 @@ class Fold:
 
     @property
     def whole(self) -> Standing:
-        """Where another fold can go on: :attr:`standing`, but before the parts of something that is not whole yet, and before a record in doubt."""
+        """Where another fold can go on: :attr:`standing`, but before the parts of something that is not whole yet, and
+        before a record in doubt."""
         return self._whole
 
     def take(self, offset: int, raw: bytes) -> Taken:
         """Fold the next record of the partition. Corrupt(DAMAGED, NEWER_FORMAT) changes nothing.
 
-        DAMAGED: offsets or records of the owner are missing, the record does not check, or its frames are not those that come next.
+        DAMAGED: offsets or records of the owner are missing, the record does not check, or its frames are not those
+        that come next.
 
-        A foreign record is void, in doubt: it could be one of the owner's whose first bytes are damaged. The owner's next record ends the doubt, for its number
-        is the next one or shows that one is missing. A claim before that is DAMAGED: what the owner sent last may be what cannot be read.
+        A foreign record is void, in doubt: it could be one of the owner's whose first bytes are damaged. The owner's
+        next record ends the doubt, for its number is the next one or shows that one is missing. A claim before that is
+        DAMAGED: what the owner sent last may be what cannot be read.
         """
         now = self._standing
         if offset != now.offset:
@@ -209,7 +218,8 @@ class Fold:
 
 
 def _walk(after: Standing, content: memoryview, found: list[tuple[int, FrameHeader]]) -> Standing:
-    """The standing behind the frames in ``content``, each of which must be the one that comes next; where they begin goes to ``found``."""
+    """Return the standing behind the frames in ``content``, each of which must be the one that comes next; where
+    they begin goes to ``found``."""
     offset, at = after.offset - 1, 0
     sequence, position, epoch = after.sequence, after.position, after.frame_epoch
     while at < len(content):

@@ -1,14 +1,18 @@
-"""The commit log on one partition of Kafka, as the node has it that leads: what is appended is sent, proved to count, and only then written to the mirror.
+"""The commit log on one partition of Kafka, as the node has it that leads: what is appended is sent, proved to count,
+and only then written to the mirror.
 
 Rules:
 
-1. Frames leave with ``hand_over``, at once; the function returned waits for the proof of :mod:`escrowmq.log.kafka.channel`. Several may be in the air; they finish in the
-   order in which they left. What is proved is durable, so it is answered first, and written to the mirror then (``settle``); whoever asks how far the log is durable has it written before.
-2. Whatever goes wrong (another node claimed the log, Kafka's producer ended, the mirror cannot be written) stops the log. What was appended and not answered may count,
-   or not; the next opening finds out.
+1. Frames leave with ``hand_over``, at once; the function returned waits for the proof of
+   :mod:`escrowmq.log.kafka.channel`. Several may be in the air; they finish in the order in which they left. What is
+   proved is durable, so it is answered first, and written to the mirror then (``settle``); whoever asks how far the log
+   is durable has it written before.
+2. Whatever goes wrong (another node claimed the log, Kafka's producer ended, the mirror cannot be written) stops the
+   log. What was appended and not answered may count, or not; the next opening finds out.
 3. A record goes out every half second, so that followers know that this node lives, and this node that it still leads.
-4. Retention: the base is local first, as in any folder; then it goes to Kafka, on a thread of its own; then records are deleted, and only up to a mark whose
-   records were read, or acknowledged at exactly the next offset. A crash between two steps leaves more, never less.
+4. Retention: the base is local first, as in any folder; then it goes to Kafka, on a thread of its own; then records are
+   deleted, and only up to a mark whose records were read, or acknowledged at exactly the next offset. A crash between
+   two steps leaves more, never less.
 """
 
 from __future__ import annotations
@@ -58,7 +62,8 @@ class _Owed(NamedTuple):
 
 
 class KafkaLog(Mirror):
-    """A :class:`escrowmq.log.seam.ReplicatedLog` once :meth:`lead` was called; before that a mirror that others may read."""
+    """A :class:`escrowmq.log.seam.ReplicatedLog` once :meth:`lead` was called; before that a mirror that others may
+    read."""
 
     _channel: Channel | None = None
     _sent_base: SnapshotName | None = None
@@ -73,8 +78,9 @@ class KafkaLog(Mirror):
         caught_up: list[Frame],
         end: Callable[[], None],
     ) -> None:
-        """Append from now on, as the opener whose claim ``channel`` made: the mirror holds all that counts before it. ``end`` is called when the log is
-        closed. Fenced(FENCED) if another one has claimed the log already, Corrupt(LOG_FAILED)."""
+        """Append from now on, as the opener whose claim ``channel`` made: the mirror holds all that counts before it.
+        ``end`` is called when the log is closed. Fenced(FENCED) if another one has claimed the log already,
+        Corrupt(LOG_FAILED)."""
         self._settling = threading.Lock()  # around what follows, and the mirror's end
         self._owed = deque[_Owed]()
         self._channel, self._partitions, self._end = channel, partitions, end
@@ -159,7 +165,8 @@ class KafkaLog(Mirror):
         self.settle()
 
     def hand_over(self) -> Callable[[], None]:
-        """Send what is buffered; the function returned waits until it counts. :meth:`settle` writes the mirror. Corrupt(LOG_FAILED)."""
+        """Send what is buffered; the function returned waits until it counts. :meth:`settle` writes the mirror.
+        Corrupt(LOG_FAILED)."""
         self._check_usable()
         channel = self._led()
         segment, end, write = self._segment, self.next_sequence, self._active.take()
@@ -190,7 +197,8 @@ class KafkaLog(Mirror):
         return finish
 
     def settle(self) -> None:
-        """Write to the mirror what counts and is not there yet; a round that is in the air is not waited for. Corrupt(LOG_FAILED)."""
+        """Write to the mirror what counts and is not there yet; a round that is in the air is not waited for.
+        Corrupt(LOG_FAILED)."""
         if self._channel is None:
             super().settle()
             return
@@ -227,7 +235,7 @@ class KafkaLog(Mirror):
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
-        """What goes wrong within stops the log."""
+        """Context manager: any exception inside stops the log."""
         try:
             yield
         except (OSError, MemoryError) as problem:
@@ -253,12 +261,13 @@ class KafkaLog(Mirror):
             return all(s.sequence <= self.next_sequence for s in self._snapshots if s.first >= 0)
 
     def adopt_snapshot(self, name: SnapshotName) -> None:
-        """A snapshot that was put into the folder is one of this log."""
+        """Accept a snapshot that was put into the folder as one of this log."""
         with self._reader.lock:
             self._snapshots = sorted({*self._snapshots, name}, reverse=True)
 
     def drop_before(self, position: int) -> int:
-        """Drop whole segments as any log does; then send the base to Kafka and delete there what it stands for, on another thread."""
+        """Drop whole segments as any log does; then send the base to Kafka and delete there what it stands for, on
+        another thread."""
         dropped = super().drop_before(position)
         if self._channel is None:
             self.marks.drop_below(self._reader.stored_from()[0])
@@ -268,13 +277,14 @@ class KafkaLog(Mirror):
         return dropped
 
     def _base_to_send(self) -> SnapshotName | None:
-        """The base of this folder, if it is not known to be in Kafka."""
+        """Return the base of this folder, if it is not known to be in Kafka."""
         with self._reader.lock:
             base = max((s for s in self._snapshots if s.first >= 0), default=None, key=lambda s: (s.first, s.sequence))
         return base if base is not None and base != self._sent_base else None
 
     def _keep_base(self) -> None:
-        """Bring the base to Kafka, then delete what it stands for there. What fails is tried again when retention drops something next."""
+        """Bring the base to Kafka, then delete what it stands for there. What fails is tried again when retention drops
+        something next."""
         while (base := self._base_to_send()) is not None:
             try:
                 mark = self.marks.at(base.first)
@@ -331,7 +341,8 @@ class KafkaLog(Mirror):
         self.note(self._channel.standing)
 
     def close(self, *, clean: bool = True) -> None:
-        """As any log; ``clean``: what was appended is sent, and then that this node stops, so that another takes over at once."""
+        """As any log; ``clean``: what was appended is sent, and then that this node stops, so that another takes over
+        at once."""
         if self._channel is None or self._closed:
             super().close(clean=clean)
             return

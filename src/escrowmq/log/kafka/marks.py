@@ -1,8 +1,10 @@
-"""Where a mirror can go on: what the fold of the partition knew at a few offsets, in the file ``.kafka.json`` beside the segments.
+"""Where a mirror can go on: what the fold of the partition knew at a few offsets, in the file ``.kafka.json`` beside
+the segments.
 
-The file is also what makes a folder a mirror. It is written first, durably, so that nothing is ever wiped that is not a copy; what is in it is only a
-help: without a mark that fits, the mirror is begun anew. A mark is true of the partition whatever became of the mirror, because it is
-noted only of records that were read, or acknowledged at exactly the next offset.
+The file is also what makes a folder a mirror. It is written first, durably, so that nothing is ever wiped that is not a
+copy; what is in it is only a help: without a mark that fits, the mirror is begun anew. A mark is true of the partition
+whatever became of the mirror, because it is noted only of records that were read, or acknowledged at exactly the next
+offset.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class _Content(msgspec.Struct, frozen=True):
-    """The file. ``kept``: one mark a segment, rising; ``last``: the newest of all; ``cluster``: Kafka's own id, by which the partition is known when its hosts are
-    called otherwise."""
+    """The file. ``kept``: one mark a segment, rising; ``last``: the newest of all; ``cluster``: Kafka's own id, by
+    which the partition is known when its hosts are called otherwise."""
 
     version: int
     partition: str
@@ -44,7 +46,8 @@ def _place(name: str) -> list[str]:
 
 
 def boot_id() -> str:
-    """Which start of the machine this is: what was written and not synced in an earlier one may be lost. Empty where that cannot be told."""
+    """Which start of the machine this is: what was written and not synced in an earlier one may be lost. Empty where
+    that cannot be told."""
     with suppress(OSError):
         return _BOOT.read_text().strip()
     return ""
@@ -67,9 +70,11 @@ class Marks:
 
     @classmethod
     def load(cls, disk: Disk, partition: str, cluster: str) -> tuple[Marks, bool] | None:
-        """The marks of a folder as the mirror of a partition in a cluster, and whether the machine has not been started anew since they were written. None: it is no mirror.
+        """Return the marks of a folder as the mirror of a partition in a cluster, and whether the machine has not been
+        started anew since they were written. None: it is no mirror.
 
-        Misuse(BAD_SETTING) for the mirror of another partition, Corrupt(NEWER_FORMAT). Of a file that does not decode nothing is taken but that it is there.
+        Misuse(BAD_SETTING) for the mirror of another partition, Corrupt(NEWER_FORMAT). Of a file that does not
+        decode nothing is taken but that it is there.
         """
         if not is_mirror(disk):
             return None
@@ -90,14 +95,16 @@ class Marks:
         return marks, bool(content.boot) and content.boot == boot_id()
 
     def at(self, sequence: int, act_bytes: int = 1 << 62) -> Standing | None:
-        """The newest mark that says no more than a mirror of the frames below ``sequence`` and so many bytes of the record of acts can hold."""
+        """Return the newest mark that says no more than a mirror of the frames below ``sequence`` and so many bytes
+        of the record of acts can hold."""
         with self._lock:
             marks = [mark for mark in (*self._kept, self._last) if mark is not None]
         found = [mark for mark in marks if mark.sequence <= sequence and mark.act_bytes <= act_bytes]
         return max(found, key=lambda mark: mark.offset, default=None)
 
     def note(self, standing: Standing, *, keep: bool) -> None:
-        """Note how far the mirror is; ``keep`` this one, at the beginning of a segment: retention deletes up to such marks."""
+        """Note how far the mirror is; ``keep`` this one, at the beginning of a segment: retention deletes up to such
+        marks."""
         with self._lock:
             if keep and (not self._kept or standing.offset > self._kept[-1].offset):
                 self._kept.append(standing)

@@ -1,4 +1,6 @@
-"""The local copy of what counts in the partition: segments like those of any log, filled from elsewhere, never synced, and readable while they are."""
+"""The local copy of what counts in the partition: segments like those of any log, filled from elsewhere, never synced,
+and readable while they are.
+"""
 
 from __future__ import annotations
 
@@ -55,11 +57,12 @@ class Mirror(SegmentLog):
         return self._segment.header.salt
 
     def take(self, content: memoryview, places: Sequence[tuple[int, FrameHeader]], before: Standing) -> list[Frame]:
-        """Take in checked frames, which lie in ``content`` at ``places`` and follow what there is; those that are new, which :meth:`settle` makes
-        readable for the other threads' looks at what is durable. ``before``: where a fold can go on that has not seen them.
+        """Take in checked frames, which lie in ``content`` at ``places`` and follow what there is; those that are new,
+        which :meth:`settle` makes readable for the other threads' looks at what is durable. ``before``: where a fold
+        can go on that has not seen them.
 
-        Overloaded(DISK_FULL, OUT_OF_RESOURCES) may leave some of them taken: the same may be given again. Corrupt(LOG_FAILED);
-        :class:`Differs` if there is another frame in the place of one.
+        Overloaded(DISK_FULL, OUT_OF_RESOURCES) may leave some of them taken: the same may be given again.
+        Corrupt(LOG_FAILED); :class:`Differs` if there is another frame in the place of one.
         """
         taken: list[Frame] = []
         for at, header in places:
@@ -107,7 +110,7 @@ class Mirror(SegmentLog):
         reach("mirror.marked")
 
     def _compare(self, header: FrameHeader) -> None:
-        """A frame that is there already must be the same."""
+        """Raise Corrupt if a stored frame differs from the same one of the partition."""
         with self._reader.lock:
             found = [s for s in self._reader.segments if s.sequence <= header.sequence]
         if not found:
@@ -141,7 +144,7 @@ class UnsyncedDisk(WrappedDisk):
     """A disk that is never asked to make anything durable. The folder's lock stays with whoever has the disk below."""
 
     def open(self, name: str, *, create: bool = False) -> File:
-        """The file of that name."""
+        """Return the file of that name."""
         return _UnsyncedFile(super().open(name, create=create))
 
     def sync_folder(self) -> None:
@@ -151,7 +154,7 @@ class UnsyncedDisk(WrappedDisk):
         """Whoever made this disk has the folder."""
 
     def close(self) -> None:
-        """The folder stays with whoever made this disk."""
+        """Do nothing: the folder belongs to the caller who made this disk."""
 
 
 class _UnsyncedFile(WrappedFile):

@@ -1,4 +1,6 @@
-"""What one Kafka record of the log is, as bytes: a header of 64 bytes with two checksums, and a payload (FORMAT.md has the map)."""
+"""What one Kafka record of the log is, as bytes: a header of 64 bytes with two checksums, and a payload (FORMAT.md has
+the map).
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,16 @@ MAGIC = b"EMQK"
 VERSION = 1
 HEADER_BYTES = 64
 LARGEST_RECORD = 900_000
-"""Bytes of a record, header included: below Kafka's own limit of a message (``max.message.bytes``, 1 MiB) with room for its framing."""
+"""Bytes of a record, header included: below Kafka's own limit of a message (``max.message.bytes``, 1 MiB) with room for
+its framing.
+"""
 LARGEST_PAYLOAD = LARGEST_RECORD - HEADER_BYTES
 _HEADER = struct.Struct("<4sHHIIQQQIB3xQ")
 _CHECKSUM = struct.Struct("<Q")
-_WHAT_TO_DO = "nothing was deleted; a node's folder holds the log as far as it followed: `escrowmq log dump --check` on each of them"
+_WHAT_TO_DO = (
+    "nothing was deleted; a node's folder holds the log as far as it followed: `escrowmq log dump --check` "
+    "on each of them"
+)
 
 Payload = bytes | memoryview
 _T = TypeVar("_T")
@@ -89,7 +96,8 @@ class Beat(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
 
 
 def pack(type: RecordType, *payload: Payload, shard: int, epoch: int, nonce: int, number: int, sequence: int) -> bytes:
-    """One record, whose payload is these pieces one after the other. Misuse if it is larger than :data:`LARGEST_RECORD`."""
+    """One record, whose payload is these pieces one after the other. Misuse if it is larger than
+    :data:`LARGEST_RECORD`."""
     size = sum(map(len, payload))
     if size > LARGEST_PAYLOAD:
         raise Misuse(Code.BATCH_TOO_LARGE, f"a record of {size} bytes; at most {LARGEST_PAYLOAD} go into one")
@@ -103,12 +111,14 @@ def pack(type: RecordType, *payload: Payload, shard: int, epoch: int, nonce: int
 
 
 def is_foreign(raw: bytes) -> bool:
-    """Whether a record was made by another program, or is one of ours whose first bytes are damaged: the owner's numbers tell which."""
+    """Whether a record was made by another program, or is one of ours whose first bytes are damaged: the owner's
+    numbers tell which."""
     return raw[:4] != MAGIC
 
 
 def read_header(raw: bytes, offset: int) -> RecordHeader:
-    """The checked header of the record at ``offset`` of the partition, which is not foreign. Corrupt(DAMAGED, NEWER_FORMAT)."""
+    """Return the checked header of the record at ``offset`` of the partition, which is not foreign.
+    Corrupt(DAMAGED, NEWER_FORMAT)."""
     if len(raw) < HEADER_BYTES:
         raise damaged(offset, "it is shorter than its header")
     version, length = struct.unpack_from("<HH", raw, 4)
@@ -125,7 +135,7 @@ def read_header(raw: bytes, offset: int) -> RecordHeader:
 
 
 def payload_of(raw: bytes, header: RecordHeader, offset: int) -> memoryview:
-    """The checked payload of a record whose header was read. Corrupt(DAMAGED)."""
+    """Return the checked payload of a record whose header was read. Corrupt(DAMAGED)."""
     payload = memoryview(raw)[HEADER_BYTES:]
     if len(payload) != header.payload_bytes:
         raise damaged(offset, f"it holds {len(payload)} bytes, its header says {header.payload_bytes}")
@@ -135,31 +145,31 @@ def payload_of(raw: bytes, header: RecordHeader, offset: int) -> memoryview:
 
 
 def pack_claim(claim: Claim, *, shard: int, nonce: int, sequence: int) -> bytes:
-    """The record of a claim."""
+    """Return the record of a claim."""
     return pack(
         RecordType.CLAIM, msgspec.json.encode(claim), shard=shard, epoch=0, nonce=nonce, number=0, sequence=sequence
     )
 
 
 def read_claim(payload: Payload, offset: int) -> Claim:
-    """The claim in a checked payload."""
+    """Return the claim in a checked payload."""
     return _read(payload, Claim, offset)
 
 
 def read_beat(payload: Payload, offset: int) -> Beat:
-    """The beat in a checked payload."""
+    """Return the beat in a checked payload."""
     return _read(payload, Beat, offset)
 
 
 def pieces(payload: Payload) -> Iterator[memoryview]:
-    """What does not go into one record, cut into what does: all but the last are for PART records."""
+    """Cut a payload that is too large for one record; all but the last piece are for PART records."""
     view = memoryview(payload)
     for start in range(0, max(len(view), 1), LARGEST_PAYLOAD):
         yield view[start : start + LARGEST_PAYLOAD]
 
 
 def cut(chunks: Sequence[memoryview]) -> Iterator[list[memoryview]]:
-    """The same of what lies in chunks, without making it one: for each record the pieces that go into it."""
+    """Cut chunks as :func:`pieces` does, without joining them: for each record the pieces that it holds."""
     pieces, size = list[memoryview](), 0
     for chunk in chunks:
         at = 0
@@ -173,7 +183,7 @@ def cut(chunks: Sequence[memoryview]) -> Iterator[list[memoryview]]:
 
 
 def damaged(offset: int, what: str) -> EscrowError:
-    """The error for a record that cannot be what it should."""
+    """Return the error for a record that cannot be what it should."""
     return error(Code.DAMAGED, f"the record at offset {offset} of the partition: {what}", _WHAT_TO_DO)
 
 

@@ -1,9 +1,12 @@
-"""What is good in a mirror that is opened. It was never synced, and everything in it is in the partition as well: so what does not check is cut off, not reported.
+"""What is good in a mirror that is opened. It was never synced, and everything in it is in the partition as well: so
+what does not check is cut off, not reported.
 
 Rules:
 
-1. What is kept is a prefix of the log: up to the first frame, segment or link that does not check, whatever shows that more had been there.
-2. Sealed segments are taken by their side files, unless the machine was started anew since, or damage was met in one: then every frame is walked.
+1. What is kept is a prefix of the log: up to the first frame, segment or link that does not check, whatever shows that
+   more had been there.
+2. Sealed segments are taken by their side files, unless the machine was started anew since, or damage was met in one:
+   then every frame is walked.
 3. A mirror whose beginning is not there, or whose base does not check, is none: it is begun anew.
 4. Frames of a newer version are refused; nothing is cut there.
 """
@@ -41,7 +44,8 @@ from escrowmq.platform.disk import LOCK_NAME, TEMPORARY, Disk, map_file, read_fi
 
 
 def recover_mirror(disk: Disk, *, sound: bool) -> Recovered | None:
-    """The longest prefix of the log that a mirror holds, everything behind it removed; None: there is none, or it must be begun anew. ``sound``:
+    """Return the longest prefix of the log that a mirror holds, everything behind it removed; None: there is none, or
+    it must be begun anew. ``sound``:
     what was written was not lost with the machine. Corrupt(NEWER_FORMAT) changes nothing."""
     listing = list_folder(disk)
     try:
@@ -108,7 +112,8 @@ def sound_acts(disk: Disk, shard: int) -> int:
 
 
 def cut_acts(disk: Disk, size: int) -> None:
-    """Cut the record of acts to ``size`` bytes, of which it has as many or more; what says which record is the last is made again."""
+    """Cut the record of acts to ``size`` bytes, of which it has as many or more; what says which record is the last is
+    made again."""
     remove(disk, [journal.LAST])
     with suppress(FileNotFoundError), closing(disk.open(journal.NAME)) as file:
         file.truncate(size)
@@ -122,7 +127,7 @@ def remove(disk: Disk, names: Iterable[str]) -> None:
 
 
 def _met(disk: Disk, listing: Listing) -> list[int]:
-    """The segments in which damage was met by who read them."""
+    """Return the segments in which damage was met by who read them."""
     with suppress(FileNotFoundError):
         damaged = unpack_damaged(read_file(disk, DAMAGED_NAME, MOST_DAMAGED))
         places = {bisect_right(listing.segments, sequence) - 1 for sequence in damaged}
@@ -131,7 +136,8 @@ def _met(disk: Disk, listing: Listing) -> list[int]:
 
 
 def _kept(disk: Disk, listing: Listing) -> tuple[list[Segment], Cut | None]:
-    """The segments up to the first thing that does not check, the last of them as far as it does; and what is cut off it."""
+    """Return the segments up to the first thing that does not check, the last of them as far as it does; and what
+    is cut off it."""
     kept: list[Segment] = []
     for sequence in listing.segments:
         try:
@@ -154,7 +160,7 @@ def _kept(disk: Disk, listing: Listing) -> tuple[list[Segment], Cut | None]:
 
 
 def _checked(disk: Disk, header: SegmentHeader) -> tuple[Segment, Cut | None]:
-    """A segment as far as its frames check, and what follows these."""
+    """Return a segment as far as its frames check, and what follows these."""
     name = segment_name(header.sequence)
     data = map_file(disk, name)
     found = scan(data, header)

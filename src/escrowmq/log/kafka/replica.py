@@ -2,10 +2,11 @@
 
 Rules:
 
-1. The folder is a copy. What does not check is cut off and followed again; what cannot be used is wiped and begun anew, from the base in Kafka if retention has
-   deleted the beginning. A folder with a log of its own is never touched.
+1. The folder is a copy. What does not check is cut off and followed again; what cannot be used is wiped and begun anew,
+   from the base in Kafka if retention has deleted the beginning. A folder with a log of its own is never touched.
 2. Where to go on is told by marks (``marks.py``). Frames that the mirror has already are compared, not written again.
-3. A mirror that is ahead of the partition at the claim means that Kafka lost what it had acknowledged: Corrupt(DAMAGED), and nothing is changed.
+3. A mirror that is ahead of the partition at the claim means that Kafka lost what it had acknowledged:
+   Corrupt(DAMAGED), and nothing is changed.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ from escrowmq.platform.failpoints import reach
 BASE_SECONDS = 10.0
 """Between two looks of a follower for a newer base: then it drops what the leader dropped."""
 BASE_LOOK_SECONDS = 0.25
-"""For one such look. While it waits nothing is followed and nobody takes over, and the base's partition may be silent while that of the log is not."""
+"""For one such look. While it waits nothing is followed and nobody takes over, and the base's partition may be silent
+while that of the log is not.
+"""
 BASE_FETCH_SECONDS = 2.0
 """For each piece of a snapshot that such a look found."""
 CHECK_SECONDS = 4.0
@@ -64,10 +67,13 @@ def open_replica(
     lookups: Sizes | None = None,
     answer_seconds: float = ANSWER_SECONDS,
 ) -> PartitionReplica:
-    """A node that follows the log in ``partitions`` into ``disk``'s folder, and answers at ``url``; takes the folder's lock.
+    """Return a node that follows the log in ``partitions`` into ``disk``'s folder, and answers at ``url``; takes the
+    folder's lock.
 
-    ``seed`` (12 bytes) fixes the shard id and salt of a log that this node is the first to claim. Raises Misuse(FOLDER_IN_USE, NOT_A_DATA_FOLDER, BAD_SETTING),
-    Rejected(UNKNOWN_TOPIC), Denied, Corrupt(DAMAGED, NEWER_FORMAT), Unknown(TIMED_OUT, CLOSED), Overloaded(DISK_FULL, OUT_OF_RESOURCES); the folder is given back then.
+    ``seed`` (12 bytes) fixes the shard id and salt of a log that this node is the first to claim. Raises
+    Misuse(FOLDER_IN_USE, NOT_A_DATA_FOLDER, BAD_SETTING),
+    Rejected(UNKNOWN_TOPIC), Denied, Corrupt(DAMAGED, NEWER_FORMAT), Unknown(TIMED_OUT, CLOSED),
+    Overloaded(DISK_FULL, OUT_OF_RESOURCES); the folder is given back then.
     """
     disk.lock()
     try:
@@ -195,7 +201,8 @@ class PartitionReplica:
     # Following
 
     def follow(self, timeout: float) -> list[Frame]:
-        """Frames that count and are in the mirror now; Overloaded(DISK_FULL, OUT_OF_RESOURCES) loses none: they come later."""
+        """Frames that count and are in the mirror now; Overloaded(DISK_FULL, OUT_OF_RESOURCES) loses none: they come
+        later."""
         self._check_open()
         if self._pending:
             self._take_in()
@@ -248,7 +255,7 @@ class PartitionReplica:
         log.noted(size, self._fold.whole)
 
     def _adopt(self) -> None:
-        """The log's shard and salt are those of the first claim: a mirror that was made before there was one takes them over."""
+        """Take the shard and salt of the log from its first claim; a mirror that is older takes them over."""
         standing, log = self._fold.standing, self.log
         if (log.shard, log.salt) == (standing.shard, standing.salt):
             return
@@ -335,7 +342,8 @@ class PartitionReplica:
     # Taking over, and the end
 
     def take_over(self, version: str, silence: float = 0.0) -> KafkaLog:
-        """Lead from now on. Fenced(FENCED), Corrupt(DAMAGED, LOG_FAILED), Unknown(TIMED_OUT): this replica is closed then."""
+        """Lead from now on. Fenced(FENCED), Corrupt(DAMAGED, LOG_FAILED), Unknown(TIMED_OUT): this replica is closed
+        then."""
         self._check_open()
         try:
             return self._led(version, silence)
@@ -365,7 +373,10 @@ class PartitionReplica:
             self._restarted = before
             log = self.log
             if log.next_sequence > self._fold.standing.sequence:
-                what = f"the mirror has {log.next_sequence} frames, {self._partition.name} only {self._fold.standing.sequence}: Kafka lost what it had acknowledged"
+                what = (
+                    f"the mirror has {log.next_sequence} frames, {self._partition.name} only "
+                    f"{self._fold.standing.sequence}: Kafka lost what it had acknowledged"
+                )
                 raise error(Code.DAMAGED, what, "copy the log from this folder into a new topic: `escrowmq log copy`")
             log.lead(channel, self._partitions, version, self._clock.now_us(), self._followed, self._let_go)
         except BaseException:

@@ -1,7 +1,8 @@
 """Which records of the partition count: the rule alone, over numbers. Pure, and small enough to be explored to its end.
 
-Everybody reads the same records in the same order, so everybody comes to the same verdicts. A claim always succeeds: the epoch is how many have.
-Everything that an earlier owner sent and that lies behind the claim is void, whoever sent it and whenever it arrived.
+Everybody reads the same records in the same order, so everybody comes to the same verdicts. A claim always succeeds:
+the epoch is how many have. Everything that an earlier owner sent and that lies behind the claim is void, whoever sent
+it and whenever it arrived.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class Verdict(Enum):
 
 
 def judge(owner: Owner, claims: bool, nonce: int, number: int) -> tuple[Verdict, Owner]:
-    """The verdict on the next record of the partition, and the owner after it. ``claims``: it is a claim of this log."""
+    """Return the verdict on the next record of the partition, and the owner after it. ``claims``: it is a claim of
+    this log."""
     if claims and nonce != owner.nonce:
         return Verdict.CLAIMS, Owner(owner.epoch + 1, nonce, 1)
     if nonce != owner.nonce or number < owner.number:
@@ -53,15 +55,17 @@ class Step(NamedTuple):
     offset: int
     """Behind the last of them: where the next record of ours lies if nobody else wrote."""
     unread: int | None
-    """If the next record of ours is acknowledged, but not at ``offset``: the offset up to which the partition must be read to know what lies between;
-    -1 if Kafka said that the record is stored and not where. None: wait for an acknowledgement."""
+    """If the next record of ours is acknowledged, but not at ``offset``: the offset up to which the partition must be
+    read to know what lies between; -1 if Kafka said that the record is stored and not where. None: wait for an
+    acknowledgement."""
 
 
 def prove(number: int, offset: int, acknowledged: Mapping[int, int]) -> Step:
     """How far acknowledgements, which come in any order, prove that our records count.
 
-    Every record of ours below ``number`` counts, and the partition below ``offset`` is known. ``acknowledged``: offsets by number, -1 for one that is
-    not known. A record at exactly the next offset needs no reading: offsets are given once and in order, so no claim lies between.
+    Every record of ours below ``number`` counts, and the partition below ``offset`` is known. ``acknowledged``: offsets
+    by number, -1 for one that is not known. A record at exactly the next offset needs no reading: offsets are given
+    once and in order, so no claim lies between.
     """
     while (found := acknowledged.get(number)) is not None:
         if found != offset:

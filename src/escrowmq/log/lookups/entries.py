@@ -1,9 +1,9 @@
 """Entries: what a look-up file knows of one message id or key, in 8 bytes.
 
-From the highest bit: 26 bits of the hash of the id or key, 6 bits of the hash of the topic, 32 bits of the position, counted from the
-first of the run. Entries are all different and sort by hash, topic, position; moving a run's first position adds one number to all of
-them, which keeps their order, so that runs are merged without being decoded. Two values with the same 26 bits are told apart by
-looking at the row.
+From the highest bit: 26 bits of the hash of the id or key, 6 bits of the hash of the topic, 32 bits of the position,
+counted from the first of the run. Entries are all different and sort by hash, topic, position; moving a run's first
+position adds one number to all of them, which keeps their order, so that runs are merged without being decoded. Two
+values with the same 26 bits are told apart by looking at the row.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Wanted:
         return low, low | (MOST_POSITIONS - 1)
 
     def rows(self, batch: pa.RecordBatch, among: Int64s | None = None) -> Int64s:
-        """The rows of a batch of messages that are it, rising; only those ``among`` these, if they are given."""
+        """Return the rows of a batch of messages that are it, rising; only those ``among`` these, if they are given."""
         if among is not None and len(among) <= FEW:  # Arrow's way costs as much as some hundred rows
             columns = [(batch.column(self.column), self.value)]
             if self.topic is not None:
@@ -84,7 +84,8 @@ def _tag_of(hash_of_topic: int) -> int:
 
 
 def entries_of(frames: Sequence[Frame], base: int) -> tuple[UInt64s, UInt64s]:
-    """The entries of the ids and of the keys of some frames of messages, in their order, positions counted from ``base``."""
+    """Return the entries of the ids and of the keys of some frames of messages, in their order, positions counted
+    from ``base``."""
     starts = np.array([frame.position - base for frame in frames], np.int64)
     rows = np.array([frame.count for frame in frames], np.int64)
     within = np.arange(int(rows.sum())) - np.repeat(np.cumsum(rows) - rows, rows)
@@ -99,7 +100,7 @@ def entries_of(frames: Sequence[Frame], base: int) -> tuple[UInt64s, UInt64s]:
 
 
 def positions_of(entries: UInt64s, base: int) -> Int64s:
-    """The positions that entries stand for, in their order."""
+    """Return the positions that entries stand for, in their order."""
     return (entries & _POSITION).view(np.int64) + base
 
 
@@ -110,7 +111,7 @@ def _joined(frames: Sequence[Frame], column: str) -> pa.Array:
 
 
 def _tags(topics: pa.Array) -> UInt64s | np.uint64:
-    """The bits of each row's topic; one number if there is but one topic."""
+    """Return the bits of each row's topic; one number if there is but one topic."""
     first = topics[0].as_py()
     if pc.all(pc.equal(topics, first)).as_py():
         return np.uint64(_tag_of(hash_bytes(first.encode())))
@@ -118,7 +119,7 @@ def _tags(topics: pa.Array) -> UInt64s | np.uint64:
 
 
 def _top(hashes: UInt64s) -> UInt64s:
-    """The bits of a hash that an entry has; ``hashes`` is changed."""
+    """Return the bits of a hash that an entry has; ``hashes`` is changed."""
     hashes >>= np.uint64(_HASH_SHIFT)
     hashes <<= np.uint64(_HASH_SHIFT)
     return hashes

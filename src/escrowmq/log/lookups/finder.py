@@ -1,14 +1,17 @@
-"""Finds rows by message id or key: which runs there are, what is not in one yet, and the thread that writes and merges them.
+"""Finds rows by message id or key: which runs there are, what is not in one yet, and the thread that writes and merges
+them.
 
 Rules:
 
-1. Only durable frames are taken in, beside the writer: a frame that was just written is handed over as it is, in memory, as long as these
-   are few; else it is read from the log.
-2. What has no run is looked at itself: the *tail* in memory, at most ``run_rows`` messages of ``run_frames`` frames; a *gap* (files that were missing,
-   damaged, not writable) frame by frame, until the thread has made runs of it. So every answer is complete, at any time.
-3. Runs of about one size are merged, ``fanout`` of them at a time: there are as many as the logarithm of the messages, and one message is written
-   again as often.
-4. A run that does not check is deleted and made again. No failure of this part is one of the log's: it is logged, and tried again later.
+1. Only durable frames are taken in, beside the writer: a frame that was just written is handed over as it is, in
+   memory, as long as these are few; else it is read from the log.
+2. What has no run is looked at itself: the *tail* in memory, at most ``run_rows`` messages of ``run_frames`` frames; a
+   *gap* (files that were missing, damaged, not writable) frame by frame, until the thread has made runs of it. So every
+   answer is complete, at any time.
+3. Runs of about one size are merged, ``fanout`` of them at a time: there are as many as the logarithm of the messages,
+   and one message is written again as often.
+4. A run that does not check is deleted and made again. No failure of this part is one of the log's: it is logged, and
+   tried again later.
 """
 
 from __future__ import annotations
@@ -46,7 +49,8 @@ class _Stopped(Exception):
 
 
 class Lookups:
-    """The look-ups of one log. ``writes``: keeps files up to date; else uses those that there are, and leaves them alone."""
+    """The look-ups of one log. ``writes``: keeps files up to date; else uses those that there are, and leaves them
+    alone."""
 
     def __init__(
         self, disk: Disk, frames: StoredFrames, shard: int, *, writes: bool, sizes: Sizes | None = None
@@ -66,8 +70,8 @@ class Lookups:
     # Beginning and end
 
     def begin(self, end: int) -> None:
-        """Take the files of the folder that check and fit the log, whose durable frames end before ``end``; what lies behind them is the tail,
-        as far as that may be."""
+        """Take the files of the folder that check and fit the log, whose durable frames end before ``end``; what lies
+        behind them is the tail, as far as that may be."""
         runs = self._sound_runs(end)
         first, _ = self._frames.stored_from()
         done = runs[-1].extent.next_sequence if runs else first
@@ -80,7 +84,8 @@ class Lookups:
             self._wake()
 
     def _take_in_at_once(self, start: int, end: int) -> None:
-        """Of a log just opened: take in the tail, if it would be long for the first look-up. Opening it has read these frames anyway."""
+        """Of a log just opened: take in the tail, if it would be long for the first look-up. Opening it has read these
+        frames anyway."""
         frames = len(self._frames.message_frames(start, end))
         rows = self._frames.place(end)[0] - self._tail.first_position
         if frames <= self._sizes.late_frames and rows <= self._sizes.late_rows:
@@ -89,7 +94,8 @@ class Lookups:
             self._grow(end)
 
     def _tail_start(self, done: int, end: int) -> int:
-        """Where the tail begins, if runs speak of the frames below ``done``: at most so many frames and rows before the end."""
+        """Where the tail begins, if runs speak of the frames below ``done``: at most so many frames and rows before the
+        end."""
         sequences = self._frames.message_frames(done, end)[-self._sizes.run_frames :].tolist()
         lowest = self._frames.place(end)[0] - self._sizes.run_rows
         first = bisect_left(sequences, lowest, key=lambda sequence: self._frames.place(sequence)[0])
@@ -98,7 +104,7 @@ class Lookups:
         return sequences[first] if first < len(sequences) else end
 
     def _sound_runs(self, end: int) -> list[Run]:
-        """The runs in the folder that check, fit the log and do not overlap; the others are removed."""
+        """Return the runs in the folder that check, fit the log and do not overlap; the others are removed."""
         found: list[Run] = []
         refused: list[str] = []
         first, _ = self._frames.stored_from()
@@ -182,8 +188,8 @@ class Lookups:
     # Finding
 
     def find(self, wanted: Wanted, end: int, position: int) -> Iterator[Match]:
-        """What is wanted among the frames below sequence ``end`` and the rows below ``position``, newest first, each compared with the row itself;
-        and frames of which nothing can be read, any of whose rows may be it."""
+        """Yield the wanted rows among the frames below sequence ``end`` and the rows below ``position``, newest
+        first, each compared with the row itself; and unreadable frames, any of whose rows may match."""
         below = position
         while True:
             try:
@@ -227,8 +233,8 @@ class Lookups:
             yield match
 
     def _candidates(self, known: Iterator[int], part: Part, damaged: list[int]) -> Iterator[tuple[int, bool]]:
-        """The positions that entries of a part name, and the last row of each frame of which no entry speaks and all must be looked at: all of
-        a gap, and those that could not be read. Newest first."""
+        """Yield the positions that entries of a part name, and the last row of each frame of which no entry speaks
+        and all must be looked at: all of a gap, and those that could not be read. Newest first."""
         first, end = extent_of(part)
         if isinstance(part, Gap):
             sequences = self._frames.message_frames(first, end).tolist()
@@ -289,7 +295,7 @@ class Lookups:
             self._cut(last.sequence + 1)
 
     def _cut(self, sequence: int) -> None:
-        """The tail is full: a new one begins with the frame ``sequence``."""
+        """Begin a new tail with the frame ``sequence``, because the current one is full."""
         full, self._tail = self._tail, Tail(sequence, self._frames.place(sequence)[0])
         if not full.count and not full.holes:
             return
@@ -309,7 +315,8 @@ class Lookups:
             self._parts = lined_up(parts, self._tail.first_sequence, self._frames)
 
     def _replace(self, old: Sequence[Part], new: Run | None) -> bool:
-        """Put ``new`` in the place of parts (a run of a gap: between its neighbours); False if they are not there any more."""
+        """Put ``new`` in the place of parts (a run of a gap: between its neighbours); False if they are not there any
+        more."""
         with self._changed:
             if not all(one in self._parts for one in old):
                 return False
@@ -320,7 +327,7 @@ class Lookups:
             return True
 
     def _discard(self, run: Run) -> None:
-        """A run does not check: it is deleted, and becomes a gap."""
+        """Delete a run with a wrong checksum; it becomes a gap."""
         logger.warning("a look-up file is damaged, it is made again from the log: %s", run.name)
         if self._replace([run], None):
             self._remove(run.name)
@@ -390,8 +397,8 @@ class Lookups:
         return any(not isinstance(part, Run) for part in self._parts) or self._due() is not None
 
     def work(self) -> bool:
-        """One step: take in what is durable, and write, fill or merge one thing; False if there was nothing to do. Raises OSError and the like, and
-        _Stopped."""
+        """One step: take in what is durable, and write, fill or merge one thing; False if there was nothing to do.
+        Raises OSError and the like, and _Stopped."""
         self._keep_up()
         with self._changed:
             parts, due = self._parts, self._due()

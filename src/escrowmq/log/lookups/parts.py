@@ -21,9 +21,10 @@ SPARE_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The numbers of the look-up files; tests have smaller ones. A tail is full with ``run_rows`` messages or ``run_frames`` frames; ``wake_*`` of them
-    are taken in at a time; ``late_*`` of them are left to the first look-up after an opening; ``recent_bytes`` of frames are kept in memory for that; ``fanout`` runs become one; ``chunk`` entries of a merge are in
-    memory. Not ``threaded``: nothing is written but by :meth:`Lookups.work`."""
+    """The numbers of the look-up files; tests have smaller ones. A tail is full with ``run_rows`` messages or
+    ``run_frames`` frames; ``wake_*`` of them are taken in at a time; ``late_*`` of them are left to the first look-up
+    after an opening; ``recent_bytes`` of frames are kept in memory for that; ``fanout`` runs become one; ``chunk``
+    entries of a merge are in memory. Not ``threaded``: nothing is written but by :meth:`Lookups.work`."""
 
     run_rows: int = 1 << 17
     run_frames: int = 1 << 12
@@ -45,20 +46,21 @@ class StoredFrames(Protocol):
         """Sequence and position of the first frame that is stored."""
 
     def message_frames(self, start: int, end: int) -> Int64s:
-        """The sequences of the stored frames of messages, ``start`` <= sequence < ``end``, rising."""
+        """Return the sequences of the stored frames of messages, ``start`` <= sequence < ``end``, rising."""
 
     def place(self, sequence: int) -> tuple[int, int]:
-        """The position at which a frame begins (or would, behind the last), and the time of the one before.
+        """Return the position at which a frame begins (or would, behind the last), and the time of the one before.
         Rejected(RANGE_PURGED), Misuse beyond the log."""
 
     def frame_at(self, position: int) -> tuple[int, int]:
-        """The frame that holds a position, and the position of its first row. Rejected(RANGE_PURGED)."""
+        """Return the frame that holds a position, and the position of its first row. Rejected(RANGE_PURGED)."""
 
     def frame(self, sequence: int, *, keep: bool = True) -> Frame:
         """One frame, or what is left of it. Rejected(RANGE_PURGED)."""
 
     def columns(self, sequence: int) -> SoundColumns | None:
-        """What a large frame has but for its bodies, verified; None: it is to be read whole. Rejected(RANGE_PURGED)."""
+        """Return the columns of a large frame without its bodies, verified; None: read it whole.
+        Rejected(RANGE_PURGED)."""
 
     def damaged_frames(self) -> list[int]:
         """Frames in which damage was met, rising."""
@@ -75,14 +77,14 @@ Part = Run | Tail | Gap
 
 
 def extent_of(part: Part) -> tuple[int, int]:
-    """The first frame of a part, and the one behind its last."""
+    """Return the first frame of a part, and the one behind its last."""
     if isinstance(part, Run):
         return part.extent.first_sequence, part.extent.next_sequence
     return part.first_sequence, part.next_sequence
 
 
 def lined_up(parts: Iterable[Part], end: int, frames: StoredFrames) -> tuple[Part, ...]:
-    """The parts (gaps apart) in order, with gaps wherever messages lie between them, up to the frame ``end``."""
+    """Return the parts (gaps apart) in order, with gaps wherever messages lie between them, up to the frame ``end``."""
     line: list[Part] = []
     at, _ = frames.stored_from()
     for part in sorted((part for part in parts if not isinstance(part, Gap)), key=extent_of):
@@ -97,8 +99,9 @@ def lined_up(parts: Iterable[Part], end: int, frames: StoredFrames) -> tuple[Par
 
 
 def due(parts: Sequence[Part], floor: int, sizes: Sizes) -> list[Run] | None:
-    """Runs that are to become one: ``fanout`` neighbours or more that together make a run of the next level, or twice as many tiny ones;
-    or one alone, of which retention has taken more than half (what lies below the position ``floor``). None: all is well."""
+    """Choose runs to merge into one: ``fanout`` neighbours or more that together make a run of the next level, or
+    twice as many tiny ones; or one alone, of which retention has removed more than half (the part below the
+    position ``floor``). None: all is well."""
     runs = [part for part in parts if isinstance(part, Run)]
     for run in runs:
         if 2 * floor > run.extent.first_position + run.extent.next_position:

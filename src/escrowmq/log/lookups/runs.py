@@ -1,7 +1,8 @@
 """A run: one file of sorted entries of a range of frames, read by binary search. ``FORMAT.md`` has its bytes.
 
-Nothing of a file is believed before its checksum is right: those of the header and of the tables when it is opened, that of
-each block when it is read. The tables hold the first entry of each block, so a search reads one block, two at most of what a few rows share.
+Nothing of a file is believed before its checksum is right: those of the header and of the tables when it is opened,
+that of each block when it is read. The tables hold the first entry of each block, so a search reads one block, two at
+most of what a few rows share.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class RunHeader:
     tables: int  # the checksum of what follows the entries
 
     def pack(self) -> bytes:
-        """The header's bytes."""
+        """Return the header's bytes."""
         at = self.extent
         fields = (at.first_sequence, at.next_sequence, at.first_position, at.next_position, at.last_us)
         body = (_MAGIC, FORMAT_VERSION, HEADER_BYTES, self.shard, 0, *fields, *self.counts, self.holes, self.tables)
@@ -81,7 +82,7 @@ class RunHeader:
 
     @classmethod
     def unpack(cls, raw: bytes, file: str) -> RunHeader:
-        """The header from a file's first bytes; DamagedLog otherwise."""
+        """Return the header from a file's first bytes; DamagedLog otherwise."""
         fields = _HEADER.unpack(open_header(raw, _MAGIC, HEADER_BYTES, file))
         return cls(fields[3], Extent(*fields[5:10]), (fields[10], fields[11]), fields[12], fields[13])
 
@@ -107,8 +108,8 @@ class UnsoundRun(Exception):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Run:
-    """An opened file. ``entries``, ``fences`` (the first entry of each block) and ``digests`` lie in the mapped file, ids first;
-    ``holes`` are the sequences of frames that could not be read when it was written, rising."""
+    """An opened file. ``entries``, ``fences`` (the first entry of each block) and ``digests`` lie in the mapped file,
+    ids first; ``holes`` are the sequences of frames that could not be read when it was written, rising."""
 
     name: str
     extent: Extent
@@ -129,7 +130,7 @@ class Run:
         return RunHeader(0, self.extent, counts, len(self.holes), 0).file_bytes
 
     def positions(self, wanted: Wanted) -> Iterator[int]:
-        """The positions of rows that may be what is wanted, newest first. Raises UnsoundRun, also half-way."""
+        """Yield the positions of rows that may be what is wanted, newest first. Raises UnsoundRun, also half-way."""
         column = COLUMNS.index(wanted.column)
         low, high = wanted.bounds
         if wanted.topic is not None:
@@ -143,26 +144,27 @@ class Run:
         return heapq.merge(*(self._flat(column, at, at | (MOST_POSITIONS - 1)) for at in lows), reverse=True)
 
     def _flat(self, column: int, low: int, high: int) -> Iterator[int]:
-        """The positions of the entries ``low`` to ``high``, which differ in nothing else, from the last on."""
+        """Yield the positions of the entries ``low`` to ``high``, which differ in nothing else, from the last on."""
         first, last = self._blocks(column, low, high)
         for block in range(last, first - 1, -1):
             yield from self.within(column, block, low, high)[::-1].tolist()
 
     def _blocks(self, column: int, low: int, high: int) -> tuple[int, int]:
-        """The first and the last block that may hold entries ``low`` to ``high``; the last is lower if there is none."""
+        """Return the first and the last block that may hold entries ``low`` to ``high``; the last is lower if there
+        is none."""
         fences = self.fences[column]
         first = max(int(fences.searchsorted(np.uint64(low), side="right")) - 1, 0)
         return first, int(fences.searchsorted(np.uint64(high), side="right")) - 1
 
     def within(self, column: int, block: int, low: int, high: int) -> Int64s:
-        """The positions of one block's entries ``low`` to ``high``, in the order of the entries."""
+        """Return the positions of one block's entries ``low`` to ``high``, in the order of the entries."""
         entries = self.block(column, block)
         start = int(entries.searchsorted(np.uint64(low), side="left"))
         end = int(entries.searchsorted(np.uint64(high), side="right"))
         return positions_of(entries[start:end], self.extent.first_position)
 
     def block(self, column: int, block: int) -> UInt64s:
-        """The entries of one block, their checksum compared. Raises UnsoundRun."""
+        """Return the entries of one block, their checksum compared. Raises UnsoundRun."""
         entries = self.entries[column][block * BLOCK : (block + 1) * BLOCK]
         if xxhash.xxh3_64_intdigest(entries.data) != int(self.digests[column][block]):
             raise UnsoundRun(self)
@@ -170,7 +172,7 @@ class Run:
 
 
 def open_run(disk: Disk, name: str, shard: int) -> Run:
-    """The run in a file. DamagedLog if it is not whole, of another version or another shard; OSError."""
+    """Return the run in a file. DamagedLog if it is not whole, of another version or another shard; OSError."""
     data = map_file(disk, name)
     header = RunHeader.unpack(data.slice(0, min(LARGEST_HEADER, data.size)).to_pybytes(), name)
     if header.shard != shard or run_name(header.extent.first_sequence, header.extent.next_sequence) != name:

@@ -12,8 +12,8 @@ from escrowmq.log.seam import Frame
 
 
 class Tail:
-    """The entries of the frames from ``first_sequence`` to before ``next_sequence``; 16 bytes a message. One thread at a time; once
-    nothing is added any more, any."""
+    """The entries of the frames from ``first_sequence`` to before ``next_sequence``; 16 bytes a message. One thread at
+    a time; once nothing is added any more, any."""
 
     def __init__(self, first_sequence: int, first_position: int) -> None:
         self.first_sequence = self.next_sequence = first_sequence
@@ -49,7 +49,7 @@ class Tail:
         self._counts[column] = end
 
     def positions(self, wanted: Wanted) -> Iterator[int]:
-        """The positions of rows that may be what is wanted, newest first, as of this call."""
+        """Yield the positions of rows that may be what is wanted, newest first, as of this call."""
         column = COLUMNS.index(wanted.column)
         entries = self._columns[column][: self._counts[column]]
         low, high = wanted.bounds
@@ -57,9 +57,9 @@ class Tail:
         return iter(positions_of(found, self.first_position)[::-1].tolist())
 
     def sorted_columns(self) -> list[list[UInt64s]]:
-        """The entries of ids and of keys in the order of a run."""
+        """Return the entries of ids and of keys in the order of a run."""
         return [[np.sort(column[:count])] for column, count in zip(self._columns, self._counts, strict=True)]
 
     def extent(self, next_position: int, last_us: int) -> Extent:
-        """What it speaks of, as a run has it."""
+        """Return the range that the tail covers, as of a run."""
         return Extent(self.first_sequence, self.next_sequence, self.first_position, next_position, last_us)

@@ -1,7 +1,7 @@
 """Writes a run: from entries in memory, or from older runs, merged in pieces of a bounded size.
 
-A file gets its name when it is whole. Losing it loses nothing: so a small one is not synced; a merged one is, before what it was made
-of is removed, because making it again means reading the log.
+A file gets its name when it is whole. Losing it loses nothing: so a small one is not synced; a merged one is, before
+what it was made of is removed, because making it again means reading the log.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def write_run(
     *,
     durable: bool,
 ) -> Run:
-    """Write the run of ``extent``: the entries of each of the two ``columns`` come sorted, in pieces. OSError leaves nothing."""
+    """Write the run of ``extent``: the entries of each of the two ``columns`` come sorted, in pieces. OSError leaves
+    nothing."""
     name = run_name(extent.first_sequence, extent.next_sequence)
     temporary = name + TEMPORARY
     try:
@@ -78,7 +79,7 @@ def _write(file: File, shard: int, extent: Extent, columns: Sequence[Iterable[UI
 
 
 def _whole_blocks(pieces: Iterable[UInt64s]) -> Iterator[UInt64s]:
-    """The same entries in pieces of whole blocks; only the last may end within one."""
+    """Yield the entries in pieces of whole blocks; only the last may end within one."""
     rest = np.empty(0, np.uint64)
     for piece in pieces:
         joined = np.concatenate([rest, piece]) if len(rest) else piece
@@ -93,8 +94,9 @@ def _whole_blocks(pieces: Iterable[UInt64s]) -> Iterator[UInt64s]:
 def merge(
     disk: Disk, shard: int, runs: Sequence[Run], floor: Extent, between: Callable[[], None], chunk: int = CHUNK
 ) -> Run:
-    """One run in the place of neighbours, which are in order; what lies below the first position of ``floor`` (the log's part that
-    is still there) is left out. ``between`` is called between pieces and may break it off by an error. Raises OSError, UnsoundRun."""
+    """One run in the place of neighbours, which are in order; what lies below the first position of ``floor`` (the
+    log's part that is still there) is left out. ``between`` is called between pieces and may break it off by an error.
+    Raises OSError, UnsoundRun."""
     first, last = runs[0].extent, runs[-1].extent
     if floor.first_sequence > first.first_sequence:
         first = floor
@@ -142,7 +144,7 @@ class _Source:
 
 
 def _merged(sources: list[_Source], between: Callable[[], None], chunk: int) -> Iterator[UInt64s]:
-    """The entries of all sources in order, in pieces of ``chunk`` at most (a block of each, at least)."""
+    """Yield the entries of all sources in order, in pieces of ``chunk`` at most (a block of each, at least)."""
     each = max(chunk // len(sources), BLOCK)
     while True:
         for source in sources:

@@ -32,15 +32,17 @@ AnyTransaction = Transaction | AsyncTransaction | TransactionId | str
 def bind_tx(session: AnySession, txn: AnyTransaction, *, branch: str = "") -> None:
     """Inside your transaction: let ``txn`` stand and fall with it.
 
-    ``txn`` is the transaction after its first ``send``, or its id; ``branch`` (at most 127 characters) tells apart several
-    local transactions about one id in one database. A transaction object is bound for good: however its block is left, it then
-    ends as the database says (:meth:`Transaction.settle_by`), and an exception is no rollback if the database had committed.
+    ``txn`` is the transaction after its first ``send``, or its id; ``branch`` (at most 127 characters) tells apart
+    several local transactions about one id in one database. A transaction object is bound for good: however its block
+    is left, it then ends as the database says (:meth:`Transaction.settle_by`), and an exception is no rollback if the
+    database had committed.
 
-    Raises Fenced(LATE_COMMIT) if the check-back has already answered that it rolled back: then this database transaction (or
-    its innermost savepoint) can commit no more. PostgreSQL itself refuses it; elsewhere it is rolled back here. Let the exception
-    pass, and do the work again in a new transaction. Rejected(ALREADY_EXISTS) if a transaction that committed was bound to
-    this id. Misuse(NO_TRANSACTION) if the session cannot hold anything (AUTOCOMMIT, failed), Misuse(BAD_ARGUMENT) if ``txn`` has
-    no messages yet, Misuse(NO_TABLES), Misuse(SCHEMA_VERSION).
+    Raises Fenced(LATE_COMMIT) if the check-back has already answered that it rolled back: then this database
+    transaction (or its innermost savepoint) can commit no more. PostgreSQL itself refuses it; elsewhere it is rolled
+    back here. Let the exception pass, and do the work again in a new transaction. Rejected(ALREADY_EXISTS) if a
+    transaction that committed was bound to this id. Misuse(NO_TRANSACTION) if the session cannot hold anything
+    (AUTOCOMMIT, failed), Misuse(BAD_ARGUMENT) if ``txn`` has no messages yet, Misuse(NO_TABLES),
+    Misuse(SCHEMA_VERSION).
     """
     identity = _identity(txn)
     need_branch(branch)
@@ -52,8 +54,8 @@ def bind_tx(session: AnySession, txn: AnyTransaction, *, branch: str = "") -> No
 
 
 def bind_batch_tx(session: AnySession, transaction_ids: Any, *, branch: str = "") -> None:
-    """As :func:`bind_tx`, for many ids at once: an Arrow column (``receipts.transactions``; nulls are passed over), or an
-    iterable of ids. All are bound, or the transaction can commit no more."""
+    """As :func:`bind_tx`, for many ids at once: an Arrow column (``receipts.transactions``; nulls are passed over), or
+    an iterable of ids. All are bound, or the transaction can commit no more."""
     need_branch(branch)
     ids = np.unique(as_ids(id_column(transaction_ids).drop_null()))
     with transaction_of(session, trans_barrier) as connection:
@@ -91,7 +93,7 @@ def _settle(txn: Transaction | AsyncTransaction, connection: sa.Connection, bran
 
 
 def _engine(connection: sa.Connection) -> sa.Engine:
-    """The connection's engine, seeing the same tables."""
+    """Return the connection's engine, seeing the same tables."""
     names = connection.get_execution_options().get("schema_translate_map")
     return connection.engine.execution_options(schema_translate_map=names) if names else connection.engine
 
@@ -113,7 +115,7 @@ def _insert(session: AnySession, connection: sa.Connection, ids: Ids, branch: st
 
 
 def _refusal(connection: sa.Connection, ids: Ids, branch: str) -> EscrowError:
-    """Why there is a row already; asked on another connection, as this one's transaction may be dead or see old rows."""
+    """Return why there is a row already; on another connection, as this one may be dead or see old rows."""
     try:
         found = marks_of(_engine(connection), branch, 1.0).read(ids)
     except SQLAlchemyError:
@@ -132,8 +134,8 @@ def _refusal(connection: sa.Connection, ids: Ids, branch: str) -> EscrowError:
 
 
 def _end(session: AnySession, dialect: str) -> None:
-    """Make sure that what failed cannot commit, also where the exception is swallowed: the innermost savepoint, else the whole
-    transaction. PostgreSQL has done so itself, and refuses all that follows."""
+    """Make sure that what failed cannot commit, also where the exception is swallowed: the innermost savepoint, else
+    the whole transaction. PostgreSQL has done so itself, and refuses all that follows."""
     if dialect == "postgresql":
         return
     holder: Any = session() if isinstance(session, scoped_session) else session

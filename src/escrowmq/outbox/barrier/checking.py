@@ -40,13 +40,14 @@ _OUTCOME[COMMITTED], _OUTCOME[ROLLED_BACK] = Outcome.COMMIT, Outcome.ROLLBACK
 class Barrier:
     """A producer's checker that needs no code: ``bus.producer("orders", checker=outbox.Barrier(engine))``.
 
-    Give it the engine of the database in which transactions are bound (:func:`~escrowmq.outbox.bind_tx`): the *primary*. Of
-    several engines (shards), each transaction is bound in one: COMMIT if it is marked as committed in any, ROLLBACK if it
-    can no longer be in any. ``branch`` as in ``bind_tx``. ``wait`` is the seconds that one batch may spend, in all, on
-    transactions still in flight; what is not known by then is UNKNOWN, and the broker asks again.
+    Give it the engine of the database in which transactions are bound (:func:`~escrowmq.outbox.bind_tx`): the
+    *primary*. Of several engines (shards), each transaction is bound in one: COMMIT if it is marked as committed in
+    any, ROLLBACK if it can no longer be in any. ``branch`` as in ``bind_tx``. ``wait`` is the seconds that one batch
+    may spend, in all, on transactions still in flight; what is not known by then is UNKNOWN, and the broker asks again.
 
-    It borrows a connection of the engine's pool for each statement. Thread-safe. Raises Misuse(BAD_ARGUMENT) for an engine
-    that has but one connection (SQLite in memory): the checker would read inside the transaction that it asks about.
+    It borrows a connection of the engine's pool for each statement. Thread-safe. Raises Misuse(BAD_ARGUMENT) for an
+    engine that has but one connection (SQLite in memory): the checker would read inside the transaction that it asks
+    about.
     """
 
     def __init__(self, *engines: sa.Engine, branch: str = "", wait: float = 0.5) -> None:
@@ -59,10 +60,11 @@ class Barrier:
         self._said = Backoff(FIRST_WORD, LAST_WORD)
 
     def decide_ids(self, ids: pa.FixedSizeBinaryArray) -> Outcomes:
-        """What became of these transactions (a column of ids, or what :meth:`Producer.end_batch` takes): one
+        """Return the outcome of these transactions (a column of ids, or what :meth:`Producer.end_batch` takes): one
         :class:`~escrowmq.model.Outcome` each, as uint8.
 
-        COMMIT and ROLLBACK are final and durable. What a database that is away or locked cannot answer is UNKNOWN, with a line in the
+        COMMIT and ROLLBACK are final and durable. What a database that is away or locked cannot answer is UNKNOWN,
+        with a line in the
         log now and then. Raises Misuse(NO_TABLES) without the tables.
         """
         column = id_column(ids)
@@ -76,11 +78,11 @@ class Barrier:
         return outcomes
 
     def decide(self, transaction_id: TransactionId | str | bytes) -> Outcome:
-        """What became of one transaction, as :meth:`decide_ids`."""
+        """Return the outcome of one transaction, as :meth:`decide_ids`."""
         return Outcome(int(self.decide_ids(pa.array([id_bytes(transaction_id)], pa.binary(16)))[0]))
 
     def __call__(self, check: Check) -> Outcome:
-        """A barrier is a checker of single questions too."""
+        """Return a barrier is a checker of single questions too."""
         return self.decide(check.transaction_id)
 
     def purge(
@@ -91,19 +93,22 @@ class Barrier:
         retention: float = BrokerSettings().retention,
         chunk: int = 10_000,
     ) -> int:
-        """Delete marks older than ``older_than`` seconds; how many. Each database transaction deletes about ``chunk`` rows.
+        """Delete marks older than ``older_than`` seconds; how many. Each database transaction deletes about ``chunk``
+        rows.
 
-        A mark must outlive the broker's questions: asked about a transaction whose mark is gone, the barrier answers ROLLBACK.
-        So less than the broker's ``retention`` (seconds; say yours if it is not the default) is refused with
-        Misuse(BAD_ARGUMENT). A parked transaction can be older still, as the log drops whole segments only: give the ids that
-        are undecided at the broker as ``keep`` (``[t["id"] for t in bus.admin.transactions(state="parked")]``).
+        A mark must outlive the broker's questions: asked about a transaction whose mark is gone, the barrier answers
+        ROLLBACK. So less than the broker's ``retention`` (seconds; say yours if it is not the default) is refused with
+        Misuse(BAD_ARGUMENT). A parked transaction can be older still, as the log drops whole segments only: give the
+        ids that are undecided at the broker as ``keep`` (``[t["id"] for t in
+        bus.admin.transactions(state="parked")]``).
         """
         age = age_of(older_than)
         if age < retention:
             raise Misuse(
                 Code.BAD_ARGUMENT,
                 f"marks younger than the broker's retention ({retention:g} s) are still needed",
-                "asked about a transaction without a mark, the barrier answers ROLLBACK, also where it had committed; purge later, "
+                "asked about a transaction without a mark, the barrier answers ROLLBACK, also where it had committed; "
+                "purge later, "
                 "or pass the retention that your brokers really have",
             )
         if not isinstance(chunk, int) or chunk < 1:
@@ -119,7 +124,10 @@ class Barrier:
             outcomes = self._decided(ids, deadline)
         except AWAY as problem:
             if not self._said.left():
-                text = "%s: the barrier cannot read its database (%s); %d transactions stay undecided and are asked about again"
+                text = (
+                    "%s: the barrier cannot read its database (%s); %d transactions stay undecided and are asked "
+                    "about again"
+                )
                 _log.warning(text, Code.DISCONNECTED.name, in_a_line(problem), len(ids))
                 self._said.failed()
             return np.zeros(len(ids), np.uint8)
@@ -164,7 +172,8 @@ def _together(found: list[npt.NDArray[np.uint8]]) -> npt.NDArray[np.uint8]:
 
 
 def need_engine(engine: object) -> sa.Engine:
-    """An engine whose pool can lend a connection of its own to a checker; raises Misuse(BAD_ARGUMENT) otherwise."""
+    """Return an engine whose pool can lend a connection of its own to a checker; raises Misuse(BAD_ARGUMENT)
+    otherwise."""
     if not isinstance(engine, sa.Engine):
         hint = "a SQLAlchemy Engine; for an AsyncEngine outbox.AsyncBarrier"
         raise Misuse(Code.BAD_ARGUMENT, f"{type(engine).__name__} is not an engine", hint)
@@ -178,7 +187,7 @@ def need_engine(engine: object) -> sa.Engine:
 
 
 def need_branch(branch: object) -> str:
-    """A branch's name; raises Misuse(BAD_ARGUMENT) for anything but text of at most 127 characters."""
+    """Return a branch's name; raises Misuse(BAD_ARGUMENT) for anything but text of at most 127 characters."""
     if not isinstance(branch, str) or len(branch) > 127:
         raise Misuse(Code.BAD_ARGUMENT, f"branch = {branch!r:.200}: a text of at most 127 characters")
     return branch

@@ -1,6 +1,7 @@
 """Many transaction ids as one parameter of one statement: no Python object and no placeholder per id.
 
-The ids travel as one run of bytes; the database cuts it into pieces of 16 itself, numbered by tables of the digits 0 to 15.
+The ids travel as one run of bytes; the database cuts it into pieces of 16 itself, numbered by tables of the digits 0 to
+15.
 """
 
 from __future__ import annotations
@@ -25,17 +26,18 @@ CHUNK = 16**3
 _DIGITS = " UNION ALL ".join(f"SELECT {digit} AS digit" for digit in range(16))
 
 Ids = npt.NDArray[np.bytes_]
-"""Transaction ids as an array of ``S16``. Only ever compared and copied whole: what NumPy strips from the single item, zeros
-at the end, is still there in its buffer."""
+"""Transaction ids as an array of ``S16``. Only ever compared and copied whole: what NumPy strips from the single item,
+zeros at the end, is still there in its buffer.
+"""
 
 
 def as_ids(column: pa.FixedSizeBinaryArray) -> Ids:
-    """The ids of a column without nulls."""
+    """Return the ids of a column without nulls."""
     return records(column, "S16")
 
 
 def read(connection: sa.Connection, ids: Ids, branch: str) -> npt.NDArray[np.uint8]:
-    """The reason that stands for each of these ids, 0 where none does; as the connection sees it."""
+    """Return the reason that stands for each of these ids, 0 where none does; as the connection sees it."""
     dialect = connection.dialect.name
     rows = connection.execute(_reading(_hexed(dialect), _digits(ids)), {**_given(dialect, ids), "branch": branch}).all()
     found = np.zeros(len(ids), np.uint8)
@@ -59,8 +61,8 @@ def _given(dialect: str, ids: Ids) -> dict[str, Any]:
 
 
 def _hexed(dialect: str) -> bool:
-    """Whether the ids travel as text. Drivers of MariaDB and MySQL write bytes into the statement as if they were text of the
-    connection's character set: cut by SUBSTR, two bytes that happen to spell a character would count as one."""
+    """Whether the ids travel as text. Drivers of MariaDB and MySQL write bytes into the statement as if they were text
+    of the connection's character set: cut by SUBSTR, two bytes that happen to spell a character would count as one."""
     return dialect in ("mysql", "mariadb")
 
 
@@ -70,7 +72,7 @@ def _digits(ids: Ids) -> int:
 
 @cache
 def _asked(hexed: bool, digits: int) -> sa.Subquery:
-    """The ids with their numbers, as a table."""
+    """Return the ids with their numbers, as a table."""
     number = " + ".join(f"{16**place} * digit_{place}.digit" for place in range(digits))
     tables = " CROSS JOIN ".join(f"({_DIGITS}) digit_{place}" for place in range(digits))
     raw = ":ids"

@@ -1,8 +1,8 @@
 """Reads the barrier rows of one database, and inserts a blocking row for each transaction that has none. Waits only
 briefly for transactions still in progress.
 
-Nothing about waiting makes an answer right or wrong (see the theory in ``__init__.py``): it only finds transactions in flight early,
-and gives up soon on those that were not found.
+Nothing about waiting makes an answer right or wrong (see the theory in ``__init__.py``): it only finds transactions in
+flight early, and gives up soon on those that were not found.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Marks(ABC):
         self.branch, self.wait = branch, wait
 
     def read(self, ids: Ids) -> Reasons:
-        """The reason that stands for each, 0 if none; of all that is committed now."""
+        """Return the reason that stands for each, 0 if none; of all that is committed now."""
         try:
             return self._committed(ids)
         except DBAPIError as problem:
@@ -69,7 +69,8 @@ class Marks(ABC):
         return self.read(ids)
 
     def insert_free(self, ids: Ids, deadline: float) -> None:
-        """Insert for those that no transaction holds. A part that is held up is cut up, breadth first: the free ones pass early."""
+        """Insert for those that no transaction holds. A part that is held up is cut up, breadth first: the free ones
+        pass early."""
         parts = deque([ids])
         while parts:
             part = parts.popleft()
@@ -88,7 +89,8 @@ class Marks(ABC):
 
     @contextmanager
     def alone(self) -> Iterator[sa.Connection]:
-        """A connection on which each statement is a transaction, which sees all that is committed when it begins."""
+        """Yield a connection on which each statement is a transaction, which sees all that is committed when it
+        begins."""
         with self._own.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             yield connection
 
@@ -106,7 +108,8 @@ class Marks(ABC):
 
 
 class PostgresMarks(Marks):
-    """``bind_tx`` takes an advisory lock of its transaction before it inserts; the checker sees those locks, and waits for none.
+    """``bind_tx`` takes an advisory lock of its transaction before it inserts; the checker sees those locks, and waits
+    for none.
 
     The checker takes no such locks itself: a server has a few thousand in all.
     """
@@ -127,10 +130,11 @@ class PostgresMarks(Marks):
         return np.isin(lock_keys(ids, self.branch).view(np.uint64), (high << np.uint64(32)) | low)
 
     def insert(self, ids: Ids) -> None:
-        """Waits ``ONE_WAIT`` at most; durable also where the server's commits are not by default."""
+        """Insert marks. Waits ``ONE_WAIT`` at most; durable also where the server's commits are not by default."""
         settings = sa.text(
             "SELECT set_config('lock_timeout', :wait, true), set_config('synchronous_commit',"
-            " CASE current_setting('synchronous_commit') WHEN 'off' THEN 'on' ELSE current_setting('synchronous_commit') END,"
+            " CASE current_setting('synchronous_commit') WHEN 'off' THEN 'on' ELSE "
+            "current_setting('synchronous_commit') END,"
             " true)"
         )
         with (
@@ -144,8 +148,8 @@ class PostgresMarks(Marks):
 class MariaMarks(Marks):
     """A dirty read shows the rows in flight; an insert that meets one nevertheless fails at once.
 
-    The isolation of each statement is set for it alone (``SET TRANSACTION``). That of the session is its owner's: where it is
-    READ UNCOMMITTED, what is in flight must not be taken for committed all the same.
+    The isolation of each statement is set for it alone (``SET TRANSACTION``). That of the session is its owner's: where
+    it is READ UNCOMMITTED, what is in flight must not be taken for committed all the same.
     """
 
     busy = frozenset({1205, 1213, 1020})  # lock wait timeout, deadlock, changed row
@@ -158,7 +162,8 @@ class MariaMarks(Marks):
         return self._seen(ids, "READ UNCOMMITTED") > 0
 
     def insert(self, ids: Ids) -> None:
-        """Does not wait (MySQL: a second, it knows no less). READ COMMITTED takes no locks on gaps."""
+        """Insert marks without waiting (MySQL waits a second, its smallest limit). READ COMMITTED takes no locks on
+        gaps."""
         with self.alone() as connection:
             begin = "SET @escrowmq_wait = @@SESSION.innodb_lock_wait_timeout, SESSION innodb_lock_wait_timeout = 0"
             connection.exec_driver_sql(begin)
@@ -176,20 +181,22 @@ class MariaMarks(Marks):
 
 
 class SqliteMarks(Marks):
-    """One writer at a time: a local transaction that has written anything holds up every insert, and none of the reads."""
+    """One writer at a time: a local transaction that has written blocks every insert, and no reads."""
 
     splits = False
     busy = frozenset({"locked"})
 
     def __init__(self, engine: sa.Engine, branch: str, wait: float) -> None:
         super().__init__(engine, branch, wait)
-        # Without the engine's listeners: one that begins every transaction with BEGIN IMMEDIATE would make reads wait too.
+        # Without the engine's listeners: one that begins every transaction with BEGIN IMMEDIATE would make reads wait
+        # too.
         options = engine.get_execution_options()
         self._own = sa.Engine(engine.pool, engine.dialect, engine.url, execution_options=options)
 
     @contextmanager
     def alone(self) -> Iterator[sa.Connection]:
-        """It waits ``wait`` seconds for the end of a commit, and reads nothing uncommitted (of a shared cache)."""
+        """Open an exclusive connection: it waits ``wait`` seconds for the end of a commit, and reads nothing
+        uncommitted (of a shared cache)."""
         wanted = {"busy_timeout": round(1000 * self.wait), "read_uncommitted": 0}
         with super().alone() as connection:
             before = [(name, connection.exec_driver_sql(f"PRAGMA {name}").scalar()) for name in wanted]
@@ -207,7 +214,7 @@ class SqliteMarks(Marks):
         return np.zeros(len(ids), np.bool_)
 
     def insert(self, ids: Ids) -> None:
-        """Waits ``wait`` seconds for the writer."""
+        """Insert marks. Waits ``wait`` seconds for the writer."""
         with self.alone() as connection:
             connection.exec_driver_sql("BEGIN IMMEDIATE")
             try:
@@ -220,20 +227,21 @@ class SqliteMarks(Marks):
 
 
 def marks_of(engine: sa.Engine, branch: str, wait: float) -> Marks:
-    """The marks of a branch in an engine's database; ``wait``: seconds for a transaction in flight."""
+    """Return the marks of a branch in an engine's database; ``wait``: seconds for a transaction in flight."""
     kinds: dict[str, type[Marks]] = {"postgresql": PostgresMarks, "sqlite": SqliteMarks}
     return kinds.get(engine.dialect.name, MariaMarks)(engine, branch, wait)
 
 
 def lock_keys(ids: Ids, branch: str) -> npt.NDArray[np.int64]:
-    """The numbers of the advisory locks of transactions: well mixed, so that two transactions hardly ever share one."""
+    """Return the numbers of the advisory locks of transactions: well mixed, so that two transactions hardly ever
+    share one."""
     salt = np.frombuffer(hashlib.blake2b(branch.encode(), digest_size=8).digest(), np.uint64)
     high, low = ids.view(np.dtype(">u8")).astype(np.uint64).reshape(-1, 2).T
     return _mixed(_mixed(high ^ salt) + low).view(np.int64)
 
 
 def _mixed(number: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """A permutation of 64 bits (the finalizer of SplitMix64)."""
+    """Return a permutation of 64 bits (the finalizer of SplitMix64)."""
     number = (number ^ (number >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     number = (number ^ (number >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return number ^ (number >> np.uint64(31))

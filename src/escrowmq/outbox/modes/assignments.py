@@ -1,9 +1,9 @@
 """Assigns queues, or parts of a queue, to consumers: rows of ``trans_recv_offset``, fenced by an epoch.
 
-A :class:`Slot` is a queue, or a virtual queue: the offsets of one whose remainder by ``stride`` is ``part``. The slots of a queue
-never overlap in one group. A row names its owner; another owner gets it only when it was let go, or taken over by hand, because
-only a person can know that a silent consumer is dead. A consumer that claims a row raises its epoch, and from then on the one
-before can commit nothing any more.
+A :class:`Slot` is a queue, or a virtual queue: the offsets of one whose remainder by ``stride`` is ``part``. The slots
+of a queue never overlap in one group. A row names its owner; another owner gets it only when it was let go, or taken
+over by hand, because only a person can know that a silent consumer is dead. A consumer that claims a row raises its
+epoch, and from then on the one before can commit nothing any more.
 
 Each queue has a row of stride 0 beside its slots: all claims lock it first, so that two cannot overlook each other.
 """
@@ -74,8 +74,8 @@ def slots_of(
 
 
 def ends_of(bus: Bus, topic: str) -> dict[tuple[int, int], tuple[int, int]]:
-    """By shard and queue, of the brokers that are there: the first offset that is stored and the one that comes next. Raises
-    UNKNOWN_TOPIC, Overloaded(BROKER_AWAY) if a broker that has it may be away."""
+    """By shard and queue, of the brokers that are there: the first offset that is stored and the one that comes next.
+    Raises UNKNOWN_TOPIC, Overloaded(BROKER_AWAY) if a broker that has it may be away."""
     return {(line["shard"], line["queue"]): (line["head"], line["end"]) for line in bus.admin.offsets(topic)}
 
 
@@ -94,7 +94,8 @@ class Assignments:
         take_over: bool,
         owners: dict[Slot, str | None] | None = None,
     ) -> list[Claim]:
-        """Make ``slots`` the owner's, all or none; a new one begins at ``start(slot)``. ``owners`` is told who had each.
+        """Make ``slots`` the owner's, all or none; a new one begins at ``start(slot)``. ``owners`` is told who had
+        each.
 
         Raises Misuse(BAD_ARGUMENT) for slots that overlap, Rejected(ALREADY_EXISTS) for one that is another owner's
         unless ``take_over``.
@@ -107,7 +108,8 @@ class Assignments:
             for other in [row for row in rows if row != slot and row.overlaps(slot)]:
                 raise Misuse(
                     Code.BAD_ARGUMENT,
-                    f"part {slot.part} of {slot.stride} of queue {slot.queue} overlaps part {other.part} of {other.stride}",
+                    f"part {slot.part} of {slot.stride} of queue {slot.queue} overlaps part {other.part} of "
+                    f"{other.stride}",
                     "all consumers of a queue use one stride; divide() changes it when the queue is at rest",
                 )
             if slot not in rows:
@@ -116,7 +118,8 @@ class Assignments:
                 claims.append(Claim(slot, first, 1))
                 continue
             mine = self._where(slot)
-            # the epoch first: that waits for a consumer that is in the middle of moving the row, and looks at it afterwards
+            # the epoch first: that waits for a consumer that is in the middle of moving the row, and looks at it
+            # afterwards
             connection.execute(sa.update(trans_recv_offset).where(*mine).values(epoch=_T.epoch + 1))
             row = connection.execute(sa.select(trans_recv_offset).where(*mine)).one()
             if row.owner is not None and row.owner != owner and not take_over:
@@ -132,7 +135,8 @@ class Assignments:
         return claims
 
     def move(self, connection: sa.Connection, claim: Claim, next_offset: int) -> Claim:
-        """Move on. Raises Fenced unless the row is as this claim left it; the caller's transaction must not commit then."""
+        """Move on. Raises Fenced unless the row is as this claim left it; the caller's transaction must not commit
+        then."""
         mine = (*self._where(claim.slot), _T.epoch == claim.epoch, _T.next_offset == claim.next_offset)
         moved = connection.execute(sa.update(trans_recv_offset).where(*mine).values(next_offset=next_offset))
         if moved.rowcount != 1:
@@ -150,7 +154,8 @@ class Assignments:
             connection.execute(sa.update(trans_recv_offset).where(*mine).values(owner=None))
 
     def fence(self, connection: sa.Connection, slots: Iterable[Slot]) -> list[str | None]:
-        """Take ``slots`` from the consumer that has them: by hand, when that consumer is surely dead or must be stopped. Who had each, sorted."""
+        """Take ``slots`` from the consumer that has them: by hand, when that consumer is surely dead or must be
+        stopped. Who had each, sorted."""
         owners: list[str | None] = []
         for slot in sorted(slots):
             self._lock(connection, slot)
@@ -161,7 +166,8 @@ class Assignments:
         return owners
 
     def put(self, connection: sa.Connection, slot: Slot, next_offset: int) -> tuple[Code, int | None]:
-        """Put a slot that nobody owns to another place, by hand; and where it stood. CONFLICT: somebody owns it; NOT_FOUND: there is none."""
+        """Put a slot that nobody owns to another place, by hand; and where it stood. CONFLICT: somebody owns it;
+        NOT_FOUND: there is none."""
         mine = self._where(slot)
         if connection.scalar(sa.select(sa.func.count()).select_from(trans_recv_offset).where(*mine)) == 0:
             return Code.NOT_FOUND, None  # and no guard is made for a queue that is mistyped
@@ -178,9 +184,11 @@ class Assignments:
         return Code.OK, row.next_offset
 
     def divide(self, connection: sa.Connection, shard: int, queue: int, stride: int) -> list[Slot]:
-        """Divide a queue anew into ``stride`` parts; the slots. It must be at rest: let go by all, and none ahead of another.
+        """Divide a queue anew into ``stride`` parts; the slots. It must be at rest: let go by all, and none ahead of
+        another.
 
-        Raises Rejected(ALREADY_EXISTS) if a part has an owner, Misuse(BAD_ARGUMENT) if a part is ahead of what another has still to do.
+        Raises Rejected(ALREADY_EXISTS) if a part has an owner, Misuse(BAD_ARGUMENT) if a part is ahead of what another
+        has still to do.
         """
         whole = Slot(shard, queue)
         self._lock(connection, whole)

@@ -1,18 +1,19 @@
 """Consumer-side de-duplication: the consumer receives prepares and decisions and matches them in its database. For
 any broker that acknowledges.
 
-The broker knows nothing of transactions. The producer sends PREPARE (with the body) and later COMMIT or ROLLBACK as ordinary
-messages; the consumer stores the prepare, and deletes it in the transaction of the effect. What that needs:
+The broker knows nothing of transactions. The producer sends PREPARE (with the body) and later COMMIT or ROLLBACK as
+ordinary messages; the consumer stores the prepare, and deletes it in the transaction of the effect. What that needs:
 
-- COMMIT follows PREPARE: both have the message id as their key, and a key has one queue (partition, stream). A broker whose
-  keys move between queues while messages are under way (more partitions, say) breaks it.
-- One consumer database for a queue: a COMMIT that comes where the PREPARE was not stored is skipped. All consumers of a group share
-  one database; and they take turns, never two at a time on one queue: :meth:`BothReachConsumer.consume` asks the broker for that (``ordered=True``);
-  elsewhere it is the assignment's business (one consumer of a partition, a single active consumer, ...).
-- An end that comes twice has one effect. With ``marks`` (the default) the id is marked in ``trans_recv_log`` for that, and a
-  prepare that comes late is dropped, whatever the broker delivers again. Without marks, the paper's own way, nothing stays in the
-  database; then the prepare's acknowledgement must be durable before its end has its effect, which :meth:`BothReachConsumer.handle` sees to, and
-  the broker must deliver no acknowledged message again.
+- COMMIT follows PREPARE: both have the message id as their key, and a key has one queue (partition, stream). A broker
+  whose keys move between queues while messages are under way (more partitions, say) breaks it.
+- One consumer database for a queue: a COMMIT that comes where the PREPARE was not stored is skipped. All consumers of a
+  group share one database; and they take turns, never two at a time on one queue: :meth:`BothReachConsumer.consume`
+  asks the broker for that (``ordered=True``); elsewhere it is the assignment's business (one consumer of a partition, a
+  single active consumer, ...).
+- An end that comes twice has one effect. With ``marks`` (the default) the id is marked in ``trans_recv_log`` for that,
+  and a prepare that comes late is dropped, whatever the broker delivers again. Without marks, the paper's own way,
+  nothing stays in the database; then the prepare's acknowledgement must be durable before its end has its effect, which
+  :meth:`BothReachConsumer.handle` sees to, and the broker must deliver no acknowledged message again.
 """
 
 from __future__ import annotations
@@ -69,7 +70,8 @@ class Sign(StrEnum):
 
 
 class BothReachProducer(Driving):
-    """``BothReachProducer(target, engine, "shop").send(message, business)``: the steps of ``driving.py`` with ordinary messages.
+    """``BothReachProducer(target, engine, "shop").send(message, business)``: the steps of ``driving.py`` with ordinary
+    messages.
 
     ``way``: a producer of an EscrowMQ bus (plain messages; each pinned to its broker), or any target of the relay.
     """
@@ -97,7 +99,7 @@ class SignedMessages:
         return self._sender.place(_hex_ids(batch))
 
     def prepare(self, batch: pa.RecordBatch, shards: Int64s) -> tuple[Codes, pa.Array]:
-        """The message itself, signed PREPARE. One with a delay is BAD_DELAY: its COMMIT would overtake it."""
+        """Return the message itself, signed PREPARE. One with a delay is BAD_DELAY: its COMMIT would overtake it."""
         if batch.column("delay_us").to_numpy().any():
             return np.full(batch.num_rows, Code.BAD_DELAY, np.uint8), pa.nulls(batch.num_rows, schemas.ID)
         none = pa.nulls(batch.num_rows, schemas.ID)
@@ -111,7 +113,7 @@ class SignedMessages:
         return self._sender.send(signed, shards), none
 
     def end(self, batch: pa.RecordBatch, shards: Int64s, outcome: Outcome) -> Codes:
-        """A message without a body, signed COMMIT or ROLLBACK, under an id of its own, the same each time."""
+        """Return a message without a body, signed COMMIT or ROLLBACK, under an id of its own, the same each time."""
         sign = Sign.COMMIT if outcome is COMMIT else Sign.ROLLBACK
         ids = ids_of(batch)
         ends = replaced(
@@ -130,7 +132,8 @@ class SignedMessages:
 
 
 def end_id(identity: bytes, sign: Sign) -> bytes:
-    """The message id of a COMMIT or ROLLBACK about ``identity``: a broker that de-duplicates must see that it is another message."""
+    """Return the message id of a COMMIT or ROLLBACK about ``identity``: a broker that de-duplicates must see that
+    it is another message."""
     return hashlib.blake2b(identity + sign.encode(), digest_size=16).digest()
 
 
@@ -232,8 +235,8 @@ class BothReachConsumer:
     ) -> Handled:
         """Consume EscrowMQ topics until none came for ``idle_timeout`` seconds.
 
-        The group is ordered: the broker gives a queue to one consumer at a time. Raises LEASE_LOST if acknowledgements came too
-        late; what was not acknowledged comes again.
+        The group is ordered: the broker gives a queue to one consumer at a time. Raises LEASE_LOST if acknowledgements
+        came too late; what was not acknowledged comes again.
         """
         with bus.consumer(self._group, topics, ordered=True, lease=lease) as consumer:
             for batch in consumer.batches(idle_timeout=idle_timeout):
@@ -257,7 +260,8 @@ class BothReachConsumer:
         self.handle(arrivals, acknowledge)
 
     def forget_prepares(self, older_than: float) -> int:
-        """Delete prepares stored ``older_than`` seconds ago whose end never came (a producer in merged mode died); how many.
+        """Delete prepares stored ``older_than`` seconds ago whose end never came (a producer in merged mode died); how
+        many.
 
         Longer than any producer may stay away with a decision in its table: its COMMIT would be skipped.
         """
@@ -271,8 +275,8 @@ class BothReachConsumer:
     def handle(self, arrivals: Iterable[Arrival], acknowledge: Acknowledge) -> None:
         """Handle messages in the order in which they came, and have them acknowledged by their numbers.
 
-        ``acknowledge(rows)`` must return only when the broker has taken note of it, and raise if it did not. Raises what the
-        effect raised: nothing of its transaction is done then, and nothing of it acknowledged.
+        ``acknowledge(rows)`` must return only when the broker has taken note of it, and raise if it did not. Raises
+        what the effect raised: nothing of its transaction is done then, and nothing of it acknowledged.
         """
         came = list(arrivals)
         signs = [arrival.sign for arrival in came]
@@ -325,7 +329,7 @@ class BothReachConsumer:
         self.counts.skipped += len(ends) - len(found)
 
     def _names(self, connection: sa.Connection, came: list[Arrival]) -> tuple[list[bytes], set[bytes]]:
-        """What each arrival's message is called in the tables, and which of these names have come to their end.
+        """Return each arrival's name in the tables, and which of these names are already decided.
 
         It is the message id; but where that is another topic's already, a digest of both (see ``outbox/inbox.py``).
         """
@@ -375,7 +379,7 @@ class BothReachConsumer:
 
 
 def _runs(signs: list[Sign]) -> list[list[int]]:
-    """Numbers of the prepares, then of the ends, each where there are some: ends wait until prepares are acknowledged."""
+    """Yield the numbers of prepares, then of ends: ends wait until prepares are acknowledged."""
     prepares = [row for row, sign in enumerate(signs) if sign is Sign.PREPARE]
     ends = [row for row, sign in enumerate(signs) if sign is not Sign.PREPARE]
     return [rows for rows in (prepares, ends) if rows]

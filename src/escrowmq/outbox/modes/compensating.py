@@ -7,8 +7,8 @@
 | P4 | the row is deleted |
 | later | what is left is sent again to the same broker, after an interval or at the next start |
 
-A broker that is away keeps its messages waiting here: another one may never get them, or two consumers could. What comes
-twice comes under the same message id.
+A broker that is away keeps its messages waiting here: another one may never get them, or two consumers could. What
+comes twice comes under the same message id.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class Compensating:
     def send(self, messages: Any, business: Callable[[Session], object]) -> Codes:
         """One Message, or many in any form, and one local transaction ``business(session)``; then one try to send.
 
-        When this returns the business change is committed, and the messages are stored. One code per message: OK: sent and
-        deleted here; else it waits for :meth:`resend`.
+        When this returns the business change is committed, and the messages are stored. One code per message: OK: sent
+        and deleted here; else it waits for :meth:`resend`.
         """
         batch = self._intake(messages)
         shards = self._sender.place(batch.column("key"))
@@ -79,8 +79,8 @@ class Compensating:
     def resend(self, *, older_than: float = 0.0) -> int:
         """Send what is left, each message to its own broker; how many are left after that.
 
-        Call it at the start and every now and then (:meth:`keep_resending`). ``older_than`` (seconds) passes over what is just being
-        sent; without it a message may be sent twice, which an idempotent consumer does not mind.
+        Call it at the start and every now and then (:meth:`keep_resending`). ``older_than`` (seconds) passes over what
+        is just being sent; without it a message may be sent twice, which an idempotent consumer does not mind.
         """
         pages = self._journal.pages(Stage.TO_SEND, older_than)
         return sum(int(np.count_nonzero(self._send(batch, shards))) for batch, shards in pages)

@@ -1,8 +1,9 @@
-"""Producer-driven transactions on EscrowMQ: half messages, decided by the producer's own table, de-duplicated by the broker.
+"""Producer-driven transactions on EscrowMQ: half messages, decided by the producer's own table, de-duplicated by the
+broker.
 
-The table of states is in ``driving.py``. No callback is needed: the producer learns each outcome and deletes its row at once.
-But the broker asks about half messages that stay undecided, and every transactional producer must be able to answer: here the
-table itself is the checker, so that any living process of the group ends what another one left.
+The table of states is in ``driving.py``. No callback is needed: the producer learns each outcome and deletes its row at
+once. But the broker asks about half messages that stay undecided, and every transactional producer must be able to
+answer: here the table itself is the checker, so that any living process of the group ends what another one left.
 """
 
 from __future__ import annotations
@@ -24,19 +25,21 @@ from escrowmq.outbox.modes.senders import by_shard
 from escrowmq.outbox.targets.seam import Codes
 
 MERGED_SUFFIX = ".merged"
-"""Of the producer group's name in merged mode: the two modes answer differently about a row that is not there, so a question
-must never reach the other one."""
+"""Of the producer group's name in merged mode: the two modes answer differently about a row that is not there, so a
+question must never reach the other one.
+"""
 
 
 class Driven(Driving):
     """``Driven(bus, engine, "shop").send(message, business)``: both happen, or neither.
 
-    ``merged=True`` stores the message together with the business change (P1 within P4): one local transaction less, but a
-    process that dies between the prepare and P4 leaves a half message that no process can decide; it is parked after
-    ``half_retention`` and leaves with the broker's log, invisible all the time. ``replaces=True``: only the last prepare of a
-    message id counts, while it is undecided; a message that was stored under its id and not decided is replaced, and whoever was about to
-    decide it is Fenced (not the default: else such an id is MESSAGE_ID_TAKEN). ``sessions`` makes sessions for the business (default: plain ones on
-    ``engine``); ``timeout`` is seconds for a request. Raises Misuse(NO_TABLES) at the first use if the tables are missing.
+    ``merged=True`` stores the message together with the business change (P1 within P4): one local transaction less, but
+    a process that dies between the prepare and P4 leaves a half message that no process can decide; it is parked after
+    ``half_retention`` and leaves with the broker's log, invisible all the time. ``replaces=True``: only the last
+    prepare of a message id counts, while it is undecided; a message that was stored under its id and not decided is
+    replaced, and whoever was about to decide it is Fenced (not the default: else such an id is MESSAGE_ID_TAKEN).
+    ``sessions`` makes sessions for the business (default: plain ones on ``engine``); ``timeout`` is seconds for a
+    request. Raises Misuse(NO_TABLES) at the first use if the tables are missing.
     """
 
     def __init__(
@@ -73,7 +76,7 @@ class HalfMessages:
         return self._producer.place(batch.column("key")).astype(np.int64)
 
     def prepare(self, batch: pa.RecordBatch, shards: Int64s) -> tuple[Codes, pa.Array]:
-        """One request per shard. An id that the broker has already gets its transaction again, within ``dedup_window``."""
+        """Send one request per shard. A known id gets its transaction again, within ``dedup_window``."""
         found = np.full(batch.num_rows, None, object)
 
         def send(piece: pa.RecordBatch, shard: int) -> Codes:
@@ -104,7 +107,7 @@ class TableChecker:
     | COMMITTING, and it is this transaction | COMMIT |
     | COMMITTING, but another transaction | ROLLBACK: only the last prepare of an id counts |
     | STUCK | UNKNOWN |
-    | none | ROLLBACK: rows come before their prepare and go after their end, so this prepare was replaced by a later one |
+    | none | ROLLBACK: rows come before their prepare and go after their end: a later prepare replaced this one |
     | none, merged | UNKNOWN, always: its business transaction may be under way |
     """
 

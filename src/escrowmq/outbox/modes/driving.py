@@ -1,7 +1,7 @@
 """The steps of a producer-driven transaction, and the next step for each row state after a restart.
 
-Theory of operation. The producer's table is the only memory; a process that has it can finish what another began. Every state has exactly one
-next step, and every step may be repeated:
+Theory of operation. The producer's table is the only memory; a process that has it can finish what another began. Every
+state has exactly one next step, and every step may be repeated:
 
 | state | reached by | next step, also after a restart |
 | --- | --- | --- |
@@ -12,17 +12,17 @@ next step, and every step may be repeated:
 | DECIDED | P4 while the broker was away, and nothing was sent to it | prepare under the same id; then COMMITTING |
 | STUCK | the broker holds the opposite decision, or is none of those given | a person decides (``stuck.py``); nothing is done |
 
-P4 moves STORED to COMMITTING inside the business transaction and demands that it does: a row that another process has abandoned
-meanwhile fails the business transaction (Fenced). Whether a business transaction that failed has committed after all (a
-connection lost in COMMIT) is asked of the row, which waits for it: never guessed. Merged mode has no STORED: a row comes with
-the business change, and a prepare whose process died before that leaves with the broker's log.
+P4 moves STORED to COMMITTING inside the business transaction and demands that it does: a row that another process has
+abandoned meanwhile fails the business transaction (Fenced). Whether a business transaction that failed has committed
+after all (a connection lost in COMMIT) is asked of the row, which waits for it: never guessed. Merged mode has no
+STORED: a row comes with the business change, and a prepare whose process died before that leaves with the broker's log.
 
-A message whose broker is away is decided all the same: the business change needs no broker's answer first, as long as the prepare
-surely did not leave (BROKER_AWAY). Where that is not known, the business does not happen, because the half message might be
-there without its row.
+A message whose broker is away is decided all the same: the business change needs no broker's answer first, as long as
+the prepare surely did not leave (BROKER_AWAY). Where that is not known, the business does not happen, because the half
+message might be there without its row.
 
 P7 follows P6 alone: a row goes only when the broker has said that it is done.
-"""
+"""  # noqa: E501  # rows of a table
 
 from __future__ import annotations
 
@@ -68,11 +68,12 @@ class Carrier(Protocol):
     """How prepares and decisions travel. Codes as in :mod:`escrowmq.outbox.modes.senders`; raises only Misuse."""
 
     def place(self, batch: pa.RecordBatch) -> Int64s:
-        """The shard that each row belongs to from now on."""
+        """Return the shard that each row belongs to from now on."""
         ...
 
     def prepare(self, batch: pa.RecordBatch, shards: Int64s) -> tuple[Codes, pa.Array]:
-        """P2 and P3: one code and one transaction (null: it has no id of its own) per row. The same again for the same id."""
+        """P2 and P3: one code and one transaction (null: it has no id of its own) per row. The same again for the same
+        id."""
         ...
 
     def end(self, batch: pa.RecordBatch, shards: Int64s, outcome: Outcome) -> Codes:
@@ -84,8 +85,9 @@ class Carrier(Protocol):
 class DrivenResult:
     """What became of one message whose business change is committed.
 
-    ``code`` is COMMITTED or ALREADY_COMMITTED when the message is out; anything else is why it is not yet:
-    its row stands at COMMITTING, and :meth:`Driving.redrive` will finish it (or at STUCK, for a person: CONFLICT, EXPIRED, ...).
+    ``code`` is COMMITTED or ALREADY_COMMITTED when the message is out; anything else is why it is not yet: its row
+    stands at COMMITTING, and :meth:`Driving.redrive` will finish it (or at STUCK, for a person: CONFLICT, EXPIRED,
+    ...).
     """
 
     message_id: bytes
@@ -99,7 +101,8 @@ class DrivenResult:
 
 
 class DrivenResults:
-    """What became of a batch: ``message_ids`` and ``transactions`` (Arrow), ``codes`` (uint8); indexing gives a DrivenResult."""
+    """What became of a batch: ``message_ids`` and ``transactions`` (Arrow), ``codes`` (uint8); indexing gives a
+    DrivenResult."""
 
     __slots__ = ("codes", "message_ids", "transactions")
 
@@ -176,8 +179,9 @@ class Driving:
     def run_batch(self, messages: Any, business: Business) -> DrivenResults:
         """Many messages and one local transaction ``business(session)``: all, or none of them.
 
-        ``messages``: anything that a producer's batch may be. One SQL statement per step, one request per step and broker. An exception of
-        ``business`` takes everything back and goes on. When this returns, the business change is committed.
+        ``messages``: anything that a producer's batch may be. One SQL statement per step, one request per step and
+        broker. An exception of ``business`` takes everything back and goes on. When this returns, the business change
+        is committed.
 
         Raises what the broker or the database raised before P4 (then nothing happened: the row, if there is one still,
         will be rolled back), Fenced if another process gave the messages up meanwhile.
@@ -195,7 +199,7 @@ class Driving:
         *,
         sessions: Callable[[], Session] | None = None,
     ) -> Iterator[Session]:
-        """The same as a block: prepares, then gives the session of the business transaction; leaving commits both.
+        """Context manager: prepare, then yield the session of the business transaction; leaving commits both.
 
         Do not commit the session yourself. ``messages`` may be one Message; ``results`` gets a DrivenResults;
         ``sessions``: another factory for this one, on the same database.
@@ -221,8 +225,8 @@ class Driving:
             results.append(DrivenResults(prepared, codes))
 
     def _prepared(self, batch: pa.RecordBatch, shards: Int64s) -> tuple[pa.RecordBatch, Codes]:
-        """P2 and P3: the batch with its transactions, and codes: OK, or BROKER_AWAY of rows that were not sent. What was not taken
-        otherwise takes everything back, and is raised."""
+        """P2 and P3: the batch with its transactions, and codes: OK, or BROKER_AWAY of rows that were not sent. What
+        was not taken otherwise takes everything back, and is raised."""
         codes, transactions = self._carrier.prepare(batch, shards)
         prepared = replaced(batch, transaction=transactions)
         reach("driven.prepared")
@@ -237,7 +241,7 @@ class Driving:
         return prepared, codes
 
     def _take_back(self, batch: pa.RecordBatch, shards: Int64s, codes: Codes) -> None:
-        """After a prepare that failed in part: rows surely not taken go, those taken are rolled back, the rest is left."""
+        """Undo a partly failed prepare: rows surely not taken go, those taken are rolled back, the rest stays."""
         taken, gone = codes == 0, NOT_APPLIED[codes]
         if not self._merged:
             self._journal.abandon(ids_of(batch), gone=some(ids_of(batch), gone))
@@ -282,7 +286,7 @@ class Driving:
             _log.warning("a business transaction had committed although its end raised %r", problem)
 
     def _undone(self, batch: pa.RecordBatch, shards: Int64s, stamp: int | None) -> bool:
-        """After a failed P4: whether it had committed after all, as the rows tell; if not, the messages are taken back."""
+        """Find out from the rows whether a failed P4 committed after all; if not, take the messages back."""
         ids = ids_of(batch)
         if self._merged:
             # Rows where the business transaction's would be: they wait for one that is still committing, and one that
@@ -323,8 +327,8 @@ class Driving:
         return codes
 
     def _end_anew(self, batch: pa.RecordBatch, shards: Int64s, codes: Codes) -> Codes:
-        """COMMITTING rows whose transaction was replaced by a prepare that came late, of a process that can decide nothing any
-        more: the row says what counts, so it is prepared once more and committed."""
+        """Prepare and commit again the COMMITTING rows whose transaction was replaced by a late prepare of a
+        process that can decide nothing any more: the row counts."""
         rows = np.flatnonzero(codes == Code.CONFLICT)
         if not len(rows):
             return codes
@@ -346,10 +350,10 @@ class Driving:
     def redrive(self, redo: Redo | None = None, *, older_than: float = 0.0) -> Redriven:
         """Drive everything that the table holds for this group to its end.
 
-        Call it at the start, and now and then. Messages that were stored but not decided are given up, unless ``redo(session, messages)``
-        does their business change again: then they are prepared (again, under the same id) and decided with it. While other
-        processes of the group are at work, ``older_than`` (seconds, by this machine's clock) must exceed their slowest business
-        transaction, or theirs is fenced.
+        Call it at the start, and now and then. Messages that were stored but not decided are given up, unless
+        ``redo(session, messages)`` does their business change again: then they are prepared (again, under the same id)
+        and decided with it. While other processes of the group are at work, ``older_than`` (seconds, by this machine's
+        clock) must exceed their slowest business transaction, or theirs is fenced.
         """
         report = Redriven()
         for batch, shards in self._journal.pages(Stage.STORED, older_than):
@@ -383,7 +387,8 @@ class Driving:
         _count(report, self._finish(prepared, shards[rows], COMMIT), COMMIT)
 
     def _prepare_decided(self, batch: pa.RecordBatch, shards: Int64s, report: Redriven) -> None:
-        """DECIDED: prepare what the broker could not be given when the business decided; it is committed like the others then."""
+        """DECIDED: prepare what the broker could not be given when the business decided; it is committed like the
+        others then."""
         codes, transactions = self._carrier.prepare(batch, shards)
         reach("driven.prepared-late")
         taken, refused = codes == 0, REFUSED[codes]
@@ -409,7 +414,7 @@ class Driving:
 
 
 def _answers(ids: list[bytes], codes: Codes, chosen: Flags) -> dict[bytes, Code]:
-    """What the broker said of the chosen rows."""
+    """Return the broker's answers to the chosen rows."""
     return {ids[row]: Code(int(codes[row])) for row in np.flatnonzero(chosen).tolist()}
 
 

@@ -1,8 +1,8 @@
 """The producer's own table, ``trans_driven``: which messages are under way, and what has been decided about them.
 
 Every function takes a connection and writes inside its transaction. Messages are columns of schema OUTGOING, whose
-``transaction`` is the broker's transaction once it is known; beside them stands the shard of the broker that they belong
-to, -1 where the way out has only one place.
+``transaction`` is the broker's transaction once it is known; beside them stands the shard of the broker that they
+belong to, -1 where the way out has only one place.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ from escrowmq.platform.forks import tell_in_child
 
 Int64s = npt.NDArray[np.int64]
 ONLY_PLACE = -1
-"""Instead of a shard, where the way out has only one place. Other negative numbers name a broker: see ``Producer.place``."""
+"""Instead of a shard, where the way out has only one place. Other negative numbers name a broker: see
+``Producer.place``.
+"""
 PAGE = 1000
 """Rows read, and ids named, in one statement."""
 _T = trans_driven.c
@@ -58,11 +60,12 @@ class Intake:
         tell_in_child(self)
 
     def forked(self) -> None:
-        """This is another process, in which nobody holds the lock."""
+        """Make a new lock, because nobody holds it in this new process."""
         self._lock = threading.Lock()
 
     def __call__(self, messages: Any) -> pa.RecordBatch:
-        """The batch. Raises Misuse(BAD_ARGUMENT) for what a row cannot keep (a queue, a transaction to join), Rejected as a
+        """Return the batch. Raises Misuse(BAD_ARGUMENT) for what a row cannot keep (a queue, a transaction to join),
+        Rejected as a
         producer does."""
         data = [messages] if isinstance(messages, Message) else messages
         with self._lock:
@@ -77,17 +80,17 @@ class Intake:
 
 
 def ids_of(batch: pa.RecordBatch) -> list[bytes]:
-    """The message ids."""
+    """Return the message ids."""
     return list(batch.column("message_id").to_pylist())
 
 
 def some(ids: list[bytes], chosen: npt.NDArray[np.bool_]) -> list[bytes]:
-    """The chosen ones."""
+    """Return the chosen ones."""
     return [ids[row] for row in np.flatnonzero(chosen).tolist()]
 
 
 def replaced(batch: pa.RecordBatch, **columns: pa.Array) -> pa.RecordBatch:
-    """The batch with other values in these columns."""
+    """Return the batch with other values in these columns."""
     for name, column in columns.items():
         at = batch.schema.get_field_index(name)
         batch = batch.set_column(at, schemas.OUTGOING.field(at), column)
@@ -113,8 +116,8 @@ class Journal:
             raise _taken() from problem
 
     def replace(self, connection: sa.Connection, batch: pa.RecordBatch, shards: Int64s) -> tuple[Int64s, int]:
-        """Store every row as STORED; one that is STORED already gets this content and keeps its shard. The shards of all, and
-        their stamp: whoever stored the same ids before has an older one, and can decide nothing any more.
+        """Store every row as STORED; one that is STORED already gets this content and keeps its shard. The shards of
+        all, and their stamp: whoever stored the same ids before has an older one, and can decide nothing any more.
 
         Raises Rejected(MESSAGE_ID_TAKEN) if one of the ids is decided or given up, or another group's.
         """
@@ -140,7 +143,8 @@ class Journal:
         return kept, stamp
 
     def retake(self, ids: Sequence[bytes]) -> tuple[pa.RecordBatch, Int64s, int]:
-        """In a transaction of its own: those of ``ids`` that are STORED as they are now, with their shards, under a new stamp."""
+        """In a transaction of its own: those of ``ids`` that are STORED as they are now, with their shards, under a new
+        stamp."""
         with self._engine.begin() as connection:
             rows: list[Any] = []
             for piece in _pieces(ids):
@@ -163,14 +167,16 @@ class Journal:
     def decide(
         self, connection: sa.Connection, batch: pa.RecordBatch, away: npt.NDArray[np.bool_], stamp: int | None = None
     ) -> None:
-        """STORED to COMMITTING, with the broker's transactions; to DECIDED where the broker is ``away``. Raises Fenced unless all
+        """Move rows from STORED to COMMITTING, with the broker's transactions; to DECIDED where the broker is
+        ``away``. Raises Fenced unless all
         rows were STORED, and under ``stamp`` if that is given."""
         moved = self._move(connection, batch.filter(pa.array(~away)), Stage.COMMITTING, stamp)
         if moved + self._move(connection, batch.filter(pa.array(away)), Stage.DECIDED, stamp) != batch.num_rows:
             raise Fenced(
                 Code.FENCED,
                 "another process of this group has given these messages up, or replaced them",
-                "let redrive() leave messages alone that are younger than your slowest business transaction (older_than)",
+                "let redrive() leave messages alone that are younger than your slowest business transaction "
+                "(older_than)",
             )
 
     def prepared(self, batch: pa.RecordBatch) -> None:
@@ -205,7 +211,8 @@ class Journal:
             connection.execute(change, [{"of": i, "transaction": t} for i, t in pairs])
 
     def undo(self, connection: sa.Connection, batch: pa.RecordBatch, stamp: int | None = None) -> dict[bytes, Stage]:
-        """STORED to ROLLING_BACK, and where each row stands then: at COMMITTING or DECIDED if the commit did arrive after all.
+        """Move rows from STORED to ROLLING_BACK. Returns the stage of each row: COMMITTING or DECIDED if the commit
+        took effect after all.
 
         Waits for a transaction that is still about to decide one of them: its row lock holds this back.
         """
@@ -228,8 +235,9 @@ class Journal:
         left: Sequence[bytes] = (),
         stuck: Mapping[bytes, Code] | None = None,
     ) -> None:
-        """In a transaction of its own: forget what has come to its end, count one more try of what is ``left``, leave ``stuck``, with what the
-        broker answered, to a person. Only rows at ``stages``: under an id that has come to its end there may be another message by now."""
+        """In a transaction of its own: forget what has come to its end, count one more try of what is ``left``, leave
+        ``stuck``, with what the broker answered, to a person. Only rows at ``stages``: under an id that has come to its
+        end there may be another message by now."""
         only = _T.state.in_([int(stage) for stage in stages])
         with self._engine.begin() as connection:
             self._execute(connection, sa.delete(trans_driven).where(only), ended)
@@ -253,7 +261,8 @@ class Journal:
         return found
 
     def pages(self, stage: Stage, older_than: float = 0.0) -> Iterator[tuple[pa.RecordBatch, Int64s]]:
-        """The rows of ``stage`` by id, at least ``older_than`` seconds old, with their shards; each page in a transaction of its own.
+        """Yield the rows of ``stage`` by id, at least ``older_than`` seconds old, with their shards; each page in a
+        transaction of its own.
 
         Ids say nothing about time: what is stored while one pages may be seen or not, and is found the next time.
         """

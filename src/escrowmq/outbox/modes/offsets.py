@@ -37,7 +37,8 @@ LOOK_UP_SECONDS = 0.5
 
 class Taken(Sequence[ReadMessage]):
     """Messages of one queue, in order: ``arrow`` is a record batch of schema DELIVERY; iterating gives its messages.
-    One that is damaged says so (``damaged``), and its body raises DAMAGED: an effect that does not look stops there, and nothing of it counts."""
+    One that is damaged says so (``damaged``), and its body raises DAMAGED: an effect that does not look stops there,
+    and nothing of it counts."""
 
     def __init__(self, batch: pa.RecordBatch) -> None:
         self.arrow = batch
@@ -60,16 +61,18 @@ Effect = Callable[[Session, Taken], object]
 
 
 class OffsetConsumer:
-    """``OffsetConsumer(bus, engine, "cart", "orders", owner="cart-1").run(effect)``; ``effect(session, messages)`` once per message.
+    """``OffsetConsumer(bus, engine, "cart", "orders", owner="cart-1").run(effect)``; ``effect(session, messages)`` once
+    per message.
 
-    ``assignment``: :func:`slots_of` the topic (None: all of it, with the queues that are made later, at whichever broker). ``owner`` names this consumer alone; started again under its name it
-    takes its own slots back (and fences a process that still runs under it), another name needs ``take_over``. ``start``: where a slot begins that was never read:
-    "earliest", "latest" or an offset. ``on_purged``: "raise" RANGE_PURGED when retention was quicker than this consumer, or
-    "skip" to the first offset that is left, with a line in the log. One thread at a time.
+    ``assignment``: :func:`slots_of` the topic (None: all of it, with the queues that are made later, at whichever
+    broker). ``owner`` names this consumer alone; started again under its name it takes its own slots back (and fences a
+    process that still runs under it), another name needs ``take_over``. ``start``: where a slot begins that was never
+    read: "earliest", "latest" or an offset. ``on_purged``: "raise" RANGE_PURGED when retention was quicker than this
+    consumer, or "skip" to the first offset that is left, with a line in the log. One thread at a time.
 
-    Raises Misuse(BAD_ARGUMENT) for slots that overlap others of the group, Rejected(ALREADY_EXISTS) if another owner has one,
-    UNKNOWN_TOPIC. Reading raises Misuse(BAD_ARGUMENT) where a part of a queue has messages of the both-reach mode: a
-    prepare and its decision would go to different consumers.
+    Raises Misuse(BAD_ARGUMENT) for slots that overlap others of the group, Rejected(ALREADY_EXISTS) if another owner
+    has one, UNKNOWN_TOPIC. Reading raises Misuse(BAD_ARGUMENT) where a part of a queue has messages of the both-reach
+    mode: a prepare and its decision would go to different consumers.
     """
 
     def __init__(
@@ -106,12 +109,14 @@ class OffsetConsumer:
 
     @property
     def missing(self) -> list[Missing]:
-        """Of several brokers, those from which nothing is read now, with the reason. Their slots are claimed when they are back."""
+        """Of several brokers, those from which nothing is read now, with the reason. Their slots are claimed when they
+        are back."""
         known = {one["broker"] for one in self._missing}
         return [*self._missing, *(one for one in self._reader.missing if one["broker"] not in known)]
 
     def _claim(self, since: datetime | None) -> bool:
-        """Claim the slots at brokers that are there; whether there were new ones. ``since``: where "latest" was, of late ones."""
+        """Claim the slots at brokers that are there; whether there were new ones. ``since``: where "latest" was, of
+        late ones."""
         at_latest = since if self._start == "latest" else None
         lines = self._bus.admin.offsets(self._topic, time=at_latest)
         self._missing = lines.missing
@@ -134,7 +139,8 @@ class OffsetConsumer:
         return bool(claims)
 
     def _claimed(self, fresh: Sequence[Slot], first: Callable[[Slot], int]) -> list[Claim]:
-        """Claim slots. What is taken from another owner is a person's decision: it is recorded (:mod:`escrowmq.outbox.acts`)."""
+        """Claim slots. What is taken from another owner is a person's decision: it is recorded
+        (:mod:`escrowmq.outbox.acts`)."""
         try:
             with self._engine.begin() as connection:
                 return self._rows.claim(connection, fresh, self._owner, first, False)
@@ -157,7 +163,8 @@ class OffsetConsumer:
         self._read_again()
 
     def _read(self) -> Reader:
-        """A reader from where the claims stand; of all of the topic it finds the queues that are made later, too."""
+        """Return a reader from where the claims stand; of all of the topic it finds the queues that are made later,
+        too."""
         places = self._positions()
         return self._bus.reader(self._topic, queues=None if self._assignment is None else list(places), start=places)
 
@@ -178,16 +185,20 @@ class OffsetConsumer:
         return {slot: claim.next_offset for slot, claim in self._claims.items()}
 
     def close(self) -> None:
-        """Let go of the slots: any consumer may claim them now. (A consumer that dies keeps them: see ``take_over``.)"""
+        """Release the slots, so that any consumer may claim them.
+
+        A consumer that dies keeps them: see ``take_over``.
+        """
         self._reader.close()
         with self._engine.begin() as connection:
             self._rows.release(connection, self._claims.values())
 
     def poll(self, effect: Effect, max_messages: int = 1000) -> int:
-        """Give what is there now to ``effect``, up to ``max_messages`` of one queue, in one transaction; how many. 0: nothing is there.
+        """Give what is there now to ``effect``, up to ``max_messages`` of one queue, in one transaction; how many. 0:
+        nothing is there.
 
-        Raises what the effect raised (its transaction is rolled back, the slot stays where it was), Fenced if the slot was taken
-        over (so is that), RANGE_PURGED.
+        Raises what the effect raised (its transaction is rolled back, the slot stays where it was), Fenced if the slot
+        was taken over (so is that), RANGE_PURGED.
         """
         return next((count for count in self._steps(effect, max_messages, 0.0) if count), 0)
 
@@ -199,7 +210,8 @@ class OffsetConsumer:
         idle_timeout: float | None = None,
         stop: threading.Event | None = None,
     ) -> int:
-        """:meth:`poll`, waiting for what comes, until ``stop`` is set, or nothing came for ``idle_timeout`` seconds; how many.
+        """:meth:`poll`, waiting for what comes, until ``stop`` is set, or nothing came for ``idle_timeout`` seconds;
+        how many.
 
         A broker that is away is waited for. Raises as :meth:`poll`.
         """
@@ -229,7 +241,8 @@ class OffsetConsumer:
                 reach("offsets.read")
                 self._behind = True  # the reader is ahead of the database, until that has moved too
                 if self._is_new(batch.place):
-                    self._overtaken = True  # a claim that fails leaves nothing from which to go on: only a new reader comes here again
+                    # a claim that fails leaves nothing from which to go on: only a new reader comes here again
+                    self._overtaken = True
                     self._claim(self._made)
                     if self._is_new(batch.place):  # its broker has gone away meanwhile
                         return
@@ -275,7 +288,8 @@ class OffsetConsumer:
         return found
 
     def _apply(self, claim: Claim, next_offset: int, messages: Taken, effect: Effect) -> Claim:
-        """The effect and the offset, in one transaction; the offset first, because it locks the row and tells the fenced."""
+        """Return the effect and the offset, in one transaction; the offset first, because it locks the row and
+        tells the fenced."""
         with self._sessions() as session, session.begin():
             moved = self._rows.move(session.connection(), claim, next_offset)
             if len(messages):

@@ -1,5 +1,5 @@
-"""Offsets of consumer groups in a database (``trans_recv_offset``), for an operator: list, move, fence, divide. Every act is recorded:
-:mod:`escrowmq.outbox.acts`.
+"""Offsets of consumer groups in a database (``trans_recv_offset``), for an operator: list, move, fence, divide. Every
+act is recorded: :mod:`escrowmq.outbox.acts`.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ def move(
     by: str | None = None,
     why: str | None = None,
 ) -> list[Moved]:
-    """Put slots to other offsets, so that messages are handled again, or passed over; one result a slot. Only what nobody owns is moved: close its consumer,
-    or :func:`fence` it if it is surely dead.
+    """Put slots to other offsets, so that messages are handled again, or passed over; one result a slot. Only what
+    nobody owns is moved: close its consumer, or :func:`fence` it if it is surely dead.
 
     Messages that are handled again have their effect again. Raises Misuse(BAD_ARGUMENT).
     """
@@ -122,7 +122,8 @@ def divide(
     by: str | None = None,
     why: str | None = None,
 ) -> list[Slot]:
-    """Divide a queue that is at rest into ``stride`` virtual queues; their slots. Raises as :meth:`Assignments.divide`: then it is not recorded, either."""
+    """Divide a queue that is at rest into ``stride`` virtual queues; their slots. Raises as :meth:`Assignments.divide`:
+    then it is not recorded, either."""
     about = {"group": group, "topic": topic, "shard": shard, "queue": queue, "stride": stride}
     with record(engine, "offsets.divide", about, by=by, why=why) as (connection, ended):
         slots = Assignments(group, topic).divide(connection, shard, queue, stride)

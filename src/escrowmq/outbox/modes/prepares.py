@@ -1,7 +1,8 @@
-"""Stored prepares of the both-reach mode (``trans_prepared``) whose end does not come, for an operator: list, discard. Every act is recorded:
-:mod:`escrowmq.outbox.acts`.
+"""Stored prepares of the both-reach mode (``trans_prepared``) whose end does not come, for an operator: list, discard.
+Every act is recorded: :mod:`escrowmq.outbox.acts`.
 
-A producer in merged mode that died between its prepare and its decision leaves one. Nobody can commit it by hand: its effect is a function of the consumer's.
+A producer in merged mode that died between its prepare and its decision leaves one. Nobody can commit it by hand: its
+effect is a function of the consumer's.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ _T = trans_prepared.c
 
 @dataclass(frozen=True, slots=True)
 class StoredPrepare:
-    """One row of ``trans_prepared``, without its body; ``prepared_us`` in microseconds since 1970, by the database's clock."""
+    """One row of ``trans_prepared``, without its body; ``prepared_us`` in microseconds since 1970, by the database's
+    clock."""
 
     group: str
     message_id: bytes
@@ -44,7 +46,8 @@ def list_prepares(
     limit: int = 100,
     after: str | bytes | None = None,
 ) -> list[StoredPrepare]:
-    """Prepares that a consumer group stored ``older_than`` seconds ago, by id; the next page is ``after`` the last one's."""
+    """List prepares that a consumer group stored ``older_than`` seconds ago, by id; the next page is ``after`` the
+    last one's."""
     size = sa.func.length(_T.body).label("body_bytes")
     columns = (_T.consumer_group, _T.message_id, _T.topic, _T.key, _T.tag, size, _T.prepared_us)
     wanted = sa.select(*columns).where(_T.consumer_group == group)

@@ -1,7 +1,7 @@
 """Sends ordinary messages, each to its assigned broker, through an EscrowMQ producer or a relay target.
 
-A sender chooses the broker when a message is stored, and never another one afterwards. It answers codes, one per row, as
-:mod:`escrowmq.outbox.targets.seam` reads them; it raises only Misuse.
+A sender chooses the broker when a message is stored, and never another one afterwards. It answers codes, one per row,
+as :mod:`escrowmq.outbox.targets.seam` reads them; it raises only Misuse.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ class Sender(Protocol):
     """One way out."""
 
     def place(self, keys: pa.Array) -> Int64s:
-        """The shard that each row belongs to from now on; -1 where there is one place only. Raises Unknown if it cannot tell."""
+        """Return the shard that each row belongs to from now on; -1 where there is one place only. Raises Unknown
+        if it cannot tell."""
         ...
 
     def send(self, batch: pa.RecordBatch, shards: Int64s) -> Codes:
@@ -62,7 +63,7 @@ class TargetSender:
 
 
 def sender_of(way: Producer | Target | Sender) -> Sender:
-    """The sender for a producer, a target, or a sender of your own."""
+    """Return the sender for a producer, a target, or a sender of your own."""
     if isinstance(way, Producer):
         return ProducerSender(way)
     if isinstance(way, Sender):

@@ -13,8 +13,8 @@ from escrowmq.model import Message
 
 
 class SplitTopic:
-    """The parts of a topic: ``split_topic("t", 4)`` has t-queue-1 to t-queue-4. A key has one part for ever; messages without one
-    go by turns. Raises BAD_TOPIC_NAME, Misuse(BAD_ARGUMENT)."""
+    """The parts of a topic: ``split_topic("t", 4)`` has t-queue-1 to t-queue-4. A key has one part for ever; messages
+    without one go by turns. Raises BAD_TOPIC_NAME, Misuse(BAD_ARGUMENT)."""
 
     def __init__(self, name: str, parts: int) -> None:
         if isinstance(parts, bool) or not isinstance(parts, int) or parts < 1:
@@ -24,13 +24,14 @@ class SplitTopic:
         self._turns = itertools.count()
 
     def of(self, key: str | None) -> str:
-        """The part that messages with this key go to: XXH64 of the key's UTF-8 bytes, modulo the number of parts."""
+        """Return the part that messages with this key go to: XXH64 of the key's UTF-8 bytes, modulo the number of
+        parts."""
         if key is None:
             return self.names[next(self._turns) % len(self.names)]
         return self.names[xxhash.xxh64_intdigest(key.encode("utf-8", "surrogatepass")) % len(self.names)]
 
     def route(self, message: Message) -> Message:
-        """The message, on its way to its part."""
+        """Return the message, on its way to its part."""
         return dataclasses.replace(message, topic=self.of(message.key))
 
 

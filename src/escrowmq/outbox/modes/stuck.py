@@ -1,8 +1,10 @@
-"""Rows of ``trans_driven`` that wait for a person: list them, decide them, settle them. Every act is recorded: :mod:`escrowmq.outbox.acts`.
+"""Rows of ``trans_driven`` that wait for a person: list them, decide them, settle them. Every act is recorded:
+:mod:`escrowmq.outbox.acts`.
 
-A row is STUCK where the broker holds the opposite decision, is none of those that are named, or refuses a message that is decided here. What it says of the
-row is in ``reason``, where the row stood before in ``was``. An act only puts the row back to a state of the table in ``driving.py``; the next
-``redrive()`` of its producer group does the rest, and the row is STUCK again if the broker's answer is the same.
+A row is STUCK where the broker holds the opposite decision, is none of those that are named, or refuses a message that
+is decided here. What it says of the row is in ``reason``, where the row stood before in ``was``. An act only puts the
+row back to a state of the table in ``driving.py``; the next ``redrive()`` of its producer group does the rest, and the
+row is STUCK again if the broker's answer is the same.
 """
 
 from __future__ import annotations
@@ -55,8 +57,8 @@ def list_stuck(
     limit: int = 100,
     after: str | bytes | None = None,
 ) -> list[StuckRow]:
-    """Rows of one producer group, or of all, by id; the next page is ``after`` the last one's. ``state``: TO_SEND lists what the compensation mode
-    (``outbox.Compensating``) has still to send."""
+    """Rows of one producer group, or of all, by id; the next page is ``after`` the last one's. ``state``: TO_SEND lists
+    what the compensation mode (``outbox.Compensating``) has still to send."""
     wanted = _T.state == int(state)
     if group is not None:
         wanted &= _T.producer_group == group
@@ -72,7 +74,8 @@ def list_stuck(
 def retry_stuck(
     engine: sa.Engine, ids: Iterable[str | bytes], *, by: str | None = None, why: str | None = None
 ) -> list[Done]:
-    """Try once more what was tried: the cause is mended. CONFLICT if the row does not say what that was: then commit or roll back."""
+    """Try once more what was tried: the cause is mended. CONFLICT if the row does not say what that was: then commit or
+    roll back."""
     return _moved(engine, "stuck.retry", ids, lambda row: None if row.was is None else Stage(row.was), by, why)
 
 
@@ -93,11 +96,11 @@ def rollback_stuck(
 def resend_stuck(
     engine: sa.Engine, ids: Iterable[str | bytes], *, by: str | None = None, why: str | None = None
 ) -> list[Done]:
-    """Prepare these messages once more under their ids, and commit them: their business change is committed, and their transactions were lost (rolled back
-    by an operator, expired).
+    """Prepare these messages once more under their ids, and commit them: their business change is committed, and their
+    transactions were lost (rolled back by an operator, expired).
 
-    Within the broker's ``dedup_window`` (1 h) it gives the first transaction again, and the row is STUCK again. If the first one was committed there are two messages of the
-    id after that.
+    Within the broker's ``dedup_window`` (1 h) it gives the first transaction again, and the row is STUCK again. If the
+    first one was committed there are two messages of the id after that.
     """
     return _moved(engine, "stuck.resend", ids, lambda _: Stage.DECIDED, by, why, forgets=True)
 
@@ -105,9 +108,11 @@ def resend_stuck(
 def settle_stuck(
     engine: sa.Engine, ids: Iterable[str | bytes], *, by: str | None = None, why: str | None = None
 ) -> list[Done]:
-    """Delete these rows: a person has seen to them. Also rows TO_SEND of the compensation mode. The record keeps what each said, without its body.
+    """Delete these rows: a person has seen to them. Also rows TO_SEND of the compensation mode. The record keeps what
+    each said, without its body.
 
-    What stands at the broker stays as it is; of a transaction that is undecided there the table answers ROLLBACK from then on.
+    What stands at the broker stays as it is; of a transaction that is undecided there the table answers ROLLBACK from
+    then on.
     """
 
     def settle(connection: sa.Connection, row: Any) -> Stage | None:
@@ -145,7 +150,8 @@ def _moved(
 def _each(
     may: frozenset[Stage], act: Callable[[sa.Connection, Any], Stage | None]
 ) -> Callable[[sa.Connection, list[bytes]], dict[bytes, Done]]:
-    """Do it to each row that may be; ``act`` tells where the row stands then (None: it is gone), which is STUCK if it could not be."""
+    """Do it to each row that may be; ``act`` tells where the row stands then (None: it is gone), which is STUCK if it
+    could not be."""
     columns = (_T.id, _T.producer_group, _T.state, _T.was, _T.reason, _T.shard, _T.transaction_id, _T.topic, _T.key)
 
     def change(connection: sa.Connection, part: list[bytes]) -> dict[bytes, Done]:
@@ -165,7 +171,7 @@ def _each(
 
 
 def _said(row: Any) -> str:
-    """What the record keeps of a row as it was."""
+    """Render a row, as it was, for the record."""
     transaction = None if row.transaction_id is None else TransactionId.from_bytes(bytes(row.transaction_id))
     stood = Stage(row.state).name if row.was is None else f"{Stage(row.state).name}, was {Stage(row.was).name}"
     parts = (row.producer_group, stood, row.reason, row.topic, None if row.key is None else row.key[:100], transaction)

@@ -1,7 +1,7 @@
 """Compares confirmed and consumed message ids of a run: reports lost, foreign and repeated ones.
 
-confirmed ≤ consumed ≤ confirmed + unconfirmed; with nothing unconfirmed they are equal. Counts are never compared: one lost and
-one foreign message would cancel out.
+confirmed ≤ consumed ≤ confirmed + unconfirmed; with nothing unconfirmed they are equal. Counts are never compared: one
+lost and one foreign message would cancel out.
 """
 
 from __future__ import annotations

@@ -54,7 +54,8 @@ def read_backlog(dialect: Dialect, connection: sa.Connection) -> Backlog:
 
 
 def lag_seconds(dialect: Dialect, connection: sa.Connection) -> float:
-    """Age of the oldest row that a relay still has to send; of each lane its first pending row is looked at, and every retrying one."""
+    """Age of the oldest row that a relay still has to send; of each lane its first pending row is looked at, and every
+    retrying one."""
     now_us = int(connection.scalar(sa.select(dialect.now_us)) or 0)
     pending = [created for created in connection.scalars(_FIRST_OF_LANES) if created is not None]
     retrying = connection.scalar(sa.select(sa.func.min(_c.created_us)).where(state_is(State.RETRYING)))
@@ -63,8 +64,9 @@ def lag_seconds(dialect: Dialect, connection: sa.Connection) -> float:
 
 
 def due_now(dialect: Dialect, connection: sa.Connection, waiting_holds: bool) -> bool:
-    """Whether a row is to be sent now, whoever has its lane: a pending one, a retrying one whose time has come, one that nobody
-    refused and that only stepped aside for a moment (its broker is away), or a held one whose head has gone."""
+    """Whether a row is to be sent now, whoever has its lane: a pending one, a retrying one whose time has come, one
+    that nobody refused and that only stepped aside for a moment (its broker is away), or a held one whose head has
+    gone."""
     soon = sa.or_(_c.due_us <= dialect.now_us, _c.attempts == 0)
     for wanted in (state_is(State.PENDING), sa.and_(state_is(State.RETRYING), soon)):
         if connection.scalar(sa.select(_c.seq).where(wanted).limit(1)) is not None:

@@ -1,8 +1,8 @@
 """A worker's cache of the keys that are held back behind a failed row; the outbox table is authoritative.
 
-A key is held by its RETRYING row, or by a WAITING one that was never sent (with ``on_exhausted="hold_key"``). Rows behind it are
-HELD when they are met, and PENDING again, all at once and in their old order, when the head has gone: sent, discarded, or
-retried by a person.
+A key is held by its RETRYING row, or by a WAITING one that was never sent (with ``on_exhausted="hold_key"``). Rows
+behind it are HELD when they are met, and PENDING again, all at once and in their old order, when the head has gone:
+sent, discarded, or retried by a person.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from escrowmq.platform.failpoints import reach
 
 _c = trans_message.c
 ORPHANS_SECONDS = 60.0
-"""How often HELD rows without a head are looked for, which only a change of ``on_exhausted`` or a hand in the table can leave."""
+"""How often HELD rows without a head are looked for, which only a change of ``on_exhausted`` or a hand in the table can
+leave.
+"""
 
 
 class Holding:
@@ -38,7 +40,7 @@ class Holding:
         self._next_orphans = 0.0
 
     def look_soon(self) -> None:
-        """The lanes changed: look before anything is read."""
+        """Check the lanes again before anything is read, because they changed."""
         self._next = self._next_orphans = 0.0
 
     def look(self, lanes: Sequence[int]) -> None:
@@ -62,7 +64,7 @@ class Holding:
             self._next_orphans = now + max(ORPHANS_SECONDS, 20 * (now - begun))
 
     def part(self, rows: list[Any]) -> tuple[list[Any], list[tuple[int, int]]]:
-        """The rows that may be sent, and those (number and lane) that are behind a head."""
+        """Return the rows that may be sent, and those (number and lane) that are behind a head."""
         if not self.heads:
             return rows, []
         heads = self.heads
@@ -81,7 +83,7 @@ class Holding:
 
 
 def is_head(waiting_holds: bool) -> sa.ColumnElement[bool]:
-    """The rows that hold the later ones of their key."""
+    """Return the rows that hold the later ones of their key."""
     retrying = state_is(State.RETRYING)
     never_sent = sa.and_(state_is(State.WAITING), _c.sent_us.is_(None))
     return sa.or_(retrying, never_sent) if waiting_holds else retrying

@@ -23,8 +23,8 @@ HUNGRY_SECONDS = 0.25
 class Leases:
     """The lanes of one worker. Used by that worker's thread only.
 
-    ``owner`` is a name that no worker had before, so "is this lane still mine?" is a comparison of names: nothing is ever
-    leased twice under one.
+    ``owner`` is a name that no worker had before, so "is this lane still mine?" is a comparison of names: nothing is
+    ever leased twice under one.
     """
 
     def __init__(self, dialect: Dialect, name: str, seconds: float) -> None:
@@ -42,7 +42,8 @@ class Leases:
         return time.monotonic() < self._valid_until
 
     def announce(self) -> None:
-        """Be counted among those who share, before the first lane is taken: workers that start together share from the start."""
+        """Be counted among those who share, before the first lane is taken: workers that start together share from the
+        start."""
         with self._dialect.transaction() as connection:
             self._say_alive(connection)
 
@@ -51,7 +52,7 @@ class Leases:
         return max(0.0, self._next - time.monotonic())
 
     def keep(self) -> bool:
-        """If it is time: renew, hand over what is above the fair share, take what is free. True if the lanes changed."""
+        """Renew, hand over the surplus and take free lanes, if it is time. Returns whether the lanes changed."""
         if self.due_in():
             return False
         begun = time.monotonic()
@@ -110,7 +111,7 @@ class Leases:
         return (*kept, *taken)
 
     def _say_alive(self, connection: sa.Connection) -> tuple[int, int]:
-        """The database's time, and until when this worker counts as alive."""
+        """Return the database's time, and until when this worker counts as alive."""
         now = int(connection.scalar(sa.select(self._dialect.now_us)) or 0)
         until = now + round(self._seconds * 1e6)
         here = sa.update(trans_relay).where(trans_relay.c.owner == self.owner).values(alive_until_us=until)
@@ -135,6 +136,7 @@ _FREE = sa.update(trans_lane).values(owner=None, leased_until_us=0)
 
 
 def _share(alive: list[str], owner: str, lanes: int) -> int:
-    """How many of ``lanes`` are ``owner``'s among those ``alive``, in the order of their names; all alike, give or take one."""
+    """How many of ``lanes`` are ``owner``'s among those ``alive``, in the order of their names; all alike, give or take
+    one."""
     each, left = divmod(lanes, len(alive))
     return each + (alive.index(owner) < left)

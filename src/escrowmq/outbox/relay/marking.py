@@ -1,7 +1,8 @@
 """Writes the results of a batch into the outbox table, and takes rows that were kept through their later states.
 
-If all was sent, that is one statement, a transaction of its own, which only touches rows of lanes that are leased at that moment. Anything
-else is one transaction that holds the worker's lanes while it writes, so that a worker that lost them changes nothing.
+If all was sent, that is one statement, a transaction of its own, which only touches rows of lanes that are leased at
+that moment. Anything else is one transaction that holds the worker's lanes while it writes, so that a worker that lost
+them changes nothing.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ class Marker:
         return self._sent(connection, [row[0] for row in rows], self._leases.mine(), owner=self._leases.owner)
 
     def mixed(self, rows: Sequence[Any], verdict: Verdict, behind: Sequence[tuple[int, int]]) -> tuple[int, set[int]]:
-        """Some were not sent, or keys are freed or held: how many were marked as sent, and the lanes (of those concerned) that are still this worker's."""
+        """Return some were not sent, or keys are freed or held: how many were marked as sent, and the lanes (of
+        those concerned) that are still this worker's."""
         sent = [rows[place] for place in verdict.sent]
         behind = [*behind, *verdict.behind]
         lanes = {row.lane for row in sent} | {aside.lane for aside in verdict.aside} | {lane for _, lane in behind}
@@ -95,8 +97,8 @@ def _put_aside(row: Aside) -> dict[str, Any]:
 def purge(dialect: Dialect, connection: sa.Connection, before_us: int, states: Sequence[State]) -> int:
     """Delete up to PURGE_ROWS rows of those states that were durably sent before that time; how many.
 
-    Two statements, because MySQL takes no LIMIT in a subquery. The states are asked again in the second. The time is a number
-    and no expression: a database's clock moves, and so would not be looked up in the index.
+    Two statements, because MySQL takes no LIMIT in a subquery. The states are asked again in the second. The time is a
+    number and no expression: a database's clock moves, and so would not be looked up in the index.
     """
     purged = 0
     for state in states:

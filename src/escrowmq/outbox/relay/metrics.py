@@ -16,7 +16,9 @@ from escrowmq.outbox.relay.statistics import Statistics
 _log = logging.getLogger(__name__)
 
 COUNT_SECONDS = 5.0
-"""The rows of the table are counted this often at most, however often somebody asks: counting costs what there is to count."""
+"""The rows of the table are counted this often at most, however often somebody asks: counting costs what there is to
+count.
+"""
 
 METRICS: dict[str, tuple[str, str]] = {
     "sent": ("counter", "messages with the target's durable OK"),
@@ -39,14 +41,17 @@ BACKLOG: dict[str, str] = {
     "held": "rows behind a retrying or waiting one of their key",
     "waiting": "rows whose tries ran out: they wait for a person",
 }
-"""Of the table, whichever relay has the rows; gauges, exported as ``escrowmq_outbox_NAME``. Absent while the database is away."""
+"""Of the table, whichever relay has the rows; gauges, exported as ``escrowmq_outbox_NAME``. Absent while the database
+is away.
+"""
 
 _STATISTICS = {"given_up": "waiting", "lag_seconds": "lag"}
 """Where a metric has another name than its number."""
 
 
 def collector(target: str, statistics: Callable[[], Statistics], backlog: Callable[[], Backlog]) -> Any:
-    """A collector of ``prometheus_client`` for a relay: ``registry.register(collector("escrow://...", lambda: relay.statistics, relay.backlog))``."""
+    """Return a collector of ``prometheus_client`` for a relay: ``registry.register(collector("escrow://...",
+    lambda: relay.statistics, relay.backlog))``."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
     from prometheus_client.registry import Collector
 

@@ -1,9 +1,9 @@
 """Reads PENDING outbox rows through their index: a bounded number per lane, lowest sequence number first; and makes
 the batch of them.
 
-The cost follows from the rows that are read, not from how many are PENDING, SENT, HELD or gone. PostgreSQL reads every lane by itself in
-one statement (LATERAL); how deep, follows what the lanes turned out to hold. The others walk through the index lane by lane, from
-where the last walk ended, until the batch is full.
+The cost follows from the rows that are read, not from how many are PENDING, SENT, HELD or gone. PostgreSQL reads every
+lane by itself in one statement (LATERAL); how deep, follows what the lanes turned out to hold. The others walk through
+the index lane by lane, from where the last walk ended, until the batch is full.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Reader:
         return []
 
     def _windows(self, lanes: Sequence[int], wanted: int) -> Iterator[Sequence[int]]:
-        """All lanes at once; where bodies are so big that one row of each would be too many, some at a time, by turns."""
+        """Read all lanes at once; some at a time, by turns, if one row of each would be too many bytes."""
         if wanted >= len(lanes):
             yield lanes
             return
@@ -117,7 +117,8 @@ class Reader:
             yield (*lanes, *lanes)[start : start + wanted]
 
     def _learn(self, rows: list[Any], each: int, wanted: int) -> None:
-        """More of each lane while batches are small for want of rows from the fullest; fewer when they came out too big."""
+        """More of each lane while batches are small for want of rows from the fullest; fewer when they came out too
+        big."""
         if len(rows) < wanted // 2:
             fullest = Counter(row.lane for row in rows).most_common(1)
             if fullest and fullest[0][1] >= each:
@@ -156,7 +157,7 @@ _WALK = (
 
 
 def outgoing(rows: Sequence[Any]) -> pa.RecordBatch:
-    """The batch of at least one row of the shape of :class:`Row`."""
+    """Return the batch of at least one row of the shape of :class:`Row`."""
     n = len(rows)
     _, _, _, _, ids, topics, keys, tags, properties, bodies, created, delays = zip(*rows, strict=True)
     zeros = pa.array(np.zeros(n, np.int64))

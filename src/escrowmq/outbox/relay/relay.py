@@ -28,8 +28,9 @@ _log = logging.getLogger(__name__)
 class Relay:
     """Moves the messages of one database to one target until stopped. Several at once share the work.
 
-    ``engine`` is a blocking SQLAlchemy engine, ``target`` see :mod:`escrowmq.outbox.targets.seam` (the caller closes it), ``options`` those of
-    :class:`RelayOptions`. A context manager: entering starts it in the background. Raises Misuse for a bad option.
+    ``engine`` is a blocking SQLAlchemy engine, ``target`` see :mod:`escrowmq.outbox.targets.seam` (the caller closes
+    it), ``options`` those of :class:`RelayOptions`. A context manager: entering starts it in the background. Raises
+    Misuse for a bad option.
     """
 
     def __init__(self, engine: sa.Engine, target: Target, **options: Any) -> None:
@@ -53,7 +54,7 @@ class Relay:
     # In the background
 
     def start(self) -> None:
-        """Start the workers. Raises Misuse(NO_TABLES, SCHEMA_VERSION), unless the database is away: that is waited for."""
+        """Start the workers. Raises Misuse(NO_TABLES, SCHEMA_VERSION); a database that is away is waited for."""
         if self._threads:
             raise Misuse(Code.BAD_ARGUMENT, "the relay is running already")
         self._check_tables()
@@ -93,7 +94,8 @@ class Relay:
         self._bell.ring()
 
     def run(self) -> None:
-        """Run until :meth:`ask_to_stop` or :meth:`stop` is called elsewhere, or a worker fails; raises what it failed with."""
+        """Run until :meth:`ask_to_stop` or :meth:`stop` is called elsewhere, or a worker fails; raises what it failed
+        with."""
         self.start()
         try:
             self.wait()
@@ -134,11 +136,13 @@ class Relay:
             return self._worker_here().step().sent
 
     def drain(self, timeout: float | None = None) -> bool:
-        """Send, in the caller's thread, until the table holds nothing that is to be sent now; False if it still does after ``timeout`` seconds.
+        """Send, in the caller's thread, until the table holds nothing that is to be sent now; False if it still does
+        after ``timeout`` seconds.
 
-        Rows in lanes that another relay has leased are waited for: it sends them, or, if it is dead, its leases end (``lease`` seconds after
-        its last word) and its lanes are taken over. A refused row that waits for its next try, and what waits for a person, is not waited
-        for; :meth:`backlog` names them. All leases are given back at the end. Raises Misuse(NO_TABLES, ...).
+        Rows in lanes that another relay has leased are waited for: it sends them, or, if it is dead, its leases end
+        (``lease`` seconds after its last word) and its lanes are taken over. A refused row that waits for its next try,
+        and what waits for a person, is not waited for; :meth:`backlog` names them. All leases are given back at the
+        end. Raises Misuse(NO_TABLES, ...).
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         stops = self._stops  # whoever stops it from another thread may be done with it before this one looks
@@ -158,13 +162,13 @@ class Relay:
             self._let_go()
 
     def backlog(self) -> Backlog:
-        """What the table still holds, counted now. Raises what the database raises."""
+        """Count what the table still holds. Raises what the database raises."""
         with self._dialect.single.connect() as connection:
             return read_backlog(self._dialect, connection)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Use the worker of the caller's thread. Whoever stops the relay meanwhile leaves it to this thread to let go."""
+        """Run the worker in the caller's thread. Another thread's stop leaves releasing it to this thread."""
         with self._here:
             self._stepping = True
             try:

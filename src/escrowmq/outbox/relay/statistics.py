@@ -33,8 +33,8 @@ class Statistics:
     lanes: int = 0
     """Lanes leased now."""
     lag: float = 0.0
-    """Age in seconds of the oldest row of the table that is still to be sent, whoever has its lane, by the database's clock; 0: there is
-    none. Looked at once a second; rows that wait for a person are not counted."""
+    """Age in seconds of the oldest row of the table that is still to be sent, whoever has its lane, by the database's
+    clock; 0: there is none. Looked at once a second; rows that wait for a person are not counted."""
 
     def as_dict(self) -> dict[str, Any]:
         """Names and numbers, for JSON."""
@@ -63,12 +63,12 @@ class Counters:
             self._lanes[worker] = lanes
 
     def lagging(self, seconds: float) -> None:
-        """The oldest row that is to be sent is so old; 0: nothing is left."""
+        """Set the age of the oldest row that is to be sent; 0: nothing is left."""
         with self._lock:
             self._lag, self._lag_seen = seconds, time.monotonic()
 
     def now(self) -> Statistics:
-        """The numbers as of now."""
+        """Return the numbers as of now."""
         with self._lock:
             lag = (
                 self._lag + (time.monotonic() - self._lag_seen) if self._lag else 0.0

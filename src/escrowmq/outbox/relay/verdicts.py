@@ -2,9 +2,9 @@
 
 1. OK is OK, whatever its neighbours got: the message is durable and must not be sent for ever.
 2. A refusal counts. The row is RETRYING until its tries run out, then WAITING. It holds the later rows of its key.
-3. Away, overloaded, unknown, denied: nothing is counted. If that is all that the target has to say, the rows stay as they are and
-   the target is left alone for a while; if others got through, or would have (one broker of several is away), these step aside
-   (RETRYING, uncounted), lest they fill every batch.
+3. Away, overloaded, unknown, denied: nothing is counted. If that is all that the target has to say, the rows stay as
+   they are and the target is left alone for a while; if others got through, or would have (one broker of several is
+   away), these step aside (RETRYING, uncounted), lest they fill every batch.
 4. A row behind one of 2 or 3 of its key was not tried: HELD, if that one holds its key; else it stays as it is.
 """
 
@@ -73,7 +73,7 @@ def judge(
     *,
     partly_there: bool = False,
 ) -> Verdict:
-    """The verdict on ``rows`` (of the shape of ``reading.Row``) that were sent and answered ``codes``.
+    """Return the verdict on ``rows`` (of the shape of ``reading.Row``) that were sent and answered ``codes``.
 
     ``partly_there``: part of the target is known to work, though none of these rows was for it.
     """

@@ -1,4 +1,6 @@
-"""One worker: leases lanes, reads, sends, marks, in one thread. A relay has several; they share the target and nothing else."""
+"""One worker: leases lanes, reads, sends, marks, in one thread. A relay has several; they share the target and nothing
+else.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ _log = logging.getLogger(__name__)
 PROBE_ROWS = 16
 """Rows of a batch that finds out whether a target is back."""
 LOOK_SECONDS = 1.0
-"""How often is looked for RETRYING rows whose time has come, and for what a person did; or more often, where tries are closer."""
+"""How often is looked for RETRYING rows whose time has come, and for what a person did; or more often, where tries are
+closer.
+"""
 AWAY = (DBAPIError, DisconnectionError, PoolTimeout)
 """What a database raises that is away, full, locked, or being upgraded."""
 LAG_SECONDS = 1.0
@@ -115,7 +119,8 @@ class Worker:
     # The outside
 
     def step(self) -> Step:
-        """Keep the leases, read a batch, send it, mark it. A pause instead while target or database are to be left alone."""
+        """Keep the leases, read a batch, send it, mark it. A pause instead while target or database are to be left
+        alone."""
         if pause := self._database.left():
             return Step(pause=pause)
         try:
@@ -128,7 +133,8 @@ class Worker:
         return step
 
     def look(self) -> float:
-        """Seconds after which another step makes sense, because the table holds rows that are to be sent now, in whoever's lanes; 0: none."""
+        """Seconds after which another step makes sense, because the table holds rows that are to be sent now, in
+        whoever's lanes; 0: none."""
         try:
             due = due_now(self._dialect, self._connected(), self._waiting_holds)
         except AWAY as problem:
@@ -289,7 +295,7 @@ class Worker:
     # Helpers
 
     def _connected(self) -> sa.Connection:
-        """The connection for single statements; each is a transaction of its own."""
+        """Return the connection for single statements; each is a transaction of its own."""
         if self._connection is None:
             self._connection = self._dialect.single.connect()
             self._clock_ahead = 0

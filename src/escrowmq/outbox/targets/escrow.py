@@ -1,11 +1,12 @@
 """EscrowMQ as a target.
 
-1. Where a message goes follows from its key, or without one from its id: a retry never moves to another broker, where it would
-   be a second message (the same list of brokers given, in the same order).
-2. The broker answers row by row, and a later row of a key may be fine where an earlier one is refused. So what can be known to be
-   refused is not sent, nor what is behind it; and rows of a topic that was never taken before go one per key at a time, until it was.
-3. A request that failed as a whole failed for all its rows. Requests of one call to one broker follow each other, so that a key's
-   rows are never in two at once.
+1. Where a message goes follows from its key, or without one from its id: a retry never moves to another broker, where
+   it would be a second message (the same list of brokers given, in the same order).
+2. The broker answers row by row, and a later row of a key may be fine where an earlier one is refused. So what can be
+   known to be refused is not sent, nor what is behind it; and rows of a topic that was never taken before go one per
+   key at a time, until it was.
+3. A request that failed as a whole failed for all its rows. Requests of one call to one broker follow each other, so
+   that a key's rows are never in two at once.
 4. A broker that is away is left alone for a while; its rows are answered DISCONNECTED at once, and the others' go on.
 """
 
@@ -40,7 +41,9 @@ GROUP = "outbox"
 FIRST_PAUSE, LAST_PAUSE = 0.2, 10.0
 """Seconds that a broker that is away is left alone."""
 SILENCE = 1.0
-"""Seconds that a broker which was away may be silent when it is asked whether it is back: the others' rows wait that long."""
+"""Seconds that a broker which was away may be silent when it is asked whether it is back: the others' rows wait that
+long.
+"""
 _TROUBLE = "the broker refuses everything from this relay"
 
 Places = npt.NDArray[np.int64]
@@ -57,7 +60,8 @@ class EscrowTarget:
 
     @classmethod
     def over(cls, buses: Sequence[Bus], *, group: str = GROUP, timeout: float = 5.0) -> EscrowTarget:
-        """The same over connections that are there: one bus to each broker, in the order of the list. They are closed with it."""
+        """Build a target over existing connections: one bus to each broker, in the order of the list. They are
+        closed with it."""
         target = cls.__new__(cls)
         target._over([_Broker(bus, bus.router.links[0].address, group, timeout) for bus in buses])
         return target
@@ -71,7 +75,8 @@ class EscrowTarget:
         """What an OK means."""
         return Promise(
             name="EscrowMQ",
-            durable="written and synced in the broker's log; the same id sent again within dedup_window (1 h) makes no copy",
+            durable="written and synced in the broker's log; the same id sent again within dedup_window (1 h) makes no "
+            "copy",
             deduplicates=True,
             delays=True,
             max_body_bytes=min(broker.limits.max_body_bytes for broker in self._brokers),
@@ -102,7 +107,7 @@ class EscrowTarget:
             broker.close()
 
     def _where(self, batch: pa.RecordBatch) -> Places:
-        """The broker of each row."""
+        """Return the broker of each row."""
         count = len(self._brokers)
         keys = pc.dictionary_encode(batch.column("key"))
         by_key = np.array([*(broker_of(key, count) for key in keys.dictionary.to_pylist()), 0], np.int64)
@@ -156,7 +161,7 @@ class _Broker:
         return self._good.issuperset(pc.unique(batch.column("topic")).to_pylist())
 
     def _carefully(self, batch: pa.RecordBatch, codes: Codes) -> Codes:
-        """Sends nothing behind a refused row of its key, and rows of unproven topics one per key at a time."""
+        """Send nothing behind a refused row of its key, and rows of unproven topics one per key at a time."""
         keys = number_keys(batch.column("key"))
         hold_back(codes, keys)
         left = codes == Code.OK
@@ -215,7 +220,7 @@ def _single_urls(url: str) -> Sequence[str]:
 
 
 def _refused(batch: pa.RecordBatch, limits: Limits) -> Codes:
-    """What this broker would refuse for sure, by the columns alone."""
+    """Return what this broker would surely refuse, by the columns alone."""
     codes = refusals(batch, limits)
     wrong = [topic for topic in pc.unique(batch.column("topic")).to_pylist() if not is_name(topic)]
     if wrong:

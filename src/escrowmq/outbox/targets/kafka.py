@@ -1,8 +1,8 @@
 """Kafka as a target, by ``confluent-kafka`` (the extra ``kafka``).
 
-Everything is sent at once: an idempotent producer stores what it sends to a partition in order and without gaps, and a refusal in
-the middle stops it (``enable.gapless.guarantee``). So of the rows of one key, which share a partition, those stored are always the first
-ones. A stopped producer is replaced by a new one.
+Everything is sent at once: an idempotent producer stores what it sends to a partition in order and without gaps, and a
+refusal in the middle stops it (``enable.gapless.guarantee``). So of the rows of one key, which share a partition, those
+stored are always the first ones. A stopped producer is replaced by a new one.
 """
 
 from __future__ import annotations
@@ -83,10 +83,12 @@ class KafkaTarget:
         create_topics: bool = True,
         config: Mapping[str, Any] | None = None,
     ) -> None:
-        """``servers``: ``[kafka://]HOST:PORT[,HOST:PORT...][?SETTING=VALUE&...]``. ``timeout``: seconds of one ``send``. ``create_topics``:
-        make a topic that is not there, with the cluster's defaults; else its messages are refused. ``config``, like what
-        stands behind the ``?``: more settings of librdkafka (``security.protocol=SASL_SSL`` and so on), and ``?config=FILE`` a file with such, one
-        ``NAME=VALUE`` a line, so that a password need not stand in a command; raises Misuse(BAD_SETTING) for one that the promise stands on, or that librdkafka does not know. Does not connect yet."""
+        """``servers``: ``[kafka://]HOST:PORT[,HOST:PORT...][?SETTING=VALUE&...]``. ``timeout``: seconds of one
+        ``send``. ``create_topics``: make a topic that is not there, with the cluster's defaults; else its messages are
+        refused. ``config``, like what stands behind the ``?``: more settings of librdkafka
+        (``security.protocol=SASL_SSL`` and so on), and ``?config=FILE`` a file with such, one ``NAME=VALUE`` a line, so
+        that a password need not stand in a command; raises Misuse(BAD_SETTING) for one that the promise stands on, or
+        that librdkafka does not know. Does not connect yet."""
         servers, _, query = servers.removeprefix("kafka://").partition("?")
         asked = dict(parse_qsl(query))
         file = asked.pop("config", None)
@@ -120,7 +122,8 @@ class KafkaTarget:
         """Ordered by key; at least once (the id travels, Kafka does not look at it)."""
         return Promise(
             name="kafka",
-            durable="every in-sync replica has it (acks=all); Kafka leaves syncing to disk to the number of replicas, so keep "
+            durable="every in-sync replica has it (acks=all); Kafka leaves syncing to disk to the number of replicas, "
+            "so keep "
             "at least two in sync (min.insync.replicas)",
         )
 
@@ -206,8 +209,8 @@ class KafkaTarget:
                 return _code(problem.args[0])
 
     def _single_out(self, rows: Rows, refused: Int64s, codes: Codes, deadline: float) -> None:
-        """Kafka refused whole batches as too large without saying for which message, and then the producer stopped: send ``refused``
-        rows again, each alone."""
+        """Kafka refused whole batches as too large without saying for which message, and then the producer stopped:
+        send ``refused`` rows again, each alone."""
         for row in refused.tolist():
             codes[row] = Code.OK
             if behind_failures(codes, rows.key_numbers)[row] or time.monotonic() > deadline:
@@ -286,8 +289,8 @@ def _polled(producer: Producer, seconds: float) -> bool:
     try:
         producer.poll(seconds)
     except (KafkaException, SystemError):
-        # A fatal error is raised out of here, sometimes through a report's callback. What waits in the producer will never
-        # be sent, and only purging says so; what is on its way is still reported.
+        # A fatal error is raised out of here, sometimes through a report's callback. What waits in the producer will
+        # never be sent, and only purging says so; what is on its way is still reported.
         producer.purge(in_queue=True, in_flight=False)
         return False
     return True

@@ -28,10 +28,12 @@ GROUP = "escrowmq.targets"
 
 
 def open_target(url: str, **options: Any) -> Target:
-    """The target that ``url`` names: ``escrow://HOST:PORT[,HOST:PORT...]``, ``kafka://HOST:PORT[,HOST:PORT...]``, ``amqp://...``,
-    ``redis://...``, ``file:FOLDER``. ``options`` are those of its class.
+    """Return the target that ``url`` names: ``escrow://HOST:PORT[,HOST:PORT...]``,
+    ``kafka://HOST:PORT[,HOST:PORT...]``, ``amqp://...``, ``redis://...``, ``file:FOLDER``. ``options`` are those of
+    its class.
 
-    Raises Misuse(BAD_URL), Misuse(MISSING_PACKAGE) naming the extra, Misuse(BAD_SETTING) for an option that it does not have.
+    Raises Misuse(BAD_URL), Misuse(MISSING_PACKAGE) naming the extra, Misuse(BAD_SETTING) for an option that it does
+    not have.
     """
     made = _class_of(url)
     _check(made, options)

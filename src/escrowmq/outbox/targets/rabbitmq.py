@@ -1,7 +1,9 @@
-"""RabbitMQ as a target, by ``aio-pika`` (the extra ``rabbitmq``): topic → durable queue of that name, or routing key of your exchange.
+"""RabbitMQ as a target, by ``aio-pika`` (the extra ``rabbitmq``): topic → durable queue of that name, or routing key of
+your exchange.
 
-A message is OK when RabbitMQ has confirmed it, and confirms are waited for together: a whole round of rows is under way at once. A queue may
-refuse one message and take the next (a length limit), so the messages of one key go one after the other, in waves.
+A message is OK when RabbitMQ has confirmed it, and confirms are waited for together: a whole round of rows is under way
+at once. A queue may refuse one message and take the next (a length limit), so the messages of one key go one after the
+other, in waves.
 """
 
 from __future__ import annotations
@@ -30,8 +32,9 @@ MAX_HEADERS_BYTES = 100_000
 """All headers of a message travel in one frame of at most 128 KiB."""
 CLOSING_SECONDS = 2.0
 YOUNG_SECONDS = 3.0
-"""How long a new quorum queue is left alone. RabbitMQ writes the directory of its quorum queues a second after a change; killed
-before that, it finds the messages again (they are synced), but not the queue that they belong to."""
+"""How long a new quorum queue is left alone. RabbitMQ writes the directory of its quorum queues a second after a
+change; killed before that, it finds the messages again (they are synced), but not the queue that they belong to.
+"""
 LOST = (Code.TIMED_OUT, Code.DISCONNECTED)
 FAILURES = (amqp.AMQPError, OSError, RuntimeError)
 """Of a connection that was lost, refused, or too slow (a TimeoutError is an OSError)."""
@@ -54,10 +57,11 @@ class RabbitMqTarget:
         pipeline_keys: bool = False,
         max_body_bytes: int = 16 << 20,
     ) -> None:
-        """``timeout``: seconds of one ``send``. By default each topic is a queue that the target declares: durable, of ``queue_type``
-        (``quorum`` syncs before it confirms, ``classic`` does not promise to). With ``declare=False``, or an ``exchange`` (which must be there),
-        queues and bindings are yours; a message that no queue takes is refused. ``pipeline_keys``: do not wait between the
-        messages of one key; for queues that never refuse a message (no length limit). Does not connect yet."""
+        """``timeout``: seconds of one ``send``. By default each topic is a queue that the target declares: durable, of
+        ``queue_type`` (``quorum`` syncs before it confirms, ``classic`` does not promise to). With ``declare=False``,
+        or an ``exchange`` (which must be there), queues and bindings are yours; a message that no queue takes is
+        refused. ``pipeline_keys``: do not wait between the messages of one key; for queues that never refuse a message
+        (no length limit). Does not connect yet."""
         if queue_type not in ("quorum", "classic"):
             raise Misuse(Code.BAD_ARGUMENT, f"queue_type {queue_type!r}", "quorum or classic")
         self._url = url
@@ -255,7 +259,7 @@ class _LoopThread:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of ``work``; the caller waits."""
+        """Return the result of ``work``; the caller waits."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
 """Redis Streams as a target, by ``redis`` (the extra ``redis``): topic → stream.
 
-A batch is one script that Redis runs as one step: it passes over ids that are marked as sent, adds the others with their marks, and
-stops at a key's first failure. So no row is added twice, and none overtakes. For one primary, with or without replicas; not
-for Redis Cluster, where a batch's streams live on several.
+A batch is one script that Redis runs as one step: it passes over ids that are marked as sent, adds the others with
+their marks, and stops at a key's first failure. So no row is added twice, and none overtakes. For one primary, with or
+without replicas; not for Redis Cluster, where a batch's streams live on several.
 """
 
 from __future__ import annotations
@@ -63,7 +63,9 @@ for row = 1, #KEYS / 2 do
 end
 return answers
 """
-"""A mark is the digest of the message's content; those of version 0.1.0 were the entry's id, which has a dash, and say nothing of it."""
+"""A mark is the digest of the message's content; those of version 0.1.0 were the entry's id, which has a dash, and say
+nothing of it.
+"""
 
 DURABILITY = {
     "always": "it is in Redis's append-only file, synced to disk (appendfsync always)",
@@ -89,10 +91,11 @@ class RedisTarget:
         prefix: str = "",
         max_body_bytes: int = 64 << 20,
     ) -> None:
-        """``timeout``: seconds of one answer. ``durability``: what the server must keep to, see :data:`DURABILITY`; one that keeps to less is
-        refused by ``send`` with Misuse(BAD_SETTING). ``dedup_seconds``: how long a sent id is remembered (0: not at all).
-        ``max_length``: trim streams to about so many entries (0: never), **whether anyone has read them or not**. ``wait_replicas``: OK only when
-        so many replicas have it. ``prefix``: of every stream's name. Does not connect yet."""
+        """``timeout``: seconds of one answer. ``durability``: what the server must keep to, see :data:`DURABILITY`; one
+        that keeps to less is refused by ``send`` with Misuse(BAD_SETTING). ``dedup_seconds``: how long a sent id is
+        remembered (0: not at all). ``max_length``: trim streams to about so many entries (0: never), **whether anyone
+        has read them or not**. ``wait_replicas``: OK only when so many replicas have it. ``prefix``: of every stream's
+        name. Does not connect yet."""
         if durability not in DURABILITY:
             raise Misuse(Code.BAD_ARGUMENT, f"durability {durability!r}", f"one of {', '.join(DURABILITY)}")
         try:
@@ -125,8 +128,8 @@ class RedisTarget:
         )
 
     def send(self, batch: Any) -> Codes:
-        """One code per row; see :mod:`escrowmq.outbox.targets.seam`. Raises Misuse(BAD_SETTING) when the server's settings are
-        below what the promise says."""
+        """One code per row; see :mod:`escrowmq.outbox.targets.seam`. Raises Misuse(BAD_SETTING) when the server's
+        settings are below what the promise says."""
         if self._closed:
             raise Misuse(Code.BAD_ARGUMENT, "the target is closed")
         rows = Rows(batch)
@@ -201,7 +204,7 @@ class RedisTarget:
         self._pool.disconnect()
 
     def _check(self, client: redis.Redis) -> None:
-        """The server keeps to what the promise says, or Misuse(BAD_SETTING). Asked on every new connection."""
+        """Check that the server keeps the promise; else raise Misuse(BAD_SETTING). Asked on every new connection."""
         try:
             settings = {**client.config_get("append*"), **client.config_get("maxmemory*")}
         except (ResponseError, NoPermissionError):
@@ -250,7 +253,7 @@ def _digest(fields: list[Any]) -> str:
 
 
 def _code(answer: str) -> Code:
-    """What an answer of Redis means; an error begins with a word in capitals."""
+    """Convert an answer of Redis; an error begins with a word in capitals."""
     if not answer:
         return Code.OK
     word = answer.split(maxsplit=1)[0]

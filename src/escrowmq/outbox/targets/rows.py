@@ -1,8 +1,9 @@
 """Splits a batch into single messages for clients that need it, and keeps the order of messages per key.
 
-The rule is kept in one of two ways. A target that may refuse any one message of a stream is sent *waves*: the first message of every
-key at once, then the second of every key, and so on, so that a key's next message leaves only after the one before is
-known to be stored. A target whose server stops at a key's first failure by itself gets everything at once.
+The rule is kept in one of two ways. A target that may refuse any one message of a stream is sent *waves*: the first
+message of every key at once, then the second of every key, and so on, so that a key's next message leaves only after
+the one before is known to be stored. A target whose server stops at a key's first failure by itself gets everything at
+once.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ class Rows:
         return found + (self.properties[row] or [])
 
     def refused(self, *, max_body_bytes: int | None, queues: bool) -> Codes:
-        """What can be refused without asking: one code per row, OK for the rest. ``queues``: rows may name their queue."""
+        """Return what can be refused without asking: one code per row, OK for the rest. ``queues``: rows may name
+        their queue."""
         codes = np.zeros(self.count, np.uint8)
         if not queues:
             codes[np.array(self.queues, np.int64) > 0] = Code.BAD_QUEUE

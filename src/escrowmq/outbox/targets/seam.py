@@ -6,18 +6,19 @@ A target takes a record batch of schema :data:`escrowmq.schemas.OUTGOING` and an
 - ``OK``: durable, as the target's :class:`Promise` defines it. Only such rows may be marked, purged or forgotten.
 - a code that means *refused* (``BODY_TOO_LARGE``, ``UNKNOWN_TOPIC``, ...): this message is refused and would be again.
   It counts as an attempt; when attempts run out the row waits for a person.
-- a code that means *not now* or *unknown* (``QUEUE_FULL``, ``DENIED``, ``TIMED_OUT``, ...): the target is full or away, or has no
-  rights for us, or the result is unknown. Nothing is counted, the row is sent again later, under the same message id.
+- a code that means *not now* or *unknown* (``QUEUE_FULL``, ``DENIED``, ``TIMED_OUT``, ...): the target is full or away,
+  or has no rights for us, or the result is unknown. Nothing is counted, the row is sent again later, under the same
+  message id.
 
 The meanings are those of :class:`escrowmq.errors.Meaning`.
 
 Within one call rows of one key keep their order, and a row that was not OK is never followed by an OK row of the same
-key: the rest of that key is answered ``QUEUE_FULL`` ("not tried"), so that a retry cannot overtake. ``send`` itself raises
-only Misuse (the caller is wrong); a target that is away answers with codes.
+key: the rest of that key is answered ``QUEUE_FULL`` ("not tried"), so that a retry cannot overtake. ``send`` itself
+raises only Misuse (the caller is wrong); a target that is away answers with codes.
 
-Every message carries its id, so that consumers can claim it: EscrowMQ has a column for it, the others get the
-header :data:`MESSAGE_ID_HEADER` (32 hexadecimal digits), the key as :data:`KEY_HEADER` and the tag as :data:`TAG_HEADER` where they have no
-place of their own for them; properties travel as headers of their own names.
+Every message carries its id, so that consumers can claim it: EscrowMQ has a column for it, the others get the header
+:data:`MESSAGE_ID_HEADER` (32 hexadecimal digits), the key as :data:`KEY_HEADER` and the tag as :data:`TAG_HEADER` where
+they have no place of their own for them; properties travel as headers of their own names.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What became of one message, over brokers and databases. ``timeline.py`` puts together what the others find and say."""
+"""The history of one message, over brokers and databases. ``timeline.py`` joins what the other modules find."""

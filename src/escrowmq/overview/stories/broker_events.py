@@ -68,7 +68,10 @@ def _of_transaction(of: AtBroker) -> Iterator[Event]:
             text += f": {many(count, 'half message')}." if count > 1 else "."
             first = False
         elif kind == "checked":
-            text = f"Producer group {group or '(forgotten)'} was asked what became of it, question {event.get('attempt', '?')}; {_answer(timeline[number + 1 :])}"
+            text = (
+                f"Producer group {group or '(forgotten)'} was asked what became of it, question "
+                f"{event.get('attempt', '?')}; {_answer(timeline[number + 1 :])}"
+            )
         elif kind == "parked":
             text = f"Parked after {many(shown['checks'], 'question')}: from now on it waits for a person."
         elif kind == "reopened":
@@ -79,7 +82,8 @@ def _of_transaction(of: AtBroker) -> Iterator[Event]:
 
 
 def _of_answers(of: AtBroker) -> Iterator[Event]:
-    """What was answered that decided nothing: the broker remembers the last time, and only since its start."""
+    """Yield the check-backs whose answer decided nothing: the broker remembers the last time, and only since its
+    start."""
     shown = of.transaction or {}
     if shown.get("unknown_us"):
         yield _event(
@@ -91,7 +95,8 @@ def _of_answers(of: AtBroker) -> Iterator[Event]:
 
 
 def _answer(later: list[Mapping[str, Any]]) -> str:
-    """What came of a question, as far as the log can tell: it keeps decisions, and no answers that decide nothing."""
+    """Describe the answer to a check-back, as far as the log tells: it keeps decisions, and no answers that decide
+    nothing."""
     following = next((event for event in later if event["event"] != "prepared"), None)
     if following is None:
         return "no decision has come yet."
@@ -166,7 +171,8 @@ def _in_group(of: AtBroker, event: Mapping[str, Any], now_us: int) -> str:
         return f"Group {group}: given up after {times}: {quoted(event.get('cause'))}."
     if kind == "edited":
         return (
-            f"Group {group}: message {event.get('message_id', '')} was put in place of the dead letter, for this group alone,"
+            f"Group {group}: message {event.get('message_id', '')} was put in place of the dead letter, for this group "
+            "alone,"
             f" {who(of, event['time_us'])}."
         )
     act = "delivered again, attempts counted anew," if kind == "retried" else "discarded for good"

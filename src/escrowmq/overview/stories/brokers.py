@@ -1,4 +1,6 @@
-"""What the brokers know of what is looked for: messages, their transactions, where they stand for each group, and who acted on them."""
+"""What the brokers know of what is looked for: messages, their transactions, where they stand for each group, and who
+acted on them.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,7 @@ class Looked:
         return self._asking.all(lambda admin: admin.lookup(**given, limit=limit))
 
     def _of_transaction(self, wanted: Sought, limit: int) -> Iterable[Any]:
-        """The messages of a transaction."""
+        """Yield the messages of a transaction."""
         printed = str(wanted.transaction)
         for address in self._asking.addresses:
             shown = self._show(address, printed)
@@ -163,7 +165,8 @@ class Looked:
                 at.acts[time_us] = act
 
     def _act_at(self, broker: str, time_us: int) -> Mapping[str, Any] | None:
-        """The act that was under way at a time: the last that began before. Acts of a broker go one after the other."""
+        """Return the act that was under way at a time: the last that began before. Acts of a broker go one after
+        the other."""
         newest = self._asking.one(broker, acts.LIST({"limit": 1, "newest": True}))
         if newest is None or not newest["acts"]:
             return None
@@ -185,7 +188,8 @@ class Looked:
 
 
 def _of_its_group(stands: Mapping[str, Any], row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What concerns an edited message: its group alone gets it, and what happened there before was of the message that it replaced."""
+    """Return what concerns an edited message: only its group receives it, and earlier events there are of the
+    message that it replaced."""
     events = [event for event in stands.get("events", []) if event["group"] == row["group"]]
     begun = next((n for n, event in enumerate(events) if event.get("message_id") == row["message_id"]), 0)
     mine = [one for one in stands["groups"] if one["group"] == row["group"]]

@@ -25,7 +25,7 @@ def database_events(row: InDatabase) -> list[Event]:
 
 
 def barrier_events(barriers: list[dict[str, Any]], transaction: bytes) -> list[Event]:
-    """What the barriers say of a transaction."""
+    """Return the events that the barriers know of a transaction."""
     events = []
     for row in barriers:
         if bytes(row["transaction_id"]) != transaction:
@@ -39,7 +39,7 @@ def barrier_events(barriers: list[dict[str, Any]], transaction: bytes) -> list[E
 
 
 def error_of(row: Mapping[str, Any]) -> str | None:
-    """The error of an outbox row without the notes of acts."""
+    """Return the error of an outbox row without the notes of acts."""
     lines = [line for line in (row["error"] or "").splitlines() if not _NOTE.fullmatch(line)]
     return "\n".join(lines) or None
 
@@ -81,7 +81,10 @@ def _of_driven(row: InDatabase) -> Iterator[Event]:
     driven = row.driven
     if driven is not None:
         stage = Stage(driven["state"]).name
-        text = f"Stored by producer group {driven['producer_group']}, which drives its transaction itself; its row stands at {stage}."
+        text = (
+            f"Stored by producer group {driven['producer_group']}, which drives its transaction itself; its row "
+            f"stands at {stage}."
+        )
         yield Event(
             driven["created_us"], "driven", row.database, text, {"stage": stage.lower(), "attempts": driven["attempts"]}
         )
@@ -93,7 +96,10 @@ def _of_consumers(row: InDatabase) -> Iterator[Event]:
         yield Event(mark["prepared_us"], "kept", row.database, text, {"group": mark["consumer_group"]})
     for mark in row.marks:
         if not stands(mark["topic"]):
-            text = f"Group {mark['consumer_group']} had consumed it; then a person took its mark away: it is handled again when it comes again."
+            text = (
+                f"Group {mark['consumer_group']} had consumed it; then a person took its mark away: it is handled "
+                "again when it comes again."
+            )
             yield Event(mark["seen_us"], "forgotten", row.database, text, {"group": mark["consumer_group"]})
             continue
         text = f"Group {mark['consumer_group']} has consumed it: its effect and this mark are one transaction."
@@ -101,7 +107,7 @@ def _of_consumers(row: InDatabase) -> Iterator[Event]:
 
 
 def _by_hand(row: InDatabase) -> Iterator[Event]:
-    """What operators did, from the record of the database."""
+    """Yield what operators did, from the record of the database."""
     for act in row.acts:
         place = act["what"]["messages"].index(row.message_id.hex())
         ended = act.get("ended", {})
@@ -131,7 +137,10 @@ def _of_compensation(row: InDatabase) -> Iterator[Event]:
         )
     for case in row.cases:
         state = CaseState(case["state"]).name
-        text = f"Compensation {case['name']}: a case since then, {state} after {many(case['attempts'], 'try', 'tries')}: {quoted(case['reason'])}."
+        text = (
+            f"Compensation {case['name']}: a case since then, {state} after "
+            f"{many(case['attempts'], 'try', 'tries')}: {quoted(case['reason'])}."
+        )
         yield Event(case["first_us"], "case", row.database, text, {"name": case["name"], "state": state.lower()})
         for line in reversed((case["notes"] or "").splitlines()):
             yield Event(

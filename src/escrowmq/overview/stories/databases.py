@@ -1,8 +1,8 @@
-"""What the databases know of what is looked for: rows of the outbox, marks of the inbox, rows of the delivery modes, the sets and cases of
-compensations.
+"""What the databases know of what is looked for: rows of the outbox, marks of the inbox, rows of the delivery modes,
+the sets and cases of compensations.
 
-Every look goes by a primary key, but for a business key in the outbox: no index has the keys, so the rows that are not sent are looked
-through by their lane, and of those that are kept the newest :data:`KEPT_ROWS`.
+Every look goes by a primary key, but for a business key in the outbox: no index has the keys, so the rows that are not
+sent are looked through by their lane, and of those that are kept the newest :data:`KEPT_ROWS`.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ class Reader:
             wanted.append(sa.and_(m.seq > newest - KEPT_ROWS, m.key == key))
             if oldest <= newest - KEPT_ROWS:
                 self.notes.append(
-                    f"{self.name}: of the rows that are sent and kept only the newest {KEPT_ROWS:,} were looked through for the key."
+                    f"{self.name}: of the rows that are sent and kept only the newest {KEPT_ROWS:,} were looked "
+                    "through for the key."
                 )
             for one in wanted:
                 rows = self.connection.execute(sa.select(m.seq, m.id).where(one).order_by(m.seq.desc()).limit(limit))
@@ -82,7 +83,7 @@ class Reader:
         return list(dict.fromkeys(identity for _, identity in sorted(found, reverse=True)))[:limit]
 
     def of(self, ids: Sequence[bytes]) -> list[InDatabase]:
-        """What it knows of these ids, each one that it knows."""
+        """Return what the database knows of these ids, each one that it knows."""
         found = {identity: InDatabase(self.name, identity) for identity in ids}
         for row in self._rows(trans_message, trans_message.c.id, ids):
             found[bytes(row["id"])].outbox = row
@@ -98,7 +99,7 @@ class Reader:
         return [one for one in found.values() if one.says_something]
 
     def barrier(self, transaction: bytes) -> list[dict[str, Any]]:
-        """What the barrier says of a transaction."""
+        """Return what the barrier knows of a transaction."""
         return self._rows(trans_barrier, trans_barrier.c.transaction_id, [transaction])
 
     def _rows(self, table: sa.Table, column: sa.Column[Any], ids: Sequence[bytes]) -> list[dict[str, Any]]:
@@ -124,7 +125,7 @@ class Reader:
         return [dict(row) for row in self.connection.execute(query).mappings()] if names else []
 
     def _distinct(self, column: sa.Column[Any]) -> list[Any]:
-        """The values of the first column of a primary key: a look into the index for each."""
+        """Return the values of the first column of a primary key: a look into the index for each."""
         names: list[Any] = []
         while len(names) < MOST_NAMES:
             after = column > names[-1] if names else sa.true()
@@ -135,7 +136,7 @@ class Reader:
         return names
 
     def _acts(self, found: dict[bytes, InDatabase]) -> None:
-        """What operators did, from the newest records: each names the ids that it is about."""
+        """Add what operators did, from the newest entries of the record: each names the ids that it is about."""
         if trans_act.name not in self.tables:
             return
         a = trans_act.c
@@ -156,7 +157,8 @@ class Reader:
             self.notes.append(f"{self.name}: of the record of acts only the newest {RECORDS:,} were looked at.")
 
     def _sets(self, found: dict[bytes, InDatabase]) -> None:
-        """The sets of compensations. A pair gets its name in the store with the first run of a scheduler; until then only its number is there."""
+        """Add the sets of compensations. A pair gets its name in the store with the first run of a scheduler; until
+        then only its number is there."""
         if set_store.name not in self.tables:
             return
         query = sa.select(set_store.c.store, set_store.c.name).limit(MOST_NAMES)
@@ -177,7 +179,8 @@ _SETS = ((half_set, "half", "announced_us"), (taken, "taken", "announced_us"), (
 
 
 def read(asking: Asking, key: str, ids: Iterable[bytes], transactions: Iterable[bytes], limit: int) -> Databases:
-    """What all databases know of some ids, and of the rows with a business key; and of transactions what the barriers say."""
+    """Read what all databases know of some ids, of the rows with a business key, and of transactions from the
+    barriers."""
     found, wanted = Databases(), list(ids)
     for name, engine in asking.databases():
         with asking.reading(engine), asking.connect(engine) as connection:

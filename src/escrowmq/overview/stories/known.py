@@ -1,4 +1,6 @@
-"""What databases know of a message: the rows that were read. Needs no SQLAlchemy, so that brokers alone can be asked without it."""
+"""What databases know of a message: the rows that were read. Needs no SQLAlchemy, so that brokers alone can be asked
+without it.
+"""
 
 from __future__ import annotations
 

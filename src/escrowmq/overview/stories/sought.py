@@ -28,7 +28,7 @@ class Sought:
 
 
 def sought(wanted: str) -> Sought:
-    """What ``wanted`` may mean. Raises Misuse(BAD_ARGUMENT) for what nothing can be called."""
+    """Return the possible meanings of ``wanted``. Raises Misuse(BAD_ARGUMENT) for what nothing can be called."""
     if not isinstance(wanted, str) or not wanted.strip():
         raise Misuse(Code.BAD_ARGUMENT, "nothing to look for", "an id, a key, a transaction, or TOPIC/QUEUE/OFFSET")
     if len(wanted) > MOST:

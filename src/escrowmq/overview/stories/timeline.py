@@ -27,10 +27,12 @@ _PLACE = ("written", "driven", "prepared", "stored", "replaced", "local", "check
 
 
 def timeline(bus: Bus, wanted: str, engines: Sequence[sa.Engine] = (), *, limit: int = MOST_STORIES) -> Timeline:
-    """What became of the messages that ``wanted`` may mean: a message id (or the text that it was made of), a key, a transaction id,
-    ``TOPIC/QUEUE/OFFSET``, at most ``limit`` of them; over all brokers of ``bus`` and all databases of ``engines``.
+    """Return the history of the messages that ``wanted`` may mean: a message id (or the text that it was made of), a
+    key, a transaction id, ``TOPIC/QUEUE/OFFSET``, at most ``limit`` of them; over all brokers of ``bus`` and all
+    databases of ``engines``.
 
-    Who is away is named in ``missing``; what cannot be known any more is said in ``notes``. Raises Misuse(BAD_ARGUMENT).
+    Who is away is named in ``missing``; what cannot be known any more is said in ``notes``. Raises
+    Misuse(BAD_ARGUMENT).
     """
     meaning = sought(wanted)
     asking = Asking(bus, engines)
@@ -86,7 +88,8 @@ def _story(of: AtBroker, known: Databases, now_us: int) -> Story:
     body = message["body"]
     if message.get("withheld"):
         notes.append(
-            f"Its body is withheld; this shows it, and is recorded: escrowmq transactions show {message['transaction']} --body"
+            "Its body is withheld; this shows it, and is recorded: escrowmq transactions show "
+            f"{message['transaction']} --body"
         )
     return Story(
         title=_title(message["topic"], message["message_id"]),

@@ -134,11 +134,17 @@ def _lag_cause(one: Mapping[str, Any], broker: str, now_us: int) -> Cause:
     elif not leased and not one["receiving"]:
         why, person = "nobody consumes: no consumer asks for messages, and none holds any", True
     elif leased and not waiting and not retrying:
-        why = f"its consumers hold {'it' if leased == 1 else f'all {leased:,} of them'}, and have not settled {'it' if leased == 1 else 'them'}"
+        why = (
+            f"its consumers hold {'it' if leased == 1 else f'all {leased:,} of them'}, and have not settled "
+            f"{'it' if leased == 1 else 'them'}"
+        )
     elif retrying and not waiting:
         why = f"{many(retrying, 'message')} failed and {'comes' if retrying == 1 else 'come'} again"
     else:
-        why = f"its consumers are behind: {many(leased, 'message')} in their hands, {waiting:,} in line, {retrying:,} to come again"
+        why = (
+            f"its consumers are behind: {many(leased, 'message')} in their hands, {waiting:,} in line, {retrying:,} "
+            "to come again"
+        )
     seconds = one["lag_seconds"]
     age = duration(float(int(seconds)) if seconds >= 1 else seconds)
     text = f"Consumer group {name} lags {many(lag, 'message')} and {age} behind in {one['topic']}: {why}."

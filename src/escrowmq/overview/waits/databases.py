@@ -1,4 +1,6 @@
-"""What waits in the databases: rows of outboxes by their error, rows of producer-driven transactions, cases of compensations."""
+"""What waits in the databases: rows of outboxes by their error, rows of producer-driven transactions, cases of
+compensations.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ from escrowmq.overview.words import many, quoted, since
 LISTED = 2_000
 """Rows of one state that are looked at one by one."""
 COUNTED = 100_000
-"""Rows of a cause that are counted; of more it is said that there are at least so many: what waits longest must not be told last."""
+"""Rows of a cause that are counted; of more it is said that there are at least so many: what waits longest must not be
+told last.
+"""
 COUNTED_ONE_BY_ONE = 10_000
 """The same, of what no index has, as the age of a row."""
 GROUPS = 200
@@ -75,7 +79,10 @@ class _Database:
         held, more = self._counted(state_is(State.HELD))
         if held:
             alike = Alike(held, self._oldest_us(State.HELD), self._samples(state_is(State.HELD)))
-            text = f"{_many(held, more)} of the outbox {'is' if held == 1 else 'are'} held behind an earlier one of the same key, which could not be sent."
+            text = (
+                f"{_many(held, more)} of the outbox {'is' if held == 1 else 'are'} held behind an earlier one of "
+                "the same key, which could not be sent."
+            )
             cause = "behind an earlier row of the same key"
             yield self._cause("held", "outbox", cause, alike, False, text, "row", at_least=more)
         is_late = sa.and_(state_is(State.PENDING), _M.created_us < self.now_us - round(LATE_SECONDS * 1e6))
@@ -117,7 +124,8 @@ class _Database:
             left = more and cause == _LEFT
             text = f"{_many(one.count, left)} of the outbox could not be sent ({cause}); {rest}."
             yield self._cause(
-                "outbox", "outbox", cause, one, person, text, "row", ("outbox.retry", "outbox.discard", "outbox.settle"),
+                "outbox", "outbox", cause, one, person, text, "row", ("outbox.retry", "outbox.discard",
+                "outbox.settle"),
                 {"database": self.name, "state": state.name.lower(), "error": cause}, at_least=left,
             )  # fmt: skip
 
@@ -132,7 +140,10 @@ class _Database:
         )
         for number, group in enumerate(self._producer_groups()):
             if number == GROUPS:
-                text = f"There are more than {GROUPS} producer groups that drive their transactions themselves; the others were not looked at."
+                text = (
+                    f"There are more than {GROUPS} producer groups that drive their transactions themselves; the "
+                    "others were not looked at."
+                )
                 yield self._cause("unfinished", "others", _LEFT, Alike(1), False, text, "group", at_least=True)
                 break
             for condition, most, person, kind, why in kinds:
@@ -145,7 +156,7 @@ class _Database:
                     yield self._driven_cause(kind, group, why, Alike(count, oldest_us), mine, person, more)
 
     def _producer_groups(self) -> Iterator[str]:
-        """A look into the index for each."""
+        """Yield a look into the index for each."""
         group: str | None = None
         while True:
             after = sa.true() if group is None else _D.producer_group > group
@@ -197,7 +208,10 @@ class _Database:
         j = trans_compensation.c
         suspended = sa.select(j.name, j.suspended_us, j.reason).where(j.suspended_us.is_not(None)).limit(LISTED)
         for name, since_us, reason in self.connection.execute(suspended):
-            text = f"Compensation {name} has been suspended {since(since_us, self.now_us)}: it cannot rely on its sets ({quoted(reason)}); a scheduler ends that as soon as it can."
+            text = (
+                f"Compensation {name} has been suspended {since(since_us, self.now_us)}: it cannot rely on its sets "
+                f"({quoted(reason)}); a scheduler ends that as soon as it can."
+            )
             yield self._cause("suspended", name, masked(reason), Alike(1, since_us), True, text, "compensation")
 
     def stands(self, relays: bool) -> DatabaseStands:
@@ -235,8 +249,8 @@ class _Database:
         return min(count, most), count > most
 
     def _oldest_us(self, state: State) -> int | None:
-        """When the first row of a state was made, found by an index: of rows aside one has them in their order, but for MariaDB and MySQL; else one has
-        those of each lane."""
+        """When the first row of a state was made, found by an index: of rows aside one has them in their order, but for
+        MariaDB and MySQL; else one has those of each lane."""
         rows = sa.select(_M.created_us).where(state_is(state)).order_by(_M.seq).limit(1)
         if state >= State.WAITING and self.connection.dialect.name in ("postgresql", "sqlite"):
             return self.connection.scalar(rows)

@@ -44,17 +44,17 @@ class Grouped(dict[K, Alike], Generic[K]):
         self._others = others
 
     def of(self, key: K) -> Alike:
-        """The group of a cause."""
+        """Return the group of a cause."""
         if key not in self and len(self) >= MOST_GROUPS:
             key = self._others(key)
         return self.setdefault(key, Alike())
 
 
 def masked(text: str | None) -> str:
-    """A cause without what differs from one thing to the next: its first line, with ids and numbers as ``#``."""
+    """Return a cause without what differs from one thing to the next: its first line, with ids and numbers as ``#``."""
     return _NUMBER.sub("#", _ID.sub("#", quoted(text)))
 
 
 def oldest(times: Iterable[int | None]) -> int | None:
-    """The earliest time that is known."""
+    """Return the earliest time that is known."""
     return min((time_us for time_us in times if time_us is not None), default=None)

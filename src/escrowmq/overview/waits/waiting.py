@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 
 def waiting(bus: Bus, engines: Sequence[sa.Engine] = (), *, lag_seconds: float = LAG_SECONDS) -> Listing[Cause]:
-    """What waits, grouped by its cause; what needs a person comes first, of that what is wrong with brokers and databases, then the most. A consumer group lags if its oldest message waits for
+    """Return pending work, grouped by its cause; what needs a person comes first, of that problems of brokers and
+    databases, then the largest. A consumer group lags if its oldest message waits for
     more than ``lag_seconds``. ``missing`` names who did not answer: what waits there is not told."""
     asking = Asking(bus, engines)
     causes = look(asking, asking.now_us(), lag_seconds)

@@ -1,4 +1,4 @@
-"""The audit: do the producer's database, the broker's log and every consumer's database hold the same, by id and content?
+"""The audit: a comparison of the producer's database, the log and every consumer's database by id and content.
 
 :func:`run` audits a run folder; :func:`compare` is for any two DataFrames.
 """

@@ -86,10 +86,11 @@ def _suspected(rows: Rows, suspects: Mapping[int, set[int]], count: int) -> Data
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Compared:
-    """Two sides, compared. ``findings``: ``kind, id, expected, found`` (rows of the id on either side), one row per finding; kept in
-    memory, or on disk, until :meth:`close`.
+    """Two sides, compared. ``findings``: ``kind, id, expected, found`` (rows of the id on either side), one row per
+    finding; kept in memory, or on disk, until :meth:`close`.
 
-    ``ids`` are distinct ids of both sides together; ``wrong_ids`` those with a finding. ``kinds`` counts distinct ids by kind.
+    ``ids`` are distinct ids of both sides together; ``wrong_ids`` those with a finding. ``kinds`` counts distinct ids
+    by kind.
     """
 
     findings: DataFrame
@@ -122,9 +123,10 @@ def compare(
     """Compare two frames by the column ``id`` and the content of ``columns`` (None: all that the expected side has).
 
     Each side is read twice at most, and only rows of windows that differ are sent around (see
-    :mod:`escrowmq.pipeline.audit.windows`; ``windows=0`` compares row by row at once). ``unique``: ``"expected"`` or ``"found"`` if no id
-    can be twice on that side, a primary key for example; else the ids of the expected side are looked through as well. ``kinds``:
-    what to report. Raises Misuse(BAD_ARGUMENT) for columns that a side lacks, or that have different types.
+    :mod:`escrowmq.pipeline.audit.windows`; ``windows=0`` compares row by row at once). ``unique``: ``"expected"`` or
+    ``"found"`` if no id can be twice on that side, a primary key for example; else the ids of the expected side are
+    looked through as well. ``kinds``: what to report. Raises Misuse(BAD_ARGUMENT) for columns that a side lacks, or
+    that have different types.
     """
     names = tuple(name for name in expected.columns if name != id) if columns is None else tuple(columns)
     _check(expected, found, id, names, kinds, unique)

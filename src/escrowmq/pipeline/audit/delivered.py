@@ -1,14 +1,16 @@
-"""What a consumer group is to have handled of a topic: its messages, less those that a person discarded, and with those that a
-person edited replaced by what the group gets instead.
+"""What a consumer group is to have handled of a topic: its messages, less those that a person discarded, and with those
+that a person edited replaced by what the group gets instead.
 
-The topic itself never changes: it holds what producers sent. What persons did for one group is in the view ``%group-acts``:
+The topic itself never changes: it holds what producers sent. What persons did for one group is in the view
+``%group-acts``:
 
 1. Of two acts on one place the later one counts. *retry* changes nothing: the group gets the same again.
-2. *discard* counts until a *reset* brings the group back to the place or before it: then it is delivered again, edited if it was.
+2. *discard* counts until a *reset* brings the group back to the place or before it: then it is delivered again, edited
+   if it was.
 3. *edit* counts until the next edit of the place.
 
-Each step is a join by place (shard, topic, queue, offset), so any number of acts can be dealt with; few of them are sent to where the
-messages are, which then need not be sent around.
+Each step is a join by place (shard, topic, queue, offset), so any number of acts can be dealt with; few of them are
+sent to where the messages are, which then need not be sent around.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ FEW_BYTES = 32 << 20
 
 
 def places(log: Log, group: str) -> DataFrame:
-    """The places at which a group has not the topic's message any more → PLACE, ``_act`` (``discard`` or ``edit``), ``_instead`` (a struct of CONTENT)."""
+    """Return the places at which a group has not the topic's message any more → PLACE, ``_act`` (``discard`` or
+    ``edit``), ``_instead`` (a struct of CONTENT)."""
     acts = log.group_acts(group, [*PLACE, "position", "act", *CONTENT])
     edited = f.when(f.col("act") == "edit", f.col("position"))
     settled = (
@@ -59,7 +62,8 @@ def places(log: Log, group: str) -> DataFrame:
 
 
 def sent_around(found: DataFrame) -> DataFrame:
-    """The places for a join: with the hint to send them to every worker if they are few. They are counted, so keep them before."""
+    """Return the places for a join: with the hint to send them to every worker if they are few. They are counted,
+    so keep them before."""
     size = found.agg(f.count("*").alias("rows"), f.sum(f.length(f.col(INSTEAD)["body"])).alias("bytes")).collect()[0]
     return f.broadcast(found) if size["rows"] <= FEW_PLACES and (size["bytes"] or 0) <= FEW_BYTES else found
 
@@ -80,16 +84,18 @@ def _instead(name: str) -> Column:
 
 
 def messages_of(log: Log, topics: Sequence[str], columns: Collection[str], found: DataFrame) -> DataFrame:
-    """The messages of some topics as the group of these places gets them → ``columns``."""
+    """Return the messages of some topics as the group of these places gets them → ``columns``."""
     return replaced(log.topics(topics, {*PLACE, *columns}), found).select(*columns)
 
 
 def delivered_to(
     spark: SparkSession, url: str, group: str, topic: str, columns: Collection[str] = ("key", "message_id", "body")
 ) -> DataFrame:
-    """What consumer group ``group`` is to have handled of ``topic``: for :func:`escrowmq.pipeline.audit.compare` with what it did.
+    """Return what consumer group ``group`` was to handle of ``topic``: for :func:`escrowmq.pipeline.audit.compare`
+    with what it did.
 
-    ``columns``: those of format "escrow". Of the topic all visible messages count, also those that wait or are dead letters of the group.
+    ``columns``: those of format "escrow". Of the topic all visible messages count, also those that wait or are dead
+    letters of the group.
     """
     log = BrokerLog(spark, url)
     return messages_of(log, [topic], list(columns), places(log, group))

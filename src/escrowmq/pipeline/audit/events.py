@@ -43,7 +43,7 @@ class Events:
         return cls(tuple(sorted(events, key=lambda event: int(event["at_us"]))))
 
     def of(self, name: str) -> list[dict[str, Any]]:
-        """The events of this name."""
+        """Return the events of this name."""
         return [event for event in self.every if event["event"] == name]
 
     @property

@@ -32,7 +32,8 @@ UNDECIDED = ("open", "parked")
 
 
 def say(role: Role, cell: Cell = f.col) -> Column:
-    """The witness of a row in a role: ``comparison`` int, ``expected`` bigint, ``digest`` bigint. ``cell`` finds a column of it."""
+    """Return the witness of a row in a role: ``comparison`` int, ``expected`` bigint, ``digest`` bigint. ``cell``
+    finds a column of it."""
     return f.struct(
         f.lit(role.comparison).alias("comparison"),
         f.lit(int(role.expected)).cast("bigint").alias("expected"),
@@ -41,13 +42,14 @@ def say(role: Role, cell: Cell = f.col) -> Column:
 
 
 def witnesses(side: DataFrame, id: Column, said: Column) -> DataFrame:
-    """Rows of a side and what they say (an array of :func:`say`) → ``comparison, id, expected, digest``; one row per role."""
+    """Rows of a side and what they say (an array of :func:`say`) → ``comparison, id, expected, digest``; one row per
+    role."""
     rows = side.select(f.coalesce(id, f.lit(NO_ID)).alias("id"), f.explode(said).alias("said"))
     return rows.select("said.comparison", "id", "said.expected", "said.digest")
 
 
 def tally(frames: Sequence[DataFrame]) -> DataFrame:
-    """Witnesses → ``comparison, id, expected, found`` (rows on either side), ``same`` (bool: one content everywhere)."""
+    """Convert witnesses → ``comparison, id, expected, found`` (rows on either side), ``same`` (bool: one content)."""
     together = reduce(DataFrame.unionByName, frames)
     return (
         together.groupBy("comparison", "id")
@@ -62,7 +64,8 @@ def tally(frames: Sequence[DataFrame]) -> DataFrame:
 
 
 def findings(tallies: DataFrame, judges: Sequence[Sequence[str]]) -> DataFrame:
-    """Tallies → one row per finding: ``kind, id, comparison, expected, found``; ``judges[c]``: kinds that comparison c reports."""
+    """Tallies → one row per finding: ``kind, id, comparison, expected, found``; ``judges[c]``: kinds that comparison c
+    reports."""
     expected, found = f.col("expected"), f.col("found")
     wrong = {
         "lost": (expected > 0) & (found == 0),
@@ -81,7 +84,7 @@ def findings(tallies: DataFrame, judges: Sequence[Sequence[str]]) -> DataFrame:
 
 
 def undecided(half: DataFrame) -> DataFrame:
-    """Half messages (``id``, ``state`` text) → the ids that are still in escrow, as findings of the kind ``orphaned``."""
+    """Convert half messages (``id``, ``state`` text) → findings ``orphaned``: ids that are still in escrow."""
     return (
         half.where(f.col("state").isin(*UNDECIDED))
         .groupBy("id")
@@ -97,12 +100,12 @@ def undecided(half: DataFrame) -> DataFrame:
 
 
 def ids_by_kind(found: DataFrame) -> DataFrame:
-    """Findings → ``kind, ids``: distinct ids of each kind; one id with several findings counts once."""
+    """Count findings → ``kind, ids``: distinct ids of each kind; one id with several findings counts once."""
     return found.groupBy("kind").agg(f.countDistinct("id").alias("ids"))
 
 
 def ids_by_comparison(found: DataFrame) -> DataFrame:
-    """Findings → ``comparison, ids``: distinct ids found wrong by each comparison."""
+    """Count findings → ``comparison, ids``: distinct ids found wrong by each comparison."""
     return found.groupBy("comparison").agg(f.countDistinct("id").alias("ids"))
 
 

@@ -42,8 +42,8 @@ MESSAGE_COLUMNS = ("message_id", "transaction_id", "tag", "properties", "body")
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table of one of the SQLite databases; ``where`` keeps the rows whose columns equal these texts. ``unique``: no id is in
-    two of them, which saves looking for it; it is believed only if an index of the database says so."""
+    """A table of one of the SQLite databases; ``where`` keeps the rows whose columns equal these texts. ``unique``: no
+    id is in two of them, which saves looking for it; it is believed only if an index of the database says so."""
 
     database: str
     table: str
@@ -54,7 +54,8 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A Parquet file: the expected rows, from before any database had them. ``path``: in the run folder, or a URL that Spark knows (``hdfs://...``)."""
+    """A Parquet file: the expected rows, from before any database had them. ``path``: in the run folder, or a URL that
+    Spark knows (``hdfs://...``)."""
 
     path: str
     id: str
@@ -64,8 +65,8 @@ class File:
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """Two sides that must hold the same ids with the same ``columns``; sides are ``file:``, ``table:``, ``topic:``,
-    ``half:NAME`` (the half messages of topic NAME whose transaction committed) or ``group:GROUP/NAME`` (what a consumer group is to have
-    handled of topic NAME: without what a person discarded, and with what a person edited)."""
+    ``half:NAME`` (the half messages of topic NAME whose transaction committed) or ``group:GROUP/NAME`` (what a consumer
+    group is to have handled of topic NAME: without what a person discarded, and with what a person edited)."""
 
     expected: str
     found: str
@@ -109,7 +110,7 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
-        """The manifest of a run folder. Raises Misuse(BAD_ARGUMENT) that says what is wrong with it."""
+        """Return the manifest of a run folder. Raises Misuse(BAD_ARGUMENT) that says what is wrong with it."""
         path = folder / NAME
         if not path.is_file():
             raise Misuse(
@@ -148,7 +149,7 @@ class Manifest:
         return self.log if "://" in self.log else f"file:{(self.folder / self.log).resolve()}"
 
     def label(self, side: str) -> str:
-        """The name of a side for people: ``cart.db carts``, ``topic orders``, ``orders.parquet``."""
+        """Return the name of a side for people: ``cart.db carts``, ``topic orders``, ``orders.parquet``."""
         kind, _, name = side.partition(":")
         if kind == "table":
             return f"{self.tables[name].database} {self.tables[name].table}"
@@ -169,7 +170,8 @@ class Manifest:
             kind, url, _ = table.database.partition("://")
             if url:
                 raise ValueError(
-                    f"table {name!r} is in a database by URL ({kind}://...), and the audit reads SQLite files beside the manifest; "
+                    f"table {name!r} is in a database by URL ({kind}://...), and the audit reads SQLite files beside "
+                    "the manifest; "
                     "compare others with escrowmq.pipeline.audit.compare (docs/audit.md)"
                 )
         known: dict[str, Collection[str]] = {

@@ -39,7 +39,8 @@ _MOST_ROWS = 100
 
 @dataclass(frozen=True, slots=True)
 class Pictures:
-    """Counts by event and bucket of ``bucket_us`` from ``start_us`` (the first half message), and latencies by decider and step."""
+    """Counts by event and bucket of ``bucket_us`` from ``start_us`` (the first half message), and latencies by decider
+    and step."""
 
     start_us: int
     bucket_us: int
@@ -66,7 +67,7 @@ def write_page(folder: Path, verdict: Verdict, pictures: Pictures, events: Event
 
 
 def page(verdict: Verdict, pictures: Pictures, events: Events, *, command: str = "", made: str = "") -> str:
-    """The whole page as text; at its foot how and when it was made."""
+    """Return the whole page as text; at its foot how and when it was made."""
     parts = [_head(verdict), _charts(pictures, events), _comparisons(verdict), _findings(verdict)]
     parts += [_kills(events, pictures), _leaders(events, pictures)]
     return document("EscrowMQ audit", "".join(parts), command=command, made=made)
@@ -186,7 +187,10 @@ def _comparisons(verdict: Verdict) -> str:
     note = "Each line lays two sides beside each other, id by id."
     if verdict.beginnings:
         begin = escape(told(verdict.beginnings))
-        note += f" The log does not hold all that was ever in it ({begin}): what left before, by retention or by hand, cannot be compared."
+        note += (
+            f" The log does not hold all that was ever in it ({begin}): what left before, by retention or by hand, "
+            "cannot be compared."
+        )
     return section("What was compared", note, table(heads, rows))
 
 
@@ -251,7 +255,7 @@ def _cumulative(pictures: Pictures, event: str) -> list[int]:
 
 
 def _time_axis(pictures: Pictures, events: Events) -> dict[str, Any]:
-    """What charts over time share: their axis, and a mark per kill."""
+    """Return what charts over time share: their axis, and a mark per kill."""
     marks = []
     for e in events.kills:
         kind = "broker" if e["who"].startswith("broker-") else e["who"]  # of several, each has a name of its own

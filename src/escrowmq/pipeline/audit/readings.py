@@ -51,7 +51,8 @@ class Readings:
         return self._places[group]
 
     def rows(self, comparisons: Sequence[Comparison]) -> list[Rows]:
-        """The sides of these comparisons: all tables, all topics and all half messages in one frame each, and each file."""
+        """Return the sides of these comparisons: all tables, all topics and all half messages in one frame each,
+        and each file."""
         roles: dict[str, list[Role]] = {}
         for number, c in enumerate(comparisons):
             columns = compared_columns(c)
@@ -106,7 +107,7 @@ class Readings:
         return SqlRead(url, table.table, (table.id, *columns), where, texts=True)
 
     def _file(self, name: str, roles: tuple[Role, ...]) -> Rows:
-        """A Parquet file, of the run folder or of a file system that Spark knows by a URL."""
+        """Return a Parquet file, of the run folder or of a file system that Spark knows by a URL."""
         file = self._manifest.files[name]
         path = file.path
         if "://" not in path:
@@ -120,13 +121,13 @@ class Readings:
         return Rows(frame, f.col(file.id).cast("string"), (Speaker(roles, lambda name: f.col(name).cast("string")),))
 
     def _topics(self, roles: Mapping[str, tuple[Role, ...]]) -> Rows:
-        """The committed messages of topics, as consumers see them."""
+        """Return the committed messages of topics, as consumers see them."""
         frame = self.log.topics(list(roles), self._needed(roles))
         slim = self.log.topics(list(roles), self._id_columns)
         return Rows(frame, self.id, _of_topics(roles), _made(roles), slim)
 
     def _delivered(self, group: str, roles: Mapping[str, tuple[Role, ...]]) -> Rows:
-        """The messages of topics as a consumer group is to have handled them."""
+        """Return the messages of topics as a consumer group is to have handled them."""
         found = delivered.sent_around(self.places(group))
         frame, slim = (
             delivered.messages_of(self.log, list(roles), columns, found)
@@ -135,8 +136,9 @@ class Readings:
         return Rows(frame, self.id, _of_topics(roles), _made(roles), slim)
 
     def versions(self, group: str, topic: str, role: Role) -> DataFrame:
-        """What was discarded or edited for a group, before and after → PLACE, ``_act``; ``id, message_id, digest`` (of the topic's message);
-        ``new_id, new_message_id, new_digest`` (of the edited one, null if there is none)."""
+        """Return what was discarded or edited for a group, before and after → PLACE, ``_act``; ``id, message_id,
+        digest`` (of the topic's message); ``new_id, new_message_id, new_digest`` (of the edited one, null if there
+        is none)."""
         roles = {topic: (role,)}
         columns = sorted({*self._needed(roles), "message_id", *delivered.PLACE})
         old = self.log.topics([topic], columns).join(delivered.sent_around(self.places(group)), list(delivered.PLACE))
@@ -175,7 +177,7 @@ class Readings:
         return {*self._id_columns} | {name if name in MESSAGE_COLUMNS else "body" for name in own}
 
     def _halves(self, roles: Mapping[str, tuple[Role, ...]]) -> Rows:
-        """The half messages whose transaction committed."""
+        """Return the half messages whose transaction committed."""
         wanted = f.col("state") == "committed"
         frame = self.log.half(self._needed(roles) | {"state"}).where(wanted)
         slim = self.log.half([*self._id_columns, "state"]).where(wanted)
@@ -183,7 +185,7 @@ class Readings:
 
 
 def compared_columns(comparison: Comparison) -> tuple[str, ...]:
-    """The columns of a comparison, as both sides are read."""
+    """Return the columns of a comparison, as both sides are read."""
     sides = (comparison.expected, comparison.found)
     between_messages = all(side.startswith(("topic:", "half:", "group:")) for side in sides)
     return tuple(_as_stored(name) if between_messages else name for name in comparison.columns)
@@ -209,7 +211,7 @@ def is_unique(read: SqlRead, column: str) -> bool:
 
 
 def _unique_columns(connection: sa.Connection, table: str, within: set[str]) -> list[str] | None:
-    """The columns of a unique index, or a row id, that has no others than ``within``; None if there is none."""
+    """Return the columns of a unique index, or a row id, that has no others than ``within``; None if there is none."""
     listed = 'SELECT name FROM pragma_index_list(?) WHERE "unique" AND NOT partial'
     for (index,) in connection.exec_driver_sql(listed, (table,)).all():
         columns = connection.exec_driver_sql("SELECT name FROM pragma_index_info(?)", (index,))
@@ -228,7 +230,8 @@ def _columns(roles: Sequence[Role]) -> list[str]:
 
 
 def _numbered(columns: Sequence[str]) -> Cell:
-    """Finds a cell of a table: ``columns`` are the id, which may be a column once more, and the others."""
+    """Return a function that finds a cell of a table: ``columns`` are the id, which may be a column once more, and
+    the others."""
     return lambda name: f.col(CELLS)[columns.index(name, 1)]
 
 
@@ -241,7 +244,7 @@ def _used(roles: Mapping[str, tuple[Role, ...]]) -> set[str]:
 
 
 def _made(roles: Mapping[str, tuple[Role, ...]]) -> dict[str, Column]:
-    """What the cells of these roles are made of, once per row."""
+    """Return the columns from which the cells of these roles are made, once per row."""
     used = _used(roles)
     made = {f"_{name}": _OWN[name]() for name in used if name in _OWN}
     if fields := sorted(used - _OWN.keys()):
@@ -251,23 +254,24 @@ def _made(roles: Mapping[str, tuple[Role, ...]]) -> dict[str, Column]:
 
 
 def _message_cell(name: str) -> Column:
-    """A column of a message, or else a field of its JSON body, as text."""
+    """Return a column of a message, or else a field of its JSON body, as text."""
     return f.col(f"_{name}") if name in _OWN else f.col(_BODY)[name]
 
 
 def _as_stored(name: str) -> str:
-    """The name of a message's column as it is stored, which is cheaper than as text and does between two sides of messages."""
+    """Return the name of a message's column as it is stored, which is cheaper than as text and does between two
+    sides of messages."""
     return _STORED + name if name in MESSAGE_COLUMNS else name
 
 
 def _sorted_properties() -> Column:
-    """The properties, whatever order they were given in. Few need sorting."""
+    """Return the properties, whatever order they were given in. Few need sorting."""
     entries = f.map_entries(f.col("properties"))
     return f.when(f.size("properties") > 1, f.sort_array(entries)).otherwise(entries)
 
 
 def _properties_text() -> Column:
-    """The properties as one text, whatever order they were given in."""
+    """Return the properties as one text, whatever order they were given in."""
     return f.to_json(_sorted_properties())
 
 
@@ -276,7 +280,8 @@ def _hex(column: Column) -> Column:
 
 
 def _transaction_text() -> Column:
-    """The 16 bytes of a transaction id as ``str(TransactionId)`` prints them: SHARD-EPOCH-POSITION, hexadecimal."""
+    """Return the 16 bytes of a transaction id as ``str(TransactionId)`` prints them: SHARD-EPOCH-POSITION,
+    hexadecimal."""
     digits = _hex(f.col("transaction_id"))
     epoch, position = (_without_zeros(f.substring(digits, start, size)) for start, size in ((9, 8), (17, 16)))
     return f.concat(f.substring(digits, 1, 8), f.lit("-"), epoch, f.lit("-"), position)

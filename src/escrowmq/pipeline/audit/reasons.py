@@ -1,10 +1,12 @@
 """Why an id does not agree: what the log knows of the findings that are named.
 
-Between what a consumer group is to have handled and what it did, an id can be wrong because a person replaced or discarded its message, and
-the consumer did not follow: it had the effect of both, of neither, of the old one. Then the finding says so, with both message ids. Of
-an effect without a message it says that neither the topic nor an edit has it.
+Between what a consumer group is to have handled and what it did, an id can be wrong because a person replaced or
+discarded its message, and the consumer did not follow: it had the effect of both, of neither, of the old one. Then the
+finding says so, with both message ids. Of an effect without a message it says that neither the topic nor an edit has
+it.
 
-Only the ids that are named (some hundred) are looked for, so this costs a pass over the messages and a column of ids, and nothing where all agrees.
+Only the ids that are named (some hundred) are looked for, so this costs a pass over the messages and a column of ids,
+and nothing where all agrees.
 """
 
 from __future__ import annotations
@@ -78,7 +80,7 @@ def _explain_unseen(comparison: Comparison, kind: str, covered: Coverage) -> lis
 
 
 def _known(manifest: Manifest, readings: Readings, wrong: Iterable[Wrong]) -> dict[tuple[int, str], str]:
-    """What persons did to the messages of findings, by comparison and id."""
+    """Return what operators did to the messages of findings, by comparison and id."""
     named: dict[int, dict[str, str]] = {}
     for one in wrong:
         if one["comparison"] >= 0 and manifest.comparisons[one["comparison"]].expected.startswith("group:"):
@@ -118,7 +120,10 @@ def _of_group(comparison: Comparison, readings: Readings, kinds: Mapping[str, st
 def _edited(row: Wrong, group: str, effects: _Effects) -> str:
     old, new = row["message_id"], row["new_message_id"]
     if (row["id"], row["digest"]) == (row["new_id"], row["new_digest"]):
-        return f"{new} stands in place of {old} for consumer group {group}, and the compared columns do not tell them apart"
+        return (
+            f"{new} stands in place of {old} for consumer group {group}, and the compared columns do not tell them "
+            "apart"
+        )
     had_old, had_new = (
         effects.had(row["id"], row["digest"]),
         effects.had(row["new_id"], row["new_digest"]),
@@ -141,7 +146,7 @@ def _discarded(row: Wrong, group: str, effects: _Effects) -> str:
 
 
 def _effects(comparison: Comparison, readings: Readings, ids: Collection[str]) -> _Effects:
-    """What the found side has of some ids, as this comparison looks at it."""
+    """Return what the found side has of some ids, as this comparison reads it."""
     found = _Effects()
     for rows in readings.rows([comparison]):
         if all(role.expected for speaker in rows.speakers for role in speaker.roles):

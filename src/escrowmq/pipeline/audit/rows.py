@@ -25,8 +25,8 @@ class Role:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Speaker:
-    """One side and its roles. ``where``: the rows of the frame that are of this side (None: all). ``unique``: no id is twice
-    in it, which the caller has checked."""
+    """One side and its roles. ``where``: the rows of the frame that are of this side (None: all). ``unique``: no id is
+    twice in it, which the caller has checked."""
 
     roles: tuple[Role, ...]
     cell: Cell = f.col
@@ -38,8 +38,9 @@ class Speaker:
 class Rows:
     """A frame that is read once for all the sides that are in it; ``id`` is the id of a row, as text.
 
-    ``made``: columns that cells are made of and that cost something, such as parsed JSON; they are computed once per row, and only for
-    rows that are looked at. ``slim``: the same rows with nothing but what ``id`` and the speakers' ``where`` need.
+    ``made``: columns that cells are made of and that cost something, such as parsed JSON; they are computed once per
+    row, and only for rows that are looked at. ``slim``: the same rows with nothing but what ``id`` and the speakers'
+    ``where`` need.
     """
 
     frame: DataFrame
@@ -49,7 +50,7 @@ class Rows:
     slim: DataFrame | None = None
 
     def opened(self, frame: DataFrame) -> DataFrame:
-        """Some rows of the frame, with what their cells are made of."""
+        """Return some rows of the frame, with what their cells are made of."""
         return frame.withColumns(dict(self.made)) if self.made else frame
 
     @property
@@ -58,12 +59,13 @@ class Rows:
         return f.coalesce(self.id, f.lit(NO_ID))
 
     def each(self, what: Callable[[Role, Cell], Column]) -> Column:
-        """An array of ``what`` for every role that a row is in; null for a row of no side. A row is read once, however many
+        """Return an array of ``what`` for every role that a row is in; null for a row of no side. A row is read once,
+        however many
         comparisons it takes part in."""
         return self.of([[what(role, speaker.cell) for role in speaker.roles] for speaker in self.speakers])
 
     def of(self, values: Sequence[Sequence[Column]]) -> Column:
-        """An array of the values of a row's own speaker."""
+        """Return an array of the values of a row's own speaker."""
         pairs = zip(self.speakers, values, strict=True)
         arrays = [
             f.array(*its) if speaker.where is None else f.when(speaker.where, f.array(*its))
@@ -74,7 +76,8 @@ class Rows:
 
 
 def digest(cells: Sequence[Column], *before: Column) -> Column:
-    """64 bits of the content of ``cells`` (int64): equal content, equal digest, on any machine. ``before`` is hashed first.
+    """64 bits of the content of ``cells`` (int64): equal content, equal digest, on any machine. ``before`` is hashed
+    first.
 
     ``xxhash64`` hashes cell after cell, so borders between texts count; it passes over nulls, so those are hashed as
     flags of their own.

@@ -42,12 +42,14 @@ def run(
     progress: Callable[[str], None] | None = None,
     page: bool = True,
 ) -> Verdict:
-    """Audit a run folder (see :mod:`escrowmq.pipeline.audit.manifest`); writes ``verdict.json`` and ``report.html`` there.
+    """Audit a run folder (see :mod:`escrowmq.pipeline.audit.manifest`); writes ``verdict.json`` and ``report.html``
+    there.
 
-    The log is read from the broker that the manifest names, or from its data folder without one, in use or not. ``spark`` None starts
-    a session for the time of the audit: on this machine, or on the cluster ``master`` (``spark://HOST:PORT``), whose workers must
-    see the run folder under the same path. ``progress`` is called with what is being done. Raises Misuse when the folder, one of its
-    databases or Java is missing; a disagreement is a verdict, not an error.
+    The log is read from the broker that the manifest names, or from its data folder without one, in use or not.
+    ``spark`` None starts a session for the time of the audit: on this machine, or on the cluster ``master``
+    (``spark://HOST:PORT``), whose workers must see the run folder under the same path. ``progress`` is called with what
+    is being done. Raises Misuse when the folder, one of its databases or Java is missing; a disagreement is a verdict,
+    not an error.
     """
     tell = progress or (lambda _: None)
     manifest = Manifest.read(folder)
@@ -106,8 +108,8 @@ def _kept(frame: DataFrame) -> Iterator[DataFrame]:
 
 @contextmanager
 def _uncompressed(spark: SparkSession) -> Iterator[None]:
-    """Cached frames are not compressed meanwhile: it is hashes and times, which no dictionary makes smaller, and trying costs more
-    than all the rest of keeping it."""
+    """Turn off compression of cached frames meanwhile: they are hashes and times, which no dictionary makes
+    smaller, and trying costs more than all the rest of keeping them."""
     name = "spark.sql.inMemoryColumnarStorage.compressed"
     before = spark.conf.get(name)
     spark.conf.set(name, "false")
@@ -171,12 +173,12 @@ def _numbers(manifest: Manifest) -> list[int]:
 
 
 def _number_of(manifest: Manifest, table: str) -> int:
-    """The number of the comparison that looks for effects in ``table``."""
+    """Return the number of the comparison that looks for effects in ``table``."""
     return next(n for n, c in enumerate(manifest.comparisons) if c.found == f"table:{table}")
 
 
 def _named(manifest: Manifest, told: Told, wrong: DataFrame) -> tuple[Finding, ...]:
-    """The first findings, in the order of kind and id, with what the log knows of them."""
+    """Return the first findings, in the order of kind and id, with what the log knows of them."""
     rows = [row.asDict() for row in wrong.orderBy("kind", "id", "comparison").limit(MOST_FINDINGS).collect()]
     reason = told(rows)
     return tuple(

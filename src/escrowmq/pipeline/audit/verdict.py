@@ -14,7 +14,8 @@ NAME = "verdict.json"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One id that two sides do not agree on; ``expected`` and ``found`` count rows on either side. ``reason``: why, if the log knows."""
+    """One id that two sides do not agree on; ``expected`` and ``found`` count rows on either side. ``reason``: why, if
+    the log knows."""
 
     kind: str
     id: str
@@ -38,7 +39,8 @@ class Side:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The result of an audit. ``lost`` … ``orphaned`` count distinct ids; ``findings`` names them, at most some hundred."""
+    """The result of an audit. ``lost`` … ``orphaned`` count distinct ids; ``findings`` names them, at most some
+    hundred."""
 
     orders: int  # distinct ids among the half messages
     transactions: int
@@ -72,7 +74,7 @@ class Verdict:
         return self.agrees and not self.orphaned
 
     def to_json(self) -> dict[str, Any]:
-        """The result in JSON's values."""
+        """Return the result in JSON's values."""
         return {"verdict": "agree" if self.agrees else "disagree", **asdict(self)}
 
     def write(self, folder: Path) -> Path:

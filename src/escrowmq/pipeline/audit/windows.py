@@ -1,13 +1,13 @@
 """Proves windows (ids grouped by hash) equal by row counts and content hashes, without comparing their rows.
 
-A *window* is all ids with the same hash modulo some number, so an id is in one window on every side. Of each window and side
-the rows are counted and the hashes of (id, content) summed: sums do not care for order, and are made where the rows
-are, so that only one line per window is sent around. Two windows are *equal* when the counts and both sums (of the upper and the
-lower half of the hash) are: they hold the same rows, as often.
+A *window* is all ids with the same hash modulo some number, so an id is in one window on every side. Of each window and
+side the rows are counted and the hashes of (id, content) summed: sums do not care for order, and are made where the
+rows are, so that only one line per window is sent around. Two windows are *equal* when the counts and both sums (of the
+upper and the lower half of the hash) are: they hold the same rows, as often.
 
 The same rows as often is not yet right: an id may be twice on both sides. So one side of each comparison must be
-*unique* by id in that window: because its database has an index that says so, because its ids have been looked through, or because
-its window is equal to that of a side that is unique there. Windows that are equal and unique are *proven*.
+*unique* by id in that window: because its database has an index that says so, because its ids have been looked through,
+or because its window is equal to that of a side that is unique there. Windows that are equal and unique are *proven*.
 
 (Not xor: a pair of equal rows would cancel. Not one sum of whole hashes: it would overflow.)
 """
@@ -29,7 +29,7 @@ _LOW = 0xFFFF_FFFF
 
 
 def window(id: Column, count: int) -> Column:
-    """The window of an id: 0 .. ``count``-1."""
+    """Return the window of an id: 0 .. ``count``-1."""
     return _in_window(f.xxhash64(id), count)
 
 
@@ -38,7 +38,8 @@ def _in_window(hashed: Column, count: int) -> Column:
 
 
 def balances(every: Sequence[Rows], count: int) -> DataFrame:
-    """All sides → ``comparison, window, expected, found`` (rows), ``equal``: one line for each window of each comparison."""
+    """All sides → ``comparison, window, expected, found`` (rows), ``equal``: one line for each window of each
+    comparison."""
     together = reduce(DataFrame.unionByName, [_summed(rows, count) for rows in every])
     sign = 2 * f.col("expected") - 1
     halves = len(_halves(f.lit(0)))
@@ -95,7 +96,8 @@ def _halves(hashed: Column) -> tuple[Column, ...]:
 
 
 def suspects(every: Sequence[Rows], equal: Mapping[int, set[int]], count: int) -> dict[int, set[int]]:
-    """For each comparison its windows that are not proven; ``equal``: those whose counts and sums are equal, or that are empty."""
+    """For each comparison its windows that are not proven; ``equal``: those whose counts and sums are equal, or that
+    are empty."""
     speakers = [speaker for rows in every for speaker in rows.speakers]
     chosen = _to_look_through(speakers)
     everywhere = set(range(count))
@@ -119,7 +121,7 @@ def suspects(every: Sequence[Rows], equal: Mapping[int, set[int]], count: int) -
 
 
 def _twice(every: Sequence[Rows], chosen: Sequence[Speaker], count: int) -> dict[int, set[int]]:
-    """The windows in which an id may come twice, of each of the sides that are looked through."""
+    """Return the windows in which an id may come twice, of each of the sides that are looked through."""
     frames = []
     for rows in every:
         values = [[f.lit(chosen.index(speaker))] if speaker in chosen else [] for speaker in rows.speakers]
@@ -136,7 +138,7 @@ def _twice(every: Sequence[Rows], chosen: Sequence[Speaker], count: int) -> dict
 
 
 def _to_look_through(speakers: Sequence[Speaker]) -> list[Speaker]:
-    """The fewest sides, about, from which every comparison can learn that one of its sides is unique."""
+    """Return the fewest sides, about, from which every comparison can learn that one of its sides is unique."""
     left = {number for speaker in speakers for number in _comparisons(speaker)}
     left -= _reached(speakers, [speaker for speaker in speakers if speaker.unique])
     chosen: list[Speaker] = []
@@ -148,7 +150,7 @@ def _to_look_through(speakers: Sequence[Speaker]) -> list[Speaker]:
 
 
 def _reached(speakers: Sequence[Speaker], first: Iterable[Speaker]) -> set[int]:
-    """The comparisons that these sides are in, or that are connected with theirs through other sides."""
+    """Return the comparisons that these sides are in, or that are connected with theirs through other sides."""
     reached = {number for speaker in first for number in _comparisons(speaker)}
     while True:
         more = {n for speaker in speakers if _comparisons(speaker) & reached for n in _comparisons(speaker)}

@@ -17,7 +17,8 @@ HEIGHT = 220
 
 
 def latency(named: Iterable[tuple[str, str, Mapping[int, int]]]) -> str:
-    """A histogram of decision latencies: a name, a colour and the counts by step (see timeline.latencies) per series. "" without any."""
+    """Return a histogram of decision latencies: a name, a colour and the counts by step (see timeline.latencies)
+    per series. "" without any."""
     named = list(named)
     steps = [step for _, _, counts in named for step in counts]
     if not steps:
@@ -39,7 +40,8 @@ def latency(named: Iterable[tuple[str, str, Mapping[int, int]]]) -> str:
 
 
 def in_escrow(begun: Sequence[int], ended: Iterable[Sequence[int]], seconds: float, **axes: Any) -> str:
-    """Undecided transactions over time, from how many began and ended in each bucket of ``seconds``; ``axes`` as of svg.lines."""
+    """Undecided transactions over time, from how many began and ended in each bucket of ``seconds``; ``axes`` as of
+    svg.lines."""
     left = [sum(values) for values in zip(*ended, strict=True)] or [0] * len(begun)
     held = [0, *(max(n, 0) for n in accumulate(a - b for a, b in zip(begun, left, strict=True)))]
     series = [Series("undecided", VIOLET, held, filled=True)]
@@ -49,7 +51,7 @@ def in_escrow(begun: Sequence[int], ended: Iterable[Sequence[int]], seconds: flo
 
 
 def _duration(microseconds: float) -> str:
-    """A power of ten in the unit that makes it short."""
+    """Return a power of ten in the unit that makes it short."""
     for unit, size in (("s", 1e6), ("ms", 1e3)):
         if microseconds >= size:
             return f"{microseconds / size:g} {unit}"

@@ -18,7 +18,7 @@ LEGEND_LINE, LEGEND_GAP = 20, 36
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One named series of values; ``values[i]`` belongs to ``x[i]`` of its chart. ``filled`` draws the area below, too."""
+    """One named series: ``values[i]`` belongs to ``x[i]`` of its chart. ``filled`` draws the area below, too."""
 
     name: str
     color: str
@@ -179,7 +179,8 @@ def _axes(
     )
     y = (TOP + bottom) / 2
     parts.append(
-        f'<text class="label" x="14" y="{y}" text-anchor="middle" transform="rotate(-90 14 {y})">{escape(y_label)}</text>'
+        f'<text class="label" x="14" y="{y}" text-anchor="middle" transform="rotate(-90 14 '
+        f'{y})">{escape(y_label)}</text>'
     )
     return "".join(parts)
 
@@ -213,7 +214,8 @@ def _mark(frame: Frame, mark: Mark) -> str:
 
 
 def _legend(entries: Sequence[tuple[str, str]]) -> tuple[str, int]:
-    """Names and colours above the plot, left to right, and how many lines they take; widths are guessed from the number of characters."""
+    """Names and colours above the plot, left to right, and how many lines they take; widths are guessed from the number
+    of characters."""
     parts, x, line = [], float(LEFT), 0
     for name, color in entries:
         width = LEGEND_GAP + LETTER * len(name)

@@ -1,8 +1,8 @@
 """The comparison, as functions DataFrame → DataFrame: one row per id, in whatever order and however often it was seen.
 
-A *side* has one row per sighting: ``id`` string, ``at`` timestamp, and, where content is compared, ``digest`` (any type that
-can be compared; null: not known). *half* is what was announced, *commits* what became visible. Both become one frame and
-are grouped once, so that all four kinds cost one shuffle:
+A *side* has one row per sighting: ``id`` string, ``at`` timestamp, and, where content is compared, ``digest`` (any type
+that can be compared; null: not known). *half* is what was announced, *commits* what became visible. Both become one
+frame and are grouped once, so that all four kinds cost one shuffle:
 
 ===========  ==========================================================================
 missing      announced longer ago than the grace time, never committed
@@ -29,9 +29,10 @@ KINDS = ("missing", "unexpected", "differing", "nameless", "uncovered")
 
 
 def missing(half: DataFrame, commits: DataFrame, *, settled_before: datetime) -> DataFrame:
-    """The ids in ``half``, first seen before ``settled_before``, that have no commit.
+    """Return the ids in ``half``, first seen before ``settled_before``, that have no commit.
 
-    → ``id``, ``halves`` (how often it was seen), ``first_seen``, ``last_seen``. Raises Misuse(BAD_ARGUMENT) for a side that lacks a
+    → ``id``, ``halves`` (how often it was seen), ``first_seen``, ``last_seen``. Raises Misuse(BAD_ARGUMENT) for a side
+    that lacks a
     column.
     """
     found = _of("missing", half, commits, settled_before)
@@ -39,13 +40,15 @@ def missing(half: DataFrame, commits: DataFrame, *, settled_before: datetime) ->
 
 
 def unexpected(half: DataFrame, commits: DataFrame, *, settled_before: datetime) -> DataFrame:
-    """The ids in ``commits``, first seen before ``settled_before``, that were never announced → as :func:`missing`, ``commits``."""
+    """Return the ids in ``commits``, first seen before ``settled_before``, that were never announced → as
+    :func:`missing`, ``commits``."""
     found = _of("unexpected", half, commits, settled_before)
     return found.select("id", "commits", "first_seen", "last_seen")
 
 
 def differing(half: DataFrame, commits: DataFrame) -> DataFrame:
-    """The ids on both sides whose content is not the same everywhere → ``id, halves, commits, first_seen, last_seen``."""
+    """Return the ids on both sides whose content is not the same everywhere → ``id, halves, commits, first_seen,
+    last_seen``."""
     return _of("differing", half, commits, datetime.max.replace(tzinfo=UTC)).drop("kind")
 
 
@@ -81,7 +84,7 @@ def by_id(sightings: DataFrame) -> DataFrame:
 
 
 def aggregates() -> list[Column]:
-    """The aggregates over all sightings of one id."""
+    """Return the aggregates over all sightings of one id."""
     return [
         f.sum("half").alias("halves"),
         f.sum(1 - f.col("half")).alias("commits"),
@@ -92,8 +95,8 @@ def aggregates() -> list[Column]:
 
 
 def findings(tallies: DataFrame, settled_before: datetime, covered_from: datetime | None = None) -> DataFrame:
-    """Tallies → ``kind, id, halves, commits, first_seen, last_seen``: one row for everything that is wrong. ``covered_from``: what was seen
-    before then is judged only if it is on both sides."""
+    """Tallies → ``kind, id, halves, commits, first_seen, last_seen``: one row for everything that is wrong.
+    ``covered_from``: what was seen before then is judged only if it is on both sides."""
     old = f.col("first_seen") < moment(settled_before)
     found = judged(tallies, old)
     if covered_from is None:
@@ -116,6 +119,7 @@ def judged(tallies: DataFrame, due: Column) -> DataFrame:
 
 
 def moment(when: datetime) -> Column:
-    """A point in time as a timestamp, whatever the time zone of the machine and the session. A naive one is UTC."""
+    """Return a point in time as a timestamp, whatever the time zone of the machine and the session. A naive one is
+    UTC."""
     aware = when if when.tzinfo else when.replace(tzinfo=UTC)
     return f.timestamp_micros(f.lit((aware - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)))

@@ -37,8 +37,9 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """``missing`` … ``differing`` count distinct ids, ``nameless`` rows. ``uncovered``: ids that are on one side alone and were seen before
-    ``covered_from``, where what would match may have left its topic; they are no difference. ``named`` has the first findings, in order of kind, time, id."""
+    """``missing`` … ``differing`` count distinct ids, ``nameless`` rows. ``uncovered``: ids that are on one side alone
+    and were seen before ``covered_from``, where what would match may have left its topic; they are no difference.
+    ``named`` has the first findings, in order of kind, time, id."""
 
     settled_before: str
     ids: int
@@ -60,7 +61,7 @@ class Report:
         return not (self.missing or self.unexpected or self.differing or self.nameless)
 
     def to_json(self) -> dict[str, Any]:
-        """The result in JSON's values."""
+        """Return the result in JSON's values."""
         return {"verdict": "agree" if self.agrees else "disagree", **asdict(self)}
 
 
@@ -77,11 +78,11 @@ def reconcile(
 ) -> Report:
     """Compare two sides (see :mod:`escrowmq.pipeline.reconcile.frames`).
 
-    ``out``: a folder (any that Spark can write to) that gets ``findings`` as Parquet with every finding, and ``report.json``; what was there
-    is replaced; on a cluster its workers must see it, or it is refused before and after. ``covered_from``: from when on
-    both sides hold all that there was (None: from their beginning). ``incomplete``: for the report, what a side may
-    lack at its end. The same sides and ``settled_before`` give the same report. Raises Misuse for sides that lack
-    columns.
+    ``out``: a folder (any that Spark can write to) that gets ``findings`` as Parquet with every finding, and
+    ``report.json``; what was there is replaced; on a cluster its workers must see it, or it is refused before and
+    after. ``covered_from``: from when on both sides hold all that there was (None: from their beginning).
+    ``incomplete``: for the report, what a side may lack at its end. The same sides and ``settled_before`` give the same
+    report. Raises Misuse for sides that lack columns.
     """
     from pyspark.sql import Observation
 
@@ -117,7 +118,8 @@ def reconcile(
 
 
 def _never_empty(sightings: DataFrame) -> DataFrame:
-    """With one row of nulls, which counts nowhere: where nothing is found Spark would skip the work and never tell the totals."""
+    """With one row of nulls, which counts nowhere: where nothing is found Spark would skip the work and never tell the
+    totals."""
     nothing = [f.lit(None).cast(field.dataType).alias(field.name) for field in sightings.schema.fields]
     return sightings.unionByName(sightings.sparkSession.range(1).select(*nothing))
 
@@ -134,7 +136,8 @@ def _iso(when: datetime) -> str:
 
 
 def _check_written(found: DataFrame, folder: str) -> None:
-    """Raise Misuse(BAD_ARGUMENT) if not all of it is in a folder of this machine: a worker that came late has written into one of its own."""
+    """Raise Misuse(BAD_ARGUMENT) if not all of it is in a folder of this machine: a worker that came late has written
+    into one of its own."""
     spark = found.sparkSession
     if not on_cluster(spark) or (here := local_folder(spark, folder)) is None:
         return

@@ -1,7 +1,8 @@
 """The report's aggregates besides :mod:`escrowmq.pipeline.timeline`, as functions DataFrame → DataFrame, and the
 numbers that leave Spark.
 
-Transactions are those of :func:`escrowmq.pipeline.timeline.transactions`: ``stored_us, checks, state, decided_us, decided_by``.
+Transactions are those of :func:`escrowmq.pipeline.timeline.transactions`: ``stored_us, checks, state, decided_us,
+decided_by``.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Rows = list[dict[str, Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """The numbers of a report. Times are microseconds since 1970, of the brokers' clocks; null where there is nothing."""
+    """The numbers of a report. Times: microseconds since 1970, of the brokers' clocks; null where none."""
 
     url: str
     as_of_us: int
@@ -31,7 +32,8 @@ class Report:
     bucket_us: int
     """Series have up to BUCKETS values, one per ``bucket_us`` from ``start_us`` on."""
     totals: dict[str, int | None]
-    """transactions, committed, rolled_back, expired, undecided, asked, asked_about, first_us, last_us, oldest_us; see timeline.totals"""
+    """transactions, committed, rolled_back, expired, undecided, asked, asked_about, first_us, last_us, oldest_us; see
+    timeline.totals"""
     topics: Rows
     """name, messages, committed, first_s, last_s; by volume"""
     volumes: dict[str, list[int]]
@@ -78,7 +80,8 @@ def volumes(seconds: DataFrame, start_s: int, bucket_s: int) -> DataFrame:
 
 
 def latencies(transactions: DataFrame) -> DataFrame:
-    """→ ``state, transactions, p50_us, p95_us, p99_us, most_us``: from durable half message to durable decision, by outcome."""
+    """→ ``state, transactions, p50_us, p95_us, p99_us, most_us``: from durable half message to durable decision, by
+    outcome."""
     waited = f.greatest(f.col("decided_us") - f.col("stored_us"), f.lit(0))
     at = f.percentile_approx(waited, list(QUANTILES), 10_000)
     found = (

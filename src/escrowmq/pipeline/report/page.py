@@ -39,7 +39,7 @@ def write_report(folder: Path, report: Report) -> None:
 
 
 def page(report: Report) -> str:
-    """The whole page as text."""
+    """Return the whole page as text."""
     parts = [_head(report), _volumes(report), _latency(report), _checks(report), _waits(report), _escrow(report)]
     when = f"as of {_moment(report.as_of_us)} UTC" if report.as_of_us else ""
     return document("EscrowMQ report", "".join(parts), command=f"escrowmq report --url {report.url}", made=when)
@@ -63,7 +63,8 @@ def _head(report: Report) -> str:
     ]
     unseen = f'<p class="note">It may be incomplete: {escape(report.incomplete)}.</p>' if report.incomplete else ""
     return (
-        f'<h1>What is in the broker</h1><p class="lead"><code>{escape(report.url)}</code> · as of {when}{" UTC" if report.as_of_us else ""}</p>{unseen}'
+        f'<h1>What is in the broker</h1><p class="lead"><code>{escape(report.url)}</code> · as of '
+        f"{when}{' UTC' if report.as_of_us else ''}</p>{unseen}"
         f'<div class="figures">{"".join(figures)}</div><div class="figures">{"".join(care)}</div>'
     )
 
@@ -99,7 +100,7 @@ def _volumes(report: Report) -> str:
 
 
 def _trend(values: Sequence[int]) -> str:
-    """The last quarter beside the one before."""
+    """Return the last quarter beside the one before."""
     size = len(values) // 4
     before, now = sum(values[-2 * size : -size]), sum(values[-size:])
     if not size or not (before or now):
@@ -230,7 +231,7 @@ def _moment(us: int) -> str:
 
 
 def _short(us: float) -> str:
-    """A duration to three digits, in the unit that fits."""
+    """Return a duration to three digits, in the unit that fits."""
     for unit, size in (("d", 86_400e6), ("h", 3_600e6), ("min", 60e6), ("s", 1e6), ("ms", 1e3)):
         if us >= size:
             return f"{us / size:.3g} {unit}"

@@ -31,8 +31,8 @@ def report(
 ) -> Report:
     """Measure a broker (several: one report) or a data folder, ``file:FOLDER``, which is only read, in use or not.
 
-    ``spark`` None starts a session for the time of it, here or on the cluster ``master``. Raises what connecting does, and
-    Misuse without PySpark or a Java.
+    ``spark`` None starts a session for the time of it, here or on the cluster ``master``. Raises what connecting does,
+    and Misuse without PySpark or a Java.
     """
     tell = progress or (lambda _: None)
     folder = url.startswith("file:")
@@ -54,7 +54,7 @@ def report(
 
 
 def measure(log: Log, topics: list[str], *, url: str, as_of_us: int | None, producers: Rows, consumers: Rows) -> Report:
-    """The measures of a log (see :mod:`escrowmq.pipeline.report.measures`), collected: some hundred numbers."""
+    """Return the measures of a log (see :mod:`escrowmq.pipeline.report.measures`), collected: some hundred numbers."""
     half = timeline.of_half(log.half(timeline.HALF_COLUMNS))
     transactions = timeline.transactions(timeline.packed(half, timeline.decisions(log))).persist()
     seconds = measures.by_second(log.topics(topics, ["topic", "stored", "state"])).persist() if topics else None

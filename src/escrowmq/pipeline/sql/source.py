@@ -1,10 +1,11 @@
 """Database tables as one DataFrame: a Python data source of Spark over tables.py.
 
-One Spark partition per range of keys: filters run in the database, rows go from there to the executor as Arrow, and nothing passes
-through the driver. All tables come through *one* source, because Spark starts Python processes of their own to plan each: for a
-handful of small tables that would cost more than the rest of an audit.
+One Spark partition per range of keys: filters run in the database, rows go from there to the executor as Arrow, and
+nothing passes through the driver. All tables come through *one* source, because Spark starts Python processes of their
+own to plan each: for a handful of small tables that would cost more than the rest of an audit.
 
-URLs may hold passwords. They travel in an option whose name Spark redacts, and in the pickled reader; no plan shows them.
+URLs may hold passwords. They travel in an option whose name Spark redacts, and in the pickled reader; no plan shows
+them.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ class SqlRange(InputPartition):
 def read_sql(spark: SparkSession, reads: Sequence[SqlRead], partition_rows: int = PARTITION_ROWS) -> DataFrame:
     """Rows of all reads → ``source`` int, the number of the read, and their columns (the same in all).
 
-    Raises Misuse(BAD_ARGUMENT) if a table, a column or a primary key is not there, or columns differ between reads; Misuse(BAD_URL), and
-    Unknown(DISCONNECTED) for a database that is away.
+    Raises Misuse(BAD_ARGUMENT) if a table, a column or a primary key is not there, or columns differ between reads;
+    Misuse(BAD_URL), and Unknown(DISCONNECTED) for a database that is away.
     """
     reads = [replace(read, url=absolute(read.url)) for read in reads]
     schemas = [read.check() for read in reads]
@@ -58,10 +59,11 @@ def read_sql(spark: SparkSession, reads: Sequence[SqlRead], partition_rows: int 
 
 
 def read_texts(spark: SparkSession, reads: Sequence[SqlRead], partition_rows: int = TEXT_PARTITION_ROWS) -> DataFrame:
-    """Rows of all reads, which are of ``texts`` → ``source`` int, ``cells`` array of string in the order of a read's columns.
+    """Rows of all reads, which are of ``texts`` → ``source`` int, ``cells`` array of string in the order of a read's
+    columns.
 
-    As text because SQLite's columns hold any type: what a hand typed into an amount must be *reported*, not fail the job. NULL stays
-    null. Raises Misuse(BAD_ARGUMENT) if a file, a table or a column is not there.
+    As text because SQLite's columns hold any type: what a hand typed into an amount must be *reported*, not fail the
+    job. NULL stays null. Raises Misuse(BAD_ARGUMENT) if a file, a table or a column is not there.
     """
     for read in reads:
         read.check()
@@ -97,7 +99,8 @@ class SqlTables(DataSource):
 
 
 class SqlReader(DataSourceReader):
-    """Reads by ranges of keys. Pickled to executors: it holds no connection. ``kinds``: simple names of the columns' types."""
+    """Reads by ranges of keys. Pickled to executors: it holds no connection. ``kinds``: simple names of the columns'
+    types."""
 
     def __init__(self, reads: Sequence[SqlRead], kinds: Sequence[str], partition_rows: int) -> None:
         self._reads = reads

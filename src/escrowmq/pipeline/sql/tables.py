@@ -1,7 +1,7 @@
 """Reads a database table: its columns, its key ranges, and the rows of a range as Arrow batches. No Spark in here.
 
-The ranges begin before the first key and end after the last, so rows that come in between planning and reading are read, too. Each
-range is one query: the whole is no snapshot of one moment.
+The ranges begin before the first key and end after the last, so rows that come in between planning and reading are
+read, too. Each range is one query: the whole is no snapshot of one moment.
 
 URLs may hold passwords: what is shown or logged goes through :func:`safe_url`.
 """
@@ -81,9 +81,9 @@ KINDS = {kind.spark.lower(): kind for kind in (*(kind for _, kind in _KINDS), _T
 class SqlRead:
     """``columns`` of the rows of ``table`` at ``url`` that meet all of ``where``.
 
-    ``texts``, of SQLite alone: every value is read, and compared with ``where``, as the text that SQLite makes of it, and ranges are of
-    row ids, which are cut evenly without looking at the rows. Else ranges are of the first column of the primary key.
-    ``inode``: see :func:`check_there`.
+    ``texts``, of SQLite alone: every value is read, and compared with ``where``, as the text that SQLite makes of it,
+    and ranges are of row ids, which are cut evenly without looking at the rows. Else ranges are of the first column of
+    the primary key. ``inode``: see :func:`check_there`.
     """
 
     url: str
@@ -101,14 +101,16 @@ class SqlRead:
         return check(self.url, self.table, (*self.columns, *(name for name, _, _ in self.where)))
 
     def ranges(self, rows: int) -> list[tuple[str, Bounds]]:
-        """The key, and its bounds: one for about so many wanted ``rows``. Raises Misuse(BAD_ARGUMENT) for a table without a primary key."""
+        """Return the key, and its bounds: one for about so many wanted ``rows``. Raises Misuse(BAD_ARGUMENT) for a
+        table without a primary key."""
         with engines.opened(self.url) as engine, engine.connect() as connection:
             key = _ROW_ID if self.texts else self._first_key(connection)
             begins = self._even(connection, rows) if self.texts else self._quantiles(connection, key, rows)
         return [(key, bounds) for bounds in itertools.pairwise([None, *begins, None])]
 
     def batches(self, key: str, bounds: Bounds, kinds: Sequence[Kind] = ()) -> Iterator[tuple[int, list[pa.Array]]]:
-        """The rows of a range in batches: how many, and their columns, of these ``kinds``; of ``texts`` one column of lists."""
+        """Yield the rows of a range in batches: how many, and their columns, of these ``kinds``; of ``texts`` one
+        column of lists."""
         query = self._query(*self.columns)
         for bound, comparison in zip(bounds, (">=", "<"), strict=True):
             if bound is not None:
@@ -135,7 +137,7 @@ class SqlRead:
         return sa.cast(column, sa.Text) if self.texts else column
 
     def _quantiles(self, connection: sa.Connection, key: str, rows: int) -> list[Any]:
-        """The keys at which ranges of ``rows`` wanted rows begin, without the first."""
+        """Return the keys at which ranges of ``rows`` wanted rows begin, without the first."""
         number = sa.func.row_number().over(order_by=sa.column(key)).label("n")
         counted = self._query(key).add_columns(number).subquery()
         first = sa.select(counted.c[0]).where((counted.c.n - 1) % rows == 0).order_by(counted.c.n)
@@ -164,7 +166,8 @@ class SqlRead:
 def even_cuts(lowest: int, highest: int, rows: int, size: int) -> list[int]:
     """Where to cut the numbers ``lowest`` .. ``highest`` so that each part has about ``size`` of the ``rows`` rows.
 
-    Parts are even in numbers, not in rows: gaps make some smaller, and one far-off number must not make a million parts.
+    Parts are even in numbers, not in rows: gaps make some smaller, and one far-off number must not make a million
+    parts.
     """
     step = -(-(highest - lowest + 1) // -(-rows // size))
     return list(range(lowest, highest + 1, step))[1:]
@@ -173,8 +176,8 @@ def even_cuts(lowest: int, highest: int, rows: int, size: int) -> list[int]:
 def check(url: str, table: str, columns: Sequence[str]) -> dict[str, str]:
     """Column → Spark type of a table.
 
-    Raises Misuse(BAD_ARGUMENT) that names what is missing or is no database, Misuse(BAD_URL), Unknown(DISCONNECTED) for a database that
-    is away.
+    Raises Misuse(BAD_ARGUMENT) that names what is missing or is no database, Misuse(BAD_URL), Unknown(DISCONNECTED) for
+    a database that is away.
     """
     check_there(url)
     with engines.opened(url) as engine, engine.connect() as connection:
@@ -193,12 +196,13 @@ def check(url: str, table: str, columns: Sequence[str]) -> dict[str, str]:
 
 
 def readonly_url(file: Path) -> str:
-    """The URL of a SQLite file that is only read, in use or not."""
-    return f"sqlite:///{_AS_URI}{quote(quote(str(file.absolute())))}?mode=ro&uri=true"  # SQLAlchemy unquotes once, SQLite again
+    """Return the URL of a SQLite file that is only read, in use or not."""
+    # SQLAlchemy unquotes once, SQLite again
+    return f"sqlite:///{_AS_URI}{quote(quote(str(file.absolute())))}?mode=ro&uri=true"
 
 
 def absolute(url: str) -> str:
-    """The URL with a full path if it names a SQLite file: executors run in folders of their own."""
+    """Return the URL with a full path if it names a SQLite file: executors run in folders of their own."""
     parsed = engines.open_engine(url).url
     if (file := _file(parsed)) is None or str(parsed.database).startswith(_AS_URI):
         return url
@@ -206,7 +210,8 @@ def absolute(url: str) -> str:
 
 
 def inode(url: str) -> int | None:
-    """The number by which a file system knows a SQLite file; None for other databases, and for a file that is not there."""
+    """Return the number by which a file system knows a SQLite file; None for other databases, and for a file that
+    is not there."""
     file = _file(sa.make_url(url))
     return None if file is None or not Path(file).is_file() else Path(file).stat().st_ino
 
@@ -214,7 +219,8 @@ def inode(url: str) -> int | None:
 def check_there(url: str, same: int | None = None) -> None:
     """Raise Misuse(BAD_ARGUMENT) for a SQLite file that this machine does not have: SQLite would make an empty one.
 
-    ``same``: its :func:`inode` where it was looked at first. A file of another number is another one, which has this path on this machine by chance.
+    ``same``: its :func:`inode` where it was looked at first. A file of another number is another one, which has this
+    path on this machine by chance.
     """
     file = _file(sa.make_url(url))
     if file is None:
@@ -231,14 +237,14 @@ def check_there(url: str, same: int | None = None) -> None:
 
 
 def safe_url(url: str) -> str:
-    """A URL as it may be shown: without its password."""
+    """Return a URL as it may be shown: without its password."""
     parsed = sa.make_url(url)
     file = _file(parsed)
     return shown_address(parsed.render_as_string(hide_password=False)) if file is None else f"sqlite:///{file}"
 
 
 def _file(url: sa.URL) -> str | None:
-    """The path of a SQLite file; None for other databases, and for one in memory."""
+    """Return the path of a SQLite file; None for other databases, and for one in memory."""
     name = url.database or ""
     if name.startswith(_AS_URI):
         name = unquote(name.removeprefix(_AS_URI))
@@ -246,14 +252,16 @@ def _file(url: sa.URL) -> str | None:
 
 
 def _kind(found: Any) -> Kind:
-    """The kind of a reflected column; what is none of ours is read as text. MariaDB's BOOL is a TINYINT of width 1."""
+    """Return the kind of a reflected column; what is none of ours is read as text. MariaDB's BOOL is a TINYINT of
+    width 1."""
     if getattr(found, "display_width", None) == 1:
         found = sa.Boolean()
     return next((kind for type_, kind in _KINDS if isinstance(found, type_)), _TEXT)
 
 
 def _lists(rows: Sequence[Sequence[bytes | None]], width: int) -> pa.Array:
-    """Rows of texts as a list column: one array of all cells, and where each row begins. What is not UTF-8 gets replacement marks."""
+    """Rows of texts as a list column: one array of all cells, and where each row begins. What is not UTF-8 gets
+    replacement marks."""
     cells = pa.array(list(itertools.chain.from_iterable(rows)), pa.binary())
     try:
         texts = cells.cast(pa.utf8())

@@ -1,10 +1,11 @@
 """The database changes of a sweep for one order or one stock freeze, under row locks, without Spark.
 
-Each may be killed anywhere and run again, and run by several at once: stock and orders end as after one clean run. Connections must
-have no transaction open, and come from engines of :func:`~escrowmq.outbox.engines.open_locking`. A candidate is
-only a hint: an act looks again, under lock.
+Each may be killed anywhere and run again, and run by several at once: stock and orders end as after one clean run.
+Connections must have no transaction open, and come from engines of :func:`~escrowmq.outbox.engines.open_locking`. A
+candidate is only a hint: an act looks again, under lock.
 
-Locks are always taken in this order: an order, then its freezes, then products by id. So no two acts wait for each other.
+Locks are always taken in this order: an order, then its freezes, then products by id. So no two acts wait for each
+other.
 """
 
 from __future__ import annotations
@@ -40,11 +41,12 @@ class Inconsistent(Exception):
 def settle_order(
     order_db: sa.Connection, product_db: sa.Connection, trans_id: str, over_ticks: int, books: Books = Books()
 ) -> Act:
-    """Sweep 1: an order that is unpaid and was to be paid by ``over_ticks`` or before → timed out, stock back; one that is paid → sold.
+    """Sweep 1: an order that is unpaid and was to be paid by ``over_ticks`` or before → timed out, stock back; one that
+    is paid → sold.
 
-    The order row is locked from the first look to the end, so no payment comes in between. The freeze is released first: a process that dies in
-    between leaves an unpaid order without a freeze, which no payment accepts and the next run finishes. Raises
-    Inconsistent, and SQLAlchemy's errors; nothing was changed then, or the next run finishes it.
+    The order row is locked from the first look to the end, so no payment comes in between. The freeze is released
+    first: a process that dies in between leaves an unpaid order without a freeze, which no payment accepts and the next
+    run finishes. Raises Inconsistent, and SQLAlchemy's errors; nothing was changed then, or the next run finishes it.
     """
     orders = table(books.orders, books.order_trans_id, books.order_state, books.order_settled, books.order_pay_by)
     this = orders.c[books.order_trans_id] == trans_id
@@ -79,10 +81,10 @@ def release_orphan(
 ) -> Act:
     """Sweep 2: a freeze without an order → fenced, released as unsold, stock back.
 
-    ``order_dbs``: every shard in which its order could be. That there is no order must stay true, also while a slow one is about
-    to commit. So the question is asked by writing: the mark *never* goes where the order's transaction puts *placed*, and the first
-    of the two stands. The insert waits for a transaction that is still running; one that comes later fails on the mark.
-    Raises as :func:`settle_order`.
+    ``order_dbs``: every shard in which its order could be. That there is no order must stay true, also while a slow one
+    is about to commit. So the question is asked by writing: the mark *never* goes where the order's transaction puts
+    *placed*, and the first of the two stands. The insert waits for a transaction that is still running; one that comes
+    later fails on the mark. Raises as :func:`settle_order`.
     """
     for order_db in order_dbs:
         with order_db.begin():

@@ -2,14 +2,14 @@
 
 Databases of orders (the *shards*) have two tables, the database of products two::
 
-    orders       trans_id (key), state, pay_by_us, settled     unpaid → paid | timed out; settled: its freeze was released
-    order_marks  trans_id (key), mark                          placed | never: the first mark stands
-    products     product_id (key), stock
-    freezes      trans_id, product_id (key), amount, state, frozen_us     frozen → released sold | released unsold
+    orders       trans_id (key), state, pay_by_us, settled     unpaid → paid | timed out; settled: its freeze was
+    released order_marks  trans_id (key), mark                          placed | never: the first mark stands products
+    product_id (key), stock freezes      trans_id, product_id (key), amount, state, frozen_us     frozen → released sold
+    | released unsold
 
-The program that places an order must insert the mark ``placed`` in the order's own transaction: that it fails on the mark ``never`` is what keeps
-an order from coming after its stock was given back. The program that marks an order as paid must hold its row and look, under lock, that
-its freeze is still frozen. ``examples/shop`` does both.
+The program that places an order must insert the mark ``placed`` in the order's own transaction: that it fails on the
+mark ``never`` is what keeps an order from coming after its stock was given back. The program that marks an order as
+paid must hold its row and look, under lock, that its freeze is still frozen. ``examples/shop`` does both.
 """
 
 from __future__ import annotations
@@ -96,5 +96,5 @@ class Books:
 
 
 def table(name: str, *columns: str) -> sa.TableClause:
-    """A table by name, without asking the database what it looks like."""
+    """Return a table by name, without asking the database what it looks like."""
     return sa.table(name, *(sa.column(column) for column in columns))

@@ -20,7 +20,8 @@ class Databases:
     orders: tuple[str, ...]
     products: str
     inodes: dict[str, int | None] = field(init=False, compare=False)
-    """Of SQLite files, by URL, so that workers know the same files (see :func:`~escrowmq.pipeline.sql.tables.check_there`)."""
+    """Of SQLite files, by URL, so that workers know the same files (see
+    :func:`~escrowmq.pipeline.sql.tables.check_there`)."""
 
     def __post_init__(self) -> None:
         if not self.orders:
@@ -49,7 +50,7 @@ class Connections:
         return self._to(self._databases.products)
 
     def orders(self, shard: int | None) -> Sequence[sa.Connection]:
-        """A shard, or all of them. Raises SQLAlchemyError if one is away."""
+        """Return a shard, or all of them. Raises SQLAlchemyError if one is away."""
         urls = self._databases.orders if shard is None else self._databases.orders[shard : shard + 1]
         return [self._to(url) for url in urls]
 
@@ -71,6 +72,6 @@ class Connections:
 
 @contextmanager
 def connections(databases: Databases) -> Iterator[Connections]:
-    """Connections for the time of a task."""
+    """Yield connections for the time of a task."""
     with ExitStack() as stack:
         yield Connections(databases, stack)

@@ -1,7 +1,7 @@
 """The sweeps on Spark: find candidates in all shards at once, join by trans_id, and act on each from the executors.
 
-What finds a candidate reads without locks, each range at its own moment: what it misses the next run finds, and what it finds
-too much the act leaves alone. A task that Spark runs twice does nothing the second time.
+What finds a candidate reads without locks, each range at its own moment: what it misses the next run finds, and what it
+finds too much the act leaves alone. A task that Spark runs twice does nothing the second time.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ Done = tuple[str, int, list[tuple[str, str]]]
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """The result of a sweep: how often which :class:`Act`, and what failed (trans_id, error; some, sorted), to be tried again."""
+    """The result of a sweep: how often which :class:`Act`, and what failed (trans_id, error; some, sorted), to be tried
+    again."""
 
     acts: dict[str, int]
     alerts: tuple[tuple[str, str], ...]
@@ -67,10 +68,11 @@ def sweep_orders(
     unpaid_seconds: float = 0.0,
     now_us: int | None = None,
 ) -> Swept:
-    """Sweep 1, every 15 minutes: orders unpaid ``unpaid_seconds`` after their time → timed out, stock back; paid → sold.
+    """Sweep 1, every 15 minutes: orders unpaid ``unpaid_seconds`` after their time → timed out, stock back; paid →
+    sold.
 
-    ``now_us``: microseconds since 1970, None: the earliest of the databases' clocks. Raises Misuse for databases that lack a table or a column, Unknown
-    for one that is away when the sweep is planned. What fails later is in the result.
+    ``now_us``: microseconds since 1970, None: the earliest of the databases' clocks. Raises Misuse for databases that
+    lack a table or a column, Unknown for one that is away when the sweep is planned. What fails later is in the result.
     """
     books.check(databases.orders, databases.products)
     over = books.ticks(_now(now_us, databases) - round(unpaid_seconds * 1e6))
@@ -106,8 +108,8 @@ def sweep_freezes(
 ) -> Swept:
     """Sweep 2: what has been frozen for ``orphan_seconds`` and has no order → fenced, released as unsold, stock back.
 
-    Arguments and errors as :func:`sweep_orders`; besides Misuse(BAD_ARGUMENT), before anything is done, if orders are found in other shards than
-    ``books.shard_by`` says.
+    Arguments and errors as :func:`sweep_orders`; besides Misuse(BAD_ARGUMENT), before anything is done, if orders are
+    found in other shards than ``books.shard_by`` says.
     """
     books.check(databases.orders, databases.products)
     old = books.ticks(_now(now_us, databases) - round(orphan_seconds * 1e6))
@@ -154,7 +156,7 @@ def _swept(found: DataFrame, databases: Databases, act: Callable[[Connections, R
 
 
 def _each(rows: Iterable[Row], databases: Databases, act: Callable[[Connections, Row], Act]) -> list[Done]:
-    """A task: its candidates, one after the other; what fails is reported and left for the next run."""
+    """Return a task: its candidates, one after the other; what fails is reported and left for the next run."""
     done: Counter[Act] = Counter()
     alerts: list[tuple[str, str]] = []
     with connections(databases) as opened:
@@ -169,7 +171,7 @@ def _each(rows: Iterable[Row], databases: Databases, act: Callable[[Connections,
 
 
 def _reason(problem: Exception) -> str:
-    """The database's own words, without the statement and its values."""
+    """Return the database's own words, without the statement and its values."""
     original = getattr(problem, "orig", None)
     return str(original if original is not None else problem).strip().partition("\n")[0]
 

@@ -123,8 +123,8 @@ def keep_sweeping(
 
     ``products``: URL of the database whose lock and clock are used. ``on_run`` is called with the results of each run;
     None: another machine had the turn, or an error broke it off. ``alarm``: a URL to which failures are posted, see
-    :func:`post`. Whatever breaks a run off is reported, and the next turn tries again. Raises Misuse for what no further
-    turn would mend.
+    :func:`post`. Whatever breaks a run off is reported, and the next turn tries again. Raises Misuse for what no
+    further turn would mend.
     """
     totals = totals or Totals()
     while not stop.is_set():

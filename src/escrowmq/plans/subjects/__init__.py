@@ -1,1 +1,1 @@
-"""The kinds of rows on which plans act: how they are chosen, how they stand now, and what is done to a batch of them."""
+"""The kinds of rows on which plans act: their selection, their state now, and the operation on a batch."""

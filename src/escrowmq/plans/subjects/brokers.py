@@ -36,18 +36,19 @@ class Brokers:
         return ", ".join(link.address for link in self._router.links)
 
     def hello(self) -> tuple[dict[int, brokers.Hello], list[Missing]]:
-        """What each broker that answers says of itself, by shard, and who does not."""
+        """Return each broker's description of itself, by shard, and who does not answer."""
         answers = self._router.every(lambda number: self._ask(number, brokers.HELLO({})), self._timeout)
         for number, hello in answers.found:
             self._router.learn_shard(number, hello["shard"])
         return {hello["shard"]: hello for _, hello in answers.found}, answers.missing
 
     def address(self, shard: int) -> str:
-        """The address of the broker that has a shard."""
+        """Return the address of the broker that has a shard."""
         return self._router.links[self._router.of_shard(shard, self._timeout)].address
 
     def asked(self, shard: int, call: Call[Answer]) -> Answer:
-        """The answer of the broker that has a shard; asked once, as what may have been done is looked up in its record."""
+        """Return the answer of the broker that has a shard; asked once, as what may have been done is looked up in
+        its record."""
         return self._ask(self._router.of_shard(shard, self._timeout), call)
 
     def _ask(self, number: int, call: Call[Answer]) -> Answer:
@@ -61,8 +62,8 @@ class Brokers:
     def listed(self, call: Call[Any], what: str, *unknown: Code) -> Iterator[tuple[brokers.Hello, list[Any]]]:
         """Pages of a listing of all brokers that answer, by turns: what the broker says of itself, and the entries.
 
-        Those that refuse with a code of ``unknown`` have none; an error if all of them do. A broker that goes away after it began is
-        an error: the list would be one in part.
+        Those that refuse with a code of ``unknown`` have none; an error if all of them do. A broker that goes away
+        after it began is an error: the list would be one in part.
         """
         hello = self.hello()[0]
         turns = {shard: self.pages(shard, call, what) for shard in sorted(hello)}
@@ -106,14 +107,15 @@ class Brokers:
         return found
 
     def recorded(self, shard: int, token: str, after: int) -> Iterator[acts.Act]:
-        """The acts of a broker whose reason begins with ``token``, of those numbered above ``after``."""
+        """Yield the acts of a broker whose reason begins with ``token``, of those numbered above ``after``."""
         for page in self.pages(shard, acts.LIST({"after": after}), "acts", _ACTS):
             yield from (one for one in page if (one["why"] or "").startswith(token))
 
 
 def ended(act: acts.Act, things: int) -> list[str]:
-    """The result of each of the ``things`` that an act was about, or how it stood when the broker looked, at its start, after its end
-    had interrupted the act. Empty: nothing was done, as far as the record says. Raises Unknown(TIMED_OUT) while it is under way."""
+    """Return the result of each of the ``things`` that an act was about, or how it stood when the broker looked, at
+    its start, after its end had interrupted the act. Empty: nothing was done, as far as the record says. Raises
+    Unknown(TIMED_OUT) while it is under way."""
     found: Any = act.get("ended")
     if found is None:
         raise error(Code.TIMED_OUT, f"act {act['number']} is still under way", "run the plan again in a moment")
@@ -135,7 +137,7 @@ def batch_of(schema: pa.Schema, place: int, entries: Sequence[Mapping[str, Any]]
 
 
 def tolerated(act: Callable[[], Answer], *codes: Code) -> Answer | None:
-    """The answer; None if it is refused with one of ``codes``."""
+    """Return the answer; None if it is refused with one of ``codes``."""
     try:
         return act()
     except EscrowError as problem:

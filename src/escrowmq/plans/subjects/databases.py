@@ -1,7 +1,9 @@
-"""Rows of a database that wait for a person: of the outbox, of producer-driven transactions (STUCK), and cases of a compensation.
+"""Rows of a database that wait for a person: of the outbox, of producer-driven transactions (STUCK), and cases of a
+compensation.
 
-Each act is one transaction of the database with its record, so after a kill the record says exactly what was done. Rows are guarded by how they stood: before an act those of the
-batch are looked at again, and one that stands otherwise is left alone. Between that look and the act lies a moment in which somebody else may act on the row, too.
+Each act is one transaction of the database with its record, so after a kill the record says exactly what was done. Rows
+are guarded by how they stood: before an act those of the batch are looked at again, and one that stands otherwise is
+left alone. Between that look and the act lies a moment in which somebody else may act on the row, too.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ ACTS = (
 SCHEMA = pa.schema(
     [
         (PLACE, pa.int64()), ("id", pa.string()), ("guard", pa.string()), ("seq", pa.int64()), ("group", pa.string()),
-        ("topic", pa.string()), ("key", pa.string()), ("state", pa.string()), ("attempts", pa.int64()), ("born_us", pa.int64()),
+        ("topic", pa.string()), ("key", pa.string()), ("state", pa.string()), ("attempts", pa.int64()), ("born_us",
+        pa.int64()),
         ("reason", pa.string()),
     ]
 )  # fmt: skip
@@ -41,7 +44,8 @@ MOST = 1000
 """Rows of an act: as many as one transaction of the record takes."""
 _TEXT = 2000
 _SELECTION: dict[str, type | tuple[type, ...]] = {
-    "database": str, "state": str, "group": str, "compensation": str, "topic": str, "key": str, "error": str, "reason": str,
+    "database": str, "state": str, "group": str, "compensation": str, "topic": str, "key": str, "error": str,
+    "reason": str,
     "containing": str, "older_than": (int, float), "ids": (list, tuple),
 }  # fmt: skip
 _OUTCOMES = {"OK": Outcome.DONE, "NOT_FOUND": Outcome.ALREADY, "CONFLICT": Outcome.CONFLICT}
@@ -53,7 +57,8 @@ Engine: TypeAlias = Any
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """One table. ``pages(state, group, after)`` gives rows in the order of the table, behind the row ``after``; ``state`` None: in any."""
+    """One table. ``pages(state, group, after)`` gives rows in the order of the table, behind the row ``after``;
+    ``state`` None: in any."""
 
     states: tuple[str, ...]
     """That can be chosen; the first if none is."""
@@ -70,9 +75,9 @@ class _Kind:
 
 
 class DatabaseRows:
-    """The rows that ``selection`` chooses: ``state``, ``topic``, ``key``, ``error`` or ``reason`` (as the overview groups them: numbers and ids do not
-    count), ``containing`` (a part of that text), ``older_than`` (seconds), ``ids``; ``group`` (of producers) for stuck rows, ``compensation`` for its cases.
-    """
+    """The rows that ``selection`` chooses: ``state``, ``topic``, ``key``, ``error`` or ``reason`` (as the overview
+    groups them: numbers and ids do not count), ``containing`` (a part of that text), ``older_than`` (seconds), ``ids``;
+    ``group`` (of producers) for stuck rows, ``compensation`` for its cases."""
 
     schema: pa.Schema = SCHEMA
     identity: Sequence[str] = IDENTITY
@@ -121,7 +126,7 @@ class DatabaseRows:
     # Choosing
 
     def pages(self) -> Iterator[pa.RecordBatch]:
-        """The chosen rows, in the order of the table."""
+        """Yield the chosen rows, in the order of the table."""
         self._left = set(self._ids or ())
         now_us, after = self._now_us(), None
         while page := self._kind.page(self._engine, self._state, self._group, after):
@@ -145,7 +150,7 @@ class DatabaseRows:
         return True
 
     def not_found(self) -> list[str]:
-        """The ids that name no such row."""
+        """Return the ids that name no such row."""
         return sorted(self._left)
 
     def _now_us(self) -> int:
@@ -157,7 +162,7 @@ class DatabaseRows:
     # Looking
 
     def look(self, rows: pa.RecordBatch) -> Outcomes:
-        """ALREADY: it is not there any more. CHANGED: it stands otherwise. CONFLICT: its state does not allow the act."""
+        """Preview each row. ALREADY: it is gone; CHANGED: it differs; CONFLICT: its state forbids the operation."""
         now = self._now(rows)
         outcomes = all_of(Outcome.ALREADY, rows.num_rows)
         ids, guards = rows.column("id").to_pylist(), rows.column("guard").to_pylist()
@@ -209,7 +214,7 @@ class DatabaseRows:
         return outcomes
 
     def became(self, rows: pa.RecordBatch, token: str, marks: Mapping[str, int]) -> Outcomes:
-        """What the record says of each row; a row that was not acted on is not in it."""
+        """Return the recorded result of each row; a row without an operation has none."""
         from escrowmq.outbox.acts import each_act
 
         wanted = {identity: at for at, identity in enumerate(rows.column("id").to_pylist())}
@@ -247,7 +252,8 @@ def _outbox() -> _Kind:
         return [
             {
                 "id": one.id.hex(), "seq": one.seq, "topic": one.topic, "key": one.key, "state": one.state.name.lower(),
-                "attempts": one.attempts, "born_us": one.created_us, "reason": (error_of({"error": one.error}) or "")[:_TEXT] or None,
+                "attempts": one.attempts, "born_us": one.created_us,
+                "reason": (error_of({"error": one.error}) or "")[:_TEXT] or None,
                 "guard": f"{one.state.name} {one.attempts} {one.due_us}" if one.state in still else "",
             }
             for one in found
@@ -280,7 +286,8 @@ def _stuck() -> _Kind:
         found.sort(key=lambda one: one.id)
         return [
             {
-                "id": one.id.hex(), "group": one.group, "topic": one.topic, "key": one.key, "state": one.state.name.lower(),
+                "id": one.id.hex(), "group": one.group, "topic": one.topic, "key": one.key,
+                "state": one.state.name.lower(),
                 "attempts": one.attempts, "born_us": one.created_us, "reason": one.reason,
                 "guard": f"{one.state.name} {one.was.name if one.was is not None else '-'} {one.reason or '-'}",
             }
@@ -319,7 +326,8 @@ def _compensation() -> _Kind:
         found = cases.list_cases(engine, group, states=wanted, limit=MOST, after=behind)
         return [
             {
-                "id": one.message_id.hex(), "group": one.name, "state": one.state.name.lower(), "attempts": one.attempts,
+                "id": one.message_id.hex(), "group": one.name, "state": one.state.name.lower(),
+                "attempts": one.attempts,
                 "born_us": one.first_us, "reason": one.reason, "topic": None, "key": None,
                 "guard": f"{one.state.name} {one.attempts} {one.changed_us}",
             }

@@ -1,7 +1,7 @@
 """Dead letters of a consumer group: retry or discard them.
 
-A dead letter is named by its broker, topic, queue and offset, and guarded by when it died (``dead_us``) and after how many attempts: one that was
-delivered again since, and died again, is another death, and is left alone.
+A dead letter is named by its broker, topic, queue and offset, and guarded by when it died (``dead_us``) and after how
+many attempts: one that was delivered again since, and died again, is another death, and is left alone.
 """
 
 from __future__ import annotations
@@ -25,22 +25,27 @@ from escrowmq.wire.actions import brokers, dead_letters
 ACTS = ("dead_letters.retry", "dead_letters.discard")
 SCHEMA = pa.schema(
     [
-        (PLACE, pa.int64()), ("topic", pa.string()), ("queue", pa.int64()), ("offset", pa.int64()), ("dead_us", pa.int64()),
+        (PLACE, pa.int64()), ("topic", pa.string()), ("queue", pa.int64()), ("offset", pa.int64()), ("dead_us",
+        pa.int64()),
         ("attempts", pa.int64()), ("queue_id", pa.int64()), ("message_id", pa.string()), ("key", pa.string()),
         ("tag", pa.string()), ("cause", pa.string()), ("damaged", pa.string()),
     ]
 )  # fmt: skip
 IDENTITY = (PLACE, "topic", "queue", "offset", "dead_us", "attempts")
 _SELECTION: dict[str, type | tuple[type, ...]] = {
-    "group": str, "topic": str, "cause": str, "containing": str, "key": str, "tag": str, "older_than": (int, float), "ids": (list, tuple),
+    "group": str, "topic": str, "cause": str, "containing": str, "key": str, "tag": str, "older_than": (int, float),
+    "ids": (list, tuple),
     "items": (list, tuple),
 }  # fmt: skip
 _OUTCOMES = {
-    Code.OK: Outcome.DONE, Code.NOT_FOUND: Outcome.ALREADY, Code.CONFLICT: Outcome.CHANGED, Code.DAMAGED: Outcome.DAMAGED,
+    Code.OK: Outcome.DONE, Code.NOT_FOUND: Outcome.ALREADY, Code.CONFLICT: Outcome.CHANGED,
+    Code.DAMAGED: Outcome.DAMAGED,
     Code.UNKNOWN_TOPIC: Outcome.GONE, Code.BAD_QUEUE: Outcome.GONE, Code.UNKNOWN_GROUP: Outcome.GONE,
 }  # fmt: skip
 _FOUND = {"settled": Outcome.DONE, "dead": Outcome.NONE}
-"""What a broker finds at its start of an act that its end interrupted. What is dead still was not done, and is done now."""
+"""What a broker finds at its start of an act that its end interrupted. What is dead still was not done, and is done
+now.
+"""
 _NOT_THERE = (Code.UNKNOWN_TOPIC, Code.BAD_QUEUE, Code.UNKNOWN_GROUP)
 _SHOWN = ("topic", "queue", "offset", "dead_us", "attempts")
 _BROKERS = ("cause", "topic", "older_than")
@@ -50,8 +55,9 @@ _MOST_ITEMS = 1000
 
 class DeadLetters:
     """The dead letters that ``selection`` chooses: ``group``, and of these ``topic``, ``cause`` (as a summary groups
-    them: numbers and ids in it do not count), ``containing`` (a part of the cause's text), ``key``, ``tag``, ``older_than`` (seconds since the death), ``ids`` (``TOPIC/QUEUE/OFFSET``, or message ids), ``items`` (at most 1,000: topic, queue, offset
-    and, if they are known, broker, dead_us and attempts)."""
+    them: numbers and ids in it do not count), ``containing`` (a part of the cause's text), ``key``, ``tag``,
+    ``older_than`` (seconds since the death), ``ids`` (``TOPIC/QUEUE/OFFSET``, or message ids), ``items`` (at most
+    1,000: topic, queue, offset and, if they are known, broker, dead_us and attempts)."""
 
     schema: pa.Schema = SCHEMA
     identity: Sequence[str] = IDENTITY
@@ -83,13 +89,13 @@ class DeadLetters:
         return self._brokers.source
 
     def missing(self) -> list[Missing]:
-        """The brokers that do not answer now."""
+        """Return the brokers that do not answer now."""
         return self._brokers.hello()[1]
 
     # Choosing
 
     def pages(self) -> Iterator[pa.RecordBatch]:
-        """The chosen rows; Rejected(UNKNOWN_GROUP) if no broker has the group."""
+        """Yield the chosen rows; Rejected(UNKNOWN_GROUP) if no broker has the group."""
         self._left = set(self._ids or ())
         if self._items is not None:
             listed = self._named()
@@ -101,7 +107,7 @@ class DeadLetters:
                 yield batch_of(SCHEMA, hello["shard"], rows)
 
     def _named(self) -> Iterator[tuple[brokers.Hello, list[Any]]]:
-        """The dead letters that ``items`` names, by the broker; without going through all of them."""
+        """Yield the dead letters that ``items`` names, by the broker; without going through all of them."""
         items = self._items or ()
         self._left |= {_place_of(item) for item in items}
         for shard, hello in self._brokers.hello()[0].items():
@@ -128,7 +134,7 @@ class DeadLetters:
         return bool(names)
 
     def not_found(self) -> list[str]:
-        """The ids that named no dead letter of the group."""
+        """Return the ids that named no dead letter of the group."""
         return sorted(self._left)
 
     # Looking
@@ -154,7 +160,8 @@ class DeadLetters:
         return outcomes
 
     def _at(self, shard: int, places: list[tuple[str, int, int]]) -> list[Any] | None:
-        """The dead letters at these places of a broker; None: it does not have the group, or none of the topics."""
+        """Return the dead letters at these places of a broker; None: it does not have the group, or none of the
+        topics."""
         items = [dead_letters.Item(topic=topic, queue=queue, offset=offset) for topic, queue, offset in places]
         call = dead_letters.LIST({"group": self._group, "items": items})
         page = tolerated(lambda: self._brokers.asked(shard, call), *_NOT_THERE)
@@ -209,8 +216,8 @@ class DeadLetters:
         for act in self._brokers.recorded(shard, token, marks.get(str(shard), 0)):
             items = act["what"]["items"]
             for item, result in zip(items, ended(act, len(items)), strict=False):
-                # Of a row that was no dead letter any more, or another death, the record has no such death: it is asked for again,
-                # harmlessly, and answers so.
+                # Of a row that was no dead letter any more, or another death, the record has no such death: it is asked
+                # for again, harmlessly, and answers so.
                 row = deaths.get(tuple(item))
                 if row is not None and outcomes[row] != Outcome.DONE:
                     outcomes[row] = _FOUND[result] if result in _FOUND else _outcome(result)
@@ -222,7 +229,7 @@ def _place_of(item: Mapping[str, Any]) -> str:
 
 
 def _checked_items(given: Any) -> tuple[Mapping[str, Any], ...] | None:
-    """The items of a selection, each once. Raises Misuse(BAD_ARGUMENT)."""
+    """Return the items of a selection, each once. Raises Misuse(BAD_ARGUMENT)."""
     if given is None:
         return None
     if len(given) > _MOST_ITEMS:

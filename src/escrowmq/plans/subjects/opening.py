@@ -24,7 +24,8 @@ ACTS = tuple(act for acts, _ in _KINDS for act in acts)
 
 
 def opened(where: Where, act: str, selection: Mapping[str, Any], *, patient: bool = True) -> Subject:
-    """The rows of an act; ``patient``: it waits by itself for a broker that is away. Raises Misuse(BAD_ARGUMENT) for an act or a selection
+    """Return the rows of an act; ``patient``: it waits by itself for a broker that is away. Raises
+    Misuse(BAD_ARGUMENT) for an act or a selection
     that is none."""
     for acts, kind in _KINDS:
         if act in acts:

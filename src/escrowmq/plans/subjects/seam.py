@@ -14,7 +14,8 @@ from escrowmq.settings import nearest
 
 
 class Subject(Protocol):
-    """The rows of one act. A batch has rows of one place (column ``place``), in the order in which :meth:`pages` gave them."""
+    """The rows of one act. A batch has rows of one place (column ``place``), in the order in which :meth:`pages` gave
+    them."""
 
     act: str
     schema: pa.Schema
@@ -36,11 +37,11 @@ class Subject(Protocol):
         ...
 
     def missing(self) -> list[Missing]:
-        """The places that do not answer now."""
+        """Return the places that do not answer now."""
         ...
 
     def pages(self) -> Iterator[pa.RecordBatch]:
-        """The chosen rows as they are now, of all places that answer; batches of one place, in bounded memory."""
+        """Yield the chosen rows as they are now, of all places that answer; batches of one place, in bounded memory."""
         ...
 
     def not_found(self) -> list[str]:
@@ -48,7 +49,7 @@ class Subject(Protocol):
         ...
 
     def look(self, rows: pa.RecordBatch) -> Outcomes:
-        """What would become of each row now. Changes nothing."""
+        """Return what would happen to each row now. Changes nothing."""
         ...
 
     def mark(self) -> dict[str, int]:
@@ -56,11 +57,13 @@ class Subject(Protocol):
         ...
 
     def do(self, rows: pa.RecordBatch, why: str) -> Outcomes:
-        """Do the act to a batch, as one act of the record. Raises NOT_APPLIED errors if surely nothing was done, others if nobody knows."""
+        """Do the act to a batch, as one act of the record. Raises NOT_APPLIED errors if surely nothing was done, others
+        if nobody knows."""
         ...
 
     def became(self, rows: pa.RecordBatch, token: str, marks: Mapping[str, int]) -> Outcomes:
-        """What the record of acts says became of a batch whose ``why`` began with ``token``; NONE for rows to which surely nothing was done.
+        """Return the recorded results of a batch whose ``why`` began with ``token``; NONE for rows to which surely
+        nothing was done.
 
         Raises Unknown if it cannot tell yet.
         """
@@ -72,7 +75,8 @@ class Subject(Protocol):
 
 
 def checked_selection(selection: Mapping[str, Any], known: Mapping[str, type | tuple[type, ...]]) -> dict[str, Any]:
-    """What is given in a selection, each of its type. Raises Misuse(BAD_ARGUMENT) for a name or a value that is none."""
+    """Check the fields of a selection, each of its type. Raises Misuse(BAD_ARGUMENT) for a name or a value that is
+    none."""
     chosen: dict[str, Any] = {}
     for name, value in selection.items():
         if value is None:
@@ -86,7 +90,7 @@ def checked_selection(selection: Mapping[str, Any], known: Mapping[str, type | t
 
 
 def checked_ids(given: Any) -> frozenset[str] | None:
-    """The ids of a selection, as texts; None: it names none."""
+    """Return the ids of a selection, as texts; None: it names none."""
     if given is None:
         return None
     if len(given) > MOST_IDS:

@@ -24,7 +24,8 @@ from escrowmq.wire.actions import transactions
 ACTS = ("transactions.commit", "transactions.rollback", "transactions.recheck")
 SCHEMA = pa.schema(
     [
-        (PLACE, pa.int64()), ("id", pa.string()), ("position", pa.int64()), ("group", pa.string()), ("instance", pa.string()),
+        (PLACE, pa.int64()), ("id", pa.string()), ("position", pa.int64()), ("group", pa.string()), ("instance",
+        pa.string()),
         ("state", pa.string()), ("checks", pa.int64()), ("messages", pa.int64()), ("prepared_us", pa.int64()),
     ]
 )  # fmt: skip
@@ -45,8 +46,8 @@ _ENDS = {"transactions.commit": "committed", "transactions.rollback": "rolled_ba
 
 
 class Transactions:
-    """The transactions that ``selection`` chooses: ``state`` (undecided, open, parked), producer ``group``, ``older_than`` (seconds since
-    the prepare), ``cause`` (why it waits, as a summary says), ``ids``."""
+    """The transactions that ``selection`` chooses: ``state`` (undecided, open, parked), producer ``group``,
+    ``older_than`` (seconds since the prepare), ``cause`` (why it waits, as a summary says), ``ids``."""
 
     schema: pa.Schema = SCHEMA
     identity: Sequence[str] = IDENTITY
@@ -77,13 +78,13 @@ class Transactions:
         return self._brokers.source
 
     def missing(self) -> list[Missing]:
-        """The brokers that do not answer now."""
+        """Return the brokers that do not answer now."""
         return self._brokers.hello()[1]
 
     # Choosing
 
     def pages(self) -> Iterator[pa.RecordBatch]:
-        """The chosen rows; Rejected(UNKNOWN_GROUP) if no broker has the group."""
+        """Yield the chosen rows; Rejected(UNKNOWN_GROUP) if no broker has the group."""
         self._left = set(self._ids or ())
         request: transactions.List = {"state": self._state}
         if self._group is not None:
@@ -100,13 +101,14 @@ class Transactions:
                 yield batch_of(SCHEMA, hello["shard"], rows)
 
     def not_found(self) -> list[str]:
-        """The ids that name no such transaction."""
+        """Return the ids that name no such transaction."""
         return sorted(self._left)
 
     # Looking
 
     def look(self, rows: pa.RecordBatch) -> Outcomes:
-        """ALREADY: decided the same way (asked again: decided either way). CONFLICT: decided the other way. GONE: expired, or left."""
+        """ALREADY: decided the same way (asked again: decided either way). CONFLICT: decided the other way. GONE:
+        expired, or left."""
         ids = rows.column("id").to_pylist()
         left = {identity: row for row, identity in enumerate(ids)}
         outcomes = all_of(Outcome.GONE, rows.num_rows)
@@ -175,8 +177,8 @@ class Transactions:
         return outcomes
 
     def _found(self, result: str) -> Outcome:
-        """What a result says, or a state that a broker found at its start (``committed by operator``) after its end interrupted the
-        act: what is undecided still, or was asked again, is done now."""
+        """Convert a result, or a state that a broker found at its start (``committed by operator``) after a crash
+        interrupted the action: what is still undecided, or was asked again, is done now."""
         if result in Code.__members__:
             return _OUTCOMES.get(result, Outcome.REFUSED)
         state, _, by = result.partition(" by ")

@@ -1,7 +1,8 @@
 """A Kafka in memory for tests: two partitions that several openers share, with the faults that a test orders.
 
-What a real one can do to an opener, :class:`MemoryPartition` does when told: acknowledge late, in another order, without an offset or never; keep what was sent on the
-way and store it long afterwards, when others have written; end its producer; answer nothing; lose what it had stored.
+What a real one can do to an opener, :class:`MemoryPartition` does when told: acknowledge late, in another order,
+without an offset or never; keep what was sent on the way and store it long afterwards, when others have written; end
+its producer; answer nothing; lose what it had stored.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class MemoryKafka:
         """Nobody gets an answer, and nothing is stored."""
 
     def partitions(self) -> MemoryPartitions:
-        """The partitions as one more process has them."""
+        """Return the partitions as one more process has them."""
         return MemoryPartitions(self)
 
     def opener(self) -> MemoryPartition:
@@ -79,7 +80,8 @@ class MemoryKafka:
 
 
 class MemoryPartitions:
-    """See :class:`escrowmq.log.kafka.partition.Partitions`. ``opened``: every partition that it gave, the newest last, to order faults of."""
+    """See :class:`escrowmq.log.kafka.partition.Partitions`. ``opened``: every partition that it gave, the newest last,
+    to order faults of."""
 
     def __init__(self, kafka: MemoryKafka) -> None:
         self._kafka = kafka
@@ -120,7 +122,8 @@ class MemoryPartitions:
 
 
 class MemoryPartition:
-    """See :class:`escrowmq.log.kafka.partition.Partition`. The attributes below order faults, at any time; :meth:`change` sets them so that who waits notices."""
+    """See :class:`escrowmq.log.kafka.partition.Partition`. The attributes below order faults, at any time;
+    :meth:`change` sets them so that who waits notices."""
 
     def __init__(self, kafka: MemoryKafka, topic: MemoryTopic) -> None:
         self._kafka = kafka
@@ -159,7 +162,8 @@ class MemoryPartition:
             self._changed.notify_all()
 
     def land(self, count: int = 1 << 30) -> int:
-        """Store the next ``count`` records that are on the way, whatever holds them there, also after ``close``; how many there were."""
+        """Store the next ``count`` records that are on the way, whatever holds them there, also after ``close``; how
+        many there were."""
         with self._changed:
             return self._send(count, forced=True)
 
@@ -255,7 +259,7 @@ class MemoryPartition:
         return landed
 
     def _await(self, condition: Callable[[], bool], timeout: float) -> bool:
-        """Wait until something holds, ``timeout`` seconds at most; raises Unknown(CLOSED) when the partition is closed."""
+        """Wait up to ``timeout`` seconds for a condition; Unknown(CLOSED) when the partition is closed."""
         deadline = time.monotonic() + timeout
         while True:
             self._check()

@@ -35,7 +35,8 @@ class Acts(TypedDict):
 
 
 class Files(TypedDict):
-    """The files of the log as of one moment. Each page is of a moment of its own; what the first one lists stays as it is, or leaves."""
+    """The files of the log as of one moment. Each page is of a moment of its own; what the first one lists stays as it
+    is, or leaves."""
 
     shard: Annotated[int, "number of the shard"]
     sequence: Annotated[Sequence, "the frames below it are durable, and in these files"]

@@ -26,7 +26,8 @@ class Hello(TypedDict):
     again_ms: NotRequired[
         Annotated[
             int,
-            "of a standby that many ask: it need not be asked who leads again before so many milliseconds; absent: it may",
+            "of a standby that many ask: it need not be asked who leads again before so many milliseconds; absent: it "
+            "may",
         ]
     ]
 
@@ -37,7 +38,8 @@ class Health(TypedDict):
     status: Annotated[
         str,
         "`ok`, `damaged` (the log, in places: the rest goes on), `full` (the disk: messages are refused), `standby` "
-        "(it follows, another leads), `stopping`, `stopped`; `incomplete` (a data folder that is only read, and may lack "
+        "(it follows, another leads), `stopping`, `stopped`; `incomplete` (a data folder that is only read, and may "
+        "lack "
         "what was acknowledged last)",
     ]
     reason: Annotated[
@@ -75,5 +77,6 @@ STEP_DOWN = Action(
     "step_down",
     StepDown,
     SteppedDown,
-    "Let another broker of the shard lead: requests under way are answered, the log is released, another one takes over.",
+    "Let another broker of the shard lead: requests under way are answered, the log is released, another one takes "
+    "over.",
 )

@@ -132,8 +132,8 @@ class Settle(OfGroup, Signed):
 
 
 class Settled(Results):
-    """What became of each: OK, NOT_FOUND (it is no dead letter, or no longer), CONFLICT (it is another death now), DAMAGED (its
-    content is lost: it cannot be delivered again)."""
+    """What became of each: OK, NOT_FOUND (it is no dead letter, or no longer), CONFLICT (it is another death now),
+    DAMAGED (its content is lost: it cannot be delivered again)."""
 
     next: NotRequired[Annotated[list[int], "of `all`: `after` of the next request, if there may be more"]]
 

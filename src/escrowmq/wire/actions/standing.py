@@ -103,7 +103,8 @@ class Happened(TypedDict):
     group: ConsumerGroup
     event: Annotated[
         Literal["leased", "acked", "failed", "released", "dead", "retried", "discarded", "edited", "reset"],
-        "`released`: given back, and not counted as a failure; `retried`, `discarded`: by a person; `edited`: a person gave the group another message"
+        "`released`: given back, and not counted as a failure; `retried`, `discarded`: by a person; `edited`: a person "
+        "gave the group another message"
         " in its place; `reset`: a person moved the group, which begins anew at another place of the queue",
     ]
     time_us: TimeUs

@@ -157,7 +157,8 @@ OFFSETS = Action(
     "topics.offsets",
     AskOffsets,
     Offsets,
-    "Where the queues of a topic begin and end, and which offset became visible at a time. A system view has one queue, numbered 0.",
+    "Where the queues of a topic begin and end, and which offset became visible at a time. A system view has one "
+    "queue, numbered 0.",
     reads_only=True,
 )
 WAIT = Action(

@@ -13,8 +13,10 @@ Decider = Literal["producer", "check", "operator", "exhausted", "retention", "re
 
 Cause = Annotated[
     Literal["not_due", "due", "unanswered", "asked_out", "aged"],
-    "why it waits: `not_due`, its first question comes later; `due`, a question is due, and nobody of its group was there to be asked;"
-    " `unanswered`, it was asked about without a decision, and waits for the next question or the end of waiting; `asked_out`, parked after the last"
+    "why it waits: `not_due`, its first question comes later; `due`, a question is due, and nobody of its group was "
+    "there to be asked;"
+    " `unanswered`, it was asked about without a decision, and waits for the next question or the end of waiting; "
+    "`asked_out`, parked after the last"
     " question; `aged`, parked before that: `half_retention` ended, or it cannot be read",
 ]
 

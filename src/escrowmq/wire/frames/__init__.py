@@ -104,7 +104,7 @@ big-endian.
 
 ``tests/wire/frames.txt`` has one frame of each kind in bytes. ``examples/protocol/main.go`` is a client in Go: a
 transaction with check-back, a receive, an acknowledgement.
-"""
+"""  # noqa: E501  # rows of a table
 
 from escrowmq.wire.frames.answers import (
     Welcome,

@@ -68,7 +68,7 @@ UNREADABLE = (msgspec.MsgspecError, UnicodeError, RecursionError)
 
 
 def decoder(shape: Any) -> Callable[[Any], Any]:
-    """What reads one value of this type; raises one of ``UNREADABLE``."""
+    """Return a function that reads one value of this type; it raises one of ``UNREADABLE``."""
     return msgspec.msgpack.Decoder(shape).decode
 
 
@@ -81,7 +81,7 @@ def pack_options(options: Mapping[str, Any]) -> bytes:
 
 
 def unpack_options(raw: bytes) -> dict[str, Any]:
-    """The inverse of :func:`pack_options`; Rejected(BAD_REQUEST)."""
+    """Return the inverse of :func:`pack_options`; Rejected(BAD_REQUEST)."""
     try:
         return dict(_decode_options(raw))
     except UNREADABLE as problem:

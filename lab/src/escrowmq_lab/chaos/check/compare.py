@@ -1,7 +1,9 @@
-"""The check at the end of a chaos run: by id and content, over the databases of all nodes together. Counts decide nothing.
+"""The check at the end of a chaos run: by id and content, over the databases of all nodes together. Counts decide
+nothing.
 
-The business row is the truth: it stands if and only if the local transaction of the mode committed. So what was confirmed is among
-the business rows, and those are exactly what has an effect; :mod:`escrowmq_lab.chaos.findings` has every way in which this can fail.
+The business row is the truth: it stands if and only if the local transaction of the mode committed. So what was
+confirmed is among the business rows, and those are exactly what has an effect; :mod:`escrowmq_lab.chaos.findings` has
+every way in which this can fail.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ Flags = np.ndarray[Any, np.dtype[np.bool_]]
 def check(producers: Engines, consumers: Engines, modes: Iterable[type[Mode]]) -> Findings:
     """Compare the books of all producers with those of all consumers, by the names of their nodes.
 
-    Modes that stand in the books and not in ``modes`` are checked, too. Memory: the ids of one mode at a time. Errors are SQLAlchemy's.
+    Modes that stand in the books and not in ``modes`` are checked, too. Memory: the ids of one mode at a time. Errors
+    are SQLAlchemy's.
     """
     findings = Findings()
     told = {mode.name: mode for mode in modes}
@@ -94,7 +97,7 @@ class _Books:
         return cls(names, often[0], doomed, often[1], business_us, often[2], often[3], effect_us, altered, strayed)
 
     def tally(self, may_repeat: bool) -> Tally:
-        """The numbers of the mode."""
+        """Return the numbers of the mode."""
         done, rows, told = self.effects > 0, self.business > 0, self.confirmed > 0
         waited = (self.effect_us - self.business_us)[done & rows]
         return Tally(
@@ -154,7 +157,7 @@ class _Story:
 
 
 def tell(producers: Engines, consumers: Engines, ids: Iterable[str]) -> dict[str, str]:
-    """What each database says of each id, on one line: for people. Times are UTC."""
+    """Render what each database holds of each id, one line each, for people. Times are UTC."""
     stories = {identity: _Story() for identity in ids}
     for table, word in ((intended, "intended"), (business, "business"), (confirmed, "confirmed")):
         for node, row in known(producers, table, stories):

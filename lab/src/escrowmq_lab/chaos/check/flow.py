@@ -1,4 +1,6 @@
-"""How many messages were entered, confirmed and had their effect, second by second: what the report draws, counted by the databases."""
+"""How many messages were entered, confirmed and had their effect, second by second: what the report draws, counted by
+the databases.
+"""
 
 from __future__ import annotations
 

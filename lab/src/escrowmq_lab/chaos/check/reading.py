@@ -27,7 +27,7 @@ STRINGS = pa.large_string()
 
 
 def modes_in(producers: Engines, consumers: Engines) -> list[str]:
-    """The names of the modes that stand anywhere in the books."""
+    """Return the names of the modes that stand anywhere in the books."""
     found: set[str] = set()
     for engines, tables in ((producers, (intended, business, confirmed)), (consumers, (effects,))):
         for engine in engines.values():
@@ -38,7 +38,7 @@ def modes_in(producers: Engines, consumers: Engines) -> list[str]:
 
 
 class Column:
-    """Ids of one table and mode, of all databases, in the order in which they were read, and what stands beside them."""
+    """Ids of one table and mode, of all databases, in the order of reading, and the columns beside them."""
 
     def __init__(
         self,
@@ -54,7 +54,8 @@ class Column:
         self._table, self._names, self._make = table, ("id", *columns), make
 
     def read(self, engines: Engines, mode: str) -> Column:
-        """Fill it; returns itself. What ``make`` gives of a row and the name of its node is its id and so many ``numbers``."""
+        """Fill it; returns itself. What ``make`` gives of a row and the name of its node is its id and so many
+        ``numbers``."""
         chunks: list[pa.Array] = []
         numbers: list[np.ndarray[Any, Any]] = [self.beside]
         columns = [self._table.c[name] for name in self._names]
@@ -86,8 +87,8 @@ def read_confirmed(producers: Engines, mode: str) -> Column:
 
 
 def read_effects(consumers: Engines, mode: str) -> Column:
-    """Beside each id: microseconds since 1970, 1 if the hash is that of its body, and 1 if it names no other consumer than that of the
-    database. An id stands here as often as it had an effect."""
+    """Beside each id: microseconds since 1970, 1 if the hash is that of its body, and 1 if it names no other consumer
+    than that of the database. An id stands here as often as it had an effect."""
     return Column(effects, ("at_us", "hash"), _judged, numbers=3).read(consumers, mode)
 
 
@@ -104,7 +105,7 @@ def ids_in(engines: Engines, table: sa.Table, mode: str) -> pa.ChunkedArray:
 
 
 def known(engines: Engines, table: sa.Table, ids: Iterable[str], *names: str) -> Iterator[tuple[str, Any]]:
-    """The rows of ``ids``: the name of their node, and the columns ``names`` (all if none is named)."""
+    """Yield the rows of ``ids``: the name of their node, and the columns ``names`` (all if none is named)."""
     wanted = list(ids)
     columns = [table.c[name] for name in names] or list(table.c)
     for name, engine in engines.items():
@@ -121,7 +122,8 @@ def without(ids: pa.ChunkedArray, others: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def rows_in(connection: sa.Connection, table: sa.Table) -> int:
-    """How many rows a table of the books has. Nothing is ever deleted there, so SQLite's last row number is their number: no scan."""
+    """How many rows a table of the books has. Nothing is ever deleted there, so SQLite's last row number is their
+    number: no scan."""
     if connection.dialect.name == "sqlite":
         return connection.exec_driver_sql(f"SELECT max(rowid) FROM {table.name}").scalar() or 0
     return connection.scalar(sa.select(sa.func.count()).select_from(table)) or 0

@@ -1,4 +1,6 @@
-"""What still has no effect, while a run comes to rest: asked again and again, so that each look costs what is still missing."""
+"""What still has no effect, while a run comes to rest: asked again and again, so that each look costs what is still
+missing.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,8 @@ FEW = 4_000
 class Waiting:
     """Business rows without an effect, by id. Not thread-safe; errors are SQLAlchemy's.
 
-    Effects are looked for by id and not from the last row number on: numbers are given before a transaction commits, so a lower one
-    can appear later.
+    Effects are looked for by id and not from the last row number on: numbers are given before a transaction commits, so
+    a lower one can appear later.
     """
 
     def __init__(self, producers: Engines, consumers: Engines, modes: Iterable[type[Mode]]) -> None:
@@ -47,6 +49,6 @@ class Waiting:
         return {mode: len(missing) for mode, missing in self._missing.items()}
 
     def named(self, mode: str, most: int = 10) -> list[str]:
-        """Some ids that were missing at the last look."""
+        """Return some ids that were missing at the last look."""
         ids: list[str] = self._missing[mode].slice(0, most).to_pylist()
         return ids

@@ -1,4 +1,6 @@
-"""Transactions with the barrier: the business change and the decision are one local transaction; the consumer's inbox marks each id."""
+"""Transactions with the barrier: the business change and the decision are one local transaction; the consumer's inbox
+marks each id.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ from escrowmq_lab.chaos.modes.seam import CALL_SECONDS, OPEN, PAUSE_SECONDS, Con
 _log = logging.getLogger(__name__)
 _DONE = np.frombuffer(flags(DONE), np.bool_)
 ENDINGS = ("once", "twice", "never", "unheard", "contrary")
-"""How a producer ends what it bound: as it should, again, not at all, without waiting for the answer, and afterwards the other way."""
+"""How a producer ends what it bound: as it should, again, not at all, without waiting for the answer, and afterwards
+the other way.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +42,9 @@ class _Place:
 class BarrierMode(InboxMode):
     """Half messages, ``bind_tx`` or ``bind_batch_tx``, check-back by ``Barrier``; ``claim_tx``.
 
-    One transaction in ten is rolled back. Most are ended as they should; some twice, some by nobody but the check-back, some without
-    waiting, some are ended the other way after they have been, which must be refused. The producers share no group: each
-    answers for its own database only.
+    One transaction in ten is rolled back. Most are ended as they should; some twice, some by nobody but the check-back,
+    some without waiting, some are ended the other way after they have been, which must be refused. The producers share
+    no group: each answers for its own database only.
     """
 
     name = "barrier"
@@ -88,7 +92,8 @@ class BarrierMode(InboxMode):
         site.books.confirm(self.name, ids)
 
     def _apart(self, place: _Place, ids: Sequence[str], dooms: bool) -> None:
-        """A transaction for each message, columns in and out; the business is that of those which the brokers took."""
+        """Run one transaction for each message, columns in and out; the business change covers the messages that
+        the brokers took."""
         site = place.site
         receipts = place.producer.prepare_batch(self.addressed(ids))
         taken = np.flatnonzero(receipts.codes == Code.OK)
@@ -133,7 +138,8 @@ class BarrierMode(InboxMode):
 
 
 def stands(codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
-    """Which of the decisions, each as the database decided, are known to stand. Raises Contradiction for one that was refused."""
+    """Which of the decisions, each as the database decided, are known to stand. Raises Contradiction for one that was
+    refused."""
     if wrong := np.flatnonzero(~(_DONE | OPEN)[codes]).tolist():
         raise Contradiction(f"as the database decided, and the broker answers {Code(codes[wrong[0]]).name}")
     return np.asarray(_DONE[codes])

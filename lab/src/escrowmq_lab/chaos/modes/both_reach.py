@@ -1,4 +1,6 @@
-"""De-duplication by the consumer: PREPARE and COMMIT are ordinary messages, matched in its database (docs/modes.md, "Both reach")."""
+"""De-duplication by the consumer: PREPARE and COMMIT are ordinary messages, matched in its database (docs/modes.md,
+"Both reach").
+"""
 
 from __future__ import annotations
 
@@ -11,16 +13,19 @@ GROUP = "chaos-both-reach"
 
 
 class BothReachMode(Mode):
-    """``BothReachProducer``, plain and merged by turns of chance; ``BothReachConsumer``, which has its topic for itself."""
+    """``BothReachProducer``, plain and merged by turns of chance; ``BothReachConsumer``, which has its topic for
+    itself."""
 
     name = "both-reach"
     told = (
-        "each effect exactly once: the producer's database holds the state of each message until its end was acknowledged, "
+        "each effect exactly once: the producer's database holds the state of each message until its end was "
+        "acknowledged, "
         "the consumer's the stored prepare, and a mark when it is done"
     )
 
     def place(self, site: Site) -> None:
-        """One business in ten changes its mind. What an earlier process left is driven to its end first, and again at the end."""
+        """One business in ten changes its mind. What an earlier process left is driven to its end first, and again at
+        the end."""
         with site.bus.producer(f"{GROUP}-{site.name}", instance=site.name, timeout=20.0) as producer:
             plain = BothReachProducer(producer, site.engine, GROUP)
             merged = BothReachProducer(producer, site.engine, f"{GROUP}-merged", merged=True)

@@ -1,4 +1,6 @@
-"""Stored with the business change, sent once, and what is left again: for an idempotent consumer (docs/modes.md, "Compensation")."""
+"""Stored with the business change, sent once, and what is left again: for an idempotent consumer (docs/modes.md,
+"Compensation").
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ class CompensatingMode(Mode):
 
     name = "compensating"
     told = (
-        "sent at least once, by the producer's table of what is not acknowledged; each effect exactly once because the consumer is "
+        "sent at least once, by the producer's table of what is not acknowledged; each effect exactly once because the "
+        "consumer is "
         "idempotent: its own database has each id under a unique key, in the transaction of the effect"
     )
 
@@ -64,7 +67,7 @@ class CompensatingMode(Mode):
         return len(out) == len(ids)
 
     def take(self, site: Site) -> None:
-        """A batch is one transaction; it is acknowledged afterwards."""
+        """Consume: a batch is one transaction, acknowledged afterwards."""
         metadata.create_all(site.engine)
         with consumer_of(site, f"{GROUP}-{site.number}", self.topic(site.number)) as consumer:
             while not site.ended.is_set():
@@ -74,7 +77,7 @@ class CompensatingMode(Mode):
                     batch.ack()
 
     def _have(self, site: Site, connection: sa.Connection, bodies: Sequence[bytes]) -> None:
-        """The effects of those bodies whose ids had none."""
+        """Write the effects of the bodies whose ids had none."""
         named: dict[bytes, Any] = {id_of(body).encode(): body for body in bodies}
         new = insert_new(connection, had.c.id, [{"id": identity} for identity in named])
         site.books.effect(connection, self.name, [body for identity, body in named.items() if identity in new])

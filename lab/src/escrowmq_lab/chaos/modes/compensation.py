@@ -26,7 +26,8 @@ _log = logging.getLogger(__name__)
 LOST = 0.1
 """The share of batches whose ends are lost."""
 QUICK: dict[str, Any] = {"grace": 2.0, "lease": 5.0, "retry_after": 1.0, "max_attempts": 1000}
-"""Nothing has to be waited for as long as in earnest; and a disk that is full for seconds makes no case for a person."""
+"""Nothing has to be waited for as long as in earnest; and a disk that is full for seconds makes no case for a person.
+"""
 GIVEN = "-given"
 """The end of ids from which the message id follows, so that they may be sent again."""
 MOST_LEFT = 20
@@ -34,8 +35,8 @@ MOST_LEFT = 20
 
 
 class CompensationMode(Mode):
-    """``Announcing`` by the outbox, ``compensation.consume``, a ``HalfSetConsumer`` and one or two ``Scheduler``; the sets are in the
-    consumer's database."""
+    """``Announcing`` by the outbox, ``compensation.consume``, a ``HalfSetConsumer`` and one or two ``Scheduler``; the
+    sets are in the consumer's database."""
 
     name = "compensation"
     told = (
@@ -44,10 +45,11 @@ class CompensationMode(Mode):
     )
 
     def place(self, site: Site) -> None:
-        """One business in ten changes its mind, the ends of one batch in ten are lost, and three in ten have ids of the caller's, some of
-        which are sent again. The keys are carried by the relay of the node.
+        """One business in ten changes its mind, the ends of one batch in ten are lost, and three in ten have ids of the
+        caller's, some of which are sent again. The keys are carried by the relay of the node.
 
-        What is left undecided and was never announced, because this process died or a rollback was lost, is rolled back at the end.
+        What is left undecided and was never announced, because this process died or a rollback was lost, is rolled back
+        at the end.
         """
         group = f"chaos-compensation-{site.name}"
         with site.bus.producer(group, instance=site.name, timeout=5.0, unasked=True, confirm="oneway") as producer:
@@ -93,7 +95,8 @@ class CompensationMode(Mode):
             self._send_again(way, messages, change, committed)
 
     def _send_left(self, site: Site, ways: Mapping[int, Announcing]) -> None:
-        """Send again, each alone, what an earlier process of this node began under ids of its own and did not come to its business with."""
+        """Send again, each alone, what an earlier process of this node began under ids of its own and did not come to
+        its business with."""
         begun = sa.select(intended.c.id).where(
             intended.c.mode == self.name,
             intended.c.id.like(f"%{GIVEN}"),
@@ -133,7 +136,7 @@ class CompensationMode(Mode):
     def _send_again(
         self, way: Announcing, messages: Sequence[Message], change: Callable[[Session], object], committed: bool
     ) -> None:
-        """A request that is sent a second time under its ids. After a commit its business must not be done again."""
+        """Send a request a second time under the same ids. After a commit its business must not be done again."""
         try:
             again = way.send(messages, change)
         except Rejected as problem:
@@ -145,7 +148,7 @@ class CompensationMode(Mode):
             raise Contradiction(f"sent again after a commit, it was done again: {again}")
 
     def take(self, site: Site) -> None:
-        """The consumer, and in threads of their own what reads the keys and repairs."""
+        """Run the consumer and, in threads, the reader of keys and the scheduler."""
         topic = self.topic(site.number)
 
         def effect(session: Any, message: Any) -> None:
@@ -177,8 +180,8 @@ class CompensationMode(Mode):
 
 
 class Crew:
-    """Threads beside a consumer. One that fails with an error of the product or the database begins anew; any other error stops all,
-    and is raised by :meth:`at_work`."""
+    """Threads beside a consumer. One that fails with an error of the product or the database begins anew; any other
+    error stops all, and is raised by :meth:`at_work`."""
 
     def __init__(self, close: Callable[[], object]) -> None:
         self.stopping = threading.Event()

@@ -1,4 +1,6 @@
-"""The producer drives: its own table says what is under way, and whoever restarts it finishes that (docs/modes.md, "Driven")."""
+"""The producer drives: its own table says what is under way, and whoever restarts it finishes that (docs/modes.md,
+"Driven").
+"""
 
 from __future__ import annotations
 
@@ -32,9 +34,11 @@ class DrivenMode(InboxMode):
     )
 
     def place(self, site: Site) -> None:
-        """One business in ten changes its mind. What an earlier process left is driven to its end first, and again at the end.
+        """One business in ten changes its mind. What an earlier process left is driven to its end first, and again at
+        the end.
 
-        The groups are the producer's own, because a question about its messages can be answered from its database alone.
+        The groups are the producer's own, because a question about its messages can be answered from its database
+        alone.
         """
         group = f"{GROUP}-{site.name}"
         options: dict[str, Any] = {"instance": site.name, "timeout": 20.0}

@@ -1,4 +1,6 @@
-"""Consumer groups, at least once: all consumers share the queues of a topic, and the broker gives what a dead one had to another."""
+"""Consumer groups, at least once: all consumers share the queues of a topic, and the broker gives what a dead one had
+to another.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,8 @@ KINDS = ("shared", "ordered")
 
 
 class GroupsMode(PledgeMode):
-    """Plain sends under fixed ids; one group of all consumers, which write the effect first and acknowledge then. No marks: an effect may
-    happen again, in the same database or in another."""
+    """Plain sends under fixed ids; one group of all consumers, which write the effect first and acknowledge then. No
+    marks: an effect may happen again, in the same database or in another."""
 
     name = "groups"
     told = "each effect at least once: nobody's database holds a mark, the broker keeps what is not acknowledged"
@@ -41,7 +43,7 @@ class GroupsMode(PledgeMode):
         return super().ids(site, most, consumer or site.chance.randrange(len(KINDS)) + 1)
 
     def take(self, site: Site) -> None:
-        """A consumer of each kind, until one of them fails."""
+        """Run a consumer of each kind until one of them fails."""
         stop = threading.Event()
         with ThreadPoolExecutor(len(KINDS), "chaos-groups") as pool:
             loops = [pool.submit(self._take, site, kind, stop) for kind in range(len(KINDS))]
@@ -61,7 +63,7 @@ class GroupsMode(PledgeMode):
                         return
 
     def _handle(self, site: Site, consumer: Consumer, batch: ReceivedBatch, order: KeyOrder | None) -> None:
-        """The effect, and then the acknowledgement; what cannot be acknowledged comes again."""
+        """Write the effect, then acknowledge; a failed acknowledgement means a redelivery."""
         messages = list(batch)
         if order is not None:
             order.see(id_of(message.body) for message in messages if message.attempt == 1)

@@ -14,12 +14,13 @@ from escrowmq_lab.chaos.books import id_of
 from escrowmq_lab.chaos.modes.seam import LOOK_SECONDS, Contradiction, KeyOrder, Mode, Site
 
 ATTEMPTS = 100_000
-"""Deliveries of a message before it is a dead letter. Whose database is full for a while must not come to the end of them: a dead letter
-waits for a person, and there is none."""
+"""Deliveries of a message before it is a dead letter. Whose database is full for a while must not come to the end of
+them: a dead letter waits for a person, and there is none.
+"""
 
 
 def consumer_of(site: Site, group: str, topic: str, **options: Any) -> Consumer:
-    """A consumer of which what fails comes again soon."""
+    """Return a consumer of which what fails comes again soon."""
     return site.bus.consumer(
         group, [topic], retry_backoff=0.1, retry_backoff_max=1.0, max_attempts=ATTEMPTS, timeout=20.0, **options
     )
@@ -32,7 +33,7 @@ class InboxMode(Mode):
     """Whether the messages of a key have an order, and the group keeps it."""
 
     def take(self, site: Site) -> None:
-        """The inbox's loop."""
+        """Run the receive log's loop."""
         database, topic = sessionmaker(site.engine), self.topic(site.number)
         seen = _Seen() if self.ordered else None
         with consumer_of(site, f"chaos-{topic}", topic, ordered=self.ordered) as consumer:
@@ -73,5 +74,5 @@ _HANDLED = "chaos-handled"
 
 
 def _remember(session: Session, message: Any) -> None:
-    """What is new in this transaction, whose effects are written at its end by one statement."""
+    """Collect new messages of this transaction; their effects are written at its end by one statement."""
     session.info.setdefault(_HANDLED, []).append(message.body)

@@ -1,7 +1,7 @@
 """What somebody must do now and then: half messages that no process will ever decide are rolled back.
 
-A producer that nobody can ask, and that died between its prepare and its local transaction, leaves such ones. They are never seen, and are
-parked in the end; rolled back they are over.
+A producer that nobody can ask, and that died between its prepare and its local transaction, leaves such ones. They are
+never seen, and are parked in the end; rolled back they are over.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ PAGE = 500
 
 
 def roll_back_leftovers(site: Site, producer: Producer) -> int:
-    """Roll back what is undecided in the group of ``producer`` and has no business row in this site's database; how many were tried.
+    """Roll back what is undecided in the group of ``producer`` and has no business row in this site's database; how
+    many were tried.
 
-    The group must be this producer's own, each message must have its id as its key, and no local transaction may be under way or
-    still to come: only then is "no row" for ever. Raises BROKER_AWAY while a broker is.
+    The group must be this producer's own, each message must have its id as its key, and no local transaction may be
+    under way or still to come: only then is "no row" for ever. Raises BROKER_AWAY while a broker is.
     """
     undecided = site.bus.admin.transactions(state="undecided", group=producer.group)
     if not undecided:

@@ -1,4 +1,6 @@
-"""Offsets in the consumer's database: each queue's offset moves in the transaction of the effects, the broker keeps nothing."""
+"""Offsets in the consumer's database: each queue's offset moves in the transaction of the effects, the broker keeps
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,10 @@ class OffsetsMode(PledgeMode):
     """Plain sends under fixed ids, ``OffsetConsumer``; each key comes in its order."""
 
     name = "offsets"
-    told = "each effect exactly once: the brokers know the message ids, the consumer's database holds an offset for each queue"
+    told = (
+        "each effect exactly once: the brokers know the message ids, the consumer's database holds an offset for "
+        "each queue"
+    )
 
     def take(self, site: Site) -> None:
         """All queues of the topic at all brokers, taken back under the same owner by the next process."""

@@ -1,4 +1,6 @@
-"""The local message table: the message is a row of the business transaction, the node's relay sends it, the consumer's inbox marks its id."""
+"""The local message table: the message is a row of the business transaction, the node's relay sends it, the consumer's
+inbox marks its id.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,18 @@ from escrowmq_lab.chaos.modes.seam import Regret, Site, key_of
 
 
 class OutboxMode(InboxMode):
-    """``send_batch_tx``, a relay beside the producer, ``claim_tx``; each key in the order of its transactions, in an ordered group.
+    """``send_batch_tx``, a relay beside the producer, ``claim_tx``; each key in the order of its transactions, in an
+    ordered group.
 
-    Confirmed is what the local transaction committed: from there on the row is in the table, and that it comes out is the
-    relay's promise. (That it has come out is known to nobody but the relay, which deletes the row.)
+    Confirmed is what the local transaction committed: from there on the row is in the table, and that it comes out is
+    the relay's promise. (That it has come out is known to nobody but the relay, which deletes the row.)
     """
 
     name = "outbox"
-    told = "each effect exactly once: the producer's database holds the message until a broker has it, the consumer's the inbox's mark"
+    told = (
+        "each effect exactly once: the producer's database holds the message until a broker has it, the consumer's "
+        "the inbox's mark"
+    )
 
     ordered = True
 

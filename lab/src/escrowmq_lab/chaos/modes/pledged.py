@@ -1,4 +1,6 @@
-"""The producer of modes whose messages are plain: it pledges them in its database, and sends each until a broker has it."""
+"""The producer of modes whose messages are plain: it pledges them in its database, and sends each until a broker has
+it.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,9 @@ MOST_OWED = 400
 class PledgeMode(Mode):
     """Plain sends under ids of the producer's own, ``qos=2``.
 
-    The business row is a pledge: from its commit on, the producer owes the message, and sends it under its id until a broker
-    has taken it (confirmed). So a message may be on its way again and again, also by another process of the node,
-    and the brokers must have it once.
+    The business row is a pledge: from its commit on, the producer owes the message, and sends it under its id until a
+    broker has taken it (confirmed). So a message may be on its way again and again, also by another process of the
+    node, and the brokers must have it once.
     """
 
     def key(self, identity: str) -> str:
@@ -65,7 +67,7 @@ class PledgeMode(Mode):
         return ids
 
     def _send(self, site: Site, producer: Producer, owed: list[str]) -> tuple[list[str], tuple[list[str], list[int]]]:
-        """What is owed still; what was taken now, and at which positions."""
+        """Send what is pending. Returns what is still pending, and the accepted ids with their positions."""
         try:
             receipts = self._taken(producer, owed)
         except (Unknown, Overloaded) as problem:
@@ -90,7 +92,7 @@ class PledgeMode(Mode):
                 raise Contradiction(f"{ids[row]} was taken twice, {where}")
 
     def _taken(self, producer: Producer, ids: Sequence[str]) -> Receipts:
-        """What the brokers said to a batch. Raises Contradiction for a refusal that no fault explains."""
+        """Return the receipts of the brokers for a batch. Raises Contradiction for a refusal that no fault explains."""
         receipts = producer.send_batch(self.addressed(ids))
         if wrong := np.flatnonzero((receipts.codes != Code.OK) & ~OPEN[receipts.codes]).tolist():
             raise Contradiction(f"{ids[wrong[0]]} is refused with {Code(receipts.codes[wrong[0]]).name}")

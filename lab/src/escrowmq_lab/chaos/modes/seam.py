@@ -1,8 +1,8 @@
 """What a delivery mode is, and what it may use in the process where it runs.
 
-A node runs each mode in a thread of its own. If :meth:`Mode.place` or :meth:`Mode.take` raises an EscrowError or an error of the
-database, the node calls it again after a moment, as a supervisor would; any other exception is a finding of the run. A node may be
-killed at any instant, and is started again with the same name, number, database and folder.
+A node runs each mode in a thread of its own. If :meth:`Mode.place` or :meth:`Mode.take` raises an EscrowError or an
+error of the database, the node calls it again after a moment, as a supervisor would; any other exception is a finding
+of the run. A node may be killed at any instant, and is started again with the same name, number, database and folder.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ from escrowmq.model import Message
 from escrowmq_lab.chaos.books import Books, body_of, message_id_of
 
 CALL_SECONDS = 3.0
-"""A producer's patience with a broker that may have its call: about as long as a node is silent, so that both ends of a wait are seen."""
+"""A producer's patience with a broker that may have its call: about as long as a node is silent, so that both ends of a
+wait are seen.
+"""
 PAUSE_SECONDS = 0.1
 """After a call that failed for the moment."""
 LOOK_SECONDS = 0.5
@@ -52,7 +54,8 @@ class Contradiction(Exception):
 
 @dataclass(slots=True)
 class Site:
-    """A process of the run, as one mode sees it. Sites of the modes of a process share its bus, engine, books and ``ended``."""
+    """A process of the run, as one mode sees it. Sites of the modes of a process share its bus, engine, books and
+    ``ended``."""
 
     name: str
     """producer-3, consumer-1, ..."""
@@ -108,25 +111,28 @@ class Mode(ABC):
 
     @classmethod
     def topic(cls, consumer: int) -> str:
-        """The topic of consumer ``consumer``: its database alone has the marks of these messages."""
+        """Return the topic of consumer ``consumer``: its database alone has the marks of these messages."""
         return f"{cls.name}-{consumer}"
 
     @classmethod
     def lacks(cls) -> str | None:
-        """What this machine would need to run it, in words; None: nothing."""
+        """Return what this machine lacks to run the mode, in words, or None."""
         return None
 
     @classmethod
     def beside(cls, folder: Path, url: str) -> list[str] | None:
-        """The command of a program that it needs beside the nodes, for a run in ``folder``, which has the nodes' folders; None: none.
+        """Return the command of a program that it needs beside the nodes, for a run in ``folder``, which has the
+        nodes' folders; None: none.
 
-        The program may be killed at any time, with its whole process group, and is started again with the same command. It does not end by itself.
+        The program may be killed at any time, with its whole process group, and is started again with the same
+        command. It does not end by itself.
         """
         return None
 
     @abstractmethod
     def place(self, site: Site) -> None:
-        """Place messages until ``site.closing``, set ``site.placed``, then finish what is under way until ``site.ended``."""
+        """Place messages until ``site.closing``, set ``site.placed``, then finish what is under way until
+        ``site.ended``."""
 
     @abstractmethod
     def take(self, site: Site) -> None:
@@ -135,14 +141,16 @@ class Mode(ABC):
     # For place
 
     def batch(self, site: Site, most: int = 40) -> tuple[int, list[str]]:
-        """A consumer, and 1 to ``most`` new ids for it; waits so long before that the rate is kept."""
+        """Return a consumer, and 1 to ``most`` new ids for it; waits so long before that the rate is kept."""
         consumer = site.chance.randint(1, site.peers)
         return consumer, self.ids(site, most, consumer)
 
     def ids(self, site: Site, most: int = 40, consumer: int | None = None) -> list[str]:
-        """1 to ``most`` new ids, ten times as many at times, all for one consumer or each for any; waits so long before that the rate is kept.
+        """1 to ``most`` new ids, ten times as many at times, all for one consumer or each for any; waits so long before
+        that the rate is kept.
 
-        An id ends with the number of its consumer, so that another process of this node can send it again where it belongs.
+        An id ends with the number of its consumer, so that another process of this node can send it again where it
+        belongs.
         """
         count = site.chance.randint(1, most)
         if site.chance.random() < LARGE:
@@ -152,16 +160,17 @@ class Mode(ABC):
         return [f"{begin}.{next(site.counter)}.{consumer or site.chance.randint(1, site.peers)}" for _ in range(count)]
 
     def messages(self, consumer: int, ids: Sequence[str]) -> list[Message]:
-        """The messages of these ids to a consumer, under message ids that follow from them."""
+        """Return the messages of these ids to a consumer, under message ids that follow from them."""
         topic = self.topic(consumer)
         return [Message(topic, body_of(one), key=self.key(one), message_id=message_id_of(one)) for one in ids]
 
     def key(self, identity: str) -> str:
-        """The key of the message of an id: a key of its own. A mode in which keys have an order gives several ids the same."""
+        """Return the key of the message of an id: a key of its own. A mode in which keys have an order gives
+        several ids the same."""
         return identity
 
     def addressed(self, ids: Sequence[str]) -> list[Message]:
-        """The messages of these ids, each to the consumer that its id names."""
+        """Return the messages of these ids, each to the consumer that its id names."""
         return [self.messages(int(one.rpartition(".")[2]), [one])[0] for one in ids]
 
 
@@ -172,7 +181,7 @@ KEYS = 8
 
 
 def key_of(identity: str) -> str:
-    """The key of an id, one of a few. A process counts its ids, so that those of a key have an order."""
+    """Return the key of an id, one of a few. A process counts its ids, so that those of a key have an order."""
     _, node, process, number, _ = identity.split(".")
     return f"{node}.{process}.{int(number) % KEYS}"
 
@@ -184,7 +193,8 @@ class KeyOrder:
         self._latest: dict[str, tuple[int, str]] = {}
 
     def see(self, identities: Iterable[str]) -> None:
-        """These were handed out here for the first time, in this order. Raises Contradiction where one comes behind a later one of its
+        """Record messages that were delivered here for the first time, in this order. Raises Contradiction where one
+        comes behind a later one of its
         key."""
         for identity in identities:
             if identity.count(".") != 4:

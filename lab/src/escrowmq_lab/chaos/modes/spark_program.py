@@ -1,7 +1,7 @@
 """The stream of the mode ``spark-sink`` as a program: ``python -m escrowmq_lab.chaos.modes.spark_program FOLDER URL``.
 
-It runs until it is killed, and may be, at any time: started again it goes on from its checkpoint. A query that fails, because a broker is
-away, is begun again on the same checkpoint.
+It runs until it is killed, and may be, at any time: started again it goes on from its checkpoint. A query that fails,
+because a broker is away, is begun again on the same checkpoint.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 def start(spark: Any, folder: Path, url: str) -> Any:
-    """The query (a PySpark ``StreamingQuery``): rows of files into the topics that they name."""
+    """Return the query (a PySpark ``StreamingQuery``): rows of files into the topics that they name."""
     rows = (
         spark.readStream.schema("topic STRING, key STRING, body STRING")
         .option("maxFilesPerTrigger", 100)

@@ -1,8 +1,8 @@
 """Files of rows become messages by a Spark stream (docs/spark.md, "A stream into a topic, exactly once").
 
-A producer's local transaction names a file and its rows; the file is written afterwards, and renamed into the folder that the stream reads.
-A producer that died in between finds the name in its database and writes the file then. The stream is a program beside the nodes,
-:mod:`escrowmq_lab.chaos.modes.spark_program`.
+A producer's local transaction names a file and its rows; the file is written afterwards, and renamed into the folder
+that the stream reads. A producer that died in between finds the name in its database and writes the file then. The
+stream is a program beside the nodes, :mod:`escrowmq_lab.chaos.modes.spark_program`.
 """
 
 from __future__ import annotations
@@ -58,11 +58,12 @@ class SparkSinkMode(InboxMode):
 
     @classmethod
     def beside(cls, folder: Path, url: str) -> list[str] | None:
-        """The stream."""
+        """Return the stream."""
         return [sys.executable, "-m", "escrowmq_lab.chaos.modes.spark_program", str(folder / SPARK_FOLDER), url]
 
     def place(self, site: Site) -> None:
-        """A file is a local transaction; one in ten changes its mind. Confirmed: the file is there, so the stream will find it."""
+        """Write files, each a local transaction; one in ten changes its mind. Confirmed: the file is there, so the
+        stream will find it."""
         metadata.create_all(site.engine)
         while True:
             self._write_files(site)
@@ -96,14 +97,14 @@ class SparkSinkMode(InboxMode):
 
 
 def rows_folder(folder: Path) -> Path:
-    """The folder that the stream reads, made if need be."""
+    """Return the folder that the stream reads, made if need be."""
     rows = folder / "rows"
     rows.mkdir(parents=True, exist_ok=True)
     return rows
 
 
 def write_file(folder: Path, name: str, topic: str, ids: Sequence[str]) -> None:
-    """A file of rows, there as a whole or not at all; nothing if it is there. Only its producer writes it."""
+    """Write a file of rows as a whole or not at all; do nothing if it exists. Only its producer writes it."""
     file = rows_folder(folder) / name
     if file.exists():
         return

@@ -26,7 +26,7 @@ def write_report(folder: Path, record: Record) -> Path:
 
 
 def page(record: Record) -> str:
-    """The whole page as text."""
+    """Return the whole page as text."""
     parts = [_head(record), _picture(record)]
     parts += [_findings(record)] if not record.findings.ok else []
     parts += [_modes(record), _faults(record), _promises(record), _how(record)]
@@ -37,7 +37,7 @@ def page(record: Record) -> str:
 
 
 def verdict(record: Record) -> str:
-    """What came of it, in a sentence or two."""
+    """Return the result of the run in a sentence or two."""
     others = len(record.happenings) - record.kills
     faults = f"{_many(record.kills, 'kill')} and {_many(others, 'other blow')} on {len(record.options.nodes)} nodes"
     if not record.findings.ok:
@@ -52,7 +52,8 @@ def verdict(record: Record) -> str:
     if record.repeats:
         more = f" ({', '.join(sorted(record.repeats))}: at least once)"
     return (
-        f"Each of {business:,} messages whose transaction committed had its effect exactly once{more}, and nothing else had any: "
+        f"Each of {business:,} messages whose transaction committed had its effect exactly once{more}, and nothing "
+        "else had any: "
         f"{_many(len(record.findings.tallies), 'delivery mode')}, {faults}, compared by id and content."
     )
 
@@ -89,8 +90,10 @@ def _head(record: Record) -> str:
 
 def _picture(record: Record) -> str:
     note = (
-        "Above the middle line what producers were told is done, below it the effects in the consumers' databases, all modes together, "
-        "each second. Then how many nodes were not whole at once, and what was done to each: point at a bar to read it. "
+        "Above the middle line what producers were told is done, below it the effects in the consumers' databases, all "
+        "modes together, "
+        "each second. Then how many nodes were not whole at once, and what was done to each: point at a bar to read "
+        "it. "
         "A blow lasts until its node said that it was ready again."
     )
     return section("Faults under the flow of messages", note, timeline(record))
@@ -132,8 +135,10 @@ def _modes(record: Record) -> str:
     heads = ["mode", "#intended", "#rolled back", "#business", "#confirmed", "#effects", "#recovered", "#repeats"]
     heads += ["#half within", "#longest", "#findings", "over time"]
     note = (
-        "Ids, not rows. Business: their local transaction committed, so each must have its effect, and no other may. Rolled back: on "
-        "purpose. Recovered: with an effect, though their producer died or was told nothing. Times are those from the business row to the "
+        "Ids, not rows. Business: their local transaction committed, so each must have its effect, and no other may. "
+        "Rolled back: on "
+        "purpose. Recovered: with an effect, though their producer died or was told nothing. Times are those from the "
+        "business row to the "
         "first effect, by wall clocks, through every fault in between."
     )
     return section("Each delivery mode", note, f'<div class="wide">{table(heads, rows)}</div>')
@@ -167,14 +172,17 @@ def _faults(record: Record) -> str:
         ]
         for one in sorted(record.happenings, key=lambda one: one.at_us)
     ]
-    every = f"<details><summary>Every blow, one by one ({len(listed):,})</summary>{table(['#round', 'node', 'was', '#at, s', '#for, s'], listed)}</details>"
+    every = (
+        "<details><summary>Every blow, one by one "
+        f"({len(listed):,})</summary>{table(['#round', 'node', 'was', '#at, s', '#for, s'], listed)}</details>"
+    )
     return section("Faults", note, table(heads, rows) + every) + section(
         "Nodes struck in one round", "How many rounds struck so many of the nodes.", _counts(record)
     )
 
 
 def _counts(record: Record) -> str:
-    """A bar for each number of nodes."""
+    """Return a bar for each number of nodes."""
     size, height, step, left = len(record.options.nodes), 130, 52, 12
     struck = record.struck
     top = max(struck.values(), default=1)
@@ -190,7 +198,10 @@ def _counts(record: Record) -> str:
         )
         parts.append(f'<text class="tick" x="{x + (step - 14) / 2}" y="{height - 9}" text-anchor="middle">{n}</text>')
     label = "Rounds by how many nodes they struck: " + ", ".join(f"{n}: {struck[n]}" for n in range(1, size + 1))
-    return f'<svg class="counts" viewBox="0 0 {2 * left + size * step} {height}" role="img" aria-label="{label}" xmlns="http://www.w3.org/2000/svg">{"".join(parts)}</svg>'
+    return (
+        f'<svg class="counts" viewBox="0 0 {2 * left + size * step} {height}" role="img" aria-label="{label}" '
+        f'xmlns="http://www.w3.org/2000/svg">{"".join(parts)}</svg>'
+    )
 
 
 def _promises(record: Record) -> str:
@@ -253,5 +264,5 @@ def _many(count: int, thing: str) -> str:
 
 
 def _short(us: int) -> str:
-    """A duration to two or three digits, in the unit that fits."""
+    """Return a duration to two or three digits, in the unit that fits."""
     return f"{us / 1e6:.3g} s" if us >= 1_000_000 else f"{us / 1e3:.3g} ms"

@@ -133,7 +133,7 @@ class Record:
         return rows / self.fault_seconds
 
     def total(self, name: str) -> int:
-        """The sum of one number of all modes."""
+        """Return the sum of one number of all modes."""
         return sum(getattr(tally, name) for tally in self.findings.tallies.values())
 
     @property

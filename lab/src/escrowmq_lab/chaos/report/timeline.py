@@ -1,4 +1,5 @@
-"""The picture of a run: what went in and what came out over time, and below it, on the same axis, each node with what was done to it.
+"""The picture of a run: what went in and what came out over time, and below it, on the same axis, each node with what
+was done to it.
 
 Text, colours and shapes are classes of ``report.css``. A blow is told by its shape as well as by its colour.
 """
@@ -17,7 +18,9 @@ from escrowmq_lab.chaos.report.record import Record
 
 WIDTH, LEFT, RIGHT = 960, 92, 16
 HEAD, HALF, DOWN, LANE, FOOT, GAP = 50, 84, 44, 19, 48, 20
-"""Pixels in height: the legends, each half of the flow, the nodes that are not whole, one node, the axis, and between parts."""
+"""Pixels in height: the legends, each half of the flow, the nodes that are not whole, one node, the axis, and between
+parts.
+"""
 BAR = 13
 """Pixels in height of a blow."""
 THINNEST = 2.5
@@ -46,7 +49,7 @@ class Axis:
 
 
 def timeline(record: Record) -> str:
-    """The whole picture as SVG."""
+    """Return the whole picture as SVG."""
     axis = Axis(record.begun_us / 1e6, max(record.ended_us, record.begun_us + 1_000_000) / 1e6)
     nodes = record.nodes
     flow_top, down_top = HEAD, HEAD + 2 * HALF + GAP
@@ -70,7 +73,7 @@ def timeline(record: Record) -> str:
 
 
 def spark(seconds: Mapping[int, int], axis: Axis, name: str) -> str:
-    """A small picture of one flow, for a row of a table."""
+    """Return a small picture of one flow, for a row of a table."""
     width, height = 100, 24
     _, values = _buckets([seconds], axis, most=50)
     top = max(values, default=0) or 1
@@ -89,7 +92,7 @@ def spark(seconds: Mapping[int, int], axis: Axis, name: str) -> str:
 
 
 def _calm(axis: Axis, record: Record, top: float, bottom: float) -> str:
-    """The time after the last blow."""
+    """Return the time after the last blow."""
     left, right = axis.x(record.faults_until_us / 1e6), WIDTH - RIGHT
     if right - left < 1:
         return ""
@@ -102,7 +105,7 @@ def _calm(axis: Axis, record: Record, top: float, bottom: float) -> str:
 
 
 def _rounds(axis: Axis, record: Record, top: float, bottom: float) -> str:
-    """A faint line where each round began, and some of their numbers."""
+    """Return a faint line where each round began, and some of their numbers."""
     period, rounds = record.options.period, record.options.rounds
     width = axis.x(axis.begin + period) - LEFT
     every = next((n for n in (1, 2, 5, 10, 20, 50, 100, 200, 500) if n * width >= 28), rounds)
@@ -122,7 +125,7 @@ def _rounds(axis: Axis, record: Record, top: float, bottom: float) -> str:
 
 
 def _flow(axis: Axis, flow: Flow, top: float) -> str:
-    """Confirmed above the middle line, effects below it, on one scale."""
+    """Draw confirmed messages above the middle line and effects below it, on one scale."""
     width, told = _buckets(flow.confirmed.values(), axis)
     _, done = _buckets(flow.effects.values(), axis)
     ticks = nice_ticks(max([*told, *done], default=0) / width, 3)
@@ -155,7 +158,8 @@ def _down(axis: Axis, record: Record, top: float) -> str:
         now += step
         path += f"H{axis.x(at / 1e6):.1f}V{bottom - max(now, 0) * scale:.1f}"
     ticks = "".join(
-        f'<line class="grid" x1="{LEFT}" y1="{bottom - n * scale:.1f}" x2="{WIDTH - RIGHT}" y2="{bottom - n * scale:.1f}"/>'
+        f'<line class="grid" x1="{LEFT}" y1="{bottom - n * scale:.1f}" x2="{WIDTH - RIGHT}" '
+        f'y2="{bottom - n * scale:.1f}"/>'
         f'<text class="tick" x="{LEFT - 8}" y="{bottom - n * scale + 4:.1f}" text-anchor="end">{n}</text>'
         for n in (0, nodes)
     )
@@ -177,13 +181,16 @@ def _lanes(axis: Axis, record: Record, top: float) -> str:
 def _blow(axis: Axis, one: Happening, middle: float) -> str:
     left, right = axis.x(one.at_us / 1e6), axis.x(one.until_us / 1e6)
     since = one.at_us / 1e6 - axis.begin
-    words = f"round {one.round}: {one.node} {WORDS[one.blow]} at {since:.1f} s, for {(one.until_us - one.at_us) / 1e6:.2f} s"
+    words = (
+        f"round {one.round}: {one.node} {WORDS[one.blow]} at {since:.1f} s, for "
+        f"{(one.until_us - one.at_us) / 1e6:.2f} s"
+    )
     shape = _shape(one.blow, left, middle, max(right - left, THINNEST))
     return f"<g>{shape}<title>{escape(words)}</title></g>"
 
 
 def _shape(blow: Blow, x: float, middle: float, width: float) -> str:
-    """Killed is a full bar, and the others stand at different heights or are hollow: without colours, too, they differ."""
+    """Draw a kill as a full bar, other faults at other heights or hollow: they differ without colours, too."""
     top, height = middle - BAR / 2, float(BAR)
     if blow is Blow.CUT:
         height = BAR / 2 - 1
@@ -229,7 +236,10 @@ def _legend() -> str:
 
 
 def _upright(text: str, middle: float) -> str:
-    return f'<text class="label" x="14" y="{middle:.0f}" text-anchor="middle" transform="rotate(-90 14 {middle:.0f})">{text}</text>'
+    return (
+        f'<text class="label" x="14" y="{middle:.0f}" text-anchor="middle" transform="rotate(-90 14 '
+        f'{middle:.0f})">{text}</text>'
+    )
 
 
 def _buckets(flows: Iterable[Mapping[int, int]], axis: Axis, most: int = BUCKETS) -> tuple[int, list[int]]:

@@ -1,1 +1,3 @@
-"""What a person changes by hand outside of plans: groups, topics, one dead letter. Shown first, confirmed, recorded with its reason."""
+"""What a person changes by hand outside of plans: groups, topics, one dead letter. Shown first, confirmed, recorded
+with its reason.
+"""

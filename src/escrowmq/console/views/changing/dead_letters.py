@@ -19,7 +19,7 @@ _PLACE = ("broker", "topic", "queue", "offset")
 
 
 def form(console: Console, asked: Asked) -> Page:
-    """The form, with the message as it is. The id of the new message is in it: sent twice, it is done once."""
+    """Return the form, with the message as it is. The id of the new message is in it: sent twice, it is done once."""
     name = check_name(asked.places["group"], Code.BAD_GROUP_NAME)
     found = letter_at(console, name, asked)
     text, note = _editable(found["message"].get("body"))
@@ -56,7 +56,7 @@ def is_editable(name: str) -> bool:
 
 
 def _changes(asked: Asked, old: dict[str, Any]) -> dict[str, Any]:
-    """What the form says that the message does not: an unchanged body stays, byte for byte."""
+    """Return the fields of the form that differ from the message: an unchanged body stays, byte for byte."""
     changes: dict[str, Any] = {}
     without: list[str] = []
     text, _ = _editable(old.get("body"))
@@ -85,13 +85,14 @@ def _changes(asked: Asked, old: dict[str, Any]) -> dict[str, Any]:
 
 
 def _editable(body: bytes | None) -> tuple[str | None, str]:
-    """A body as a text that a form can hold, or None and why not."""
+    """Return a body as a text that a form can hold, or None and why not."""
     if body is None:
         return None, "Its body is damaged: what you write takes its place."
     if len(body) > EDITABLE_BYTES:
         return (
             None,
-            "Its body is too large for a page: it stays as it is unless you write another. escrowmq dead-letters edit takes a file.",
+            "Its body is too large for a page: it stays as it is unless you write another. escrowmq dead-letters edit "
+            "takes a file.",
         )
     try:
         text = body.decode()
@@ -106,17 +107,17 @@ def _editable(body: bytes | None) -> tuple[str | None, str]:
 
 
 def _lines(text: str) -> str:
-    """A text with one kind of line ends: a form sends another than it was given."""
+    """Return a text with one kind of line ends: a form sends another than it was given."""
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _typed(text: str) -> str:
-    """A text as a line of a form gives it back."""
+    """Return a text as a line of a form gives it back."""
     return text.replace("\r", "").replace("\n", "").replace("\0", "\ufffd")
 
 
 def _like(old: str | None, new: str) -> str:
-    """A text with the line ends of the old one."""
+    """Return a text with the line ends of the old one."""
     return _lines(new).replace("\n", "\r\n") if old is not None and "\r\n" in old else _lines(new)
 
 

@@ -50,7 +50,7 @@ def fence(console: Console, asked: Asked) -> Answer:
 
 
 def look(console: Console, asked: Asked) -> Page:
-    """What a reset would do: from where to where in each queue, and how many messages come again or are passed over."""
+    """Preview a reset: the old and new place in each queue, and how many messages are redelivered or skipped."""
     name = _name(asked)
     to, force = asked.text("to") or "earliest", asked.text("force") == "yes"
     chosen: dict[str, Any] = {"topic": asked.text("topic")}
@@ -137,7 +137,7 @@ def _shift(text: str | None) -> int:
 
 
 def _places(text: str) -> dict[str, list[actions.Place]]:
-    """The places that the page has shown, by broker."""
+    """Return the places that the page has shown, by broker."""
     try:
         return {
             str(address): [

@@ -19,7 +19,7 @@ _CHOICES = {"kind": ("plain", "transactional", "mixed"), "checks_exhausted": ("p
 
 
 def look(console: Console, asked: Asked) -> Page:
-    """The rules that the group has at each broker, and the form to change them."""
+    """Return the rules that the group has at each broker, and the form to change them."""
     name = _name(asked)
     listed = console.admin.producers()
     rows = [row for row in listed if row["group"] == name]

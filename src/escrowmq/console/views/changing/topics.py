@@ -32,7 +32,7 @@ def alter(console: Console, asked: Asked) -> Answer:
 
 
 def look(console: Console, asked: Asked) -> Page:
-    """What would go with a topic."""
+    """Preview a deletion: what would be lost with a topic."""
     name = _name(asked)
     would = list(console.admin.delete_topic(name, check=True, force=True))
     groups = sorted({group for one in would for group in one["groups"]})
@@ -55,7 +55,7 @@ def _name(asked: Asked) -> str:
 
 
 def _quantity(name: str, text: str, unit: str) -> float | Literal["broker"]:
-    """A time or a size as people write it, or ``broker``. Raises Misuse(BAD_ARGUMENT)."""
+    """Return a time or a size as people write it, or ``broker``. Raises Misuse(BAD_ARGUMENT)."""
     if text == "broker":
         return "broker"
     try:

@@ -1,4 +1,6 @@
-"""The kind of a cause: what is left of a consumer's words without the numbers and ids in them, so that like causes are counted together."""
+"""The kind of a cause: what is left of a consumer's words without the numbers and ids in them, so that like causes are
+counted together.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +25,14 @@ _JOINED = re.compile(r"#(?:[.,:/-]#)+")
 
 @lru_cache(4096)
 def cause_and_kind(text: str) -> tuple[str, str]:
-    """A cause as one and the same text for equal ones, mostly, and its kind as one and the same object for equal ones, always: kinds can be told apart
-    by their addresses, however many causes there are."""
+    """Return a cause as one and the same text for equal ones, mostly, and its kind as one and the same object for
+    equal ones, always: kinds can be told apart by their addresses, however many causes there are."""
     return text, sys.intern(kind_of(text))
 
 
 def kind_of(cause: str) -> str:
-    """The first line (of a traceback the last one) without the attempt, ``#`` instead of numbers and ids, at most :data:`MOST_TEXT`
-    characters. The kind of a kind is itself."""
+    """Return the first line (of a traceback the last one) without the attempt, ``#`` instead of numbers and ids, at
+    most :data:`MOST_TEXT` characters. The kind of a kind is itself."""
     lines = [line for line in cause.splitlines() if line.strip()] or [""]
     line = lines[-1 if lines[0].startswith(_TRACEBACK) else 0]
     masked = _JOINED.sub("#", _IDS.sub("#", _ATTEMPT.sub("", line)))

@@ -1,7 +1,7 @@
 """Which offsets of a queue one group gets with another content: a person wrote it in place of a dead letter's.
 
-The message in the topic is never changed, and every other group gets that. What the group gets instead stands further behind in the log; it leaves
-with the offset for which it stands, as the log is dropped from its begin.
+The message in the topic is never changed, and every other group gets that. What the group gets instead stands further
+behind in the log; it leaves with the offset for which it stands, as the log is dropped from its begin.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class Edited:
         self._arrange()
 
     def get(self, offset: int) -> Edit | None:
-        """What the group gets at ``offset``, if that is not what the topic has there."""
+        """Return the edit that the group receives at ``offset`` instead of the topic's message, or None."""
         return self._edits.get(offset)
 
     def find(self, message_id: bytes) -> int | None:
-        """The offset at which the group gets the message of this id."""
+        """Return the offset at which the group gets the message of this id."""
         return next((offset for offset, edit in self._edits.items() if edit.message_id == message_id), None)
 
     def instead(self, offsets: Int64s, positions: Int64s) -> Int64s:

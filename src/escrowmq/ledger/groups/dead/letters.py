@@ -1,7 +1,8 @@
 """The dead letters of one group in one queue, as many as there may be.
 
-They stand in blocks of some hundred rows by rising offset, so that one more, or some less, costs a block and not the whole. A block never
-changes: a change makes another one in its place. Whoever has the list of blocks may read it on any thread, while the ledger goes on.
+They stand in blocks of some hundred rows by rising offset, so that one more, or some less, costs a block and not the
+whole. A block never changes: a change makes another one in its place. Whoever has the list of blocks may read it on any
+thread, while the ledger goes on.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ BLOCK = 1024
 Texts = npt.NDArray[np.object_]
 
 FEW_KINDS = 32
-"""Kinds of causes of a block that are counted once and remembered; of a block with more they are counted each time, as the counts would take as much
-memory as the block."""
+"""Kinds of causes of a block that are counted once and remembered; of a block with more they are counted each time, as
+the counts would take as much memory as the block.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,7 @@ class Block:
         return self.offsets, self.attempts, self.dead_us, self.causes, self.kinds
 
     def rows(self, chosen: Any) -> Block:
-        """Some of its rows: a mask, indexes or a slice."""
+        """Return some of its rows: a mask, indexes or a slice."""
         return Block(*(column[chosen] for column in self.columns))
 
     def counted(self) -> Kinds:
@@ -86,12 +88,12 @@ class Block:
 
 
 def addresses(kinds: Texts) -> Int64s:
-    """A number for each kind, the same one for equal kinds, as long as they are held."""
+    """Return a number for each kind, the same one for equal kinds, as long as they are held."""
     return np.fromiter(map(id, kinds), np.int64, len(kinds))
 
 
 def block_of(offsets: Int64s, attempts: int, dead_us: int, cause: str) -> Block:
-    """What died together."""
+    """Build the block of messages that died together."""
     size = len(offsets)
     texts, kinds = np.empty(size, object), np.empty(size, object)
     texts[:], kinds[:] = cause_and_kind(cause)
@@ -195,7 +197,7 @@ class DeadLetters:
     # Looking
 
     def deaths(self, offsets: Int64s) -> tuple[Int64s, Int64s]:
-        """When each of ``offsets`` died, and after how many attempts; :data:`NOT_DEAD` where there is no dead letter."""
+        """Return when each of ``offsets`` died, and its attempts; :data:`NOT_DEAD` for no dead letter."""
         died_us, attempts = np.full(len(offsets), NOT_DEAD, np.int64), np.full(len(offsets), NOT_DEAD, np.int64)
         places = np.searchsorted(self._lasts, offsets)
         for place in np.unique(places[places < len(self.blocks)]).tolist():
@@ -206,7 +208,7 @@ class DeadLetters:
         return died_us, attempts
 
     def among(self, offsets: Int64s) -> Block | None:
-        """What is dead of ``offsets``, which rise; None: nothing."""
+        """Return the dead ones among ``offsets``, which rise, or None."""
         if not len(offsets):
             return None
         found = []

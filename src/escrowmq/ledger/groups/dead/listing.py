@@ -1,5 +1,5 @@
-"""Dead letters of one group as they are listed, filtered, and summed up by the kind of their causes. All of it is read from blocks, which never
-change, so it may be done on any thread.
+"""Dead letters of one group as they are listed, filtered, and summed up by the kind of their causes. All of it is read
+from blocks, which never change, so it may be done on any thread.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Letters:
 
 
 def page(parts: Parts, limit: int, after: Sequence[int] | None = None, wanted: Wanted = EVERY) -> Letters:
-    """The first ``limit`` of those ``wanted``, by queue id and offset, that come after the pair ``after``."""
+    """Return the first ``limit`` of those ``wanted``, by queue id and offset, that come after the pair ``after``."""
     found: list[tuple[int, Block]] = []
     size = 0
     for queue_id, block in _from(parts, after):
@@ -133,7 +133,7 @@ class Summary:
 
 
 def summary(parts: Parts, most: int, samples: int) -> Summary:
-    """The ``most`` frequent kinds of causes, with some ``samples`` of each."""
+    """Return the ``most`` frequent kinds of causes, with some ``samples`` of each."""
     blocks = [(queue_id, block) for queue_id, blocks in sorted(parts.items()) for block in blocks]
     if not blocks:
         return Summary(0, [], None, 0)
@@ -169,7 +169,7 @@ def summary(parts: Parts, most: int, samples: int) -> Summary:
 
 
 def _most_frequent(counts: Int64s, texts: Texts, most: int) -> list[int]:
-    """The kinds with the highest counts, in their order; of as many the text decides."""
+    """Return the kinds with the highest counts, in their order; of as many the text decides."""
     least = -1
     if most < len(counts):
         least = int(np.partition(counts, len(counts) - most)[len(counts) - most]) if most else _LATEST

@@ -28,14 +28,15 @@ class KafkaAddress:
     topic: str
     partition: int = 0
     replicas: int = REPLICAS
-    """How many replicas the topic is to have: ``?replication=N``. Fewer than three is the user's own word that this is enough."""
+    """How many replicas the topic is to have: ``?replication=N``. Fewer than three is the user's own word that this is
+    enough."""
     settings: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     """Those of librdkafka: ``security.protocol`` and so on."""
 
     @classmethod
     def parse(cls, url: str) -> KafkaAddress:
-        """From a URL. ``?config=FILE`` names a file with more settings, one ``NAME=VALUE`` a line, of which those in the URL win. Misuse(BAD_URL)
-        says what is wrong with it, Misuse(BAD_SETTING) with the file."""
+        """From a URL. ``?config=FILE`` names a file with more settings, one ``NAME=VALUE`` a line, of which those in
+        the URL win. Misuse(BAD_URL) says what is wrong with it, Misuse(BAD_SETTING) with the file."""
         if not isinstance(url, str) or not url.startswith(SCHEME):
             raise _bad(f"{shown(str(url))!r} is not the address of a log in Kafka")
         place, _, query = url.removeprefix(SCHEME).partition("?")
@@ -86,7 +87,8 @@ class KafkaAddress:
 
     @property
     def enough(self) -> int:
-        """How many replicas must have a record before it is acknowledged: more than half of them, as the rest may be lost."""
+        """How many replicas must have a record before it is acknowledged: more than half of them, as the rest may be
+        lost."""
         return self.replicas // 2 + 1
 
     @property

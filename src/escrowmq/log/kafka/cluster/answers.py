@@ -1,7 +1,9 @@
-"""Waiting for Kafka's answers, and what it means when none comes: Kafka is away, or it, or what is known of it, refuses us.
+"""Waiting for Kafka's answers, and what it means when none comes: Kafka is away, or it, or what is known of it, refuses
+us.
 
-Kafka's client answers a question in time or not at all; why it does not come is said beside it, as errors of connections. Of those only what surely is a
-wrong setting ends the waiting: a password that is refused, a certificate that does not check. Everything else may pass.
+Kafka's client answers a question in time or not at all; why it does not come is said beside it, as errors of
+connections. Of those only what surely is a wrong setting ends the waiting: a password that is refused, a certificate
+that does not check. Everything else may pass.
 """
 
 from __future__ import annotations
@@ -23,8 +25,9 @@ log = logging.getLogger(__name__)
 SLICE = 0.1
 """Seconds of one wait, so that who is to stop never waits long."""
 SURE_SECONDS = 2.0
-"""A refusal, or a topic that is not there, is believed after so long without another answer: one of several nodes may be wrong, or not know of a new
-topic yet."""
+"""A refusal, or a topic that is not there, is believed after so long without another answer: one of several nodes may
+be wrong, or not know of a new topic yet.
+"""
 _K = KafkaError
 DENIED = {
     _K.TOPIC_AUTHORIZATION_FAILED,
@@ -53,7 +56,7 @@ class Heard:
             self._said = plain(problem.str())
 
     def late(self, name: str) -> EscrowError:
-        """The error for an answer that did not come."""
+        """Return the error for an answer that did not come."""
         if self.refusal is not None:
             return refused(name, self.refusal)
         return late(name, self._said)
@@ -65,7 +68,7 @@ def _is_refusal(text: str) -> bool:
 
 
 def plain(text: str) -> str:
-    """What librdkafka says, without what is different each time."""
+    """Return librdkafka's text without the parts that differ each time."""
     return re.sub(r" \(after [^)]*\)", "", text)
 
 
@@ -81,7 +84,7 @@ def refused(name: str, problem: KafkaError) -> EscrowError:
 
 
 def failed(name: str, problem: KafkaError) -> EscrowError:
-    """An answer that is an error."""
+    """Return an answer that is an error."""
     if problem.code() in DENIED:
         return refused(name, problem)
     if problem.code() in UNKNOWN_TOPIC:
@@ -124,9 +127,12 @@ def answer(
     heard: Heard,
     closed: Callable[[], bool],
 ) -> Any:
-    """Wait for the answer to a question of an admin client. ``poll`` makes the client say what it has to say of connections.
+    """Wait for the answer to a question of an admin client. ``poll`` makes the client say what it has to say of
+    connections.
 
-    Raises KafkaException, TimeoutError; what :meth:`Heard.late` says when there was a refusal and nothing else for a while; Unknown(CLOSED)."""
+    Raises KafkaException, TimeoutError; what :meth:`Heard.late` says when there was a refusal and nothing else for a
+    while; Unknown(CLOSED).
+    """
     began = time.monotonic()
     while True:
         try:

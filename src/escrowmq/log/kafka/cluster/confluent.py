@@ -122,12 +122,16 @@ class ConfluentPartitions:
             found = until(deadline, self.name, partial(asking.settings, topic), asking.heard)
             refuse_wrong(self._address, topic, found, replicas)
         if self._address.replicas < REPLICAS:
-            few = f"the log {self.name} has {self._address.replicas} of {REPLICAS} replicas, as its URL says: with fewer, more is lost with a machine"
+            few = (
+                f"the log {self.name} has {self._address.replicas} of {REPLICAS} replicas, as its URL says: with "
+                "fewer, more is lost with a machine"
+            )
             tell(logging.WARNING, "few_replicas", few, log=self.name, replicas=self._address.replicas)
         return until(deadline, self.name, asking.cluster, asking.heard)
 
     def create(self, partitions: int, timeout: float) -> list[str]:
-        """Make the topics that are not there; their names. See :func:`escrowmq.log.kafka.cluster.opening.create_topics`."""
+        """Make the topics that are not there; their names. See
+        :func:`escrowmq.log.kafka.cluster.opening.create_topics`."""
         asking, deadline = _Asking(self.name, self._client, lambda: self._closed), time.monotonic() + timeout
         until(deadline, self.name, asking.cluster, asking.heard)  # says why Kafka does not let us in
         there = until(deadline, self.name, lambda left: set(self._admin().list_topics(timeout=left).topics))
@@ -165,7 +169,8 @@ def _admin_client(client: Mapping[str, Any], **told: Any) -> AdminClient:
 
 
 class _Asking:
-    """Questions about topics, by a client for these alone: it is polled while they wait, and so tells why no answer comes. ``closed``: give up."""
+    """Questions about topics, by a client for these alone: it is polled while they wait, and so tells why no answer
+    comes. ``closed``: give up."""
 
     def __init__(self, name: str, client: Mapping[str, Any], closed: Callable[[], bool]) -> None:
         self._name, self._closed = name, closed
@@ -184,7 +189,7 @@ class _Asking:
         return {name: entry.value for name, entry in self._answer(future, timeout).items()}
 
     def cluster(self, timeout: float) -> str:
-        """The id that Kafka gave itself."""
+        """Return the id that Kafka gave itself."""
         return str(self._answer(self._admin.describe_cluster(request_timeout=max(timeout, 1.0)), timeout).cluster_id)
 
     def _answer(self, future: Any, timeout: float) -> Any:
@@ -192,7 +197,8 @@ class _Asking:
 
 
 class ConfluentPartition:
-    """See :class:`escrowmq.log.kafka.partition.Partition`. Its producer begins with the first record, or with :meth:`begin`."""
+    """See :class:`escrowmq.log.kafka.partition.Partition`. Its producer begins with the first record, or with
+    :meth:`begin`."""
 
     def __init__(self, client: Mapping[str, Any], admin: AdminClient, topic: str, partition: int) -> None:
         self.name = f"{topic}/{partition}"
@@ -278,7 +284,7 @@ class ConfluentPartition:
         log.debug("Kafka: %s", problem.str())
 
     def _ended(self, what: str) -> EscrowError:
-        """The producer has ended: a new one would not know what this one has stored."""
+        """Return the producer has ended: a new one would not know what this one has stored."""
         if self._failure is None and not self._closed:
             self._failure = error(Code.LOG_FAILED, f"Kafka's producer for {self.name} ended: {what}")
         return self._failure or error(Code.CLOSED, f"{self.name} was closed")
@@ -385,7 +391,7 @@ class ConfluentPartition:
             self._misread(problem, start)
 
     def _misread(self, problem: KafkaError, start: int) -> None:
-        """What the consumer said instead of a record: raise it, unless it may pass."""
+        """Raise an error of the consumer, unless it is temporary."""
         log.debug("Kafka, reading %s: %s", self.name, problem.str())
         if problem.code() in _JUMPS:
             self._next = -1  # the consumer stands nowhere now
@@ -402,7 +408,8 @@ class ConfluentPartition:
             raise failed(self.name, problem)
 
     def _ends(self, timeout: float) -> tuple[int, int]:
-        """Asked by a connection of its own: over the consumer's the question would wait behind a fetch, which Kafka holds for ``fetch.wait.max.ms``."""
+        """Asked by a connection of its own: over the consumer's the question would wait behind a fetch, which Kafka
+        holds for ``fetch.wait.max.ms``."""
         self._check()
         place, timeout = TopicPartition(self._topic, self._partition), min(max(timeout, SLICE), 1.0)
         asked = [
@@ -418,8 +425,8 @@ class ConfluentPartition:
 
 
 def _slice(deadline: float) -> float:
-    """Seconds that the next call of the client waits. It counts whole milliseconds: told less than one it waits not at all, and who asks again until his time
-    is over asks a hundred times."""
+    """Seconds that the next call of the client waits. It counts whole milliseconds: told less than one it waits not at
+    all, and who asks again until his time is over asks a hundred times."""
     left = deadline - time.monotonic()
     return min(math.ceil(left * 1000) / 1000, SLICE) if left > 0 else 0.0
 

@@ -1,4 +1,6 @@
-"""From the address of a log in Kafka to its partitions. The package of Kafka's client is imported here and nowhere earlier."""
+"""From the address of a log in Kafka to its partitions. The package of Kafka's client is imported here and nowhere
+earlier.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +14,19 @@ from escrowmq.platform.extras import missing_package
 
 
 def open_partitions(address: str | KafkaAddress) -> Partitions:
-    """The partitions of an address. Does not connect yet. Raises Misuse(BAD_URL), Misuse(MISSING_PACKAGE), Misuse(BAD_SETTING) for a setting that the
+    """Return the partitions of an address. Does not connect yet. Raises Misuse(BAD_URL), Misuse(MISSING_PACKAGE),
+    Misuse(BAD_SETTING) for a setting that the
     client does not know, or that what the log promises stands on."""
     partitions: Partitions = _client().ConfluentPartitions(_parsed(address))
     return partitions
 
 
 def create_topics(address: str | KafkaAddress, *, partitions: int | None = None, timeout: float = 30.0) -> list[str]:
-    """Make the topics of a log, as they must be: ``partitions`` of each, as many as the address needs by default. The names of those that were made;
-    one that is there is looked at as at every opening.
+    """Make the topics of a log, as they must be: ``partitions`` of each, as many as the address needs by default. The
+    names of those that were made; one that is there is looked at as at every opening.
 
-    Raises as :func:`open_partitions` and :meth:`Partitions.check`, and Misuse(BAD_SETTING) if Kafka cannot make them so.
+    Raises as :func:`open_partitions` and :meth:`Partitions.check`, and Misuse(BAD_SETTING) if Kafka cannot make them
+    so.
     """
     parsed = _parsed(address)
     count = parsed.partition + 1 if partitions is None else partitions

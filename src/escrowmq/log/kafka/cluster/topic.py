@@ -35,8 +35,10 @@ RULES = (
     Rule("cleanup.policy", *_is("delete"), "compaction takes records out of the middle of the log"),
     Rule("retention.ms", *_is("-1"), "Kafka deletes the log by its age"),
     Rule("retention.bytes", *_is("-1"), "Kafka deletes the log by its size"),
-    Rule("unclean.leader.election.enable", *_is("false"), "a replica that is behind may become the leader, and drop what was acknowledged"),
-    Rule("min.insync.replicas", _at_least, str, "Kafka acknowledges what too few replicas have, and loses it with them"),
+    Rule("unclean.leader.election.enable", *_is("false"), "a replica that is behind may become the leader, and drop "
+                                                          "what was acknowledged"),
+    Rule("min.insync.replicas", _at_least, str, "Kafka acknowledges what too few replicas have, and loses it with "
+                                                "them"),
     Rule(
         "max.message.bytes",
         lambda found, _: _at_least(found, LARGEST_RECORD + _ROOM),
@@ -47,7 +49,8 @@ RULES = (
 
 
 def settings_for(address: KafkaAddress) -> dict[str, str]:
-    """The settings of a right topic. Times are the brokers' own: one of ours whose clock is ahead would have its records refused."""
+    """Return the settings of a right topic. Times are the brokers' own: one of ours whose clock is ahead would have
+    its records refused."""
     rules = {rule.setting: rule.set_to(address.enough) for rule in RULES}
     return {**rules, "message.timestamp.type": "LogAppendTime"}
 
@@ -69,6 +72,12 @@ def refuse_wrong(
         hint = f"kafka-configs.sh --bootstrap-server {address.servers[0]} --alter --topic {topic} --add-config {change}"
         raise Misuse(Code.BAD_SETTING, f"topic {topic} would lose the log: {said}", hint)
     if (there := replicas[address.partition]) < address.replicas:
-        what = f"partition {address.partition} of topic {topic} has {there} of {address.replicas} replicas: the log is lost with them"
-        hint = f"give it more with kafka-reassign-partitions.sh; ?replication={there} in the URL says that {there} is enough for you"
+        what = (
+            f"partition {address.partition} of topic {topic} has {there} of {address.replicas} replicas: the log is "
+            "lost with them"
+        )
+        hint = (
+            f"give it more with kafka-reassign-partitions.sh; ?replication={there} in the URL says that {there} is "
+            "enough for you"
+        )
         raise Misuse(Code.BAD_SETTING, what, hint)
