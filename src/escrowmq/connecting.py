@@ -63,14 +63,14 @@ def links(url: str, options: dict[str, Any]) -> Sequence[Link]:
         raise Misuse(Code.BAD_URL, f"{type(url).__name__} is not a URL")
     scheme, colon, rest = url.partition(":")
     if colon and scheme == "file":
-        return [_embedded(url, rest, options)]
+        return [_open_embedded(url, rest, options)]
     if colon and scheme in _SERVED and rest.startswith("//"):
         tls = options.pop("tls", None)
         if options:
             raise Misuse(
                 Code.BAD_ARGUMENT, f"no option {next(iter(options))!r} here", "a served broker has its own settings"
             )
-        return _local(url, rest[2:], tls) if scheme == "escrow+unix" else _served(url, scheme, rest[2:], tls)
+        return _local(url, rest[2:], tls) if scheme == "escrow+unix" else _open_served(url, scheme, rest[2:], tls)
     raise Misuse(Code.BAD_URL, f"{shown_address(url)!r} is not a broker URL")
 
 
@@ -100,7 +100,7 @@ def _tls_context(scheme: str, tls: object) -> ssl.SSLContext | None:
     raise Misuse(Code.BAD_ARGUMENT, f"tls={tls!r}", "give True, a PEM file with authorities, or an ssl.SSLContext")
 
 
-def _served(url: str, scheme: str, rest: str, tls: object) -> Sequence[Link]:
+def _open_served(url: str, scheme: str, rest: str, tls: object) -> Sequence[Link]:
     from escrowmq.client.links.link import ServedLink
     from escrowmq.wire.addresses import MOST, Address, parse_address
 
@@ -148,7 +148,7 @@ def _options(url: str, query: str) -> dict[str, str]:
     return chosen
 
 
-def _embedded(url: str, rest: str, options: dict[str, Any]) -> Link:
+def _open_embedded(url: str, rest: str, options: dict[str, Any]) -> Link:
     if rest.startswith("//"):
         rest = rest[2:]
         if not rest.startswith("/"):

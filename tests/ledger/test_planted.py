@@ -177,7 +177,7 @@ def _commit_of_another_epoch(world) -> None:
 
 @planted(walked)
 def let_any_group_decide(monkeypatch):
-    monkeypatch.setattr(Ending, "_owned", lambda self, rows, ordinals, sessions, codes: rows)
+    monkeypatch.setattr(Ending, "_find_owned", lambda self, rows, ordinals, sessions, codes: rows)
 
 
 @planted(walked)
@@ -286,8 +286,8 @@ def take_ages_from_the_clients_clock(monkeypatch):
         columns["due_us"] = pa.array(made.column("born_us").to_numpy() + 6_000_000)
         return pa.RecordBatch.from_arrays(list(columns.values()), schema=made.schema)
 
-    real = messages._stored
-    monkeypatch.setattr(messages, "_stored", by_birth)
+    real = messages._make_stored
+    monkeypatch.setattr(messages, "_make_stored", by_birth)
 
 
 # Identity
@@ -538,7 +538,7 @@ def keep_what_never_came(monkeypatch):
         for id in batch.column("lease").to_pylist():
             lease = self.leases.live[id]
             lease.doubt = lease.end
-            self._changed(lease)
+            self._on_change(lease)
 
     monkeypatch.setitem(Groups._acts, Kind.KEPT, keep_all)
 

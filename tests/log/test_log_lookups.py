@@ -237,7 +237,7 @@ def test_a_disk_that_is_full_or_fails_costs_the_log_nothing() -> None:
             try:
                 log._lookups.work()
             except OSError as problem:
-                log._lookups._failed(problem)
+                log._lookups._on_failure(problem)
             disk.failures = {}
             assert_equal_for(log, "a")
         assert log.append(Kind.PLAIN, batch([("orders", "b", IDS[1])]), START_US + 200)

@@ -37,9 +37,9 @@ def answer_commit_for_a_row_that_is_missing(plant: Plant) -> None:
 
 @bug("barrier", RULES + "test_shards_are_asked_together", "[1, 1, 1, 2, 2] == [1, 1, 1, 0, 0]")
 def answer_rollback_for_what_is_in_flight(plant: Plant) -> None:
-    real = Barrier._decided
+    real = Barrier._decide_within
 
-    @plant.instead(Barrier, "_decided")
+    @plant.instead(Barrier, "_decide_within")
     def decided(self: Any, ids: Any, deadline: float) -> Any:
         told = real(self, ids, deadline)
         return np.where(told == 0, 2, told).astype(np.uint8)

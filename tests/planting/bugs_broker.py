@@ -110,9 +110,9 @@ def put_the_question_before_it_is_counted(plant: Plant) -> None:
 
 @bug("broker", WRITER + "test_too_much_waiting_is_refused_at_once", "assert 6 <= len(refused) <= 8")
 def let_requests_wait_without_a_bound(plant: Plant) -> None:
-    real = Engine._queued
+    real = Engine._enqueue
 
-    @plant.instead(Engine, "_queued")
+    @plant.instead(Engine, "_enqueue")
     def queued(self: Any, request: Any) -> Any:
         self._queued_bytes = 0
         return real(self, request)

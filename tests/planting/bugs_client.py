@@ -50,9 +50,9 @@ def give_callers_the_receipts_of_each_other(plant: Plant) -> None:
     "[b'0', b'2', b'1']",
 )
 def let_newer_requests_overtake(plant: Plant) -> None:
-    real = Lane._failed
+    real = Lane._on_failure
 
-    @plant.instead(Lane, "_failed")
+    @plant.instead(Lane, "_on_failure")
     def failed(self: Any, request: Any, problem: Any) -> None:
         real(self, request, problem)
         if self.broken:
@@ -67,9 +67,9 @@ def let_newer_requests_overtake(plant: Plant) -> None:
     "assert outcome(twin, txn) is mq.COMMIT",
 )
 def call_an_end_that_was_lost_done(plant: Plant) -> None:
-    real = Lane._failed
+    real = Lane._on_failure
 
-    @plant.instead(Lane, "_failed")
+    @plant.instead(Lane, "_on_failure")
     def failed(self: Any, request: Any, problem: EscrowError) -> None:
         if problem.code is Code.DISCONNECTED and str(self._kind) == "end":
             self._finish(request, [Code.COMMITTED] * len(copies(problem, request)))
@@ -137,9 +137,9 @@ def roll_back_without_asking_the_database(plant: Plant) -> None:
     "DID NOT RAISE",
 )
 def commit_what_the_database_has_not_decided(plant: Plant) -> None:
-    real = TransactionBase._asked
+    real = TransactionBase._ask
 
-    @plant.instead(TransactionBase, "_asked")
+    @plant.instead(TransactionBase, "_ask")
     async def asked(self: Any, ask: Any, identity: Any) -> Any:
         answer = await real(self, ask, identity)
         return COMMIT if answer is UNKNOWN else answer
@@ -200,9 +200,9 @@ def send_the_messages_of_a_transaction_by_turns(plant: Plant) -> None:
     'assert sorted(len(twin.topics["t"]) for twin in twins) == [1, 2]',
 )
 def send_what_was_lost_to_another_broker(plant: Plant) -> None:
-    real = Lane._failed
+    real = Lane._on_failure
 
-    @plant.instead(Lane, "_failed")
+    @plant.instead(Lane, "_on_failure")
     def failed(self: Any, request: Any, problem: EscrowError) -> None:
         moved = error(Code.BROKER_AWAY) if problem.code is Code.DISCONNECTED else problem
         real(self, request, moved)

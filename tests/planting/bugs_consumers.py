@@ -23,9 +23,9 @@ ORDER = "client/consuming/test_client_order.py::"
 
 @bug("consumers", CONSUMING + "test_close_gives_back_what_was_not_handed_out", 'len(twin.acked["c"]) == 10')
 def acknowledge_before_the_effect(plant: Plant) -> None:
-    real = ConsumerBase._screened
+    real = ConsumerBase._screen
 
-    @plant.instead(ConsumerBase, "_screened")
+    @plant.instead(ConsumerBase, "_screen")
     async def screened(self: Any, rows: Any) -> Any:
         await self._consumption.act_on_all(rows, Act.ACK, 0, None, True)
         return await real(self, rows)
@@ -40,7 +40,7 @@ def keep_what_was_fetched_ahead_at_the_close(plant: Plant) -> None:
 
 @bug("consumers", CONSUMING + "test_late_acts_are_told", "consumer.flush() == 1")
 def call_an_ack_that_came_too_late_done(plant: Plant) -> None:
-    @plant.instead(SettlingCodec, "_told")
+    @plant.instead(SettlingCodec, "_read_results")
     def told(self: Any, rows: Any, codes: Any) -> Any:
         return [Code.OK] * len(codes)
 

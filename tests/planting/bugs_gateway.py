@@ -23,9 +23,9 @@ ENDPOINTS = "gateway/test_gateway_endpoints.py::"
 @bug("gateway", SIGNING + "test_an_answer_belongs_to_its_question", "DID NOT RAISE")
 def take_a_question_for_its_answer(plant: Plant) -> None:
     """An answer is signed as a question is: whoever hears the one can send it back as the other."""
-    real = signing._verified
+    real = signing._verify
 
-    @plant.instead(signing, "_verified")
+    @plant.instead(signing, "_verify")
     def verified(secret: Any, headers: Any, body: bytes, purpose: str, *given: Any) -> str:
         return real(secret, headers, body, "", *given)
 
@@ -39,9 +39,9 @@ def take_a_question_for_its_answer(plant: Plant) -> None:
 
 @bug("gateway", SIGNING + "test_a_timestamp_outside_the_window_is_refused[1699999699]", "DID NOT RAISE")
 def accept_a_question_of_any_age(plant: Plant) -> None:
-    real = signing._verified
+    real = signing._verify
 
-    @plant.instead(signing, "_verified")
+    @plant.instead(signing, "_verify")
     def verified(secret: Any, headers: Any, body: bytes, purpose: str, tolerance: float, moment: float) -> str:
         return real(secret, headers, body, purpose, float("inf"), moment)
 

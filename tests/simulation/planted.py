@@ -68,7 +68,7 @@ def answer_before_the_sync(monkeypatch):
 
     def finishing(self, pairs):
         for request, answer in pairs:
-            request.answer(self._checked(answer))
+            request.answer(self._check(answer))
         return real(self, [])
 
     monkeypatch.setattr(Shard, "finishing", finishing)
@@ -125,7 +125,7 @@ def give_what_is_sent_again_new_ids(monkeypatch):
 
 @bug("client")
 def call_what_was_lost_done(monkeypatch):
-    real = Lane._failed
+    real = Lane._on_failure
 
     def failed(self, request, problem):
         if problem.code is Code.DISCONNECTED and str(self._kind) in ("settle", "end"):
@@ -133,7 +133,7 @@ def call_what_was_lost_done(monkeypatch):
         else:
             real(self, request, problem)
 
-    monkeypatch.setattr(Lane, "_failed", failed)
+    monkeypatch.setattr(Lane, "_on_failure", failed)
 
 
 @bug("client")
@@ -159,12 +159,12 @@ def forget_to_ask_again_after_giving_back(monkeypatch):
 
 @bug("client")
 def do_not_ask_again_after_a_lost_receive(monkeypatch):
-    monkeypatch.setattr(Fetcher, "_rested", lambda self, number: None)
+    monkeypatch.setattr(Fetcher, "_on_rested", lambda self, number: None)
 
 
 @bug("client")
 def let_newer_requests_overtake(monkeypatch):
-    real = Lane._failed
+    real = Lane._on_failure
 
     def failed(self, request, problem):
         real(self, request, problem)
@@ -172,7 +172,7 @@ def let_newer_requests_overtake(monkeypatch):
             self.broken = False
             self._worth = 1
 
-    monkeypatch.setattr(Lane, "_failed", failed)
+    monkeypatch.setattr(Lane, "_on_failure", failed)
 
 
 # Wire
@@ -275,7 +275,7 @@ def end_a_value_a_byte_too_late(monkeypatch):
 
 @bug("ledger")
 def let_a_late_request_for_a_session_fence(monkeypatch):
-    monkeypatch.setattr(Sessions, "_opened_before", lambda self, command, rules: None)
+    monkeypatch.setattr(Sessions, "_find_opened", lambda self, command, rules: None)
 
 
 @bug("ledger")
@@ -292,13 +292,13 @@ def discard_every_dead_letter(monkeypatch):
 
 @bug("outbox")
 def take_a_lost_batch_for_sent(monkeypatch):
-    real = escrow._Broker._failed
+    real = escrow._Broker._on_failure
 
     def failed(self, problem):
         real(self, problem)
         return Code.OK
 
-    monkeypatch.setattr(escrow._Broker, "_failed", failed)
+    monkeypatch.setattr(escrow._Broker, "_on_failure", failed)
 
 
 @bug("outbox")

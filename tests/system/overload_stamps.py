@@ -47,7 +47,7 @@ class Stamps:
 
         self._wrap(Requests, "_request", self._requested)
         self._wrap(Calls, "parcel", self._parcelled)
-        self._wrap(Engine, "_queued", self._queued)
+        self._wrap(Engine, "_enqueue", self._queued)
         self._wrap(Engine, "_round", self._ran)
         self._wrap(Engine, "_drain", self._drained)
         self._wrap(Shard, "finishing", self._finishing)

@@ -157,10 +157,12 @@ def _record(fields: dict[str, Any]) -> Record:
     act = fields["act"]
     if not isinstance(act, str):
         raise ValueError("no act is named")
-    return Record(number, at_us, act, fields.get("by"), fields.get("why"), dict(fields["what"]), ended=_ended(fields))
+    return Record(
+        number, at_us, act, fields.get("by"), fields.get("why"), dict(fields["what"]), ended=_read_end(fields)
+    )
 
 
-def _ended(fields: dict[str, Any]) -> dict[str, Any] | None:
+def _read_end(fields: dict[str, Any]) -> dict[str, Any] | None:
     return dict(fields["ended"]) if fields.get("ended") is not None else None
 
 

@@ -237,7 +237,7 @@ class _Restoring:
             what |= {"new_shard": self._shard, "acts": manifest.acts, "acts_hash": manifest.acts_hash}
             number, last = 0, origin(self._shard)
             if old is not None:
-                self._new.rename(journal.NAME, _kept_acts(manifest))
+                self._new.rename(journal.NAME, _read_acts(manifest))
         elif old is not None:
             kept = read_file(self._new, journal.NAME)
         begun = Record(number + 1, self._now_us, act=ACT, by=by, why=why, what=what)
@@ -253,7 +253,7 @@ def _refuse_others(target: Disk, manifest: Manifest) -> None:
     names = [name for name in target.list() if name not in (LOCK_NAME, "lost+found") and name[0] != "."]
     left = {name for name in names if name.endswith(UNFINISHED)}
     ours = {file.name for file in manifest.files} | {CLOSED_NAME, journal.NAME, journal.LAST}
-    ours |= {index_name(file.name) for file in manifest.files} | {_kept_acts(manifest)}
+    ours |= {index_name(file.name) for file in manifest.files} | {_read_acts(manifest)}
     others = [name for name in names if name not in left | ours or not left or segment_name(manifest.first) in names]
     if others:
         raise Misuse(
@@ -263,6 +263,6 @@ def _refuse_others(target: Disk, manifest: Manifest) -> None:
         )
 
 
-def _kept_acts(manifest: Manifest) -> str:
+def _read_acts(manifest: Manifest) -> str:
     """Return the file of the record of acts of the shard that a new one was made of."""
     return f"acts-of-{manifest.shard:08x}.journal"

@@ -186,13 +186,13 @@ class _Taking:
         done = self._done.get(file.name)
         if done is not None and done[0].bytes == file.size:
             return done
-        if not is_last and before is not None and (kept := self._kept(file, before)) is not None:
+        if not is_last and before is not None and (kept := self._find_kept(file, before)) is not None:
             for place in before.damaged:
                 if place.startswith(file.name):
                     self._damaged[file.name] = place
             return kept, None
         with closing(self._copies.open(file.name, create=True)) as target:
-            walk = _walked(target, file.name, file.size)
+            walk = _walk(target, file.name, file.size)
             walk.passes = self._damaged_too and not is_last
             if walk.at != target.size():
                 target.truncate(walk.at)
@@ -213,7 +213,7 @@ class _Taking:
         reach("backup.segment")
         return copied, walk
 
-    def _kept(self, file: StoredFile, before: Manifest) -> CopiedFile | None:
+    def _find_kept(self, file: StoredFile, before: Manifest) -> CopiedFile | None:
         """Return the entry of the previous backup for a file that it holds completely."""
         known = next((one for one in before.files if one.name == file.name), None)
         return known if known is not None and known.bytes == file.size and self._has(file) else None
@@ -309,7 +309,7 @@ class _Taking:
             _refuse_history("the source has less than the backup that it holds")
         if newest in sizes:
             with closing(self._copies.open(newest)) as copy:
-                walk = _walked(copy, newest, copy.size())
+                walk = _walk(copy, newest, copy.size())
             at, known = walk.last or (0, walk.header.pack() if walk.header is not None else b"")
             if walk.at > sizes[newest]:
                 _refuse_history("the source has less than the backup that it holds")
@@ -325,7 +325,7 @@ class _Taking:
                     self._copies.remove(name)
 
 
-def _walked(file: File, name: str, size: int) -> SegmentWalk:
+def _walk(file: File, name: str, size: int) -> SegmentWalk:
     """Return a walk over what is here of the first ``size`` bytes of a segment, as far as it checks."""
     sequence = segment_base(name)
     assert sequence is not None

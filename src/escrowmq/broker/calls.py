@@ -199,10 +199,10 @@ class Calls:
             raise _no_session()
         ended = self.engine.submit(End(batch, sessions, by))
         if by == DecidedBy.CHECK:
-            ended.add_done_callback(lambda done: self._answered(batch, done))
+            ended.add_done_callback(lambda done: self._on_answer(batch, done))
         return ended
 
-    def _answered(self, batch: pa.RecordBatch, done: Future[pa.RecordBatch]) -> None:
+    def _on_answer(self, batch: pa.RecordBatch, done: Future[pa.RecordBatch]) -> None:
         """Close the questions that these answers were to, undecided ones too."""
         if done.cancelled() or done.exception() is not None:
             return
@@ -231,14 +231,14 @@ class Calls:
 
     def action(self, name: str, request: Mapping[str, object]) -> Json:
         """One JSON question."""
-        with _guarded():
+        with _guard():
             answer = act(self.engine, name, request)
             more = self.beside.get(name)
             return {**answer, **more()} if more is not None else answer
 
     def read(self, request: Mapping[str, object]) -> pa.RecordBatchReader:
         """Browse a topic or a system view."""
-        with _guarded():
+        with _guard():
             return open_view(self.engine, request)
 
     def watch(self, session: object) -> Listener:
@@ -266,7 +266,7 @@ class Calls:
 
 
 @contextmanager
-def _guarded() -> Iterator[None]:
+def _guard() -> Iterator[None]:
     """Around a call: turns whatever else goes wrong into an EscrowError, only those leave the broker."""
     try:
         yield

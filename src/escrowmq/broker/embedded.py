@@ -205,7 +205,7 @@ class EmbeddedLink:
         if kind == Exchange.RECEIVE:
             with self._lock:
                 self._receives.add(begun)
-            begun.add_done_callback(self._received)
+            begun.add_done_callback(self._on_received)
         return begun
 
     def parcel(self, parcel: Parcel, done: Done) -> None:
@@ -215,7 +215,7 @@ class EmbeddedLink:
         else:
             self._calls.parcel(parcel, done)
 
-    def _received(self, done: Future[pa.RecordBatch]) -> None:
+    def _on_received(self, done: Future[pa.RecordBatch]) -> None:
         with self._lock:
             self._receives.discard(done)
 

@@ -180,12 +180,12 @@ class OfflineLink(ParcelsByExchange):
 
     def exchange(self, kind: Exchange, batch: pa.RecordBatch, options: ExchangeOptions) -> Future[pa.RecordBatch]:
         """Denied."""
-        return answer(Future(), self._denied(str(kind)))
+        return answer(Future(), self._deny(str(kind)))
 
     def action(self, name: str, request: Mapping[str, object], timeout: float) -> Json:
         """Return the actions that only read; Denied for the others."""
         if name not in READ_ONLY:
-            raise self._denied(name)
+            raise self._deny(name)
         answer = act(self._shard, name, request)
         return self._add_missing(answer) if name == HEALTH.name and self._shard.missing else answer
 
@@ -200,9 +200,9 @@ class OfflineLink(ParcelsByExchange):
 
     def watch(self, session: int, on_checks: Callable[[pa.RecordBatch], None]) -> NoReturn:
         """Denied."""
-        raise self._denied("watch")
+        raise self._deny("watch")
 
-    def _denied(self, what: str) -> EscrowError:
+    def _deny(self, what: str) -> EscrowError:
         there = nearest(what, READ_ONLY)
         return error(Code.DENIED, f"{self.address} is open for reading only: no {what!r}", there)
 

@@ -77,10 +77,10 @@ FOUND_QUEUES = 100
 def resolve(journal: Journal, ledger: Ledger, now_us: int) -> int:
     """Find out what became of the acts that the end of a broker interrupted, from what its log says; how many there
     were."""
-    return journal.resolve(lambda record: {"interrupted": True, "found": _found(ledger, record)}, now_us)
+    return journal.resolve(lambda record: {"interrupted": True, "found": _find_state(ledger, record)}, now_us)
 
 
-def _found(ledger: Ledger, record: Record) -> Any:
+def _find_state(ledger: Ledger, record: Record) -> Any:
     """How what the act was about stands now; the code of an error if that cannot be told."""
     try:
         return _LOOKS[record.act or ""](ledger, record.what)
@@ -102,7 +102,7 @@ def _state(ledger: Ledger, printed: str) -> str:
     return f"{found['state']} by {found['decided_by']}" if "decided_by" in found else str(found["state"])
 
 
-def _revealed(ledger: Ledger, what: Mapping[str, Any]) -> dict[str, Any]:
+def _describe_reveal(ledger: Ledger, what: Mapping[str, Any]) -> dict[str, Any]:
     """Return the transaction's state: showing its bodies changed nothing."""
     return results([_state(ledger, what["id"])])
 
@@ -115,7 +115,7 @@ def _dead_letters(ledger: Ledger, what: Mapping[str, Any]) -> dict[str, Any]:
     return results(["dead" if have != NOT_DEAD and seen in (None, have) else "settled" for seen, have in now])
 
 
-def _edited(ledger: Ledger, what: Mapping[str, Any]) -> str:
+def _describe_edit(ledger: Ledger, what: Mapping[str, Any]) -> str:
     cursor = ledger.groups.group(what["group"]).cursor(ledger.queue_id(what["topic"], what["queue"]))
     edit = cursor.edited.get(what["offset"])
     if edit is not None and edit.message_id.hex() == what["message_id"]:
@@ -134,11 +134,11 @@ def _places(ledger: Ledger, what: Mapping[str, Any]) -> Any:
     return {"places": [[place.topic, place.queue, offset] for place, offset in cursors[:FOUND_QUEUES]]}
 
 
-def _paused(ledger: Ledger, what: Mapping[str, Any]) -> Any:
+def _describe_pause(ledger: Ledger, what: Mapping[str, Any]) -> Any:
     return {"paused": sorted(ledger.groups.group(what["group"]).paused)}
 
 
-def _deleted(ledger: Ledger, what: Mapping[str, Any]) -> Any:
+def _describe_deletion(ledger: Ledger, what: Mapping[str, Any]) -> Any:
     group = ledger.groups.group(what["group"])  # if it is gone, UNKNOWN_GROUP is what is found
     return {"number": group.ordinal, "dead_letters": sum(len(cursor.dead) for cursor in group.cursors.values())}
 
@@ -161,11 +161,11 @@ def _topic(ledger: Ledger, what: Mapping[str, Any]) -> dict[str, Any]:
     return {"queues": len(queues), **listings.retention_of(ledger.topics.by_name[what["name"]].rules)}
 
 
-def _stepped_down(ledger: Ledger, what: Mapping[str, Any]) -> dict[str, Any]:
+def _describe_step_down(ledger: Ledger, what: Mapping[str, Any]) -> dict[str, Any]:
     return {"led": what["url"], "opened_anew": True}  # nothing more can be known: whoever opened the log looks for it
 
 
-def _deleted_topic(ledger: Ledger, what: Mapping[str, Any]) -> dict[str, Any]:
+def _describe_topic_deletion(ledger: Ledger, what: Mapping[str, Any]) -> dict[str, Any]:
     if not ledger.topics.has(what["name"]):
         return {"deleted": True}
     _, halves = undecided_in(ledger.transactions, ledger.topics.queue_ids(what["name"]))
@@ -175,19 +175,19 @@ def _deleted_topic(ledger: Ledger, what: Mapping[str, Any]) -> dict[str, Any]:
 _LOOKS: dict[str, Callable[[Ledger, Mapping[str, Any]], Any]] = {
     transactions.SETTLE.name: _transactions,
     transactions.RECHECK.name: _transactions,
-    transactions.REVEAL.name: _revealed,
+    transactions.REVEAL.name: _describe_reveal,
     dead_letters.SETTLE.name: _dead_letters,
-    dead_letters.EDIT.name: _edited,
+    dead_letters.EDIT.name: _describe_edit,
     groups.ALTER.name: _group,
     groups.RESET.name: _places,
-    groups.PAUSE.name: _paused,
-    groups.RESUME.name: _paused,
-    groups.DELETE.name: _deleted,
+    groups.PAUSE.name: _describe_pause,
+    groups.RESUME.name: _describe_pause,
+    groups.DELETE.name: _describe_deletion,
     groups.FENCE.name: _member,
     producers.ALTER.name: _producers,
     topics.ALTER.name: _topic,
-    topics.DELETE.name: _deleted_topic,
+    topics.DELETE.name: _describe_topic_deletion,
     writers.FORGET.name: _writer,
-    brokers.STEP_DOWN.name: _stepped_down,
+    brokers.STEP_DOWN.name: _describe_step_down,
 }
 """The acts of operators, and what tells afterwards whether they were done."""

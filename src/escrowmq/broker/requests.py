@@ -81,13 +81,13 @@ def check_parcel(parcel: Parcel, settings: BrokerSettings, sound_bytes: int | No
     rows = parcel.rows
     if len(rows) > min(PARCEL_ROWS, settings.max_batch_rows):
         raise error(Code.BATCH_TOO_LARGE, f"a parcel of {len(rows)} rows; the limit is {PARCEL_ROWS}")
-    size = _checked_bytes(parcel) if sound_bytes is None else sound_bytes
+    size = _check_bytes(parcel) if sound_bytes is None else sound_bytes
     if size > settings.max_batch_bytes:
         raise error(Code.BATCH_TOO_LARGE, f"{size} bytes; the limit is {settings.max_batch_bytes}")
     return size
 
 
-def _checked_bytes(parcel: Parcel) -> int:
+def _check_bytes(parcel: Parcel) -> int:
     shapes, size = _SHAPES[parcel.kind], 0
     for row in parcel.rows:
         if not isinstance(row, tuple) or tuple(map(type, row)) not in shapes:

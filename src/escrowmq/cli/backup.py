@@ -64,7 +64,7 @@ def backup(
     seconds = time.monotonic() - began
     if json:
         return print_json(_facts(manifest) | {"seconds": round(seconds, 3)})
-    print_facts(_shown(manifest) | {"in": str(to), "took": f"{seconds:.1f} s"})
+    print_facts(_describe(manifest) | {"in": str(to), "took": f"{seconds:.1f} s"})
     _tell_damage(manifest)
 
 
@@ -96,13 +96,13 @@ def restore(
     source = RealDisk(folder, read_only=True)
     if to is None:
         manifest, found = verify(source)
-        facts, more = _shown(manifest), {}
+        facts, more = _describe(manifest), {}
     else:
         with _progress("restored") as told:
             made = restore_(source, RealDisk(to), as_new_shard=as_new_shard, by=acting_user(), why=why, progress=told)
         manifest, found = made.manifest, made.contents
         more = {"restored": {"folder": str(to), "shard": made.shard, "epoch": made.epoch}}
-        facts = _shown(manifest) | {"made": str(to), "its shard": f"{made.shard:08x}"}
+        facts = _describe(manifest) | {"made": str(to), "its shard": f"{made.shard:08x}"}
     if json:
         return print_json(_facts(manifest) | {"contents": found.to_json(), **more})
     print_facts(facts)
@@ -122,7 +122,7 @@ def _facts(manifest: Manifest) -> dict[str, Any]:
     return {**fields, "files": len(manifest.files), "bytes": manifest.size}
 
 
-def _shown(manifest: Manifest) -> dict[str, Any]:
+def _describe(manifest: Manifest) -> dict[str, Any]:
     return {
         "shard": f"{manifest.shard:08x}",
         "from": manifest.source,

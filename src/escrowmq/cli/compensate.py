@@ -143,7 +143,7 @@ def run(
     pause = _time(every, "--every")
     stop = threading.Event()
     with ExitStack() as stack:
-        engine, store = stack.enter_context(_opened(database_url, sets, name))
+        engine, store = stack.enter_context(_open(database_url, sets, name))
         bus = stack.enter_context(bus_at(url))
         scheduler = stack.enter_context(
             Scheduler(
@@ -186,7 +186,7 @@ def status(name: Name, database_url: DatabaseUrl, sets: Sets = None, json: Json 
     """
     from escrowmq.compensation import CaseState, Journal, count_cases
 
-    with _opened(database_url, sets, name) as (engine, store):
+    with _open(database_url, sets, name) as (engine, store):
         journal = Journal(engine, name)
         standing = journal.read()
         if standing is None:
@@ -396,7 +396,7 @@ def _show(event: str, numbers: Report | Statistics, json: bool) -> None:
 
 
 @contextmanager
-def _opened(database_url: str, sets: str | None, name: str) -> Iterator[tuple[Any, SetStore]]:
+def _open(database_url: str, sets: str | None, name: str) -> Iterator[tuple[Any, SetStore]]:
     """Yield the business database, and the set store: another one, or in it."""
     from escrowmq import outbox
     from escrowmq.compensation import open_sets

@@ -145,7 +145,7 @@ def retry(
     json: Json = False,
 ) -> None:
     """Deliver dead letters to the group again, with new attempts. Name them, or select them for a plan."""
-    if chosen := _chosen("retry", group, places, all_, cause, topic, older_than):
+    if chosen := _select("retry", group, places, all_, cause, topic, older_than):
         return planned("dead_letters.retry", chosen, why, url, yes=yes, folder=plans, json=json)
     _settle(group, places or [], why, url, json, "retry")
 
@@ -165,7 +165,7 @@ def discard(
     json: Json = False,
 ) -> None:
     """Discard dead letters: the group does not get them again. Name them, or select them for a plan."""
-    if chosen := _chosen("discard", group, places, all_, cause, topic, older_than):
+    if chosen := _select("discard", group, places, all_, cause, topic, older_than):
         return planned("dead_letters.discard", chosen, why, url, yes=yes, folder=plans, json=json)
     _settle(group, places or [], why, url, json, "discard")
 
@@ -217,7 +217,7 @@ def edit(
     notice(f"{group} gets message {done['message_id']} in place of {done['edited_from'] or 'a damaged one'}")
 
 
-def _chosen(
+def _select(
     act: str,
     group: str,
     places: list[str] | None,

@@ -53,7 +53,7 @@ def list_(
         ">leased": lambda group: _sum(group, "leased"),
         ">retrying": lambda group: _sum(group, "retrying"),
         ">dead letters": "dead_letters",
-        "paused": _paused,
+        "paused": _describe_pause,
     }
     print_rows(found, json, columns, "no consumer groups yet")
 
@@ -171,7 +171,7 @@ def show(
         return print_json(found)
     for group in found:
         facts = {"group": name, **_subscription(group), "dead letters": group["dead_letters"]}
-        if words := _paused(group):
+        if words := _describe_pause(group):
             since = moment(group.get("paused_us"))
             facts["handed out"] = f"nothing{'' if words == 'yes' else ' of ' + words}: paused since {since}"
         print_facts({**facts, "broker": group["broker"]})
@@ -199,7 +199,7 @@ def members(
         "state": lambda member: "unnamed" if member["instance"] is None else "fenced" if member["fenced"] else "joined",
         ">messages": "messages",
         ">in doubt": "in_doubt",
-        "holds": lambda member: _held(member["held"]),
+        "holds": lambda member: _format_leases(member["held"]),
         "broker": "broker",
     }
     print_rows(found, json, columns, "nobody holds anything")
@@ -236,7 +236,7 @@ def _check_back(group: Mapping[str, Any]) -> str:
     return f"{first}, {group['check_max']} x {between}, {group['checks_exhausted']}"
 
 
-def _held(leases: Sequence[Mapping[str, Any]]) -> str:
+def _format_leases(leases: Sequence[Mapping[str, Any]]) -> str:
     """Return the offsets of the first few leases."""
     shown = [f"{x['topic']}/{x['queue']} {x['first']}-{x['last']}" for x in leases[:SHOWN_LEASES]]
     return ", ".join(shown) + (f" and {len(leases) - SHOWN_LEASES} more" if len(leases) > SHOWN_LEASES else "")
@@ -279,7 +279,7 @@ def _redelivery(group: Mapping[str, Any]) -> str:
     return f"after {times}; " + ("until a consumer succeeds" if attempts >= FOREVER else f"{attempts} deliveries")
 
 
-def _paused(group: Mapping[str, Any]) -> str:
+def _describe_pause(group: Mapping[str, Any]) -> str:
     """Whether a group is paused, or of which topics; empty: it is not (or its broker is older)."""
     return "yes" if group.get("paused") else ", ".join(group.get("paused_topics", ()))
 

@@ -323,7 +323,7 @@ def reconcile(
             found = stream_findings(*sides, grace_seconds=grace_seconds, lateness_seconds=lateness_seconds)
             return _stream(found, checkpoint, url, out_topic, once)
         assert before is not None
-        covered, incomplete = _covered(seen.beginnings, grace_seconds, before), seen.incomplete
+        covered, incomplete = _find_covered(seen.beginnings, grace_seconds, before), seen.incomplete
         report = compare(
             *sides, settled_before=before, covered_from=covered, incomplete=incomplete, out=out, most=limit
         )
@@ -363,7 +363,7 @@ def _before(text: str | None, grace_seconds: float, url: str) -> datetime:
     return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
-def _covered(begin: Sequence[Beginning], grace_seconds: float, before: datetime) -> datetime | None:
+def _find_covered(begin: Sequence[Beginning], grace_seconds: float, before: datetime) -> datetime | None:
     """From when on both topics hold all that there was: what matches a sighting comes within the grace time. Of an
     empty queue nothing is held."""
     if not begin:

@@ -87,7 +87,7 @@ for _panel, _command, _does, _line in _COMMANDS:
         app.command(_command, rich_help_panel=_panel, short_help=_line)(_does)
 
 
-def _moved(name: str) -> None:
+def _add_moved(name: str) -> None:
     """Have a command that went to the lab say so."""
 
     @app.command(name, hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -97,7 +97,7 @@ def _moved(name: str) -> None:
 
 
 for _gone in ("bench", "simulate", "chaos"):
-    _moved(_gone)
+    _add_moved(_gone)
 
 
 def _show_version(wanted: bool) -> None:

@@ -106,12 +106,12 @@ def send(
                 yield Message(
                     topic,
                     content.replace(b"{n}", number.encode()) if count > 1 else content,
-                    key=_numbered(key, number, count),
+                    key=_add_number(key, number, count),
                     tag=tag,
                     properties=named,
                     delay=wait,
                     queue=queue,
-                    message_id=_numbered(message_id, number, count),
+                    message_id=_add_number(message_id, number, count),
                 )
 
     total = len(bodies) * count
@@ -160,7 +160,7 @@ def _bodies(body: str | None, file: Path | None, lines: bool) -> list[bytes]:
     return content.splitlines() if lines else [content]
 
 
-def _numbered(text: str | None, number: str, count: int) -> str | None:
+def _add_number(text: str | None, number: str, count: int) -> str | None:
     return text.replace("{n}", number) if text is not None and count > 1 else text
 
 
@@ -275,7 +275,7 @@ def tail(
                     reader.show(row, json)
         else:
             rows = [(row, r) for r in readers for row in (r.read(most) if from_start else deque(r.read(), most))]
-            rows.sort(key=lambda found: _stored(found[0]))
+            rows.sort(key=lambda found: _read_stored_us(found[0]))
             for row, reader in rows[:most] if from_start else rows[-most:]:
                 reader.show(row, json)
         if later is not None:
@@ -284,7 +284,7 @@ def tail(
             _follow(readers, json)
 
 
-def _stored(row: Row) -> int:
+def _read_stored_us(row: Row) -> int:
     """When a row of a topic or a view was stored (of several brokers each by its own clock)."""
     return next(
         (row[name] for name in ("stored_us", "decided_us", "acked_us", "acted_us") if row.get(name) is not None), 0

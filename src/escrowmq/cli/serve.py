@@ -165,7 +165,7 @@ def serve(
     if http is not None:
         from escrowmq.gateway import beside as run_gateway
 
-        configured = _configured(config, ask)
+        configured = _read_config(config, ask)
         beside.append(lambda link: run_gateway([link], listen=http, insecure=insecure, **configured))
     if console is not None:
         from escrowmq.console import beside as run_console
@@ -295,7 +295,7 @@ def gateway(
             notice(f"serving {ready['http']} for {ready['url']}; see {ready['http']}/docs; Ctrl-C stops it")
 
     raise_descriptor_limit()
-    run(url, listen=listen, insecure=insecure, announce=announce, **_configured(config, ask))
+    run(url, listen=listen, insecure=insecure, announce=announce, **_read_config(config, ask))
 
 
 @webhooks.command("test")
@@ -327,7 +327,7 @@ def _webhooks(config: Path | None, flags: list[str] | None, source: dict[str, An
     return Webhooks(read_hooks(flags or (), tables), source)
 
 
-def _configured(config: Path | None, ask: list[str] | None) -> dict[str, Any]:
+def _read_config(config: Path | None, ask: list[str] | None) -> dict[str, Any]:
     """Addresses and limits from the file's tables and the flags."""
     from escrowmq.gateway import GatewaySettings, read_addresses
 

@@ -178,7 +178,7 @@ def commit(
     json: Json = False,
 ) -> None:
     """Commit undecided transactions: their messages become visible. Name them, or select them for a plan."""
-    if chosen := _chosen("commit", ids, state_, group, older_than):
+    if chosen := _select("commit", ids, state_, group, older_than):
         return planned("transactions.commit", chosen, why, url, yes=yes, folder=plans, json=json)
     _each(ids or [], why, url, json, "commit", group)
 
@@ -196,7 +196,7 @@ def rollback(
     json: Json = False,
 ) -> None:
     """Roll back undecided transactions: their messages never become visible. Name them, or select them for a plan."""
-    if chosen := _chosen("roll back", ids, state_, group, older_than):
+    if chosen := _select("roll back", ids, state_, group, older_than):
         return planned("transactions.rollback", chosen, why, url, yes=yes, folder=plans, json=json)
     _each(ids or [], why, url, json, "rollback", group)
 
@@ -214,12 +214,12 @@ def recheck(
     json: Json = False,
 ) -> None:
     """Reopen parked transactions and restart their check-back. Name them, or select them for a plan."""
-    if chosen := _chosen("ask about again", ids, state_, group, older_than):
+    if chosen := _select("ask about again", ids, state_, group, older_than):
         return planned("transactions.recheck", chosen, why, url, yes=yes, folder=plans, json=json)
     _each(ids or [], why, url, json, "recheck", group)
 
 
-def _chosen(
+def _select(
     what: str, ids: list[str] | None, state_: str | None, group: str | None, older_than: str | None
 ) -> dict[str, Any] | None:
     """Return the selection of a plan; None where ids are named."""

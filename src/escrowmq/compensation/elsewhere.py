@@ -105,7 +105,7 @@ def read_kafka(
         if not messages:
             continue
         keys = of_kafka(messages)
-        if not _recorded(halves, keys, ended):
+        if not _record(halves, keys, ended):
             break
         for message in {(one.topic(), one.partition()): one for one in messages}.values():  # the last of each partition
             try:
@@ -148,7 +148,7 @@ def read_redis(
         if not entries:
             continue
         keys = of_redis(entries)
-        if not _recorded(halves, keys, ended):
+        if not _record(halves, keys, ended):
             break
         client.xack(stream, group, *(entry for entry, _ in entries))
         count, last = count + len(keys[0]), time.monotonic()
@@ -171,7 +171,7 @@ async def read_rabbitmq(
                 await asyncio.sleep(min(PAUSE, _step(idle_timeout)))
                 continue
             keys = of_rabbitmq(messages)
-            recording = asyncio.ensure_future(asyncio.to_thread(_recorded, halves, keys, away))
+            recording = asyncio.ensure_future(asyncio.to_thread(_record, halves, keys, away))
             waiting = asyncio.ensure_future(ended.wait())
             await asyncio.wait({recording, waiting}, return_when=asyncio.FIRST_COMPLETED)
             waiting.cancel()
@@ -259,7 +259,7 @@ def _columns(found: list[tuple[bytes, int]]) -> Keys:
     return [identity for identity, _ in found], [stored_us for _, stored_us in found]
 
 
-def _recorded(halves: Halves, keys: Keys, stop: threading.Event) -> bool:
+def _record(halves: Halves, keys: Keys, stop: threading.Event) -> bool:
     """Record them, however long the half set takes none; False: it was stopped first, and they are not recorded."""
     backoff = Backoff(PAUSE, LONGEST_PAUSE)
     while not stop.is_set():

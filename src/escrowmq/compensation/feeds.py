@@ -101,13 +101,13 @@ class TopicKeys:
         for line in ends:
             first = max(floors.get((line["broker"], line["queue"]), 0), line["head"])
             if first < line["end"]:
-                stored_us = self._stored_us((line["shard"], line["queue"]), first)
+                stored_us = self._read_stored_us((line["shard"], line["queue"]), first)
                 if stored_us is None:
                     return None
                 times.append(stored_us)
         return min(times)
 
-    def _stored_us(self, place: Partition, offset: int) -> int | None:
+    def _read_stored_us(self, place: Partition, offset: int) -> int | None:
         """When the first message at or after an offset was stored; None: its broker does not say now."""
         try:
             with self._bus.reader(self.topic, queues=[place], start={place: offset}, columns=["stored_us"]) as reader:

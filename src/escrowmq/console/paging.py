@@ -52,10 +52,10 @@ def page(
     rows = [row for found, _ in answers.values for row in found]
     nexts = {str(number): after for number, (_, after) in answers.found}
     more = any(after != _END for after in nexts.values())
-    return Rows(rows, _written({**places, **nexts}) if more else None, answers.missing)
+    return Rows(rows, _write({**places, **nexts}) if more else None, answers.missing)
 
 
-def _written(places: Mapping[str, Any]) -> str:
+def _write(places: Mapping[str, Any]) -> str:
     return base64.urlsafe_b64encode(json.dumps(places, separators=(",", ":")).encode()).decode().rstrip("=")
 
 

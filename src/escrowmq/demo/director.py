@@ -201,7 +201,7 @@ class Director:
             case "ready":
                 self._ready(name, event.details)
             case "placed" | "cancelled":
-                self._dealt_with(event)
+                self._handle_event(event)
             case "done":
                 self._shop_done = True
             case "asked":
@@ -216,7 +216,7 @@ class Director:
                 log = self._folder / "nodes" / f"{name}.log"
                 raise Unknown(Code.DISCONNECTED, f"the {name} process ended by itself with code {code}", f"see {log}")
 
-    def _dealt_with(self, event: ChildEvent) -> None:
+    def _handle_event(self, event: ChildEvent) -> None:
         (self._placed if event.kind == "placed" else self._cancelled).add(event.details["order"])
         self._screen.update("shop", self._dealt)
 

@@ -62,14 +62,14 @@ def _on_one_broker(options: DemoOptions, folder: Path, orders: pa.Table, screen:
         with screen.running(orders.num_rows, brokers.said, folder):
             director.direct()
         director.end()
-    return _audited(folder, screen) if options.audit else None
+    return _audit(folder, screen) if options.audit else None
 
 
 def _on_kafka(options: DemoOptions, folder: Path, orders: pa.Table, screen: Screen) -> Verdict | None:
     """Return the audit asks whichever broker leads; then the log is copied into the run folder, for audits when
     Kafka is gone."""
     with ExitStack() as stack:
-        stack.enter_context(_logged(folder / "nodes" / "demo.log"))
+        stack.enter_context(_redirect_log(folder / "nodes" / "demo.log"))
         with screen.waiting("starting Kafka"):
             address = stack.enter_context(own_kafka(folder))
         brokers = LeaderAndStandby(folder, address)
@@ -77,7 +77,7 @@ def _on_kafka(options: DemoOptions, folder: Path, orders: pa.Table, screen: Scre
         with closing(Director(options, folder, orders, screen, brokers)) as director:
             with screen.running(orders.num_rows, brokers.said, folder):
                 director.direct()
-            verdict = _audited(folder, screen) if options.audit else None
+            verdict = _audit(folder, screen) if options.audit else None
             director.end()
         with screen.waiting("copying the log out of Kafka"):
             bring_home(address, folder)
@@ -86,7 +86,7 @@ def _on_kafka(options: DemoOptions, folder: Path, orders: pa.Table, screen: Scre
 
 
 @contextmanager
-def _logged(path: Path) -> Iterator[None]:
+def _redirect_log(path: Path) -> Iterator[None]:
     """Send the log lines of this process to a file beside those of the others, instead of between the progress bars."""
     path.parent.mkdir(exist_ok=True)
     handler = logging.FileHandler(path, delay=True, encoding="utf-8")
@@ -105,7 +105,7 @@ def _describe(folder: Path, log: str) -> None:
     (folder / "manifest.json").write_text(json.dumps(manifest(log), indent=2) + "\n")
 
 
-def _audited(folder: Path, screen: Screen) -> Verdict:
+def _audit(folder: Path, screen: Screen) -> Verdict:
     from escrowmq.pipeline import audit
 
     with screen.auditing() as progress:

@@ -88,7 +88,7 @@ class Admission:
         except EscrowError as problem:
             await _refuse(problem, scope, receive, send)
         else:
-            await self._app(scope, _replayed(body, receive), send)
+            await self._app(scope, _replay(body, receive), send)
         finally:
             self.requests -= 1
             self.bytes -= held[0]
@@ -97,7 +97,7 @@ class Admission:
         """Check a request by its headers alone; the length of its body, None if that comes in chunks. Raises
         EscrowError."""
         self._check_origin(headers)
-        length = self._declared(headers)
+        length = self._read_length(headers)
         if length != 0 and (kind := kind_of(headers)) not in TAKEN:
             raise _Untaken(Code.BAD_REQUEST, f"{kind!r:.100} is not taken", f"send {' or '.join(TAKEN)}")
         if self.requests >= self._settings.max_requests:
@@ -129,7 +129,7 @@ class Admission:
         self.bytes += count
         held[0] += count
 
-    def _declared(self, headers: Headers) -> int | None:
+    def _read_length(self, headers: Headers) -> int | None:
         """Return the body's length: of Content-Length, 0 without a body, None if it comes in chunks."""
         if headers.get("content-encoding", "identity").lower() != "identity":
             raise _Untaken(Code.BAD_REQUEST, "compressed bodies are not taken", "send the body as it is")
@@ -160,7 +160,7 @@ async def _refuse(problem: EscrowError, scope: Scope, receive: Receive, send: Se
     await refusal(problem, getattr(problem, "status", None), _CLOSE)(scope, receive, send)
 
 
-def _replayed(body: bytes, receive: Receive) -> Receive:
+def _replay(body: bytes, receive: Receive) -> Receive:
     """Return a receive function that gives the application the whole body at once, then whatever follows, which is
     the client's disconnect."""
     given: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]

@@ -49,7 +49,7 @@ class BoundedProtocol(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection: nothing is expected of it any more."""
         self._expect_nothing()
-        self._taken()
+        self._on_taken()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -74,7 +74,7 @@ class BoundedProtocol(H11Protocol):
 
     def resume_writing(self) -> None:
         """Note that the client has taken it."""
-        self._taken()
+        self._on_taken()
         super().resume_writing()
 
     def drop(self) -> None:
@@ -97,7 +97,7 @@ class BoundedProtocol(H11Protocol):
             self._deadline.cancel()
             self._deadline = None
 
-    def _taken(self) -> None:
+    def _on_taken(self) -> None:
         if self._unread is not None:
             self._unread.cancel()
             self._unread = None

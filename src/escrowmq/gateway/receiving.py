@@ -219,7 +219,7 @@ class Receiving:
                 future = Future()
                 future.set_exception(problem)
             poll.future = future
-            future.add_done_callback(lambda done: self._call(partial(self._answered, line, poll, done)))
+            future.add_done_callback(lambda done: self._call(partial(self._on_answer, line, poll, done)))
 
         poll.until = time.monotonic() + max(wait, 0.0)
         self._empty.clear()
@@ -238,7 +238,7 @@ class Receiving:
         except RuntimeError:
             pass  # the loop is closed: no client waits any more
 
-    def _answered(self, line: _Line, poll: _Poll, done: Future[pa.RecordBatch]) -> None:
+    def _on_answer(self, line: _Line, poll: _Poll, done: Future[pa.RecordBatch]) -> None:
         problem = Unknown(Code.DISCONNECTED, "withdrawn") if done.cancelled() else done.exception()
         if problem is None and done.result().num_rows:
             received = (poll.number, done.result())

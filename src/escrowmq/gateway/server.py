@@ -188,7 +188,7 @@ async def answer_until(
     serving = asyncio.create_task(server.serve(sockets=[listening]))
     waiting = asyncio.create_task(stopping.wait())
     try:
-        await _started(server, serving)
+        await _on_started(server, serving)
         listening.listen(BACKLOG)
         announce({"http": f"http://{shown(host)}:{listening.getsockname()[1]}"})
         await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)
@@ -209,7 +209,7 @@ def _on_loop_problem(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -
         loop.default_exception_handler(context)
 
 
-async def _started(server: uvicorn.Server, serving: asyncio.Task[None]) -> None:
+async def _on_started(server: uvicorn.Server, serving: asyncio.Task[None]) -> None:
     while not server.started:
         if serving.done():
             await serving

@@ -58,7 +58,7 @@ class Settler:
     ) -> list[Code | EscrowError]:
         """Settle messages of a consumer group by their printed handles; OK or an error each, in the order given."""
         check_name(group, Code.BAD_GROUP_NAME)
-        handles = [_parsed(text) for text in texts]
+        handles = [_parse(text) for text in texts]
         numbers = await self._numbers({handle.shard for handle in handles if isinstance(handle, LeaseHandle)})
         waiting: list[Awaitable[Code] | EscrowError] = []
         for handle in handles:
@@ -118,7 +118,7 @@ class Settler:
         return lane
 
 
-def _parsed(text: str) -> LeaseHandle | EscrowError:
+def _parse(text: str) -> LeaseHandle | EscrowError:
     """Return the handle, or what is wrong with it: that is no matter of its neighbours'."""
     try:
         return LeaseHandle.parse(text)

@@ -109,7 +109,7 @@ def verify(
     answer 401 and do nothing.
     """
     moment = time.time() if now is None else now
-    identity = _verified(secret, headers, body, "", tolerance, moment)
+    identity = _verify(secret, headers, body, "", tolerance, moment)
     if guard is not None and not guard.first_time(identity, moment, 2 * tolerance):
         raise Denied(Code.DENIED, "this question came before", "")
     return identity
@@ -121,10 +121,10 @@ def verify_answer(
     """Check that ``body`` is the answer of a holder of ``secret`` to the question ``identity``. Raises Denied."""
     if _header(headers, ID) != identity:
         raise Denied(Code.DENIED, "the answer is to another question", "")
-    _verified(secret, headers, body, _ANSWER, TOLERANCE, time.time() if now is None else now)
+    _verify(secret, headers, body, _ANSWER, TOLERANCE, time.time() if now is None else now)
 
 
-def _verified(
+def _verify(
     secret: Secrets, headers: Mapping[str, str], body: bytes, purpose: str, tolerance: float, moment: float
 ) -> str:
     identity, stamp, given = (_header(headers, name) for name in (ID, TIMESTAMP, SIGNATURE))

@@ -166,7 +166,7 @@ def some_transactions(
         raise error(Code.UNKNOWN_GROUP, f"no producer group {wanted.group!r}")
     first = table.rows["first"]
     start = int(np.searchsorted(first, after, side="right")) + table.rows.first
-    end = _prepared_before(ledger, wanted.before_us) + table.rows.first
+    end = _count_prepared(ledger, wanted.before_us) + table.rows.first
     rows, place = some_rows(ledger, start, end, states)
     if ordinal is not None:
         rows = rows[table.groups_of(rows + table.rows.first) == ordinal]
@@ -203,7 +203,7 @@ LOOKED = 64 * SPAN
 """Transactions of which one look reads the states."""
 
 
-def _prepared_before(ledger: Ledger, before_us: int | None) -> int:
+def _count_prepared(ledger: Ledger, before_us: int | None) -> int:
     """How many rows, from the first one on, were prepared before a time."""
     table = ledger.transactions
     if before_us is None:

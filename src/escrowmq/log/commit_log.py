@@ -142,7 +142,7 @@ class SegmentLog(ReadableLog):
     def _look_at_damage(self, found: list[int]) -> None:
         """Look again at the frames in which damage was met before, or ``found`` now, and note from now on where more is
         met."""
-        self._reader.noticed = self._noticed
+        self._reader.noticed = self._notice
         with suppress(OSError):
             self._listed = unpack_damaged(read_file(self._disk, DAMAGED_NAME, MOST_DAMAGED))
         with suppress(OSError):
@@ -160,7 +160,7 @@ class SegmentLog(ReadableLog):
         """Wait until all look-up files are made, for ``timeout`` seconds at most; whether they are."""
         return self._lookups is None or self._lookups.settle(timeout)
 
-    def _noticed(self, damage: Damage) -> None:
+    def _notice(self, damage: Damage) -> None:
         sentence = f"damaged: {damage}; nothing is deleted"
         facts = {"file": damage.file, "offset": damage.offset, "sequence": damage.sequence, "cause": damage.what}
         tell(logging.ERROR, "damaged", sentence, **facts)
@@ -264,7 +264,7 @@ class SegmentLog(ReadableLog):
 
         def finish() -> None:
             try:
-                self._settled(segment, flush(), end)
+                self._settle(segment, flush(), end)
             except OSError as problem:  # whatever it is: nobody knows how much of it is on the disk
                 raise self._fail(error(Code.LOG_FAILED, f"write or sync failed: {problem}")) from problem
             except BaseException as problem:
@@ -278,7 +278,7 @@ class SegmentLog(ReadableLog):
     def settle(self) -> None:
         """Nothing is owed here."""
 
-    def _settled(self, segment: Segment, data: pa.Buffer | None, end: int) -> None:
+    def _settle(self, segment: Segment, data: pa.Buffer | None, end: int) -> None:
         """Every frame below sequence ``end`` is durable and lies in the mapped file."""
         with self._reader.lock:
             if data is not None:
@@ -304,7 +304,7 @@ class SegmentLog(ReadableLog):
         sealed = self._segment
         try:
             data = self._active.seal()
-            self._settled(sealed, data, self.next_sequence)
+            self._settle(sealed, data, self.next_sequence)
             self._active = prepared.begin()
         except OSError as problem:
             raise self._fail(error(Code.LOG_FAILED, f"sealing a segment failed: {problem}")) from problem

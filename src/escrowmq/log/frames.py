@@ -150,7 +150,7 @@ def encode(
 ) -> list[Chunk]:
     """Encode one frame as chunks to be written one after the other; Misuse if the batch has another schema."""
     if isinstance(content, Packed) and not lz4:
-        encoding, flags, payload = _given(content, sequence, salt)
+        encoding, flags, payload = _encode_packed(content, sequence, salt)
     else:
         batch = content.batch if isinstance(content, Packed) else content
         encoding, flags, payload = _made(kind, batch, sequence, salt, lz4)
@@ -167,7 +167,7 @@ def encode(
     return [head + _CHECKSUM.pack(digest.intdigest()), *payload]
 
 
-def _given(packed: Packed, sequence: int, salt: int) -> tuple[Encoding, int, list[Chunk]]:
+def _encode_packed(packed: Packed, sequence: int, salt: int) -> tuple[Encoding, int, list[Chunk]]:
     """Return the encoding, the flags and the payload of rows that are packed."""
     if packed.kind in _BARE:
         return Encoding.BARE, 0, [packed.payload]
@@ -189,10 +189,10 @@ def _made(kind: Kind, batch: pa.RecordBatch, sequence: int, salt: int, lz4: bool
     if kind in _BARE:
         encoding, payload = Encoding.BARE, _bare(kind, batch)
     elif lz4:
-        encoding, payload = Encoding.ARROW_LZ4, _padded([_compressed(batch)])
+        encoding, payload = Encoding.ARROW_LZ4, _pad([_compress(batch)])
     else:
         message = batch.serialize()
-        payload = _padded([message])
+        payload = _pad([message])
         if kind in MESSAGES and batch.num_rows > 1:
             flags = CHECKED_BODIES
             payload.append(bodies.checksums(message, kind, sequence, salt))
@@ -244,7 +244,7 @@ def decode(data: pa.Buffer, offset: int, header: FrameHeader, file: str) -> pa.R
     return batch
 
 
-def _compressed(batch: pa.RecordBatch) -> pa.Buffer:
+def _compress(batch: pa.RecordBatch) -> pa.Buffer:
     """Return the batch's message in a compressed stream: what follows the schema's. Not in Arrow's threads: to begin
     one for each column takes
     ten times as long as to compress a small frame."""
@@ -256,7 +256,7 @@ def _compressed(batch: pa.RecordBatch) -> pa.Buffer:
     return sink.getvalue().slice(start, end - start)
 
 
-def _padded(chunks: list[Chunk]) -> list[Chunk]:
+def _pad(chunks: list[Chunk]) -> list[Chunk]:
     rest = -sum(len(chunk) for chunk in chunks) % 8
     return [*chunks, bytes(rest)] if rest else chunks
 
@@ -279,7 +279,7 @@ def _bare(kind: Kind, batch: pa.RecordBatch) -> list[Chunk]:
         if column.null_count:
             raise Misuse(Code.BAD_ARGUMENT, f"column {batch.schema.names[i]} holds nulls")
         chunks.append(column.buffers()[1].slice(column.offset * width, size * width))
-    return _padded(chunks)
+    return _pad(chunks)
 
 
 def _from_bare(payload: pa.Buffer, kind: Kind, rows: int) -> pa.RecordBatch:

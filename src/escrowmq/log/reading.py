@@ -161,11 +161,11 @@ class Reader:
                 return known
             segment = self._segment_of(sequence)
             offset, size, rows, expected = expected_of(segment, sequence)
-            data, missing = self._found(segment)
+            data, missing = self._open_segment(segment)
         try:
             if missing is not None:
                 raise missing
-            frame, encoding = _decoded(data, segment, offset, sequence)
+            frame, encoding = _decode(data, segment, offset, sequence)
         except DamagedLog as problem:
             if problem.damage.newer:
                 raise
@@ -173,7 +173,7 @@ class Reader:
             part = None if data is None or offset + size > data.size else data.slice(offset, size)
             return salvaged(expected, rows, part, segment.header.salt, problem.damage)  # not kept: it may be put right
         if self._damages:
-            self._righted(sequence)
+            self._on_repaired(sequence)
         if keep:
             extra = frame.batch.nbytes if encoding == Encoding.ARROW_LZ4 else 0
             with self.lock:
@@ -193,7 +193,7 @@ class Reader:
             offset, size, rows, expected = expected_of(segment, sequence)
             if size < LARGE or expected[0] not in MESSAGES:
                 return None
-            data, _ = self._found(segment)
+            data, _ = self._open_segment(segment)
         if data is None or offset + size > data.size:
             return None
         found = sound_columns(expected, rows, data.slice(offset, size), segment.header.salt)
@@ -202,10 +202,10 @@ class Reader:
                 self._columns.put(sequence, found, _FRAME_COST)
         return found
 
-    def _found(self, segment: Segment) -> tuple[pa.Buffer | None, DamagedLog | None]:
+    def _open_segment(self, segment: Segment) -> tuple[pa.Buffer | None, DamagedLog | None]:
         """Return the segment's file, or why there is none. With the lock held."""
         try:
-            return self._mapped(segment), None
+            return self._map(segment), None
         except DamagedLog as missing:
             return None, missing
 
@@ -217,7 +217,7 @@ class Reader:
         if not known:
             self.noticed(damage)
 
-    def _righted(self, sequence: int) -> None:
+    def _on_repaired(self, sequence: int) -> None:
         """Forget the damage of a frame that was repaired."""
         with self.lock:
             self._damages.pop(sequence, None)
@@ -245,7 +245,7 @@ class Reader:
             raise error(Code.RANGE_PURGED, f"frame {sequence} has left the log")
         return self.segments[bisect_right(self.segments, sequence, key=lambda s: s.sequence) - 1]
 
-    def _mapped(self, segment: Segment) -> pa.Buffer:
+    def _map(self, segment: Segment) -> pa.Buffer:
         """Return the segment's file as a buffer; retention may delete the file meanwhile. Overloaded(OUT_OF_RESOURCES)
         without a
         descriptor or memory for it; any other failure is damage of this segment, for those who read it."""
@@ -341,10 +341,10 @@ class ReadableLog:
         self._check_usable()
         if not all(is_text(text) for text in (value, topic) if isinstance(text, str)):
             return iter(())  # no column holds half a character
-        lookups = self._begun_lookups()
+        lookups = self._open_lookups()
         return lookups.find(Wanted(column, value, topic), end, self._reader.place(end)[0])
 
-    def _begun_lookups(self) -> Lookups:
+    def _open_lookups(self) -> Lookups:
         """Of a log that only reads: made when they are first asked for; the files that there are are used."""
         with self._opening_lookups:
             if self._lookups is None:
@@ -490,7 +490,7 @@ class ReadableLog:
         return self._reader.locate(np.asarray(positions, np.int64)).sequences
 
 
-def _decoded(data: pa.Buffer, segment: Segment, offset: int, sequence: int) -> tuple[Frame, int]:
+def _decode(data: pa.Buffer, segment: Segment, offset: int, sequence: int) -> tuple[Frame, int]:
     """Return the frame at ``offset``, which the index says is ``sequence``; Corrupt with the place if it is not, or
     is damaged."""
     view = memoryview(data)

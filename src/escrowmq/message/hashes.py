@@ -34,7 +34,7 @@ def hash_keys(keys: pa.Array) -> UInt64s:
         words &= np.uint64(0xFFFFFFFFFFFFFFFF) >> (np.uint64(8) * (np.uint64(8) - rest))
         mixed = (hashes[rows] ^ words) * _MULTIPLIER
         hashes[rows] = mixed ^ (mixed >> np.uint64(32))
-    return _finished(hashes)
+    return _finish(hashes)
 
 
 def hash_ids(ids: pa.Array) -> UInt64s:
@@ -58,10 +58,10 @@ def _of_words(words: UInt64s, length: int) -> UInt64s:
         hashes ^= words[:, column]
         hashes *= _MULTIPLIER
         hashes ^= hashes >> np.uint64(32)
-    return _finished(hashes)
+    return _finish(hashes)
 
 
-def _finished(hashes: UInt64s) -> UInt64s:
+def _finish(hashes: UInt64s) -> UInt64s:
     hashes ^= hashes >> np.uint64(30)
     hashes *= _FINISH_1
     hashes ^= hashes >> np.uint64(27)

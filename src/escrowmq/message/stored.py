@@ -61,7 +61,7 @@ def message(
         lengths += fixed
         starts = list(accumulate([(length + 7) & ~7 for length in lengths], initial=0))
         buffers = chain.from_iterable(zip(starts, lengths, strict=False))
-        described = _described(starts[-1], size, buffers, (no_key, no_tag, no_properties, pairs))
+        described = _describe(starts[-1], size, buffers, (no_key, no_tag, no_properties, pairs))
     except struct.error as problem:
         raise OverflowError(f"a number fits no column: {problem}") from None
     start = len(described) + before + len(offsets)
@@ -134,7 +134,7 @@ def _numbers(size: int) -> tuple[Callable[..., bytes], tuple[int, ...]]:
     return struct.Struct("".join(form)).pack, tuple(lengths)
 
 
-def _described(body: int, size: int, buffers: Iterable[int], nulls: tuple[int, int, int, int]) -> bytes:
+def _describe(body: int, size: int, buffers: Iterable[int], nulls: tuple[int, int, int, int]) -> bytes:
     """Arrow's description of a batch: ``buffers`` are the start and the length of each, ``nulls`` how many keys, tags
     and properties are missing, and the number of pairs."""
     keys, tags, properties, pairs = nulls

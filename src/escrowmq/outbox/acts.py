@@ -156,7 +156,7 @@ def record(
         with Dialect(engine).transaction() as connection, transaction_of(connection, trans_act):
             if connection.dialect.name == "postgresql":
                 connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{PATIENCE}s'")
-            number, previous = _locked_head(connection)
+            number, previous = _lock_head(connection)
             reach("outbox.act-locked")
             ended: dict[str, Any] = {}
             yield connection, ended
@@ -169,7 +169,7 @@ def record(
         reach("outbox.act-committed")
     except DBAPIError as problem:
         raise _failure(problem, ending) from problem
-    logger.info("act %d, %s by %s: %s", made.number, act, made.by, _counted(ended))
+    logger.info("act %d, %s by %s: %s", made.number, act, made.by, _count_results(ended))
 
 
 def ids_of(ids: Iterable[str | bytes]) -> list[bytes]:
@@ -179,7 +179,7 @@ def ids_of(ids: Iterable[str | bytes]) -> list[bytes]:
     return [model.message_id(identity) for identity in ids]
 
 
-def _locked_head(connection: sa.Connection) -> tuple[int, str]:
+def _lock_head(connection: sa.Connection) -> tuple[int, str]:
     """Lock the head of the record. Returns number and hash of the last entry; nobody adds one before the
     transaction ends."""
     head = sa.select(_HEAD.number, _HEAD.hash).where(_HEAD.one == 1).with_for_update()
@@ -219,7 +219,7 @@ def _failure(problem: DBAPIError, ending: bool) -> EscrowError:
     return Unknown(Code.DISCONNECTED, f"the database: {text}", hint)
 
 
-def _counted(ended: Mapping[str, Any]) -> str:
+def _count_results(ended: Mapping[str, Any]) -> str:
     counts = ended.get("results", ended)
     return ", ".join(f"{count} {code}" for code, count in counts.items()) or "nothing"
 
@@ -233,7 +233,7 @@ def list_acts(engine: sa.Engine, limit: int = 1000, *, after: int = 0, newest: b
     :meth:`escrowmq.client.admin.Admin.acts`. What cannot be read as a record is left out: see :func:`verify_acts`."""
     found: list[Act] = []
     size = 0
-    for act, length in _told(engine, after, newest=newest):
+    for act, length in _read_acts(engine, after, newest=newest):
         size += length
         if len(found) == limit or (found and size > PAGE_BYTES):
             break
@@ -243,10 +243,10 @@ def list_acts(engine: sa.Engine, limit: int = 1000, *, after: int = 0, newest: b
 
 def each_act(engine: sa.Engine, *, after: int = 0) -> Iterator[Act]:
     """All acts with numbers above ``after``, in their order, read a few at a time."""
-    return (act for act, _ in _told(engine, after))
+    return (act for act, _ in _read_acts(engine, after))
 
 
-def _told(engine: sa.Engine, after: int, *, newest: bool = False) -> Iterator[tuple[Act, int]]:
+def _read_acts(engine: sa.Engine, after: int, *, newest: bool = False) -> Iterator[tuple[Act, int]]:
     """Acts, with the lengths of their records."""
     for number, line in _rows(engine, after, None, newest=newest):
         try:

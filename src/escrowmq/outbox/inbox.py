@@ -196,7 +196,7 @@ def _claim_distinct(connection: sa.Connection, group: str, wanted: dict[bytes, s
     for identity in known:
         topic, first = wanted[identity], marked.get(identity)
         if topic is not None and first == forgotten(topic):
-            if _revived(connection, group, identity, topic):
+            if _revive(connection, group, identity, topic):
                 fresh.add((identity, topic))
             continue
         if topic is not None and first is not None and first != topic:
@@ -236,7 +236,7 @@ def stands(topic: str | None) -> bool:
     return topic is None or not topic.startswith("%")
 
 
-def _revived(connection: sa.Connection, group: str, identity: bytes, topic: str) -> bool:
+def _revive(connection: sa.Connection, group: str, identity: bytes, topic: str) -> bool:
     """Take a forgotten mark back; of two who try, one does."""
     mine = (_SEEN.consumer_group == group, _SEEN.message_id == identity, _SEEN.topic == forgotten(topic))
     change = sa.update(trans_recv_log).where(*mine)

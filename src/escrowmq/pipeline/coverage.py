@@ -58,7 +58,7 @@ def read_coverage(url: str, sources: Collection[str]) -> Coverage:
             options = read_options({"url": url, "topic": source})
             for one in brokers.topic_partitions(links, options):
                 if one.head > 0:
-                    since_us = _stored(at[one.broker], source, one.queue, one.head, one.end)
+                    since_us = _read_stored_us(at[one.broker], source, one.queue, one.head, one.end)
                     found.append(Beginning(source, one.shard, one.queue, one.head, since_us))
         return Coverage(tuple(found), brokers.describe_missing(links))
     finally:
@@ -66,7 +66,7 @@ def read_coverage(url: str, sources: Collection[str]) -> Coverage:
             link.close()
 
 
-def _stored(link: Link, source: str, queue: int, first: int, end: int) -> int | None:
+def _read_stored_us(link: Link, source: str, queue: int, first: int, end: int) -> int | None:
     if first >= end:
         return None
     request = {"source": source, "start": first, "columns": ["stored_us"], "max_rows": 1}

@@ -196,7 +196,7 @@ class Plans:
         limit = stop_after if isinstance(stop_after, StopAfter) else StopAfter.parse(stop_after)
         if not 1 <= batch <= frozen.BATCH_ROWS:
             raise Misuse(Code.BAD_ARGUMENT, f"{batch!r} rows a batch: it is 1 to {frozen.BATCH_ROWS}")
-        with self._locked(disk, made), frozen.opened(disk.folder) as rows:
+        with self._lock_plan(disk, made), frozen.opened(disk.folder) as rows:
             self._check(made, disk.folder, rows)
             asked = disk.folder / STOP
             asked.unlink(missing_ok=True)
@@ -224,7 +224,7 @@ class Plans:
         """Delete a plan and its results. Raises Rejected(CONFLICT) while it runs. What it did stays in the record of
         acts."""
         disk = self._disk(id)
-        with self._locked(disk, plan.read(disk, disk.folder.name)):
+        with self._lock_plan(disk, plan.read(disk, disk.folder.name)):
             (disk.folder / plan.NAME).unlink()  # without it there is no plan, whatever is left
             shutil.rmtree(disk.folder, ignore_errors=True)
 
@@ -246,7 +246,7 @@ class Plans:
             raise frozen.changed(made.id)
 
     @contextmanager
-    def _locked(self, disk: RealDisk, made: Plan) -> Iterator[None]:
+    def _lock_plan(self, disk: RealDisk, made: Plan) -> Iterator[None]:
         """Hold a plan for a run. A process that is killed holds nothing any more."""
         with ExitStack() as stack:
             try:

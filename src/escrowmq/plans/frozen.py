@@ -67,7 +67,7 @@ def write(folder: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) ->
     try:
         with path.open("xb") as file:
             with pa.ipc.new_file(file, schema, options=options) as writer:
-                for batch in _packed(batches, schema):
+                for batch in _pack(batches, schema):
                     writer.write_batch(batch)
                     yield batch
             file.flush()
@@ -76,7 +76,7 @@ def write(folder: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) ->
         raise disk_error(problem) from problem
 
 
-def _packed(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def _pack(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Yield the rows of each place in full batches, except its last. No more waits than a batch of each place."""
     waiting: dict[int, list[pa.RecordBatch]] = {}
     for batch in batches:
@@ -87,17 +87,17 @@ def _packed(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa
         held.append(batch)
         if sum(one.num_rows for one in held) < BATCH_ROWS:
             continue
-        joined = _joined(held, schema)
+        joined = _join(held, schema)
         whole = joined.num_rows - joined.num_rows % BATCH_ROWS
         for first in range(0, whole, BATCH_ROWS):
             yield joined.slice(first, BATCH_ROWS)
         waiting[place] = [joined.slice(whole)] if whole < joined.num_rows else []
     for held in waiting.values():
         if held:
-            yield _joined(held, schema)
+            yield _join(held, schema)
 
 
-def _joined(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
+def _join(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
     return pa.Table.from_batches(batches, schema).combine_chunks().to_batches()[0]
 
 

@@ -61,7 +61,7 @@ def make(
         id=name,
         act=subject.act,
         settings=dict(subject.settings),
-        selection=_told(selection),
+        selection=_describe(selection),
         source=subject.source,
         missing=tuple(missing),
         by="",
@@ -77,7 +77,7 @@ def make(
     )
 
 
-def _told(selection: Mapping[str, Any]) -> dict[str, Any]:
+def _describe(selection: Mapping[str, Any]) -> dict[str, Any]:
     """Return a selection as it is kept: of many ids or items their number, as the set has them."""
     return {
         name: f"{len(value):,} {name}" if isinstance(value, list | tuple) and len(value) > SHOWN_VALUES else value

@@ -78,7 +78,7 @@ def read(disk: Disk) -> History:
         raise disk_error(problem) from problem
     lines = content.split(b"\n")
     for number, line in enumerate(lines[:-1], 1):
-        entry = _parsed(line)
+        entry = _parse(line)
         if entry is None:
             if number == len(lines) - 1:  # its write was under way when everything stopped
                 break
@@ -88,7 +88,7 @@ def read(disk: Disk) -> History:
     return history
 
 
-def _parsed(line: bytes) -> dict[str, Any] | None:
+def _parse(line: bytes) -> dict[str, Any] | None:
     if line[8:9] != b" " or line[:8] != _checksum(line[9:]):
         return None
     with suppress(ValueError):

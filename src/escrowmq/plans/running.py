@@ -156,7 +156,7 @@ class Run:
     def _pause(self, first: int, end: int) -> None:
         """Between steps: wait, then see whether what was done has failed anew."""
         if self._wait(self._ramp.pause):
-            raise _stopped()
+            raise _make_stopped()
         batches = self._rows.batches(first, end)  # one after the other: a step may be half of the set
         if again := sum(self._patiently(partial(self._subject.failed_again, batch)) for _, batch in batches):
             self._progress.again(again)
@@ -199,7 +199,7 @@ class Run:
                 if problem.meaning is not Meaning.UNKNOWN or time.monotonic() > until:
                     raise _Ended("failed", str(problem), problem.code) from problem
                 if self._wait(backoff.failed()):
-                    raise _stopped() from problem
+                    raise _make_stopped() from problem
 
     def _took(self, outcomes: Outcomes) -> None:
         history = self._progress.history
@@ -207,7 +207,7 @@ class Run:
         self._tell(self._report("running", ""))
         self._judge()
         if self._pace.took(len(outcomes)) and history.next < self._plan.rows:
-            raise _stopped()
+            raise _make_stopped()
 
     def _judge(self) -> None:
         """End the run if too much has failed in it."""
@@ -242,7 +242,7 @@ class Run:
                 if not (unsent or problem.code in later) or time.monotonic() >= until:
                     raise _Ended("failed", str(problem), problem.code) from problem
                 if self._wait(max(backoff.failed(), getattr(problem, "retry_after", 0.0))):
-                    raise _stopped() from problem
+                    raise _make_stopped() from problem
 
     def _wait(self, seconds: float) -> bool:
         """Wait; whether the run is to stop, which ends the waiting."""
@@ -272,7 +272,7 @@ class Run:
         )
 
 
-def _stopped() -> _Ended:
+def _make_stopped() -> _Ended:
     return _Ended("stopped", "it was asked to stop")
 
 

@@ -80,10 +80,10 @@ def shown_address(address: str) -> str:
     'postgresql://shop:***@db/orders?sslmode=require&sslpassword=***'
     """
     head, question, query = address.partition("?")
-    hidden = [_hidden(part) for part in re.split(r"([&;])", query)]
+    hidden = [_hide(part) for part in re.split(r"([&;])", query)]
     return _USER.sub(r"\1:***@", head) + question + "".join(hidden)
 
 
-def _hidden(part: str) -> str:
+def _hide(part: str) -> str:
     name, equals, _ = part.partition("=")
     return f"{name}=***" if equals and _SECRET.search(name) else part

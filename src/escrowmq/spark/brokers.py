@@ -188,17 +188,17 @@ def _link(wanted: OffsetRange, timeout: float) -> Link:
     with _lock:
         link = _links.get(address)
         if link is None or (address.startswith("file:") and not _reaches(link, wanted)):
-            link = _opened(wanted, timeout)
+            link = _open_link(wanted, timeout)
             while address.startswith("file:") and not (_is_whole(wanted) or _reaches(link, wanted)):
                 if time.monotonic() > deadline:
                     raise Unknown(Code.TIMED_OUT, f"the folder ends before that. {describe_missing([link])}".strip())
                 time.sleep(_PAUSE)
-                link = _opened(wanted, timeout)
+                link = _open_link(wanted, timeout)
             _links[address] = link
         return link
 
 
-def _opened(wanted: OffsetRange, timeout: float) -> Link:
+def _open_link(wanted: OffsetRange, timeout: float) -> Link:
     """Return a new link to the broker or folder of the range, which is asked once whether it is the one that the
     driver has asked for the range.
 

@@ -127,7 +127,7 @@ class WriteOptions:
 
 def read_options(options: Mapping[str, str], *, streaming: bool = False) -> ReadOptions:
     """Options of a read. Raises Misuse(BAD_SETTING) that names the wrong one, and the nearest right one."""
-    given = _known(options, READING)
+    given = _select_known(options, READING)
     sources = tuple(name.strip() for name in given.get("topic", "").split(",") if name.strip())
     if not sources:
         raise Misuse(Code.BAD_SETTING, "option 'topic' is missing", "the topic, or a system view such as %half")
@@ -176,7 +176,7 @@ def _check_filters(source: str, given: Mapping[str, str]) -> None:
 
 def write_options(options: Mapping[str, str]) -> WriteOptions:
     """Options of a write. Raises Misuse(BAD_SETTING) that names the wrong one, and the nearest right one."""
-    given = _known(options, WRITING)
+    given = _select_known(options, WRITING)
     url = _url(given)
     if url.startswith("file:"):
         raise Misuse(
@@ -194,7 +194,7 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
     )
 
 
-def _known(options: Mapping[str, str], table: Mapping[str, str]) -> dict[str, str]:
+def _select_known(options: Mapping[str, str], table: Mapping[str, str]) -> dict[str, str]:
     """Return the given options by lower-case name. Raises Misuse(BAD_SETTING) for one that is not in the table."""
     names = {name.lower(): name for name in table}
     given: dict[str, str] = {}

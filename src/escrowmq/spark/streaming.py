@@ -114,14 +114,14 @@ class EscrowStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self.stop()
             self._links = brokers.open_links(self.options.url)
             self._router = Router(self._links)
-        there = self._looked()
+        there = self._list_partitions()
         if (source := self.options.sources[0]).startswith(DEAD_LETTER_PREFIX):
             raise Misuse(
                 Code.BAD_SETTING, f"{source} cannot be streamed: dead letters come and go", "read them as a batch"
             )
         return there
 
-    def _looked(self) -> list[TopicPartition]:
+    def _list_partitions(self) -> list[TopicPartition]:
         if len(self._links) == 1 or self._router is None:
             return brokers.topic_partitions(self._links, self.options)
         there, missing = brokers.partitions_there(self._router, self.options)

@@ -61,7 +61,7 @@ class Prepared(WriterCommitMessage):
 
 def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> EscrowStreamWriter:
     """Return the writer of a stream. Raises Misuse for wrong options, columns, or output mode ``complete``."""
-    chosen = _checked(options, schema)
+    chosen = _check_options(options, schema)
     if chosen.write_id is not None:
         raise Misuse(Code.BAD_SETTING, "'write_id' is of batches", "a stream is known by its checkpoint")
     if overwrite:
@@ -75,13 +75,13 @@ def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: boo
 
 def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> EscrowWriter:
     """Return the writer of a batch. Raises Misuse for wrong options, columns, or mode ``overwrite``."""
-    chosen = _checked(options, schema)
+    chosen = _check_options(options, schema)
     if overwrite:
         raise Misuse(Code.BAD_SETTING, "mode 'overwrite' would rewrite the topic", 'use mode("append")')
     return EscrowWriter(chosen, chosen.write_id or uuid.uuid4().hex)
 
 
-def _checked(options: Mapping[str, str], schema: StructType) -> WriteOptions:
+def _check_options(options: Mapping[str, str], schema: StructType) -> WriteOptions:
     chosen = write_options(options)
     check_columns({one.name: one.dataType.simpleString() for one in schema.fields}, chosen.topic)
     if chosen.topic is not None:
@@ -112,7 +112,7 @@ class EscrowStreamWriter(DataSourceStreamArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Commit (query, batch), on the driver; a repeat publishes nothing."""
-        found = _counted(messages)
+        found = _list_prepared(messages)
         if not found:
             return
         query = found[0].query
@@ -126,7 +126,7 @@ class EscrowStreamWriter(DataSourceStreamArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Roll back the known transactions of a batch that failed; the next commit rolls back the others."""
-        found = _counted(messages)
+        found = _list_prepared(messages)
         if found:
             _roll_back(self.options, self._group(found[0].query), found)
 
@@ -147,7 +147,7 @@ class EscrowWriter(DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Commit, on the driver. With ``write_id`` it is batch 0 of that writer, so that a repeat publishes nothing."""
-        found = _counted(messages)
+        found = _list_prepared(messages)
         ids = [raw for message in found for raw in message.ids]
         producer = _producer(self.options, self._group())
         _reach("spark.before-decision", ids)
@@ -161,7 +161,7 @@ class EscrowWriter(DataSourceArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Roll back the known transactions of a write that failed."""
-        _roll_back(self.options, self._group(), _counted(messages))
+        _roll_back(self.options, self._group(), _list_prepared(messages))
 
     def _group(self) -> str:
         return self.options.group or (f"spark.{self.job}" if self.options.write_id is not None else "spark")
@@ -173,7 +173,7 @@ def _reach(point: str, at_stake: list[Any]) -> None:
         reach(point)
 
 
-def _counted(messages: list[WriterCommitMessage | None]) -> list[Prepared]:
+def _list_prepared(messages: list[WriterCommitMessage | None]) -> list[Prepared]:
     return [message for message in messages if isinstance(message, Prepared)]
 
 
@@ -251,7 +251,7 @@ def _producer(options: WriteOptions, group: str) -> Producer:
         known = _producers.pop(name, None)
         if known is None:
             if options.url not in _brokers:
-                _brokers[options.url] = _connected(options)
+                _brokers[options.url] = _open_brokers(options)
             bus = _brokers[options.url].bus
             checker = CheckpointChecker(options.checkpoint)
             known = bus.producer(group, timeout=options.timeout, checker=checker, absent="wait")
@@ -261,7 +261,7 @@ def _producer(options: WriteOptions, group: str) -> Producer:
         return known
 
 
-def _connected(options: WriteOptions) -> Brokers:
+def _open_brokers(options: WriteOptions) -> Brokers:
     bus = connect(options.url)
     deadline = time.monotonic() + options.timeout
     try:

@@ -247,7 +247,7 @@ class FaultDisk(MemoryDisk):
 
     def free_bytes(self) -> int:
         """Return the rest of the budget."""
-        return super().free_bytes() if self.budget is None else max(self.budget - self._used(), 0)
+        return super().free_bytes() if self.budget is None else max(self.budget - self._count_used(), 0)
 
     def sync_folder(self) -> None:
         failure = self._begin("sync_folder")
@@ -266,7 +266,7 @@ class FaultDisk(MemoryDisk):
     def _name_of(self, node: _Node) -> str:
         return next((name for name, one in self._nodes.items() if one is node), "")
 
-    def _used(self) -> int:
+    def _count_used(self) -> int:
         return sum(len(node.content) for node in self._nodes.values())
 
     def _begin(self, what: str) -> int | None:
@@ -308,7 +308,7 @@ class FaultDisk(MemoryDisk):
             return
         end = change.offset + len(change.data or b"")
         growth = end - len(node.content)
-        if growth > 0 and self._used() + growth > self.budget:
+        if growth > 0 and self._count_used() + growth > self.budget:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _record(self, node: _Node, change: _Change) -> None:

@@ -103,9 +103,9 @@ class LedgerDriver:
             self.ledger.apply(event.kind, event.batch, position, self.now_us, event.rows)
         if decision.repeats is None:
             return decision.answer
-        return self._compared(command, decision.repeats, decision.answer)
+        return self._compare(command, decision.repeats, decision.answer)
 
-    def _compared(self, command: Any, repeats: Repeats, answer: pa.RecordBatch) -> pa.RecordBatch:
+    def _compare(self, command: Any, repeats: Repeats, answer: pa.RecordBatch) -> pa.RecordBatch:
         """As the shard does it: repeats with another content than the message that they repeat are refused."""
         given = command.batch.take(pa.array(repeats.rows))
         return refused(answer, repeats.rows[differing(given, self.read(repeats.positions))])

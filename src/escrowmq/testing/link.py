@@ -200,7 +200,7 @@ class TwinLink(ParcelsByExchange):
         messages = self.topics[request["source"]]
         last = request.get("end")
         end = len(messages) if last is None else min(last, len(messages))
-        rows = [self._delivered(request["source"], at, -1, 0) for at in range(request.get("start") or 0, end)]
+        rows = [self._make_delivery(request["source"], at, -1, 0) for at in range(request.get("start") or 0, end)]
         names = request.get("columns") or schemas.DELIVERY.names
         every = read_schema(request["source"], damaged=DAMAGED_COLUMN in names)
         schema = pa.schema([every.field(name) for name in names])
@@ -329,10 +329,10 @@ class TwinLink(ParcelsByExchange):
         rows = []
         for topic, offset, attempt in found:
             self._leased[group, lease, offset] = (topic, offset, attempt)
-            rows.append(self._delivered(topic, offset, lease, attempt))
+            rows.append(self._make_delivery(topic, offset, lease, attempt))
         return pa.RecordBatch.from_pylist(rows, schema=schemas.DELIVERY)
 
-    def _delivered(self, topic: str, offset: int, lease: int, attempt: int) -> dict[str, Any]:
+    def _make_delivery(self, topic: str, offset: int, lease: int, attempt: int) -> dict[str, Any]:
         row = self.topics[topic][offset]
         more = {"queue": 0, "offset": offset, "stored_us": 0, "lease": lease, "attempt": attempt}
         return {**{name: row.get(name) for name in schemas.DELIVERY.names}, **more}

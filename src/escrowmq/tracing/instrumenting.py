@@ -89,7 +89,7 @@ def _produce(original: Any, tracer: Tracer) -> Any:
         with span_of(tracer, _OPERATION[kind], str(name), SpanKind.PRODUCER, more) as span:
             most = self.sessions[0].checker.limits.max_properties_bytes
             if message is not None:
-                topic = _traced(message, span, most)
+                topic = _trace(message, span, most)
             elif (found := _with(options.get("properties"), span, most)) is not None:
                 options = {**options, "properties": found}
             receipt = await original(self, kind, topic, body, joined, **options)
@@ -106,7 +106,7 @@ def _produce_batch(original: Any, tracer: Tracer) -> Any:
         with span_of(tracer, _OPERATION[kind], None, SpanKind.PRODUCER, {"messaging.operation.type": "send"}) as span:
             if isinstance(messages, Iterable) and not isinstance(messages, str | bytes | pa.RecordBatch | pa.Table):
                 most = self.sessions[0].checker.limits.max_properties_bytes
-                messages = [_traced(one, span, most) if isinstance(one, Message) else one for one in messages]
+                messages = [_trace(one, span, most) if isinstance(one, Message) else one for one in messages]
             receipts = await original(self, kind, messages, shard)
             span.set_attribute("messaging.batch.message_count", len(receipts))
             return receipts
@@ -136,7 +136,7 @@ def _printed(transaction_id: Any) -> str | None:
     )
 
 
-def _traced(message: Message, span: Span, most: int) -> Message:
+def _trace(message: Message, span: Span, most: int) -> Message:
     found = _with(message.properties, span, most)
     return message if found is None else replace(message, properties=found)
 

@@ -260,8 +260,8 @@ def test_what_a_slow_broker_answers_between_two_looks_counts_in_the_next(monkeyp
 
     town = Late({1: leader(2), 2: standby(leads=1)})
     seek = Seeker([at(1), at(2)], town)
-    came = seek._came
-    monkeypatch.setattr(seek, "_came", lambda *answer: (came(*answer), told.set() if answer[0] == at(1) else None))
+    came = seek._on_answer
+    monkeypatch.setattr(seek, "_on_answer", lambda *answer: (came(*answer), told.set() if answer[0] == at(1) else None))
     with pytest.raises(Unknown, match="silent"):
         seek.seek()
     late.set()
@@ -285,8 +285,8 @@ def test_what_came_long_ago_is_asked_again_and_nothing_is_left_open(monkeypatch)
 
     town = Late({1: leader(2), 2: standby(leads=1)})
     seek = Seeker([at(1), at(2)], town)
-    came = seek._came
-    monkeypatch.setattr(seek, "_came", lambda *answer: (came(*answer), told.set() if answer[0] == at(1) else None))
+    came = seek._on_answer
+    monkeypatch.setattr(seek, "_on_answer", lambda *answer: (came(*answer), told.set() if answer[0] == at(1) else None))
     with pytest.raises(Unknown, match="silent"):
         seek.seek()
     late.set()

@@ -15,8 +15,8 @@ def _files(engine: Readable, request: backups.AskFiles) -> backups.Files:
     answer = backups.Files(
         shard=engine.log.shard,
         sequence=found.sequence,
-        segments=_shown(segments[:limit]),
-        snapshots=_shown(found.snapshots),
+        segments=_describe(segments[:limit]),
+        snapshots=_describe(found.snapshots),
         acts={"bytes": found.acts_bytes, "records": found.acts, "last": found.acts_hash},
     )
     if len(segments) > limit:
@@ -24,5 +24,5 @@ def _files(engine: Readable, request: backups.AskFiles) -> backups.Files:
     return answer
 
 
-def _shown(files: list[StoredFile] | tuple[StoredFile, ...]) -> list[backups.File]:
+def _describe(files: list[StoredFile] | tuple[StoredFile, ...]) -> list[backups.File]:
     return [{"name": file.name, "bytes": file.size} for file in files]

@@ -36,7 +36,7 @@ def _list_dead_letters(engine: Readable, request: dead_letters.List) -> dead_let
     before_us = None if older_us is None else engine.clock.now_us() - older_us
     if "items" in request:
         limit = MAX_PAGE
-        found = _named(engine, request)
+        found = _find_named(engine, request)
     else:
         parts = engine.look(
             lambda: engine.shard.ledger.groups.dead(request["group"], engine.shard.ledger.topics, request.get("topic"))
@@ -63,7 +63,7 @@ def _list_dead_letters(engine: Readable, request: dead_letters.List) -> dead_let
     return listed
 
 
-def _named(engine: Readable, request: dead_letters.List) -> Letters:
+def _find_named(engine: Readable, request: dead_letters.List) -> Letters:
     """Return the dead letters at the places that a request names, by queue id and offset, each once."""
     items = request["items"]
     if len(items) >= MAX_PAGE:

@@ -44,7 +44,7 @@ def _edit_dead_letter(engine: Engine, request: dead_letters.Edit) -> dead_letter
     ledger."""
     identity = _identity(request["message_id"])
     seen: _Seen = engine.look(lambda: _look(engine, request, identity)).result()
-    old = _stored(engine, seen.position)
+    old = _read_stored(engine, seen.position)
     old_id = None if old is None else old["message_id"]
     batch = None if seen.edited else _batch(request, identity, old)
     about = {
@@ -102,7 +102,7 @@ def _bytes(text: str | None) -> bytes | None:
         return None
 
 
-def _stored(engine: Engine, position: int) -> dict[str, Any] | None:
+def _read_stored(engine: Engine, position: int) -> dict[str, Any] | None:
     """Return the message that the group received, as far as it can be read: ``body`` is None if it is lost; None if
     nothing is left."""
     if position < engine.log.first_position:

@@ -109,23 +109,23 @@ def _reset_group(engine: Engine, request: groups.Reset) -> groups.Moves:
         return {"queues": engine.look(lambda: shard.ledger.decide(command, shard.time_us).answer).result()}
     with recorded(engine, groups.RESET, request) as done:
         moves: list[groups.Moved] = engine.submit(command).result()
-        done.ended = _summed(moves)
+        done.ended = _summarize(moves)
     return {"queues": moves}
 
 
-def _summed(moves: list[groups.Moved]) -> dict[str, Any]:
+def _summarize(moves: list[groups.Moved]) -> dict[str, Any]:
     """Summarize a reset for the record: sums, and the new places in the first queues."""
     sums = {name: sum(move[name] for move in moves) for name in ("again", "skipped", "leased", "dead")}
     shown = [[move["topic"], move["queue"], move["was"], move["now"]] for move in moves[:RECORDED_QUEUES]]
     return {**sums, "queues": len(moves), "moved": shown}
 
 
-def _paused_command(paused: bool) -> Callable[[groups.Pause], PauseGroup]:
+def _make_pause(paused: bool) -> Callable[[groups.Pause], PauseGroup]:
     return lambda request: PauseGroup(request["group"], tuple(request.get("topics", ())), paused)
 
 
-does(groups.PAUSE, _paused_command(True))
-does(groups.RESUME, _paused_command(False))
+does(groups.PAUSE, _make_pause(True))
+does(groups.RESUME, _make_pause(False))
 
 
 @answers(groups.DELETE)

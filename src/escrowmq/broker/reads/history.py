@@ -133,7 +133,7 @@ class _Reading:
 
     def handed(self, frame: Frame) -> None:
         """Leases that were handed to the next process of their member."""
-        for row, way in self._held(frame, "old"):
+        for row, way in self._find_held(frame, "old"):
             way.lease, way.attempt = (
                 frame.batch.column("lease")[row].as_py(),
                 frame.batch.column("attempt")[row].as_py(),
@@ -148,18 +148,18 @@ class _Reading:
 
     def acked(self, frame: Frame) -> None:
         """Acknowledgements."""
-        for row, way in self._held(frame, "lease"):
+        for row, way in self._find_held(frame, "lease"):
             way.note(frame, row, "acked", attempt=way.attempt, lease=way.lease)
             way.state, way.lease = "acked", None
 
     def failed(self, frame: Frame) -> None:
         """Note the cause of a failure; the failure itself follows."""
-        for row, way in self._held(frame, "lease"):
+        for row, way in self._find_held(frame, "lease"):
             way.cause = frame.batch.column("cause")[row].as_py()
 
     def retried(self, frame: Frame) -> None:
         """Note messages that were given back, and those whose lease expired."""
-        for row, way in self._held(frame, "lease"):
+        for row, way in self._find_held(frame, "lease"):
             due_us = frame.batch.column("due_us")[row].as_py()
             if due_us in (RELEASED, UNSEEN):
                 way.note(frame, row, "released", attempt=way.attempt, lease=way.lease)
@@ -177,7 +177,7 @@ class _Reading:
 
     def dead(self, frame: Frame) -> None:
         """Note messages that became dead letters."""
-        for row, way in self._held(frame, "lease"):
+        for row, way in self._find_held(frame, "lease"):
             cause = frame.batch.column("cause")[row].as_py()
             way.note(frame, row, "dead", attempt=way.attempt, lease=way.lease, cause=cause)
             way.state, way.lease, way.dead_us = "dead", None, frame.time_us
@@ -225,7 +225,7 @@ class _Reading:
         found: list[int] = np.flatnonzero(among & (start <= self.offset) & (self.offset < start + count)).tolist()
         return found
 
-    def _held(self, frame: Frame, column: str) -> list[tuple[int, _Way]]:
+    def _find_held(self, frame: Frame, column: str) -> list[tuple[int, _Way]]:
         """Rows about the message, each with the group that has it leased."""
         leases = frame.batch.column(column).to_numpy()
         mine = [way.lease for way in self.ways.values() if way.lease is not None]

@@ -155,7 +155,7 @@ def _edits(engine: Readable, message_id: bytes, key: str | None, topic: str | No
         if row["lost"]:
             row |= {"topic": place.topic, "queue": place.queue}
         old = dict(row["properties"] or ()).get(EDITED_FROM)
-        told.append(_found(row, state="edited", offset=offset, visible=False, group=group, edited_from=old))
+        told.append(_make_found(row, state="edited", offset=offset, visible=False, group=group, edited_from=old))
     return told
 
 
@@ -224,7 +224,7 @@ def _matches(
             positions, lost = match.positions, 0
             if match.lost:
                 if known is None:
-                    known = _known(engine, message_id)
+                    known = _find_known(engine, message_id)
                 positions = positions[np.isin(positions, known)]
                 lost = len(match.positions) - len(positions)
             elif message_id is not None and key is not None:
@@ -236,7 +236,7 @@ def _matches(
             raise
 
 
-def _known(engine: Readable, message_id: bytes | None) -> Int64s:
+def _find_known(engine: Readable, message_id: bytes | None) -> Int64s:
     """Where the ledger remembers messages of this id, in whatever topic; nowhere if it is None."""
 
     def look() -> Int64s:
@@ -281,11 +281,11 @@ def _states(engine: Readable, positions: Int64s) -> list[FoundMessage]:
             continue
         if place is not None and row["lost"]:
             row |= {"topic": place.topic, "queue": place.queue}
-        found.append(_found(row, state=state, offset=offset, visible=offset is not None))
+        found.append(_make_found(row, state=state, offset=offset, visible=offset is not None))
     return found
 
 
-def _found(row: dict[str, Any], **standing: Any) -> FoundMessage:
+def _make_found(row: dict[str, Any], **standing: Any) -> FoundMessage:
     found: FoundMessage = _withhold({**describe(row), **standing}, standing["state"])
     return found
 

@@ -51,7 +51,7 @@ def message_standing(engine: Readable, request: AskOfMessage) -> OfMessage:
     for at in answer["groups"]:
         at["receiving"] = engine.receiving(at["group"])
         if "lease" in at:
-            at["leased_us"] = _leased_us(engine, at["lease"])
+            at["leased_us"] = _read_lease_time(engine, at["lease"])
     if request.get("history", False):
         answer["events"], until_us = read_history(engine, queue_id, offset, answer["placed_us"], known)
         if until_us is not None:
@@ -76,7 +76,10 @@ def _at_group(ledger: Ledger, group: Group, queue_id: int, offset: int) -> AtGro
         "paused": group.is_paused(queue.place.topic),
     }
     if offset >= cursor.next:
-        more: Any = {"before": offset - max(cursor.next, queue.head), "chosen": _chosen(ledger, group, queue, offset)}
+        more: Any = {
+            "before": offset - max(cursor.next, queue.head),
+            "chosen": _is_chosen(ledger, group, queue, offset),
+        }
     else:
         state = _state(cursor, offset)
         more = {"state": state.name.lower()}
@@ -98,7 +101,7 @@ def _state(cursor: Cursor, offset: int) -> State:
     return State(int(states[int(np.searchsorted(starts, offset, side="right")) - 1]))
 
 
-def _chosen(ledger: Ledger, group: Group, queue: QueueIndex, offset: int) -> bool:
+def _is_chosen(ledger: Ledger, group: Group, queue: QueueIndex, offset: int) -> bool:
     tags = receiving.tag_numbers(group.subscription.tags, ledger.topics)
     return tags is None or bool(receiving.matching(queue, offset, offset + 1, tags)[0])
 
@@ -132,7 +135,7 @@ def _row(offsets: SparseOffsets, offset: int) -> int:
     return offsets.span(offset, offset)[0]
 
 
-def _leased_us(engine: Readable, lease: int) -> int | None:
+def _read_lease_time(engine: Readable, lease: int) -> int | None:
     """When a lease was made: its number is the position of its row."""
     if lease < engine.log.first_position or engine.log.kind_at(np.array([lease]))[0] not in (Kind.LEASED, Kind.HANDED):
         return None

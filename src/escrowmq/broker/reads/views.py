@@ -111,7 +111,7 @@ class _Rows:
                 stored, damaged = self._engine.log.salvage(at, self._columns)
             else:
                 stored, damaged = self._engine.log.read(at, self._columns), {}
-            yield self._delivered(stored, at, numbers, damaged, known)
+            yield self._make_rows(stored, at, numbers, damaged, known)
             start = part.stop
             row_bytes = max(stored.nbytes // max(stored.num_rows, 1), 1)
             self._page = int(np.clip(BYTES // row_bytes, 1, min(8 * self._page, ROWS)))
@@ -136,7 +136,7 @@ class _Rows:
         large = np.flatnonzero(np.diff(edges) >= SHARE)
         return np.unique(np.concatenate((edges[large], edges[large + 1], edges[-1:])))
 
-    def _delivered(
+    def _make_rows(
         self,
         stored: pa.RecordBatch,
         positions: Int64s,
@@ -190,7 +190,7 @@ def _queue_rows(engine: Readable, queue_id: int, start: int, end: int, rows: _Ro
         start = stop
 
 
-def _died_between(engine: Readable, group: str, start_us: int, end_us: int, rows: _Rows) -> Iterator[pa.RecordBatch]:
+def _find_deaths(engine: Readable, group: str, start_us: int, end_us: int, rows: _Rows) -> Iterator[pa.RecordBatch]:
     def parts() -> Parts:
         ledger = engine.shard.ledger
         return ledger.groups.dead(group, ledger.topics)
@@ -224,7 +224,7 @@ def _dead_letters(engine: Readable, request: ReadRequest, rows: _Rows) -> Iterat
     group = request["source"][len(DEAD_LETTER_PREFIX) :]
     start_us, end_us = request.get("start"), request.get("end")
     if start_us or end_us is not None:
-        return _died_between(engine, group, start_us or 0, NEVER_US if end_us is None else end_us, rows)
+        return _find_deaths(engine, group, start_us or 0, NEVER_US if end_us is None else end_us, rows)
 
     def page(after: tuple[int, int] | None) -> list[dict[str, Any]]:
         ledger = engine.shard.ledger

@@ -76,13 +76,13 @@ class WarmLedger:
         sequence, position = log.next_sequence, log.next_position
         self._folded = Folded(ledger, self.time_us, sequence, size_of(tables))
         self._saving = self._thread.submit(self._replica.save_snapshot, tables, sequence, position, self.time_us)
-        self._saving.add_done_callback(_saved)
+        self._saving.add_done_callback(_on_saved)
 
     def close(self) -> None:
         """Wait for what is being saved."""
         self._thread.shutdown(wait=True)
 
 
-def _saved(saving: Future[None]) -> None:
+def _on_saved(saving: Future[None]) -> None:
     if (problem := saving.exception()) is not None:
         logger.warning("a snapshot could not be saved: %s", problem)

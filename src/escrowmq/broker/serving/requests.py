@@ -151,14 +151,14 @@ class Requests:
         welcome, hello = self._welcome()
         self._room.enter(self._held)
         self._entered = True
-        self._connection.freed = self._freed
+        self._connection.freed = self._on_freed
         self.welcomed = True
         self._begun = {}
         self._connection.assembler.most = welcome.max_request_bytes
         self._connection.assembler.may_take = self._may_take
         self._send(frames.welcome(welcome, hello))
 
-    def _freed(self, size: int) -> None:
+    def _on_freed(self, size: int) -> None:
         self._room.change(self._held, -size)
 
     def _may_take(self, size: int) -> bool:

@@ -145,7 +145,7 @@ class Room:
         none, who has not read for longest is closed; ask again soon."""
         with self._changed:
             held.reads = True
-            left = int(self._left_to_reads(wanted))
+            left = int(self._compute_read_room(wanted))
             granted = wanted if self.used == held.size else min(wanted, left - held.size)
             if granted >= min(wanted, LEAST_GRANT):
                 self.used += granted
@@ -156,7 +156,7 @@ class Room:
             self._close(stuck)
         return 0
 
-    def _left_to_reads(self, wanted: int) -> float:
+    def _compute_read_room(self, wanted: int) -> float:
         """Bytes that reads may hold beside what they hold; what they hold is only counted where it matters. With the
         lock held."""
         most = READS * self.most_bytes
@@ -169,7 +169,7 @@ class Room:
         left = (MESSAGES if messages else 1.0) * self.most_bytes - self.used
         if reads:
             held.reads = True
-            left = self._left_to_reads(size)
+            left = self._compute_read_room(size)
         if self.used != held.size and (size > left or (messages and held.size + size > left)):
             return False
         self.used += size

@@ -426,7 +426,9 @@ class Server:
         self.room.relieve()
         patience = PRESSED_SECONDS if len(self._clients) > self.bound // 2 else SILENT_SECONDS
         for connection, asked in list(self._clients.items()):
-            late = now - connection.opened >= patience if not asked.welcomed else self._drips(connection, asked, now)
+            late = (
+                now - connection.opened >= patience if not asked.welcomed else self._is_dripping(connection, asked, now)
+            )
             if late or (asked.no_longer and now >= asked.no_longer):
                 self._close(connection)
         self._bound_unfinished(now)
@@ -454,7 +456,7 @@ class Server:
             logger.warning("closing a connection that sends much and ends nothing: %s", largest.peer)
             self._close(largest)
 
-    def _drips(self, connection: Connection, asked: Requests, now: float) -> bool:
+    def _is_dripping(self, connection: Connection, asked: Requests, now: float) -> bool:
         """Return whether its frame takes too long to become whole."""
         if not connection.assembler.waiting or asked.frames_then != connection.assembler.frames:
             asked.frames_then, asked.whole_since = connection.assembler.frames, now

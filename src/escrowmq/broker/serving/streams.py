@@ -197,10 +197,10 @@ class Stream(ABC):
         size = sum(map(frames.size_of, answer))
         with self._lock:
             self._unsent += size
-        if gone := self._connection.send(answer, freed=self._freed, large=True):
+        if gone := self._connection.send(answer, freed=self._on_freed, large=True):
             self._count_freed(gone)
 
-    def _freed(self, size: int) -> None:
+    def _on_freed(self, size: int) -> None:
         """Note bytes that have left, or are lost, and go on if that makes room."""
         if self._count_freed(size):
             self.wake()

@@ -154,11 +154,11 @@ class Engine:
     def submit_parcel(self, request: ParcelRequest) -> None:
         """Have a request of a few rows executed; its callback is given the answer, or why there is none, at once if too
         much waits."""
-        if (refusal := self._queued(request)) is not None:
+        if (refusal := self._enqueue(request)) is not None:
             self._refuse(request, refusal)
 
     def _enter(self, request: Request) -> Future[Any]:
-        if (refusal := self._queued(request)) is not None:
+        if (refusal := self._enqueue(request)) is not None:
             self._refuse(request, refusal)
         return request.future
 
@@ -167,7 +167,7 @@ class Engine:
             self.refusals.saw(refusal.code)
         request.answer(refusal)
 
-    def _queued(self, request: AnyRequest) -> EscrowError | None:
+    def _enqueue(self, request: AnyRequest) -> EscrowError | None:
         """Let a request wait for its round; why it may not."""
         size = request.size
         with self._lock:
@@ -282,9 +282,9 @@ class Engine:
         self.rounds += 1
         self._running = []
         written = self.shard.log.bytes_written
-        pairs, asks = self._decided(self._drain())
+        pairs, asks = self._decide(self._drain())
         if self._committer.wait() and (self._queue or self._line.count):
-            late = self._decided(self._drain(late=True))
+            late = self._decide(self._drain(late=True))
             pairs, asks = pairs + late[0], asks + late[1]
         if self._line.count:
             pairs = least_first(pairs)
@@ -292,7 +292,7 @@ class Engine:
         if self.shard.failure is not None:
             self._fail_waiting()
 
-    def _decided(self, requests: list[AnyRequest]) -> _Decided:
+    def _decide(self, requests: list[AnyRequest]) -> _Decided:
         """Decide these, and what is due."""
         self._running = [*self._running, *requests]
         shard, now = self.shard, self.shard.begin()
@@ -341,13 +341,13 @@ class Engine:
                 self.poke()  # the writer has receives to fail
 
         if beside:
-            self._committer.put(lambda: self._timed(sync, size), told)
+            self._committer.put(lambda: self._time_sync(sync, size), told)
         else:
             self._committer.drain()
-            self._timed(sync, size)
+            self._time_sync(sync, size)
             told()
 
-    def _timed(self, sync: Callable[[], bool], size: int) -> None:
+    def _time_sync(self, sync: Callable[[], bool], size: int) -> None:
         """``sync``; how long it takes says how fast the disk is, if anything is written."""
         if not size:
             sync()

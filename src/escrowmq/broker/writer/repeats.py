@@ -54,13 +54,13 @@ def judge(log: StoredLog, batch: pa.RecordBatch, repeats: Repeats) -> UInt8s:
     places = np.unique(repeats.positions)  # rising: one pass over the frames, each read once
     at = np.searchsorted(places, repeats.positions)
     try:
-        return _compared(log, given, places, at)
+        return _compare(log, given, places, at)
     except EscrowError:  # one has left the log just now: that says nothing of the others
         judged = [_judge_one(log, given.slice(row, 1), place) for row, place in enumerate(repeats.positions.tolist())]
         return np.array(judged, np.uint8)
 
 
-def _compared(log: StoredLog, given: pa.RecordBatch, places: Int64s, at: Int64s) -> UInt8s:
+def _compare(log: StoredLog, given: pa.RecordBatch, places: Int64s, at: Int64s) -> UInt8s:
     """``places``: positions to read; ``at``: which of them each row repeats."""
     stored, damaged = log.salvage(places, CONTENT)
     if not np.array_equal(at, np.arange(len(places))):
@@ -72,6 +72,6 @@ def _compared(log: StoredLog, given: pa.RecordBatch, places: Int64s, at: Int64s)
 
 def _judge_one(log: StoredLog, given: pa.RecordBatch, position: int) -> int:
     try:
-        return int(_compared(log, given, np.array([position]), np.zeros(1, np.int64))[0])
+        return int(_compare(log, given, np.array([position]), np.zeros(1, np.int64))[0])
     except EscrowError as problem:
         return OK if problem.code is Code.RANGE_PURGED else DAMAGED

@@ -248,7 +248,7 @@ class Work:
         if len(self.requests) == 1:
             return first.command
         if parcels := _parcels(self.requests):
-            return _command(self.requests, _columns(lambda: _merged(parcels)))
+            return _command(self.requests, _columns(lambda: _merge(parcels)))
         batches = [r.batch() if isinstance(r, ParcelRequest) else r.command.batch for r in self.requests]  # type: ignore[union-attr]  # only what has a batch has a lane
         return _command(self.requests, pa.concat_batches(batches))
 
@@ -330,7 +330,7 @@ def _parcels(requests: list[AnyRequest]) -> list[ParcelRequest]:
     return parcels if len(parcels) == len(requests) else []
 
 
-def _merged(parcels: Sequence[ParcelRequest]) -> pa.RecordBatch:
+def _merge(parcels: Sequence[ParcelRequest]) -> pa.RecordBatch:
     kind = parcels[0].terms.kind
     return merged_batch(kind, [(parcel.rows, parcel.first_id) for parcel in parcels])
 

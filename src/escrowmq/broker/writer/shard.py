@@ -170,13 +170,13 @@ class Shard:
         Raises EscrowError: a refusal of the whole command (nothing changed), Overloaded(DISK_FULL, OUT_OF_RESOURCES),
         or, once the shard has stopped, Unknown(SHARD_STOPPED).
         """
-        return self._decided(command).answer
+        return self._decide(command).answer
 
-    def _decided(self, command: Command) -> Decision:
+    def _decide(self, command: Command) -> Decision:
         self._running()
         try:
             if isinstance(command, Prepare) and command.replace:
-                command = self._informed(command)
+                command = self._mark_repeats(command)
             decision = self.ledger.decide(command, self.time_us)
             contents = _contents(decision)
         except EscrowError:
@@ -186,8 +186,8 @@ class Shard:
         self._accept(decision, contents, writes=isinstance(command, Send | Prepare))
         return decision
 
-    def _decided_rows(self, command: RowsCommand) -> Decision | None:
-        """As :meth:`_decided`, of a few rows in a plain case; None: they are to be decided as columns."""
+    def _decide_rows(self, command: RowsCommand) -> Decision | None:
+        """As :meth:`_decide`, of a few rows in a plain case; None: they are to be decided as columns."""
         self._running()
         try:
             decision = self.ledger.decide_rows(command, self.time_us)
@@ -208,7 +208,7 @@ class Shard:
         for event, content in zip(decision.events, contents, strict=True):
             self._take_in(event, content)
 
-    def _informed(self, command: Prepare) -> Prepare:
+    def _mark_repeats(self, command: Prepare) -> Prepare:
         """Return a prepare that may replace, told which of its rows say what is stored already: those are repeats."""
         same = np.zeros(command.batch.num_rows, np.bool_)
         if (repeats := self.ledger.repeats_of(command)) is not None:
@@ -309,7 +309,7 @@ class Shard:
         assert self.failure is not None  # only asked of a stopped shard
         return error(Code.SHARD_STOPPED, self.failure.message)
 
-    def _refused(self, problem: EscrowError) -> EscrowError:
+    def _make_refusal(self, problem: EscrowError) -> EscrowError:
         """Return the error that answers the requests of a round that failed with ``problem``."""
         return self._refusal() if self.failure is not None else error(problem.code, problem.message)
 
@@ -328,7 +328,7 @@ class Shard:
         return pairs
 
     def _run_work(self, work: Work) -> list[tuple[AnyRequest, Any]]:
-        answer = self.attempt(lambda: self._worked(work))
+        answer = self.attempt(lambda: self._answer_work(work))
         if isinstance(answer, EscrowError) and len(work.requests) > 1 and self.failure is None:
             # Refused as a whole: each request runs alone, so that only those at fault are refused.
             return [pair for alone in work.alone() for pair in self._run_work(alone)]
@@ -337,23 +337,23 @@ class Shard:
         pairs = list(zip(work.requests, work.answers(answer), strict=True))
         for request, part in pairs:
             if request.early:
-                request.answer(self._checked(part))
+                request.answer(self._check(part))
         return pairs
 
-    def _worked(self, work: Work) -> Any:
+    def _answer_work(self, work: Work) -> Any:
         """Return the answer to a work: as rows where that is a plain case, else as columns."""
-        if work.few and (decision := self._decided_rows(work.rows_command)) is not None:
+        if work.few and (decision := self._decide_rows(work.rows_command)) is not None:
             return decision.answer
         return self._answer(work.command)
 
     def _answer(self, command: Command) -> Any:
-        decision = self._decided(command)
+        decision = self._decide(command)
         if decision.repeats is None:
             return decision.answer
         assert isinstance(command, Send | Prepare)  # nothing else repeats messages
         return Unchecked(decision.answer, command.batch, decision.repeats)
 
-    def _checked(self, answer: Any) -> Any:
+    def _check(self, answer: Any) -> Any:
         """Return the answer of a request as it is given, or the error that came of comparing it."""
         return self.attempt(lambda: answer.checked(self.log)) if isinstance(answer, Unchecked) else answer
 
@@ -393,7 +393,7 @@ class Shard:
 
         def tell() -> bool:
             for request, answer in pairs:
-                request.answer(self._checked(answer) if durable else self._refused(refusal))
+                request.answer(self._check(answer) if durable else self._make_refusal(refusal))
             if durable:
                 reach("broker.answered")
                 self._settle()

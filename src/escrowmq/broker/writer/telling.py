@@ -37,7 +37,7 @@ def tell_before(ledger: Ledger, event: Event) -> None:
     raises."""
     try:
         if event.kind is Kind.PARKED:
-            _parked(ledger, event)
+            _on_parked(ledger, event)
         else:
             _dead(ledger, event)
     except Exception:  # a line less is no reason to stop
@@ -81,7 +81,7 @@ class Refusals:
             tell(logging.WARNING, "refused", sentence, code=code.name, count=count, seconds=round(seconds, 3))
 
 
-def _parked(ledger: Ledger, event: Event) -> None:
+def _on_parked(ledger: Ledger, event: Event) -> None:
     positions = event.batch.column("transaction").to_numpy()
     table = ledger.transactions
     ordinals = table.find(positions[:MOST_LINES])

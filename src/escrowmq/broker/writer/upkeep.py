@@ -115,12 +115,12 @@ class Upkeep:
                 snapshot = self._shard.take_snapshot()
                 marked, self._marked = self._marked, None
                 self.saving = self._thread.submit(self._shard.save, snapshot)
-                self.saving.add_done_callback(lambda saving: self._saved(saving, marked))
+                self.saving.add_done_callback(lambda saving: self._on_saved(saving, marked))
         except Exception:  # whatever it is, the log alone is enough to restart from
             logger.exception("a snapshot could not be taken")
             self._save_us = self._shard.time_us + RETRY_US
 
-    def _saved(self, saving: Future[None], marked: int | None) -> None:
+    def _on_saved(self, saving: Future[None], marked: int | None) -> None:
         if (problem := saving.exception()) is None:
             self._droppable = marked
         else:

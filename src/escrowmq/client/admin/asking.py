@@ -37,9 +37,9 @@ class Asking:
     def _each(self, call: Call[Answer], *unknown: Code) -> tuple[list[tuple[AtBroker, Answer]], list[Missing]]:
         """Return the answers of all brokers that are there, without those that refuse with a code of ``unknown``
         (an error if all of them do), and who is missing."""
-        return self._found(lambda number: self._ask(number, call), *unknown)
+        return self._ask_each(lambda number: self._ask(number, call), *unknown)
 
-    def _found(self, act: Callable[[int], T], *unknown: Code) -> tuple[list[tuple[AtBroker, T]], list[Missing]]:
+    def _ask_each(self, act: Callable[[int], T], *unknown: Code) -> tuple[list[tuple[AtBroker, T]], list[Missing]]:
         """As :meth:`_each`, of what ``act(number)`` gives."""
 
         def ask(number: int) -> T | Rejected:

@@ -47,7 +47,7 @@ class BrokersAdmin(Asking):
             epoch = self._ask(number, brokers.HELLO({}))["epoch"]
             return self._ask(number, brokers.STEP_DOWN(signed(brokers.StepDown(epoch=epoch), why)))
 
-        found, missing = self._found(hand_over)
+        found, missing = self._ask_each(hand_over)
         return Listing(({**answer, **at} for at, answer in found), missing)
 
 

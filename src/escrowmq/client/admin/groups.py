@@ -90,7 +90,7 @@ class GroupsAdmin(Asking):
             request = groups.Reset(group=group, places=places, force=force)
             return self._ask(number, groups.RESET(signed(request, why)))["queues"]
 
-        found, missing = self._found(act, Code.UNKNOWN_GROUP, Code.UNKNOWN_TOPIC)
+        found, missing = self._ask_each(act, Code.UNKNOWN_GROUP, Code.UNKNOWN_TOPIC)
         return Listing(({**move, **at} for at, moves in found for move in moves), missing)
 
     def pause_group(

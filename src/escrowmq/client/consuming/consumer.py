@@ -185,9 +185,9 @@ class ConsumerBase(Generic[MessageT, BatchT]):
         if batch.num_rows > max_messages:
             self._consumption.fetcher.put_back(number, batch.slice(max_messages))
             batch = batch.slice(0, max_messages)
-        return await self._screened(LeasedRows(number, batch, self._consumption))
+        return await self._screen(LeasedRows(number, batch, self._consumption))
 
-    async def _screened(self, rows: LeasedRows) -> LeasedRows | None:
+    async def _screen(self, rows: LeasedRows) -> LeasedRows | None:
         consumption = self._consumption
         if (withdrawn := consumption.withdrawn_of(rows)) is not None:
             rows = LeasedRows(rows.number, rows.batch.filter(pa.array(~withdrawn)), consumption)
@@ -262,7 +262,7 @@ class ConsumerCalls(ConsumerBase[MessageT, BatchT]):
         for number, batch in await consumption.receive_once(max_messages, wait):
             if consumption.order is not None:
                 consumption.order.came(number, batch)
-            if (rows := await self._screened(LeasedRows(number, batch, consumption))) is not None:
+            if (rows := await self._screen(LeasedRows(number, batch, consumption))) is not None:
                 found.extend(self._batch(rows))
         return found
 

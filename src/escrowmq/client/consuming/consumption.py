@@ -273,7 +273,7 @@ class Consumption:
         problem: EscrowError | None = None
         deadline = time.monotonic() + wait + self.timeout
         answered = False
-        asked = await self.waiting.away(self._asked, max_messages, wait)
+        asked = await self.waiting.away(self._ask, max_messages, wait)
         try:
             while asked:
                 number, future = asked[0]
@@ -312,10 +312,10 @@ class Consumption:
 
     def _let_go(self, number: int, future: Future[pa.RecordBatch]) -> None:
         """Withdraw a receive; what comes nevertheless is given back."""
-        future.add_done_callback(partial(self._came_late, number))
+        future.add_done_callback(partial(self._on_late_answer, number))
         future.cancel()
 
-    def _asked(self, max_messages: int, wait: float) -> list[tuple[int, Future[pa.RecordBatch]]]:
+    def _ask(self, max_messages: int, wait: float) -> list[tuple[int, Future[pa.RecordBatch]]]:
         """Start one receive at every broker at which the group is; blocks. Those that are there first."""
         options: ReceiveOptions = {**self._options, "max_messages": max_messages, "wait_ms": max(round(wait * 1000), 0)}
         asked, membership = [], self._membership
@@ -338,7 +338,7 @@ class Consumption:
             asked.append((number, future))
         return asked
 
-    def _came_late(self, number: int, done: Future[pa.RecordBatch]) -> None:
+    def _on_late_answer(self, number: int, done: Future[pa.RecordBatch]) -> None:
         """Give back what a receive brought after nobody waited for it any more."""
         if not done.cancelled() and done.exception() is None:
             self.give_back(number, done.result())

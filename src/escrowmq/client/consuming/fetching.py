@@ -172,7 +172,7 @@ class Fetcher:
         with self._lock:
             first, self._closed = self._started and not self._closed, True
             polls = [[poll for poll in order if not poll.done()] for order in self._order]
-            left = self._untaken()
+            left = self._take_all()
             idle = [number for number, open_ in enumerate(polls) if first and not open_ and self._may_ask(number)]
             self._asked += len(idle)
         for poll in (poll for open_ in polls for poll in open_):
@@ -197,16 +197,16 @@ class Fetcher:
         future = self._links[number].exchange(Exchange.RECEIVE, NO_ROWS, options)
         with self._lock:
             self._order[number].append(future)
-        future.add_done_callback(partial(self._came, number))
+        future.add_done_callback(partial(self._on_receive, number))
 
     def close(self, timeout: float) -> list[tuple[int, pa.RecordBatch]]:
         """As :meth:`stop`; waits at most ``timeout`` seconds for what was asked."""
         left = self.stop()
         with self._lock:
             self._lock.wait_for(lambda: not self._asked, timeout)
-            return left + self._untaken()
+            return left + self._take_all()
 
-    def _untaken(self) -> list[tuple[int, pa.RecordBatch]]:
+    def _take_all(self) -> list[tuple[int, pa.RecordBatch]]:
         """Take everything that lies here. With the lock held."""
         left = [(entry.number, entry.batch) for entry in self._ready if isinstance(entry, _Ready)]
         self._ready.clear()
@@ -233,11 +233,11 @@ class Fetcher:
             with self._lock:
                 self._order[number].append(future)
                 withdraw = self._closed
-            future.add_done_callback(partial(self._came, number))
+            future.add_done_callback(partial(self._on_receive, number))
             if withdraw:
                 future.cancel()
 
-    def _came(self, number: int, done: Future[pa.RecordBatch]) -> None:
+    def _on_receive(self, number: int, done: Future[pa.RecordBatch]) -> None:
         problem = Unknown(Code.CLOSED) if done.cancelled() else done.exception()
         with self._lock:
             if problem is None:
@@ -248,7 +248,7 @@ class Fetcher:
                     self._membership.lose(number)
                 self._rest(number, known)
             self._hand_out(number)
-            late = self._untaken() if self._closed else []
+            late = self._take_all() if self._closed else []
         for broker, batch in late:
             self._give_back(broker, batch)
         with self._lock:
@@ -288,12 +288,12 @@ class Fetcher:
         if not self._resting[number] and not self._closed:
             self._resting[number] = True
             self._rests += 1
-            rested = partial(self._rested, number, self._rests)
+            rested = partial(self._on_rested, number, self._rests)
             self._timer.after(self._backoff[number].failed(), rested)
             # the pause ends when there is a connection
             tell_when_there(self._links[number], partial(self._timer.after, 0.0, rested))
 
-    def _rested(self, number: int, rest: int) -> None:
+    def _on_rested(self, number: int, rest: int) -> None:
         if self._over[number] >= rest:
             return  # the connection came first, or the end of the pause
         self._over[number] = rest

@@ -97,7 +97,7 @@ class SettlingCodec:
         codes = [answer[run] for run in memo]
         if resent and Code.LEASE_LOST in codes:
             codes = [Code.DISCONNECTED if code == Code.LEASE_LOST else code for code in codes]
-        return self._told(rows, codes)
+        return self._read_results(rows, codes)
 
     def encode(self, rows: Sequence[Row]) -> tuple[pa.RecordBatch, npt.NDArray[np.int64]]:
         """Return the batch, and which of its runs each row went into."""
@@ -117,9 +117,9 @@ class SettlingCodec:
 
     def decode(self, rows: Sequence[Row], memo: Any, answer: pa.RecordBatch, resent: bool) -> list[Code | EscrowError]:
         """One code or error per row."""
-        return self._told(rows, self.codes(answer, resent)[memo].tolist())
+        return self._read_results(rows, self.codes(answer, resent)[memo].tolist())
 
-    def _told(self, rows: Sequence[Row], codes: Sequence[int]) -> list[Code | EscrowError]:
+    def _read_results(self, rows: Sequence[Row], codes: Sequence[int]) -> list[Code | EscrowError]:
         if not any(codes):
             return [Code.OK] * len(codes)
         refused = sum(code not in _NOT_REFUSED for code in codes)

@@ -135,7 +135,7 @@ def finished(coroutine: Coroutine[Any, Any, T]) -> T:
         coroutine.send(None)
     except StopIteration as done:
         return done.value  # type: ignore[no-any-return]
-    raise _suspended(coroutine)
+    raise _make_suspended(coroutine)
 
 
 def _steps(iterator: Any) -> Iterator[Any]:
@@ -149,14 +149,14 @@ def _steps(iterator: Any) -> Iterator[Any]:
             except StopAsyncIteration:
                 return
             else:
-                raise _suspended(iterator)
+                raise _make_suspended(iterator)
             yield value
     except GeneratorExit:  # the caller leaves early
         finished(iterator.aclose())
         raise
 
 
-def _suspended(coroutine: Any) -> RuntimeError:
+def _make_suspended(coroutine: Any) -> RuntimeError:
     return RuntimeError(f"{coroutine.__qualname__} waits for an event loop, and there is none on the blocking face")
 
 

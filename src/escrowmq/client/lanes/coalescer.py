@@ -258,47 +258,47 @@ class Lane(Filling, ABC):
                 session: Any = options.get("session", 0)
                 request.session = session
                 if again is None and (self.broken or self._overtakes(request)):  # what was lost goes first
-                    self._failed(request, Unknown(Code.DISCONNECTED))
+                    self._on_failure(request, Unknown(Code.DISCONNECTED))
                     return
                 request.sent += 1
                 attempt = request.resends
                 if batch is None:
-                    done = partial(self._received, request, attempt)
+                    done = partial(self._on_received, request, attempt)
                     self._link.parcel(request.pack(self._codec, self._kind, options), done)
                 else:
                     future = self._link.exchange(self._kind, batch, options)
         except EscrowError as problem:
-            self._failed(request, problem)
+            self._on_failure(request, problem)
             return
         except (KeyboardInterrupt, SystemExit):  # the caller is interrupted, and the rows of others ride along
-            self._failed(request, Unknown(Code.DISCONNECTED, "interrupted"))
+            self._on_failure(request, Unknown(Code.DISCONNECTED, "interrupted"))
             self._pumping = False
             raise
         except Exception as problem:
             bug = Misuse(Code.BAD_ARGUMENT, f"cannot send: {problem}")
             bug.__cause__ = problem
-            self._failed(request, bug)
+            self._on_failure(request, bug)
             return
         if batch is not None:
-            future.add_done_callback(partial(self._answered, request, attempt))
+            future.add_done_callback(partial(self._on_answer, request, attempt))
 
     def _overtakes(self, request: Request) -> bool:
         return any(other.session != request.session for other in tuple(self._in_flight))
 
     # The way back
 
-    def _received(self, request: Request, attempt: int, answer: Answer | EscrowError) -> None:
+    def _on_received(self, request: Request, attempt: int, answer: Answer | EscrowError) -> None:
         """Take the answer to a parcel, on any thread."""
         if request.settled or request.resends != attempt:
             return
         if isinstance(answer, EscrowError):
-            self._failed(request, answer)
+            self._on_failure(request, answer)
         elif self._renew is not None and answer and _code(answer) == Code.UNKNOWN_SESSION:
             self._forget(request)
         else:
             self._finish(request, request.receive(self._codec, answer))
 
-    def _answered(self, request: Request, attempt: int, done: Future[pa.RecordBatch]) -> None:
+    def _on_answer(self, request: Request, attempt: int, done: Future[pa.RecordBatch]) -> None:
         """Take the answer to a batch, on any thread."""
         if request.settled or request.resends != attempt:
             return
@@ -308,15 +308,15 @@ class Lane(Filling, ABC):
         elif problem is None:
             self._finish(request, request.decode(self._codec, done.result()))
         elif isinstance(problem, EscrowError):
-            self._failed(request, problem)
+            self._on_failure(request, problem)
         else:
-            self._failed(request, Unknown(Code.CLOSED, f"the link failed: {problem!r}"))
+            self._on_failure(request, Unknown(Code.CLOSED, f"the link failed: {problem!r}"))
 
     def _forget(self, request: Request) -> None:
         self._forgotten = request.session
-        self._failed(request, Unknown(Code.DISCONNECTED, "the broker has forgotten the session"))
+        self._on_failure(request, Unknown(Code.DISCONNECTED, "the broker has forgotten the session"))
 
-    def _failed(self, request: Request, problem: EscrowError) -> None:
+    def _on_failure(self, request: Request, problem: EscrowError) -> None:
         if isinstance(problem, Unknown) and not problem.left:
             request.sent -= 1
         if problem.code is not Code.DISCONNECTED or self._closed or time.monotonic() >= request.deadline:

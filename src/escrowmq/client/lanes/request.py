@@ -139,7 +139,7 @@ class Request:
             return None
         rest = Request([], [], self.deadline)
         part = Request([], [], self.deadline)
-        for row, waiter, moved in zip(self._named_rows(), self.waiters, chosen, strict=True):
+        for row, waiter, moved in zip(self._name_rows(), self.waiters, chosen, strict=True):
             (part if moved else rest).rows.append(row)  # type: ignore[union-attr]
             (part if moved else rest).waiters.append(waiter)
         if self.batch is not None:  # what is left keeps its bytes and ids
@@ -222,7 +222,7 @@ class Request:
             return None
         return filled([row[ID_FIELD] for row in self.rows], *self.parcel.first_id)
 
-    def _named_rows(self) -> Sequence[Row]:
+    def _name_rows(self) -> Sequence[Row]:
         """Return the rows, each with its message id where it was given one as part of a parcel."""
         assert self.rows is not None
         ids = self.ids if self.parcel is not None else None

@@ -50,7 +50,7 @@ def failed_future(problem: EscrowError) -> Future[pa.RecordBatch]:
     return future
 
 
-def _unexpected(frame: Frame, what: object) -> EscrowError:
+def _refuse_unexpected(frame: Frame, what: object) -> EscrowError:
     return Unknown(Code.DISCONNECTED, f"a frame of kind {frame.kind:#04x} is no answer to {what}")
 
 
@@ -165,7 +165,7 @@ class Request(Waiting):
             return NOTHING
         elif kind == Kind.BATCH and body is not None:
             return frames.decode_batch(body, ANSWER[self.kind])
-        raise _unexpected(frame, self.kind)
+        raise _refuse_unexpected(frame, self.kind)
 
     def finish(self, answer: Any) -> None:
         """See :class:`Waiting`."""
@@ -212,7 +212,7 @@ class Action(Waiting):
             return perhaps_healing(frames.read_refusal(frame))
         if frame.kind == Kind.RESULT:
             return frames.read_result(frame)
-        raise _unexpected(frame, "an action")
+        raise _refuse_unexpected(frame, "an action")
 
     def finish(self, answer: Any) -> None:
         """See :class:`Waiting`."""
@@ -256,7 +256,7 @@ class Read(Waiting):
             return body
         if frame.kind == Kind.DONE:
             return None
-        raise _unexpected(frame, "a read")
+        raise _refuse_unexpected(frame, "a read")
 
     def finish(self, answer: Any) -> None:
         """See :class:`Waiting`."""
@@ -367,7 +367,7 @@ class Watch(Waiting):
             return frames.decode_batch(body, CHECKS)
         if frame.kind == Kind.DONE:
             return None
-        raise _unexpected(frame, "a watch")
+        raise _refuse_unexpected(frame, "a watch")
 
     def finish(self, answer: Any) -> None:
         """See :class:`Waiting`."""

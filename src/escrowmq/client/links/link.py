@@ -138,14 +138,14 @@ class ServedLink:
 
     def parcel(self, parcel: Parcel, done: Done) -> None:
         """See :meth:`escrowmq.wire.Link.parcel`."""
-        self._submit(Request(parcel.kind, parcel, None, parcel.options, done, self._answered))
+        self._submit(Request(parcel.kind, parcel, None, parcel.options, done, self._on_answer))
 
     def exchange(self, kind: Exchange, batch: pa.RecordBatch, options: ExchangeOptions) -> Future[pa.RecordBatch]:
         """See :meth:`escrowmq.wire.Link.exchange`."""
         if kind is not Exchange.RECEIVE and not batch.schema.equals(REQUEST[kind]):
             return failed_future(error(Code.BAD_BATCH, f"a batch of {kind} has other columns: {batch.schema}"))
         future = Pending()
-        request = Request(kind, None, batch, options, future.finish, self._answered)
+        request = Request(kind, None, batch, options, future.finish, self._on_answer)
         if kind is Exchange.RECEIVE:
             future.withdraw = partial(self._withdraw, request)
         self._submit(request)
@@ -154,7 +154,7 @@ class ServedLink:
     def action(self, name: str, request: Mapping[str, object], timeout: float) -> Json:
         """See :meth:`escrowmq.wire.Link.action`."""
         deadline = time.monotonic() + timeout
-        connection = self._connected(timeout)
+        connection = self._wait_connected(timeout)
         action = Action(name, request)
         connection.send(action)
         self._tick_later()
@@ -165,7 +165,7 @@ class ServedLink:
 
     def read(self, request: ReadRequest) -> pa.RecordBatchReader:
         """See :meth:`escrowmq.wire.Link.read`."""
-        connection = self._connected()
+        connection = self._wait_connected()
         read = Read(request, connection)
         connection.send(read)
         self._tick_later()
@@ -174,7 +174,7 @@ class ServedLink:
 
     def watch(self, session: int, on_checks: Callable[[pa.RecordBatch], None]) -> CheckStream:
         """See :meth:`escrowmq.wire.Link.watch`."""
-        connection = self._connected()
+        connection = self._wait_connected()
         outlet = self._outlet
         watch = Watch(session, lambda batch: outlet.after(0.0, partial(on_checks, batch)), connection)
         connection.send(watch)
@@ -193,7 +193,7 @@ class ServedLink:
             self.state.enter(Phase.AWAY, time.monotonic(), _CLOSED)
             self._news.notify_all()
         for request in held:
-            self._answered(request, Unknown(Code.CLOSED, _CLOSED))
+            self._on_answer(request, Unknown(Code.CLOSED, _CLOSED))
         self._seeker.close()
         deadline = time.monotonic() + CLOSE_SECONDS
         for connection in connections:
@@ -268,7 +268,7 @@ class ServedLink:
                 return False
             else:
                 problem = self._refusal()
-        self._answered(request, problem)
+        self._on_answer(request, problem)
         return False
 
     def _may_send_directly(self) -> bool:
@@ -301,9 +301,9 @@ class ServedLink:
         except Exception as raised:
             problem = Misuse(Code.BAD_ARGUMENT, f"cannot send: {raised}")
         except BaseException as raised:
-            self._answered(request, Unknown(Code.DISCONNECTED, f"interrupted: {raised!r}"))
+            self._on_answer(request, Unknown(Code.DISCONNECTED, f"interrupted: {raised!r}"))
             raise
-        self._answered(request, problem)
+        self._on_answer(request, problem)
 
     def _pump(self) -> None:
         """Send what was held and may go; one thread at a time."""
@@ -335,9 +335,9 @@ class ServedLink:
             if self._held:
                 self._timer.after(HOLD_SECONDS, self._expire)
         for request in late:
-            self._answered(request, unsent(f"no broker answers at {self.address}: it is silent, or slow"))
+            self._on_answer(request, unsent(f"no broker answers at {self.address}: it is silent, or slow"))
 
-    def _answered(self, request: Request, answer: Any) -> None:
+    def _on_answer(self, request: Request, answer: Any) -> None:
         """Give a request what came of it, once."""
         if request.over:
             return
@@ -357,13 +357,13 @@ class ServedLink:
                 self._held.remove(request)
             connection = request.connection
         if held:
-            self._answered(request, NOTHING)
+            self._on_answer(request, NOTHING)
         elif connection is not None and request.number:
             connection.cancel(request.number)
 
     # Connecting
 
-    def _connected(self, timeout: float = CONNECT_SECONDS) -> Connection:
+    def _wait_connected(self, timeout: float = CONNECT_SECONDS) -> Connection:
         """Return the connection; waits up to ``timeout`` seconds for it. Raises Unknown(DISCONNECTED), and then
         nothing was sent."""
         deadline = time.monotonic() + timeout
@@ -464,7 +464,7 @@ class ServedLink:
         elif met is not None:
             met.close()
         for request in failed:
-            self._answered(request, self._refusal())
+            self._on_answer(request, self._refusal())
         if problem is not None:
             self._look_later()
 
@@ -478,7 +478,7 @@ class ServedLink:
             if connection.lost_requests:
                 dropped, self._held = list(self._held), deque()
         for request in dropped:  # behind what was lost: who sends again sends all of them, in order
-            self._answered(request, unsent("a request before it was lost"))
+            self._on_answer(request, unsent("a request before it was lost"))
         self._pump()
         self._look_later()
 

@@ -175,7 +175,7 @@ class Seeker:
         """Note that a broker does not lead, and who does if it says so: that one is asked first, and answers of the
         former leader count least for a while."""
         self._refuser, self._refused_at = by, time.monotonic()
-        self._hint = self._believed(leader) or self._hint
+        self._hint = self._weigh(leader) or self._hint
 
     def forked(self) -> None:
         """In a forked child: the threads that asked are the parent's."""
@@ -242,7 +242,7 @@ class Seeker:
 
     # What brokers say
 
-    def _believed(self, url: object) -> Address | None:
+    def _weigh(self, url: object) -> Address | None:
         address = named_address(url, self._scheme)
         if address is None or not self._follow:
             return None
@@ -253,7 +253,7 @@ class Seeker:
         leads; then there are no others."""
         replicas = hello.get("replicas")
         told = [hello.get("leader"), *(replicas[: 2 * MOST] if isinstance(replicas, list) else [])]
-        believed = [leads, *map(self._believed, told)]
+        believed = [leads, *map(self._weigh, told)]
         named = [address for address in dict.fromkeys(believed) if address is not None and address not in self.given]
         before = self._named
         if leads is None or not replicas:
@@ -284,10 +284,10 @@ class Seeker:
         try:
             threading.Thread(target=self._asked, args=(address,), name="escrowmq-seek", daemon=True).start()
         except RuntimeError as problem:
-            self._came(address, unsent(f"no thread is to be had: {problem}"))
+            self._on_answer(address, unsent(f"no thread is to be had: {problem}"))
 
     def _asked(self, address: Address) -> None:
-        self._came(address, self._answer(address))
+        self._on_answer(address, self._answer(address))
 
     def _answer(self, address: Address) -> Met | EscrowError:
         try:
@@ -298,7 +298,7 @@ class Seeker:
             _log.exception("%s could not be asked", address.url)
             return unsent(f"it could not be asked: {problem!r}")
 
-    def _came(self, address: Address, answer: Met | EscrowError) -> None:
+    def _on_answer(self, address: Address, answer: Met | EscrowError) -> None:
         with self._news:
             self._asking.discard(address)
             wanted = (self._looking or self._searching) and not self._closed
@@ -334,13 +334,13 @@ class _Look:
             self._ask(addresses)
         while self.open:
             with seeker._news:
-                there = self._arrived()
+                there = self._list_arrived()
                 if not there:
                     left = deadline - time.monotonic()
                     if left <= 0 or seeker._closed:
                         break
                     seeker._news.wait(left)
-                    there = self._arrived()
+                    there = self._list_arrived()
                 answers = [(address, seeker._answers.pop(address)) for address in there]
             for address, answer in answers:
                 self._take(address, answer)
@@ -370,7 +370,7 @@ class _Look:
         done = {met.address for met in self.found} | set(self._reasons)
         return [address for address in self._asked if address not in done]
 
-    def _arrived(self) -> list[Address]:
+    def _list_arrived(self) -> list[Address]:
         """With the seeker's lock held."""
         return [address for address in self.open if address in self._seeker._answers]
 
@@ -398,7 +398,7 @@ class _Look:
         self.found.append(answer)
         if not seeker._leads(answer):
             new = seeker._learn(answer.hello)
-            hint = seeker._believed(answer.hello.get("leader"))
+            hint = seeker._weigh(answer.hello.get("leader"))
             again_ms = answer.hello.get("again_ms")
             if isinstance(again_ms, int):
                 seeker.told = max(seeker.told, again_ms / 1000)

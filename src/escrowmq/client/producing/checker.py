@@ -226,7 +226,7 @@ class CheckLoop:
             number = 0
             try:
                 number = self._session.open(True)
-                stream = self._session.link.watch(number, self._asked)
+                stream = self._session.link.watch(number, self._on_check)
             except EscrowError as problem:
                 if self._closing.is_set() or problem.code is Code.CLOSED or self._is_fenced(problem):
                     return
@@ -267,7 +267,7 @@ class CheckLoop:
             return refused
         return None
 
-    def _asked(self, batch: pa.RecordBatch) -> None:
+    def _on_check(self, batch: pa.RecordBatch) -> None:
         with suppress(RuntimeError):  # closing: another member will be asked
             if self._whole is not None:
                 self._begin(self._whole.ask, batch, self._answer_whole)

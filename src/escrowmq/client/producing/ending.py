@@ -40,7 +40,7 @@ class EndingCodec:
         self, rows: Sequence[Row], first_id: tuple[int, int], memo: None, answer: Any, resent: bool
     ) -> list[Code | EscrowError]:
         """Return a code or an error per row."""
-        return _told(answer, resent)
+        return _read_results(answer, resent)
 
     def encode(self, rows: Sequence[Row]) -> tuple[pa.RecordBatch, None]:
         """Return the batch."""
@@ -50,10 +50,10 @@ class EndingCodec:
 
     def decode(self, rows: Sequence[Row], memo: Any, answer: pa.RecordBatch, resent: bool) -> list[Code | EscrowError]:
         """Return a code or an error per row."""
-        return _told(answer.column(0).to_numpy().tobytes(), resent)
+        return _read_results(answer.column(0).to_numpy().tobytes(), resent)
 
 
-def _told(numbers: bytes, resent: bool) -> list[Code | EscrowError]:
+def _read_results(numbers: bytes, resent: bool) -> list[Code | EscrowError]:
     if resent:
         numbers = numbers.translate(_FIRST_ANSWERS)
     codes: list[Any] = [_CODES[number] for number in numbers]

@@ -177,7 +177,7 @@ class BatchPlacement:
         data = messages if isinstance(messages, pa.Table | pa.RecordBatch | str | bytes) else _listed(messages)
         first = await self._first()
         await production.open(self._kind, first, self._only is None)
-        batch, where, free = await production.waiting.away(self._placed, data, first)
+        batch, where, free = await production.waiting.away(self._place, data, first)
         limits = production.sessions[first].checker.limits
         left = np.flatnonzero(byte_lengths(batch.column("body")) <= limits.max_body_bytes)
         rows: list[npt.NDArray[np.int64]] = []
@@ -188,7 +188,7 @@ class BatchPlacement:
             parts = [
                 part for number in np.unique(where[left]).tolist() for part in self._parts(batch, left, where, number)
             ]
-            outcomes = await self._sent(parts)
+            outcomes = await self._send_parts(parts)
             away: list[npt.NDArray[np.int64]] = []
             for part, outcome in zip(parts, outcomes, strict=True):
                 if isinstance(outcome, EscrowError) and outcome.code is Code.BROKER_AWAY:
@@ -219,7 +219,7 @@ class BatchPlacement:
             return self._only
         return await Placement(self._production, self._kind, None).number()
 
-    def _placed(self, data: Any, first: int) -> tuple[pa.RecordBatch, npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    def _place(self, data: Any, first: int) -> tuple[pa.RecordBatch, npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
         """Return the batch in wire form, the broker of each row, and which rows may be taken by any."""
         production, count = self._production, len(self._production.sessions)
         given = _with_ids(data)
@@ -245,7 +245,7 @@ class BatchPlacement:
             start += piece.num_rows
         return parts
 
-    async def _sent(self, parts: Sequence[_Part]) -> list[tuple[pa.RecordBatch, bool] | EscrowError]:
+    async def _send_parts(self, parts: Sequence[_Part]) -> list[tuple[pa.RecordBatch, bool] | EscrowError]:
         """All of them on their way before one is waited for; a broker that is there before one that has to be waited
         for."""
         production = self._production
@@ -302,7 +302,7 @@ async def end_parts(
     for shard, some in chosen:
         try:
             mine = valid if len(some) == len(valid) else valid.take(pa.array(some))
-            started += await _started(production, shard, mine, outcomes, keep[some])
+            started += await _start_parts(production, shard, mine, outcomes, keep[some])
         except EscrowError as problem:
             started.append((keep[some], problem))
     found = await production.waiting.gather([outcome_of(wait) for _, wait in started])
@@ -317,7 +317,7 @@ async def end_parts(
         raise problems[0]
 
 
-async def _started(
+async def _start_parts(
     production: Producing, shard: int, ids: pa.Array, outcomes: npt.NDArray[np.uint8], rows: npt.NDArray[np.int64]
 ) -> list[tuple[npt.NDArray[np.int64], Awaitable[Any] | EscrowError]]:
     placement = Placement(production, Exchange.END, await production.broker(shard))

@@ -78,7 +78,7 @@ class Session:
                 hello = patient_action(self.link, HELLO({}), deadline, attendance)
                 self.checker = Checker(Limits.of(hello["limits"]))
                 before = self.number if self._named else None  # if that is forgotten, a newer process may have the name
-                self.number = self._opened(transactional, before, deadline, attendance)
+                self.number = self._open(transactional, before, deadline, attendance)
                 self.transactional = transactional
             return self.number
         except Unknown:  # no message was sent
@@ -97,9 +97,9 @@ class Session:
         with self._lock:
             if self.number == forgotten:
                 resume = forgotten if self._named else None  # no other process has a name of our own making
-                self.number = self._opened(self.transactional, resume, time.monotonic() + self._timeout)
+                self.number = self._open(self.transactional, resume, time.monotonic() + self._timeout)
 
-    def _opened(
+    def _open(
         self, transactional: bool, resume: int | None, deadline: float, attendance: Attendance | None = None
     ) -> int:
         request: OpenSession = {

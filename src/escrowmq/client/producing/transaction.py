@@ -64,7 +64,7 @@ class TransactionBase:
             return Code.OK
         if self._asks:
             try:
-                answers = {await self._asked(ask, self.id) for ask in self._asks}
+                answers = {await self._ask(ask, self.id) for ask in self._asks}
             except Misuse:
                 self._phase = Phase.LEFT
                 raise
@@ -79,10 +79,10 @@ class TransactionBase:
                 )
             if agreed is not outcome:
                 await self._production.end(self.id, agreed)
-                raise _contradicted(agreed)
+                raise _find_contradiction(agreed)
         return require(outcome, await self._production.end(self.id, outcome))
 
-    async def _asked(self, ask: Ask, transaction: TransactionId) -> Outcome:
+    async def _ask(self, ask: Ask, transaction: TransactionId) -> Outcome:
         try:
             answer = await self._production.waiting.returned(ask(transaction))
         except Exception:
@@ -179,7 +179,7 @@ class Transaction(TransactionBase):
         return self
 
 
-def _contradicted(answer: Outcome) -> Rejected:
+def _find_contradiction(answer: Outcome) -> Rejected:
     """Return the error where the database says the opposite of what the caller wanted; the transaction has ended as
     it says."""
     if answer is COMMIT:

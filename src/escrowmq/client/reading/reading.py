@@ -126,7 +126,7 @@ class Reading:
     def assign(self) -> None:
         """Find the queues and where to begin. Raises UNKNOWN_TOPIC, BAD_QUEUE, BAD_ARGUMENT, Unknown(TIMED_OUT)."""
         self._since = datetime.now(UTC)
-        answers = self.router.every(self._looked, self.timeout)
+        answers = self.router.every(self._list_partitions, self.timeout)
         found: dict[Partition, topics.QueueOffsets] = {}
         unknown: EscrowError | None = None
         for _, answer in answers.found:
@@ -140,10 +140,10 @@ class Reading:
             if answers.missing:  # it may be there
                 raise away(answers.missing, unknown.message)
             raise unknown
-        chosen = self._chosen(list(found))
+        chosen = self._choose(list(found))
         self._move({partition: found[partition] for partition in chosen}, self._start, unnamed="head")
 
-    def _looked(self, number: int) -> dict[Partition, topics.QueueOffsets] | Rejected:
+    def _list_partitions(self, number: int) -> dict[Partition, topics.QueueOffsets] | Rejected:
         """Return the partitions at one broker, or that the topic is not there."""
         try:
             return self._offsets(number, self._start)
@@ -166,7 +166,7 @@ class Reading:
         found = self._offsets(number, start)
         positions = self.positions.copy()
         ready = self._ready.copy()
-        chosen = set(self._chosen([*positions, *found])) & set(found)
+        chosen = set(self._choose([*positions, *found])) & set(found)
         given = start
         if isinstance(start, Mapping):
             given = {p: at for p, at in start.items() if self.partition(p) in found}
@@ -206,7 +206,7 @@ class Reading:
         """Return the number of its broker, known since :meth:`assign`."""
         return self.router.of_shard(partition[0], self.timeout)
 
-    def _chosen(self, partitions: list[Partition]) -> list[Partition]:
+    def _choose(self, partitions: list[Partition]) -> list[Partition]:
         if self._queues is None:
             return partitions
         chosen: list[Partition] = []

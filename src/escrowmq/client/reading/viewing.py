@@ -38,7 +38,7 @@ def view_message(
     ]
     if found:
         answer, number = max(found, key=lambda one: one[0]["stored_us"])
-        return _stored(topic, answer, router.links[number].address)
+        return _make_stored(topic, answer, router.links[number].address)
     for _, one in answers.found:
         if isinstance(one, Corrupt):
             raise one
@@ -47,7 +47,7 @@ def view_message(
     return None
 
 
-def _stored(topic: str, found: FoundMessage, broker: str) -> StoredMessage:
+def _make_stored(topic: str, found: FoundMessage, broker: str) -> StoredMessage:
     body, identity, transaction = found["body_base64"], found["message_id"], found["transaction"]
     return StoredMessage(
         topic=topic,

@@ -89,7 +89,7 @@ class RedisSets:
         earliest = check_halves(ids, announced_us)
         if earliest:
             with self._open() as link:
-                link.ask(("ZADD", self._half, "LT", *_scored(earliest.items())))
+                link.ask(("ZADD", self._half, "LT", *_make_scored(earliest.items())))
             reach("sets.halves-added")
 
     def add_commits(self, ids: Sequence[bytes], now_us: int) -> None:
@@ -98,7 +98,7 @@ class RedisSets:
         check_time(now_us)
         if ids:
             with self._open() as link:
-                link.ask(("ZADD", self._commit, "NX", *_scored((identity, now_us) for identity in ids)))
+                link.ask(("ZADD", self._commit, "NX", *_make_scored((identity, now_us) for identity in ids)))
             reach("sets.commits-added")
 
     def add_commits_tx(self, pipeline: redis.client.Pipeline, ids: Sequence[bytes], now_us: int) -> None:
@@ -153,7 +153,7 @@ class RedisSets:
                     reach("sets.adopted")
                     return Run(run, tuple(answers[1]))
                 self._end(link, run)
-        raise _crowded()
+        raise _make_overloaded()
 
     def left(self, run: str, limit: int) -> tuple[bytes, ...]:
         """See the contract."""
@@ -281,11 +281,11 @@ class RedisSets:
             if any(isinstance(answer, Exception) for answer in answers):
                 # Somebody has put something else under a key since it was looked at: the ids go back to where they
                 # were.
-                back = _scored((i, int(float(us))) for i, us in zip(ids, times, strict=True))
+                back = _make_scored((i, int(float(us))) for i, us in zip(ids, times, strict=True))
                 link.ask(("ZADD", self._half, "LT", *back))
                 raise_first(answers)
             return len(ids), answers[5]
-        raise _crowded()
+        raise _make_overloaded()
 
     def _end(self, link: Link, run: str) -> None:
         """Let the lease of a run go that has no ids; one that was given some at this moment keeps it.
@@ -301,7 +301,7 @@ class RedisSets:
             link.step(("ZREM", self._leases, run))
 
 
-def _scored(pairs: Any) -> list[Any]:
+def _make_scored(pairs: Any) -> list[Any]:
     return [part for identity, time_us in pairs for part in (time_us, identity)]
 
 
@@ -310,7 +310,7 @@ def _us(told: list[bytes]) -> int:
     return int(told[0]) * 1_000_000 + int(told[1])
 
 
-def _crowded() -> Overloaded:
+def _make_overloaded() -> Overloaded:
     return Overloaded(
         Code.QUEUE_FULL, "other schedulers came before this one each time", "repeat it; nothing was recorded"
     )

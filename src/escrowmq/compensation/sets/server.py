@@ -55,7 +55,7 @@ class RedisServer:
         self._pool.connection_kwargs |= {
             "decode_responses": False,
             "retry": Retry(NoBackoff(), 0),
-            "redis_connect_func": self._connected,
+            "redis_connect_func": self._on_connect,
         }
         self._durability = durability
 
@@ -83,7 +83,7 @@ class RedisServer:
         pool: Any = self._pool
         pool.disconnect(inuse_connections=False)
 
-    def _connected(self, connection: Any) -> None:
+    def _on_connect(self, connection: Any) -> None:
         connection.on_connect()
         try:
             self.check(Link(connection))

@@ -334,14 +334,14 @@ class SqlSets:
 
     def _sizes(self, connection: sa.Connection) -> Sizes:
         # The half set before the runs: an id that is taken between the two reads is seen twice, never not at all.
-        half, oldest = self._counted(connection, half_set, half_set.c.announced_us)
-        in_runs, oldest_taken = self._counted(connection, taken, taken.c.announced_us)
-        commits, _ = self._counted(connection, commit_set, commit_set.c.entered_us)
-        runs, _ = self._counted(connection, set_run, set_run.c.leased_until_us)
+        half, oldest = self._count(connection, half_set, half_set.c.announced_us)
+        in_runs, oldest_taken = self._count(connection, taken, taken.c.announced_us)
+        commits, _ = self._count(connection, commit_set, commit_set.c.entered_us)
+        runs, _ = self._count(connection, set_run, set_run.c.leased_until_us)
         times = [us for us in (oldest, oldest_taken) if us is not None]
         return Sizes(half, commits, in_runs, runs, min(times, default=None))
 
-    def _counted(self, connection: sa.Connection, table: sa.Table, time_us: sa.Column[int]) -> tuple[int, int | None]:
+    def _count(self, connection: sa.Connection, table: sa.Table, time_us: sa.Column[int]) -> tuple[int, int | None]:
         mine = table.c.store == self._store
         # the earliest first, so that whoever was taken between the two statements is still counted as waiting
         oldest = connection.scalar(sa.select(sa.func.min(time_us)).where(mine))

@@ -58,7 +58,7 @@ async def receive(group: str, body: ReceiveIn, request: Request) -> DeliveredMes
         number, batch = received
         try:
             shard = await gateway.shard(number)
-            answer = DeliveredMessages(messages=_delivered(Rows(number, batch), shard, body.as_text))
+            answer = DeliveredMessages(messages=_make_delivered(Rows(number, batch), shard, body.as_text))
         except BaseException:
             gateway.settler.give_back(number, group, batch)
             raise
@@ -99,7 +99,7 @@ async def _settle(
     return SettleResults(results=results, refused=some_refused(response, results))
 
 
-def _delivered(rows: Rows, shard: int, as_text: bool) -> list[Delivered]:
+def _make_delivered(rows: Rows, shard: int, as_text: bool) -> list[Delivered]:
     names = rows.batch.schema.names
     each = zip(*(rows.list(name) for name in names), strict=True)
     return [_one(dict(zip(names, row, strict=True)), shard, as_text) for row in each]

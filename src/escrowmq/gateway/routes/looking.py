@@ -45,7 +45,7 @@ async def lookup(
     gateway = gateway_of(request)
     find = gateway.admin.lookup
     found = await gateway.on_thread(find, message_id=message_id, key=key, topic=topic, limit=limit)
-    return FoundMessages(messages=[_found(row) for row in found[:limit]], missing=_missing(found))
+    return FoundMessages(messages=[_make_found(row) for row in found[:limit]], missing=_missing(found))
 
 
 @router.get("/view")
@@ -58,7 +58,7 @@ async def view(
     that was rolled back or has expired. 503 with `BROKER_AWAY` if it may be at a broker that is away."""
     gateway = gateway_of(request)
     found = await gateway.on_thread(view_message, gateway.bus.router, topic, id_or_key, gateway.settings.timeout)
-    return ViewedMessage(message=None if found is None else _viewed(found))
+    return ViewedMessage(message=None if found is None else _make_viewed(found))
 
 
 @router.get("/topics")
@@ -83,18 +83,18 @@ async def healthz(request: Request, response: Response) -> Health:
     )
 
 
-def _viewed(found: StoredMessage) -> Found:
+def _make_viewed(found: StoredMessage) -> Found:
     row = dataclasses.asdict(found)
     identity, transaction = found.message_id, found.transaction_id
     row["transaction"] = None if transaction is None else str(transaction)
     row["message_id"] = None if identity is None else identity.hex()
-    return _found(row)
+    return _make_found(row)
 
 
 def _missing(listing: Listing[Any]) -> list[MissingBroker]:
     return [MissingBroker.of_row(one) for one in listing.missing]
 
 
-def _found(row: Mapping[str, Any]) -> Found:
+def _make_found(row: Mapping[str, Any]) -> Found:
     body = None if row["body"] is None else base64.b64encode(row["body"]).decode()
     return Found.of_row(row, body=body, transaction_id=row["transaction"])

@@ -216,14 +216,14 @@ class _Address:
                 if backoff.worked():
                     logger.warning("webhook %s answers again", self.hook.name)
                 trouble = None
-                self._done(identity)
+                self._on_done(identity)
                 continue
             if problem != trouble:
                 logger.warning("webhook %s: %s; it is tried again", self.hook.name, problem)
             trouble, pause = problem, backoff.failed()
             if time.monotonic() >= give_up:
                 logger.error("webhook %s: a notice was given up after an hour: %s", self.hook.name, problem)
-                self._done(identity)
+                self._on_done(identity)
             with self._changed:
                 if self._changed.wait_for(lambda: self._until is not None, pause):
                     return
@@ -238,7 +238,7 @@ class _Address:
                     return self._waiting[0]
                 self._changed.wait()
 
-    def _done(self, identity: str) -> None:
+    def _on_done(self, identity: str) -> None:
         with self._changed:
             if self._waiting and self._waiting[0][0] == identity:  # else it was dropped meanwhile
                 self._waiting.popleft()

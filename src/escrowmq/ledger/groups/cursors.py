@@ -169,7 +169,7 @@ class Cursor:
         """Go on at ``start``, which is stored or the queue's end; leases are the caller's affair, and over. From there
         on all waits, dead letters, too; what lies below is passed over if it was to be delivered still, and else stays
         as it is."""
-        again = self._handed_out(start)
+        again = self._read_handed_out(start)
         if start > self.next:
             self.advance(start, State.SKIPPED)
         kept = max(start - self.base, 0)
@@ -194,7 +194,7 @@ class Cursor:
         self.dead.remove_range(start, _ENDLESS)
         self.again = again
 
-    def _handed_out(self, start: int) -> Again:
+    def _read_handed_out(self, start: int) -> Again:
         """Return which offsets from ``start`` on members received, as far as it is known."""
         more = Again(self.again.starts, self.again.ends)
         more.trim(start)

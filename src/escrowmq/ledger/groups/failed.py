@@ -111,28 +111,28 @@ class Retries(SparseOffsets):
         self.quiet_until_us = 0
         """In order: nothing is free before this, unless they change. Not state: what was found at the last look."""
 
-    def _changed(self) -> None:
+    def _on_change(self) -> None:
         self._least_due, self.quiet_until_us = None, 0
 
     def put(self, offsets: Int64s, **values: npt.NDArray[Any]) -> None:
-        self._changed()
+        self._on_change()
         values.setdefault("key", np.full(len(offsets), -1, np.int64))
         super().put(offsets, **values)
 
     def take(self, offsets: Int64s) -> Int64s:
         """Take out ``offsets``, each of them here; they are returned."""
-        self._changed()
+        self._on_change()
         self.remove(offsets)
         return offsets
 
     def tell_keys(self, offsets: Int64s, keys: Int64s) -> None:
         """Note the keys of those ``offsets`` that are here."""
-        self._changed()
+        self._on_change()
         at = locate(self.offsets, offsets)
         self._columns["key"][at[at >= 0]] = keys[at >= 0]
 
     def cut(self, first: int, last: int) -> Int64s:
-        self._changed()
+        self._on_change()
         return super().cut(first, last)
 
     @property

@@ -159,10 +159,10 @@ class Groups:
             lease.cursor.move_run(start, start + count, State.LEASED, state)
         else:
             lease.cursor.move(offsets, State.LEASED, state)
-        self._changed(lease)
+        self._on_change(lease)
         return lease, offsets
 
-    def _changed(self, lease: Lease) -> None:
+    def _on_change(self, lease: Lease) -> None:
         """Something of a lease is pending no more, or is in doubt now."""
         group = self.groups[lease.group]
         if (member := group.members.get(lease.member)) is not None:
@@ -183,7 +183,7 @@ class Groups:
         for id, end in rows_of(batch):
             if (lease := self.leases.live.get(id)) is not None:
                 lease.doubt = end
-                self._changed(lease)
+                self._on_change(lease)
 
     def _apply_handed(self, batch: pa.RecordBatch, _time_us: int, _topics: Topics, _rules: Rules) -> None:
         for id, old_id, start, count, attempt in rows_of(batch):
@@ -193,7 +193,7 @@ class Groups:
             mask = None if chosen.all() else bytearray(chosen)
             lease = Lease(id, old.group, old.cursor, start, end, attempt, old.member, NEVER_US, mask)
             old.take(start, end, TAKEN)
-            self._changed(old)
+            self._on_change(old)
             self.leases.add(lease)
             self.groups[lease.group].leases += 1
             self.delivered += lease.pending
@@ -316,7 +316,7 @@ class Groups:
                     continue
                 for lease in [lease for lease in cursor.leases.values() if lease.start < head]:
                     lease.take(lease.start, min(lease.end, head), TAKEN)
-                    self._changed(lease)
+                    self._on_change(lease)
                 cursor.trim(head)
 
     def meet_at(self, topic: str, queue_id: int, start: int) -> None:
@@ -489,7 +489,7 @@ def _deliver_first(cursor: Cursor, start: int, end: int, tags: list[int] | None,
 
 def _deliver_again(cursor: Cursor, start: int, end: int) -> bytearray | None:
     """Take what waits for a retry in the range; its mask, None: all of the range."""
-    return _delivered(cursor, cursor.retries.cut(*cursor.retries.span(start, end)), start, end)
+    return _make_mask(cursor, cursor.retries.cut(*cursor.retries.span(start, end)), start, end)
 
 
 def _deliver_in_order(cursor: Cursor, start: int, end: int, attempt: int, time_us: int) -> bytearray | None:
@@ -497,10 +497,10 @@ def _deliver_in_order(cursor: Cursor, start: int, end: int, attempt: int, time_u
     rows = order.waiting(cursor)
     offsets = rows.offsets[order.deliverable(rows, attempt, time_us)]
     first, last = np.searchsorted(offsets, (start, end))
-    return _delivered(cursor, cursor.retries.take(offsets[first:last]), start, end)
+    return _make_mask(cursor, cursor.retries.take(offsets[first:last]), start, end)
 
 
-def _delivered(cursor: Cursor, offsets: Int64s, start: int, end: int) -> bytearray | None:
+def _make_mask(cursor: Cursor, offsets: Int64s, start: int, end: int) -> bytearray | None:
     """Return the mask of a lease of these retries, None: all of the range."""
     cursor.move(offsets, State.RETRYING, State.LEASED)
     if len(offsets) == end - start:

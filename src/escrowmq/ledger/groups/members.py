@@ -54,7 +54,7 @@ def decide_join(group: Group, cmd: Join, rules: Rules, position: int) -> tuple[t
     if known is None and len(group.members) >= rules.max_leases:
         raise error(Code.TOO_MANY, f"the group has {len(group.members)} members", "max_leases")
     if cmd.resume and (known is None or known.fenced or known.process != cmd.process):
-        raise _fenced(group, cmd.instance, fenced=known is not None and known.fenced)
+        raise _make_fenced(group, cmd.instance, fenced=known is not None and known.fenced)
     joined = event_of(Kind.JOINED, [position], [group.ordinal], [id], [cmd.process], [cmd.instance])
     reached = dict(cmd.keep)
     ends = ((x, min(reached.get(x.id, 0), x.doubt)) for x in group.leases_of(id))
@@ -70,11 +70,11 @@ def member_of(group: Group, cmd: Receive) -> Member:
         hint = 'give bus.consumer(..., instance="NAME", in_doubt="hold")'
         raise error(Code.BAD_REQUEST, f"members of consumer group {group.name!r} have names and join it", hint)
     if cmd.epoch != member.epoch:
-        raise _fenced(group, member.name, fenced=member.fenced)
+        raise _make_fenced(group, member.name, fenced=member.fenced)
     return member
 
 
-def _fenced(group: Group, name: str, *, fenced: bool) -> EscrowError:
+def _make_fenced(group: Group, name: str, *, fenced: bool) -> EscrowError:
     why = "was fenced" if fenced else "has a newer process"
     hint = f"what it held is with the {'group' if fenced else 'newer one'}; stop this process"
     return error(Code.FENCED, f"member {name!r} of consumer group {group.name!r} {why}", hint)

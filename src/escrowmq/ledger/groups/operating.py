@@ -37,7 +37,7 @@ def decide_reset(groups: Groups, cmd: ResetGroup, topics: Topics) -> Decision:
     ``leased`` were held by members, ``dead`` were dead letters and wait now. UNKNOWN_GROUP, UNKNOWN_TOPIC, BAD_QUEUE,
     BAD_REQUEST, CONFLICT."""
     group = groups.group(cmd.group)
-    chosen = _chosen(group, cmd, topics)
+    chosen = _choose(group, cmd, topics)
     places = dict(cmd.places or ())
     pairs = [(group.cursor(id), _target(group.cursor(id), topics.queues[id], cmd, places.get(id))) for id in chosen]
     held = sum(len(cursor.leases) for cursor, _ in pairs)
@@ -52,7 +52,7 @@ def decide_reset(groups: Groups, cmd: ResetGroup, topics: Topics) -> Decision:
     return Decision((event_of_rows(Kind.GROUP_RESET, rows),) if rows else (), moves)
 
 
-def _chosen(group: Group, cmd: ResetGroup, topics: Topics) -> list[int]:
+def _choose(group: Group, cmd: ResetGroup, topics: Topics) -> list[int]:
     """Return the queues that are meant."""
     if sum(way is not None for way in (cmd.start, cmd.offset, cmd.shift, cmd.places)) != 1:
         ways = "to a start, to an offset, by a number of offsets, or to places: one of these"

@@ -61,7 +61,7 @@ class ProducingRows:
         names, bodies, keys, tags, pairs, given, wished, born, delays, immunities, joins = zip(*rows, strict=True)
         if senders is None or not self._within_limits(bodies, keys, tags, pairs, delays, immunities, half, rules):
             return None
-        topics = self._named(names)
+        topics = self._find_named(names)
         queues = None if topics is None else _queues(topics, names, keys, wished)
         runs = None if topics is None else self._runs(parts, topics, names, given)
         if topics is None or queues is None or runs is None:
@@ -162,7 +162,7 @@ class ProducingRows:
             return False
         return not any(immunities) or 0 <= min(immunities) <= max(immunities) <= rules.half_retention_us
 
-    def _named(self, names: Sequence[str]) -> dict[str, Topic] | None:
+    def _find_named(self, names: Sequence[str]) -> dict[str, Topic] | None:
         """Return the topics that are named, if all of them exist."""
         by_name, found = self._topics.by_name, dict[str, Topic]()
         for name in set(names) if len(names) > 1 else names:

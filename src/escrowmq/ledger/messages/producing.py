@@ -129,13 +129,13 @@ class Producing:
                 wished = immunity[fresh]
                 np.copyto(due, wished, where=wished > 0)
                 due += now_us
-            stored = _stored(batch, command.sessions, placement, answers, fresh, now_us, due)
+            stored = _make_stored(batch, command.sessions, placement, answers, fresh, now_us, due)
             events.append(Event(Kind.HALF if half else Kind.PLAIN, stored))
         repeats = None
         if count < size:
             again = np.flatnonzero((codes == code.OK) & ~new & (answers.positions >= trimmed_position))
             repeats = Repeats(again, answers.positions[again]) if len(again) else None
-        return Decision(tuple(events), self._produced(answers, half), repeats)
+        return Decision(tuple(events), self._make_answer(answers, half), repeats)
 
     def _refusals(self, command: Send | Prepare, rules: Rules) -> tuple[UInt8s, Int64s]:
         """One code per row, of the first thing that is wrong with it alone or with its session; and how long each wants
@@ -302,7 +302,7 @@ class Producing:
             end = queues[queue_id].end if queue_id < len(queues) else self._topics.first_begin
             answers.offsets[at] = np.arange(end, end + len(at))
 
-    def _produced(self, answers: _Answers, half: bool) -> pa.RecordBatch:
+    def _make_answer(self, answers: _Answers, half: bool) -> pa.RecordBatch:
         size, valid = len(answers.codes), None
         if np.count_nonzero(answers.codes):
             refused = answers.codes != code.OK
@@ -349,7 +349,7 @@ def _repeat_leaders(answers: _Answers, rows: Int64s, leaders: Int64s) -> None:
         column[rows] = column[leaders[rows]]
 
 
-def _stored(
+def _make_stored(
     batch: pa.RecordBatch,
     sessions: Int64s,
     placement: Placement,

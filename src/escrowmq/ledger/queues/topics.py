@@ -246,7 +246,7 @@ class Topics:
         """More queues, and a retention of its own: the events, the rules and the number of queues that it then has.
         UNKNOWN_TOPIC, BAD_QUEUE, BAD_REQUEST."""
         has = len(self.queue_ids(command.name))
-        own, events = _altered(self.by_name[command.name].rules, command), list[Event]()
+        own, events = _alter(self.by_name[command.name].rules, command), list[Event]()
         if command.queues is not None and command.queues != has:
             events += self.decide_create(CreateTopic(command.name, command.queues, may_exist=True), rules).events
         if own != self.by_name[command.name].rules:
@@ -337,7 +337,7 @@ class Topics:
             self._add(topic, queue)
 
 
-def _altered(had: TopicRules, command: AlterTopic) -> TopicRules:
+def _alter(had: TopicRules, command: AlterTopic) -> TopicRules:
     """Return the rules of a topic after an act of a person. BAD_REQUEST for what makes no sense."""
     fields = [f.name for f in dataclasses.fields(TopicRules)]
     if unknown := [name for name in command.reset if name not in fields]:

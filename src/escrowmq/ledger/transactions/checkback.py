@@ -139,7 +139,7 @@ class CheckBack:
     def decide_tick(self, now_us: int, limit: int) -> list[Event]:
         """Park, or roll back, what was asked about for the last time an interval ago or has come to half_retention."""
         asked_out = self._last_waits.due(now_us, limit)
-        ordinals = np.unique(np.concatenate((asked_out, self._aged(now_us, limit))))
+        ordinals = np.unique(np.concatenate((asked_out, self._find_aged(now_us, limit))))
         if not len(ordinals):
             return []
         first = self._table.column("first", ordinals)
@@ -151,7 +151,7 @@ class CheckBack:
             events.append(event_of(Kind.PARKED, first[~rolled_back]))
         return events
 
-    def _aged(self, now_us: int, limit: int) -> Int64s:
+    def _find_aged(self, now_us: int, limit: int) -> Int64s:
         """OPEN transactions that have come to half_retention, but for those that a person opened anew."""
         table, age_us = self._table, self._rules.half_retention_us
         self._young = table.first_open(self._young, reopened=False)

@@ -84,7 +84,7 @@ class Ending:
         codes[outcomes > ROLLBACK] = code.BAD_REQUEST
         rows = np.flatnonzero(codes == code.OK)
         if command.by != DecidedBy.OPERATOR:
-            rows = self._owned(rows, ordinals, command.sessions, codes)
+            rows = self._find_owned(rows, ordinals, command.sessions, codes)
         elif (command.sessions != OPERATOR).any():
             codes[rows], rows = code.BAD_REQUEST, rows[:0]
         states = self._table.column("state", ordinals[rows])
@@ -101,7 +101,7 @@ class Ending:
         event = decided(first, BECOMES[outcomes[winners]], command.by, command.sessions[winners])
         return Decision((event,), answer)
 
-    def _owned(self, rows: Int64s, ordinals: Int64s, sessions: Int64s, codes: UInt8s) -> Int64s:
+    def _find_owned(self, rows: Int64s, ordinals: Int64s, sessions: Int64s, codes: UInt8s) -> Int64s:
         """Return the rows whose session is of the transaction's group; the others get their code."""
         anonymous = sessions[rows] == OPERATOR
         codes[rows[anonymous]] = code.UNKNOWN_SESSION

@@ -214,26 +214,26 @@ class Sessions:
             raise error(Code.BAD_GROUP_NAME, f"{command.group!r} is not a group name")
         if len(command.instance.encode(errors="replace")) > 255 or not is_text(command.instance):
             raise error(Code.BAD_GROUP_NAME, "an instance name is text of at most 255 bytes")
-        if (again := self._opened_before(command, rules)) is not None:
+        if (again := self._find_opened(command, rules)) is not None:
             return again
         if command.group not in self._ordinals and len(self.groups) >= rules.max_groups:
             raise error(Code.TOO_MANY, f"there are {len(self.groups)} producer groups", "max_groups")
         if len(self) >= rules.max_sessions:
             raise error(Code.TOO_MANY, f"there are {len(self)} producer sessions", "max_sessions, producer_expiration")
-        made = self._made_with(command, rules)
+        made = self._choose_rules(command, rules)
         kind = made.kind if made is not None else self.kind(self._ordinals.get(command.group, NO_GROUP), rules)
         self._check_half(command, kind, rules)
         newest = self._instances.get((self._ordinals.get(command.group, NO_GROUP), command.instance), OPERATOR)
         if command.resume is not None and newest > command.resume:
             raise error(Code.FENCED)
-        events = [] if made is None else [self._altered(command.group, made)]
+        events = [] if made is None else [self._alter(command.group, made)]
         row = (self.next_epoch, command.group, command.instance, command.transactional)
         events.append(event_of_rows(Kind.SESSION, [row]))
         if command.process is not None:
-            events.append(_owned(self.next_epoch, command.process, command.transactional))
+            events.append(_make_owned(self.next_epoch, command.process, command.transactional))
         return Decision(tuple(events), self.next_epoch)
 
-    def _opened_before(self, command: OpenSession, rules: Rules) -> Decision | None:
+    def _find_opened(self, command: OpenSession, rules: Rules) -> Decision | None:
         """Return the answer to a process that has a session of this name already; None if it has none. FENCED: a newer
         process has the
         name. NO_PERMISSION, GROUP_KIND: its session cannot become transactional."""
@@ -249,7 +249,7 @@ class Sessions:
         if self._rows.item("transactional", row) or not command.transactional:
             return Decision((), epoch)
         self._check_half(command, self.kind(group, rules), rules)
-        return Decision((_owned(epoch, command.process, True),), epoch)
+        return Decision((_make_owned(epoch, command.process, True),), epoch)
 
     def _check_half(self, command: OpenSession, kind: str | None, rules: Rules) -> None:
         """Refuse a transactional session where there can be none: NO_PERMISSION, GROUP_KIND."""
@@ -263,7 +263,7 @@ class Sessions:
                 f"`escrowmq groups alter-producers {command.group} --kind transactional`",
             )
 
-    def _made_with(self, command: OpenSession, rules: Rules) -> ProducerRules | None:
+    def _choose_rules(self, command: OpenSession, rules: Rules) -> ProducerRules | None:
         """Return the rules that a new group is made with. One that exists must have them: GROUP_RULES."""
         if command.rules is None:
             return None
@@ -290,9 +290,9 @@ class Sessions:
         policies.check(made, rules)
         if made == had and "kind" not in command.reset:
             return Decision((), made)
-        return Decision((self._altered(command.group, made),), made)
+        return Decision((self._alter(command.group, made),), made)
 
-    def _altered(self, group: str, own: ProducerRules) -> Event:
+    def _alter(self, group: str, own: ProducerRules) -> Event:
         return event_of_rows(Kind.PRODUCERS, [(group, policies.dump(own))])
 
     def apply_producers(self, batch: pa.RecordBatch) -> None:
@@ -462,5 +462,5 @@ class Sessions:
                     self._own(epoch, group, process)
 
 
-def _owned(epoch: int, process: int, transactional: bool) -> Event:
+def _make_owned(epoch: int, process: int, transactional: bool) -> Event:
     return event_of_rows(Kind.OWNED, [(epoch, process, transactional)])

@@ -79,7 +79,7 @@ class Writers:
                 "`escrowmq writers list` shows it; `escrowmq writers forget WRITER` lets the writer begin anew",
             )
         repeated = known is not None and known[1] >= command.number
-        ordinals = self._owned(command, group, skip_unknown=repeated)
+        ordinals = self._list_owned(command, group, skip_unknown=repeated)
         undecided = self._table.undecided_of(group)
         if not repeated:
             missing = len(ordinals) - int(np.isin(ordinals, undecided, assume_unique=True).sum())
@@ -93,7 +93,7 @@ class Writers:
             return Decision((), answer)
         return Decision((self._event(command, ordinals[:0] if repeated else ordinals, lost),), answer)
 
-    def _owned(self, command: CommitBatch, group: int, *, skip_unknown: bool) -> Int64s:
+    def _list_owned(self, command: CommitBatch, group: int, *, skip_unknown: bool) -> Int64s:
         """Ordinals of the batch's transactions, each once. Of a repeat, some may have left with retention."""
         ordinals, codes = self._table.find_ids(command.transactions)
         wrong = np.flatnonzero(codes != code.OK)

@@ -140,7 +140,7 @@ class Channel:
         their record."""
         with self._sending:
             self._check()
-            *first, (type, payload, after) = self._arranged(frames)
+            *first, (type, payload, after) = self._pack_records(frames)
             for part in first:
                 self._send(*part, None)
             return self._finish(type, payload, after)
@@ -185,7 +185,7 @@ class Channel:
         beat = Beat(self._owned.url, self._replicas())
         return self._finish(RecordType.BEAT, [msgspec.json.encode(beat)], self._next)
 
-    def _arranged(self, given: Iterable[Sequence[memoryview]]) -> list[_Record]:
+    def _pack_records(self, given: Iterable[Sequence[memoryview]]) -> list[_Record]:
         """Frames as records: as many whole ones as go into each, and what is larger cut. With each record how the log
         stands behind it."""
         made: list[_Record] = []

@@ -54,7 +54,7 @@ def claim(
         made = Claim(salt=salt, url=url, version=version, silence=silence)
         partition.produce(0, records.pack_claim(made, shard=shard, nonce=nonce, sequence=known.sequence))
         reach("kafka.claim_sent")
-        offset = _acknowledged(partition, deadline)
+        offset = _await_claim(partition, deadline)
         if offset != UNKNOWN_OFFSET and offset < fold.standing.offset:
             what = (
                 f"the claim lies there, and records up to {fold.standing.offset} were read: {partition.name} lost some"
@@ -68,7 +68,7 @@ def claim(
             raise fenced(fold.standing.offset - 1, fold.standing.url)
 
 
-def _acknowledged(partition: Partition, deadline: float) -> int:
+def _await_claim(partition: Partition, deadline: float) -> int:
     """Return the offset of the claim, the only record that was sent."""
     while time.monotonic() < deadline:
         for _, offset in partition.acknowledged(_SLICE):

@@ -65,7 +65,7 @@ def to_partition(disk: Disk, partitions: Partitions, *, version: str) -> Copied:
     finally:
         disk.close()
     with closing(partitions.log()) as partition, closing(partitions.base()) as base:
-        found = _stored(partition, base, partition.ends(ANSWER_SECONDS)[1])
+        found = _summarize_stored(partition, base, partition.ends(ANSWER_SECONDS)[1])
     _compare(sent, found)
     return sent._replace(acts=acts)
 
@@ -79,7 +79,7 @@ def to_folder(partitions: Partitions, disk: Disk) -> Copied:
             end = partition.ends(ANSWER_SECONDS)[1]
             while replica.offset < end:
                 replica.follow(1.0)
-            expected = _stored(partition, base, end)
+            expected = _summarize_stored(partition, base, end)
             acts = replica.log.acts.extent()[1]
     finally:
         replica.close()
@@ -201,7 +201,7 @@ def _segments(disk: Disk, segments: tuple[StoredFile, ...]) -> Iterator[tuple[in
                 start = n
 
 
-def _stored(partition: Partition, base_partition: Partition, end: int) -> Copied:
+def _summarize_stored(partition: Partition, base_partition: Partition, end: int) -> Copied:
     """Summarize what a reader finds in a partition below offset ``end``."""
     base = Bases(base_partition).newest()
     fold = Fold(base.manifest.standing) if base is not None else Fold()

@@ -151,7 +151,7 @@ class Fold:
         if records.is_foreign(raw):
             if self._doubt is None and now.epoch and not now.released:
                 self._doubt = offset
-            self._moved(msgspec.structs.replace(now, offset=offset + 1))
+            self._move_to(msgspec.structs.replace(now, offset=offset + 1))
             return Taken(offset, Verdict.VOID, records.FOREIGN, _NOTHING, [])
         header, payload, claim = examine(offset, raw)
         verdict, owner = judged(now, header, claim)
@@ -161,7 +161,7 @@ class Fold:
         if verdict is Verdict.BREAKS:
             raise damaged(offset, f"records {now.number} to {header.number - 1} of its sender are missing")
         if verdict is Verdict.VOID:
-            self._moved(after)
+            self._move_to(after)
             return Taken(offset, verdict, header, _NOTHING, [])
         if verdict is Verdict.CLAIMS:
             assert claim is not None
@@ -179,9 +179,9 @@ class Fold:
             raise damaged(
                 offset, f"it says shard {header.shard}, epoch {header.epoch}; the log is {now.shard}, {now.epoch}"
             )
-        return self._counted(after, header, payload)
+        return self._count(after, header, payload)
 
-    def _counted(self, after: Standing, header: RecordHeader, payload: memoryview) -> Taken:
+    def _count(self, after: Standing, header: RecordHeader, payload: memoryview) -> Taken:
         offset, found = after.offset - 1, list[tuple[int, FrameHeader]]()
         self._doubt = None
         if header.sequence != after.sequence:
@@ -211,7 +211,7 @@ class Fold:
         self._standing = self._whole = after
         return Taken(offset, Verdict.COUNTS, header, content, found)
 
-    def _moved(self, after: Standing) -> None:
+    def _move_to(self, after: Standing) -> None:
         if not self._parts and self._doubt is None:
             self._whole = after
         self._standing = after

@@ -207,7 +207,7 @@ class KafkaLog(Mirror):
                 self._check_usable()
                 owed = self._owed[0]
                 with self._failing():
-                    self._settled(owed.segment, owed.write(), owed.end)
+                    self._settle(owed.segment, owed.write(), owed.end)
                 self._owed.popleft()
                 self.noted(owed.size, owed.standing)
 

@@ -92,7 +92,7 @@ class Mirror(SegmentLog):
         if self._durable == self.next_sequence:
             return
         try:
-            self._settled(self._segment, self._active.take()(), self.next_sequence)
+            self._settle(self._segment, self._active.take()(), self.next_sequence)
         except (OSError, MemoryError) as problem:
             raise self._fail(disk_error(problem)) from problem
 

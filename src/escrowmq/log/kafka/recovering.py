@@ -52,9 +52,9 @@ def recover_mirror(disk: Disk, *, sound: bool) -> Recovered | None:
         check_chain_start(listing)
     except DamagedLog:
         return None
-    walked = listing.segments if not sound else _met(disk, listing)
+    walked = listing.segments if not sound else _list_met_damage(disk, listing)
     remove(disk, [index_name(segment_name(sequence)) for sequence in walked])
-    kept, cut = _kept(disk, listing)
+    kept, cut = _keep(disk, listing)
     if not kept:
         return None
     last = kept[-1]
@@ -126,7 +126,7 @@ def remove(disk: Disk, names: Iterable[str]) -> None:
             disk.remove(name)
 
 
-def _met(disk: Disk, listing: Listing) -> list[int]:
+def _list_met_damage(disk: Disk, listing: Listing) -> list[int]:
     """Return the segments in which damage was met by who read them."""
     with suppress(FileNotFoundError):
         damaged = unpack_damaged(read_file(disk, DAMAGED_NAME, MOST_DAMAGED))
@@ -135,7 +135,7 @@ def _met(disk: Disk, listing: Listing) -> list[int]:
     return []
 
 
-def _kept(disk: Disk, listing: Listing) -> tuple[list[Segment], Cut | None]:
+def _keep(disk: Disk, listing: Listing) -> tuple[list[Segment], Cut | None]:
     """Return the segments up to the first thing that does not check, the last of them as far as it does; and what
     is cut off it."""
     kept: list[Segment] = []
@@ -149,7 +149,7 @@ def _kept(disk: Disk, listing: Listing) -> tuple[list[Segment], Cut | None]:
                 with suppress(DamagedLog):
                     kept.append(sealed_segment(disk, header, 0)[0])
                     continue
-            segment, cut = _checked(disk, header)
+            segment, cut = _check(disk, header)
         except (DamagedLog, FileNotFoundError) as problem:
             if isinstance(problem, DamagedLog) and problem.damage.newer:
                 raise
@@ -159,7 +159,7 @@ def _kept(disk: Disk, listing: Listing) -> tuple[list[Segment], Cut | None]:
     return kept, None
 
 
-def _checked(disk: Disk, header: SegmentHeader) -> tuple[Segment, Cut | None]:
+def _check(disk: Disk, header: SegmentHeader) -> tuple[Segment, Cut | None]:
     """Return a segment as far as its frames check, and what follows these."""
     name = segment_name(header.sequence)
     data = map_file(disk, name)

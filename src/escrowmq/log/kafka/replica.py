@@ -215,12 +215,12 @@ class PartitionReplica:
                 raise
             self._begin_anew()
             return []
-        self._folded(found)
+        self._fold_records(found)
         self._take_in()
         followed, self._followed = self._followed, []
         return followed
 
-    def _folded(self, records: list[tuple[int, bytes]]) -> None:
+    def _fold_records(self, records: list[tuple[int, bytes]]) -> None:
         for offset, raw in records:
             self._took(self._fold.take(offset, raw))
 

@@ -90,9 +90,9 @@ def entries_of(frames: Sequence[Frame], base: int) -> tuple[UInt64s, UInt64s]:
     rows = np.array([frame.count for frame in frames], np.int64)
     within = np.arange(int(rows.sum())) - np.repeat(np.cumsum(rows) - rows, rows)
     low = (np.repeat(starts, rows) + within).view(np.uint64)
-    low |= _tags(_joined(frames, "topic")) << np.uint64(POSITION_BITS)
-    ids = _top(hash_ids(_joined(frames, "message_id"))) | low
-    keys = _joined(frames, "key")
+    low |= _tags(_join(frames, "topic")) << np.uint64(POSITION_BITS)
+    ids = _top(hash_ids(_join(frames, "message_id"))) | low
+    keys = _join(frames, "key")
     if keys.null_count == len(keys):
         return ids, np.empty(0, np.uint64)
     hashed = _top(hash_keys(keys)) | low
@@ -104,7 +104,7 @@ def positions_of(entries: UInt64s, base: int) -> Int64s:
     return (entries & _POSITION).view(np.int64) + base
 
 
-def _joined(frames: Sequence[Frame], column: str) -> pa.Array:
+def _join(frames: Sequence[Frame], column: str) -> pa.Array:
     if len(frames) == 1:
         return frames[0].batch.column(column)
     return pa.concat_arrays([frame.batch.column(column) for frame in frames])

@@ -223,13 +223,13 @@ class Lookups:
                 if position >= below and not all_of_it:
                     continue
                 if position < start or sequence < 0:
-                    if sequence >= 0 and (match := self._compared(wanted, sequence, None if whole else rows, below)):
+                    if sequence >= 0 and (match := self._compare(wanted, sequence, None if whole else rows, below)):
                         yield match
                     sequence, start = self._frames.frame_at(position)
                     rows, whole = [], False
                 rows.append(position)
                 whole |= all_of_it
-        if sequence >= 0 and (match := self._compared(wanted, sequence, None if whole else rows, below)):
+        if sequence >= 0 and (match := self._compare(wanted, sequence, None if whole else rows, below)):
             yield match
 
     def _candidates(self, known: Iterator[int], part: Part, damaged: list[int]) -> Iterator[tuple[int, bool]]:
@@ -248,7 +248,7 @@ class Lookups:
         ends = ((self._frames.place(sequence + 1)[0] - 1, True) for sequence in reversed(sequences))
         return in_order(found, ends, reverse=True)
 
-    def _compared(self, wanted: Wanted, sequence: int, rows: list[int] | None, below: int) -> Match | None:
+    def _compare(self, wanted: Wanted, sequence: int, rows: list[int] | None, below: int) -> Match | None:
         """Those of some rows (their positions, newest first; None: all) of a frame that are wanted."""
         lost = False
         if (columns := self._frames.columns(sequence)) is not None:
@@ -374,9 +374,9 @@ class Lookups:
             except _Stopped:
                 return
             except Exception as problem:  # whatever it is, it is not the log's
-                self._failed(problem)
+                self._on_failure(problem)
 
-    def _failed(self, problem: Exception) -> None:
+    def _on_failure(self, problem: Exception) -> None:
         """Something could not be done: full tails become gaps, and after a while it is tried again."""
         logger.warning("look-up files are put off: %r", problem)
         with self._changed:

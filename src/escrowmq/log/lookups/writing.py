@@ -102,7 +102,7 @@ def merge(
         first = floor
     extent = Extent(first.first_sequence, last.next_sequence, first.first_position, last.next_position, last.last_us)
     base = extent.first_position
-    columns = [_merged([_Source(run, column, base) for run in runs], between, chunk) for column in (0, 1)]
+    columns = [_merge([_Source(run, column, base) for run in runs], between, chunk) for column in (0, 1)]
     holes = sorted(hole for run in runs for hole in run.holes if hole >= extent.first_sequence)
     return write_run(disk, shard, extent, columns, holes, durable=True)
 
@@ -143,7 +143,7 @@ class _Source:
         return taken
 
 
-def _merged(sources: list[_Source], between: Callable[[], None], chunk: int) -> Iterator[UInt64s]:
+def _merge(sources: list[_Source], between: Callable[[], None], chunk: int) -> Iterator[UInt64s]:
     """Yield the entries of all sources in order, in pieces of ``chunk`` at most (a block of each, at least)."""
     each = max(chunk // len(sources), BLOCK)
     while True:

@@ -121,7 +121,7 @@ class Barrier:
     def _decide(self, ids: Ids, deadline: float) -> Outcomes:
         """Of a chunk of distinct ids, sorted; UNKNOWN if the databases cannot be read."""
         try:
-            outcomes = self._decided(ids, deadline)
+            outcomes = self._decide_within(ids, deadline)
         except AWAY as problem:
             if not self._said.left():
                 text = (
@@ -135,7 +135,7 @@ class Barrier:
             _log.info("the barrier can read its database again")
         return outcomes
 
-    def _decided(self, ids: Ids, deadline: float) -> Outcomes:
+    def _decide_within(self, ids: Ids, deadline: float) -> Outcomes:
         found = np.zeros(len(ids), np.uint8)
         for database in self._databases:
             found = np.maximum(found, database.read(ids) == COMMITTED)

@@ -39,7 +39,9 @@ def as_ids(column: pa.FixedSizeBinaryArray) -> Ids:
 def read(connection: sa.Connection, ids: Ids, branch: str) -> npt.NDArray[np.uint8]:
     """Return the reason that stands for each of these ids, 0 where none does; as the connection sees it."""
     dialect = connection.dialect.name
-    rows = connection.execute(_reading(_hexed(dialect), _digits(ids)), {**_given(dialect, ids), "branch": branch}).all()
+    rows = connection.execute(
+        _reading(_uses_hex(dialect), _digits(ids)), {**_encode_packed(dialect, ids), "branch": branch}
+    ).all()
     found = np.zeros(len(ids), np.uint8)
     if rows:
         number, reason = np.array([tuple(row) for row in rows], np.int64).T
@@ -51,16 +53,16 @@ def insert(connection: sa.Connection, ids: Ids, branch: str, reason: int, *, str
     """Insert a row for each of these ids. Where there is one: nothing, or ``strict``: fail."""
     dialect = connection.dialect.name
     now_us = database_now_us(connection)
-    given = {**_given(dialect, ids), "branch_": branch, "reason_": reason, "now_us": now_us}
+    given = {**_encode_packed(dialect, ids), "branch_": branch, "reason_": reason, "now_us": now_us}
     connection.execute(_inserting(dialect, _digits(ids), strict), given)
 
 
-def _given(dialect: str, ids: Ids) -> dict[str, Any]:
+def _encode_packed(dialect: str, ids: Ids) -> dict[str, Any]:
     raw = ids.tobytes()
-    return {"ids": raw.hex() if _hexed(dialect) else raw, "count": len(ids)}
+    return {"ids": raw.hex() if _uses_hex(dialect) else raw, "count": len(ids)}
 
 
-def _hexed(dialect: str) -> bool:
+def _uses_hex(dialect: str) -> bool:
     """Whether the ids travel as text. Drivers of MariaDB and MySQL write bytes into the statement as if they were text
     of the connection's character set: cut by SUBSTR, two bytes that happen to spell a character would count as one."""
     return dialect in ("mysql", "mariadb")
@@ -71,7 +73,7 @@ def _digits(ids: Ids) -> int:
 
 
 @cache
-def _asked(hexed: bool, digits: int) -> sa.Subquery:
+def _make_id_table(hexed: bool, digits: int) -> sa.Subquery:
     """Return the ids with their numbers, as a table."""
     number = " + ".join(f"{16**place} * digit_{place}.digit" for place in range(digits))
     tables = " CROSS JOIN ".join(f"({_DIGITS}) digit_{place}" for place in range(digits))
@@ -87,7 +89,7 @@ def _asked(hexed: bool, digits: int) -> sa.Subquery:
 
 @cache
 def _reading(hexed: bool, digits: int) -> sa.Select[tuple[int, int]]:
-    asked, table = _asked(hexed, digits), trans_barrier
+    asked, table = _make_id_table(hexed, digits), trans_barrier
     same = table.c.transaction_id == asked.c.transaction_id
     found = sa.and_(same, table.c.branch == sa.bindparam("branch", type_=NAME))
     # the ids come first and each is looked up, however few rows the database believes the table to have
@@ -97,7 +99,7 @@ def _reading(hexed: bool, digits: int) -> sa.Select[tuple[int, int]]:
 
 @cache
 def _inserting(dialect: str, digits: int, strict: bool) -> sa.Insert:
-    asked = _asked(_hexed(dialect), digits)
+    asked = _make_id_table(_uses_hex(dialect), digits)
     rows = sa.select(
         asked.c.transaction_id,
         sa.bindparam("branch_", type_=NAME),

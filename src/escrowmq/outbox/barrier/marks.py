@@ -237,10 +237,10 @@ def lock_keys(ids: Ids, branch: str) -> npt.NDArray[np.int64]:
     share one."""
     salt = np.frombuffer(hashlib.blake2b(branch.encode(), digest_size=8).digest(), np.uint64)
     high, low = ids.view(np.dtype(">u8")).astype(np.uint64).reshape(-1, 2).T
-    return _mixed(_mixed(high ^ salt) + low).view(np.int64)
+    return _mix(_mix(high ^ salt) + low).view(np.int64)
 
 
-def _mixed(number: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+def _mix(number: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     """Return a permutation of 64 bits (the finalizer of SplitMix64)."""
     number = (number ^ (number >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     number = (number ^ (number >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

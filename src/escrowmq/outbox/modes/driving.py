@@ -236,7 +236,7 @@ class Driving:
             try:
                 self._take_back(prepared, shards, codes)
             except (EscrowError, SQLAlchemyError) as another:
-                _noted(problem, another)
+                _note(problem, another)
             raise problem
         return prepared, codes
 
@@ -279,7 +279,7 @@ class Driving:
             try:
                 committed = self._undone(batch, shards, stamp)
             except (EscrowError, SQLAlchemyError) as another:
-                _noted(problem, another)
+                _note(problem, another)
                 raise problem from None
             if not committed:
                 raise
@@ -442,6 +442,6 @@ def _message(row: dict[str, Any]) -> Message:
     )
 
 
-def _noted(problem: BaseException, another: Exception) -> None:
+def _note(problem: BaseException, another: Exception) -> None:
     """Tell on the first error that taking everything back failed too."""
     problem.add_note(f"taking it back failed as well, redrive() will do it: {another}")

@@ -113,7 +113,7 @@ class Journal:
         try:
             connection.execute(sa.insert(trans_driven), rows)
         except sa.exc.IntegrityError as problem:
-            raise _taken() from problem
+            raise _make_taken() from problem
 
     def replace(self, connection: sa.Connection, batch: pa.RecordBatch, shards: Int64s) -> tuple[Int64s, int]:
         """Store every row as STORED; one that is STORED already gets this content and keeps its shard. The shards of
@@ -126,7 +126,7 @@ class Journal:
             there = sa.select(_T.id, _T.producer_group, _T.state, _T.shard, _T.created_us).where(_T.id.in_(piece))
             found.update({row.id: row for row in connection.execute(there.with_for_update())})
         if any(row.producer_group != self.group or row.state != int(Stage.STORED) for row in found.values()):
-            raise _taken()
+            raise _make_taken()
         stamp = max([database_now_us(connection), *(row.created_us + 1 for row in found.values())])
         old = {identity: ONLY_PLACE if row.shard is None else row.shard for identity, row in found.items()}
         kept = np.array([old.get(i, s) for i, s in zip(ids_of(batch), shards.tolist(), strict=True)], np.int64)
@@ -139,7 +139,7 @@ class Journal:
             try:
                 connection.execute(sa.insert(trans_driven), fresh)
             except sa.exc.IntegrityError as problem:
-                raise _taken() from problem
+                raise _make_taken() from problem
         return kept, stamp
 
     def retake(self, ids: Sequence[bytes]) -> tuple[pa.RecordBatch, Int64s, int]:
@@ -299,7 +299,7 @@ def _shards(rows: Sequence[Any]) -> Int64s:
     return np.array([ONLY_PLACE if row["shard"] is None else row["shard"] for row in rows], np.int64)
 
 
-def _taken() -> Rejected:
+def _make_taken() -> Rejected:
     return Rejected(Code.MESSAGE_ID_TAKEN, "a message of this id is under way already")
 
 

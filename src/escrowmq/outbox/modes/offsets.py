@@ -134,11 +134,11 @@ class OffsetConsumer:
             line: Any = found[slot.shard, slot.queue]
             return int(line["head"] if self._start == "earliest" else line.get("offset_at", line["end"]))
 
-        claims = self._claimed(fresh, first)
+        claims = self._claim_slots(fresh, first)
         self._claims.update((claim.slot, claim) for claim in claims)
         return bool(claims)
 
-    def _claimed(self, fresh: Sequence[Slot], first: Callable[[Slot], int]) -> list[Claim]:
+    def _claim_slots(self, fresh: Sequence[Slot], first: Callable[[Slot], int]) -> list[Claim]:
         """Claim slots. What is taken from another owner is a person's decision: it is recorded
         (:mod:`escrowmq.outbox.acts`)."""
         try:

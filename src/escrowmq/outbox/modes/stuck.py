@@ -76,21 +76,21 @@ def retry_stuck(
 ) -> list[Done]:
     """Try once more what was tried: the cause is mended. CONFLICT if the row does not say what that was: then commit or
     roll back."""
-    return _moved(engine, "stuck.retry", ids, lambda row: None if row.was is None else Stage(row.was), by, why)
+    return _move(engine, "stuck.retry", ids, lambda row: None if row.was is None else Stage(row.was), by, why)
 
 
 def commit_stuck(
     engine: sa.Engine, ids: Iterable[str | bytes], *, by: str | None = None, why: str | None = None
 ) -> list[Done]:
     """Commit their transactions at the broker, whatever was tried before; a message that was never prepared is."""
-    return _moved(engine, "stuck.commit", ids, _committing, by, why)
+    return _move(engine, "stuck.commit", ids, _committing, by, why)
 
 
 def rollback_stuck(
     engine: sa.Engine, ids: Iterable[str | bytes], *, by: str | None = None, why: str | None = None
 ) -> list[Done]:
     """Roll their transactions back at the broker, whatever was tried before."""
-    return _moved(engine, "stuck.rollback", ids, _rolling_back, by, why)
+    return _move(engine, "stuck.rollback", ids, _rolling_back, by, why)
 
 
 def resend_stuck(
@@ -102,7 +102,7 @@ def resend_stuck(
     Within the broker's ``dedup_window`` (1 h) it gives the first transaction again, and the row is STUCK again. If the
     first one was committed there are two messages of the id after that.
     """
-    return _moved(engine, "stuck.resend", ids, lambda _: Stage.DECIDED, by, why, forgets=True)
+    return _move(engine, "stuck.resend", ids, lambda _: Stage.DECIDED, by, why, forgets=True)
 
 
 def settle_stuck(
@@ -123,7 +123,7 @@ def settle_stuck(
     return act_on_rows(engine, "stuck.settle", ids, _each(may, settle), by=by, why=why)
 
 
-def _moved(
+def _move(
     engine: sa.Engine,
     act: str,
     ids: Iterable[str | bytes],

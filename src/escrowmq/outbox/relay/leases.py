@@ -58,7 +58,7 @@ class Leases:
         begun = time.monotonic()
         before = self.lanes
         with self._dialect.transaction() as connection:
-            self.lanes = self._balanced(connection)
+            self.lanes = self._balance(connection)
         reach("relay.leased")
         self._valid_until = begun + self._seconds
         pause = min(self._seconds / RENEW, SHARE_SECONDS)
@@ -94,7 +94,7 @@ class Leases:
         """Know nothing of any lane."""
         self.lanes, self._next, self._valid_until = (), 0.0, 0.0
 
-    def _balanced(self, connection: sa.Connection) -> tuple[int, ...]:
+    def _balance(self, connection: sa.Connection) -> tuple[int, ...]:
         now, until = self._say_alive(connection)
         alive = list(connection.scalars(sa.select(trans_relay.c.owner).where(trans_relay.c.alive_until_us > now)))
         rows = connection.execute(sa.select(trans_lane.c.lane, trans_lane.c.owner).order_by(trans_lane.c.lane)).all()

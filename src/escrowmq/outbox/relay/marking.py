@@ -50,7 +50,7 @@ class Marker:
 
     def all_sent(self, connection: sa.Connection, rows: Sequence[Any]) -> int:
         """Every row was sent, nothing else happened; how many were marked (fewer if lanes were lost)."""
-        return self._sent(connection, [row[0] for row in rows], self._leases.mine(), owner=self._leases.owner)
+        return self._mark_sent(connection, [row[0] for row in rows], self._leases.mine(), owner=self._leases.owner)
 
     def mixed(self, rows: Sequence[Any], verdict: Verdict, behind: Sequence[tuple[int, int]]) -> tuple[int, set[int]]:
         """Return some were not sent, or keys are freed or held: how many were marked as sent, and the lanes (of
@@ -62,8 +62,8 @@ class Marker:
             mine = self._leases.still_mine(connection, lanes)
             reach("relay.fenced")
             seqs = [row.seq for row in sent if row.lane in mine]
-            marked = self._sent(connection, seqs, sa.true()) if seqs else 0
-            if aside := [_put_aside(one) for one in verdict.aside if one.lane in mine]:
+            marked = self._mark_sent(connection, seqs, sa.true()) if seqs else 0
+            if aside := [_make_aside(one) for one in verdict.aside if one.lane in mine]:
                 connection.execute(sa.update(trans_message).where(_c.seq == sa.bindparam("the_seq"), _OPEN), aside)
             held = [seq for seq, lane in behind if lane in mine]
             if held:
@@ -73,7 +73,9 @@ class Marker:
             reach("relay.marking")
         return marked, mine
 
-    def _sent(self, connection: sa.Connection, seqs: Sequence[int], mine: sa.ColumnElement[bool], **owner: str) -> int:
+    def _mark_sent(
+        self, connection: sa.Connection, seqs: Sequence[int], mine: sa.ColumnElement[bool], **owner: str
+    ) -> int:
         bound = {"seqs": self._dialect.numbers(seqs), **owner}
         if self._deletes:
             return connection.execute(sa.delete(trans_message).where(self._among, _OVER, mine), bound).rowcount
@@ -86,7 +88,7 @@ class Marker:
         return marked
 
 
-def _put_aside(row: Aside) -> dict[str, Any]:
+def _make_aside(row: Aside) -> dict[str, Any]:
     values = {"state": int(row.state), "attempts": row.attempts, "due_us": row.due_us, "error": row.error}
     return {"the_seq": row.seq, **values}
 

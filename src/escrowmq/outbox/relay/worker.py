@@ -136,7 +136,7 @@ class Worker:
         """Seconds after which another step makes sense, because the table holds rows that are to be sent now, in
         whoever's lanes; 0: none."""
         try:
-            due = due_now(self._dialect, self._connected(), self._waiting_holds)
+            due = due_now(self._dialect, self._connect(), self._waiting_holds)
         except AWAY as problem:
             return self._database_failed(problem).pause
         reach("relay.looked")
@@ -165,7 +165,7 @@ class Worker:
         if pause := self._target.backoff.left():
             return Step(pause=pause)
         self._holding.look(self.leases.lanes)
-        connection = self._connected()
+        connection = self._connect()
         rows = self._read(connection)
         connection.commit()  # an SQLite engine whose listener begins transactions (a known recipe) begins them here too
         reach("relay.read")
@@ -245,7 +245,7 @@ class Worker:
         begun, ended = time.monotonic(), step.idle and not self._was_idle
         self._was_idle = step.idle
         if self._number == 0 and (ended or begun >= self._next_lag):
-            connection = self._connected()
+            connection = self._connect()
             self._counters.lagging(lag_seconds(self._dialect, connection))
             connection.commit()
             now = time.monotonic()
@@ -294,7 +294,7 @@ class Worker:
 
     # Helpers
 
-    def _connected(self) -> sa.Connection:
+    def _connect(self) -> sa.Connection:
         """Return the connection for single statements; each is a transaction of its own."""
         if self._connection is None:
             self._connection = self._dialect.single.connect()
@@ -313,7 +313,7 @@ class Worker:
     def _now_us(self) -> int:
         """Microseconds since 1970, about as the database's clock has them: asked once per connection."""
         if not self._clock_ahead:
-            now_us = int(self._connected().scalar(sa.select(self._dialect.now_us)) or 0)
+            now_us = int(self._connect().scalar(sa.select(self._dialect.now_us)) or 0)
             self._clock_ahead = now_us - time.monotonic_ns() // 1000
         return time.monotonic_ns() // 1000 + self._clock_ahead
 

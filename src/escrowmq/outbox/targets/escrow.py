@@ -135,7 +135,7 @@ class _Broker:
         """One code per row."""
         if problem := self.meet():
             return np.full(batch.num_rows, problem, np.uint8)
-        codes = _refused(batch, self.limits)
+        codes = _find_refused(batch, self.limits)
         if codes.any() or not self._all_proven(batch):
             return self._carefully(batch, codes)
         return self._send(batch)
@@ -149,7 +149,7 @@ class _Broker:
                 patience = min(self._timeout, SILENCE) if self._backoff.failing else self._timeout
                 answer = ask(self._bus.router.links[0], HELLO({}), patience)
             except EscrowError as problem:
-                return self._failed(problem)
+                return self._on_failure(problem)
             self.limits, self._met = Limits.of(answer["limits"]), True
         return Code.OK
 
@@ -189,7 +189,7 @@ class _Broker:
                     raise error(Code.GROUP_KIND)  # of the whole session, whatever the row
                 codes[start : start + piece.num_rows] = found
             except EscrowError as problem:
-                codes[start:] = self._failed(problem)
+                codes[start:] = self._on_failure(problem)
                 return codes
             start += piece.num_rows
         if self._backoff.worked():
@@ -198,7 +198,7 @@ class _Broker:
         self._good.update(pc.unique(taken).to_pylist())
         return codes
 
-    def _failed(self, problem: EscrowError) -> Code:
+    def _on_failure(self, problem: EscrowError) -> Code:
         if isinstance(problem, Misuse):
             raise problem
         if isinstance(problem, Rejected):
@@ -219,7 +219,7 @@ def _single_urls(url: str) -> Sequence[str]:
     return [f"escrow://{address}{mark}{options}" for address in addresses.rstrip("/").split(",")]
 
 
-def _refused(batch: pa.RecordBatch, limits: Limits) -> Codes:
+def _find_refused(batch: pa.RecordBatch, limits: Limits) -> Codes:
     """Return what this broker would surely refuse, by the columns alone."""
     codes = refusals(batch, limits)
     wrong = [topic for topic in pc.unique(batch.column("topic")).to_pylist() if not is_name(topic)]

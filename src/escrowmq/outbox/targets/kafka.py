@@ -181,7 +181,7 @@ class KafkaTarget:
             codes[row] = code
             if code != PENDING:
                 stopped.add(key_number)
-        if not _flushed(producer, reports, deadline):
+        if not _flush(producer, reports, deadline):
             self._producer = None  # with whatever it still holds; the next call makes a new one
         for row in np.flatnonzero(codes == PENDING).tolist():
             problem = reports.get(row, LATE)
@@ -204,7 +204,7 @@ class KafkaTarget:
             except BufferError:  # the producer's memory is full: let it send
                 if time.monotonic() > deadline:
                     return Code.QUEUE_FULL
-                _polled(producer, 0.1)
+                _poll(producer, 0.1)
             except KafkaException as problem:
                 return _code(problem.args[0])
 
@@ -274,17 +274,17 @@ def _outcome(made: Any, seconds: float) -> Code | None:
     return None
 
 
-def _flushed(producer: Producer, reports: Reports, deadline: float) -> bool:
+def _flush(producer: Producer, reports: Reports, deadline: float) -> bool:
     """Wait for all reports; whether the producer is still good: nothing failed, and nothing is under way any more."""
     sound = True
     while len(producer) and (left := deadline - time.monotonic()) > 0:
-        if not _polled(producer, min(0.1, left)) and sound:
+        if not _poll(producer, min(0.1, left)) and sound:
             sound = False
             deadline = min(deadline, time.monotonic() + LAST_REPORTS_SECONDS)
     return sound and not len(producer) and not any(reports.values())
 
 
-def _polled(producer: Producer, seconds: float) -> bool:
+def _poll(producer: Producer, seconds: float) -> bool:
     """Take reports as they come; whether the producer is still good."""
     try:
         producer.poll(seconds)

@@ -159,7 +159,7 @@ class RedisTarget:
     def _run(self, rows: Rows, part: Int64s, codes: Codes) -> Code:
         """Add one script's rows; returns why the result of all of them is unknown, or OK."""
         try:
-            client = self._connected()
+            client = self._connect()
             keys, arguments = self._arguments(rows, part)
             answers: list[bytes] = client.eval(SCRIPT, len(keys), *keys, *arguments)
             replicas: int = client.wait(self._replicas, int(self._timeout * 900)) if self._replicas else 0
@@ -186,7 +186,7 @@ class RedisTarget:
             arguments += [int(rows.key_numbers[row]), _digest(fields), len(fields), *fields]
         return keys, arguments
 
-    def _connected(self) -> redis.Redis:
+    def _connect(self) -> redis.Redis:
         if self._client is None:
             client = redis.Redis(connection_pool=self._pool, single_connection_client=True)
             try:

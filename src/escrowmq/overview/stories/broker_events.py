@@ -77,7 +77,7 @@ def _of_transaction(of: AtBroker) -> Iterator[Event]:
         elif kind == "reopened":
             text = f"Opened again {who(of, time_us)}."
         else:
-            text = f"{_STATES.get(kind, kind)} {_decided(of, event)}."
+            text = f"{_STATES.get(kind, kind)} {_describe_decision(of, event)}."
         yield _event(of, time_us, kind, text, facts)
 
 
@@ -107,7 +107,7 @@ def _answer(later: list[Mapping[str, Any]]) -> str:
     return "it was not the answer that decided it."
 
 
-def _decided(of: AtBroker, event: Mapping[str, Any]) -> str:
+def _describe_decision(of: AtBroker, event: Mapping[str, Any]) -> str:
     if event.get("by") == "operator":
         return who(of, event["time_us"])
     text = _DECIDERS.get(event.get("by", ""), "by nobody knows whom")

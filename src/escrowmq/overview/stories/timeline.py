@@ -101,7 +101,7 @@ def _story(of: AtBroker, known: Databases, now_us: int) -> Story:
         state=reason.state,
         waits=reason.rank < reasons.Rank.DONE,
         why=reason.sentence,
-        events=_ordered(events),
+        events=_sort(events),
         notes=tuple(notes),
         offers=reason.offers,
         properties=message["properties"],
@@ -126,7 +126,7 @@ def _story_of_rows(rows: list[InDatabase], now_us: int) -> Story:
         state=reason.state,
         waits=reason.rank < reasons.Rank.DONE,
         why=reason.sentence,
-        events=_ordered(_events(rows)),
+        events=_sort(_events(rows)),
         notes=("None of the brokers that answered has it.",),
         offers=reason.offers,
         body_bytes=content.get("body_bytes"),
@@ -169,7 +169,7 @@ def _title(topic: str | None, message_id: str | None) -> str:
     return f"message {message_id or '(damaged)'}" + (f" of {topic}" if topic else "")
 
 
-def _ordered(events: list[Event]) -> tuple[Event, ...]:
+def _sort(events: list[Event]) -> tuple[Event, ...]:
     """By time; one without a time stays behind the one that it was told after."""
     keyed: list[tuple[int, int, int, Event]] = []
     last: dict[str, int] = {}

@@ -66,10 +66,14 @@ def _undecided(asking: Asking, now_us: int) -> Iterator[Cause]:
         for group in asking.listed(broker, summary, "groups", MOST_NAMES):
             for waiting in group["causes"]:
                 if waiting["cause"] in _UNDECIDED:
-                    yield _undecided_cause(group["group"], waiting, connected.get(group["group"], 0), broker, now_us)
+                    yield _make_undecided_cause(
+                        group["group"], waiting, connected.get(group["group"], 0), broker, now_us
+                    )
 
 
-def _undecided_cause(group: str | None, waiting: Mapping[str, Any], connected: int, broker: str, now_us: int) -> Cause:
+def _make_undecided_cause(
+    group: str | None, waiting: Mapping[str, Any], connected: int, broker: str, now_us: int
+) -> Cause:
     name, count, parked = group or "(forgotten)", waiting["count"], waiting["state"] == "parked"
     why = _UNDECIDED[waiting["cause"]]
     if not parked and not connected:

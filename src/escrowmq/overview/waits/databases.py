@@ -75,8 +75,8 @@ class _Database:
     def outbox(self) -> Iterator[Cause]:
         """Rows that are not sent, or whose callback never came."""
         for state, person in ((State.WAITING, True), (State.RETRYING, False)):
-            yield from self._refused(state, person)
-        held, more = self._counted(state_is(State.HELD))
+            yield from self._list_refused(state, person)
+        held, more = self._count_rows(state_is(State.HELD))
         if held:
             alike = Alike(held, self._oldest_us(State.HELD), self._samples(state_is(State.HELD)))
             text = (
@@ -86,7 +86,7 @@ class _Database:
             cause = "behind an earlier row of the same key"
             yield self._cause("held", "outbox", cause, alike, False, text, "row", at_least=more)
         is_late = sa.and_(state_is(State.PENDING), _M.created_us < self.now_us - round(LATE_SECONDS * 1e6))
-        late, more = self._counted(is_late, COUNTED_ONE_BY_ONE)
+        late, more = self._count_rows(is_late, COUNTED_ONE_BY_ONE)
         if late:
             oldest_us = self._oldest_us(State.PENDING) or self.now_us
             alive = self._relays()
@@ -97,8 +97,8 @@ class _Database:
             alike, cause = Alike(late, oldest_us, self._samples(is_late)), why.partition(",")[0]
             yield self._cause("outbox", "outbox", cause, alike, not alive, text, "row", at_least=more)
 
-    def _refused(self, state: State, person: bool) -> Iterator[Cause]:
-        count, more = self._counted(state_is(state))
+    def _list_refused(self, state: State, person: bool) -> Iterator[Cause]:
+        count, more = self._count_rows(state_is(state))
         if not count:
             return
         columns = (_M.seq, _M.id, _M.topic, _M.key, _M.attempts, _M.created_us, _M.sent_us, _M.error)
@@ -148,12 +148,12 @@ class _Database:
                 break
             for condition, most, person, kind, why in kinds:
                 mine = sa.and_(_D.producer_group == group, condition)
-                count, more = self._counted(mine, most, _D.id)
+                count, more = self._count_rows(mine, most, _D.id)
                 if count:
                     times = sa.select(_D.created_us).where(mine).limit(COUNTED_ONE_BY_ONE).subquery()
                     whole = count <= COUNTED_ONE_BY_ONE and not more  # else no index has the oldest
                     oldest_us = self.connection.scalar(sa.select(sa.func.min(times.c.created_us))) if whole else None
-                    yield self._driven_cause(kind, group, why, Alike(count, oldest_us), mine, person, more)
+                    yield self._make_driven_cause(kind, group, why, Alike(count, oldest_us), mine, person, more)
 
     def _producer_groups(self) -> Iterator[str]:
         """Yield a look into the index for each."""
@@ -165,7 +165,7 @@ class _Database:
                 return
             yield group
 
-    def _driven_cause(
+    def _make_driven_cause(
         self, kind: str, group: str, why: str, alike: Alike, condition: sa.ColumnElement[bool], person: bool, more: bool
     ) -> Cause:
         columns = (_D.id, _D.topic, _D.key, _D.state, _D.attempts)
@@ -239,7 +239,7 @@ class _Database:
             self._counts[State.PENDING] = int(self.connection.scalar(pending) or 0)
         return self._counts.get(state, 0)
 
-    def _counted(
+    def _count_rows(
         self, condition: sa.ColumnElement[bool], most: int | None = None, column: sa.Column[Any] = _M.seq
     ) -> tuple[int, bool]:
         """How many rows there are, ``most`` at most, and whether there are more."""

@@ -39,7 +39,7 @@ def tallied(every: Sequence[Rows], count: int = WINDOWS, tied: Sequence[int] = (
     proven: dict[int, int] = {}
     if count:
         proven, suspects = _prove(every, count, tied)
-        witnesses = [_suspected(rows, suspects, count) for rows in every]
+        witnesses = [_find_suspects(rows, suspects, count) for rows in every]
     else:
         witnesses = [frames.witnesses(rows.opened(rows.frame), rows.id, rows.each(frames.say)) for rows in every]
     tallies = frames.tally(witnesses).persist()
@@ -67,7 +67,7 @@ def _prove(every: Sequence[Rows], count: int, tied: Sequence[int]) -> tuple[dict
     return proven, suspects
 
 
-def _suspected(rows: Rows, suspects: Mapping[int, set[int]], count: int) -> DataFrame:
+def _find_suspects(rows: Rows, suspects: Mapping[int, set[int]], count: int) -> DataFrame:
     """Witnesses of the windows that are not proven; if there are none, nothing is read."""
     numbers = {role.comparison for speaker in rows.speakers for role in speaker.roles}
     some = set().union(*[suspects[number] for number in numbers])

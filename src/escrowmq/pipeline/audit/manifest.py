@@ -83,7 +83,7 @@ def of_group(name: str) -> tuple[str, str]:
 Described = TypeVar("Described", Table, File)
 
 
-def _described(kind: type[Described], what: str, name: str, value: dict[str, Any]) -> Described:
+def _describe(kind: type[Described], what: str, name: str, value: dict[str, Any]) -> Described:
     """One table or file; ValueError that names the field that is missing, or not known."""
     known = {one.name: one for one in fields(kind)}
     if unknown := sorted(set(value) - set(known)):
@@ -129,14 +129,14 @@ class Manifest:
         manifest = cls(
             folder=folder,
             log=raw["log"],
-            tables={name: _described(Table, "table", name, value) for name, value in raw["tables"].items()},
+            tables={name: _describe(Table, "table", name, value) for name, value in raw["tables"].items()},
             topics=tuple(raw["topics"]),
             comparisons=tuple(
                 Comparison(c["expected"], c["found"], tuple(c["columns"]), tuple(c.get("judges", KINDS)))
                 for c in raw["comparisons"]
             ),
             consumers=dict(raw.get("consumers", {})),
-            files={name: _described(File, "file", name, value) for name, value in raw.get("files", {}).items()},
+            files={name: _describe(File, "file", name, value) for name, value in raw.get("files", {}).items()},
             events=raw.get("events"),
             ids=dict(raw.get("ids", {})),
         )

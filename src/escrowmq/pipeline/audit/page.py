@@ -95,7 +95,7 @@ def _head(verdict: Verdict) -> str:
 def _charts(pictures: Pictures, events: Events) -> str:
     if not pictures.over_time:
         return ""
-    return _states(pictures, events) + _escrow(pictures, events) + _asked(pictures, events) + _latency(pictures)
+    return _states(pictures, events) + _escrow(pictures, events) + _draw_checks(pictures, events) + _latency(pictures)
 
 
 def _states(pictures: Pictures, events: Events) -> str:
@@ -135,7 +135,7 @@ def _escrow(pictures: Pictures, events: Events) -> str:
     )
 
 
-def _asked(pictures: Pictures, events: Events) -> str:
+def _draw_checks(pictures: Pictures, events: Events) -> str:
     asked = events.of("asked")
     if not asked:
         return ""

@@ -70,7 +70,7 @@ class Readings:
         for name, its in of["group"].items():
             group, topic = of_group(name)
             by_group.setdefault(group, {})[topic] = its
-        made += [self._delivered(group, its) for group, its in by_group.items()]
+        made += [self._read_delivered(group, its) for group, its in by_group.items()]
         return made
 
     def half(self) -> DataFrame:
@@ -93,7 +93,7 @@ class Readings:
         speakers = [
             Speaker(
                 its,
-                _numbered(read.columns),
+                _make_cell(read.columns),
                 f.col(SOURCE) == number,
                 unique=self._manifest.tables[name].unique and is_unique(read, read.columns[0]),
             )
@@ -122,16 +122,16 @@ class Readings:
 
     def _topics(self, roles: Mapping[str, tuple[Role, ...]]) -> Rows:
         """Return the committed messages of topics, as consumers see them."""
-        frame = self.log.topics(list(roles), self._needed(roles))
+        frame = self.log.topics(list(roles), self._list_needed(roles))
         slim = self.log.topics(list(roles), self._id_columns)
         return Rows(frame, self.id, _of_topics(roles), _made(roles), slim)
 
-    def _delivered(self, group: str, roles: Mapping[str, tuple[Role, ...]]) -> Rows:
+    def _read_delivered(self, group: str, roles: Mapping[str, tuple[Role, ...]]) -> Rows:
         """Return the messages of topics as a consumer group is to have handled them."""
         found = delivered.sent_around(self.places(group))
         frame, slim = (
             delivered.messages_of(self.log, list(roles), columns, found)
-            for columns in (sorted(self._needed(roles)), self._id_columns)
+            for columns in (sorted(self._list_needed(roles)), self._id_columns)
         )
         return Rows(frame, self.id, _of_topics(roles), _made(roles), slim)
 
@@ -140,7 +140,7 @@ class Readings:
         digest`` (of the topic's message); ``new_id, new_message_id, new_digest`` (of the edited one, null if there
         is none)."""
         roles = {topic: (role,)}
-        columns = sorted({*self._needed(roles), "message_id", *delivered.PLACE})
+        columns = sorted({*self._list_needed(roles), "message_id", *delivered.PLACE})
         old = self.log.topics([topic], columns).join(delivered.sent_around(self.places(group)), list(delivered.PLACE))
         instead = f.col(delivered.INSTEAD)
         given = {name: instead[name] for name in delivered.CONTENT if name in columns}
@@ -171,15 +171,15 @@ class Readings:
         own = f.col("key")
         return f.when(f.col("topic").isin(*others), _hex(f.col("message_id"))).otherwise(own) if others else own
 
-    def _needed(self, roles: Mapping[str, tuple[Role, ...]]) -> set[str]:
+    def _list_needed(self, roles: Mapping[str, tuple[Role, ...]]) -> set[str]:
         """Columns of format "escrow" that messages of these roles are made of: fields are in the body."""
-        own = {name.removeprefix(_STORED) for name in _used(roles)}
+        own = {name.removeprefix(_STORED) for name in _list_used(roles)}
         return {*self._id_columns} | {name if name in MESSAGE_COLUMNS else "body" for name in own}
 
     def _halves(self, roles: Mapping[str, tuple[Role, ...]]) -> Rows:
         """Return the half messages whose transaction committed."""
         wanted = f.col("state") == "committed"
-        frame = self.log.half(self._needed(roles) | {"state"}).where(wanted)
+        frame = self.log.half(self._list_needed(roles) | {"state"}).where(wanted)
         slim = self.log.half([*self._id_columns, "state"]).where(wanted)
         return Rows(frame, self.id, _of_topics(roles), _made(roles), slim)
 
@@ -229,7 +229,7 @@ def _columns(roles: Sequence[Role]) -> list[str]:
     return sorted({name for role in roles for name in role.columns})
 
 
-def _numbered(columns: Sequence[str]) -> Cell:
+def _make_cell(columns: Sequence[str]) -> Cell:
     """Return a function that finds a cell of a table: ``columns`` are the id, which may be a column once more, and
     the others."""
     return lambda name: f.col(CELLS)[columns.index(name, 1)]
@@ -239,13 +239,13 @@ def _of_topics(roles: Mapping[str, tuple[Role, ...]]) -> tuple[Speaker, ...]:
     return tuple(Speaker(its, _message_cell, f.col("topic") == name) for name, its in roles.items())
 
 
-def _used(roles: Mapping[str, tuple[Role, ...]]) -> set[str]:
+def _list_used(roles: Mapping[str, tuple[Role, ...]]) -> set[str]:
     return {name for its in roles.values() for name in _columns(its)}
 
 
 def _made(roles: Mapping[str, tuple[Role, ...]]) -> dict[str, Column]:
     """Return the columns from which the cells of these roles are made, once per row."""
-    used = _used(roles)
+    used = _list_used(roles)
     made = {f"_{name}": _OWN[name]() for name in used if name in _OWN}
     if fields := sorted(used - _OWN.keys()):
         shape = StructType([StructField(name, StringType()) for name in fields])
@@ -264,7 +264,7 @@ def _as_stored(name: str) -> str:
     return _STORED + name if name in MESSAGE_COLUMNS else name
 
 
-def _sorted_properties() -> Column:
+def _sort_properties() -> Column:
     """Return the properties, whatever order they were given in. Few need sorting."""
     entries = f.map_entries(f.col("properties"))
     return f.when(f.size("properties") > 1, f.sort_array(entries)).otherwise(entries)
@@ -272,7 +272,7 @@ def _sorted_properties() -> Column:
 
 def _properties_text() -> Column:
     """Return the properties as one text, whatever order they were given in."""
-    return f.to_json(_sorted_properties())
+    return f.to_json(_sort_properties())
 
 
 def _hex(column: Column) -> Column:
@@ -300,6 +300,6 @@ _OWN: dict[str, Callable[[], Column]] = {
     "properties": _properties_text,
     "body": lambda: f.col("body"),
     **{_STORED + name: partial(f.col, name) for name in MESSAGE_COLUMNS},
-    _STORED + "properties": _sorted_properties,
+    _STORED + "properties": _sort_properties,
 }
 """MESSAGE_COLUMNS, each as it is compared: with tables as text, and between messages as it is stored."""

@@ -58,7 +58,7 @@ Told = Callable[[Iterable[Wrong]], Reasons]
 def reasons(manifest: Manifest, readings: Readings, covered: Coverage, wrong: Iterable[Wrong]) -> Reasons:
     """Of findings: why, as far as the log knows. ``covered``: what it does not show."""
     every = list(wrong)
-    known = _known(manifest, readings, every)
+    known = _find_known(manifest, readings, every)
     told: Reasons = {}
     for one in every:
         number, id, kind = one["comparison"], one["id"], one["kind"]
@@ -79,7 +79,7 @@ def _explain_unseen(comparison: Comparison, kind: str, covered: Coverage) -> lis
     return told + (["it may be among what was acknowledged last"] if sources and covered.incomplete else [])
 
 
-def _known(manifest: Manifest, readings: Readings, wrong: Iterable[Wrong]) -> dict[tuple[int, str], str]:
+def _find_known(manifest: Manifest, readings: Readings, wrong: Iterable[Wrong]) -> dict[tuple[int, str], str]:
     """Return what operators did to the messages of findings, by comparison and id."""
     named: dict[int, dict[str, str]] = {}
     for one in wrong:
@@ -102,7 +102,11 @@ def _of_group(comparison: Comparison, readings: Readings, kinds: Mapping[str, st
     effects = _effects(comparison, readings, of_pairs) if changed else _Effects()
     told: dict[str, str] = {}
     for row in changed:
-        reason = _discarded(row, group, effects) if row[delivered.ACT] == "discard" else _edited(row, group, effects)
+        reason = (
+            _explain_discarded(row, group, effects)
+            if row[delivered.ACT] == "discard"
+            else _explain_edited(row, group, effects)
+        )
         for id in {row["id"], row["new_id"]} & kinds.keys():
             told.setdefault(id, reason)
     lost = [id for id, kind in kinds.items() if kind == "lost" and id not in told]
@@ -117,7 +121,7 @@ def _of_group(comparison: Comparison, readings: Readings, kinds: Mapping[str, st
     return told
 
 
-def _edited(row: Wrong, group: str, effects: _Effects) -> str:
+def _explain_edited(row: Wrong, group: str, effects: _Effects) -> str:
     old, new = row["message_id"], row["new_message_id"]
     if (row["id"], row["digest"]) == (row["new_id"], row["new_digest"]):
         return (
@@ -139,7 +143,7 @@ def _edited(row: Wrong, group: str, effects: _Effects) -> str:
     return f"{new} stands in place of {old} for consumer group {group}, by an edit by hand: {what}"
 
 
-def _discarded(row: Wrong, group: str, effects: _Effects) -> str:
+def _explain_discarded(row: Wrong, group: str, effects: _Effects) -> str:
     had = effects.had(row["id"], row["digest"])
     what = "it had its effect nevertheless" if had else "what is there is not its effect"
     return f"{row['message_id']} was discarded by hand for consumer group {group}: {what}"

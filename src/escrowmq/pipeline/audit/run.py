@@ -87,18 +87,18 @@ def audit(
     with ExitStack() as stack:
         stack.callback(readings.close)
         sides = readings.rows([*manifest.comparisons, *together])
-        stack.enter_context(_uncompressed(readings.spark))
-        half = stack.enter_context(_kept(readings.half()))
-        packed = stack.enter_context(_kept(timeline.packed(half, timeline.decisions(readings.log))))
+        stack.enter_context(_without_compression(readings.spark))
+        half = stack.enter_context(_keep(readings.half()))
+        packed = stack.enter_context(_keep(timeline.packed(half, timeline.decisions(readings.log))))
         done = stack.enter_context(tallied(sides, windows, tied=_numbers(manifest)))
         wrong = frames.findings(done.tallies, judges).unionByName(frames.undecided(half))
-        wrong = stack.enter_context(_kept(wrong))
+        wrong = stack.enter_context(_keep(wrong))
         told = partial(reasons, manifest, readings, covered)
         return _verdict(manifest, told, covered, done, wrong, half, timeline.transactions(packed), events)
 
 
 @contextmanager
-def _kept(frame: DataFrame) -> Iterator[DataFrame]:
+def _keep(frame: DataFrame) -> Iterator[DataFrame]:
     """Keep a frame, in memory or on disk, as long as the block runs."""
     try:
         yield frame.persist()
@@ -107,7 +107,7 @@ def _kept(frame: DataFrame) -> Iterator[DataFrame]:
 
 
 @contextmanager
-def _uncompressed(spark: SparkSession) -> Iterator[None]:
+def _without_compression(spark: SparkSession) -> Iterator[None]:
     """Turn off compression of cached frames meanwhile: they are hashes and times, which no dictionary makes
     smaller, and trying costs more than all the rest of keeping them."""
     name = "spark.sql.inMemoryColumnarStorage.compressed"
@@ -138,13 +138,13 @@ def _verdict(
         transactions=total["transactions"],
         committed=total["committed"],
         rolled_back=total["rolled_back"],
-        consumed=_consumed(manifest, done),
+        consumed=_find_consumed(manifest, done),
         **{kind: kinds.get(kind, 0) for kind in (*KINDS, "orphaned")},
         kills=len(events.kills),
         checks=total["asked"],
         consumers={name: sides[number].found_rows for name, number in zip(manifest.consumers, numbers, strict=True)},
         comparisons=sides,
-        findings=_named(manifest, told, wrong),
+        findings=_name_findings(manifest, told, wrong),
         findings_in_all=wrong.count(),
         beginnings=covered.beginnings,
         incomplete=covered.incomplete,
@@ -158,7 +158,7 @@ def _in_all_tables(manifest: Manifest) -> list[Comparison]:
     return [Comparison(first, other, (), ()) for other in others or [first]] if first else []
 
 
-def _consumed(manifest: Manifest, done: Tallied) -> int:
+def _find_consumed(manifest: Manifest, done: Tallied) -> int:
     """Ids that every consumer's table has."""
     if not manifest.consumers:
         return 0
@@ -177,7 +177,7 @@ def _number_of(manifest: Manifest, table: str) -> int:
     return next(n for n, c in enumerate(manifest.comparisons) if c.found == f"table:{table}")
 
 
-def _named(manifest: Manifest, told: Told, wrong: DataFrame) -> tuple[Finding, ...]:
+def _name_findings(manifest: Manifest, told: Told, wrong: DataFrame) -> tuple[Finding, ...]:
     """Return the first findings, in the order of kind and id, with what the log knows of them."""
     rows = [row.asDict() for row in wrong.orderBy("kind", "id", "comparison").limit(MOST_FINDINGS).collect()]
     reason = told(rows)

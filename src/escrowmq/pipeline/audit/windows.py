@@ -40,7 +40,7 @@ def _in_window(hashed: Column, count: int) -> Column:
 def balances(every: Sequence[Rows], count: int) -> DataFrame:
     """All sides → ``comparison, window, expected, found`` (rows), ``equal``: one line for each window of each
     comparison."""
-    together = reduce(DataFrame.unionByName, [_summed(rows, count) for rows in every])
+    together = reduce(DataFrame.unionByName, [_sum_windows(rows, count) for rows in every])
     sign = 2 * f.col("expected") - 1
     halves = len(_halves(f.lit(0)))
     sums = together.groupBy("comparison", "window").agg(
@@ -54,7 +54,7 @@ def balances(every: Sequence[Rows], count: int) -> DataFrame:
     return sums.select("comparison", "window", "expected", "found", equal.alias("equal"))
 
 
-def _summed(rows: Rows, count: int) -> DataFrame:
+def _sum_windows(rows: Rows, count: int) -> DataFrame:
     """``window, comparison, expected, rows, sum0, sum1``: one line for every role and window.
 
     A row becomes one digest per role, null where it has none, and is summed at once: it never becomes several rows.
@@ -140,16 +140,16 @@ def _twice(every: Sequence[Rows], chosen: Sequence[Speaker], count: int) -> dict
 def _to_look_through(speakers: Sequence[Speaker]) -> list[Speaker]:
     """Return the fewest sides, about, from which every comparison can learn that one of its sides is unique."""
     left = {number for speaker in speakers for number in _comparisons(speaker)}
-    left -= _reached(speakers, [speaker for speaker in speakers if speaker.unique])
+    left -= _find_reached(speakers, [speaker for speaker in speakers if speaker.unique])
     chosen: list[Speaker] = []
     while left:
         best = max(speakers, key=lambda speaker: len(_comparisons(speaker) & left))
         chosen.append(best)
-        left -= _reached(speakers, [best])
+        left -= _find_reached(speakers, [best])
     return chosen
 
 
-def _reached(speakers: Sequence[Speaker], first: Iterable[Speaker]) -> set[int]:
+def _find_reached(speakers: Sequence[Speaker], first: Iterable[Speaker]) -> set[int]:
     """Return the comparisons that these sides are in, or that are connected with theirs through other sides."""
     reached = {number for speaker in first for number in _comparisons(speaker)}
     while True:

@@ -106,7 +106,7 @@ def bars(
     (for example :func:`math.sqrt`, so that a bar of one is seen beside a bar of thousands)."""
     count = len(edges) - 1
     stacked = [sum(s.values[i] for s in series) for i in range(count)]
-    ticks = _scaled_ticks(max(stacked, default=0), scale)
+    ticks = _scale_ticks(max(stacked, default=0), scale)
     frame = Frame((edges[0], edges[-1]), scale(ticks[-1]), height)
     parts = [_axes(frame, ticks, x_ticks, x_label, y_label, scale)]
     for i in range(count):
@@ -124,7 +124,7 @@ def bars(
     return _chart(title, frame, parts, series, marks)
 
 
-def _scaled_ticks(top: float, scale: Callable[[float], float]) -> list[float]:
+def _scale_ticks(top: float, scale: Callable[[float], float]) -> list[float]:
     """Ticks for the y axis: evenly spaced numbers, or powers of ten where the scale bends."""
     if scale is float:
         return nice_ticks(top)

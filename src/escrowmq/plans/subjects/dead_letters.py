@@ -72,7 +72,7 @@ class DeadLetters:
         self.act = act
         self._group: str = chosen.pop("group")
         self._ids = checked_ids(chosen.pop("ids", None))
-        self._items = _checked_items(chosen.pop("items", None))
+        self._items = _check_items(chosen.pop("items", None))
         self._asked = {name: chosen.pop(name) for name in _BROKERS if name in chosen}
         self._wanted = chosen
         self._left: set[str] = set()
@@ -98,7 +98,7 @@ class DeadLetters:
         """Yield the chosen rows; Rejected(UNKNOWN_GROUP) if no broker has the group."""
         self._left = set(self._ids or ())
         if self._items is not None:
-            listed = self._named()
+            listed = self._list_named()
         else:
             call = dead_letters.LIST(cast(dead_letters.List, {"group": self._group, **self._asked}))
             listed = self._brokers.listed(call, "dead_letters", Code.UNKNOWN_GROUP)
@@ -106,7 +106,7 @@ class DeadLetters:
             if rows := [letter for letter in letters if self._is_chosen(letter)]:
                 yield batch_of(SCHEMA, hello["shard"], rows)
 
-    def _named(self) -> Iterator[tuple[brokers.Hello, list[Any]]]:
+    def _list_named(self) -> Iterator[tuple[brokers.Hello, list[Any]]]:
         """Yield the dead letters that ``items`` names, by the broker; without going through all of them."""
         items = self._items or ()
         self._left |= {_place_of(item) for item in items}
@@ -186,9 +186,9 @@ class DeadLetters:
 
     def do(self, rows: pa.RecordBatch, why: str) -> Outcomes:
         """One act; if a topic or the group is not there any more, one act for each of the topics."""
-        codes = tolerated(lambda: {"codes": self._settled(rows, why)}, *_NOT_THERE)
+        codes = tolerated(lambda: {"codes": self._settle(rows, why)}, *_NOT_THERE)
         if codes is not None:
-            return _judged(codes["codes"])
+            return _judge(codes["codes"])
         outcomes = all_of(Outcome.GONE, rows.num_rows)
         topics = rows.column("topic").to_pylist()
         names = list(dict.fromkeys(topics))
@@ -200,7 +200,7 @@ class DeadLetters:
                 raise error(Code.TIMED_OUT, problem.message, problem.hint) from problem
         return outcomes
 
-    def _settled(self, rows: pa.RecordBatch, why: str) -> list[str]:
+    def _settle(self, rows: pa.RecordBatch, why: str) -> list[str]:
         items = rows.select(["topic", "queue", "offset", "dead_us", "attempts"]).to_pylist()
         act = cast(Literal["retry", "discard"], self.act.rpartition(".")[2])
         request = dead_letters.Settle(group=self._group, act=act, items=cast(list[dead_letters.Shown], items))
@@ -228,7 +228,7 @@ def _place_of(item: Mapping[str, Any]) -> str:
     return f"{item['topic']}/{item['queue']}/{item['offset']}"
 
 
-def _checked_items(given: Any) -> tuple[Mapping[str, Any], ...] | None:
+def _check_items(given: Any) -> tuple[Mapping[str, Any], ...] | None:
     """Return the items of a selection, each once. Raises Misuse(BAD_ARGUMENT)."""
     if given is None:
         return None
@@ -241,7 +241,7 @@ def _checked_items(given: Any) -> tuple[Mapping[str, Any], ...] | None:
     return tuple({(item.get("broker"), _place_of(item)): item for item in given}.values())
 
 
-def _judged(codes: list[str]) -> Outcomes:
+def _judge(codes: list[str]) -> Outcomes:
     outcomes = all_of(Outcome.DONE, len(codes))
     for row, code in enumerate(codes):
         if code != "OK":

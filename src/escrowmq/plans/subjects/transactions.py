@@ -162,7 +162,7 @@ class Transactions:
             outcome = cast(Literal["commit", "rollback"], end)
             call = transactions.SETTLE(signed(transactions.Settle(ids=ids, outcome=outcome), why))
         codes = self._brokers.asked(shard_of(rows), call)["codes"]
-        return _judged(codes)
+        return _judge(codes)
 
     def became(self, rows: pa.RecordBatch, token: str, marks: Mapping[str, int]) -> Outcomes:
         """DONE for a row that any act under this token did; else what the last of them said."""
@@ -173,10 +173,10 @@ class Transactions:
             for one, result in zip(ids, ended(act, len(ids)), strict=False):
                 row = wanted.get(one)
                 if row is not None and outcomes[row] != Outcome.DONE:
-                    outcomes[row] = self._found(result)
+                    outcomes[row] = self._convert(result)
         return outcomes
 
-    def _found(self, result: str) -> Outcome:
+    def _convert(self, result: str) -> Outcome:
         """Convert a result, or a state that a broker found at its start (``committed by operator``) after a crash
         interrupted the action: what is still undecided, or was asked again, is done now."""
         if result in Code.__members__:
@@ -188,7 +188,7 @@ class Transactions:
         return Outcome.DONE if would == Outcome.ALREADY and by == "operator" and self.act in _ENDS else would
 
 
-def _judged(codes: list[str]) -> Outcomes:
+def _judge(codes: list[str]) -> Outcomes:
     outcomes = all_of(Outcome.DONE, len(codes))
     for row, code in enumerate(codes):
         outcomes[row] = _OUTCOMES.get(code, Outcome.REFUSED)

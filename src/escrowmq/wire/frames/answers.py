@@ -146,12 +146,12 @@ def _cut(text: str) -> str:
 
 def read_welcome(came: Frame) -> tuple[Welcome, Json]:
     """Decode the broker's limits, and what its action ``hello`` answers."""
-    return cast(Welcome, _decoded(_read_welcome, came.head)), unpack_json(bytes(came.body))
+    return cast(Welcome, _decode(_read_welcome, came.head)), unpack_json(bytes(came.body))
 
 
 def read_rows(came: Frame) -> Answer:
     """Decode the answer to a parcel: ROWS as tuples, CODES as bytes."""
-    return bytes(came.body) if came.kind == Kind.CODES else cast(Answer, _decoded(_read_rows, came.body))
+    return bytes(came.body) if came.kind == Kind.CODES else cast(Answer, _decode(_read_rows, came.body))
 
 
 def read_result(came: Frame) -> Json:
@@ -166,14 +166,14 @@ def read_schema(came: Frame) -> pa.Schema:
 
 def read_refusal(came: Frame) -> EscrowError:
     """Decode an ERROR; it is returned, not raised. A code of a newer version becomes BAD_REQUEST with its text."""
-    number, message, hint, retry_after = _decoded(_read_refusal, came.body)
+    number, message, hint, retry_after = _decode(_read_refusal, came.body)
     try:
         return error(Code(number), message, hint, 1.0 if retry_after is None else retry_after)
     except (KeyError, ValueError):
         return Rejected(Code.BAD_REQUEST, f"error {number}: {message}", hint)
 
 
-def _decoded(read: Any, raw: memoryview) -> Any:
+def _decode(read: Any, raw: memoryview) -> Any:
     try:
         return read(raw)
     except UNREADABLE as problem:

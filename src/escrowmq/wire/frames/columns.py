@@ -36,10 +36,10 @@ def encode_batch(batch: pa.RecordBatch) -> Pieces:
         stream.write_batch(batch)
         written = sink.pieces
         sink.pieces = []  # the end of the stream is not part of the message
-    return _joined(written, batch.schema.serialize().size)
+    return _join(written, batch.schema.serialize().size)
 
 
-def _joined(written: list[Any], skip: int) -> Pieces:
+def _join(written: list[Any], skip: int) -> Pieces:
     """Join small pieces, without the first ``skip`` bytes: the schema."""
     pieces: Pieces = []
     small = bytearray()

@@ -261,7 +261,7 @@ class Assembler:
         at, end, view = 0, len(data), memoryview(data)
         while end - at >= HEADER_BYTES:
             length, kind, flags, head, number = HEADER.unpack_from(data, at)
-            following = at + self._checked(length, head)
+            following = at + self._check_length(length, head)
             if following > end:
                 break
             body_at = at + HEADER_BYTES + head + (-head % 8)
@@ -280,12 +280,12 @@ class Assembler:
         wanted = HEADER_BYTES
         if len(rest) >= HEADER_BYTES:
             length, _, _, head, _ = HEADER.unpack_from(rest)
-            self.claimed = wanted = self._checked(length, head)
+            self.claimed = wanted = self._check_length(length, head)
             if wanted > SCRATCH_BYTES:
                 wanted = HEADER_BYTES + head + (-head % 8)
                 self._refused = len(rest) >= wanted
         elif len(rest) >= _LENGTH.size:
-            self._checked(_LENGTH.unpack_from(rest)[0], 0)
+            self._check_length(_LENGTH.unpack_from(rest)[0], 0)
         self._rest, self._wanted = bytearray(rest), wanted
 
     def _begin_large(self, rest: memoryview) -> bool:
@@ -307,7 +307,7 @@ class Assembler:
         self._large, self._body = Frame(kind, flags, number, copied_head, body), body[len(there) :]
         return True
 
-    def _checked(self, length: int, head: int) -> int:
+    def _check_length(self, length: int, head: int) -> int:
         """Return the bytes of the whole frame."""
         least = _COUNTED + head + (-head % 8)
         if length < least:

@@ -69,15 +69,15 @@ def _changes(asked: Asked, old: dict[str, Any]) -> dict[str, Any]:
         changes["body"] = _like(text, body).encode()
     for field in ("key", "tag"):
         value = asked.one(field)
-        if _typed(value) != _typed(old.get(field) or ""):
+        if _type(value) != _type(old.get(field) or ""):
             without += [] if value else [field]
             changes |= {field: value} if value else {}
     names, values = asked.form.get("property_name", ()), asked.form.get("property_value", ())
     if len(names) != len(values):
         raise error(Code.BAD_ARGUMENT, "each property needs a name and a value")
     given = {key: value for key, value in zip(names, values, strict=True) if key}
-    had = {_typed(key): (key, value) for key, value in (old.get("properties") or {}).items() if is_editable(key)}
-    same = {key for key, value in given.items() if key in had and _typed(had[key][1]) == _typed(value)}
+    had = {_type(key): (key, value) for key, value in (old.get("properties") or {}).items() if is_editable(key)}
+    same = {key for key, value in given.items() if key in had and _type(had[key][1]) == _type(value)}
     if new := {had[key][0] if key in had else key: value for key, value in given.items() if key not in same}:
         changes["properties"] = new
     without += [key for typed, (key, _) in had.items() if typed not in given]
@@ -111,7 +111,7 @@ def _lines(text: str) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def _typed(text: str) -> str:
+def _type(text: str) -> str:
     """Return a text as a line of a form gives it back."""
     return text.replace("\r", "").replace("\n", "").replace("\0", "\ufffd")
 

@@ -133,7 +133,7 @@ class DeadLetters:
         """Add what died: none of it is here yet, and no offset comes twice."""
         if not parts:
             return
-        fresh = _joined(parts)
+        fresh = _join(parts)
         order = np.argsort(fresh.offsets, kind="stable")
         fresh = fresh.rows(order)
         self._count += len(fresh)
@@ -145,7 +145,7 @@ class DeadLetters:
         ends = [*starts[1:].tolist(), len(fresh)]
         for place, start, end in reversed(list(zip(touched.tolist(), starts.tolist(), ends, strict=True))):
             block = self.blocks[place]
-            merged = _joined([block, fresh.rows(slice(start, end))])
+            merged = _join([block, fresh.rows(slice(start, end))])
             if fresh.offsets[start] < block.offsets[-1]:
                 merged = merged.rows(np.argsort(merged.offsets, kind="stable"))
             self._replace(place, place + 1, [merged])
@@ -164,7 +164,7 @@ class DeadLetters:
             left = [block.rows(keep)] if end - start < len(block) else []
             first = place
             if left and place and len(left[0]) + len(self.blocks[place - 1]) <= BLOCK:
-                first, left = place - 1, [_joined([self.blocks[place - 1], left[0]])]
+                first, left = place - 1, [_join([self.blocks[place - 1], left[0]])]
             self._replace(first, place + 1, left)
         self._count -= len(offsets)
 
@@ -219,7 +219,7 @@ class DeadLetters:
             if place < len(self.blocks):
                 at = locate(self.blocks[place].offsets, offsets[start:end])
                 found.append(self.blocks[place].rows(at[at >= 0]))
-        return _joined(found) if any(map(len, found)) else None
+        return _join(found) if any(map(len, found)) else None
 
     def letter(self, offset: int) -> tuple[int, int, str] | None:
         """When the message at ``offset`` died, after how many attempts, and the cause; None: it is no dead letter."""
@@ -258,7 +258,7 @@ class DeadLetters:
         self._replace(0, 0, [whole])
 
 
-def _joined(blocks: Sequence[Block]) -> Block:
+def _join(blocks: Sequence[Block]) -> Block:
     if len(blocks) == 1:
         return blocks[0]
     return Block(*(np.concatenate(columns) for columns in zip(*(block.columns for block in blocks), strict=True)))

@@ -246,10 +246,10 @@ class ConfluentPartition:
                 return
             except BufferError:  # the client's memory is full of what is not acknowledged
                 if time.monotonic() > deadline:
-                    raise self._ended(f"its memory was full for {_FULL_SECONDS:g} s") from None
+                    raise self._refuse_ended(f"its memory was full for {_FULL_SECONDS:g} s") from None
                 time.sleep(SLICE / 10)
             except KafkaException as problem:
-                raise self._ended(problem.args[0].str()) from None
+                raise self._refuse_ended(problem.args[0].str()) from None
 
     def acknowledged(self, timeout: float) -> list[tuple[int, int]]:
         deadline = time.monotonic() + timeout
@@ -260,7 +260,7 @@ class ConfluentPartition:
                 KafkaException,
                 SystemError,
             ) as problem:  # a fatal error comes out of here, sometimes through a report's callback
-                self._ended(str(problem))
+                self._refuse_ended(str(problem))
             if self._reports:
                 return [self._reports.popleft() for _ in range(len(self._reports))]
             if self._failure is not None:
@@ -271,7 +271,7 @@ class ConfluentPartition:
     def _note(self, number: int) -> Callable[[KafkaError | None, Message], None]:
         def note(problem: KafkaError | None, message: Message) -> None:
             if problem is not None:  # nothing is raised here: it would come out of ``poll``
-                self._ended(problem.str())
+                self._refuse_ended(problem.str())
             else:
                 offset = message.offset()
                 self._reports.append((number, UNKNOWN_OFFSET if offset is None or offset < 0 else offset))
@@ -280,10 +280,10 @@ class ConfluentPartition:
 
     def _heard(self, problem: KafkaError) -> None:
         if problem.fatal():
-            self._ended(problem.str())
+            self._refuse_ended(problem.str())
         log.debug("Kafka: %s", problem.str())
 
-    def _ended(self, what: str) -> EscrowError:
+    def _refuse_ended(self, what: str) -> EscrowError:
         """Return the producer has ended: a new one would not know what this one has stored."""
         if self._failure is None and not self._closed:
             self._failure = error(Code.LOG_FAILED, f"Kafka's producer for {self.name} ended: {what}")

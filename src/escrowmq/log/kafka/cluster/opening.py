@@ -17,7 +17,7 @@ def open_partitions(address: str | KafkaAddress) -> Partitions:
     """Return the partitions of an address. Does not connect yet. Raises Misuse(BAD_URL), Misuse(MISSING_PACKAGE),
     Misuse(BAD_SETTING) for a setting that the
     client does not know, or that what the log promises stands on."""
-    partitions: Partitions = _client().ConfluentPartitions(_parsed(address))
+    partitions: Partitions = _client().ConfluentPartitions(_parse(address))
     return partitions
 
 
@@ -28,7 +28,7 @@ def create_topics(address: str | KafkaAddress, *, partitions: int | None = None,
     Raises as :func:`open_partitions` and :meth:`Partitions.check`, and Misuse(BAD_SETTING) if Kafka cannot make them
     so.
     """
-    parsed = _parsed(address)
+    parsed = _parse(address)
     count = parsed.partition + 1 if partitions is None else partitions
     if count <= parsed.partition:
         raise Misuse(Code.BAD_ARGUMENT, f"{count} partitions: the address names number {parsed.partition}")
@@ -36,7 +36,7 @@ def create_topics(address: str | KafkaAddress, *, partitions: int | None = None,
     return made
 
 
-def _parsed(address: str | KafkaAddress) -> KafkaAddress:
+def _parse(address: str | KafkaAddress) -> KafkaAddress:
     return KafkaAddress.parse(address) if isinstance(address, str) else address
 
 
