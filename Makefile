@@ -14,7 +14,7 @@ PATHS  := src lab tests $(wildcard bench examples)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format docs bench chaos clean
+.PHONY: help setup demo test verify lint format docs bench chaos clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' Makefile | expand -t 20
@@ -37,8 +37,11 @@ $(STAMP):
 demo: setup ## orders, carts, crashes and the audit; ORDERS=FILE.parquet|csv takes real orders, RUN=FOLDER keeps them there
 	$(BIN)/escrowmq demo $(if $(ORDERS),--orders "$(ORDERS)") $(if $(RUN),--folder "$(RUN)") $(ARGS)
 
-test: setup ## the whole suite; ARGS="-k name" narrows it
-	$(BIN)/python -m pytest -n 3 --max-worker-restart 0 -q $(ARGS)
+test: setup ## unit tests, behaviour, one test of each integration: five minutes; ARGS="-k name" narrows it
+	$(BIN)/python -m pytest -n 3 --max-worker-restart 0 -q -m "not long and not verify" $(ARGS)
+
+verify: setup ## all other tests: kill loops, real servers, Spark clusters, planted bugs, Kafka
+	$(BIN)/python -m pytest -n 3 --max-worker-restart 0 -q -m "verify and not long" $(ARGS)
 
 lint: setup ## style, format, types, and who may import whom
 	$(BIN)/ruff check $(PATHS)
@@ -51,7 +54,7 @@ format: setup ## apply the style
 	$(BIN)/ruff format $(PATHS)
 
 docs: setup ## write the generated pages of docs/ anew
-	$(BIN)/python -m escrowmq.cli.reference docs
+	$(BIN)/python -m escrowmq.cli.reference docs/reference
 	$(BIN)/python tests/invariants.py
 
 bench: setup ## the figures of the speed goals, as tables; ARGS=--json for machines

@@ -27,6 +27,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 import own_home
 import quick_java
+import slow_tests
 from escrowmq_lab.servers.process import Server
 from escrowmq_lab.servers.seam import Absent
 
@@ -155,9 +156,13 @@ def _own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
         monkeypatch.setenv(name, path)
 
 
+@pytest.hookimpl(tryfirst=True)  # before tests are selected by their markers
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """In the processes of ``pytest -n``: what takes long comes first (after what xdist itself puts first, the large
     groups)."""
+    for item in items:
+        if slow_tests.is_slow(item.nodeid):
+            item.add_marker(pytest.mark.verify)
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: not item.nodeid.startswith(LONG))
 

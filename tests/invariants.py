@@ -33,7 +33,7 @@ Most tests look at one promise. Four look at many at once:
 | [simulation](../simulation.md): `escrowmq-lab simulate` | brokers, clients, network, disks and clocks in one thread, in the order that a seed draws | crashes that lose what was not synced, torn and reordered writes, full disks, failed syncs, clocks that jump, cut and one-way connections, killed clients, every order of threads | the whole history, at every event and at the end |
 | [chaos](../chaos.md): `escrowmq-lab chaos` | producers, brokers and consumers as processes with databases, in every delivery mode | SIGKILL, SIGSTOP, cut and silent connections, full disks; of one node, of some, of all at once | every id and its content over all databases |
 | [the model](../simulation.md#a-small-model-of-the-decisions) | the rules of one transaction between two processes and a broker | crashes, late and repeated requests, in every order there is | every state that can be reached |
-| [planted bugs](../planted.md): [`test_every_planted_bug_is_caught_by_its_test`](../../tests/planting/test_whole_product.py) | each machine, and many tests, with one mistake put into the code | – | that the mistake is noticed, by the test that is named beside it and by which word |
+| [planted bugs](planted.md): [`test_every_planted_bug_is_caught_by_its_test`](../../tests/planting/test_whole_product.py) | each machine, and many tests, with one mistake put into the code | – | that the mistake is noticed, by the test that is named beside it and by which word |
 
 What none of them shows: several machines, a disk that is lost, days of running, a database that forgets what it committed.
 """

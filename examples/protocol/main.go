@@ -1,4 +1,4 @@
-// A client of EscrowMQ in one file: a transaction with check-back, a receive, an acknowledgement. docs/protocol.md has the bytes.
+// A client of EscrowMQ in one file: a transaction with check-back, a receive, an acknowledgement. docs/reference/protocol.md has the bytes.
 //
 //	go run main.go 127.0.0.1:7700
 package main

@@ -15,7 +15,7 @@ from escrowmq.settings import BrokerSettings
 from escrowmq.wire import Exchange
 from escrowmq.wire.actions.table import ACTIONS
 
-DOCS = Path(__file__).parent.parent.parent / "docs"
+DOCS = Path(__file__).parent.parent.parent / "docs" / "reference"
 
 
 @pytest.mark.parametrize("name", PAGES)

@@ -53,7 +53,7 @@ def test_metrics_and_health_are_served(serve: Serve) -> None:
     served = serve("--metrics", "127.0.0.1:0")
     with urllib.request.urlopen(f"{served.ready['metrics']}/metrics") as answer:
         told = answer.read().decode()
-    of_brokers = (DOCS / "metrics.md").read_text().partition("## A relay and its table")[0]
+    of_brokers = (DOCS / "reference" / "metrics.md").read_text().partition("## A relay and its table")[0]
     documented = re.findall(r"`(escrowmq_\w+)`", of_brokers)
     assert documented
     assert [name for name in documented if f"# TYPE {name} " not in told] == []

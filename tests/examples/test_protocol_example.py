@@ -1,4 +1,4 @@
-"""The client in Go that docs/protocol.md names: it needs nothing but the page, and works against a broker."""
+"""The client in Go that docs/reference/protocol.md names: it needs nothing but the page, and works against a broker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs every planted bug, and writes docs/planted.md: ``python tests/planting/table.py`` (minutes); ``--only-new``
+"""Runs every planted bug, and writes docs/reference/planted.md: ``python tests/planting/table.py`` (minutes); ``--only-new``
 keeps the times that the page has and runs what it lacks. :func:`page` without times is what a test holds the page
 against.
 """
@@ -23,7 +23,7 @@ import catalogue  # noqa: E402
 
 from planting import Bug  # noqa: E402
 
-PAGE = ROOT / "docs" / "planted.md"
+PAGE = ROOT / "docs" / "reference" / "planted.md"
 NO_TIME = "–"
 
 HEAD = """# Planted bugs
@@ -53,7 +53,7 @@ ELSEWHERE = """
 SIMULATED = """
 ## Planted in the simulation
 
-{count} bugs; [simulation.md](simulation.md) has the seeds and turns. Each is looked for by checkers that do not know of it.
+{count} bugs; [simulation.md](../simulation.md) has the seeds and turns. Each is looked for by checkers that do not know of it.
 
 | room | bug | caught by |
 | --- | --- | --- |
@@ -95,7 +95,7 @@ def page(times: dict[str, str]) -> str:
 
 def _link(test: str) -> str:
     file, _, function = test.partition("::")
-    return f"[`{cell(function)}`](../{file})"
+    return f"[`{cell(function)}`](../../{file})"
 
 
 def without_times(text: str) -> str:

@@ -1,5 +1,5 @@
 """Bugs over the whole product, planted one at a time: each is noticed by the test that must notice it, and told in
-docs/planted.md.
+docs/reference/planted.md.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ from escrowmq.platform.extras import EXTRAS, LAB, missing_package
 
 
 class Exit(IntEnum):
-    """Exit codes of every command: the number, its meaning in docs/command-line.md, and the branch of errors that ends
-    so."""
+    """Exit codes of every command: the number, its meaning in docs/reference/command-line.md, and the branch of errors
+    that ends so."""
 
     meaning: str
     branch: type[EscrowError] | None

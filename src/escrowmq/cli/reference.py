@@ -1,4 +1,4 @@
-"""The generated pages of ``docs/``: ``python -m escrowmq.cli.reference docs`` writes them, a test compares them."""
+"""The generated pages: ``python -m escrowmq.cli.reference docs/reference`` writes them, a test compares them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MADE = "<!-- Made by `make docs`; edit the code it is made from, not this page.
 
 
 def settings_page() -> str:
-    """``docs/settings.md``: every setting of a broker."""
+    """``docs/reference/settings.md``: every setting of a broker."""
     rows = [
         (f"`{line.name}`", f"`{line.default_text}`", _range(line.unit, line.least, line.choices), line.reason)
         for line in lines()
@@ -39,7 +39,7 @@ def settings_page() -> str:
 
 
 def errors_page() -> str:
-    """``docs/errors.md``: every code, by what the caller can do."""
+    """``docs/reference/errors.md``: every code, by what the caller can do."""
     parts = [
         "# Results and errors\n\n"
         + _MADE
@@ -66,7 +66,7 @@ def errors_page() -> str:
 
 
 def command_line_page() -> str:
-    """``docs/command-line.md``: every command with its options, and the exit codes."""
+    """``docs/reference/command-line.md``: every command with its options, and the exit codes."""
     import typer.main
 
     from escrowmq.cli.main import app
@@ -89,7 +89,7 @@ def command_line_page() -> str:
 
 
 def metrics_page() -> str:
-    """``docs/metrics.md``: every metric of a broker, of a relay and its table, and of a compensation's scheduler."""
+    """Return ``metrics.md``: every metric of a broker, a relay and its table, and a compensation scheduler."""
     from escrowmq.broker.serving.metrics import COUNTER, LABELLED, METRICS
     from escrowmq.compensation.statistics import METRICS as COMPENSATION
     from escrowmq.compensation.statistics import metric_name
@@ -142,19 +142,20 @@ def metrics_page() -> str:
         "program: `escrowmq.outbox.relay.metrics.collector(target, lambda: relay.statistics, relay.backlog)`.\n\n"
         + _table(("metric", "kind", "meaning"), relayed)
         + "\n## A compensation's scheduler\n\n"
-        "`escrowmq compensate run NAME --metrics HOST:PORT` serves these ([docs/compensation.md](compensation.md)), "
+        "`escrowmq compensate run NAME --metrics HOST:PORT` serves these ([docs/compensation.md](../compensation.md)), "
         "with the label `compensation`: its\n"
         "name. Watch `suspended`, `cases` and `idle`. In your own program: `compensation.statistics.collector(name, "
         "lambda: scheduler.statistics)`.\n\n"
         + _table(("metric", "kind", "meaning"), repaired)
         + "\n## Sweeps on a schedule\n\n"
-        "`escrowmq sweep --every TIME --metrics HOST:PORT` serves these ([docs/sweeps.md](sweeps.md)). Watch `waiting` "
+        "`escrowmq sweep --every TIME --metrics HOST:PORT` serves these ([docs/sweeps.md](../sweeps.md)). Watch "
+        "`waiting` "
         "and `broken_off`.\n\n" + _table(("metric", "kind", "meaning"), swept)
     )
 
 
 def protocol_page() -> str:
-    """``docs/protocol.md``: every call of a broker, and how it travels."""
+    """``docs/reference/protocol.md``: every call of a broker, and how it travels."""
     parts = [
         "# The protocol\n\n"
         + _MADE

@@ -196,7 +196,7 @@ class ExtendIn(HandlesIn):
 class Problem(_Out):
     """Why something was refused, and what to do about it."""
 
-    code: int = Field(description="The number of the code, as in docs/errors.md.")
+    code: int = Field(description="The number of the code, as in docs/reference/errors.md.")
     name: str = Field(description="The name of the code.")
     message: str
     hint: str = ""

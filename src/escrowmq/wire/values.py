@@ -1,8 +1,8 @@
 """The values in requests, options and answers: what each means, in which unit, and within which bounds.
 
 A ``TypedDict`` of :mod:`escrowmq.wire` is the one description of a JSON object. Texts in an ``Annotated`` type are what
-the generated page ``docs/protocol.md`` says of a field; :class:`Bounds` are checked by the broker when a request comes
-in. :func:`fields_of` gives both for every field of such a type.
+the generated page ``docs/reference/protocol.md`` says of a field; :class:`Bounds` are checked by the broker when a
+request comes in. :func:`fields_of` gives both for every field of such a type.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The admin API: topics, groups, transactions, look-ups and dead letters. With several brokers everything is asked
 of all of them; each answer names its ``broker``, and ``missing`` of a listing names those that are away.
 
-Entries of listings are dicts: the fields of :mod:`escrowmq.wire.actions` (``docs/protocol.md``) and the broker's
-address.
+Entries of listings are dicts: the fields of :mod:`escrowmq.wire.actions` (``docs/reference/protocol.md``) and the
+broker's address.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""One connection to a broker: what leaves, what comes back, and how it ends. ``docs/protocol.md`` has the bytes.
+"""One connection to a broker: what leaves, what comes back, and how it ends. ``docs/reference/protocol.md`` has the
+bytes.
 
 One class, two ways of reading. Without an event loop a thread reads and calls back; with one the loop itself reads,
 and there is no thread. Writing is the same on both: whoever sends writes at once, and what the socket does not take is

@@ -1,5 +1,5 @@
 """A :class:`~escrowmq.wire.Link` to a served broker: everything over one connection. The protocol is in
-``docs/protocol.md``.
+``docs/reference/protocol.md``.
 
 Requests are pipelined and matched to answers by number. When the connection breaks, all its requests fail with
 Unknown(DISCONNECTED), oldest first, before a new one takes any; who sends again is the lanes' affair. What a stopping

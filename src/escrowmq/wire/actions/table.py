@@ -37,4 +37,4 @@ ACTIONS: dict[str, Action[Any, Any]] = {
     for value in vars(module).values()
     if isinstance(value, Action)
 }
-"""Every action of the protocol, in the order of the generated page ``docs/protocol.md``."""
+"""Every action of the protocol, in the order of the generated page ``docs/reference/protocol.md``."""

@@ -171,7 +171,7 @@ def read_parcel(came: Frame) -> Parcel:
     try:
         read = _READ_ROWS[kind](came.body)
     except UNREADABLE as problem:
-        raise error(Code.BAD_BATCH, f"the rows cannot be read: {problem}", "see docs/protocol.md") from None
+        raise error(Code.BAD_BATCH, f"the rows cannot be read: {problem}", "see docs/reference/protocol.md") from None
     return Parcel(EXCHANGE_OF[kind], read[1], _options(read[0]), *read[2:])
 
 
@@ -188,7 +188,7 @@ def read_columns(came: Frame) -> tuple[Exchange, pa.RecordBatch, ExchangeOptions
     try:
         number, options = _read_columns(came.head)
     except UNREADABLE as problem:
-        raise error(Code.BAD_BATCH, f"the batch cannot be read: {problem}", "see docs/protocol.md") from None
+        raise error(Code.BAD_BATCH, f"the batch cannot be read: {problem}", "see docs/reference/protocol.md") from None
     kind = EXCHANGE_OF[number]
     return kind, decode_batch(came.body, REQUEST[kind]), _options(options)
 

@@ -1,0 +1,50 @@
+"""The split between ``make test`` (five minutes) and ``make verify`` (all other tests).
+
+``make test`` has the unit tests, the ledger, the log, the behaviour of an embedded and a served broker, the programs of
+the documentation, and one test of each integration. Tests in the lists below have the marker ``verify``.
+"""
+
+from __future__ import annotations
+
+import re
+
+FOLDERS = (
+    "tests/broker/replicas/",
+    "tests/chaos/",
+    "tests/compensation/",
+    "tests/demo/",
+    "tests/examples/",
+    "tests/faults/",
+    "tests/installed/",
+    "tests/log/partitions/",
+    "tests/pipeline/",
+    "tests/planting/",
+    "tests/simulation/",
+    "tests/spark/",
+    "tests/system/",
+)
+FILE = re.compile(
+    r"bench_|browser|crashes|damage|deaths|early_refusals|every_kind|fuzz|gateway_limits|groups_model|idle_connections"
+    r"|interleavings|kafka|kills|mariadb|mysql|planted|postgres|rabbitmq|races|redis|restoring|state_machine"
+)
+"""File names: fault injection, planted bugs, searches, and servers of other products."""
+CASE = re.compile(r"\[.*(kafka|mariadb|mysql|postgres|rabbitmq|redis)", re.IGNORECASE)
+"""Cases of tests that run on several servers."""
+ONE_OF_EACH = (
+    "tests/outbox/test_inbox.py::test_the_first_time_is_true_and_every_repeat_false",
+    "tests/outbox/targets/test_kafka_conformance.py::TestKafka::test_keys_keep_their_order",
+    "tests/outbox/targets/test_rabbitmq_conformance.py::TestRabbit::test_keys_keep_their_order",
+    "tests/outbox/targets/test_redis_conformance.py::TestRedis::test_keys_keep_their_order",
+    "tests/log/partitions/test_kafka_contract.py::TestWithItsMirror::test_numbers_count_up",
+    "tests/spark/test_source_runs.py::test_a_topic_is_what_the_broker_has",
+    "tests/console/test_console_browser.py::test_keys_lead_through_a_table",
+)
+"""Tests of integrations that ``make test`` runs all the same."""
+
+
+def is_slow(nodeid: str) -> bool:
+    """Return whether ``make verify`` runs the test, instead of ``make test``."""
+    if nodeid.startswith(ONE_OF_EACH):
+        return False
+    file, _, case = nodeid.partition("::")
+    return file.startswith(FOLDERS) or bool(FILE.search(file.rpartition("/")[2]) or CASE.search(case))
