@@ -27,6 +27,7 @@ import sqlalchemy as sa
 import xxhash
 from sqlalchemy.exc import IntegrityError
 
+from escrowmq import hooks
 from escrowmq.client.producing.outgoing import OutgoingCodec, one_batch
 from escrowmq.errors import Code, Misuse, Rejected
 from escrowmq.message.limits import Limits, refusals
@@ -78,7 +79,7 @@ def send_tx(
     else:
         row = OutgoingRow._make(check.row(topic, body, key, tag, properties, delay, message_id=message_id))
     found = contents([row])
-    _insert(session, found)
+    (_insert_with_hooks if hooks.installed else _insert)(session, found)
     return found[0].id
 
 
@@ -101,13 +102,24 @@ def send_batch_tx(
         found = contents([check.message(message) for message in messages])
     else:
         raise Misuse(Code.BAD_ARGUMENT, f"{type(messages).__name__} is not messages, a record batch or a table")
-    _insert(session, found)
+    (_insert_with_hooks if hooks.installed else _insert)(session, found)
     return [content.id for content in found]
 
 
 def lane_of(key: str | None) -> int:
     """Return the lane of a key: the same for ever, in every process. Without a key: by turns."""
     return next(_turns) % LANES if key is None else xxhash.xxh64_intdigest(key.encode()) % LANES
+
+
+def _insert_with_hooks(session: AnySession, found: list[Content]) -> None:
+    topics = {content.topic for content in found}
+    properties = [json.loads(content.properties) if content.properties else None for content in found]
+    call = hooks.Call("store", topics.pop() if len(topics) == 1 else None, len(found), found, None, [*properties])
+    call.max_properties_bytes = BrokerSettings().max_properties_bytes  # the broker's own are not known here
+    with hooks.around(call):
+        pairs = zip(found, properties, call.properties or properties, strict=True)
+        changed = [one if new is old else one._replace(properties=json.dumps(new)) for one, old, new in pairs]
+        _insert(session, changed)
 
 
 def _insert(session: AnySession, found: list[Content]) -> None:

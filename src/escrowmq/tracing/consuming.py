@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -77,29 +77,3 @@ def _reset(mark: Any) -> None:
         _handled.reset(mark)
     except ValueError:  # the iteration was given up and is ended elsewhere, by the collector
         pass
-
-
-Within = Callable[[Any, trace.Tracer], Any]
-
-
-def within(around: Within, original: Any, tracer: trace.Tracer) -> Callable[..., Iterator[Any]]:
-    """Return a consumer's iteration with a span around the handling of each thing that it gives: until the next is
-    asked for."""
-
-    def iterate(self: Any, *args: Any, **given: Any) -> Iterator[Any]:
-        for one in original(self, *args, **given):
-            with around(one, tracer):
-                yield one
-
-    return iterate
-
-
-def within_async(around: Within, original: Any, tracer: trace.Tracer) -> Callable[..., AsyncIterator[Any]]:
-    """As :func:`within`, of a consumer that is awaited."""
-
-    async def iterate(self: Any, *args: Any, **given: Any) -> AsyncIterator[Any]:
-        async for one in original(self, *args, **given):
-            with around(one, tracer):
-                yield one
-
-    return iterate

@@ -1,64 +1,36 @@
-"""Wraps what sends, ends, relays and receives, and takes the wrapping off again."""
+"""The hook that makes spans, and its switch."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-import pyarrow as pa
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type: ignore[attr-defined]
 from opentelemetry.trace import Span, SpanKind, Tracer, TracerProvider
 
-from escrowmq.client.consuming import consumer
-from escrowmq.client.producing.production import Production
-from escrowmq.model import Message, Outcome
-from escrowmq.settings import BrokerSettings
-from escrowmq.tracing.consuming import processing, processing_batch, within, within_async
+from escrowmq import hooks
+from escrowmq.model import Outcome
+from escrowmq.tracing.consuming import processing, processing_batch
 from escrowmq.tracing.spans import links_of, span_of, tracer_of, with_context
-from escrowmq.wire import Exchange
-
-_OPERATION = {Exchange.SEND: "send", Exchange.PREPARE: "prepare"}
 
 
 class EscrowMQInstrumentor(BaseInstrumentor):  # type: ignore[misc]
     """Traces of the whole process, as OpenTelemetry's instrumentations go:
     ``EscrowMQInstrumentor().instrument(tracer_provider=...)``. ``opentelemetry-instrument`` finds it by itself."""
 
-    _wrapped: list[tuple[Any, str, Any]]
+    _remove: Callable[[], None]
 
     def instrumentation_dependencies(self) -> Collection[str]:
-        """None: it is EscrowMQ's own."""
+        """Return no packages: it is EscrowMQ's own."""
         return ()
 
     def _instrument(self, **kwargs: Any) -> None:
-        tracer = tracer_of(kwargs.get("tracer_provider"))
-        self._wrapped = []
-        self._wrap(Production, "produce", _produce, tracer)
-        self._wrap(Production, "produce_batch", _produce_batch, tracer)
-        self._wrap(Production, "end", _end, tracer)
-        for name, around in (("messages", processing), ("batches", processing_batch)):
-            self._wrap(consumer.ConsumerCalls, name, partial(within_async, around), tracer)
-            self._wrap(consumer.Consumer, name, partial(within, around), tracer)
-        try:
-            from escrowmq.outbox import sending
-            from escrowmq.outbox.relay import worker
-        except ModuleNotFoundError:  # without the extra ``outbox`` there is nothing of it to trace
-            return
-        self._wrap(sending, "_insert", _insert, tracer)
-        self._wrap(worker.SharedTarget, "send", _relay, tracer)
+        self._remove = hooks.add(partial(trace_call, tracer=tracer_of(kwargs.get("tracer_provider"))))
 
     def _uninstrument(self, **_: Any) -> None:
-        for owner, name, original in reversed(self._wrapped):
-            setattr(owner, name, original)
-        self._wrapped = []
-
-    def _wrap(self, owner: Any, name: str, made: Callable[[Any, Tracer], Any], tracer: Tracer) -> None:
-        original = vars(owner)[name]
-        self._wrapped.append((owner, name, original))
-        setattr(owner, name, made(original, tracer))
+        self._remove()
 
 
 def instrument(tracer_provider: TracerProvider | None = None) -> None:
@@ -76,122 +48,81 @@ def uninstrument() -> None:
         instrumentor.uninstrument()
 
 
-# Sending
+@contextmanager
+def trace_call(call: hooks.Call, tracer: Tracer) -> Iterator[None]:
+    """Run one operation within its span."""
+    with _SPANS[call.operation](call, tracer):
+        yield
 
 
-def _produce(original: Any, tracer: Tracer) -> Any:
-    async def produce(
-        self: Production, kind: Exchange, topic: Any, body: Any = None, joined: Any = None, **options: Any
-    ) -> Any:
-        message = topic if isinstance(topic, Message) else None
-        name = topic if message is None else message.topic
-        more = {"messaging.operation.type": "send", "messaging.escrowmq.transaction_id": joined and str(joined)}
-        with span_of(tracer, _OPERATION[kind], str(name), SpanKind.PRODUCER, more) as span:
-            most = self.sessions[0].checker.limits.max_properties_bytes
-            if message is not None:
-                topic = _trace(message, span, most)
-            elif (found := _with(options.get("properties"), span, most)) is not None:
-                options = {**options, "properties": found}
-            receipt = await original(self, kind, topic, body, joined, **options)
-            span.set_attribute("messaging.message.id", receipt.message_id.hex())
-            if receipt.transaction_id is not None:
-                span.set_attribute("messaging.escrowmq.transaction_id", str(receipt.transaction_id))
-            return receipt
-
-    return produce
+@contextmanager
+def _send(call: hooks.Call, tracer: Tracer) -> Iterator[None]:
+    more = {"messaging.operation.type": "send"}
+    if call.transaction_id is not None:
+        more["messaging.escrowmq.transaction_id"] = str(call.transaction_id)
+    with span_of(tracer, call.operation, call.topic, SpanKind.PRODUCER, more) as span:
+        _add_context(call, span)
+        yield
+        if call.topic is None:  # a batch
+            span.set_attribute("messaging.batch.message_count", len(call.result))
+            return
+        span.set_attribute("messaging.message.id", call.result.message_id.hex())
+        if call.result.transaction_id is not None:
+            span.set_attribute("messaging.escrowmq.transaction_id", str(call.result.transaction_id))
 
 
-def _produce_batch(original: Any, tracer: Tracer) -> Any:
-    async def produce_batch(self: Production, kind: Exchange, messages: Any, shard: int | None) -> Any:
-        with span_of(tracer, _OPERATION[kind], None, SpanKind.PRODUCER, {"messaging.operation.type": "send"}) as span:
-            if isinstance(messages, Iterable) and not isinstance(messages, str | bytes | pa.RecordBatch | pa.Table):
-                most = self.sessions[0].checker.limits.max_properties_bytes
-                messages = [_trace(one, span, most) if isinstance(one, Message) else one for one in messages]
-            receipts = await original(self, kind, messages, shard)
-            span.set_attribute("messaging.batch.message_count", len(receipts))
-            return receipts
-
-    return produce_batch
+@contextmanager
+def _end(call: hooks.Call, tracer: Tracer) -> Iterator[None]:
+    operation = call.outcome.name.lower() if isinstance(call.outcome, Outcome) else "end"
+    shown = None if isinstance(call.transaction_id, bytes) else str(call.transaction_id)
+    more = {"messaging.operation.type": "settle", "messaging.escrowmq.transaction_id": shown}
+    with span_of(tracer, operation, None, SpanKind.CLIENT, more) as span:
+        yield
+        span.set_attribute("messaging.escrowmq.code", call.result.name)
 
 
-def _end(original: Any, tracer: Tracer) -> Any:
-    async def end(self: Production, transaction_id: Any, outcome: Any, confirm: Any = None) -> Any:
-        operation = outcome.name.lower() if isinstance(outcome, Outcome) else "end"
-        more = {"messaging.operation.type": "settle", "messaging.escrowmq.transaction_id": _printed(transaction_id)}
-        with span_of(tracer, operation, None, SpanKind.CLIENT, more) as span:
-            code = await original(self, transaction_id, outcome, confirm)
-            span.set_attribute("messaging.escrowmq.code", code.name)
-            return code
-
-    return end
-
-
-def _printed(transaction_id: Any) -> str | None:
-    return (
-        transaction_id
-        if isinstance(transaction_id, str)
-        else str(transaction_id)
-        if not isinstance(transaction_id, bytes)
-        else None
-    )
+@contextmanager
+def _store(call: hooks.Call, tracer: Tracer) -> Iterator[None]:
+    more: dict[str, Any] = {"messaging.operation.type": "create"}
+    if call.count == 1:
+        more["messaging.message.id"] = call.messages[0].id.hex()
+    else:
+        more["messaging.batch.message_count"] = call.count
+    with span_of(tracer, "create", call.topic, SpanKind.PRODUCER, more) as span:
+        _add_context(call, span)
+        yield
 
 
-def _trace(message: Message, span: Span, most: int) -> Message:
-    found = _with(message.properties, span, most)
-    return message if found is None else replace(message, properties=found)
+@contextmanager
+def _relay(call: hooks.Call, tracer: Tracer) -> Iterator[None]:
+    more = {"messaging.operation.type": "send", "messaging.batch.message_count": call.count}
+    with span_of(tracer, "relay", None, SpanKind.PRODUCER, more, links_of(call.columns)) as span:
+        yield
+        span.set_attribute("messaging.escrowmq.refused", int((call.result != 0).sum()))
 
 
-def _with(properties: Any, span: Span, most: int) -> Any:
-    """Return the properties with the span's context; None: as they are, also where they are none that could be
-    sent, which the client says better."""
-    if properties is not None:
+def _handle(call: hooks.Call, tracer: Tracer) -> Any:
+    return processing(call.messages[0], tracer) if call.columns is None else processing_batch(call.messages, tracer)
+
+
+_SPANS: dict[str, Callable[[hooks.Call, Tracer], Any]] = {
+    "send": _send,
+    "prepare": _send,
+    "end": _end,
+    "store": _store,
+    "relay": _relay,
+    "handle": _handle,
+}
+
+
+def _add_context(call: hooks.Call, span: Span) -> None:
+    """Give every message the span's context, unless its properties are invalid: the client reports that."""
+    for at, properties in enumerate(call.properties or ()):
         try:
-            given = {
-                name: value
-                for name, value in dict(properties).items()
-                if isinstance(name, str) and isinstance(value, str)
-            }
+            given = dict(properties or {})
         except (TypeError, ValueError):
-            return None
-        if len(given) != len(properties):
-            return None
-        properties = given
-    found = with_context(properties, span, most)
-    return None if found is properties else found
-
-
-# The outbox
-
-
-def _insert(original: Any, tracer: Tracer) -> Any:
-    most = BrokerSettings().max_properties_bytes
-
-    def insert(session: Any, found: list[Any]) -> None:
-        topics = {content.topic for content in found}
-        more: dict[str, Any] = {"messaging.operation.type": "create"}
-        if len(found) == 1:
-            more["messaging.message.id"] = found[0].id.hex()
-        else:
-            more["messaging.batch.message_count"] = len(found)
-        with span_of(tracer, "create", topics.pop() if len(topics) == 1 else None, SpanKind.PRODUCER, more) as span:
-            original(session, [_in_row(content, span, most) for content in found])
-
-    return insert
-
-
-def _in_row(content: Any, span: Span, most: int) -> Any:
-    """Return a row of the outbox whose properties have the span's context."""
-    before = json.loads(content.properties) if content.properties else None
-    found = with_context(before, span, most)
-    return content if found is before else content._replace(properties=json.dumps(found))
-
-
-def _relay(original: Any, tracer: Tracer) -> Any:
-    def send(self: Any, batch: pa.RecordBatch) -> Any:
-        more = {"messaging.operation.type": "send", "messaging.batch.message_count": batch.num_rows}
-        with span_of(tracer, "relay", None, SpanKind.PRODUCER, more, links_of(batch)) as span:
-            codes = original(self, batch)
-            span.set_attribute("messaging.escrowmq.refused", int((codes != 0).sum()))
-            return codes
-
-    return send
+            continue
+        if all(isinstance(name, str) and isinstance(value, str) for name, value in given.items()):
+            found = with_context(given, span, call.max_properties_bytes)
+            if found is not given:
+                call.properties[at] = found  # type: ignore[index]  # it is a list here

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from typing import Any, Generic, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
 
+from escrowmq import hooks
 from escrowmq.client.consuming.consumption import Consumption
 from escrowmq.client.consuming.delivery import Batch
 from escrowmq.client.consuming.options import DEFAULT_BATCH
@@ -235,8 +236,12 @@ class ConsumerCalls(ConsumerBase[MessageT, BatchT]):
                     if rows is not None:
                         self._row = row + 1
                         self._rows = None if row + 1 == rows.count else rows
-                if rows is not None:
+                if rows is not None and not hooks.installed:
                     yield message(rows, row)
+                elif rows is not None:
+                    one = message(rows, row)
+                    with hooks.around(hooks.Call("handle", one.topic, 1, (one,))):
+                        yield one
                 elif not await self._next_batch(idle_timeout):
                     return
         finally:
@@ -249,7 +254,12 @@ class ConsumerCalls(ConsumerBase[MessageT, BatchT]):
         runner = self._consumption.iterations.begin()
         try:
             while (rows := await self._next_rows(max_messages, idle_timeout)) is not None:
-                yield self._batch(rows)
+                batch = self._batch(rows)
+                if not hooks.installed:
+                    yield batch
+                    continue
+                with hooks.around(hooks.Call("handle", None, len(batch), cast(Sequence[Any], batch), batch.arrow)):
+                    yield batch
         finally:
             await self._loop_ended(runner)
 

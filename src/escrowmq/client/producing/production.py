@@ -6,9 +6,10 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, Unpack
 
@@ -16,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from escrowmq import hooks
 from escrowmq.client.lanes.blocking import Done
 from escrowmq.client.lanes.coalescer import Lane
 from escrowmq.client.lanes.request import Codec, Unawaited
@@ -129,6 +131,8 @@ class Production:
 
         Where nothing has to be found out first, that is what the lane gives: no coroutine is made on the way.
         """
+        if hooks.installed:
+            return self._produce_with_hooks(kind, topic, body, joined, **options)
         lane = self._straight_preparing if kind is Exchange.PREPARE else self._straight_sending
         if lane is None or isinstance(topic, Message):
             return self._produce(kind, topic, body, joined, **options)
@@ -139,6 +143,23 @@ class Production:
             transaction = bytes(joined)
         row = self.sessions[0].checker.row(topic, body, transaction=transaction, **options)
         return lane.call(row, row_size(row))
+
+    async def _produce_with_hooks(
+        self, kind: Exchange, topic: str | Message, body: Any, joined: TransactionId | None, **options: Any
+    ) -> Receipt:
+        if isinstance(topic, Message) and (body is not None or options):
+            return await self._produce(kind, topic, body, joined, **options)  # which refuses them
+        message = topic if isinstance(topic, Message) else Message(topic, body, **options)
+        properties, most = [message.properties], self.sessions[0].checker.limits.max_properties_bytes
+        call = hooks.Call(
+            "prepare" if kind is Exchange.PREPARE else "send", str(message.topic), 1, (message,), None, properties, most
+        )
+        call.transaction_id = joined
+        with hooks.around(call):
+            if properties[0] is not message.properties:
+                message = replace(message, properties=properties[0])
+            call.result = receipt = await self._produce(kind, message, None, joined)
+        return receipt
 
     async def _produce(
         self,
@@ -209,9 +230,14 @@ class Production:
             return receipt
 
     def end(
-        self, transaction_id: AnyTransactionId, outcome: Outcome, confirm: Confirm | None = None
+        self, transaction_id: AnyTransactionId, outcome: Outcome, confirm: Confirm | None = None, hooked: bool = False
     ) -> Awaitable[Code]:
-        """End a transaction by its id; see :meth:`Producer.end`. Returns what to await, as :meth:`produce`."""
+        """End a transaction by its id; see :meth:`Producer.end`. Returns what to await, as :meth:`produce`.
+
+        ``hooked``: the hooks are running already.
+        """
+        if hooks.installed and not hooked:
+            return self._end_with_hooks(transaction_id, outcome, confirm)
         if isinstance(transaction_id, str) and not is_transaction_id(transaction_id):
             return self._end_of_message(transaction_id, outcome, confirm)
         oneway = self._oneway if confirm is None else is_oneway(confirm)
@@ -228,10 +254,18 @@ class Production:
             return _SENT
         return self._end(raw, shard, outcome, oneway)
 
+    async def _end_with_hooks(
+        self, transaction_id: AnyTransactionId, outcome: Outcome, confirm: Confirm | None
+    ) -> Code:
+        call = hooks.Call("end", transaction_id=transaction_id, outcome=outcome)
+        with hooks.around(call):
+            call.result = code = await self.end(transaction_id, outcome, confirm, hooked=True)
+        return code
+
     async def _end_of_message(self, message_id: str, outcome: Outcome, confirm: Confirm | None) -> Code:
         """End the transaction of this group whose half message has this id."""
         find = partial(transaction_of_message, self.router, message_id, self.group, self.timeout)
-        return await self.end(await self.waiting.away(find), outcome, confirm)
+        return await self.end(await self.waiting.away(find), outcome, confirm, hooked=True)
 
     async def _end(self, raw: bytes, shard: int, outcome: Outcome, oneway: bool) -> Code:
         number = await self.broker(shard)
@@ -296,8 +330,28 @@ class Production:
 
     # Whole batches
 
-    async def produce_batch(self, kind: Exchange, messages: Any, shard: int | None) -> Receipts:
-        """Send or prepare many; to the broker of ``shard`` if that is given."""
+    async def _produce_batch_with_hooks(self, kind: Exchange, messages: Any, shard: int | None) -> Receipts:
+        call = hooks.Call("prepare" if kind is Exchange.PREPARE else "send")
+        if isinstance(messages, Iterable) and not isinstance(messages, str | bytes | pa.RecordBatch | pa.Table):
+            call.messages = messages = list(messages)
+            call.count = len(messages)
+            call.properties = [one.properties if isinstance(one, Message) else None for one in messages]
+            call.max_properties_bytes = self.sessions[0].checker.limits.max_properties_bytes
+        else:
+            call.columns, call.count = messages, getattr(messages, "num_rows", 0)
+        with hooks.around(call):
+            if call.properties is not None:
+                messages = [
+                    replace(one, properties=given) if isinstance(one, Message) and one.properties is not given else one
+                    for one, given in zip(messages, call.properties, strict=True)
+                ]
+            call.result = found = await self.produce_batch(kind, messages, shard, hooked=True)
+        return found
+
+    async def produce_batch(self, kind: Exchange, messages: Any, shard: int | None, hooked: bool = False) -> Receipts:
+        """Send or prepare many; to the broker of ``shard`` if that is given. ``hooked``: the hooks run already."""
+        if hooks.installed and not hooked:
+            return await self._produce_batch_with_hooks(kind, messages, shard)
         only = None if shard is None else await self.broker(shard)
         if self._several:
             await self.met()
