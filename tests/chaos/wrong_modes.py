@@ -87,6 +87,7 @@ class AckFirst(_Plain):
         messages = consumer.receive(10, wait=0.2)
         for message in messages:
             message.ack()
+        consumer.flush(10)
         die_once(site, [message.body for message in messages])
         with Session(site.engine) as session, session.begin():
             site.books.effect(session, self.name, [message.body for message in messages])

@@ -5,6 +5,7 @@ the code does what the model does.
 from __future__ import annotations
 
 import random
+import time
 from contextlib import suppress
 
 import partition_model
@@ -139,8 +140,19 @@ class Real:
         with self.kafka.changed:  # what was kept back comes with the next look
             self.partitions[i]._reports += [r for r in self.kept[i] if r[0] == number]
             self.kept[i] = [r for r in self.kept[i] if r[0] != number]
+        self.look(i)
+
+    def look(self, i: int) -> None:
+        """Take in what has come for an opener."""
         with suppress(EscrowError):
             self.rounds[i][-1].wait(0.001)
+
+    def comes_to(self, i: int, wanted: tuple[int, bool]) -> tuple[int, bool]:
+        """Return what was answered to an opener and whether it is fenced, once that is as wanted: a look takes time."""
+        deadline = time.monotonic() + 10
+        while (found := (self.answered(i), self.fenced(i))) != wanted and time.monotonic() < deadline:
+            self.look(i)
+        return found
 
     def answered(self, i: int) -> int:
         return sum(round.standing is not None for round in self.rounds[i])
@@ -172,5 +184,6 @@ def test_channels_do_what_the_model_does(seed: int) -> None:
         else:
             real.hear(i, int(name[-1]))
         for i, opener in enumerate(state.openers):
-            assert (real.answered(i), real.fenced(i)) == (max(opener.number - 1, 0), opener.fenced), (name, i)
+            wanted = max(opener.number - 1, 0), opener.fenced
+            assert real.comes_to(i, wanted) == wanted, (name, i)
         assert real.counted() == sum(record.counts for record in state.partition if record.number != CLAIM)

@@ -141,12 +141,25 @@ class Server:
             self._killed = True
 
     def pause(self) -> None:
-        """Stop its clock: connections stay open without an answer (SIGSTOP)."""
+        """Stop all its threads: connections stay open without an answer (SIGSTOP). Returns once they stand still."""
         os.kill(self.pid, signal.SIGSTOP)
+        deadline = time.monotonic() + 10
+        while any(_is_running(task) for task in Path(f"/proc/{self.pid}/task").glob("*/stat")):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"process {self.pid} does not stop")
+            time.sleep(0.001)
 
     def resume(self) -> None:
         """Let it go on after :meth:`pause`."""
         os.kill(self.pid, signal.SIGCONT)
+
+
+def _is_running(stat: Path) -> bool:
+    """Return whether a thread has not been stopped, by its file in /proc (where there is none: False)."""
+    try:
+        return stat.read_text().rpartition(")")[2].split()[0] not in ("T", "t", "X", "Z")
+    except OSError:  # it has ended
+        return False
 
 
 def dying_with_us(command: Sequence[str], stop_signal: int) -> list[str]:

@@ -107,6 +107,8 @@ class Production:
         self._codecs: dict[tuple[Exchange, int], OutgoingCodec] = {}
         self._answers: list[Lane] = []
         self._opening = [waiting.lock() for _ in router.links]
+        self._queued = [0] * len(router)
+        """Calls that wait for each session, in their order: who comes later must not pass them."""
         self._lock = threading.Lock()
         self._decide: AnyChecker | None = None
         self._loops: list[CheckLoop] = []
@@ -193,9 +195,9 @@ class Production:
             if placement is not None:
                 number = await placement.number()
             try:
-                lane = (self._preparing if half else self._sending)[number] or await self.open(
-                    kind, number, placement is not None and placement.fixed is None
-                )
+                lane = (self._preparing if half else self._sending)[number]
+                if lane is None or self._queued[number]:
+                    lane = await self.open(kind, number, placement is not None and placement.fixed is None)
                 row = self.sessions[number].checker.row(
                     topic,
                     body,
@@ -313,15 +315,23 @@ class Production:
         wanted = transactional or self._decide is not None
         if self._several:
             await self.met()
-        if not session.ready(transactional):
+        if not session.ready(transactional) or (self._queued[number] and not free):
             gives_up = self.router.attendances[number] if free or self.choice.absent == "fail" else None
             if free:  # in no order, and not behind those that do wait
                 await self.waiting.away(partial(session.open, wanted, gives_up, patience=self.timeout / 3))
             else:
-                async with self._opening[number]:
-                    if not session.ready(transactional):
-                        await self.waiting.away(session.open, wanted, gives_up)
+                self._queue(number, 1)
+                try:
+                    async with self._opening[number]:
+                        if not session.ready(transactional):
+                            await self.waiting.away(session.open, wanted, gives_up)
+                finally:
+                    self._queue(number, -1)
         return self.lane(kind, number)
+
+    def _queue(self, number: int, more: int) -> None:
+        with self._lock:
+            self._queued[number] += more
 
     async def met(self) -> None:
         """See once which of several brokers are there. Raises Overloaded(BROKER_AWAY) if none is, Misuse(BAD_URL)."""
