@@ -9,7 +9,8 @@ import pyarrow as pa
 import pytest
 
 from escrowmq.broker.embedded import EmbeddedLink, open_embedded
-from escrowmq.broker.reads.deliveries import FEW, Deliveries
+from escrowmq.broker.reads.deliveries import FEW
+from escrowmq.broker.reads.leased import LeaseReader
 from escrowmq.client.bus import Bus
 from escrowmq.errors import Unknown
 from escrowmq.log.report import Damage, RowDamage
@@ -232,7 +233,7 @@ def test_a_broker_that_stops_gives_back_what_never_left_it(tmp_path):
 
 @pytest.mark.invariant("I25")
 def test_what_could_not_be_read_is_not_counted(link, monkeypatch):
-    real, broken = Deliveries._read, [True, True]
+    real, broken = LeaseReader.read, [True, True]
 
     def read(self, *args):
         if broken:
@@ -240,7 +241,7 @@ def test_what_could_not_be_read_is_not_counted(link, monkeypatch):
             raise RuntimeError("a bug")
         return real(self, *args)
 
-    monkeypatch.setattr(Deliveries, "_read", read)
+    monkeypatch.setattr(LeaseReader, "read", read)
     send(link, 2)
     for _ in range(2):
         with pytest.raises(Unknown, match="BROKER_FAILED"):

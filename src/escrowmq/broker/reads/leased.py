@@ -1,0 +1,104 @@
+"""Leased messages as batches: reads them from the log within a bound of bytes, and finds the damaged ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from escrowmq.broker.columns import delivered, owners_of
+from escrowmq.broker.reads.filters import joined
+from escrowmq.ledger.columns.arrays import Int64s
+from escrowmq.ledger.commands import Leased, nothing_leased
+from escrowmq.log.seam import StoredLog
+from escrowmq.schemas import DELIVERY, empty
+
+FIRST_GUESS = 64 << 10  # bytes of one message, before any was seen
+_OVERHEAD = 256  # bytes of a message beside its body, for a guess
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What was read of a lease."""
+
+    batch: pa.RecordBatch
+    """Schema DELIVERY; at least one message unless the first ones are damaged."""
+    rest: Leased
+    """What did not fit."""
+    damaged: list[tuple[int, int, str]]
+    """Lease, offset and cause of messages that cannot be handed out."""
+
+
+class LeaseReader:
+    """Reads leased messages of one log. Thread-safe; remembers about how many bytes a message takes."""
+
+    def __init__(self, log: StoredLog) -> None:
+        self._log = log
+        self.row_bytes: float = FIRST_GUESS
+
+    def read(self, leased: Leased, max_bytes: int) -> Read:
+        """Read as many messages as fit into ``max_bytes``, at least one."""
+        taken = start = 0
+        parts: list[pa.RecordBatch] = []
+        buried: list[tuple[int, int, str]] = []
+        leased = self._drop_purged(leased)
+        size = len(leased.leases)
+        while start < size and (taken < max_bytes or not parts):
+            count = int(np.clip((max_bytes - taken) / self.row_bytes, 1, size - start))
+            part = leased if count == size else pick(leased, slice(start, start + count))
+            stored, damaged = self._log.salvage(part.positions)
+            bytes_ = int(stored.nbytes) if size > 1 else _guess_bytes(stored)  # one is taken in any case
+            fitting = count if size == 1 else _count_fitting(stored, bytes_, max_bytes - taken, 0 if parts else 1)
+            if fitting < count:
+                stored, part = stored.slice(0, fitting), pick(part, slice(fitting))
+                bytes_ = int(stored.nbytes)
+            start += fitting
+            if lost := sorted(row for row in damaged if row < fitting):
+                buried += [(int(part.leases[r]), int(part.offsets[r]), f"DAMAGED: {damaged[r]}") for r in lost]
+                good = np.delete(np.arange(fitting), lost)
+                stored, part = stored.take(pa.array(good)), pick(part, good)
+            if stored.num_rows:
+                taken += bytes_
+                self.row_bytes = max(0.75 * self.row_bytes + 0.25 * bytes_ / stored.num_rows, 1.0)
+                owners = owners_of(stored, part.positions, self._log)
+                parts.append(delivered(stored, owners, part.positions, part.offsets, part.leases, part.attempts))
+            if fitting < count:
+                break
+        rest = nothing_leased() if start == size else pick(leased, slice(start, None))
+        return Read(parts[0] if len(parts) == 1 else joined(parts or [empty(DELIVERY)]), rest, buried)
+
+    def _drop_purged(self, leased: Leased) -> Leased:
+        """Return the lease without what retention has removed since."""
+        gone = leased.positions < self._log.first_position
+        return pick(leased, np.flatnonzero(~gone)) if gone.any() else leased
+
+
+def join_leased(parts: list[Leased]) -> Leased:
+    """Return several leases as one."""
+    return parts[0] if len(parts) == 1 else Leased(*map(np.concatenate, zip(*map(_columns, parts), strict=True)))
+
+
+def pick(leased: Leased, rows: Int64s | slice) -> Leased:
+    """Return some rows of a lease."""
+    return Leased(*(column[rows] for column in _columns(leased)))
+
+
+def _columns(leased: Leased) -> tuple[Int64s, ...]:
+    return (leased.leases, leased.queue_ids, leased.offsets, leased.attempts, leased.positions)
+
+
+def _guess_bytes(stored: pa.RecordBatch) -> int:
+    """Return about how many bytes one row takes: Arrow walks every buffer to tell."""
+    return len(stored.column("body")[0].as_buffer()) + _OVERHEAD
+
+
+def _count_fitting(stored: pa.RecordBatch, bytes_: int, room: int, at_least: int) -> int:
+    """Return how many of the first rows, of ``bytes_`` together, take at most ``room`` bytes."""
+    if bytes_ <= room:
+        return int(stored.num_rows)
+    body = stored.column("body")
+    offsets = np.frombuffer(body.buffers()[1], np.int32, len(body) + 1, body.offset * 4).astype(np.int64)
+    other = max(bytes_ - int(offsets[-1] - offsets[0]), 0) / max(stored.num_rows, 1)
+    ends = offsets[1:] - offsets[0] + other * np.arange(1, len(body) + 1)
+    return max(int(np.searchsorted(ends, room, side="right")), at_least)
