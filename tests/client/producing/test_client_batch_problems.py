@@ -34,10 +34,10 @@ class Failing(BatchPlacement):
     async def _first(self) -> int:
         return 0
 
-    def _placed(self, data, first):
+    def _place(self, data, first):
         return BATCH, np.array([0, 1]), np.array([True, True])
 
-    async def _sent(self, parts):
+    async def _send_parts(self, parts):
         return [error(self._problems[part.number]) for part in parts]
 
 
