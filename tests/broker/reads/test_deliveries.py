@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from escrowmq.broker.embedded import EmbeddedLink, open_embedded
+from escrowmq.broker.leased import LeaseReader
 from escrowmq.broker.reads.deliveries import FEW
-from escrowmq.broker.reads.leased import LeaseReader
 from escrowmq.client.bus import Bus
 from escrowmq.errors import Unknown
 from escrowmq.log.report import Damage, RowDamage

@@ -39,7 +39,8 @@ import pyarrow as pa
 
 from escrowmq.broker.columns import releasing
 from escrowmq.broker.failures import answer, broker_failed
-from escrowmq.broker.reads.leased import FIRST_GUESS, LeaseReader, Read, join_leased, pick
+from escrowmq.broker.leased import FIRST_GUESS, LeaseReader, Read, join_leased, pick
+from escrowmq.broker.reads.filters import joined
 from escrowmq.broker.writer.engine import Engine
 from escrowmq.errors import Code, error
 from escrowmq.ledger.commands import Bury, Leased, Receive, Settle, nothing_leased
@@ -282,12 +283,12 @@ class Deliveries:
             found = self._reader.read(reading.leased, reading.max_bytes)
         except Exception as problem:
             failure = broker_failed("reading leased messages", problem)
-            found = Read(empty(DELIVERY), nothing_leased(), [])
+            found = Read([], nothing_leased(), [])
             self._release(line, reading.leased)
         self._bury(line.group, found.damaged)
         with self._lock:
             line.reading = False
-            if found.damaged and not found.batch.num_rows and not receive.answer.cancelled():
+            if found.damaged and not found.parts and not receive.answer.cancelled():
                 receive.wait_us = max(receive.until_us - self._engine.clock.now_us(), 0)
                 line.receives.appendleft(receive)
                 if len(found.rest.leases):
@@ -298,7 +299,8 @@ class Deliveries:
             if not waits:  # it was withdrawn while it was read
                 self._release_if_last(line)
         if waits:
-            answer(receive.answer, found.batch if failure is None else failure)
+            batch = found.parts[0] if len(found.parts) == 1 else joined(found.parts or [empty(DELIVERY)])
+            answer(receive.answer, batch if failure is None else failure)
 
     def _bury(self, group: str, damaged: list[tuple[int, int, str]]) -> None:
         """Make dead letters of damaged messages: before the same lines lease again."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import MutableMapping
 from pathlib import Path
 
-CACHE = Path(__file__).parents[1] / ".cache"
+CACHE = Path(__file__).parents[2] / ".cache"
 _BELOW_HOME = {
     "XDG_CONFIG_HOME": ".config",
     "XDG_DATA_HOME": ".local/share",

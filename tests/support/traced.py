@@ -22,7 +22,7 @@ os._exit(code)
 def run_traced(module: str, names: str = "measured_*") -> None:
     """Run the functions of a test module that are called ``names`` (which the ordinary run does not collect) with
     tracemalloc on."""
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[2]
     options = ["-q", "-n", "0", "-p", "no:cacheprovider", "-o", f"python_functions={names}"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     ran = subprocess.run(

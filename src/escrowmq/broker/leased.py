@@ -1,4 +1,4 @@
-"""Leased messages as batches: reads them from the log within a bound of bytes, and finds the damaged ones."""
+"""Leased messages as columns: reads them from the log within a bound of bytes, and finds the damaged ones."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ import numpy as np
 import pyarrow as pa
 
 from escrowmq.broker.columns import delivered, owners_of
-from escrowmq.broker.reads.filters import joined
 from escrowmq.ledger.columns.arrays import Int64s
 from escrowmq.ledger.commands import Leased, nothing_leased
 from escrowmq.log.seam import StoredLog
-from escrowmq.schemas import DELIVERY, empty
 
 FIRST_GUESS = 64 << 10  # bytes of one message, before any was seen
 _OVERHEAD = 256  # bytes of a message beside its body, for a guess
@@ -22,7 +20,7 @@ _OVERHEAD = 256  # bytes of a message beside its body, for a guess
 class Read:
     """What was read of a lease."""
 
-    batch: pa.RecordBatch
+    parts: list[pa.RecordBatch]
     """Schema DELIVERY; at least one message unless the first ones are damaged."""
     rest: Leased
     """What did not fit."""
@@ -66,7 +64,7 @@ class LeaseReader:
             if fitting < count:
                 break
         rest = nothing_leased() if start == size else pick(leased, slice(start, None))
-        return Read(parts[0] if len(parts) == 1 else joined(parts or [empty(DELIVERY)]), rest, buried)
+        return Read(parts, rest, buried)
 
     def _drop_purged(self, leased: Leased) -> Leased:
         """Return the lease without what retention has removed since."""

@@ -102,8 +102,9 @@ class Strangers:
         )
 
     def _paths(self) -> Mapping[str, str]:
-        tests = Path(__file__).parent
-        return {"PYTHONPATH": os.pathsep.join([str(tests), str(tests / "spark"), os.environ.get("PYTHONPATH", "")])}
+        support = Path(__file__).parent
+        paths = [str(support), str(support.parent / "spark"), os.environ.get("PYTHONPATH", "")]
+        return {"PYTHONPATH": os.pathsep.join(paths)}
 
     def in_worker(self, worker: int, *command: str) -> None:
         """Run something that sees what a worker sees."""
