@@ -19,12 +19,12 @@ from escrowmq.broker.requests import check_batch, check_parcel, checked
 from escrowmq.broker.writer.checkback import ANSWERED, Listener
 from escrowmq.broker.writer.engine import Engine
 from escrowmq.broker.writer.rounds import ParcelRequest, Terms
-from escrowmq.broker.writer.shard import microseconds
 from escrowmq.errors import Code, EscrowError, error
 from escrowmq.ledger.columns.arrays import Int64s, UInt8s
 from escrowmq.ledger.commands import End, Leased, Prepare, Receive, Send, Settle
 from escrowmq.message.ids import records
 from escrowmq.model import DecidedBy
+from escrowmq.platform.times import to_us
 from escrowmq.schemas import PRODUCED, TRANSACTION_ID_DTYPE, empty
 from escrowmq.settings import BrokerSettings
 from escrowmq.wire import ANSWER, OPTIONS, Exchange, Json, Parcel
@@ -221,7 +221,7 @@ class Calls:
             group=options["group"],
             member=options["member"],
             max_messages=min(options.get("max_messages", MESSAGES), settings.max_receive_rows),
-            lease_us=microseconds(settings.lease_seconds) if lease_ms is None else lease_ms * 1000,
+            lease_us=to_us(settings.lease_seconds) if lease_ms is None else lease_ms * 1000,
             epoch=options.get("epoch"),
             one_by_one=options.get("one_by_one", False),
         )

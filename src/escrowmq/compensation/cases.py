@@ -20,6 +20,7 @@ from escrowmq.outbox.acts import Done, act_on_rows, ids_of
 from escrowmq.outbox.dialects import database_now_us, insert_if_absent
 from escrowmq.outbox.purging import age_of
 from escrowmq.outbox.tables import trans_compensation_case
+from escrowmq.platform.times import to_us
 
 PIECE = 500
 """Ids named in one statement."""
@@ -143,9 +144,7 @@ def purge_cases(database: Database, older_than: float, name: str | None = None) 
     age = age_of(older_than)
     ended = _C.state.in_([CaseState.DONE.value, CaseState.SETTLED.value])
     with transaction(database, trans_compensation_case) as connection:
-        old = sa.delete(trans_compensation_case).where(
-            ended, _C.changed_us < database_now_us(connection) - round(age * 1e6)
-        )
+        old = sa.delete(trans_compensation_case).where(ended, _C.changed_us < database_now_us(connection) - to_us(age))
         return connection.execute(old if name is None else old.where(_C.name == name)).rowcount
 
 

@@ -22,6 +22,7 @@ from escrowmq.compensation.journal import Journal, Standing
 from escrowmq.compensation.sets.seam import MAX_IDS, SetStore
 from escrowmq.errors import Code, EscrowError
 from escrowmq.platform.failpoints import reach
+from escrowmq.platform.times import to_us
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -44,7 +45,7 @@ class Recovery:
         self._sets = sets
         self._feed = feed
         self._group = group
-        self._margin_us = round(margin * 1e6)
+        self._margin_us = to_us(margin)
         self.recovered = 0
         """Recoveries that this object has brought to their end."""
         self.problem: EscrowError | None = None

@@ -50,6 +50,7 @@ from escrowmq.compensation.statistics import Counters, Report, Statistics
 from escrowmq.errors import Code, EscrowError, Misuse, error
 from escrowmq.outbox.dialects import in_a_line
 from escrowmq.platform.failpoints import reach
+from escrowmq.platform.times import to_us
 
 logger = logging.getLogger(__name__)
 
@@ -133,7 +134,7 @@ class Scheduler:
         self._journal = Journal(database, sets.name)
         self._recovery = Recovery(self._journal, sets, self._feed, marks, margin)
         self._cases = Cases(database, sets.name, max_attempts)
-        self._grace_us, self._keep_us = round(grace * 1e6), round(keep_commits * 1e6)
+        self._grace_us, self._keep_us = to_us(grace), to_us(keep_commits)
         self._limit, self._lease, self._retry_after = limit, lease, retry_after
         self._counters = Counters()
         self._stop = threading.Event()

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from escrowmq.errors import Code
+from escrowmq.platform.times import to_us
 
 _SHORT = 256
 """Bytes of a text that is looked for in every row of a column."""
@@ -66,7 +67,7 @@ class Limits:
     def of(cls, settings: Mapping[str, Any]) -> Limits:
         """Return the limits among settings by their names, times in seconds; what is missing has its default."""
         given = {name: value for name, value in settings.items() if value is not None}
-        given |= {f"{name}_us": round(given[name] * 1e6) for name in ("max_delay", "half_retention") if name in given}
+        given |= {f"{name}_us": to_us(given[name]) for name in ("max_delay", "half_retention") if name in given}
         return cls(**{name: given[name] for name in cls.__slots__ if name in given})
 
 

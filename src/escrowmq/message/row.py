@@ -18,6 +18,7 @@ from escrowmq.message.names import check_name
 from escrowmq.model import Message
 from escrowmq.model import message_id as bytes_of
 from escrowmq.platform.forks import tell_in_child
+from escrowmq.platform.times import to_us
 from escrowmq.schemas import MESSAGE_ID_DTYPE
 
 ROW_OVERHEAD = 128
@@ -224,4 +225,4 @@ def _microseconds(seconds: Any, what: str, longest_us: int, setting: str) -> int
         raise Misuse(Code.BAD_ARGUMENT, f"{what} is {type(seconds).__name__}, not seconds")
     if not 0 <= seconds <= longest_us / 1e6:
         raise Rejected(Code.BAD_DELAY, f"{what} {seconds} is not within 0 to {longest_us / 1e6} seconds", setting)
-    return round(seconds * 1e6)
+    return to_us(seconds)

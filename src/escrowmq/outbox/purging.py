@@ -10,6 +10,7 @@ from sqlalchemy.exc import DBAPIError
 from escrowmq.errors import Code, Misuse
 from escrowmq.outbox.dialects import database_now_us
 from escrowmq.outbox.session import plain
+from escrowmq.platform.times import to_us
 
 
 def age_of(older_than: object) -> float:
@@ -33,7 +34,7 @@ def delete_older(
         try:
             with engine.begin() as connection:
                 if before_us is None:
-                    before_us = database_now_us(connection) - round(age * 1e6)
+                    before_us = database_now_us(connection) - to_us(age)
                 window = [start_us < moment, before_us > moment, *only]
                 last = sa.select(moment).where(*window).order_by(moment).offset(chunk - 1).limit(1)
                 end_us = connection.scalar(last)

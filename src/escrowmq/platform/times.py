@@ -1,8 +1,18 @@
-"""Moments and durations as people read them."""
+"""Times: microseconds since 1970, as everything that is stored and sent has them, and as people read them."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
+
+
+def to_us(seconds: float) -> int:
+    """Return whole microseconds."""
+    return round(seconds * 1e6)
+
+
+def datetime_us(time: datetime) -> int:
+    """Return a time as microseconds since 1970."""
+    return round(time.timestamp() * 1e6)
 
 
 def moment(time_us: int | None) -> str | None:

@@ -16,6 +16,7 @@ from escrowmq.client.links.router import broker_of
 from escrowmq.client.producing.producer import Producer
 from escrowmq.errors import Code, Misuse, Rejected, error
 from escrowmq.message.immunity import named
+from escrowmq.platform.times import to_us
 from escrowmq.schemas import ID
 from escrowmq.settings import nearest
 
@@ -64,7 +65,7 @@ class Preparation:
         self._shards = shards
         self._topic = topic
         self._most = min(most, MOST)
-        self._immunity_us = round(immunity * 1e6)
+        self._immunity_us = to_us(immunity)
         # by shard: the transaction that takes more rows, and how many it has
         self._open: dict[int, tuple[bytes, int]] = {}
 

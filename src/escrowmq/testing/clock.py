@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from escrowmq.platform.times import to_us
+
 
 class SimulatedClock:
     """Broker time under a test's control: starts at ``now_us`` and stands still until :meth:`advance`."""
@@ -15,7 +17,7 @@ class SimulatedClock:
 
     def advance(self, seconds: float = 0.0, *, us: int = 0) -> int:
         """Move time on by ``seconds`` and ``us`` microseconds, never back; the new time in microseconds."""
-        step = round(seconds * 1_000_000) + us
+        step = to_us(seconds) + us
         if step < 0:
             raise ValueError("broker time never steps back")
         self._now_us += step

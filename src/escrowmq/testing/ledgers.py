@@ -26,6 +26,7 @@ from escrowmq.ledger.events import Repeats
 from escrowmq.ledger.ledger import Ledger
 from escrowmq.ledger.messages.contents import differing, refused
 from escrowmq.model import DecidedBy, Outcome, message_id
+from escrowmq.platform.times import to_us
 from escrowmq.schemas import ENDING, OUTGOING, STORED, Kind
 
 _counter = iter(range(1 << 62))
@@ -131,7 +132,7 @@ class LedgerDriver:
 
     def advance(self, seconds: float) -> None:
         """Let broker time pass."""
-        self.now_us += int(seconds * 1e6)
+        self.now_us += to_us(seconds)
 
     def session(self, group: str = "g", instance: str = "i", *, transactional: bool = True) -> int:
         """Open a producer session; its epoch."""

@@ -15,6 +15,7 @@ from escrowmq.broker.requests import transaction_id
 from escrowmq.broker.writer.engine import Engine
 from escrowmq.errors import Code
 from escrowmq.ledger.commands import Command
+from escrowmq.platform.times import to_us
 from escrowmq.schemas import ID
 from escrowmq.wire import Action
 from escrowmq.wire.actions.action import Answer, Request, Results
@@ -88,7 +89,7 @@ def page_of(what: str, entries: list[Any], limit: int, after: Callable[[Any], ob
 
 def microseconds(seconds: float | None) -> int | None:
     """Whole microseconds of seconds."""
-    return None if seconds is None else round(seconds * 1e6)
+    return None if seconds is None else to_us(seconds)
 
 
 def results_of(codes: Any) -> Results:

@@ -21,6 +21,7 @@ from escrowmq.ledger.commands import (
     Subscription,
 )
 from escrowmq.ledger.groups.reports import described
+from escrowmq.platform.times import to_us
 from escrowmq.wire.actions import groups
 
 RECORDED_QUEUES = 100
@@ -50,7 +51,7 @@ def _start(request: groups.Subscribe | groups.Alter | groups.Reset) -> str:
 
 
 def _delays_us(request: groups.Subscribe | groups.Alter) -> tuple[int, ...] | None:
-    return tuple(round(delay * 1e6) for delay in request["retry_delays"]) if "retry_delays" in request else None
+    return tuple(to_us(delay) for delay in request["retry_delays"]) if "retry_delays" in request else None
 
 
 def _alteration(request: groups.Alter) -> AlterGroup:

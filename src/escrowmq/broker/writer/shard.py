@@ -51,17 +51,13 @@ from escrowmq.log.seam import CommitLog, Snapshot
 from escrowmq.platform.clock import Clock, ContinuedClock
 from escrowmq.platform.failpoints import reach
 from escrowmq.platform.logs import tell
+from escrowmq.platform.times import to_us
 from escrowmq.schemas import MESSAGES, STORED, Kind
 from escrowmq.settings import BrokerSettings
 
 HEADROOM = 4 << 20
 
 logger = logging.getLogger(__name__)
-
-
-def microseconds(seconds: float) -> int:
-    """Whole microseconds."""
-    return round(seconds * 1e6)
 
 
 def rules_of(settings: BrokerSettings) -> Rules:
@@ -71,7 +67,7 @@ def rules_of(settings: BrokerSettings) -> Rules:
         if hasattr(settings, name):
             values[name] = getattr(settings, name)
         elif name.endswith("_us"):
-            values[name] = microseconds(getattr(settings, name.removesuffix("_us")))
+            values[name] = to_us(getattr(settings, name.removesuffix("_us")))
     return Rules(**values)
 
 
@@ -435,13 +431,13 @@ class Shard:
 
     def cut(self) -> int:
         """Drop what is beyond the retention of its topic, within a round. Returns how many queues were cut."""
-        cut: int = self.execute(Cut(microseconds(self.settings.retention)))
+        cut: int = self.execute(Cut(to_us(self.settings.retention)))
         return cut
 
     def retain(self) -> int | None:
         """Let go of what is older than the retention, within a round; the position below which the log may then be
         dropped *once a newer snapshot is saved*, None when there is nothing to drop."""
-        retention_us = microseconds(self.settings.retention)
+        retention_us = to_us(self.settings.retention)
         visible_us = self.time_us - retention_us
         limit = early = self.log.position_before(visible_us)
         if self.ledger.topics.keep_less(self.log.first_position):

@@ -18,11 +18,12 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from escrowmq.broker.writer.shard import Shard, microseconds
+from escrowmq.broker.writer.shard import Shard
 from escrowmq.errors import EscrowError
 from escrowmq.ledger.columns.arrays import Int64s
 from escrowmq.ledger.columns.schedule import NEVER_US
 from escrowmq.ledger.commands import Forget
+from escrowmq.platform.times import to_us
 
 CUT_US = 10_000_000
 """Between two looks at what is beyond the retention of its topic."""
@@ -83,7 +84,7 @@ class Upkeep:
             self._forget(now)
 
     def _forget(self, now: int) -> None:
-        before_us = now - microseconds(self._shard.settings.producer_expiration)
+        before_us = now - to_us(self._shard.settings.producer_expiration)
         count = self._shard.execute(Forget(before_us, self._connected(), FORGET_ROWS))
         if count:
             logger.info("forgot %d idle producer sessions", count)

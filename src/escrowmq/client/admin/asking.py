@@ -17,6 +17,7 @@ from escrowmq.client.producing.own_ids import is_transaction_id, transaction_of_
 from escrowmq.errors import DONE, Code, Rejected, error
 from escrowmq.message.ids import id_bytes
 from escrowmq.model import TransactionId
+from escrowmq.platform.times import datetime_us
 from escrowmq.wire import Call
 from escrowmq.wire.actions.action import Answer, Request, Results
 
@@ -105,7 +106,7 @@ def given(shape: type[Request], **values: Any) -> Request:
 
 def microseconds(time: datetime | None) -> int | None:
     """Whole microseconds since 1970."""
-    return None if time is None else round(time.timestamp() * 1e6)
+    return None if time is None else datetime_us(time)
 
 
 def with_body(message: Any) -> Any:

@@ -12,6 +12,7 @@ from escrowmq.errors import Code, Misuse, Rejected
 from escrowmq.message.limits import MAX_CAUSE
 from escrowmq.message.names import check_name
 from escrowmq.model import FOREVER, REDELIVERY
+from escrowmq.platform.times import datetime_us, to_us
 from escrowmq.settings import SECONDS, parse_quantity
 from escrowmq.wire import Link
 from escrowmq.wire.actions import groups
@@ -129,7 +130,7 @@ def start_words(start: str) -> str:
 def start_text(start: str | datetime) -> str:
     """Return a start as it travels. Raises Misuse(BAD_ARGUMENT)."""
     if isinstance(start, datetime):
-        return str(round(start.timestamp() * 1_000_000))
+        return str(datetime_us(start))
     if start not in ("earliest", "latest"):
         raise Misuse(Code.BAD_ARGUMENT, f"start = {start!r}", '"earliest", "latest" or a datetime')
     return start
@@ -168,7 +169,7 @@ def delay_us(delay: float | None) -> int:
         return -1
     if isinstance(delay, bool) or not isinstance(delay, int | float) or not 0 <= delay < 1e9:
         raise Misuse(Code.BAD_ARGUMENT, f"delay = {delay!r}: seconds, 0 or more")
-    return round(delay * 1_000_000)
+    return to_us(delay)
 
 
 def cause_text(cause: str | None) -> str | None:

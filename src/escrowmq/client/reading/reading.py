@@ -32,6 +32,7 @@ from escrowmq.errors import AWAY, Code, EscrowError, Misuse, Rejected, error
 from escrowmq.message.names import check_name
 from escrowmq.platform.backoff import Backoff
 from escrowmq.platform.forks import tell_in_child
+from escrowmq.platform.times import datetime_us
 from escrowmq.wire import DAMAGED_COLUMN, VIEWS, ReadRequest, ask, read_schema
 from escrowmq.wire.actions import topics
 
@@ -197,7 +198,7 @@ class Reading:
     def _offsets(self, number: int, start: Start) -> dict[Partition, topics.QueueOffsets]:
         request: topics.AskOffsets = {"topic": self.topic}
         if isinstance(start, datetime):
-            request["time_us"] = round(start.timestamp() * 1e6)
+            request["time_us"] = datetime_us(start)
         answer = self.router.ask(number, topics.OFFSETS(request), time.monotonic() + self.timeout)
         self.router.learn_shard(number, answer["shard"])
         return {(answer["shard"], line["queue"]): line for line in answer["queues"]}

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from escrowmq.compensation.sets.seam import MAX_IDS
 from escrowmq.errors import Code, Misuse
 from escrowmq.message.names import check_name
+from escrowmq.platform.times import to_us
 
 ID_BYTES = 16
 MAX_US = 1 << 53
@@ -60,4 +61,4 @@ def lease_us(lease: float) -> int:
     """Return a lease in microseconds; raises Misuse(BAD_ARGUMENT) for what is none."""
     if not isinstance(lease, int | float) or not math.isfinite(lease) or not 0 < lease <= MAX_LEASE:
         raise Misuse(Code.BAD_ARGUMENT, f"a lease of {lease!r:.100} seconds", f"more than 0, at most {MAX_LEASE:.0f}")
-    return max(1, round(lease * 1e6))
+    return max(1, to_us(lease))

@@ -47,6 +47,7 @@ from escrowmq.outbox.modes.senders import Sender, sender_of
 from escrowmq.outbox.tables import trans_prepared, trans_recv_log
 from escrowmq.outbox.targets.seam import Codes, Target
 from escrowmq.platform.failpoints import reach
+from escrowmq.platform.times import to_us
 
 _log = logging.getLogger(__name__)
 
@@ -268,7 +269,7 @@ class BothReachConsumer:
         t = trans_prepared.c
         with self._sessions() as session, session.begin():
             connection = session.connection()
-            oldest = database_now_us(connection) - round(older_than * 1e6)
+            oldest = database_now_us(connection) - to_us(older_than)
             gone = sa.delete(trans_prepared).where(t.consumer_group == self._group, t.prepared_us < oldest)
             return connection.execute(gone).rowcount
 

@@ -28,6 +28,7 @@ from escrowmq.model import Message
 from escrowmq.outbox.dialects import database_now_us
 from escrowmq.outbox.tables import trans_driven
 from escrowmq.platform.forks import tell_in_child
+from escrowmq.platform.times import to_us
 
 Int64s = npt.NDArray[np.int64]
 ONLY_PLACE = -1
@@ -271,7 +272,7 @@ class Journal:
             page = sa.select(trans_driven).where(self._mine, _T.state == int(stage), _T.id > after)
             with self._engine.begin() as connection:
                 if older_than > 0:
-                    page = page.where(_T.created_us <= database_now_us(connection) - round(older_than * 1e6))
+                    page = page.where(_T.created_us <= database_now_us(connection) - to_us(older_than))
                 page = page.order_by(_T.id).limit(PAGE)
                 rows = connection.execute(page).mappings().all()
             if not rows:

@@ -19,6 +19,7 @@ from escrowmq.outbox.acts import Done, act_on_rows
 from escrowmq.outbox.dialects import database_now_us, insert_if_absent
 from escrowmq.outbox.session import transaction_of
 from escrowmq.outbox.tables import trans_prepared, trans_recv_log
+from escrowmq.platform.times import to_us
 
 _T = trans_prepared.c
 
@@ -55,7 +56,7 @@ def list_prepares(
         wanted = wanted.where(_T.message_id > model.message_id(after))
     with engine.connect() as connection, transaction_of(connection, trans_prepared):
         if older_than > 0:
-            wanted = wanted.where(_T.prepared_us <= database_now_us(connection) - round(older_than * 1e6))
+            wanted = wanted.where(_T.prepared_us <= database_now_us(connection) - to_us(older_than))
         rows = connection.execute(wanted.order_by(_T.message_id).limit(limit))
         return [StoredPrepare(row[0], bytes(row[1]), *row[2:]) for row in rows]
 

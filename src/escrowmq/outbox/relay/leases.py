@@ -11,6 +11,7 @@ from sqlalchemy.dialects import postgresql
 from escrowmq.outbox.dialects import Dialect
 from escrowmq.outbox.tables import trans_lane, trans_message, trans_relay
 from escrowmq.platform.failpoints import reach
+from escrowmq.platform.times import to_us
 
 RENEW = 3
 """A lease is renewed after this part of its length,"""
@@ -113,7 +114,7 @@ class Leases:
     def _say_alive(self, connection: sa.Connection) -> tuple[int, int]:
         """Return the database's time, and until when this worker counts as alive."""
         now = int(connection.scalar(sa.select(self._dialect.now_us)) or 0)
-        until = now + round(self._seconds * 1e6)
+        until = now + to_us(self._seconds)
         here = sa.update(trans_relay).where(trans_relay.c.owner == self.owner).values(alive_until_us=until)
         if not connection.execute(here).rowcount:
             connection.execute(sa.insert(trans_relay).values(owner=self.owner, alive_until_us=until))

@@ -31,6 +31,7 @@ from escrowmq.outbox.tables import State
 from escrowmq.outbox.targets.seam import Codes, Target
 from escrowmq.platform.backoff import Backoff
 from escrowmq.platform.failpoints import reach
+from escrowmq.platform.times import to_us
 
 _log = logging.getLogger(__name__)
 PROBE_ROWS = 16
@@ -117,7 +118,7 @@ class Worker:
         self._holding = Holding(dialect, holds, self._look_seconds)
         self._marker = marking.Marker(dialect, self.leases, not options.keep and not options.await_callback)
         aside = min(max(options.backoff, 1.0), options.redelivery_interval)
-        self._rules = Rules(options.redeliveries, _us(options.redelivery_interval), _us(aside), holds)
+        self._rules = Rules(options.redeliveries, to_us(options.redelivery_interval), to_us(aside), holds)
         self._database = Backoff(options.backoff, options.backoff_max)
         self._connection: sa.Connection | None = None
         self._clock_ahead = 0
@@ -267,7 +268,7 @@ class Worker:
             self._next_unconfirmed = now if full else now + min(options.redelivery_interval / 4, 5.0)
         if LANE_ZERO in self.leases.lanes and now >= self._next_purge:
             states = (State.DONE,) if options.await_callback else (State.SENT, State.DONE)
-            purged = marking.purge(self._dialect, connection, self._now_us() - _us(options.keep), states)
+            purged = marking.purge(self._dialect, connection, self._now_us() - to_us(options.keep), states)
             self._counters.add(purged=purged)
             self._next_purge = now if purged >= marking.PURGE_ROWS else now + options.purge_interval
 
@@ -333,7 +334,3 @@ def _pause(backoff: Backoff, text: str) -> float:
     pause = backoff.failed()
     _log.log(level, "%s; next try in %.1f s", text, pause)
     return pause
-
-
-def _us(seconds: float) -> int:
-    return round(seconds * 1e6)

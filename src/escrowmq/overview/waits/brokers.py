@@ -9,7 +9,7 @@ from escrowmq.overview.asking import Asking
 from escrowmq.overview.values import Cause
 from escrowmq.overview.waits.grouping import MOST_GROUPS, MOST_SAMPLES, OTHERS, Alike
 from escrowmq.overview.words import many, quoted, since
-from escrowmq.platform.times import duration
+from escrowmq.platform.times import duration, to_us
 from escrowmq.wire.actions import dead_letters, producers, transactions
 
 MOST_NAMES = 10_000
@@ -152,7 +152,7 @@ def _lag_cause(one: Mapping[str, Any], broker: str, now_us: int) -> Cause:
     seconds = one["lag_seconds"]
     age = duration(float(int(seconds)) if seconds >= 1 else seconds)
     text = f"Consumer group {name} lags {many(lag, 'message')} and {age} behind in {one['topic']}: {why}."
-    since_us = now_us - round(seconds * 1e6)
+    since_us = now_us - to_us(seconds)
     cause = why.partition(":")[0]
     sample = {"topic": one["topic"], "lag": lag, "lag_seconds": seconds, "leased": leased, "retrying": retrying}
     return Cause("lagging", name, cause, lag, "message", since_us, person, text, broker, (sample,))

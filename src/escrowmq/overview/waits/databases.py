@@ -27,6 +27,7 @@ from escrowmq.overview.stories.database_events import error_of
 from escrowmq.overview.values import Cause, DatabaseStands
 from escrowmq.overview.waits.grouping import OTHERS, Alike, Grouped, masked, oldest
 from escrowmq.overview.words import many, quoted, since
+from escrowmq.platform.times import to_us
 
 LISTED = 2_000
 """Rows of one state that are looked at one by one."""
@@ -85,7 +86,7 @@ class _Database:
             )
             cause = "behind an earlier row of the same key"
             yield self._cause("held", "outbox", cause, alike, False, text, "row", at_least=more)
-        is_late = sa.and_(state_is(State.PENDING), _M.created_us < self.now_us - round(LATE_SECONDS * 1e6))
+        is_late = sa.and_(state_is(State.PENDING), _M.created_us < self.now_us - to_us(LATE_SECONDS))
         late, more = self._count_rows(is_late, COUNTED_ONE_BY_ONE)
         if late:
             oldest_us = self._oldest_us(State.PENDING) or self.now_us
@@ -133,7 +134,7 @@ class _Database:
         """Rows of transactions that their producer drives: stuck ones, and those that nobody has ended for long."""
         is_stuck = _D.state == Stage.STUCK.value
         others = _D.state.in_([stage.value for stage in Stage if stage is not Stage.STUCK])
-        is_late = sa.and_(others, _D.created_us < self.now_us - round(LATE_SECONDS * 1e6))
+        is_late = sa.and_(others, _D.created_us < self.now_us - to_us(LATE_SECONDS))
         kinds = (
             (is_stuck, COUNTED, True, "stuck", "the broker holds another decision than the row"),
             (is_late, COUNTED_ONE_BY_ONE, False, "unfinished", "no process of the group has ended them yet"),

@@ -24,6 +24,7 @@ from escrowmq.pipeline.sql.tables import SqlRead
 from escrowmq.pipeline.sweeps.acts import Act, Inconsistent, release_orphan, settle_order
 from escrowmq.pipeline.sweeps.books import Books
 from escrowmq.pipeline.sweeps.databases import Connections, Databases, connections
+from escrowmq.platform.times import to_us
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -75,7 +76,7 @@ def sweep_orders(
     lack a table or a column, Unknown for one that is away when the sweep is planned. What fails later is in the result.
     """
     books.check(databases.orders, databases.products)
-    over = books.ticks(_now(now_us, databases) - round(unpaid_seconds * 1e6))
+    over = books.ticks(_now(now_us, databases) - to_us(unpaid_seconds))
     due = (
         (books.order_state, "=", books.paid),
         (books.order_state, "=", books.unpaid),
@@ -112,7 +113,7 @@ def sweep_freezes(
     found in other shards than ``books.shard_by`` says.
     """
     books.check(databases.orders, databases.products)
-    old = books.ticks(_now(now_us, databases) - round(orphan_seconds * 1e6))
+    old = books.ticks(_now(now_us, databases) - to_us(orphan_seconds))
     where = ((books.freeze_state, "=", books.frozen), (books.freeze_time, "<=", old))
     more = () if books.shard_by is None else (books.shard_by,)
     frozen = read_sql(spark, [SqlRead(databases.products, books.freezes, (books.freeze_trans_id, *more), where)])

@@ -24,6 +24,7 @@ from escrowmq.errors import Code, EscrowError, Misuse, error
 from escrowmq.outbox import engines
 from escrowmq.outbox.dialects import database_now_us, in_a_line
 from escrowmq.pipeline.sweeps.run import Swept
+from escrowmq.platform.times import to_us
 
 TURN_SECONDS = 3.0
 """Keep a turn for so long at least: a machine whose timer is late by less finds it taken."""
@@ -105,7 +106,7 @@ def _file_lock(path: str | None) -> Iterator[bool]:
 
 def seconds_to_turn(now_us: int, every: float) -> float:
     """Return the seconds from ``now_us`` (microseconds since 1970) to the next multiple of ``every`` seconds."""
-    every_us = round(every * 1e6)
+    every_us = to_us(every)
     return (every_us - now_us % every_us) / 1e6
 
 

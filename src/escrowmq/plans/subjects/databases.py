@@ -23,6 +23,7 @@ from escrowmq.plans.outcomes import Outcome, Outcomes, all_of
 from escrowmq.plans.subjects.brokers import ended
 from escrowmq.plans.subjects.seam import checked_ids, checked_selection
 from escrowmq.platform.listening import shown_address
+from escrowmq.platform.times import to_us
 
 if TYPE_CHECKING:
     from escrowmq.outbox.acts import Done
@@ -105,7 +106,7 @@ class DatabaseRows:
         self._ids = checked_ids(chosen.pop("ids", None))
         self._reason: str | None = chosen.pop("error", None) or chosen.pop("reason", None)
         self._containing: str | None = chosen.pop("containing", None)
-        self._older_us = round(chosen.pop("older_than", 0) * 1e6)
+        self._older_us = to_us(chosen.pop("older_than", 0))
         self._wanted = chosen
         self._left: set[str] = set()
 
