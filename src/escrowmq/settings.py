@@ -38,7 +38,7 @@ _choice, _flag = partial(_setting, CHOICE), partial(_setting, FLAG)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerSettings:
-    """Everything a broker can be told. Raises Misuse(BAD_SETTING) naming the setting when a value is out of range."""
+    """All settings of a broker. Raises Misuse(BAD_SETTING) naming the setting when a value is out of range."""
 
     # Check-back (systems.md 1.6 to 1.8)
     transaction_timeout: float = _seconds(6.0, "a half message undecided this long is asked about first", least=0.001)

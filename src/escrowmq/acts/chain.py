@@ -9,9 +9,9 @@ names the first by its number (``of``) and says what came of it::
 
 ``hash`` is SHA-256 over the line as it would be without its ``hash`` (keys sorted, ASCII, no spaces); ``prev`` is that
 of the line before, for the first line that of a text which names the shard. So a record that was changed, removed, put
-in or moved breaks the chain at its place. What is missing at the very end is told by the file beside it, which has the
-number and the hash of the last record. Whoever can write both files can forge both: a chain shows edits, it does not
-prevent them. Copy the last hash to a place of your own to show those, too.
+in or moved breaks the chain at its place. What is missing at the very end is known from the file beside it, which has
+the number and the hash of the last record. Whoever can write both files can forge both: a chain shows edits, it does
+not prevent them. Copy the last hash to a place of your own to show those, too.
 
 A database does an act and records it in one transaction, so there the act and what came of it are one record, with
 ``act`` and ``ended``.

@@ -42,7 +42,7 @@ class Listed:
 
 @dataclass(slots=True)
 class Done:
-    """What came of an act, told before the block that does it ends."""
+    """The result of an operator action, set before the block that runs it ends."""
 
     ended: dict[str, Any] = field(default_factory=dict)
 
@@ -299,7 +299,7 @@ class Journal:
         while ahead is not None:
             line, ahead = ahead, next(lines, None)
             if ahead is None and not is_sealed(line) and (last is None or last[0] <= self._number):
-                break  # its write was under way when everything stopped, so nobody was told
+                break  # its write was under way when everything stopped, so nobody got an answer
             self._took_line(line)
         self._torn = True  # whatever stands behind the last whole line
         if last is not None and last[0] > self._number:  # somebody cut the end off: the gap is to be seen for ever

@@ -1,4 +1,4 @@
-"""Acts as they are told to whoever asks, the same from a broker and from a database; and who acts."""
+"""Operator actions as clients see them, in the same form from a broker and a database; the current operator."""
 
 from __future__ import annotations
 

@@ -66,10 +66,10 @@ def take(
 ) -> Manifest:
     """Copy the shard of ``source`` into the folder of ``disk``, at up to ``rate`` bytes per second; what it holds then.
 
-    ``progress`` is told how many of how many bytes are there. Raises Misuse(FOLDER_IN_USE, BAD_ARGUMENT) for a folder
-    that holds something else, Corrupt for a source that is damaged, Overloaded(DISK_FULL), and what the source raises.
-    The folder then holds the backup that it held before, if there was one, and what was copied: another try goes on
-    from there.
+    ``progress`` is called with the bytes copied and the bytes in all. Raises Misuse(FOLDER_IN_USE, BAD_ARGUMENT) for a
+    folder that holds something else, Corrupt for a source that is damaged, Overloaded(DISK_FULL), and what the source
+    raises. The folder then holds the backup that it held before, if there was one, and what was copied: another try
+    goes on from there.
     """
     disk.lock()
     try:

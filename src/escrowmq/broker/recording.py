@@ -81,7 +81,7 @@ def resolve(journal: Journal, ledger: Ledger, now_us: int) -> int:
 
 
 def _find_state(ledger: Ledger, record: Record) -> Any:
-    """How what the act was about stands now; the code of an error if that cannot be told."""
+    """Return the current state of the action's subject, or the code of an error if it is unknown."""
     try:
         return _LOOKS[record.act or ""](ledger, record.what)
     except EscrowError as problem:

@@ -141,7 +141,7 @@ def admin_at(url: str, *, make: bool = False) -> Iterator[Admin]:
     error, and noted for the exit code."""
     from escrowmq.client.admin import Admin
 
-    logging.getLogger("escrowmq.client.links.presence").setLevel(logging.ERROR)  # it is told at the end
+    logging.getLogger("escrowmq.client.links.presence").setLevel(logging.ERROR)  # it is printed at the end
     with bus_at(url, make=make) as bus:
         yield Admin(bus.router, PATIENCE)
         RUN.missing += bus.missing()

@@ -298,7 +298,7 @@ def _plans(folder: Path | None) -> Plans:
 def _where(act: str, url: str, database_url: str | None) -> Iterator[Where]:
     """Where the rows of an act live."""
     if not _is_of_database(act):
-        logging.getLogger("escrowmq.client.links.presence").setLevel(logging.ERROR)  # who is away is told by the plan
+        logging.getLogger("escrowmq.client.links.presence").setLevel(logging.ERROR)  # the plan names who is away
         with bus_at(url) as bus:
             yield bus
         return

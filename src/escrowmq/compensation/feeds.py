@@ -34,7 +34,7 @@ class KeyFeed(Protocol):
         ...
 
     def acknowledged_us(self) -> int | None:
-        """Return a time before which every key was acknowledged, so is in the set store; None: that cannot be told now.
+        """Return a time before which every key was acknowledged, so is in the set store; None: that is unknown now.
 
         It must not be too late by a moment: with an emptied store, keys from before it are not read again.
         """

@@ -33,7 +33,7 @@ TOGETHER = 100
 """Messages of one step: Redis serves no other client meanwhile."""
 
 Queue = Callable[[Any, Any], object]
-"""``queue(pipeline, message)``: queue the commands of the effect; what they answer is not told."""
+"""``queue(pipeline, message)``: queue the commands of the effect; their answers are not returned."""
 
 
 class RedisEffects:

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LookedUp:
-    """A message as a broker told it, for a handler: the same names as a received message has."""
+    """A message as a broker returned it, for a handler: the same names as a received message has."""
 
     topic: str
     key: str | None

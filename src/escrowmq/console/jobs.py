@@ -92,7 +92,7 @@ class Jobs:
             job.to = work(job)
         except EscrowError as problem:
             job.problem = problem
-        except Exception as problem:  # it is told on the page, and in the log
+        except Exception as problem:  # it is shown on the page and in the log
             logger.error("%s failed", job.what, exc_info=problem)
             job.problem = Unknown(Code.CLOSED, f"the console failed: {type(problem).__name__}: {problem}")
         finally:

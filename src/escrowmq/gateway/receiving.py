@@ -45,7 +45,7 @@ PATIENCE = 5.0
 WORTH_ASKING = 0.02
 """A shorter rest of the waiting time is not worth another question."""
 LOOK_SECONDS = 0.25
-"""Between two looks whether a broker that owes an answer is away."""
+"""Interval (s) between two probes whether a broker with a pending answer is away."""
 CLOSE_SECONDS = 2.0
 _NO_ROWS = pa.RecordBatch.from_pylist([], schema=pa.schema([]))
 

@@ -58,7 +58,7 @@ class Event:
 @dataclass(frozen=True, slots=True)
 class Repeats:
     """Rows of a command that were answered with the receipt of an earlier message of their topic and id, and where that
-    one stands (arrays of one length). Whether it is the same message is told by the contents: see
+    one stands (arrays of one length). Whether it is the same message is decided by the contents: see
     ``messages/contents.py``."""
 
     rows: Int64s

@@ -184,7 +184,7 @@ class SegmentLog(ReadableLog):
         return sum(segment.size for segment in self._reader.segments)
 
     def free_bytes(self) -> int:
-        """Bytes that are free on the disk; 0 if that cannot be told."""
+        """Free bytes on the disk; 0 if unknown."""
         try:
             return self._disk.free_bytes()
         except OSError:
@@ -276,7 +276,7 @@ class SegmentLog(ReadableLog):
         return finish
 
     def settle(self) -> None:
-        """Nothing is owed here."""
+        """Do nothing: no work is deferred here."""
 
     def _settle(self, segment: Segment, data: pa.Buffer | None, end: int) -> None:
         """Every frame below sequence ``end`` is durable and lies in the mapped file."""

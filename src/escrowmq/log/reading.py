@@ -210,7 +210,7 @@ class Reader:
             return None, missing
 
     def _note(self, damage: Damage, sequence: int) -> None:
-        """Damage was met: it is listed, and told once."""
+        """List damage that a read met, and log it once."""
         with self.lock:
             known = sequence in self._damages
             self._damages[sequence] = damage

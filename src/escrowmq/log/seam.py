@@ -233,7 +233,7 @@ class CommitLog(StoredLog, Protocol):
         roll of a segment or close waits until it has."""
 
     def settle(self) -> None:
-        """Do what a log still owes for frames that are durable, and for which nobody has to wait: called when a round
+        """Finish deferred work for frames that are already durable: called when a round
         was answered, on any thread. Corrupt(LOG_FAILED) stops the log."""
 
     def position_before(self, time_us: int) -> int:

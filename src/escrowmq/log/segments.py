@@ -51,10 +51,8 @@ def seal_header(body: bytes) -> bytes:
 
 def open_header(raw: bytes, magic: bytes, size: int, file: str) -> bytes:
     """Return the checked header of any of our files. The first 8 bytes (magic, version u16, header bytes u16) and the
-    checksum
-    in the header's last 8 are the same in every version, for ever: so a newer version is told from damage. ``raw`` is
-    the
-    first LARGEST_HEADER bytes of the file, or all of it."""
+    checksum in the header's last 8 are the same in every version, for ever: so a newer version is distinguished from
+    damage. ``raw`` is the first LARGEST_HEADER bytes of the file, or all of it."""
     if len(raw) < 8 or raw[:4] != magic:
         raise DamagedLog(file, 0, -1, "the file header is damaged")
     version, length = struct.unpack_from("<HH", raw, 4)

@@ -2,7 +2,7 @@
 slow.
 
 A frozen dataclass sets each field through ``object.__setattr__``. Here a plain twin with the same slots is filled, and
-then made to be of the frozen class; the result cannot be told from the other.
+then made to be of the frozen class; the result is equal to the other.
 """
 
 from __future__ import annotations

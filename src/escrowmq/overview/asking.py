@@ -1,5 +1,5 @@
-"""Asking brokers and databases of which some may be away: what they do not answer is noted, and the others are told of
-all the same.
+"""Asking brokers and databases of which some may be away: missing answers are noted, and those of the others are
+returned all the same.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class Story(AsJson):
     events: tuple[Event, ...]
     """Oldest first; those without a time where they belong."""
     notes: tuple[str, ...] = ()
-    """What cannot be told, and why."""
+    """What is unknown, and why."""
     offers: tuple[Offer, ...] = ()
     properties: Mapping[str, str] = field(default_factory=dict)
     body: str | None = None
@@ -87,7 +87,7 @@ class Timeline(AsJson):
     stories: tuple[Story, ...]
     """Newest first."""
     more: bool
-    """Whether there are more than are told here."""
+    """Whether there are more than these."""
     now_us: int
     missing: tuple[Missing, ...] = ()
     """Brokers and databases that did not answer: what they know is not in it."""

@@ -67,9 +67,9 @@ class Plans:
         """Freeze the rows that ``selection`` chooses now: what a run acts on is these rows, whatever comes or goes
         later.
 
-        ``progress`` is told how many rows there are so far. Raises Misuse(BAD_ARGUMENT) for an act or a selection that
-        is none, Rejected(UNKNOWN_GROUP), Rejected(NOT_FOUND) if nothing is chosen, Overloaded(BROKER_AWAY) if a broker
-        is away, unless ``without_missing``.
+        ``progress`` is called with the number of rows so far. Raises Misuse(BAD_ARGUMENT) for an act or a selection
+        that is none, Rejected(UNKNOWN_GROUP), Rejected(NOT_FOUND) if nothing is chosen, Overloaded(BROKER_AWAY) if a
+        broker is away, unless ``without_missing``.
         """
         subject = opened(where, act, selection)
         moment = time.gmtime()
@@ -140,8 +140,8 @@ class Plans:
         self, id: str, where: Where, *, samples: int = 3, progress: Callable[[int, int], None] | None = None
     ) -> Counts:
         """Look at every row that no run has dealt with, and count what would become of it now, with some rows of each
-        outcome. Changes nothing. ``progress`` is told how many rows of how many were looked at. Raises Corrupt(DAMAGED)
-        for a changed set."""
+        outcome. Changes nothing. ``progress`` is called with the rows checked and the rows in all. Raises
+        Corrupt(DAMAGED) for a changed set."""
         disk = self._disk(id)
         made = self.get(disk.folder.name)
         with frozen.opened(disk.folder) as rows:
@@ -183,7 +183,7 @@ class Plans:
 
         ``rate``: rows a second at most. ``stop_after``: so many failures, ``"100"`` or ``"5%"``. ``batch``: rows of one
         act at most. ``patience``: seconds to wait for a broker that is away. ``digest``: what the plan's must begin
-        with. ``progress`` is told after each batch. ``stop``: an event that stops it after the batch. A refusal ends
+        with. ``progress`` is called after each batch. ``stop``: an event that stops it after the batch. A refusal ends
         the run with a report that says so.
 
         Raises Corrupt(DAMAGED) for a set that was changed, Rejected(CONFLICT) while another run of the plan is under

@@ -2,7 +2,7 @@
 answered.
 
 A batch that was begun and not noted as answered is looked up in the brokers' records of acts before anything else is
-done: what a run before (or this one, when an answer was lost) did is told from there, and only what surely was not done
+done: what a run before (or this one, when an answer was lost) did is read from there, and only what surely was not done
 is done now.
 """
 

@@ -11,7 +11,7 @@ from typing import Any
 LEVELS = ("debug", "info", "warning", "error")
 
 EVENTS = "escrowmq.events"
-"""The logger of what an operator is told: each record has its facts as fields, one of which is ``event``."""
+"""The logger of events for operators: each record has its facts as fields, one of which is ``event``."""
 
 
 def tell(level: int, what: str, sentence: str, /, **facts: Any) -> None:

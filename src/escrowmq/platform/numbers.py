@@ -1,4 +1,4 @@
-"""Random numbers that are nobody else's: by which objects of clients are told apart, and by which pauses are spread."""
+"""Random numbers from the system: they distinguish objects of clients, and spread pauses."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ class MemoryLog(ReadableLog):
         return finish
 
     def settle(self) -> None:
-        """Nothing is owed here."""
+        """Do nothing: no work is deferred here."""
 
     def crash(self) -> None:
         """Stop as a crash would: what was not synced is gone; open the ``store`` anew."""

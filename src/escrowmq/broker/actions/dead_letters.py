@@ -26,7 +26,7 @@ from escrowmq.wire.actions import dead_letters
 from escrowmq.wire.values import MAX_PAGE
 
 MOST_CAUSES = 1000
-"""Causes in one answer, about: groups that come after them are told by the next."""
+"""About how many causes one answer has; the groups after them are in the next one."""
 
 
 @answers(dead_letters.LIST)

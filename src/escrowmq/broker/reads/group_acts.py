@@ -87,7 +87,7 @@ def _rows(engine: Readable, wanted: Filter, schema: pa.Schema, chunk: Chunk) -> 
 
 
 def _names(engine: Readable, groups: Int64s, queue_ids: Int64s) -> dict[str, pa.Array]:
-    """Group, topic and queue by their numbers. The name of a deleted group that another one has now is not told."""
+    """Group, topic and queue by their numbers. The name of a deleted group that another one has now is left out."""
     group_ids, group_index = np.unique(groups, return_inverse=True)
     unique_ids, queue_index = np.unique(queue_ids, return_inverse=True)
 

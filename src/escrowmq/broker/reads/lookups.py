@@ -106,7 +106,7 @@ def warm_up(engine: Readable) -> None:
         queues = (queue for queue in engine.shard.ledger.topics.queues if queue.end > queue.head)
         return next((queue.positions(queue.end - 1, queue.end) for queue in queues), np.empty(0, np.int64))
 
-    with suppress(Exception):  # whatever it is, whoever asks for that message is told
+    with suppress(Exception):  # whatever it is, a look-up of that message reports it
         for row in _states(engine, engine.look(newest).result()):
             view_message(engine, row["topic"] or "", bytes(16), row["key"] or "")
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 ASKS_PER_SECOND = 500.0
 USUAL_SECONDS = 0.15
-"""Between two looks of a client that nobody has told anything: what is shorter need not be said."""
+"""Probe interval of clients (ms) without advice; shorter ones need no advice."""
 LONGEST_SECONDS = 5.0
 """Whoever comes behind the end of the line shares its last places."""
 

@@ -1,10 +1,10 @@
-"""When does a standby claim the log? Pure: no clock, no thread; its caller tells what it heard, and when.
+"""The decision when a standby claims the log. Pure: no clock, no thread; its caller passes events with times.
 
 Rules:
 
 1. While anything comes from a leader it follows. It claims after ``silence`` seconds in which nothing came, its own or
    the leader's, whichever is longer: until half of its own has passed a leader answers looks. Of several standbys one
-   is first, and the others hear its claim: each waits longer by its ``rank`` among those that were named, or, where
+   is first, and the others read its claim: each waits longer by its ``rank`` among those that were named, or, where
    none were, by a random part of ``SPREAD``. Two at once are harmless: one of them follows again.
 2. Before it claims it asks those who keep the log whether there is more than it has followed. If there is, it is
    behind: it reads on. If they do not answer, the silence is theirs, not the leader's: it waits, and the silence counts
@@ -30,7 +30,7 @@ SPREAD = 0.25
 UNRANKED = 0.1
 """The same where nobody has a rank."""
 RANK_SECONDS = 0.15
-"""Between the claims of two ranks: some times what a claim takes to be heard."""
+"""Interval between the claims of two ranks: a few times what a claim takes to be read."""
 FOLLOW_SECONDS = 0.05
 """How long a standby that is behind reads before it asks again."""
 ASK_AGAIN_SECONDS = 0.5
@@ -68,7 +68,7 @@ class Candidate:
         self, silent_for: float, now: float, leaders_silence: float = 0.0, rank: int | None = None
     ) -> tuple[Step, float]:
         """Return the next step, and for how many seconds at most to follow if it is to follow. ``silent_for``: since
-        anything was heard, infinity of a released log.
+        anything was received, infinity of a released log.
         ``leaders_silence``: what the leader goes by, 0 if it did not say. ``rank``: see :func:`rank_of`."""
         if rank is None:
             later, released = UNRANKED * self._silence * self._chance, RELEASED_SECONDS * self._chance

@@ -86,7 +86,7 @@ class Node:
         self._followed = False
         """Whether it has followed the log in this process: what is wrong with its settings would have been said."""
         self._told = ""
-        """The trouble that was told last."""
+        """The last problem that was logged."""
         self._thread = threading.Thread(target=self._work, name="escrowmq-node", daemon=True)
         self._begun = threading.Event()
         self.failure: BaseException | None = None

@@ -1,9 +1,9 @@
 """Is this node still the leader? What appends nothing is answered only while that is known as of a short time ago.
 
 A frame is acknowledged only if no other node has claimed the log, so whatever appends needs no further proof. A look, a
-receive that finds nothing and a refusal append nothing: they could be told by a leader that was stopped, or cut off,
+receive that finds nothing and a refusal append nothing: they could be given by a leader that was stopped, or cut off,
 and does not know yet that another one leads. Every acknowledged record, signs of life included, proves that this node
-led when the record was sent. How long ago that is, is told by a clock that goes on while the machine is suspended: a
+led when the record was sent. How long ago that is, is measured by a clock that runs while the machine is suspended: a
 leader that wakes must find its proof old.
 """
 

@@ -60,7 +60,7 @@ def serve(
     listen at a Unix socket, which this user alone can reach; with ``listen`` "none" at that alone. ``tls``: what TCP
     connections are protected with, see :func:`escrowmq.wire.channel.server_context`. ``announce`` is called once, when
     requests are taken, with {"url", "socket" (path or None), "metrics" (URL or None), "folder", "shard", "epoch"}. A
-    shard that stops by a fault keeps answering ``health`` and refusing the rest until it is told to stop; the exit
+    shard that stops by a fault keeps answering ``health`` and refusing the rest until it is asked to stop; the exit
     code is then 1. ``beside``, which gets a link, is entered when requests are taken, and left before the broker
     stops. ``disk`` is for tests: what the folder is read and written through. ``replication``: the log is shared with
     other brokers, and the folder has a copy of it; this one refuses calls until it leads. It comes back as a follower

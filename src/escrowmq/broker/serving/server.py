@@ -13,7 +13,7 @@ Rules of a look, a few times a second:
    closed.
 4. What goes wrong with one connection closes that one. What goes wrong with the thread itself is logged, all
    connections are closed, and it begins anew.
-5. Who is owed answers while more is held than there is room for, and does not read, is closed.
+5. A connection that does not read its answers while memory is short is closed.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ ASK_ROWS = 10_000
 _CLOSING = frozenset({Kind.DECIDED, Kind.BATCH_DECIDED, Kind.PARKED})
 """Events after which there is nothing to ask."""
 KEPT_UNKNOWN = 10_000
-"""Answers UNKNOWN that are remembered, to be told."""
+"""How many answers UNKNOWN are remembered for display."""
 _FIRST_READ = 16
 _LONGEST_READ = 4096
 

@@ -100,7 +100,7 @@ class Engine:
         self._committer = Committer()
         self._pause_us = 0
         self._running: list[AnyRequest] = []  # this round's requests, for the case that it dies
-        self._lock = threading.Lock()  # around what follows: the queue, and what the writer is told
+        self._lock = threading.Lock()  # around what follows: the queue, and the signals to the writer
         self._bell = threading.Lock()  # the writer sleeps by taking it a second time; whoever wakes it lets it go
         self._bell.acquire()
         self._asleep = False

@@ -205,7 +205,7 @@ class Shard:
             self._take_in(event, content)
 
     def _mark_repeats(self, command: Prepare) -> Prepare:
-        """Return a prepare that may replace, told which of its rows say what is stored already: those are repeats."""
+        """Mark the rows of a replacing PREPARE that equal what is stored; they are repeats."""
         same = np.zeros(command.batch.num_rows, np.bool_)
         if (repeats := self.ledger.repeats_of(command)) is not None:
             same[repeats.rows] = judge(self.log, command.batch, repeats) == OK
@@ -278,7 +278,7 @@ class Shard:
         return flush
 
     def _settle(self) -> None:
-        """After the answers: what the log still owes. One that cannot stops the shard, for what comes next."""
+        """Finish deferred log work after answering. If that fails, the shard stops."""
         try:
             self.log.settle()
         except Exception as problem:

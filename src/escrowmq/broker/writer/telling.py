@@ -1,4 +1,4 @@
-"""What an operator is told in the log when it happens: a transaction is parked, a message is dead, the disk is full and
+"""Log lines for operators, as it happens: a transaction is parked, a message is dead, the disk is full and
 has space again, requests are refused.
 
 Each line has its facts as fields, too (``record.facts``), so that a log of JSON can be searched by them. One event
@@ -45,8 +45,8 @@ def tell_before(ledger: Ledger, event: Event) -> None:
 
 
 class Refusals:
-    """Requests that were refused because there was too much of everything: the first is told at once, the others are
-    counted and told now and then. Thread-safe."""
+    """Requests that were refused because there was too much of everything: the first is logged at once, the others are
+    counted and logged now and then. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -74,7 +74,7 @@ class DeadLettersAdmin(Asking):
         self, group: str | None = None, *, causes: int = 20, samples: int = 3
     ) -> Listing[DeadLettersSummary]:
         """How many dead letters each consumer group has (or this one), and why: the most frequent ``causes`` with their
-        counts, ages and some ``samples``, what is left in one entry ``others``. Causes are told apart by their first
+        counts, ages and some ``samples``, what is left in one entry ``others``. Causes are distinguished by their first
         line without its numbers and ids."""
         request = given(dead_letters.Summarize, group=group, causes=causes, samples=samples)
         return self._pages(dead_letters.SUMMARY(request), "groups", None)

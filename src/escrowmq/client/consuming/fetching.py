@@ -68,7 +68,7 @@ class Fetcher:
         self._timer = timer
         self._arrived = arrived
         self._spawn = spawn  # how a caller's thread asks: it must not block an event loop
-        self._suspect = suspect  # told of a broker that could not be reached
+        self._suspect = suspect  # called with a broker that could not be reached
         self._held = [False] * len(links)  # brokers at which the group is not yet are not asked
         self._lock = threading.Condition()  # notified when an answer came
         self._ready: deque[_Ready | EscrowError] = deque()

@@ -104,7 +104,7 @@ class AsyncReceivedBatch(Batch[AsyncReceived]):
     async def ack(self, *, wait: bool = True) -> None:
         """Done with all of them; durable when this returns (with ``wait=False``: sent in the background).
 
-        Raises LEASE_LOST if some of them are being delivered again, Unknown if that cannot be told: the connection was
+        Raises LEASE_LOST if some of them are being delivered again, Unknown if that is unknown: the connection was
         lost meanwhile, and the lease has ended, by this acknowledgement or by time.
         """
         await self._rows.consumption.act_on_all(self._rows, Act.ACK, 0, None, wait)

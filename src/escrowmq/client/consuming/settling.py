@@ -71,7 +71,7 @@ class SettlingCodec:
 
     def __init__(self, on_refused: Callable[[int, int], None] | None = None) -> None:
         self.refused = 0
-        self._on_refused = on_refused  # is told lease and offset
+        self._on_refused = on_refused  # called with lease and offset
         self._lock = threading.Lock()
 
     def parcel(self, rows: Sequence[Row]) -> tuple[Sequence[Row], tuple[int, int], list[int]]:

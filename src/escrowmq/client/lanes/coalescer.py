@@ -136,7 +136,7 @@ class Lane(Filling, ABC):
 
     def add(self, row: Row, waiter: Any, size: int) -> None:
         """Put a row (of about ``size`` bytes) into the open request; its result goes to ``waiter``, or nowhere if None.
-        An :class:`Unawaited` is told it.
+        An :class:`Unawaited` receives it.
 
         Raises Overloaded(QUEUE_FULL) when too much is waiting, Unknown(CLOSED) after :meth:`close`.
         """
@@ -462,7 +462,7 @@ class Lane(Filling, ABC):
             self._go_on()
 
     def _attend(self, attended: Attended, now: float) -> list[Request]:
-        """See whether one of several brokers owes an answer for long; what is taken back because it is away."""
+        """Check whether a broker's answer is late. Returns the requests that are withdrawn because it is away."""
         sent = [request for request in self._in_flight if request.lost is None]
         self.overdue = any(now - (request.deadline - self._timeout) > OVERDUE_SECONDS for request in sent)
         if self.overdue:

@@ -43,7 +43,7 @@ class Codec(Protocol):
 
 
 class Unawaited:
-    """Stands where a waiter stands, for a row whose caller does not wait: ``told(row, result)`` is called once with the
+    """Takes the place of a waiter, for a row whose caller does not wait: ``told(row, result)`` is called once with the
     value or the EscrowError, on whatever thread has it. It must not block."""
 
     __slots__ = ("row", "told")
@@ -116,7 +116,7 @@ class Request:
         self.batches: list[pa.RecordBatch] = [] if batch is None else [batch]
         self.count = len(waiters) if batch is None else int(batch.num_rows)
         self.size = size if batch is None else int(pa.ipc.get_record_batch_size(batch))
-        """Bytes of the rows, about, or of ``batches`` as they travel (which is told sooner than ``nbytes``)."""
+        """Bytes of the rows, about, or of ``batches`` as they travel (cheaper than ``nbytes``)."""
         self.parcel: Parcel | None = None  # as it is sent; one of the two is made when it is first sent
         self.batch: pa.RecordBatch | None = None
         self.memo: Any = None

@@ -11,7 +11,7 @@ another that leads is what the same broker is after a restart. Who leads is know
 from nothing else.
 
 Requests that find no connection are held while one is sought, for ``HOLD_SECONDS`` at most, and then fail as not sent.
-They are also held while an older connection still owes answers: requests of one kind take effect in their order.
+They are also held while answers of an older connection are pending: requests of one kind take effect in their order.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ so, because one soon leads if it is dead,"""
 DOUBT_REST = 5.0
 """and anew after so many seconds (half to one and a half times): the broker is slow, or a network is."""
 LOOK_SECONDS = 15.0
-"""How often a subscription, to which a broker owes nothing, has the other brokers of the shard asked."""
+"""How often a subscription without pending answers probes the other brokers of the shard (s)."""
 EXIT_SECONDS = 1.0
 
 _log = logging.getLogger(__name__)
@@ -107,7 +107,7 @@ class ServedLink:
         self._lock = threading.RLock()  # a signal handler may close
         self._news = threading.Condition(self._lock)  # there is a connection, or a try came to nothing
         self._connection: Connection | None = None  # that takes requests
-        self._open: set[Connection] = set()  # those that owe an answer, too
+        self._open: set[Connection] = set()  # those with pending answers, too
         self._held: deque[Request] = deque()
         self._indirect = False  # requests join those that are held
         self._pumping = False
@@ -502,7 +502,7 @@ class ServedLink:
         self._tick_later()
 
     def on_drained(self, connection: Connection) -> None:
-        """Look for another connection: this one takes no more, and owes no request an answer, whether its broker ends
+        """Look for another connection: this one takes no more and has no pending answers, whether its broker ends
         it or not."""
         with self._lock:
             if self._connection is connection:
@@ -511,8 +511,8 @@ class ServedLink:
         self._look_later()
 
     def on_not_leading(self, connection: Connection, problem: NotLeading) -> None:
-        """Connect anew for the next use: another broker may lead, and what this one owes is lost, or is refused by
-        it."""
+        """Connect anew for the next use: another broker may lead, and the pending answers of this one are lost, or is
+        refused by it."""
         with self._lock:
             if self._connection is not connection:
                 return
@@ -555,7 +555,7 @@ class ServedLink:
 
     def _look_around(self, is_silent: Callable[[], bool]) -> None:
         """See, on a thread, whether another broker of the shard leads by now; again for a while, as long as this one
-        is silent. Then what it owes fails as lost."""
+        is silent. Then its pending requests fail as lost."""
         now = time.monotonic()
         with self._lock:
             connection = self._connection

@@ -180,7 +180,7 @@ class Presence:
             except EscrowError as problem:
                 if problem.code is Code.CLOSED:
                     return
-                if problem.code not in AWAY:  # it refuses, so it is there; the calls will be told
+                if problem.code not in AWAY:  # it refuses, so it is there; the calls will fail with it
                     return self._is_there(number)
                 reason = problem.message
             if time.monotonic() - since >= AWAY_SECONDS or self._wrong is not None:

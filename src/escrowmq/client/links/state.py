@@ -69,7 +69,7 @@ class Looks:
         self._due = 0.0
 
     def failed(self, now: float, chance: float, told: float = 0.0) -> None:
-        """Note a probe that found no usable broker. ``told``: how long to leave those alone that answered."""
+        """Note a probe that found no usable broker. ``told``: the pause that the answering ones asked for."""
         since = self._since = now if self._since is None else self._since
         pause = self._next
         quick = self.several and now - since < QUICK_SECONDS

@@ -252,7 +252,7 @@ class CheckLoop:
             return False
         self.fenced = problem
         _log.warning("no longer asked at %s: %s", self._session.link.address, problem)
-        self.listening.set()  # whoever waits for it is told
+        self.listening.set()  # wake whoever waits for it
         return True
 
     def _renew_if_forgotten(self, number: int, problem: EscrowError | None) -> EscrowError | None:

@@ -79,7 +79,7 @@ def _group_act(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _message(row: Mapping[str, Any], topic: str, time: str, told: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row of DELIVERY; a damaged one (nothing is told of it) without content."""
+    """Return a row of DELIVERY; a damaged one (nothing is known of it) without content."""
     whole = bool(told)
     return {
         **dict.fromkeys(DELIVERY.names),

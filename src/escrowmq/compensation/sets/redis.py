@@ -5,7 +5,7 @@ Keys, all in one slot: ``half`` and ``commit``, id â†’ time; ``run:NAME``, id â†
 between runs sets anew, and watches: so such steps go one after the other, and one that another came before is computed
 again. Announcements and entries are one command each, and disturb nobody.
 
-What a step does it is told by ids, at most a thousand: it costs the same however large the sets are.
+A step gets its ids in the call, at most a thousand: it costs the same however large the sets are.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ class RedisServer:
         """Return the server keeps what it is given, or Misuse(BAD_SETTING); what it says of itself (INFO). Asked on
         every new connection.
 
-        A replica is Overloaded(QUEUE_FULL): what it takes, if it does, is gone when its primary is heard again.
+        A replica is Overloaded(QUEUE_FULL): what it takes, if it does, is gone when its primary is reachable again.
         """
         [raw] = link.ask(("INFO",))
         pairs = [line.partition(":") for line in raw.decode(errors="replace").splitlines() if ":" in line]

@@ -17,7 +17,7 @@ from escrowmq.wire.actions import standing
 
 ROOM = "/dead-letters"
 CAUSES = 20
-"""Causes of a group that are told apart."""
+"""The most causes of a group that are listed one by one."""
 
 
 def groups(console: Console, asked: Asked) -> Page:

@@ -1,4 +1,4 @@
-"""Webhooks: addresses of the operator that are told of parked transactions, dead letters, full disks and the like,
+"""Webhooks: notices to addresses of the operator about parked transactions, dead letters, full disks and the like,
 after so many of them.
 """
 

@@ -1,4 +1,4 @@
-"""Which addresses are told of what: from the operator's flags and file. Never from a message."""
+"""Webhooks and their rules, from the operator's flags and file; never from a message."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TIMEOUT = 10.0
 @dataclass(frozen=True, slots=True)
 class Hook:
     """One address. ``timeout``: seconds for a whole answer; ``topics`` and ``groups``: tell of these alone (empty: of
-    all; what belongs to no topic or group is told in any case); ``secret``: HMAC keys, empty for unsigned notices;
+    all; events without a topic or group always pass); ``secret``: HMAC keys, empty for unsigned notices;
     ``ca_file``: certificates to trust instead of the usual ones."""
 
     name: str

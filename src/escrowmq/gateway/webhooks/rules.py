@@ -1,4 +1,4 @@
-"""After how many events an address is told: pure rules, without a clock and without a network.
+"""Rules of when an address gets a notice: pure, without a clock and without a network.
 
 A rule counts the events of one kind. When there were ``count`` of them within ``within`` seconds, a notice is due at
 once; what comes in the rest of that time is gathered in a second notice at its end. So a storm is two notices in that
@@ -16,7 +16,7 @@ from escrowmq.errors import Code, Misuse
 from escrowmq.settings import SECONDS, nearest, parse_quantity
 
 KINDS = ("parked", "dead", "full", "space", "stopped", "damaged", "refused", "opened", "recovered")
-"""What can be told, by the field ``event`` of the log's records; docs/logs.md has the meaning of each."""
+"""The kinds of events, by the field ``event`` of the log's records; docs/logs.md has the meaning of each."""
 WITHIN = 60.0
 SAMPLES = 5
 """Events that a notice names; the others are counted."""
@@ -26,7 +26,7 @@ MOST_WITHIN = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """``count`` events of ``kind`` within ``within`` seconds are told."""
+    """A rule: ``count`` events of ``kind`` within ``within`` seconds cause a notice."""
 
     kind: str
     count: int = 1
@@ -53,7 +53,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """What an address is told: so many events of a kind, in so many seconds, some of them by name."""
+    """A notice: how many events of a kind, within how many seconds, some of them by name."""
 
     kind: str
     count: int

@@ -101,7 +101,7 @@ def _without(array: npt.NDArray[Any], first: int, last: int) -> npt.NDArray[Any]
 
 
 class Retries(SparseOffsets):
-    """The retry set of one group in one queue. ``key`` is -1 until it is told (ordered groups, see ``order.py``)."""
+    """The retry set of one group in one queue. ``key`` is -1 until it is known (ordered groups, see ``order.py``)."""
 
     __slots__ = ("_least_due", "quiet_until_us")
 

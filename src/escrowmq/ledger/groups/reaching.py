@@ -9,8 +9,8 @@ well. So the last attempt is ruled more strictly:
    own lease.
 2. What a member was given in an answer it works on in the order of the answers. So a lease at its last attempt in which
    nothing was settled, and before which its member was given another that is not done, was not come to: when either of
-   the two ends by time, its messages are given back, and the attempt does not count (UNSEEN). Answers are told apart by
-   the deadlines of their leases.
+   the two ends by time, its messages are given back, and the attempt does not count (UNSEEN). Answers are distinguished
+   by the deadlines of their leases.
 
 What this cannot tell: the lease that a member was given first may have been lost on the way to it, or lie in its memory
 untouched; that counts, so that a message which kills whoever takes it does die in the end. Leases of members that take

@@ -10,8 +10,8 @@ Rules:
    change nothing: a person reads them in the message's history.
 4. In an ordered lease the later pending messages of its key are let go together with a message that is given back or
    dead; those of other keys stay. They are not charged: their attempt is only raised to 2, so that a repeat is always
-   told from a first delivery (I23). When such a lease expires, its first pending message is the one that failed, and
-   all others are let go. What an ordered group gets back is told with its key (KEYED, see ``order.py``).
+   distinguished from a first delivery (I23). When such a lease expires, its first pending message is the one that
+   failed, and all others are let go. What an ordered group gets back is logged with its key (KEYED, see ``order.py``).
 5. A RELEASE gives back messages that no consumer was handed: they come again at once under the same attempt number.
 6. What is in doubt in a lease (see ``cursors.py``) is out of reach of its rows: LEASE_LOST. A lease that does not end
    by time needs no extension: it is OK, and no event.

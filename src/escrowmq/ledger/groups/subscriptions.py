@@ -181,8 +181,8 @@ def load(text: str) -> Subscription:
 
 
 def repeated(subscription: Subscription, rules: Rules) -> int:
-    """Return the attempt of a repeat that is not charged: told from a first delivery (I23), if the group has more
-    than one."""
+    """Return the attempt of a repeat that is not charged: distinguished from a first delivery (I23), if the group has
+    more than one."""
     return min(2, redelivery(subscription, rules).attempts)
 
 

@@ -227,8 +227,8 @@ class Producing:
             codes[mine[max(room, 0) :]] = code.TOO_MANY_OPEN
 
     def _repeat_known(self, command: Send | Prepare, answers: _Answers, found: Found, half: bool, trimmed: int) -> None:
-        """Rows whose topic knows their message id get that message's receipt (I9), or hear that it is another message,
-        or that it left the log since."""
+        """Rows whose topic knows their message id get that message's receipt (I9), or are refused because it is another
+        message, or that it left the log since."""
         known = found.positions
         rows = np.flatnonzero((known != NONE) & (answers.codes == code.OK))
         if not len(rows):

@@ -6,7 +6,7 @@ take the queues in rotation.
 
 A topic that was deleted and made again is another topic: it has another number and other queue ids. But its queues go
 on behind the offsets of the old ones, with one left out, so that no pair of queue and offset ever names two messages
-(I16), and whoever kept an offset of the old topic is told that it has left, instead of reading the new one.
+(I16), and a reader with an offset of the old topic gets RANGE_PURGED, instead of reading the new one.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ state.
 A transaction is one row: the position of its first half message, the session that prepared it, its state. Further half
 messages of it are rows of a second table that hang on it as a chain. Positions rise, so a transaction is found from its
 id by binary search; nothing is kept per message but these columns. Of a transaction that left with retention nothing is
-kept, unless it was undecided until then: that it EXPIRED is remembered, so that whoever comes late hears it. What may
+kept, unless it was undecided until then: that it EXPIRED is remembered for late requests. What may
 become of a row is ruled in ``ending.py`` and ``checkback.py``.
 """
 

@@ -1,4 +1,4 @@
-"""Half messages that left the log undecided: remembered for a while, so that whoever comes late hears that they
+"""Half messages that left the log undecided: remembered for a while, so that late requests learn that they
 EXPIRED.
 """
 

@@ -2,7 +2,7 @@
 
 A segment is only appended to, and what was durable in it never changes. So a copy of these files, each as far as it
 counts, is the log as it was when they were listed, however long the copying takes. Retention may take a file away
-meanwhile: its reader is told RANGE_PURGED, and lists anew.
+meanwhile: its reader gets RANGE_PURGED, and lists anew.
 """
 
 from __future__ import annotations

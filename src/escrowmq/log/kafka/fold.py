@@ -117,7 +117,7 @@ class Fold:
         self._whole = self._standing
         self._parts: list[bytes] = []
         self._part_bytes = 0
-        self._doubt: int | None = None  # the offset of a foreign record behind which the owner has not been heard of
+        self._doubt: int | None = None  # the offset of a foreign record behind which no record of the owner came
         self.replicas: tuple[str, ...] = ()
         """Where the nodes answer that the owner knows of, by its last beat."""
 

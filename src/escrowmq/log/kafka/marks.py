@@ -47,7 +47,7 @@ def _place(name: str) -> list[str]:
 
 def boot_id() -> str:
     """Which start of the machine this is: what was written and not synced in an earlier one may be lost. Empty where
-    that cannot be told."""
+    that is unknown."""
     with suppress(OSError):
         return _BOOT.read_text().strip()
     return ""

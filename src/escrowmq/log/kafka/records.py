@@ -84,7 +84,7 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=False, omit_defau
     version: str = ""
     """Of its program."""
     silence: float = 0.0
-    """Seconds without a sign of life after which it may be replaced; 0: not told."""
+    """Seconds without a sign of life after which it may be replaced; 0: not given."""
 
 
 class Beat(msgspec.Struct, frozen=True, forbid_unknown_fields=False):

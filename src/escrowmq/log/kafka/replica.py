@@ -4,7 +4,8 @@ Rules:
 
 1. The folder is a copy. What does not check is cut off and followed again; what cannot be used is wiped and begun anew,
    from the base in Kafka if retention has deleted the beginning. A folder with a log of its own is never touched.
-2. Where to go on is told by marks (``marks.py``). Frames that the mirror has already are compared, not written again.
+2. Where to continue is known from marks (``marks.py``). Frames that the mirror has already are compared, not written
+   again.
 3. A mirror that is ahead of the partition at the claim means that Kafka lost what it had acknowledged:
    Corrupt(DAMAGED), and nothing is changed.
 """

@@ -3,7 +3,7 @@
 From the highest bit: 26 bits of the hash of the id or key, 6 bits of the hash of the topic, 32 bits of the position,
 counted from the first of the run. Entries are all different and sort by hash, topic, position; moving a run's first
 position adds one number to all of them, which keeps their order, so that runs are merged without being decoded. Two
-values with the same 26 bits are told apart by looking at the row.
+values with the same 26 bits are compared by reading the row.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def slots_of(
 ) -> list[Slot]:
     """Slots of a topic's queues at all brokers that are there (or of some queues): whole, or one part of each.
 
-    Raises UNKNOWN_TOPIC, BAD_QUEUE; Overloaded(BROKER_AWAY) if that cannot be told while a broker is away.
+    Raises UNKNOWN_TOPIC, BAD_QUEUE; Overloaded(BROKER_AWAY) if that is unknown while a broker is away.
     """
     found = ends_of(bus, topic)
     wanted = None if queues is None else set(queues)
@@ -94,7 +94,7 @@ class Assignments:
         take_over: bool,
         owners: dict[Slot, str | None] | None = None,
     ) -> list[Claim]:
-        """Make ``slots`` the owner's, all or none; a new one begins at ``start(slot)``. ``owners`` is told who had
+        """Make ``slots`` the owner's, all or none; a new one begins at ``start(slot)``. ``owners`` receives who had
         each.
 
         Raises Misuse(BAD_ARGUMENT) for slots that overlap, Rejected(ALREADY_EXISTS) for one that is another owner's

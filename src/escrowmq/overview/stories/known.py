@@ -21,7 +21,7 @@ class InDatabase:
     marks: list[dict[str, Any]] = field(default_factory=list)
     """Of the inbox: who has consumed it."""
     prepared: list[dict[str, Any]] = field(default_factory=list)
-    """Of consumers that were told of it before it was decided."""
+    """Consumers that got it before it was decided."""
     cases: list[dict[str, Any]] = field(default_factory=list)
     acts: list[Act] = field(default_factory=list)
     """What operators did to it here."""

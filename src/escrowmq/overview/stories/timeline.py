@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
 MOST_STORIES = 20
-"""Messages that are told of; of more it is only said that there are."""
+"""The most messages of one answer; of more it only says that there are."""
 MOST_BODY = 2_000
 """Characters of a body that are shown."""
 _PLACE = ("written", "driven", "prepared", "stored", "replaced", "local", "checked", "parked", "reopened")
@@ -170,7 +170,7 @@ def _title(topic: str | None, message_id: str | None) -> str:
 
 
 def _sort(events: list[Event]) -> tuple[Event, ...]:
-    """By time; one without a time stays behind the one that it was told after."""
+    """Sort by time; an event without a time stays behind the one before it."""
     keyed: list[tuple[int, int, int, Event]] = []
     last: dict[str, int] = {}
     for number, event in enumerate(events):

@@ -13,7 +13,7 @@ from escrowmq.platform.times import duration, to_us
 from escrowmq.wire.actions import dead_letters, producers, transactions
 
 MOST_NAMES = 10_000
-"""Groups of one broker whose dead letters, or undecided transactions, are told."""
+"""Groups of one broker whose dead letters or undecided transactions are listed."""
 LAG_SECONDS = 30.0
 """A consumer group lags if its oldest message waits for longer."""
 

@@ -33,7 +33,7 @@ LISTED = 2_000
 """Rows of one state that are looked at one by one."""
 COUNTED = 100_000
 """Rows of a cause that are counted; of more it is said that there are at least so many: what waits longest must not be
-told last.
+listed last.
 """
 COUNTED_ONE_BY_ONE = 10_000
 """The same, of what no index has, as the age of a row."""

@@ -11,7 +11,7 @@ from escrowmq.overview.words import quoted
 
 MOST_SAMPLES = 5
 MOST_GROUPS = 50
-"""Causes of one kind that are told apart; what is left is one more."""
+"""The most causes of one kind; the rest is one more."""
 OTHERS = "other causes"
 _ID = re.compile(r"\b(?:0x)?[0-9a-fA-F]*\d[0-9a-fA-F-]{7,}\b")
 _NUMBER = re.compile(r"\d+")

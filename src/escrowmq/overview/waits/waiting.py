@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def waiting(bus: Bus, engines: Sequence[sa.Engine] = (), *, lag_seconds: float = LAG_SECONDS) -> Listing[Cause]:
     """Return pending work, grouped by its cause; what needs a person comes first, of that problems of brokers and
     databases, then the largest. A consumer group lags if its oldest message waits for
-    more than ``lag_seconds``. ``missing`` names who did not answer: what waits there is not told."""
+    more than ``lag_seconds``. ``missing`` names who did not answer: what waits there is missing."""
     asking = Asking(bus, engines)
     causes = look(asking, asking.now_us(), lag_seconds)
     return Listing(causes, asking.missing)

@@ -142,7 +142,7 @@ def keep_sweeping(
                     _log.info("another process sweeps: this turn is left out")
         except Misuse:
             raise
-        except Exception as problem:  # also what Spark raises: a person must hear of it, and the next turn may succeed
+        except Exception as problem:  # also what Spark raises: a person must know, and the next turn may succeed
             totals.broken_off += 1
             known = isinstance(problem, EscrowError | sa.exc.SQLAlchemyError | OSError)
             reason = in_a_line(problem)[:MOST_REASON]

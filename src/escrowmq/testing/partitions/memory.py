@@ -1,6 +1,6 @@
 """A Kafka in memory for tests: two partitions that several openers share, with the faults that a test orders.
 
-What a real one can do to an opener, :class:`MemoryPartition` does when told: acknowledge late, in another order,
+What a real one can do to an opener, :class:`MemoryPartition` does on request: acknowledge late, in another order,
 without an offset or never; keep what was sent on the way and store it long afterwards, when others have written; end
 its producer; answer nothing; lose what it had stored.
 """
@@ -133,7 +133,7 @@ class MemoryPartition:
         self._reports: list[tuple[int, int]] = []
         self._closed = False
         self.cut_off = False
-        """It does not reach Kafka: what is sent waits, nothing is heard."""
+        """Cut it off from Kafka: what is sent waits, nothing arrives."""
         self.slow = False
         """What is sent stays on the way until :meth:`land`."""
         self.held = False

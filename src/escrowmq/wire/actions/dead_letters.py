@@ -69,7 +69,7 @@ class Page(TypedDict):
 
 
 class Summarize(Paged):
-    """Whose dead letters are summed up, and how many causes are told apart."""
+    """The groups whose dead letters are summed up, and how many causes are distinguished."""
 
     group: NotRequired[Annotated[ConsumerGroup, "all that have some, unless given"]]
     causes: NotRequired[Annotated[int, Bounds(1, 1000), "causes of a group that are told apart, 20 unless given"]]
@@ -101,7 +101,7 @@ class Cause(Times):
 
 
 class Others(Times):
-    """The dead letters of all causes that are not told apart."""
+    """The dead letters of all other causes."""
 
     causes: Annotated[int, "how many causes these are"]
 

@@ -26,7 +26,7 @@ _JOINED = re.compile(r"#(?:[.,:/-]#)+")
 @lru_cache(4096)
 def cause_and_kind(text: str) -> tuple[str, str]:
     """Return a cause as one and the same text for equal ones, mostly, and its kind as one and the same object for
-    equal ones, always: kinds can be told apart by their addresses, however many causes there are."""
+    equal ones, always: kinds can be compared by their addresses, however many causes there are."""
     return text, sys.intern(kind_of(text))
 
 

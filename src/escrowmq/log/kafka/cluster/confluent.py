@@ -425,8 +425,8 @@ class ConfluentPartition:
 
 
 def _slice(deadline: float) -> float:
-    """Seconds that the next call of the client waits. It counts whole milliseconds: told less than one it waits not at
-    all, and who asks again until his time is over asks a hundred times."""
+    """Seconds that the next call of the client waits. It counts whole milliseconds: with less than one it does not wait
+    at all, and who asks again until his time is over asks a hundred times."""
     left = deadline - time.monotonic()
     return min(math.ceil(left * 1000) / 1000, SLICE) if left > 0 else 0.0
 
