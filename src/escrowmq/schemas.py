@@ -135,7 +135,7 @@ GROUP_ACT_VIEW = _schema(
     group=_Nullable(_UTF8),
     topic=_Nullable(_UTF8),
     queue=_Nullable(_INT32),
-    offset=_INT64,  # reset: where the group goes on
+    offset=_INT64,  # reset: where the group continues
     act=_UTF8,  # retry, discard, edit, reset
     message_id=_Nullable(ID),  # edit: that of the message which the group gets instead; null else, as all that follows
     edited_from=_Nullable(_UTF8),  # the id of the message that it replaced, in hex
@@ -305,7 +305,7 @@ STORED: dict[Kind, pa.Schema] = {
         process=_INT64,  # random, of the client's: tells a repeat of a request from a new process
         transactional=_BOOL,  # the session is, from now on
     ),
-    Kind.GROUP_RESET: _schema(  # an operator's: the group goes on at this offset of the queue, its leases there end
+    Kind.GROUP_RESET: _schema(  # an operator's: the group continues at this offset of the queue, its leases there end
         group=_INT32,
         queue_id=_INT32,
         offset=_INT64,

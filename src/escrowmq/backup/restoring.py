@@ -1,7 +1,7 @@
 """Makes a data folder of a backup. Nothing is visible before everything is there and checked; then the segment with
 which the log begins gets its name last, and until then no broker opens the folder.
 
-What a restored shard must not do is take itself for the one that went on. So it begins with three frames of its own:
+What a restored shard must not do is take itself for the one that continued. So it begins with three frames of its own:
 
 - OPENED, under an epoch that the other cannot have come to: the second of the restoring. Nothing that it writes is a
   frame of the other's.

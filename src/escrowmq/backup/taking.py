@@ -8,7 +8,7 @@ Rules:
 2. A segment only grows. So what lies in the folder already, from a backup before or from one that was broken off, is
    checked and kept, if its last frame is the source's, too: two histories of a shard part for ever, and no frame behind
    the parting is the same.
-3. Retention, a restart of the broker, an overload: the files are listed anew, and copying goes on.
+3. Retention, a restart of the broker, an overload: the files are listed anew, and copying continues.
 4. Until the new manifest is there, the one before holds, with all its files; those that it names alone are removed
    afterwards.
 5. What does not check is no backup. Only where the caller says so, damage is copied as it is, and the manifest names
@@ -69,7 +69,7 @@ def take(
     ``progress`` is called with the bytes copied and the bytes in all. Raises Misuse(FOLDER_IN_USE, BAD_ARGUMENT) for a
     folder that holds something else, Corrupt for a source that is damaged, Overloaded(DISK_FULL), and what the source
     raises. The folder then holds the backup that it held before, if there was one, and what was copied: another try
-    goes on from there.
+    continues from there.
     """
     disk.lock()
     try:
@@ -247,7 +247,7 @@ class _Taking:
         return copied
 
     def _acts(self, listed: LogFiles) -> CopiedFile:
-        """Copy the record of acts. It only grows: one that does not go on from the copy that is here was edited."""
+        """Copy the record of acts. It only grows: one that does not continue from the copy that is here was edited."""
         with suppress(FileNotFoundError), closing(self._copies.open(journal.NAME)) as copy:
             size = min(copy.size(), listed.acts_bytes)
             begin = hashlib.sha256(copy.read_at(0, size)).digest()

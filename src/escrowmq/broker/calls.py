@@ -254,7 +254,7 @@ class Calls:
         self._deliveries.give_back()
 
     def give_back_unseen(self, group: str, delivery: pa.RecordBatch) -> None:
-        """Release what was leased for an answer that did not reach its consumer: it comes again at once, its attempt
+        """Release what was leased for an answer that did not reach its consumer: it is redelivered at once, its attempt
         not counted."""
         leases, offsets = (delivery.column(name).to_numpy() for name in ("lease", "offset"))
         none = np.zeros(len(leases), np.int64)

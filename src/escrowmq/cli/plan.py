@@ -1,4 +1,4 @@
-"""``escrowmq plan``: acts on a frozen set of rows: make it, look at it, run it step by step, stop it, go on with it."""
+"""``escrowmq plan``: bulk operations on a frozen set of rows: make, preview, run in steps, stop, resume."""
 
 from __future__ import annotations
 

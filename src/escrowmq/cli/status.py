@@ -1,4 +1,4 @@
-"""``escrowmq status``: how everything stands, on one screen, and what waits."""
+"""``escrowmq status``: the state of everything, on one screen, and pending work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``escrowmq transactions``: list, show, and decide by hand."""
+"""``escrowmq transactions``: list, show, and decide manually."""
 
 from __future__ import annotations
 

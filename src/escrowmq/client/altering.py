@@ -1,4 +1,4 @@
-"""What can be changed of a group by hand, and the requests that change it."""
+"""What can be changed of a group manually, and the requests that change it."""
 
 from __future__ import annotations
 

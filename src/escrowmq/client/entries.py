@@ -53,7 +53,7 @@ class AlteredGroup(groups.Subscription, AtBroker):
 
 
 class MovedGroup(groups.Moved, AtBroker):
-    """Where a consumer group goes on in one queue of one broker."""
+    """Where a consumer group continues in one queue of one broker."""
 
 
 class PausedGroup(groups.Paused, AtBroker):
@@ -137,7 +137,7 @@ class VerifiedActs(acts.Verified, AtBroker):
 
 
 class AllStands(standing.Standings, AtBroker):
-    """How everything stands at one broker."""
+    """The state of everything at one broker."""
 
 
 class MessageStands(standing.OfMessage, AtBroker):

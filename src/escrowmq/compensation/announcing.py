@@ -195,8 +195,8 @@ class Announcing:
         return self._prepare(messages)
 
     def announce_tx(self, session: AnySession, ids: Prepared | Iterable[Id]) -> bool:
-        """Write the announcement inside your transaction; call it before your change. True: go on. False: the mark says
-        that an earlier send of these ids has committed; roll your session back, and :meth:`commit`.
+        """Write the announcement inside your transaction; call it before your change. True: continue. False: the mark
+        says that an earlier send of these ids has committed; roll your session back, and :meth:`commit`.
 
         Given ids alone, or with ``announce="direct"`` (where :meth:`announce` follows your commit), no row is written
         that is not needed, and there is no mark: True. Raises as ``outbox.send_batch_tx``, and as :meth:`send` for ids
@@ -303,7 +303,7 @@ class Announcing:
                 ):  # ended by the local change, nobody knows how
                     return replace(left, outcome=UNKNOWN, error=problem)
                 if begun and prepared.given and not self._keeps:
-                    # before the mark is let go: who waits for it finds it decided
+                    # before the mark is released: who waits for it finds it decided
                     left = replace(left, ends=self.rollback(prepared))
                 failed = problem
             else:

@@ -69,7 +69,7 @@ class Case:
     reason: str
     """Why the last try failed."""
     notes: str | None
-    """A line for each act of a person before there was the record of acts, the newest first."""
+    """A line for each operator action before there was the record of acts, the newest first."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ entry of the commit set only saves the scheduler a look-up.
 
 - A set store in the business database itself: the entry is written in the transaction of effect and mark.
 - Any other: the transaction commits, the entry is made, then the message is acknowledged. A process that dies in
-  between gets the message again, finds the mark, and makes the entry. If the store is away, the effects go on without
-  it: the suspension is noted in the journal, and the recovery reads the marks.
+  between gets the message again, finds the mark, and makes the entry. If the store is away, the effects continue
+  without it: the suspension is noted in the journal, and the recovery reads the marks.
 """
 
 from __future__ import annotations

@@ -40,8 +40,8 @@ class RedisEffects:
     """The effects of one consumer group, for its consumers (:meth:`consume`) and, as ``effects``, for the scheduler.
 
     ``client`` is of the same server and database as ``sets``. ``keep``: seconds that a mark is kept (None: for ever); a
-    message that comes again after that has its effect twice, so it must be longer than any redelivery and any recovery
-    can take. Thread-safe.
+    message that is redelivered after that has its effect twice, so it must be longer than any redelivery and any
+    recovery can take. Thread-safe.
     """
 
     def __init__(

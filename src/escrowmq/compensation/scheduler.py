@@ -247,7 +247,7 @@ class Scheduler:
         self._of_store(lambda: self._sets.forget_commits(max(time.time_ns() // 1000 - self._keep_us, 0)))
 
     def _work(self, run: Run, counts: Counter[str], stop: threading.Event | None) -> None:
-        """Deal with the ids of a run; what is left of it comes again after ``retry_after``."""
+        """Deal with the ids of a run; the rest is retried after ``retry_after``."""
         left = 0
         for at in range(0, len(run.ids), CHUNK):
             if self._stopped(stop):

@@ -34,7 +34,7 @@ class Report:
     away: int = 0
     """Left for later, because a broker was away."""
     failed: int = 0
-    """Tries that failed, and come again."""
+    """Tries that failed and are repeated."""
     waiting: int = 0
     """New for a person: stuck or a conflict."""
     settled: int = 0

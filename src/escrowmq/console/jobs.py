@@ -78,7 +78,7 @@ class Jobs:
             return next((one for one in reversed(self._jobs.values()) if (one.what, one.about) == (what, about)), None)
 
     def close(self) -> None:
-        """Have all of them stop where they can be gone on with, and wait for it."""
+        """Have all of them stop where they can be resumed, and wait for it."""
         with self._lock:
             self._closed = True
             threads = list(self._threads.values())

@@ -1,8 +1,8 @@
 """The three SQLite databases of the demo, and the manifest by which the audit compares them with the log.
 
-Every column is one that the audit compares, so that no row can be changed by hand unnoticed. The business tables have
+Every column is one that the audit compares, so that no row can be changed manually unnoticed. The business tables have
 no unique constraint: exactly-once is the work of ``trans_barrier`` and ``trans_recv_log``, not of an insert that fails,
-and a row doubled by hand can be shown to be found.
+and a row doubled manually can be shown to be found.
 
 ``trans_barrier`` holds the outcome of each transaction as the orders database knows it. The local transaction inserts
 *committed* beside its order; the answer to a check inserts *rolled back* and reads which of the two stands. So the

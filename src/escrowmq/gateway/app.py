@@ -24,7 +24,7 @@ _PROBLEM: dict[int | str, dict[str, Any]] = {
 
 
 class _RawRoute(APIRoute):
-    """Takes requests whose body is raw bytes; others of the same path go on to the next route."""
+    """Takes requests whose body is raw bytes; others of the same path continue to the next route."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         match, found = super().matches(scope)

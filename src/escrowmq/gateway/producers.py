@@ -86,7 +86,7 @@ class Producers:
 
 
 async def outcomes_of(calls: Iterable[Awaitable[T]]) -> list[T | EscrowError]:
-    """Return the results of calls that go on together, each a value or an EscrowError; any other error is raised."""
+    """Return the results of calls that continue together, each a value or an EscrowError; any other error is raised."""
     results: list[T | EscrowError] = []
     for result in await asyncio.gather(*calls, return_exceptions=True):
         if isinstance(result, BaseException) and not isinstance(result, EscrowError):

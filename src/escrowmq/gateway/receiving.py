@@ -215,7 +215,7 @@ class Receiving:
         def exchange() -> None:
             try:
                 future = self._links[poll.number].exchange(Exchange.RECEIVE, _NO_ROWS, options)
-            except Exception as problem:  # whatever it is, the thread must go on for others
+            except Exception as problem:  # whatever it is, the thread must continue for others
                 future = Future()
                 future.set_exception(problem)
             poll.future = future

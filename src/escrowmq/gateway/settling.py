@@ -86,7 +86,7 @@ class Settler:
             pass  # their lease will end
 
     async def close(self) -> None:
-        """Send what waits, then refuse what comes."""
+        """Send pending work, then refuse what comes."""
         lanes = list(self._lanes.values())
         await asyncio.gather(*(asyncio.to_thread(lane.drain, 5.0) for lane in lanes))
         for lane in lanes:

@@ -35,7 +35,8 @@ class CreateTopic:
 @dataclass(frozen=True, slots=True)
 class AlterTopic:
     """Give a topic more queues, or a retention of its own: what of ``rules`` is not None, while those named in
-    ``reset`` go back to the broker's. What is beyond it then is let go at once. Answer: {"name", "queues", "rules"}."""
+    ``reset`` go back to the broker's. What is beyond it then is released at once. Answer: {"name", "queues", "rules"}.
+    """
 
     name: str
     queues: int | None = None
@@ -254,7 +255,7 @@ class AlterGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResetGroup:
-    """Set where a consumer group goes on, in all its queues, in those of ``topic``, or in one ``queue`` of it: at
+    """Set where a consumer group continues, in all its queues, in those of ``topic``, or in one ``queue`` of it: at
     ``start`` (as of :class:`Subscription`), at the ``offset`` of that queue, by ``shift`` offsets from where it is, or
     at ``places`` (queue id and offset); one of the four. ``force``: end leases of a group that holds what is in doubt,
     too. Answer: a dict for each queue (see ``groups/operating.py``)."""
@@ -271,7 +272,7 @@ class ResetGroup:
 
 @dataclass(frozen=True, slots=True)
 class PauseGroup:
-    """Hand out nothing of these ``topics`` to a consumer group (none: of any), or go on with them (none: with all).
+    """Hand out nothing of these ``topics`` to a consumer group (none: of any), or continue with them (none: with all).
     Answer: what is paused now: {"all", "topics", "leased"}."""
 
     group: str

@@ -2,10 +2,10 @@
 
 Rules:
 
-1. The log is let go of from its beginning only, and not past what a topic keeps, what waits for its time, or what is
+1. The log is released of from its beginning only, and not past what a topic keeps, what waits for its time, or what is
    undecided for less than the broker's retention. What is undecided for longer is EXPIRED first. A transaction is let
    go of as a whole, so that of each message that is kept it is known what became of it.
-2. Where topics keep less than the broker's retention, or were deleted, the log may be let go of before that time: as
+2. Where topics keep less than the broker's retention, or were deleted, the log may be removed before that time: as
    far as ``early_position`` of the command, which leaves it the ids that repeats are known by.
 3. A deleted topic is gone with its queues, with what waits for its time, and out of the groups, whose leases and dead
    letters of it go, too. It has no undecided transactions then: they were rolled back before, as a person's decision.

@@ -365,12 +365,12 @@ class Ledger:
     # Snapshots
 
     def snapshot(self) -> dict[str, pa.Table]:
-        """Return the whole state as Arrow tables (copies: they may be written while the ledger goes on)."""
+        """Return the whole state as Arrow tables (copies: they may be written while the ledger continues)."""
         return self.freeze()()
 
     def freeze(self) -> Callable[[], dict[str, pa.Table]]:
         """Return the snapshot as of now. What takes long, and is of parts that never change, is done when it is
-        called: on any thread, while the ledger goes on."""
+        called: on any thread, while the ledger continues."""
         scalars = {
             "format": FORMAT,
             **{name: getattr(self, name) for name in _POSITIONS},

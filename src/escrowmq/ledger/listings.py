@@ -158,7 +158,7 @@ def some_transactions(
     ledger: Ledger, wanted: Wanted, limit: int, after: int
 ) -> tuple[list[dict[str, Any]], int | None]:
     """Return the first of them, at most ``limit``, and not more than a look may take the writer's time for; and the
-    position after which it goes on, None if there are no more."""
+    position after which it continues, None if there are no more."""
     table = ledger.transactions
     states = None if wanted.state is None else _states(wanted.state)
     ordinal = None if wanted.group is None else ledger.sessions.ordinal(wanted.group)
@@ -181,7 +181,7 @@ def some_transactions(
 def some_rows(ledger: Ledger, start: int, end: int, states: Sequence[int] | None) -> tuple[Int64s, int]:
     """Row numbers of transactions in one of ``states`` (None: any) from the ordinal ``start`` to before ``end``: of the
     first :data:`LOOKED` transactions, but if there are more than :data:`SPAN`, of some fewer; and the ordinal from
-    which it goes on."""
+    which it continues."""
     rows = ledger.transactions.rows
     at, found = max(start, rows.first), list[Int64s]()
     count, most = 0, min(end, max(start, rows.first) + LOOKED)

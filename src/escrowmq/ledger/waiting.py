@@ -1,4 +1,4 @@
-"""Undecided transactions, summed up by producer group and cause, in steps: producers go on between two of them."""
+"""Undecided transactions, summed up by producer group and cause, in steps: producers continue between two of them."""
 
 from __future__ import annotations
 

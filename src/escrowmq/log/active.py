@@ -67,7 +67,7 @@ class ActiveSegment:
         self.end += size
 
     def take(self) -> Callable[[], pa.Buffer | None]:
-        """Take out what is buffered. The function returned writes it in one write and syncs once, while frames go on
+        """Take out what is buffered. The function returned writes it in one write and syncs once, while frames continue
         being put; it gives the file mapped, None if nothing was ever appended to it."""
         chunks, at, data = self._buffer, self._written, self.data
         self._buffer, self._written = [], self.end

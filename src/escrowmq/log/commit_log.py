@@ -333,7 +333,7 @@ class SegmentLog(ReadableLog):
     def save_snapshot(self, tables: dict[str, pa.Table], sequence: int, position: int, time_us: int) -> None:
         """Store a snapshot of durable frames durably; keeps the last two.
 
-        What cannot be stored leaves the old ones, and the log goes on: Overloaded(DISK_FULL, OUT_OF_RESOURCES), or
+        What cannot be stored leaves the old ones, and the log continues: Overloaded(DISK_FULL, OUT_OF_RESOURCES), or
         Corrupt(LOG_FAILED) of this snapshot alone. It can be derived again from the frames.
         """
         self._check_usable()
@@ -397,7 +397,7 @@ class SegmentLog(ReadableLog):
     def _make_base(self, current: SnapshotName, first: int) -> list[SnapshotName]:
         """Make the snapshot ``current`` the base of a log that begins with frame ``first``; the bases it replaces.
 
-        A rename that fails changed nothing: Overloaded or Corrupt(LOG_FAILED), and the log goes on. When it is not
+        A rename that fails changed nothing: Overloaded or Corrupt(LOG_FAILED), and the log continues. When it is not
         known to be durable, the log stops.
         """
         base = SnapshotName(current.sequence, first)

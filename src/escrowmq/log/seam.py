@@ -227,10 +227,9 @@ class CommitLog(StoredLog, Protocol):
         """Write what is buffered in one write, sync once. Corrupt(LOG_FAILED) stops the log."""
 
     def hand_over(self) -> Callable[[], None]:
-        """Take out what is buffered, the first half of :meth:`sync`. Returns a function that writes it in one write
-        and syncs once. It must be called, once; it may run on another thread while appends go on. The next hand-over,
-        sync,
-        roll of a segment or close waits until it has."""
+        """Take out what is buffered, the first half of :meth:`sync`. Returns a function that writes it in one write and
+        syncs once. It must be called, once; it may run on another thread while appends continue. The next hand-over,
+        sync, roll of a segment or close waits until it has."""
 
     def settle(self) -> None:
         """Finish deferred work for frames that are already durable: called when a round
@@ -241,7 +240,7 @@ class CommitLog(StoredLog, Protocol):
         may drop lies below."""
 
     def save_snapshot(self, tables: dict[str, pa.Table], sequence: int, position: int, time_us: int) -> None:
-        """Store a snapshot durably (may run on another thread while appends go on); keeps the last two."""
+        """Store a snapshot durably (may run on another thread while appends continue); keeps the last two."""
 
     def bytes_since_snapshot(self) -> int: ...
 
@@ -251,7 +250,7 @@ class CommitLog(StoredLog, Protocol):
 
     def release(self) -> None:
         """Nothing more will be appended. Where others share the log, what was appended is synced, and one of them may
-        go on with it at once; the folder is still this opener's, and takes snapshots, until :meth:`close`."""
+        continue with it at once; the folder is still this opener's, and takes snapshots, until :meth:`close`."""
 
     def close(self, *, clean: bool = True) -> None:
         """Sync, cut the reserved tail, give the folder back."""

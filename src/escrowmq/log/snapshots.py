@@ -127,7 +127,7 @@ def _unpack_section(data: pa.Buffer, at: int, file: str, tables: dict[str, pa.Ta
 def newest(
     disk: Disk, shard: int, names: list[SnapshotName], first: int, end: int
 ) -> tuple[SnapshotName, Snapshot] | None:
-    """Return the newest snapshot that checks, among those from which the log can go on (``first`` <= sequence <=
+    """Return the newest snapshot that checks, among those from which the log can continue (``first`` <= sequence <=
     ``end``).
 
     None when frame 0 is there to start from; Corrupt with the place of the newest damage when neither is.

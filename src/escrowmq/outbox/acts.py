@@ -259,7 +259,7 @@ def _read_acts(engine: sa.Engine, after: int, *, newest: bool = False) -> Iterat
 
 def verify_acts(engine: sa.Engine) -> Verified:
     """How many records there are, the hash of the last one, and every place where the chain is broken: a record that
-    was changed, removed, put in, moved, or cut off at the end. Acts may go on meanwhile."""
+    was changed, removed, put in, moved, or cut off at the end. Acts may continue meanwhile."""
     head = _head(engine)
     last = None if head is None else head[0]
     count, breaks = verify((line for _, line in _rows(engine, 0, last)), PLACE, head)

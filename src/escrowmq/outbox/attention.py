@@ -95,11 +95,11 @@ def discard(
 def settle(
     engine: sa.Engine, ids: Iterable[str | bytes], *, by: str | None = None, why: str | None = None
 ) -> list[Done]:
-    """Mark these rows as DONE by hand: a person knows that the message arrived, or was seen to otherwise. Nothing is
+    """Mark these rows as DONE manually: a person knows that the message arrived, or was seen to otherwise. Nothing is
     sent.
 
-    They leave the table as sent ones do, after the relay's ``keep``. Later rows of their keys go on. A PENDING row can
-    be on its way at this moment.
+    They leave the table as sent ones do, after the relay's ``keep``. Later rows of their keys continue. A PENDING row
+    can be on its way at this moment.
     """
     return _act(engine, ids, "settle", by, why)
 

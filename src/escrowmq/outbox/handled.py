@@ -66,8 +66,8 @@ def forget_marks(
     by: str | None = None,
     why: str | None = None,
 ) -> list[Done]:
-    """Take marks away: when a message comes again, ``group`` handles it once more. It does not make it come: reset the
-    consumer group for that, or send the message again. ``topic``: of the messages; needed only where messages of
+    """Take marks away: when a message is redelivered, ``group`` handles it once more. It does not make it come: reset
+    the consumer group for that, or send the message again. ``topic``: of the messages; needed only where messages of
     several topics have the same id."""
     check_name(group, Code.BAD_GROUP_NAME)
 
@@ -86,7 +86,7 @@ def settle_marks(
     by: str | None = None,
     why: str | None = None,
 ) -> list[Done]:
-    """Mark messages as handled by hand: when they come, ``group`` passes over them. CONFLICT: there is a mark already.
+    """Mark messages as handled manually: when they come, ``group`` passes over them. CONFLICT: there is a mark already.
 
     ``topic``: of the messages; None: whatever their topic. A purge of old marks takes these along: the message must not
     come after that.

@@ -60,7 +60,7 @@ def claim_tx(
     message_id: str | bytes | uuid.UUID | None = None,
     topic: str | None = None,
 ) -> bool:
-    """Whether this is the first time that ``group`` handles the message: True, go on; False, skip the effect.
+    """Whether this is the first time that ``group`` handles the message: True, continue; False, skip the effect.
 
     ``message`` is anything with a ``message_id`` and a ``topic`` (what a consumer gave you); or give both yourself, as
     for messages that came by another broker (see :func:`header_id`). Without a topic the id is claimed for every topic.
@@ -127,7 +127,7 @@ def purge_seen(engine: sa.Engine, older_than: float | timedelta, *, group: str |
     """Delete marks older than ``older_than`` (seconds, or a timedelta); how many. In short transactions of its own.
 
     It must be longer than any redelivery can take: the broker's ``retention`` plus the relay's retries. A message that
-    comes again after its mark was purged has its effect twice.
+    is redelivered after its mark was purged has its effect twice.
     """
     only = () if group is None else (_SEEN.consumer_group == group,)
     return delete_older(engine, _SEEN.seen_us, age_of(older_than), CHUNK_ROWS, *only)

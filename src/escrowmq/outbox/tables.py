@@ -197,7 +197,7 @@ trans_compensation_case = _table(
     sa.Column("first_us", BIG, nullable=False),
     sa.Column("changed_us", BIG, nullable=False),
     sa.Column("reason", TEXT, nullable=False),
-    sa.Column("notes", TEXT),  # a line for each act of a person, by versions of escrowmq before the record of acts
+    sa.Column("notes", TEXT),  # a line for each operator action, by versions of escrowmq before the record of acts
 )
 
 trans_act = _table(

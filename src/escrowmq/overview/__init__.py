@@ -1,9 +1,9 @@
-"""What stands where, and why: one timeline of anything over brokers and databases, what waits by its cause, and how
+"""What stands where, and why: one timeline of anything over brokers and databases, pending work by its cause, and how
 everything stands.
 
-:func:`timeline` looks for a message id, a key, a transaction or a business key; :func:`waiting` groups what waits, with
-the selection of a plan for each group; :func:`status` is one screen. All of it is read, nothing is changed; who is away
-is named in ``missing``.
+:func:`timeline` looks for a message id, a key, a transaction or a business key; :func:`waiting` groups pending work,
+with the selection of a plan for each group; :func:`status` is one screen. All of it is read, nothing is changed; who is
+away is named in ``missing``.
 """
 
 from escrowmq.overview.standing import status

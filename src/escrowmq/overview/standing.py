@@ -1,4 +1,4 @@
-"""How everything stands, on one screen: brokers, topics, groups, outboxes, and what waits."""
+"""The state of everything, on one screen: brokers, topics, groups, outboxes, and pending work."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ MOST_RATED = 200
 def status(
     bus: Bus, engines: Sequence[sa.Engine] = (), *, before: Status | None = None, lag_seconds: float = LAG_SECONDS
 ) -> Status:
-    """How everything stands now. ``before``: an earlier status of the same brokers; rates are those since then. Who is
-    away is named in ``missing``, and its numbers are not in it."""
+    """Return the state of everything. ``before``: an earlier status of the same brokers; rates are those since then.
+    Who is away is named in ``missing``, and its numbers are not in it.
+    """
     asking = Asking(bus, engines)
     now_us = asking.now_us()
     found = asking.all(lambda admin: admin.standing())

@@ -1,4 +1,5 @@
-"""What the overview says, as plain values: events, stories, causes, and how everything stands. Each has ``to_json()``.
+"""What the overview says, as plain values: events, stories, causes, and the state of everything. Each has
+``to_json()``.
 
 Times are microseconds since 1970, by the clock of the broker or the database that tells them.
 """
@@ -94,7 +95,7 @@ class Timeline(AsJson):
     notes: tuple[str, ...] = ()
 
 
-# What waits
+# Pending work
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +127,7 @@ class Cause(AsJson):
     """Whether there may be more than ``count``."""
 
 
-# How everything stands
+# The state of everything
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +207,7 @@ class DatabaseStands(AsJson):
 
 @dataclass(frozen=True, slots=True)
 class Status(AsJson):
-    """How everything stands now."""
+    """The state of everything now."""
 
     now_us: int
     brokers: tuple[BrokerStands, ...]

@@ -78,7 +78,7 @@ class StopAfter:
         return cls(count)
 
     def why(self, failures: int, handled: int) -> str | None:
-        """Return the reason to stop now; None: go on."""
+        """Return the reason to stop now; None: continue."""
         if self.count is not None and failures >= self.count:
             return f"{failures:,} failures; it was to stop after {self.count:,}"
         if self.share is not None and handled and failures * 100.0 > self.share * handled:
@@ -110,5 +110,5 @@ class Pace:
 
 
 def boundaries(first: int, ends: Sequence[int]) -> list[int]:
-    """Return the step ends that a run which goes on at row ``first`` still has before it."""
+    """Return the step ends that a run which continues at row ``first`` still has before it."""
     return [end for end in ends if end > first]

@@ -7,9 +7,9 @@ from typing import Protocol
 
 
 def uptime() -> float:
-    """Seconds of a clock that only goes forward, and goes on while the machine is suspended, where the system has such
-    a one (Linux). By Python's own monotonic clock a broker that wakes after an hour would take its last proof for new.
-    """
+    """Seconds of a clock that only goes forward, and continues while the machine is suspended, where the system has
+    such a one (Linux). By Python's own monotonic clock a broker that wakes after an hour would take its last proof for
+    new."""
     if _BOOT_TIME is None:
         return time.monotonic()
     return time.clock_gettime(_BOOT_TIME)
@@ -26,7 +26,7 @@ class Clock(Protocol):
 
 
 class ContinuedClock:
-    """Another clock, which goes on from ``floor_us`` if it is behind that: broker time goes on from the log's last
+    """Another clock, which continues from ``floor_us`` if it is behind that: broker time continues from the log's last
     frame."""
 
     def __init__(self, clock: Clock, floor_us: int) -> None:

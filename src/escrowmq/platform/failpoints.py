@@ -7,8 +7,8 @@ place, ``relay.sent:3`` the third time; several with commas between. Unset, a fa
 
 With ``ESCROWMQ_FAILPOINT_TELL=FOLDER`` the process does not die: it makes the file ``FOLDER/NAME`` (with its process
 number) and stands still until the file is gone. Whoever made the run can kill there what it likes, this process,
-another, or a whole cluster; of many processes that come to a place, the first stands still, the others go on, and each
-place tells once. FOLDER may be a link: when it leads to another folder, each place may tell once more, there.
+another, or a whole cluster; of many processes that come to a place, the first stands still, the others continue, and
+each place tells once. FOLDER may be a link: when it leads to another folder, each place may tell once more, there.
 """
 
 from __future__ import annotations

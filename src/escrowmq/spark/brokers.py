@@ -141,7 +141,7 @@ def read(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a range that pass ``filters`` (those of :attr:`.options.ReadOptions.filters`), in order.
 
-    A broker that goes away meanwhile is waited for, up to ``timeout`` seconds without a row; reading then goes on
+    A broker that goes away meanwhile is waited for, up to ``timeout`` seconds without a row; reading then continues
     where it stopped.
     Raises Unknown(DISCONNECTED) after that, and what the broker refuses the read with.
     """
@@ -181,7 +181,7 @@ def _link(wanted: OffsetRange, timeout: float) -> Link:
     it ends
     before the range.
 
-    Raises Unknown(TIMED_OUT) for a folder that goes on ending before it: to read it would give fewer rows than were
+    Raises Unknown(TIMED_OUT) for a folder that continues ending before it: to read it would give fewer rows than were
     planned.
     """
     address, deadline = wanted.partition.broker, time.monotonic() + timeout

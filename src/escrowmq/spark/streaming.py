@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 class EscrowStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Offsets are ``{"topic/shard/queue": next offset}``. Queues and brokers that come later are read from their head.
 
-    Of several brokers, the query goes on with those that are there; the partitions of the others stay where they are
+    Of several brokers, the query continues with those that are there; the partitions of the others stay where they are
     until they come back. Only its first batch needs all of them, unless it starts at the earliest.
     """
 

@@ -199,7 +199,7 @@ class FaultDisk(MemoryDisk):
     all files together may have; beyond, OSError(ENOSPC). ``failures``: errno by operation; a failed write leaves half
     of itself, a failed sync makes a random part durable and lets the rest read as before although it never will be.
     ``starved``: while it is set, this errno for whatever takes a descriptor or memory of its own (opening, mapping);
-    what is open goes on.
+    what is open continues.
     """
 
     def __init__(

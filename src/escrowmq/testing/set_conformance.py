@@ -477,7 +477,7 @@ class SetConformance:
             store.close()
 
     def test_settled_by_two_at_once(self, site: Site, name: str) -> None:
-        """Whoever lost a run goes on with it unknowingly: nothing is lost, and in the end it is gone."""
+        """Whoever lost a run continues with it unknowingly: nothing is lost, and in the end it is gone."""
         stores = [site.open(name) for _ in range(2)]
         ids = new_ids(40)
         stores[0].add_halves(ids, range(40))

@@ -266,7 +266,7 @@ class TargetConformance:
             target.close()
 
     def test_killed_while_sending_loses_nothing_that_was_ok(self, site: Site, topic: str) -> None:
-        """Killed between or in the middle of batches, away for a while, and back: the same target goes on."""
+        """Killed between or in the middle of batches, away for a while, and back: the same target continues."""
         batches: list[pa.RecordBatch] = []
         some_sent, some_failed = threading.Event(), threading.Event()
         failures: list[BaseException] = []
@@ -274,7 +274,7 @@ class TargetConformance:
 
         def relay() -> None:
             try:
-                while len(batches) < 12 or not some_failed.is_set():  # a quick target goes on until it was killed
+                while len(batches) < 12 or not some_failed.is_set():  # a quick target continues until it was killed
                     keys = [None if n % 4 == 3 else f"k{n % 4}" for n in range(40)]
                     batches.append(keyed(topic, keys, 40 * len(batches)))
                     send_until_ok(target, batches[-1], some_failed)

@@ -1,7 +1,7 @@
 """The view ``%group-acts``: what persons did to places of consumer groups, as the log has it.
 
 Four acts concern a place of a queue for one group: its dead letter was retried, discarded or replaced by an edited
-message, or the group was set to go on at it. Together with the topic they say which messages a group is to have
+message, or the group was set to continue at it. Together with the topic they say which messages a group is to have
 handled; so whoever compares a consumer's database with the topic (the audit) reads them. They come in the log's order:
 of two acts on one place the later one counts.
 

@@ -132,7 +132,7 @@ def find_messages(engine: Readable, message_id: bytes | None, key: str | None, t
 
 def _edits(engine: Readable, message_id: bytes, key: str | None, topic: str | None) -> list[FoundMessage]:
     """Return the edited messages of an id: they stand in no topic, so no index has them. All edits that stand are
-    looked through; each was made by hand."""
+    looked through; each was made manually."""
 
     def look() -> list[tuple[str, Place, int, int]]:
         ledger = engine.shard.ledger

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class HoldsLedger(Protocol):
-    """A ledger as of a time, and whether it can go on."""
+    """A ledger as of a time, and whether it can continue."""
 
     ledger: Ledger
     time_us: int

@@ -101,8 +101,8 @@ class Door:
 
     def doubts(self, in_doubt: bool) -> None:
         """Whether it is too long ago that this node surely led. Then another one may lead: calls are refused, and
-        clients whose answers will not come are let go, to look for it. The engine stays: if nobody else leads, it goes
-        on."""
+        clients whose answers will not come are released, to look for it. The engine stays: if nobody else leads, it
+        goes on."""
         with self._lock:
             led, new = self._led, in_doubt and not self._in_doubt
             if led is not None and new:
@@ -204,7 +204,7 @@ class Door:
             listener.close()
 
     def give_back_unseen(self, group: str, delivery: pa.RecordBatch) -> None:
-        """See :meth:`escrowmq.broker.calls.Calls.give_back_unseen`. The leases are in the log: whoever leads now knows
+        """See :meth:`escrowmq.broker.calls.Calls.give_back_unseen`. The leases are in the log: the leader now knows
         them, and their time ends them."""
         calls = self._led
         if calls is not None:

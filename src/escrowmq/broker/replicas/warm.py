@@ -48,7 +48,7 @@ class WarmLedger:
             self._apply(self._folded, frames)
 
     def lead(self, log: ReplicatedLog) -> Folded:
-        """Return the ledger as of the log that was taken over, for the engine that goes on from it."""
+        """Return the ledger as of the log that was taken over, for the engine that continues from it."""
         frames = log.caught_up()
         if log is not self._log or self._folded is None:
             return recovered(log)

@@ -29,7 +29,7 @@ SILENCE = 2.0
 class Replication:
     """A log that several brokers share. ``open`` gives the partitions that keep it; ``advertise`` is the URL at which
     clients reach this one (None: where it listens), ``replicas`` those of all. ``link`` connects what runs beside a
-    broker to whoever leads, by the URLs of brokers; None: to this one, which refuses calls while it does not lead."""
+    broker to the leader, by the URLs of brokers; None: to this one, which refuses calls while it does not lead."""
 
     open: Callable[[], Partitions]
     silence: float = SILENCE
@@ -51,7 +51,7 @@ class Broker(Protocol):
         """For what runs beside it in this process."""
 
     def stand(self) -> Mapping[str, Sequence[Standing]]:
-        """How everything stands, for the page of metrics; empty where nothing can be said."""
+        """Return the state of everything, for the page of metrics; empty where nothing can be said."""
 
     @property
     def failed(self) -> bool:
@@ -70,7 +70,7 @@ class BrokerAlone:
     """A broker with a log of its own in its folder."""
 
     ended, failure = False, None
-    """A shard that has stopped goes on saying so until somebody stops the process."""
+    """A shard that has stopped continues saying so until somebody stops the process."""
 
     def __init__(self, folder: Path, settings: BrokerSettings, disk: Callable[[Path], Disk]) -> None:
         self._folder, self._settings, self._disk = folder, settings, disk
@@ -148,7 +148,7 @@ class BrokerNode:
         node.start()
 
     def link(self) -> Link:
-        """Return a client's, that follows whoever leads: so what runs beside a standby has the leader's answers."""
+        """Return a client's, that follows the leader: so what runs beside a standby has the leader's answers."""
         others = [url for url in self._replication.replicas if url != self._door.url]
         if self._replication.link is None:
             return lent_link(self._folder, self._door)
@@ -178,7 +178,7 @@ class BrokerNode:
 
     @property
     def ended(self) -> bool:
-        """A node that cannot go on ends its process: its supervisor, or a person, sees why."""
+        """A node that cannot continue ends its process: its supervisor, or a person, sees why."""
         return self.failed
 
 

@@ -106,7 +106,7 @@ class Connection:
         self.freed: Callable[[int], None] | None = None
         self.unsent_bytes = 0
         """Bytes of answers that wait; those of reads and watches, which bound themselves, do not count."""
-        self._begun: _Unsent | None = None  # of which a part has left: it goes on first
+        self._begun: _Unsent | None = None  # of which a part has left: it continues first
         self._small: deque[_Unsent] | None = None  # made when something waits: most connections are idle
         self._large: deque[_Unsent] | None = None
         self._channel = channel
@@ -214,7 +214,7 @@ class Connection:
         return sent
 
     def flush(self) -> None:
-        """Send more of what waits. By the loop."""
+        """Send more of pending work. By the loop."""
         done: list[_Unsent] = []
         with self._lock:
             try:

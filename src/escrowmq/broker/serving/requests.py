@@ -192,7 +192,7 @@ class Requests:
     # Beginning
 
     def go_on(self) -> None:
-        """Begin what waits, as far as the bounds allow."""
+        """Begin pending work, as far as the bounds allow."""
         try:
             while self._waiting and not self.leaving:
                 if self._must_wait():

@@ -105,7 +105,7 @@ class Workers:
             pool.submit(call)
 
     def close(self) -> None:
-        """Begin nothing more; what runs goes on."""
+        """Begin nothing more; what runs continues."""
         for pool in (self._actions, self._reads, self._watches, self._questions):
             pool.shutdown(wait=False, cancel_futures=True)
 
@@ -201,12 +201,12 @@ class Stream(ABC):
             self._count_freed(gone)
 
     def _on_freed(self, size: int) -> None:
-        """Note bytes that have left, or are lost, and go on if that makes room."""
+        """Note bytes that have left, or are lost, and continue if that makes room."""
         if self._count_freed(size):
             self.wake()
 
     def _count_freed(self, size: int) -> bool:
-        """Note bytes that have left. Returns whether they make room to go on."""
+        """Note bytes that have left. Returns whether they make room to continue."""
         with self._lock:
             was_full, self._unsent = self._unsent >= UNSENT_BYTES, self._unsent - size
             may_go_on = was_full and self._unsent < UNSENT_BYTES

@@ -53,7 +53,7 @@ class Committer:
             pass
 
     def close(self) -> None:
-        """Finish what waits, end the threads."""
+        """Finish pending work, end the threads."""
         self.drain()
         for _ in self._threads:
             self._commits.put(None)

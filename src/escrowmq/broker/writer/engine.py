@@ -1,7 +1,7 @@
 """The engine: the one writer of a shard, its queue of waiting requests, and everything that happens by the clock.
 
-Each :meth:`Engine.step` is one round: what waits, what is due by broker time, questions to producers, waiting receives,
-one sync, then the answers. Without :meth:`start` there is no thread, and a test calls ``step`` itself.
+Each :meth:`Engine.step` is one round: pending work, what is due by broker time, questions to producers, waiting
+receives, one sync, then the answers. Without :meth:`start` there is no thread, and a test calls ``step`` itself.
 
 Rounds run one at a time, on the writer's own thread; a lone request of a carrier whose thread is the broker's own runs
 on that (:meth:`Engine.run`). The threads of callers never run one: a signal, or their end, within a round would stop

@@ -1,4 +1,4 @@
-"""Keys of stored messages for the ledger: an ordered group needs them to go on behind a failed message."""
+"""Keys of stored messages for the ledger: an ordered group needs them to continue behind a failed message."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ Fair queueing: time is counted in the bytes that each connection has had. A requ
 stands when it comes, or behind what its connection has had, if that is later by more than ``AHEAD`` or if more of the
 connection waits; it ends as much later as it is large; and the one that ends first is next. So whoever sends little is
 in the next round, however much others have waiting; those that come again and again with one request each are served in
-the order in which they come; and who sends much gets an equal part of what is left. That time also goes on by itself,
+the order in which they come; and who sends much gets an equal part of what is left. That time also continues by itself,
 slowly, so that connections that are always new do not keep the others waiting for ever. The messages of one source keep
 their order.
 """
@@ -22,7 +22,7 @@ from escrowmq.broker.writer.rounds import AnyRequest
 AHEAD = 64 << 10
 """So many bytes a connection may have had more than the others and still be served as one that had nothing."""
 SLOWLY = 16
-"""The line's time goes on by one part in so many of what each connection would have had, were all served alike."""
+"""The line's time continues by one part in so many of what each connection would have had, were all served alike."""
 
 
 class Line:

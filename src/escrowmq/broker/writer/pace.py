@@ -21,7 +21,7 @@ from statistics import median
 
 ROUND_SECONDS = 0.1
 LONGEST_SECONDS = 0.1
-"""Of the bytes of a round, however long a sync takes by itself: whoever asks for little waits for two rounds."""
+"""Of the bytes of a round, however long a sync takes by itself: the caller for little waits for two rounds."""
 PATIENCE_SECONDS = 3.0
 """With the wait for room (``PATIENCE`` of the served broker's room, 5 s) well under the 12 s that our clients wait for
 an answer: the rounds of a busy machine may be twice as long as those that the pace was found from.

@@ -6,7 +6,7 @@ Rules (no threads, no clock of its own: tests drive it with a memory log and a s
    the round; then the answers; then what the log does without anybody waiting for it.
 2. Nothing is answered, shown or asked before it is durable (``early`` sends, named by their caller, excepted).
 3. A full disk, and a process without descriptors, are found before anything is appended, and change nothing (deciding
-   is pure). Writers of messages leave ``HEADROOM`` free, so that acknowledgements, leases and decisions go on for a
+   is pure). Writers of messages leave ``HEADROOM`` free, so that acknowledgements, leases and decisions continue for a
    while. A round that appended nothing is answered from a ledger of which it is known that no other node has gone on
    with its log (``Proof``).
 4. A failed append, sync or apply stops the shard: every answer of that round and after it is an error until it is
@@ -152,7 +152,7 @@ class Shard:
     # One round
 
     def now_us(self) -> int:
-        """Broker time, microseconds; where the clock is behind the log's last frame, it goes on from that."""
+        """Broker time, microseconds; where the clock is behind the log's last frame, it continues from that."""
         return self.clock.now_us()
 
     def begin(self) -> int:
@@ -449,7 +449,7 @@ class Shard:
 
     @property
     def status(self) -> str:
-        """ok, damaged (the log, in places: the rest goes on), full (writers are refused) or stopped."""
+        """ok, damaged (the log, in places: the rest continues), full (writers are refused) or stopped."""
         if self.failure is not None:
             return "stopped"
         return "full" if self.full else "damaged" if self.log.is_damaged else "ok"

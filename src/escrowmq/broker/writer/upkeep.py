@@ -4,7 +4,7 @@ Rules:
 
 1. Snapshots are taken between rounds, after a sync, and saved on another thread.
 2. Retention goes mark, save, drop: the ledger lets go by an event; then a snapshot is saved that no longer needs the
-   old segments; only then are they dropped. What is beyond the retention of its topic is let go of before, also by an
+   old segments; only then are they dropped. What is beyond the retention of its topic is released of before, also by an
    event.
 3. Producers that were not used for ``producer_expiration`` are forgotten, a bounded number at a time. When they were
    used is in the log, so it does not matter how often a broker is restarted; but for the first minute after a start

@@ -132,7 +132,7 @@ class WaitingReceives:
         before = self._shard.ledger.next_position
         answer = self._shard.attempt(lambda: self._shard.execute(receive.command))
         if not isinstance(answer, EscrowError) and not len(answer.leases):
-            # Messages that the group's tags exclude were passed over, as many as one receive may: go on behind them.
+            # Messages that the group's tags exclude were passed over, as many as one receive may: continue behind them.
             self._changed = self._changed or self._shard.ledger.next_position != before
         return answer
 

@@ -31,7 +31,7 @@ class Admin(
     BrokersAdmin,
     StandingAdmin,
 ):
-    """Topics, groups, transactions, look-ups, dead letters, and settling by hand. ``timeout`` is seconds per call.
+    """Topics, groups, transactions, look-ups, dead letters, and settling manually. ``timeout`` is seconds per call.
 
     What changes something that others have done is recorded by the broker before it is done, with the user and the host
     as the operating system names them, and ``why``; what cannot be recorded is not done. See :meth:`acts`.

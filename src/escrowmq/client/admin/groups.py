@@ -39,8 +39,8 @@ class GroupsAdmin(Asking):
         now. At brokers that do not have the group yet it is made, as the others have it.
 
         ``tags="*"`` is all; they choose among what the group has not passed over yet. It begins at ``start``
-        (``"earliest"``) in topics that are new to it; in one that it had before it goes on where it was. What it holds
-        of a topic that it leaves can be settled. ``redelivery`` as for a consumer, or ``"broker"``: the broker's
+        (``"earliest"``) in topics that are new to it; in one that it had before it continues where it was. What it
+        holds of a topic that it leaves can be settled. ``redelivery`` as for a consumer, or ``"broker"``: the broker's
         settings. Consumers that run get what the new subscription chooses; those that start must name it.
 
         Raises UNKNOWN_GROUP, UNKNOWN_TOPIC, BAD_REQUEST; CONFLICT for ``ordered`` or ``in_doubt`` while something is
@@ -63,13 +63,13 @@ class GroupsAdmin(Asking):
         dry_run: bool = False,
         why: str | None = None,
     ) -> Listing[MovedGroup]:
-        """Set where a consumer group goes on, at every broker, in all its queues, those of ``topic`` or one ``queue``
+        """Set where a consumer group continues, at every broker, in all its queues, those of ``topic`` or one ``queue``
         of it: ``to`` ``"earliest"``, ``"latest"`` or a time, at an ``offset`` of that queue, or ``shift`` offsets from
         where it is (back if below 0). What it comes to in each queue; with ``dry_run``, what it would come to.
 
         What was settled and waits again comes as a repeat, its attempts counted anew; what is passed over is *skipped*.
         Leases there end: what is acknowledged of them afterwards is LEASE_LOST. Dead letters below stay. Consumers that
-        run go on from the new place. Effects that an inbox has marked are not done again.
+        run continue from the new place. Effects that an inbox has marked are not done again.
 
         Raises UNKNOWN_GROUP, UNKNOWN_TOPIC, BAD_QUEUE, BAD_REQUEST; CONFLICT for what members of a group of
         ``in_doubt="hold"`` hold, unless ``force``.

@@ -37,8 +37,8 @@ class TopicsAdmin(Asking):
         """Give a topic more ``queues``, or a retention of its own, at every broker; what is not given stays as it is.
 
         ``retention``: seconds that messages stay after they became visible. ``retention_size``: bytes that each queue
-        keeps at most, as of Kafka's partitions. ``"broker"``: as the broker's settings say. What is beyond it is let go
-        of at once. Raises UNKNOWN_TOPIC, BAD_QUEUE for fewer queues than there are, BAD_REQUEST.
+        keeps at most, as of Kafka's partitions. ``"broker"``: as the broker's settings say. What is beyond it is
+        released of at once. Raises UNKNOWN_TOPIC, BAD_QUEUE for fewer queues than there are, BAD_REQUEST.
         """
         request = signed(topic_request(name, changes), why)
         return self._rows(topics.ALTER(request), lambda altered: [altered], Code.UNKNOWN_TOPIC)
@@ -53,7 +53,7 @@ class TopicsAdmin(Asking):
         of it and its dead letters.
 
         Nobody's sending or subscribing makes the topic again, only :meth:`create_topic`. Then it is another topic,
-        whose offsets go on behind those of the old one.
+        whose offsets continue behind those of the old one.
         """
         request = topics.Delete(name=name, force=force)
         asked = topics.DELETE({**request, "check": True})

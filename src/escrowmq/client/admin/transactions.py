@@ -1,4 +1,4 @@
-"""Transactions, and deciding them by hand."""
+"""Transactions, and deciding them manually."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from escrowmq.wire.actions import transactions
 
 
 class TransactionsAdmin(Asking):
-    """Transactions, and deciding them by hand. See :class:`escrowmq.client.admin.Admin`."""
+    """Transactions, and deciding them manually. See :class:`escrowmq.client.admin.Admin`."""
 
     def transactions(
         self,

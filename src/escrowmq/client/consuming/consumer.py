@@ -49,7 +49,7 @@ BatchT = TypeVar("BatchT", bound=Batch[Any])
 
 
 class ConsumerBase(Generic[MessageT, BatchT]):
-    """What both faces of a consumer share: its machinery, what iteration is in the middle of, and how it goes on."""
+    """What both faces of a consumer share: its machinery, what iteration is in the middle of, and how it continues."""
 
     def __init__(self, consumption: Consumption, message: type[MessageT], batch: type[BatchT]) -> None:
         self._consumption = consumption
@@ -87,7 +87,7 @@ class ConsumerBase(Generic[MessageT, BatchT]):
         """
         self._consumption.stop()
         # A signal handler may have interrupted the thread that holds the lock; that one gives the rest back when it
-        # goes on.
+        # continues.
         if self._iterating.acquire(timeout=LOCK_SECONDS):
             try:
                 self._give_back_rest()

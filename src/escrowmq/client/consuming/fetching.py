@@ -278,8 +278,8 @@ class Fetcher:
                 self._look_later()
 
     def _rest(self, number: int, problem: EscrowError) -> None:
-        """Ask again after a pause; the caller gets a refusal, and may go on. Fenced is for ever: what was received is
-        another's now, so none of it is handed out."""
+        """Ask again after a pause; the caller gets a refusal, and may continue. Fenced is for ever: what was received
+        is another's now, so none of it is handed out."""
         if problem.code is Code.FENCED:
             self._fenced = problem
             return

@@ -43,8 +43,8 @@ class ReceivedBase(Content):
 
     @property
     def withdrawn(self) -> bool:
-        """Whether it comes again, in an ordered group, because an earlier message of its key failed or its lease ended
-        since it was received. Iterating passes such messages over; who has a list of them looks here before each
+        """Whether it is redelivered, in an ordered group, because an earlier message of its key failed or its lease
+        ended since it was received. Iterating passes such messages over; who has a list of them looks here before each
         effect."""
         return self._rows.withdrawn(self._row)
 

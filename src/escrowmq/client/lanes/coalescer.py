@@ -432,7 +432,7 @@ class Lane(Filling, ABC):
             self._timer.after(min(max(self._timeout / 20, 0.005), longest), self._sweep)
 
     def _sweep(self) -> None:
-        """Give up requests past their deadline; seal what waits, so that its deadline counts from now."""
+        """Give up requests past their deadline; seal pending work, so that its deadline counts from now."""
         now = time.monotonic()
         with self._lock:
             self._sweeping = False

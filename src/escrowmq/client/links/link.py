@@ -119,7 +119,7 @@ class ServedLink:
         self._looking_around = False
         self._look_at = self._doubt_at = 0.0
         self._timer = Timer("escrowmq-link")
-        self._outlet = Timer("escrowmq-checks")  # the thread that takes checks, so that the reader goes on reading
+        self._outlet = Timer("escrowmq-checks")  # the thread that takes checks, so that the reader continues reading
 
     def forked(self) -> None:
         """Begin anew in a forked child: connections are the parent's, and so is what is under way."""
@@ -324,7 +324,7 @@ class ServedLink:
             self._start(request, connection)
 
     def _expire(self) -> None:
-        """Fail requests that have been held for too long. Those that wait for older ones to be answered go on
+        """Fail requests that have been held for too long. Those that wait for older ones to be answered continue
         waiting."""
         now = time.monotonic()
         late: list[Request] = []

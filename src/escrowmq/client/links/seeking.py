@@ -184,7 +184,7 @@ class Seeker:
         self._asking, self._answers = set(), {}
 
     def close(self) -> None:
-        """Whoever answers from now on is let go."""
+        """Whoever answers from now on is released."""
         with self._news:
             self._closed = True
             left, self._answers = list(self._answers.values()), {}

@@ -1,7 +1,7 @@
 """How a link stands with its broker, when one without a connection looks for it, and who waits for what comes of it.
 
 A link looks; everybody above it (lanes, sessions, consumers, readers) waits for its news, so that a client asks no
-more often the more it has to do, and goes on the moment a broker leads again. :class:`Looks` says when a look is due.
+more often the more it has to do, and continues the moment a broker leads again. :class:`Looks` says when a look is due.
 
 Rules of looks at a shard of several brokers, of which another one soon leads:
 
@@ -9,7 +9,7 @@ Rules of looks at a shard of several brokers, of which another one soon leads:
    about the silence that standbys wait for, 2 s by default. After that they double, up to ``LAST_PAUSE``.
 2. A broker that follows may say how long to leave it alone, because many ask; the longer pause counts, up to
    ``LONGEST_TOLD``.
-3. A connection that lasted less than ``STEADY_SECONDS`` was none: the count goes on.
+3. A connection that lasted less than ``STEADY_SECONDS`` was none: the count continues.
 4. All pauses are spread by chance: clients that lost their broker at one moment do not ask at one moment.
 """
 

@@ -123,7 +123,7 @@ class ProducerBase(Generic[TransactionT]):
         self._production.attend(present)
 
     def transaction(self) -> TransactionT:
-        """Return a transaction, as a context manager: leaving commits, an exception rolls back and goes on.
+        """Return a transaction, as a context manager: leaving commits, an exception rolls back and continues.
 
         Raises Misuse(NO_CHECKER) if the producer has no checker.
         """

@@ -308,7 +308,7 @@ class Production:
             await self.waiting.pause(PAUSE_SECONDS)
 
     async def open(self, kind: Exchange, number: int, free: bool = False) -> Lane:
-        """Return the lane of one kind to one broker, once the session is open; calls that wait for it go on in the
+        """Return the lane of one kind to one broker, once the session is open; calls that wait for it continue in the
         order in which they came. ``free``: the call may go elsewhere, so it does not wait for a broker that is
         away."""
         session, transactional = self.sessions[number], kind is not Exchange.SEND

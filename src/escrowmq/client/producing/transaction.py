@@ -159,7 +159,7 @@ class AsyncTransaction(TransactionBase):
 class Transaction(TransactionBase):
     """Half messages that become visible together, or never.
 
-    A context manager: leaving commits, an exception rolls back and goes on. ``id`` is None until the first message is
+    A context manager: leaving commits, an exception rolls back and continues. ``id`` is None until the first message is
     durable in escrow. Where the outcome of the COMMIT itself is not known, Unknown is raised; the transaction is then
     settled by the check-back, or by ``producer.commit(txn.id)``. One thread at a time.
 

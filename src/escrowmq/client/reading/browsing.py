@@ -73,7 +73,7 @@ class _Ahead(Fetcher):
                 found = reading.fill(WAIT_SECONDS)
             except EscrowError as problem:
                 with self._changed:
-                    self._problem, self._reader = problem, None  # whoever asks again begins anew
+                    self._problem, self._reader = problem, None  # the caller again begins anew
                     self._changed.notify_all()
                 self._arrived()
                 return

@@ -116,7 +116,7 @@ class ReadBatch(Batch[ReadMessage]):
         self._columns = batch
         self.place = place
         self.next_offset = next_offset
-        """The offset (of a view: the position) from which to go on after this batch."""
+        """The offset (of a view: the position) from which to continue after this batch."""
 
     @property
     def arrow(self) -> pa.RecordBatch:

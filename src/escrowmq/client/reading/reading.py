@@ -4,7 +4,7 @@ Rules:
 
 1. A *partition* is (shard, queue): what is called queue 0 at two brokers is two partitions.
 2. A position is always the *next* offset. It moves when messages are handed out, never when they are merely fetched; so
-   positions that are stored with the effects of a batch are those from which to go on.
+   positions that are stored with the effects of a batch are those from which to continue.
 3. Nothing is leased and nothing at the broker changes: whatever was lost on the way is asked for again.
 """
 
@@ -273,8 +273,8 @@ class Reading:
             return False
 
     def take(self, most: int) -> tuple[Partition, pa.RecordBatch, int] | None:
-        """Up to ``most`` messages of what :meth:`fill` found, and where to go on; this is what moves the position. None
-        if another thread took them."""
+        """Up to ``most`` messages of what :meth:`fill` found, and where to continue; this is what moves the position.
+        None if another thread took them."""
         with self._taking:
             stream = self._stream
             if stream is None or stream.batch is None:

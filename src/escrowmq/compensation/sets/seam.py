@@ -13,7 +13,7 @@ What a store promises, and its conformance suite checks:
    runs or in none of the three, whoever calls at once and wherever a process dies.
 2. An entry is there when the call that makes it has returned. Making it again changes nothing (the earlier time of a
    half stays).
-3. A run whose lease has ended is adopted by one scheduler only. Whoever lost it may go on unknowingly: it settles
+3. A run whose lease has ended is adopted by one scheduler only. Whoever lost it may continue unknowingly: it settles
    nothing that is not there, and what is done twice is de-duplicated by id in the business tables.
 4. ``epoch()`` changes whenever entries may have been lost: another server, a restart of one that is not durable, an
    emptied one.

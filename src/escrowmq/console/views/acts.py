@@ -1,4 +1,4 @@
-"""The record of acts: who did what by hand, when, why, and what came of it; and whether anybody touched it."""
+"""The record of acts: who did what manually, when, why, and what came of it; and whether anybody touched it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans: an act on a frozen set, made, looked at, tried dry, run in steps, stopped and gone on with."""
+"""Plans: an act on a frozen set, made, looked at, tried dry, run in steps, stopped and resumed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What waits, grouped by its cause: how many, since when, some of them, and what a plan can do about it."""
+"""Pending work, grouped by its cause: how many, since when, some of them, and what a plan can do about it."""
 
 from __future__ import annotations
 

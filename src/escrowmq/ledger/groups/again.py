@@ -1,4 +1,4 @@
-"""What comes again since a reset: runs of offsets, none of them delivered yet, that members of the group were given
+"""What is redelivered since a reset: runs of offsets, none of them delivered yet, that members of the group were given
 before.
 
 A reset makes settled messages wait again, as if nobody had ever had them. That somebody had is not forgotten: these
@@ -49,14 +49,14 @@ class Again:
 
     def attempts(self, offsets: Int64s, repeated: int) -> Int32s:
         """Return the attempt of each of the rising ``offsets`` at its next delivery: ``repeated`` of those that
-        come again, else 1."""
+        are redelivered, else 1."""
         if not len(self):
             return np.ones(len(offsets), np.int32)
         at = np.searchsorted(self.starts, offsets, side="right") - 1
         return np.where((at >= 0) & (offsets < self.ends[at]), repeated, 1).astype(np.int32)
 
     def stretch(self, start: int, end: int) -> tuple[bool, int]:
-        """Whether ``start`` comes again, and the first offset after it, up to ``end``, of which the other is true."""
+        """Return whether ``start`` is redelivered, and the first later offset, up to ``end``, where that differs."""
         if not len(self):
             return False, end
         at = int(np.searchsorted(self.ends, start, side="right"))

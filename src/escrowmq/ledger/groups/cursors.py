@@ -11,7 +11,7 @@ Every offset of the queue is in exactly one state (I26), and its place says wher
 Rules:
 
 1. ``next`` only rises, and a final state (from ACKED on) never changes, except that the runs of a long history merge to
-   GONE, and but for one act of a person: :meth:`Cursor.reset` sets ``next`` to a given place.
+   GONE, and but for one operator action: :meth:`Cursor.reset` sets ``next`` to a given place.
 2. LEASED offsets are pending in exactly one lease of ``leases``; RETRYING ones are in ``retries``, DEAD ones in
    ``dead``.
 3. ``counts`` are always those of the states, the merged history's included.

@@ -431,7 +431,7 @@ class Groups:
 
     def dead(self, group: str, topics: Topics, topic: str | None = None) -> Parts:
         """Return the dead letters of a group by queue id, of one topic or of all: they may be read while the ledger
-        goes on. UNKNOWN_GROUP."""
+        continues. UNKNOWN_GROUP."""
         cursors = self.group(group).cursors
         chosen = cursors if topic is None else set(topics.queue_ids(topic) if topics.has(topic) else ())
         return {id: list(cursor.dead.blocks) for id, cursor in cursors.items() if id in chosen and len(cursor.dead)}

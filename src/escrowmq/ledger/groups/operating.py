@@ -1,10 +1,10 @@
-"""Decides what operators do to a whole consumer group: set where it goes on, pause it, delete it. Reads the state,
+"""Decides what operators do to a whole consumer group: set where it continues, pause it, delete it. Reads the state,
 changes nothing.
 
 Rules of a reset:
 
-1. Each of its queues gets one offset from which all waits. What a member was given before comes again as a repeat, its
-   attempts counted anew (``again.py``). What lies below and was still to be delivered is passed over (SKIPPED).
+1. Each of its queues gets one offset from which all waits. What a member was given before is redelivered as a repeat,
+   its attempts counted anew (``again.py``). What lies below and was still to be delivered is passed over (SKIPPED).
 2. All leases of these queues end, and with them what is remembered of ended ones: whatever is settled of them
    afterwards is LEASE_LOST (I27). No progress that is acknowledged afterwards is of a lease from before.
 3. Dead letters below stay: a reset is no discard. Those from the offset on wait as all others.
@@ -84,7 +84,7 @@ def _check_topic(group: Group, topic: str) -> None:
 
 
 def _target(cursor: Cursor, queue: QueueIndex, cmd: ResetGroup, place: int | None) -> int:
-    """Where the group goes on in a queue."""
+    """Where the group continues in a queue."""
     if place is not None:
         return min(max(place, queue.head), queue.end)
     if cmd.offset is not None:
@@ -133,7 +133,7 @@ def _move(cursor: Cursor, queue: QueueIndex, target: int) -> dict[str, Any]:
 def decide_pause(groups: Groups, cmd: PauseGroup) -> Decision:
     """Answer: whether ``all`` is paused, the ``topics`` that are so by name, and the messages that are ``leased``, in
     those that are paused or not. UNKNOWN_GROUP, UNKNOWN_TOPIC; CONFLICT for one topic of a group that is paused as a
-    whole, which is to go on."""
+    whole, which is to continue."""
     group = groups.group(cmd.group)
     for topic in cmd.topics:
         _check_topic(group, topic)

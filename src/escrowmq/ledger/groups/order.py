@@ -4,7 +4,7 @@ Rules:
 
 1. A queue has one lease at a time. While it has no retries, a lease takes the next offsets, whatever their keys.
 2. While it has retries, nothing but retries is leased. What follows in the queue is first *taken up* into them with its
-   key (KEYED), in order, so that the messages of all other keys go on; those of a key that failed wait behind it.
+   key (KEYED), in order, so that the messages of all other keys continue; those of a key that failed wait behind it.
 3. Of the retries of one key the lowest offset is delivered first, once it is due; others of the key only together with
    all that are lower, in one lease.
 4. A lease has one attempt number: that of the free retry which has been due for the longest time. So keys take turns.

@@ -5,7 +5,7 @@ in its memory. When its process dies again and again, on one message, the attemp
 well. So the last attempt is ruled more strictly:
 
 1. A member that says that it takes messages one by one is given a message for the last time alone: it is all that the
-   answer holds (in order: with the later ones that are let go with it). So nothing dies beside another message of its
+   answer holds (in order: with the later ones that are released with it). So nothing dies beside another message of its
    own lease.
 2. What a member was given in an answer it works on in the order of the answers. So a lease at its last attempt in which
    nothing was settled, and before which its member was given another that is not done, was not come to: when either of

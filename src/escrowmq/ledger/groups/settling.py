@@ -8,11 +8,13 @@ Rules:
 3. A NACK charges the attempt and gives the message back after the asked delay, else the back-off; the last attempt
    makes it a dead letter with its cause. The causes of the attempts before it are events of their own (FAILED), which
    change nothing: a person reads them in the message's history.
-4. In an ordered lease the later pending messages of its key are let go together with a message that is given back or
+4. In an ordered lease the later pending messages of its key are released together with a message that is given back or
    dead; those of other keys stay. They are not charged: their attempt is only raised to 2, so that a repeat is always
    distinguished from a first delivery (I23). When such a lease expires, its first pending message is the one that
-   failed, and all others are let go. What an ordered group gets back is logged with its key (KEYED, see ``order.py``).
-5. A RELEASE gives back messages that no consumer was handed: they come again at once under the same attempt number.
+   failed, and all others are released. What an ordered group gets back is logged with its key (KEYED, see
+   ``order.py``).
+5. A RELEASE gives back messages that no consumer was handed: they are redelivered at once under the same attempt
+   number.
 6. What is in doubt in a lease (see ``cursors.py``) is out of reach of its rows: LEASE_LOST. A lease that does not end
    by time needs no extension: it is OK, and no event.
 """
@@ -162,7 +164,7 @@ class Settling:
         return draft.keys[draft.pending_from(a, b)]
 
     def _let_go(self, draft: Draft, b: int, keys: Int64s) -> None:
-        """In order, nothing of ``keys`` that comes later in the lease goes on without what was given back. What of it
+        """In order, nothing of ``keys`` that comes later in the lease continues without what was given back. What of it
         is in doubt then is what never reached the member."""
         later = draft.pending_from(b, len(draft.mask)) if self.ordered else _NO_KEYS
         if not len(later):
@@ -238,7 +240,7 @@ def keyed_events(parts: Sequence[tuple[int, int, Int64s, Int64s]]) -> list[Event
 
 
 def _collect(rows: list[list[int]], lease: Lease, runs: list[tuple[int, int]], due_us: Sequence[int] = ()) -> None:
-    """Add a row for each index range of a lease; a range that goes on where the last row ends makes that one longer."""
+    """Add a row for each index range of a lease; a range that continues the last row makes that one longer."""
     for first, last in runs:
         start, tail = lease.start + first, rows[-1] if rows else None
         if (

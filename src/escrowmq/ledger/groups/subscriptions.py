@@ -98,7 +98,7 @@ def _times(subscription: Subscription, times: Redelivery) -> str:
 
 
 def altered(had: Subscription, cmd: AlterGroup) -> Subscription:
-    """Return a subscription after an act of a person. BAD_REQUEST for delays and a back-off at once."""
+    """Return a subscription after an operator's action. BAD_REQUEST for delays and a back-off at once."""
     backoff = {name: getattr(cmd, name) for name in ("retry_backoff_us", "retry_backoff_max_us")}
     backoff = {name: value for name, value in backoff.items() if value is not None}
     if cmd.retry_delays_us is not None and backoff:

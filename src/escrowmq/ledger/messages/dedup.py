@@ -331,7 +331,7 @@ class Dedup:
         return -1
 
     def _restore_without_topics(self, old: pa.Table, places: Places, rules: Rules) -> None:
-        """Restore runs of ids alone, from an old snapshot. What has left with retention is let go: sent again, it
+        """Restore runs of ids alone, from an old snapshot. What has left with retention is released: sent again, it
         is stored, never answered out of nothing."""
         self._runs.first = int((old.schema.metadata or {}).get(b"first", b"0"))
         names = ("instance", "sequence", "count", "position", "time_us")

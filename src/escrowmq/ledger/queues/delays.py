@@ -106,7 +106,7 @@ class Delays:
         return np.where(index >= 0, np.append(self._rows["queue_id"][waiting], 0)[index], -1)
 
     def held(self) -> tuple[Int64s, Int32s]:
-        """Return the positions and queue ids of what waits."""
+        """Return the positions and queue ids of pending work."""
         waiting = self._rows["waiting"]
         return self._rows["position"][waiting], self._rows["queue_id"][waiting]
 

@@ -146,7 +146,7 @@ class Topics:
         return topic is None or place.queue >= len(topic.queue_ids) or topic.queue_ids[place.queue] != queue_id
 
     def keep_less(self, position: int) -> bool:
-        """Whether something behind ``position`` may be let go of before the broker's retention."""
+        """Whether something behind ``position`` may be removed before the broker's retention."""
         return self.deleted_position > position or self.any_own
 
     # Tags
@@ -338,7 +338,7 @@ class Topics:
 
 
 def _alter(had: TopicRules, command: AlterTopic) -> TopicRules:
-    """Return the rules of a topic after an act of a person. BAD_REQUEST for what makes no sense."""
+    """Return the rules of a topic after an operator's action. BAD_REQUEST for what makes no sense."""
     fields = [f.name for f in dataclasses.fields(TopicRules)]
     if unknown := [name for name in command.reset if name not in fields]:
         raise error(Code.BAD_REQUEST, f"a topic has no {unknown[0]!r:.100} of its own", f"one of {', '.join(fields)}")

@@ -13,7 +13,7 @@ Rules:
    process listens for questions now.
 3. What is decided needs no session. A transaction whose session is forgotten answers late decisions of any group by its
    state: the first decision stands (I5), and nothing can change it. Message ids are remembered without sessions (I9).
-4. By hand a writer is forgotten at once, with all sessions of its group; not while anything is undecided there.
+4. Manually a writer is forgotten at once, with all sessions of its group; not while anything is undecided there.
 """
 
 from __future__ import annotations

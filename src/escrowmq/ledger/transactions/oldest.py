@@ -1,7 +1,7 @@
 """The oldest OPEN transaction of each producer group, found without a look at all of them each time.
 
 Transactions become OPEN at the end of the table, but for those that a person opens anew. So below the one that was a
-group's oldest at the last look none of it is OPEN, and the search goes on from there.
+group's oldest at the last look none of it is OPEN, and the search continues from there.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Rules that one producer group has instead of the shard's: which messages it serves, and how its check-back goes.
 
-A group's own rules come with the process that makes it, or by an act of a person; each is one event that names all of
+A group's own rules come with the process that makes it, or by an operator's action; each is one event that names all of
 them. They hold for everything that is undecided from then on. What a group has not of its own follows the shard's
 settings.
 """

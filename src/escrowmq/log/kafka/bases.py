@@ -3,8 +3,8 @@
 A base is sent to the topic ``TOPIC.base`` in chunks, and a manifest behind them; only when that is acknowledged are
 records deleted. So a crash between two steps leaves more in Kafka than is needed, never less. A node that was the
 leader and does not know yet that it is not may send one, too: it is a base of frames that count like any other, and it
-may delete at any time later. So each base has a rank, the offset at which a reader of it goes on: readers take the one
-of the highest rank, whatever comes behind it; whoever sent a base deletes of the partition only what lies below its
+may delete at any time later. So each base has a rank, the offset at which a reader of it continues: readers take the
+one of the highest rank, whatever comes behind it; whoever sent a base deletes of the partition only what lies below its
 rank; and of bases only what has a lower rank than one that is whole. Then whatever anybody deletes, and however late,
 the base of the highest rank and all that lies behind it are there.
 """
@@ -42,7 +42,7 @@ _CHECKED_BYTES = _HEADER.size - 8
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """What a base is. ``standing``: where a fold goes on; ``chunks`` hold the snapshot's file and then the record of
+    """What a base is. ``standing``: where a fold continues; ``chunks`` hold the snapshot's file and then the record of
     acts."""
 
     id: int
@@ -67,7 +67,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
     @property
     def rank(self) -> int:
-        """The offset at which a reader of the partition goes on."""
+        """The offset at which a reader of the partition continues."""
         return self.standing.offset
 
     @property

@@ -2,8 +2,8 @@
 
 A record counts when its acknowledgement has come and nothing lies between it and our record before it that could be a
 claim: its offset is the next one, or what lies between was read (``rule.prove``). "Acknowledged" alone is not enough:
-another may have claimed in between. What failed once stays failed: who cannot know what is stored does not go on under
-the same claim.
+another may have claimed in between. What failed once stays failed: who cannot know what is stored does not continue
+under the same claim.
 
 There is no thread that only waits for acknowledgements: who waits for a round takes them for all (a second thread would
 cost each round a change of threads). The thread that beats takes them while nobody waits.
@@ -53,8 +53,8 @@ class Round:
         """Wait until it counts; how the log stands right behind it.
 
         Fenced(FENCED) when another claimed before it; Corrupt(LOG_FAILED) when nobody can know, or Kafka was silent for
-        as long as the channel's patience: nothing goes on then. Unknown(TIMED_OUT) after ``timeout`` seconds, if it is
-        given: the channel goes on.
+        as long as the channel's patience: nothing continues then. Unknown(TIMED_OUT) after ``timeout`` seconds, if it
+        is given: the channel continues.
         """
         return self._channel._await(self, timeout)
 
@@ -364,7 +364,7 @@ class Channel:
             raise error(Code.CLOSED, "the log was released")
 
     def _fail(self, problem: BaseException) -> EscrowError:
-        """Note why nothing goes on, the first time; the error to raise."""
+        """Note why nothing continues, the first time; the error to raise."""
         if not isinstance(problem, EscrowError):
             problem = error(Code.LOG_FAILED, f"sending to {self._partition.name} broke off: {problem!r}", _NOT_KNOWN)
         elif problem.code is Code.RANGE_PURGED:  # only an owner deletes

@@ -24,7 +24,7 @@ LARGEST_CONTENT = frames.HEADER_BYTES + frames.LARGEST_PAYLOAD
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """All that a fold knows at one offset: another goes on from here and comes to the same."""
+    """All that a fold knows at one offset: another continues from here and comes to the same."""
 
     offset: int = 0
     """Of the next record; everything before it was folded."""
@@ -128,8 +128,8 @@ class Fold:
 
     @property
     def whole(self) -> Standing:
-        """Where another fold can go on: :attr:`standing`, but before the parts of something that is not whole yet, and
-        before a record in doubt."""
+        """Where another fold can continue: :attr:`standing`, but before the parts of something that is not whole yet,
+        and before a record in doubt."""
         return self._whole
 
     def take(self, offset: int, raw: bytes) -> Taken:

@@ -5,7 +5,7 @@ Rules:
 
 1. Frames leave with ``hand_over``, at once; the function returned waits for the proof of
    :mod:`escrowmq.log.kafka.channel`. Several may be in the air; they finish in the order in which they left. What is
-   proved is durable, so it is answered first, and written to the mirror then (``settle``); whoever asks how far the log
+   proved is durable, so it is answered first, and written to the mirror then (``settle``); the caller how far the log
    is durable has it written before.
 2. Whatever goes wrong (another node claimed the log, Kafka's producer ended, the mirror cannot be written) stops the
    log. What was appended and not answered may count, or not; the next opening finds out.
@@ -300,7 +300,7 @@ class KafkaLog(Mirror):
         with self._reader.lock:
             first = self._reader.segments[0].header
         if first.sequence != base.first:
-            return  # retention goes on just now: there will be a newer base
+            return  # retention continues just now: there will be a newer base
         kept = bases.newest()
         if kept is None or kept.manifest.rank < mark.offset:
             manifest = Manifest(
@@ -320,7 +320,7 @@ class KafkaLog(Mirror):
                 for offset, raw in partition.read(standing.offset, standing.offset + 1, 1.0):
                     Fold(standing).take(
                         offset, raw
-                    )  # Corrupt(DAMAGED) if what lies there does not go on from the mark: then nothing is deleted
+                    )  # Corrupt(DAMAGED) if what lies there does not continue from the mark: then nothing is deleted
                 partition.delete_before(standing.offset, DELETE_SECONDS)
         reach("base.records_deleted")
         bases.delete_old()

@@ -1,4 +1,4 @@
-"""Where a mirror can go on: what the fold of the partition knew at a few offsets, in the file ``.kafka.json`` beside
+"""Where a mirror can continue: what the fold of the partition knew at a few offsets, in the file ``.kafka.json`` beside
 the segments.
 
 The file is also what makes a folder a mirror. It is written first, durably, so that nothing is ever wiped that is not a
@@ -112,7 +112,7 @@ class Marks:
                 self._last = standing
 
     def drop_below(self, sequence: int) -> None:
-        """Forget marks that are not needed to go on from frame ``sequence``."""
+        """Forget marks that are not needed to continue from frame ``sequence``."""
         with self._lock:
             first = bisect_right(self._kept, sequence, key=lambda mark: mark.sequence) - 1
             del self._kept[: max(first, 0)]

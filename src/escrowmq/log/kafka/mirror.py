@@ -59,7 +59,7 @@ class Mirror(SegmentLog):
     def take(self, content: memoryview, places: Sequence[tuple[int, FrameHeader]], before: Standing) -> list[Frame]:
         """Take in checked frames, which lie in ``content`` at ``places`` and follow what there is; those that are new,
         which :meth:`settle` makes readable for the other threads' looks at what is durable. ``before``: where a fold
-        can go on that has not seen them.
+        can continue that has not seen them.
 
         Overloaded(DISK_FULL, OUT_OF_RESOURCES) may leave some of them taken: the same may be given again.
         Corrupt(LOG_FAILED); :class:`Differs` if there is another frame in the place of one.

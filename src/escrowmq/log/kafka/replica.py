@@ -115,7 +115,7 @@ class PartitionReplica:
         self._segment_bytes, self._lz4, self._sizes = segment_bytes, lz4, lookups
         self.answer_seconds = ANSWER_SECONDS
         self._fold = Fold()
-        self._whole = Standing()  # where the fold could go on before the record that it takes next
+        self._whole = Standing()  # where the fold could continue before the record that it takes next
         self._pending: deque[tuple[Taken, Standing]] = (
             deque()
         )  # folded, not in the mirror yet; where a fold stood before

@@ -417,7 +417,7 @@ class Lookups:
         return True
 
     def _keep_up(self) -> None:
-        """Between two pieces of work: the tail goes on growing."""
+        """Between two pieces of work: the tail continues growing."""
         if self._stopping:
             raise _Stopped
         with self._growing:

@@ -2,7 +2,7 @@
 
 A :class:`Slot` is a queue, or a virtual queue: the offsets of one whose remainder by ``stride`` is ``part``. The slots
 of a queue never overlap in one group. A row names its owner; another owner gets it only when it was let go, or taken
-over by hand, because only a person can know that a silent consumer is dead. A consumer that claims a row raises its
+over manually, because only a person can know that a silent consumer is dead. A consumer that claims a row raises its
 epoch, and from then on the one before can commit nothing any more.
 
 Each queue has a row of stride 0 beside its slots: all claims lock it first, so that two cannot overlook each other.
@@ -154,7 +154,7 @@ class Assignments:
             connection.execute(sa.update(trans_recv_offset).where(*mine).values(owner=None))
 
     def fence(self, connection: sa.Connection, slots: Iterable[Slot]) -> list[str | None]:
-        """Take ``slots`` from the consumer that has them: by hand, when that consumer is surely dead or must be
+        """Take ``slots`` from the consumer that has them: manually, when that consumer is surely dead or must be
         stopped. Who had each, sorted."""
         owners: list[str | None] = []
         for slot in sorted(slots):
@@ -166,7 +166,7 @@ class Assignments:
         return owners
 
     def put(self, connection: sa.Connection, slot: Slot, next_offset: int) -> tuple[Code, int | None]:
-        """Put a slot that nobody owns to another place, by hand; and where it stood. CONFLICT: somebody owns it;
+        """Put a slot that nobody owns to another place, manually; and where it stood. CONFLICT: somebody owns it;
         NOT_FOUND: there is none."""
         mine = self._where(slot)
         if connection.scalar(sa.select(sa.func.count()).select_from(trans_recv_offset).where(*mine)) == 0:

@@ -237,7 +237,7 @@ class BothReachConsumer:
         """Consume EscrowMQ topics until none came for ``idle_timeout`` seconds.
 
         The group is ordered: the broker gives a queue to one consumer at a time. Raises LEASE_LOST if acknowledgements
-        came too late; what was not acknowledged comes again.
+        came too late; what was not acknowledged is redelivered.
         """
         with bus.consumer(self._group, topics, ordered=True, lease=lease) as consumer:
             for batch in consumer.batches(idle_timeout=idle_timeout):

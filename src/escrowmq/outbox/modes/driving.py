@@ -180,7 +180,7 @@ class Driving:
         """Many messages and one local transaction ``business(session)``: all, or none of them.
 
         ``messages``: anything that a producer's batch may be. One SQL statement per step, one request per step and
-        broker. An exception of ``business`` takes everything back and goes on. When this returns, the business change
+        broker. An exception of ``business`` takes everything back and continues. When this returns, the business change
         is committed.
 
         Raises what the broker or the database raised before P4 (then nothing happened: the row, if there is one still,

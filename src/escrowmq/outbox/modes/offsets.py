@@ -1,6 +1,7 @@
 """The consumer's offset in its own database: it moves in the transaction of the effect, so each message has one effect.
 
-The broker keeps nothing about such a consumer: it reads queues by offset, as many consumers as slots, assigned by hand.
+The broker keeps nothing about such a consumer: it reads queues by offset, as many consumers as slots, assigned
+manually.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from escrowmq.platform.failpoints import reach
 
 _log = logging.getLogger(__name__)
 LOOK_UP_SECONDS = 0.5
-"""How long a wait for messages goes on before one looks whether to stop."""
+"""How long a wait for messages continues before one looks whether to stop."""
 
 
 class Taken(Sequence[ReadMessage]):
@@ -241,7 +242,7 @@ class OffsetConsumer:
                 reach("offsets.read")
                 self._behind = True  # the reader is ahead of the database, until that has moved too
                 if self._is_new(batch.place):
-                    # a claim that fails leaves nothing from which to go on: only a new reader comes here again
+                    # a claim that fails leaves nothing from which to continue: only a new reader comes here again
                     self._overtaken = True
                     self._claim(self._made)
                     if self._is_new(batch.place):  # its broker has gone away meanwhile

@@ -1,7 +1,7 @@
 """Stored prepares of the both-reach mode (``trans_prepared``) whose end does not come, for an operator: list, discard.
 Every act is recorded: :mod:`escrowmq.outbox.acts`.
 
-A producer in merged mode that died between its prepare and its decision leaves one. Nobody can commit it by hand: its
+A producer in merged mode that died between its prepare and its decision leaves one. Nobody can commit it manually: its
 effect is a function of the consumer's.
 """
 

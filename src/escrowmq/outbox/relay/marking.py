@@ -25,7 +25,7 @@ from escrowmq.platform.failpoints import reach
 
 _c = trans_message.c
 PURGE_ROWS = 2000
-"""Rows of one purge: locks are short, and other work goes on between two."""
+"""Rows of one purge: locks are short, and other work continues between two."""
 NO_CALLBACK = "sent, and no callback came"
 
 

@@ -57,7 +57,7 @@ class Bell:
 class Listener:
     """Rings the bell when PostgreSQL notifies (``send_tx`` does so in its transaction); does nothing elsewhere.
 
-    It has a connection of its own; when that is lost, polling goes on and a new one is tried every few seconds.
+    It has a connection of its own; when that is lost, polling continues and a new one is tried every few seconds.
     """
 
     def __init__(self, engine: sa.Engine, bell: Bell) -> None:

@@ -7,7 +7,8 @@
    key at a time, until it was.
 3. A request that failed as a whole failed for all its rows. Requests of one call to one broker follow each other, so
    that a key's rows are never in two at once.
-4. A broker that is away is left alone for a while; its rows are answered DISCONNECTED at once, and the others' go on.
+4. A broker that is away is left alone for a while; its rows are answered DISCONNECTED at once, and the others'
+   continue.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def broker_events(at_broker: AtBroker, now_us: int) -> list[Event]:
 
 
 def who(at_broker: AtBroker, time_us: int) -> str:
-    """Who did what was done by hand at a time, and why."""
+    """Who did what was done manually at a time, and why."""
     act = at_broker.acts.get(time_us)
     if act is None:
         return "by hand; who did it is not recorded"

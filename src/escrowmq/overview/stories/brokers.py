@@ -33,7 +33,7 @@ class AtBroker:
     stands: Mapping[str, Any] | None = None
     """As ``messages.standing`` tells it."""
     acts: dict[int, Mapping[str, Any]] = field(default_factory=dict)
-    """Who did what happened by hand, by the time when it happened."""
+    """Who did what happened manually, by the time when it happened."""
     notes: list[str] = field(default_factory=list)
 
 
@@ -151,7 +151,7 @@ class Looked:
             at.stands = _of_its_group(at.stands, row)
 
     def _who(self, at: AtBroker) -> None:
-        """Look up who did what was done by hand."""
+        """Look up who did what was done manually."""
         by_hand = [
             (event["time_us"], "transactions.")
             for event in (at.transaction or {}).get("timeline", [])

@@ -16,7 +16,7 @@ from escrowmq.overview.values import Event
 from escrowmq.overview.words import many, quoted
 
 _NOTE = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)Z (\w+) by (.*)")
-"""A line that an act of a person leaves in a row."""
+"""A line that an operator's action leaves in a row."""
 
 
 def database_events(row: InDatabase) -> list[Event]:

@@ -17,14 +17,14 @@ from escrowmq.overview.words import at, many, quoted, since
 
 
 class Rank(IntEnum):
-    """What must happen before the message goes on. The lowest value is reported first."""
+    """What must happen before the message continues. The lowest value is reported first."""
 
     PERSON = 0
     """A person decides."""
     SOMEBODY = 1
     """A producer, a consumer or a relay must connect."""
     TIME = 2
-    """It goes on by itself at a time."""
+    """It continues by itself at a time."""
     HANDS = 3
     """A process is working on it."""
     LINE = 4

@@ -1,1 +1,1 @@
-"""What waits, grouped by its cause: at the brokers, and in the databases."""
+"""Pending work, grouped by its cause: at the brokers, and in the databases."""

@@ -1,4 +1,4 @@
-"""What waits at the brokers: brokers themselves, undecided transactions, dead letters, groups that lag."""
+"""Pending work at the brokers: brokers themselves, undecided transactions, dead letters, groups that lag."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What waits in the databases: rows of outboxes by their error, rows of producer-driven transactions, cases of
+"""Pending work in the databases: rows of outboxes by their error, rows of producer-driven transactions, cases of
 compensations.
 """
 

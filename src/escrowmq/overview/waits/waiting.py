@@ -1,4 +1,4 @@
-"""What waits, over all brokers and databases."""
+"""Pending work, over all brokers and databases."""
 
 from __future__ import annotations
 

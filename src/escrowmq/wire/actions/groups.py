@@ -92,7 +92,7 @@ class Place(TypedDict):
 
 
 class Reset(OfGroup, Signed):
-    """Where a group is to go on: at `start`, at an `offset`, by `shift`, or at `places`: one of the four."""
+    """Where a group is to continue: at `start`, at an `offset`, by `shift`, or at `places`: one of the four."""
 
     topic: NotRequired[Annotated[str, "in its queues only; in those of all topics unless given"]]
     queue: NotRequired[Annotated[QueueNumber, "in this queue of the topic only"]]
@@ -109,7 +109,7 @@ class Reset(OfGroup, Signed):
 
 
 class Moved(TypedDict):
-    """Where a group goes on in one queue, and messages by what becomes of them."""
+    """Where a group continues in one queue, and messages by what becomes of them."""
 
     queue_id: QueueId
     topic: TopicName

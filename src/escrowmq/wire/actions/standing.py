@@ -1,4 +1,4 @@
-"""How topics, groups and single messages stand: for whoever asks what waits, and why."""
+"""How topics, groups and single messages stand: for the caller pending work, and why."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class ProducersStand(TypedDict):
 
 
 class Standings(TypedDict):
-    """How everything stands at one broker."""
+    """The state of everything at one broker."""
 
     topics: list[TopicStands]
     consumers: list[ConsumersStand]

@@ -81,7 +81,7 @@ big-endian.
    in the order in which they were sent; answers come in any order. Final answers are ROWS, CODES, the last part of
    BATCH, WITHDRAWN, RESULT, DONE and ERROR; each request gets one.
 3. A content that cannot be read, or an unknown kind with a number, is answered with ERROR (`BAD_BATCH`, `BAD_REQUEST`)
-   to its number, nothing of it takes effect, and the connection goes on. An impossible header (a length that is too
+   to its number, nothing of it takes effect, and the connection continues. An impossible header (a length that is too
    short or over the limit), and whatever else breaks these rules, is answered with ERROR with the number 0, and the
    connection is closed.
 4. A frame of a request has at most `max_request_bytes` bytes, a whole message of an answer at most `max_answer_bytes`.

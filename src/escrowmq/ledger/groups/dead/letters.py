@@ -2,7 +2,7 @@
 
 They stand in blocks of some hundred rows by rising offset, so that one more, or some less, costs a block and not the
 whole. A block never changes: a change makes another one in its place. Whoever has the list of blocks may read it on any
-thread, while the ledger goes on.
+thread, while the ledger continues.
 """
 
 from __future__ import annotations
