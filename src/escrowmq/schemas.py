@@ -324,7 +324,8 @@ MESSAGES = (Kind.PLAIN, Kind.HALF)
 
 
 def is_fixed_width(schema: pa.Schema) -> bool:
-    """Whether every column is of a fixed byte width: such frames are stored as bare columns, without Arrow metadata."""
+    """Return whether every column is of a fixed byte width: such frames are stored as bare columns, without Arrow
+    metadata."""
     return all(pa.types.is_integer(f.type) for f in schema)
 
 

@@ -289,7 +289,7 @@ class Resets:
 
 
 def _is_older(event: Event, other: Event) -> bool:
-    """Whether a delivery is of a lease that was made before that of the other event."""
+    """Return whether a delivery is of a lease that was made before that of the other event."""
     return event.lease is not None and other.lease is not None and event.lease <= other.lease
 
 

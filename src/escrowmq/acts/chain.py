@@ -95,7 +95,7 @@ def parse(line: bytes) -> tuple[Record, str, str]:
 
 
 def is_sealed(line: bytes) -> bool:
-    """Whether the line is, byte for byte, what its content would be sealed as."""
+    """Return whether the line is, byte for byte, what its content would be sealed as."""
     try:
         fields = json.loads(line)
         fields.pop("hash")
@@ -114,7 +114,8 @@ def successor(line: bytes) -> str:
 
 
 def verify(lines: Iterable[bytes], place: int | str, last: tuple[int, str] | None) -> tuple[int, list[Break]]:
-    """How many records there are, and every place where the chain is broken. ``last``: number and hash of the last
+    """Return how many records there are, and every place where the chain is broken. ``last``: number and hash of the
+    last
     record as the file beside it has them (None: there is none); ``place`` as for :func:`origin`; lines come without
     their ends."""
     breaks: list[Break] = []

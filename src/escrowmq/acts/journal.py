@@ -198,7 +198,7 @@ class Journal:
             self._save_last()
 
     def read_bytes(self, begin: int, size: int) -> bytes:
-        """Bytes of the whole lines, from ``begin`` on."""
+        """Return bytes of the whole lines, from ``begin`` on."""
         with self._lock:
             self._read()
             size = min(size, self._size - begin)
@@ -242,7 +242,7 @@ class Journal:
         return found[::-1] if newest else found
 
     def has_after(self, number: int) -> bool:
-        """Whether there are acts with higher numbers."""
+        """Return whether there are acts with higher numbers."""
         with self._lock:
             return bool(self._acts) and self._acts[-1] > number
 
@@ -253,7 +253,7 @@ class Journal:
             return self._size, self._number, self._hash
 
     def verify(self) -> tuple[int, str, list[Break]]:
-        """How many records there are, the hash of the last one, and every place where the chain is broken."""
+        """Return how many records there are, the hash of the last one, and every place where the chain is broken."""
         with self._lock:
             self._read()
             count, breaks = verify(self._lines(0, self._size), self._shard, self._last())

@@ -15,7 +15,7 @@ from escrowmq.wire.actions.acts import Act, Broken
 
 
 def acting_user() -> str:
-    """Who acts: user and host, as the operating system names them. Nobody verifies it."""
+    """Return who acts: user and host, as the operating system names them. Nobody verifies it."""
     return f"{_user()}@{socket.gethostname()}"
 
 

@@ -52,7 +52,7 @@ DELIVERED: dict[str, tuple[str, ...]] = {
 
 
 def batch_of(schema: pa.Schema, made: Mapping[str, pa.Array], rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Rows of ``schema``: the columns that were ``made``, the others as they are in ``rows``."""
+    """Return rows of ``schema``: the columns that were ``made``, the others as they are in ``rows``."""
     arrays = [made[field.name] if field.name in made else rows.column(field.name) for field in schema]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 

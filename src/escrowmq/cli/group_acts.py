@@ -73,7 +73,7 @@ def _sums(moves: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _start(text: str, admin: Admin) -> str | datetime:
-    """Where a group is to continue, as people write it. Raises Misuse(BAD_ARGUMENT)."""
+    """Return where a group is to continue, as people write it. Raises Misuse(BAD_ARGUMENT)."""
     if text in ("earliest", "latest", "end"):
         return "latest" if text == "end" else text
     if text[:1].isdigit() and text[-1:].isalpha() and "T" not in text:

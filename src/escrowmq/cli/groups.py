@@ -280,7 +280,7 @@ def _redelivery(group: Mapping[str, Any]) -> str:
 
 
 def _describe_pause(group: Mapping[str, Any]) -> str:
-    """Whether a group is paused, or of which topics; empty: it is not (or its broker is older)."""
+    """Return whether a group is paused, or of which topics; empty: it is not (or its broker is older)."""
     return "yes" if group.get("paused") else ", ".join(group.get("paused_topics", ()))
 
 

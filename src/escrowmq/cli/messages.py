@@ -285,7 +285,7 @@ def tail(
 
 
 def _read_stored_us(row: Row) -> int:
-    """When a row of a topic or a view was stored (of several brokers each by its own clock)."""
+    """Return when a row of a topic or a view was stored (of several brokers each by its own clock)."""
     return next(
         (row[name] for name in ("stored_us", "decided_us", "acked_us", "acted_us") if row.get(name) is not None), 0
     )
@@ -402,7 +402,7 @@ def lookup(
 
 
 def _facts(message: dict[str, Any]) -> dict[str, Any]:
-    """Everything about one message."""
+    """Return everything about one message."""
     return {
         "message": _address(message),
         "state": state(message["state"]),
@@ -428,6 +428,6 @@ def _edit(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _address(message: dict[str, Any]) -> str:
-    """Where consumers find it; only the topic while they do not."""
+    """Return where consumers find it; only the topic while they do not."""
     offset = message["offset"]
     return message["topic"] if offset is None else f"{message['topic']}/{message['queue']}/{offset}"

@@ -318,7 +318,7 @@ def webhooks_test(
 
 
 def _webhooks(config: Path | None, flags: list[str] | None, source: dict[str, Any]) -> Webhooks | None:
-    """Those of the file's tables and the flags; None: there are none."""
+    """Return those of the file's tables and the flags; None: there are none."""
     tables = _tables(config).get("webhook")
     if not flags and not tables:
         return None

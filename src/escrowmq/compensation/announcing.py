@@ -258,7 +258,8 @@ class Announcing:
         return Prepared(tuple(ids), tuple(map(TransactionId.from_bytes, transactions)), given)
 
     def _first(self, session: AnySession, prepared: Prepared) -> bool:
-        """Whether no send of these ids has committed before. From here on other sends of them wait until the session
+        """Return whether no send of these ids has committed before. From here on other sends of them wait until the
+        session
         has ended."""
         fresh = claim_batch_tx(session, prepared.ids, MARKS_PREFIX + self.keys)
         if not any(fresh):

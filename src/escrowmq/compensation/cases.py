@@ -112,7 +112,7 @@ def list_cases(
 
 
 def count_cases(database: Database, name: str | None = None) -> dict[CaseState, int]:
-    """How many cases there are in each state."""
+    """Return how many cases there are in each state."""
     counted = sa.select(_C.state, sa.func.count()).group_by(_C.state)
     if name is not None:
         counted = counted.where(_C.name == name)
@@ -190,13 +190,13 @@ class Cases:
         self._max_attempts = max_attempts
 
     def settled(self, ids: Sequence[bytes]) -> set[bytes]:
-        """Those that a person has settled."""
+        """Return those that a person has settled."""
         with transaction(self._database, trans_compensation_case) as connection:
             rows = _rows(connection, self._name, ids)
             return {bytes(row.message_id) for row in rows if row.state == CaseState.SETTLED}
 
     def to_retry(self, limit: int) -> list[bytes]:
-        """Those that a person wants tried again, the longest waiting first."""
+        """Return those that a person wants tried again, the longest waiting first."""
         wanted = sa.select(_C.message_id).where(_C.name == self._name, _C.state == CaseState.RETRY.value)
         with transaction(self._database, trans_compensation_case) as connection:
             return [bytes(one) for one in connection.scalars(wanted.order_by(_C.changed_us).limit(limit))]

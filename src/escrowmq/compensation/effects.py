@@ -123,7 +123,7 @@ class Entries:
 
 
 def is_in(database: Database, sets: SetStore) -> bool:
-    """Whether a set store is in the business database, so that one transaction holds both."""
+    """Return whether a set store is in the business database, so that one transaction holds both."""
     other = getattr(sets, "engine", None)
     if not isinstance(other, sa.Engine):
         return False

@@ -41,7 +41,7 @@ class Halves(Protocol):
     """What a :class:`escrowmq.compensation.HalfSet` has."""
 
     def ready(self) -> bool:
-        """Whether keys may be taken now."""
+        """Return whether keys may be taken now."""
         ...
 
     def add(self, ids: Sequence[bytes], stored_us: Sequence[int]) -> None:

@@ -41,8 +41,8 @@ class KeyFeed(Protocol):
         ...
 
     def read_again(self, since_us: int) -> Iterator[KeyTimes]:
-        """All keys that were stored then or later, acknowledged or not, in parts of at most 10,000; more than that do
-        no harm. Raises an EscrowError if some cannot be read now, or never."""
+        """Return all keys that were stored then or later, acknowledged or not, in parts of at most 10,000; more
+        than that do no harm. Raises an EscrowError if some cannot be read now, or never."""
         ...
 
 
@@ -108,7 +108,7 @@ class TopicKeys:
         return min(times)
 
     def _read_stored_us(self, place: Partition, offset: int) -> int | None:
-        """When the first message at or after an offset was stored; None: its broker does not say now."""
+        """Return when the first message at or after an offset was stored; None: its broker does not say now."""
         try:
             with self._bus.reader(self.topic, queues=[place], start={place: offset}, columns=["stored_us"]) as reader:
                 for batch in reader.batches(1, idle_timeout=0.0):

@@ -56,7 +56,7 @@ class HalfSet:
         self._recovery = Recovery(self.journal, sets, feed, sets.name if group is None else group, margin)
 
     def ready(self) -> bool:
-        """Whether announcements may be taken from their broker now; a recovery is made if one is needed. Raises
+        """Return whether announcements may be taken from their broker now; a recovery is made if one is needed. Raises
         Misuse(NO_TABLES | SCHEMA_VERSION), and the database's own errors."""
         return self._recovery.ensure() is not None
 
@@ -183,5 +183,5 @@ _PASSING = frozenset(
 
 
 def _passes(problem: EscrowError) -> bool:
-    """Whether waiting may mend it, or somebody meanwhile."""
+    """Return whether waiting may mend it, or somebody meanwhile."""
     return problem.code in _PASSING

@@ -90,13 +90,13 @@ class Journal:
         self._mine = _ROW.name == name
 
     def read(self) -> Standing | None:
-        """How it stands; None: this compensation never began."""
+        """Return how it stands; None: this compensation never began."""
         with transaction(self.database) as connection:
             return self._read(connection)
 
     def begin(self, epoch: str | None, reason: str | None = None) -> Standing:
-        """How it stands; if it never began it begins now, with a store of ``epoch`` (None: it does not answer, for
-        ``reason``: suspended).
+        """Return how it stands; if it never began it begins now, with a store of ``epoch`` (None: it does not answer,
+        for ``reason``: suspended).
 
         To be called before the first key is acknowledged: what was acknowledged before would be in no epoch.
         """
@@ -151,8 +151,8 @@ class Journal:
             return database_now_us(connection)
 
     def marks(self, group: str, since_us: int) -> Iterator[list[bytes]]:
-        """Ids of the messages that consumer group ``group`` handled since then (by the database's clock), in pages,
-        each read in a transaction of its own. A mark of a transaction that commits meanwhile may be missing."""
+        """Yield ids of the messages that consumer group ``group`` handled since then (by the database's clock), in
+        pages, each read in a transaction of its own. A mark of a transaction that commits meanwhile may be missing."""
         at_us, after = since_us, b""
         while True:
             later = sa.or_(_SEEN.seen_us > at_us, sa.and_(_SEEN.seen_us == at_us, _SEEN.message_id > after))

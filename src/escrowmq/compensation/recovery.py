@@ -52,8 +52,8 @@ class Recovery:
         """Why the last :meth:`ensure` gave None."""
 
     def ensure(self) -> Standing | None:
-        """How the compensation stands, if its store can be relied on (after a recovery, if that was needed); None: it
-        is suspended.
+        """Return how the compensation stands, if its store can be relied on (after a recovery, if that was needed);
+        None: it is suspended.
 
         Raises Misuse(NO_TABLES | SCHEMA_VERSION) and the database's own errors.
         """

@@ -41,7 +41,7 @@ class Report:
     """Dealt with: settled in the set store."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Names and values, for JSON."""
+        """Return names and values, for JSON."""
         return asdict(self)
 
 
@@ -83,7 +83,7 @@ class Statistics:
     """Seconds since a run last came to its end; 0: none has."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Names and numbers, for JSON."""
+        """Return names and numbers, for JSON."""
         return asdict(self)
 
 

@@ -80,7 +80,8 @@ class Console:
         return ", ".join(self.addresses)
 
     def where(self, act: str, database: str | None = None) -> Any:
-        """Where the rows of an act live: the brokers, or the ``database`` of that name (None: the only one). Raises
+        """Return where the rows of an act live: the brokers, or the ``database`` of that name (None: the only one).
+        Raises
         Misuse(BAD_ARGUMENT)."""
         if not is_of_database(act):
             return self.bus
@@ -96,11 +97,11 @@ class Console:
         return self.engines[database]
 
     def place_of(self, plan: Plan) -> Any:
-        """Where the rows of a plan live; as :meth:`where`."""
+        """Return where the rows of a plan live; as :meth:`where`."""
         return self.where(plan.act, plan.source if is_of_database(plan.act) else None)
 
     def is_foreign(self, plan: Plan) -> bool:
-        """Whether a plan is about brokers or a database that this console does not speak to."""
+        """Return whether a plan is about brokers or a database that this console does not speak to."""
         return plan.source not in self.engines if is_of_database(plan.act) else plan.source != self.source
 
     def now_us(self) -> int:

@@ -72,7 +72,7 @@ def _read(cursor: str | None) -> dict[str, Any]:
 
 
 def _sound(after: Any) -> bool:
-    """Whether this can be a place in a listing: a number, a text, or a few of them."""
+    """Return whether this can be a place in a listing: a number, a text, or a few of them."""
     if isinstance(after, list):
         return len(after) <= 8 and all(isinstance(one, int | str) for one in after)
     return isinstance(after, int | str)

@@ -40,5 +40,5 @@ class Tokens:
         return hmac.new(self._key, cookie.encode(), hashlib.sha256).hexdigest()
 
     def fits(self, cookie: str | None, token: str) -> bool:
-        """Whether a form's token is the browser's."""
+        """Return whether a form's token is the browser's."""
         return cookie is not None and hmac.compare_digest(self.of(cookie).encode(), token.encode())

@@ -53,7 +53,7 @@ def duration(seconds: float | None) -> str:
 
 
 def age(time_us: int | None, now_us: int) -> str:
-    """How long ago a time was."""
+    """Return how long ago a time was."""
     return duration(max(now_us - time_us, 0) / 1e6) if time_us else NONE
 
 

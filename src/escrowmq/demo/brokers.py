@@ -59,7 +59,7 @@ class Brokers(Protocol):
         """What everybody else connects to; empty while it is not known."""
 
     def stands(self, name: str) -> bool:
-        """Whether a broker is there, so that the next process can be started."""
+        """Return whether a broker is there, so that the next process can be started."""
 
     @property
     def victim(self) -> str | None:
@@ -93,7 +93,7 @@ class OneBroker:
         self.url = ""
 
     def stands(self, name: str) -> bool:
-        """Whether it has listened once: the others wait for a broker that is away."""
+        """Return whether it has listened once: the others wait for a broker that is away."""
         return bool(self.url)
 
     def config(self, name: str) -> dict[str, Any]:
@@ -104,7 +104,7 @@ class OneBroker:
         """Start the broker again."""
 
     def hear(self, event: ChildEvent) -> News | None:
-        """Where it listens."""
+        """Return where it listens."""
         if event.kind == "ready" and event.child.name in self.names:
             self.url = event.details["url"]
             self._port = int(self.url.rpartition(":")[2])
@@ -139,7 +139,7 @@ class LeaderAndStandby:
         return "escrow://" + "|".join(f"127.0.0.1:{port}" for port in self._ports.values())
 
     def stands(self, name: str) -> bool:
-        """Whether it follows or leads, and one of them leads."""
+        """Return whether it follows or leads, and one of them leads."""
         return name in self._listen and self._leader is not None
 
     @property
@@ -159,7 +159,7 @@ class LeaderAndStandby:
         self._leader, self._struck_us, self._killed[name] = None, at_us, at_us
 
     def hear(self, event: ChildEvent) -> News | None:
-        """Who listens, who leads, and which order is the first of a new leader."""
+        """Return who listens, who leads, and which order is the first of a new leader."""
         name = event.child.name
         match event.kind:
             case "ready" if name in self.names:
@@ -194,7 +194,7 @@ class LeaderAndStandby:
         return News("leads", name, line, {"epoch": epoch, "seconds": seconds})
 
     def _since(self, at_us: int) -> float:
-        """Seconds from the last kill."""
+        """Return seconds from the last kill."""
         return round((at_us - (self._struck_us or at_us)) / 1e6, 3)
 
 

@@ -144,7 +144,7 @@ def _lines_of(path: Path) -> pa.Table:
 
 
 def _read_csv(path: Path) -> pa.Table:
-    """Columns that are names stay text (an invoice number may have a letter); UTF-8, else Latin-1."""
+    """Return columns that are names stay text (an invoice number may have a letter); UTF-8, else Latin-1."""
     texts = {f.name: pa.utf8() for f in LINES if pa.types.is_string(f.type)}
     convert = pa.csv.ConvertOptions(column_types=texts, strings_can_be_null=True, null_values=[""])
     try:

@@ -118,7 +118,7 @@ class Gateway:
         return await self.on_thread(transaction_of_message, self.bus.router, text, group, self.settings.timeout)
 
     async def transaction(self, identity: TransactionId) -> transactions.Transaction:
-        """Where a transaction stands, without its bodies. Raises UNKNOWN_TRANSACTION, WRONG_SHARD."""
+        """Return where a transaction stands, without its bodies. Raises UNKNOWN_TRANSACTION, WRONG_SHARD."""
 
         def ask() -> transactions.Transaction:
             number = self.bus.router.of_shard(identity.shard, self.settings.timeout)

@@ -101,8 +101,9 @@ class Receiving:
     async def receive(
         self, group: str, max_messages: int, wait: float, lease_ms: int | None, gone: asyncio.Future[Any]
     ) -> Received | None:
-        """Messages of one broker, or None if nothing came within ``wait`` seconds, or ``gone`` (the client's leaving)
-        was first: what came for it then is given back. Raises UNKNOWN_GROUP and so on, Overloaded(QUEUE_FULL)."""
+        """Return messages of one broker, or None if nothing came within ``wait`` seconds, or ``gone`` (the client's
+        leaving) was first: what came for it then is given back. Raises UNKNOWN_GROUP and so on,
+        Overloaded(QUEUE_FULL)."""
         if self._closed:
             raise Unknown(Code.CLOSED, "the gateway is stopping")
         key = (group, lease_ms, max_messages)

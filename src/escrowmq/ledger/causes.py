@@ -20,7 +20,7 @@ _NOT_DUE, _DUE, _UNANSWERED, _ASKED_OUT, _AGED, _DECIDED = range(len(CAUSES))
 
 
 def causes_of(ledger: Ledger, rows: Int64s, now_us: int) -> Int64s:
-    """Why each transaction waits, by row number, as an index of :data:`CAUSES`."""
+    """Return why each transaction waits, by row number, as an index of :data:`CAUSES`."""
     table = ledger.transactions
     state, checks, due_us = (table.rows[name][rows] for name in ("state", "checks", "due_us"))
     most = np.full(len(rows), policies.asking(None, ledger.rules).most, np.int64)

@@ -53,7 +53,7 @@ class Keeping:
     # The log
 
     def decide_retain(self, command: Retain, trimmed_position: int) -> Decision:
-        """How far the log may be dropped, and the events for that."""
+        """Return how far the log may be dropped, and the events for that."""
         topics, limit = self.topics, command.limit_position
         if topics.any_own:
             limit = max(limit, command.early_position)

@@ -385,7 +385,7 @@ class Ledger:
 
     @staticmethod
     def can_restore(tables: dict[str, pa.Table]) -> bool:
-        """Whether this version knows the snapshot's format."""
+        """Return whether this version knows the snapshot's format."""
         return json.loads(tables["ledger"]["state"][0].as_py()).get("format") in (1, 2, 3, FORMAT)
 
     @classmethod

@@ -19,7 +19,7 @@ from escrowmq.model import DecidedBy, TransactionId, TransactionState
 
 
 def topics_list(ledger: Ledger) -> list[dict[str, Any]]:
-    """Topics with their queues' first and next offsets."""
+    """Return topics with their queues' first and next offsets."""
     queues = ledger.topics.queues
     return [
         {
@@ -112,7 +112,7 @@ def writers_list(ledger: Ledger, after: bytes, limit: int) -> list[dict[str, Any
 
 
 def _oldest_open(ledger: Ledger) -> dict[int, int]:
-    """When each group's oldest OPEN transaction was prepared."""
+    """Return when each group's oldest OPEN transaction was prepared."""
     table = ledger.transactions
     found = table.oldest.find(table.open, table.oldest_open())
     firsts = table.column("first", np.array([*found.values()], np.int64)).astype(np.int64)
@@ -130,7 +130,7 @@ def transactions(
     cause: str | None = None,
     now_us: int = 0,
 ) -> list[dict[str, Any]]:
-    """Transactions in the order of their prepare, from position ``after`` (not included) on.
+    """Return transactions in the order of their prepare, from position ``after`` (not included) on.
 
     ``state``: a name of TransactionState, or "undecided" for OPEN and PARKED; ``before_us``: prepared before that time;
     ``cause``: one of :data:`CAUSES` at ``now_us``. Rejected(UNKNOWN_GROUP), Rejected(BAD_REQUEST).
@@ -204,7 +204,7 @@ LOOKED = 64 * SPAN
 
 
 def _count_prepared(ledger: Ledger, before_us: int | None) -> int:
-    """How many rows, from the first one on, were prepared before a time."""
+    """Return how many rows, from the first one on, were prepared before a time."""
     table = ledger.transactions
     if before_us is None:
         return len(table.rows)
@@ -239,7 +239,7 @@ def transaction(ledger: Ledger, identity: TransactionId) -> dict[str, Any]:
 
 
 def messages_of(ledger: Ledger, first: Int64s) -> tuple[Int64s, Int64s]:
-    """All half messages of the transactions with these first positions: positions, and index into ``first``."""
+    """Return all half messages of the transactions with these first positions: positions, and index into ``first``."""
     index, positions, *_ = ledger.transactions.messages_of(ledger.transactions.find(first))
     return positions, index
 
@@ -249,7 +249,7 @@ def _describe(ledger: Ledger, ordinal: int) -> dict[str, Any]:
 
 
 def described(ledger: Ledger, ordinals: Int64s) -> list[dict[str, Any]]:
-    """Transactions as they are listed."""
+    """Return transactions as they are listed."""
     table, sessions = ledger.transactions, ledger.sessions
     names = ("first", "epoch", "state", "by", "checks", "messages", "due_us")
     values = {name: table.column(name, ordinals) for name in names}

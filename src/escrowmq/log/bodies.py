@@ -30,7 +30,8 @@ _COPIED = 512  # bytes: smaller bodies are digested faster as copies than as vie
 
 
 def size_of(rows: int) -> int:
-    """Bytes of the checksums of a frame of ``rows`` messages: none for one, which the frame's own checksum covers."""
+    """Return bytes of the checksums of a frame of ``rows`` messages: none for one, which the frame's own checksum
+    covers."""
     return _DIGEST * (rows + 1) if rows > 1 else 0
 
 
@@ -52,7 +53,7 @@ def checksums_of(message: bytes, start: int, end: int, contents: Sequence[bytes]
 def intact_rows(
     message: pa.Buffer, trailer: pa.Buffer, batch: pa.RecordBatch, sequence: int, salt: int
 ) -> Bools | None:
-    """Which rows of a frame that does not check are as they were written; None if more than bodies is damaged.
+    """Return which rows of a frame that does not check are as they were written; None if more than bodies is damaged.
 
     ``batch`` was read from ``message`` and need not be valid: nothing of it is followed before it is known to be what
     was written.
@@ -95,7 +96,7 @@ def sound_columns(
 
 
 def _is_sound(message: pa.Buffer, trailer: pa.Buffer, batch: pa.RecordBatch, sequence: int, salt: int) -> bool:
-    """Whether everything but the bodies is as it was written."""
+    """Return whether everything but the bodies is as it was written."""
     try:
         others = _other_bytes(message, batch, sequence, salt)
     except (ValueError, IndexError):

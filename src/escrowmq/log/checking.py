@@ -137,7 +137,7 @@ def _check_segments(disk: Disk, listing: Listing) -> Iterator[Damage]:
 
 
 def _check_run(run: FrameRun) -> Iterator[Damage]:
-    """Frames whose checksum is right and whose content still cannot be read."""
+    """Yield frames whose checksum is right and whose content still cannot be read."""
     view = memoryview(run.data)
     for offset in run.found.offsets:
         try:

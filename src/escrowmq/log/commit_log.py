@@ -180,7 +180,7 @@ class SegmentLog(ReadableLog):
         return self._durable
 
     def stored_bytes(self) -> int:
-        """Bytes of all segments, without reserved space."""
+        """Return bytes of all segments, without reserved space."""
         return sum(segment.size for segment in self._reader.segments)
 
     def free_bytes(self) -> int:
@@ -367,7 +367,7 @@ class SegmentLog(ReadableLog):
             raise disk_error(problem) from problem
 
     def bytes_since_snapshot(self) -> int:
-        """Bytes of the frames from the newest snapshot on."""
+        """Return bytes of the frames from the newest snapshot on."""
         with self._reader.lock:
             start = self._snapshots[0].sequence if self._snapshots else 0
         return self._reader.bytes_from(start)

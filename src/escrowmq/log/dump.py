@@ -25,7 +25,7 @@ Entry = dict[str, Any]
 def dump(
     disk: Disk, *, start: int = 0, end: int | None = None, kinds: Sequence[Kind] | None = None, rows: bool = False
 ) -> Iterator[Entry]:
-    """Frames with ``start`` <= sequence < ``end`` as JSON-ready dicts, from a folder that may be in use.
+    """Yield frames with ``start`` <= sequence < ``end`` as JSON-ready dicts, from a folder that may be in use.
 
     A frame: sequence, position, rows, kind, time_us, epoch, encoding, bytes, synced, segment, offset; with ``rows``
     also ``data``, a list of dicts (bytes as in :func:`printable`). Damage on the way: {"damage": {file, offset,
@@ -48,7 +48,7 @@ def dump(
 
 
 def findings(disk: Disk) -> Iterator[Entry]:
-    """Everything that :func:`escrowmq.log.checking.check` finds, as entries of the same form."""
+    """Yield everything that :func:`escrowmq.log.checking.check` finds, as entries of the same form."""
     for damage in check(disk):
         yield damage_entry(damage)
 

@@ -104,7 +104,7 @@ Content: TypeAlias = pa.RecordBatch | Packed
 
 
 def can_pack(kind: Kind) -> bool:
-    """Whether :func:`pack` knows the kind."""
+    """Return whether :func:`pack` knows the kind."""
     return kind in MESSAGES or kind in _BARE
 
 
@@ -200,7 +200,7 @@ def _made(kind: Kind, batch: pa.RecordBatch, sequence: int, salt: int, lz4: bool
 
 
 def size_bound(content: Content) -> int:
-    """Bytes that a frame of these rows takes at most, whatever its encoding: what to ``reserve`` for it."""
+    """Return bytes that a frame of these rows takes at most, whatever its encoding: what to ``reserve`` for it."""
     if isinstance(content, Packed):
         size, columns = len(content.payload), len(STORED[content.kind])
     else:
@@ -215,7 +215,7 @@ def read_header(data: pa.Buffer | memoryview, offset: int) -> FrameHeader:
 
 
 def checks(data: memoryview, offset: int, header: FrameHeader, salt: int) -> bool:
-    """Whether the checksum of the frame at ``offset`` (which must lie within ``data``) is right."""
+    """Return whether the checksum of the frame at ``offset`` (which must lie within ``data``) is right."""
     digest = xxhash.xxh3_64(data[offset : offset + _CHECKED.size], seed=salt)
     digest.update(data[offset + HEADER_BYTES : offset + header.frame_bytes])
     return bool(digest.intdigest() == header.checksum)

@@ -114,7 +114,7 @@ class Segment:
         return self.header.sequence + self.index.count
 
     def bytes_from(self, sequence: int) -> int:
-        """Bytes of the frames from ``sequence`` on."""
+        """Return bytes of the frames from ``sequence`` on."""
         first = max(sequence - self.sequence, 0)
         return self.size - int(self.index.offsets[first]) if first < self.index.count else 0
 

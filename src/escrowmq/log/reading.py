@@ -276,7 +276,7 @@ class Reader:
             self.fresh[frame.sequence] = frame
 
     def bytes_from(self, sequence: int) -> int:
-        """Bytes of the frames from ``sequence`` on."""
+        """Return bytes of the frames from ``sequence`` on."""
         size = 0
         with self.lock:
             for segment in reversed(self.segments):  # asked every round: only those that have any
@@ -301,8 +301,8 @@ class Reader:
                 del self._damages[gone]
 
     def frames(self, start: int, end: int, kinds: Sequence[Kind] | None, damaged: bool) -> Iterator[Frame]:
-        """Frames ``start`` <= sequence < ``end`` of the given kinds, in order; Corrupt at a damaged one, unless they
-        are wanted, too."""
+        """Yield frames ``start`` <= sequence < ``end`` of the given kinds, in order; Corrupt at a damaged one,
+        unless they are wanted, too."""
         with self.lock:
             segments = self.segments
         for segment in segments:
@@ -337,7 +337,8 @@ class ReadableLog:
         self._opening_lookups = Lock()
 
     def find(self, column: Column, value: bytes | str, topic: str | None = None, *, end: int) -> Iterator[Match]:
-        """Rows of PLAIN and HALF frames below sequence ``end`` with an id or a key, newest first; see the seam."""
+        """Return rows of PLAIN and HALF frames below sequence ``end`` with an id or a key, newest first; see the
+        seam."""
         self._check_usable()
         if not all(is_text(text) for text in (value, topic) if isinstance(text, str)):
             return iter(())  # no column holds half a character
@@ -467,7 +468,7 @@ class ReadableLog:
         return self.next_position
 
     def holds(self, position: int, kinds: Sequence[Kind]) -> bool:
-        """Whether a frame of these kinds lies at ``position`` or behind it."""
+        """Return whether a frame of these kinds lies at ``position`` or behind it."""
         with self._reader.lock:
             segments = [s for s in self._reader.segments if s.next_position > position]
             found = [(s.index.positions, s.index.kinds) for s in segments]

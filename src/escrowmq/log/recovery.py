@@ -171,8 +171,8 @@ def covered(listing: Listing) -> int:
 def sealed_segments(
     disk: Disk, headers: list[SegmentHeader], covered: int
 ) -> tuple[list[Segment], list[Segment], list[int]]:
-    """All segments but the last, those among them that have no good side file, and damaged frames that the walks over
-    these stepped over, as far as they lie below ``covered``."""
+    """Return all segments but the last, those among them that have no good side file, and damaged frames that the
+    walks over these stepped over, as far as they lie below ``covered``."""
     sealed: list[Segment] = []
     unindexed: list[Segment] = []
     damaged: list[int] = []
@@ -281,7 +281,7 @@ def check_link(segment: Segment, following: SegmentHeader) -> None:
 
 
 def durable_floor(disk: Disk, listing: Listing, shard: int) -> int:
-    """Frames below this had surely been durable, by what lies outside the segments."""
+    """Return frames below this had surely been durable, by what lies outside the segments."""
     floor = max((s.sequence for s in listing.snapshots), default=0)
     if not listing.closed:
         return floor

@@ -144,7 +144,7 @@ class Recent(Generic[T]):
 
 
 def _blank(schema: pa.Schema, rows: int) -> pa.RecordBatch:
-    """Rows without content: null where the schema has it, else empty, zero or none."""
+    """Return rows without content: null where the schema has it, else empty, zero or none."""
     arrays = []
     for field in schema:
         if field.nullable:
@@ -160,8 +160,8 @@ def _blank(schema: pa.Schema, rows: int) -> pa.RecordBatch:
 
 
 def row_damage(damaged: dict[int, Frame], sequences: Int64s, rows: Int64s) -> dict[int, RowDamage]:
-    """Which of some rows (by the sequence of their frames, and their number in these) are damaged, by their place in
-    the arrays; ``damaged`` are the frames among them that do not check."""
+    """Return which of some rows (by the sequence of their frames, and their number in these) are damaged, by their
+    place in the arrays; ``damaged`` are the frames among them that do not check."""
     found: dict[int, RowDamage] = {}
     for sequence, frame in damaged.items():
         assert frame.damage is not None  # it is one of those that do not check

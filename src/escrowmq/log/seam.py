@@ -183,7 +183,7 @@ class StoredLog(Protocol):
         none."""
 
     def holds(self, position: int, kinds: Sequence[Kind]) -> bool:
-        """Whether a frame of these kinds lies at ``position`` or behind it."""
+        """Return whether a frame of these kinds lies at ``position`` or behind it."""
 
     def kind_at(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
         """Return the kind of the frame that holds each position."""
@@ -212,10 +212,10 @@ class CommitLog(StoredLog, Protocol):
         """Bytes of frames appended by this opener, headers included, snapshots not."""
 
     def stored_bytes(self) -> int:
-        """Bytes of all segments, without reserved space."""
+        """Return bytes of all segments, without reserved space."""
 
     def free_bytes(self) -> int:
-        """Bytes that are free on the disk."""
+        """Return bytes that are free on the disk."""
 
     def reserve(self, size: int) -> None:
         """Reserve room for appends of ``size`` bytes; Overloaded(DISK_FULL) if there is none, nothing changed."""
@@ -275,8 +275,8 @@ class ReplicatedLog(CommitLog, Protocol):
         until then this node surely led."""
 
     def caught_up(self) -> list[Frame]:
-        """Frames that the take-over found behind those that were followed before, this opener's OPENED included, in
-        order: for a ledger that was kept warm. They are given once."""
+        """Return frames that the take-over found behind those that were followed before, this opener's OPENED
+        included, in order: for a ledger that was kept warm. They are given once."""
 
     def confirm(self, timeout: float) -> None:
         """Return when a record sent after this call began is in the log: this node led still. Corrupt(LOG_FAILED) when
@@ -301,22 +301,24 @@ class Replica(Protocol):
         """What was followed. Another one after :meth:`restarted`."""
 
     def follow(self, timeout: float) -> list[Frame]:
-        """Frames that count and are in ``log`` now, in order; waits for ``timeout`` seconds at most, [] when nothing
-        came."""
+        """Return frames that count and are in ``log`` now, in order; waits for ``timeout`` seconds at most, [] when
+        nothing came."""
 
     def silent_for(self) -> float:
-        """Seconds since anything came from the leader; infinite when it gave the log back, or nobody ever led."""
+        """Return seconds since anything came from the leader; infinite when it gave the log back, or nobody ever
+        led."""
 
     def is_behind(self) -> bool | None:
-        """Whether there is more in the log than was followed; None when its servers do not answer."""
+        """Return whether there is more in the log than was followed; None when its servers do not answer."""
 
     def is_whole(self) -> bool:
-        """Whether ``log`` reaches the snapshot that stands for what is not in it any more. One that was begun anew does
+        """Return whether ``log`` reaches the snapshot that stands for what is not in it any more. One that was begun
+        anew does
         so when some frames were followed; before, nothing can be computed from it."""
 
     def restarted(self) -> bool:
-        """Whether ``log`` was begun anew since this was asked last, because what was to be followed is gone: a warm
-        ledger must be folded again."""
+        """Return whether ``log`` was begun anew since this was asked last, because what was to be followed is gone:
+        a warm ledger must be folded again."""
 
     def save_snapshot(self, tables: dict[str, pa.Table], sequence: int, position: int, time_us: int) -> None:
         """Store a snapshot of this node's own, as a log does; any thread, while it follows."""

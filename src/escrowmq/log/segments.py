@@ -176,7 +176,7 @@ def step_over(data: pa.Buffer, header: SegmentHeader, found: Scan) -> bool:
 
 
 def _problem(frame: FrameHeader, found: Scan, view: memoryview, salt: int) -> str | None:
-    """Why this is not the frame that the walk expects next; None if it is."""
+    """Return why this is not the frame that the walk expects next; None if it is."""
     if frame.magic != frames.MAGIC:
         return "no frame begins here"
     if found.end + frame.frame_bytes > len(view):
@@ -206,7 +206,8 @@ def _accept(frame: FrameHeader, found: Scan) -> None:
 
 
 def later_frames(data: pa.Buffer, start: int, salt: int, sequence: int) -> Iterator[tuple[int, FrameHeader]]:
-    """Frames with a right checksum and a sequence above ``sequence`` anywhere behind ``start``: (offset, header)."""
+    """Yield frames with a right checksum and a sequence above ``sequence`` anywhere behind ``start``: (offset,
+    header)."""
     view = memoryview(data)
     raw = data.slice(start).to_pybytes()
     at = 0
@@ -226,7 +227,7 @@ def later_frames(data: pa.Buffer, start: int, salt: int, sequence: int) -> Itera
 
 
 def is_zero(data: pa.Buffer, start: int) -> bool:
-    """Whether nothing but zeros follows ``start`` (a multiple of 8): space reserved and never used."""
+    """Return whether nothing but zeros follows ``start`` (a multiple of 8): space reserved and never used."""
     words = (data.size - start) // 8
     rest = memoryview(data)[start + 8 * words :]
     return not np.frombuffer(data, np.uint64, words, start).any() and not any(rest)

@@ -16,8 +16,8 @@ _ANY_QUEUE = pa.array(np.full(1 << 16, -1, np.int32))
 
 
 def outgoing_batch(rows: Sequence[tuple[Any, ...]], ids: bytes) -> pa.RecordBatch:
-    """Rows (at least one) with the fields of :class:`~escrowmq.message.row.OutgoingRow`, and their message ids one
-    after the other."""
+    """Return rows (at least one) with the fields of :class:`~escrowmq.message.row.OutgoingRow`, and their message
+    ids one after the other."""
     n = len(rows)
     topics, bodies, keys, tags, pairs, _, queues, born, delays, immunities, joins = zip(*rows, strict=True)
     arrays = [

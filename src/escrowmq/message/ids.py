@@ -34,8 +34,8 @@ def records(ids: pa.Array, dtype: npt.DTypeLike = TRANSACTION_ID_DTYPE) -> npt.N
 
 
 def column_of(raw: bytes | npt.NDArray[Any], valid: npt.NDArray[np.bool_] | None = None) -> pa.FixedSizeBinaryArray:
-    """Ids that lie one after the other (bytes, or records that nobody changes any more) as a column; null where not
-    ``valid``."""
+    """Return ids that lie one after the other (bytes, or records that nobody changes any more) as a column; null
+    where not ``valid``."""
     data = pa.py_buffer(raw)
     validity = None if valid is None or valid.all() else pa.array(valid).buffers()[1]
     return pa.FixedSizeBinaryArray.from_buffers(ID, data.size // 16, [validity, data])

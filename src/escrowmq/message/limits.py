@@ -72,7 +72,7 @@ class Limits:
 
 
 def byte_lengths(column: pa.Array) -> Int64s:
-    """Bytes of each row of a binary or utf8 column; 0 for null."""
+    """Return bytes of each row of a binary or utf8 column; 0 for null."""
     if not len(column):
         return np.zeros(0, np.int64)  # such a column may come without any offsets
     return _without_nulls(np.diff(_offsets(column)).astype(np.int64), column)
@@ -95,7 +95,7 @@ def the_only_text(column: pa.Array) -> str | None:
 
 
 def property_lengths(column: pa.Array) -> Int64s:
-    """Bytes of the names and values of each row's properties; 0 for null."""
+    """Return bytes of the names and values of each row's properties; 0 for null."""
     if column.null_count == len(column):
         return np.zeros(len(column), np.int64)
     bounds = _offsets(column)
@@ -106,7 +106,8 @@ def property_lengths(column: pa.Array) -> Int64s:
 
 
 def has_null_texts(properties: pa.Array) -> bool:
-    """Whether any row's properties have a null name or value: Arrow's type of maps allows it, the broker does not."""
+    """Return whether any row's properties have a null name or value: Arrow's type of maps allows it, the broker
+    does not."""
     if properties.null_count == len(properties):
         return False
     bounds = _offsets(properties)

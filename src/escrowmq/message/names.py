@@ -19,7 +19,7 @@ _NAME = re.compile(rf"[A-Za-z0-9_-][A-Za-z0-9._-]{{0,{MAX_NAME - 1}}}")
 
 
 def is_name(name: str) -> bool:
-    """Whether ``name`` can name a topic or group: 1 to 127 of ``A-Z a-z 0-9 . _ -``, not starting with a dot."""
+    """Return whether ``name`` can name a topic or group: 1 to 127 of ``A-Z a-z 0-9 . _ -``, not starting with a dot."""
     return _NAME.fullmatch(name) is not None
 
 
@@ -31,7 +31,7 @@ def check_name(name: Any, code: Code) -> str:
 
 
 def is_text(value: str) -> bool:
-    """Whether ``value`` can be stored as UTF-8 (JSON can carry half a character)."""
+    """Return whether ``value`` can be stored as UTF-8 (JSON can carry half a character)."""
     try:
         value.encode()
     except UnicodeEncodeError:

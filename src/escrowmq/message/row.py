@@ -45,7 +45,7 @@ class OutgoingRow(NamedTuple):
 
 
 def row_size(row: tuple[Any, ...]) -> int:
-    """Bytes of an outgoing row, about; never fewer than its texts and its body have."""
+    """Return bytes of an outgoing row, about; never fewer than its texts and its body have."""
     size = len(row[1]) + ROW_OVERHEAD
     if row[2] is not None or row[3] is not None:
         size += 4 * (len(row[2] or "") + len(row[3] or ""))

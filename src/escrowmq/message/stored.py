@@ -94,7 +94,7 @@ def _validity(values: Sequence[Any], missing: int, lengths: list[int], parts: li
 
 
 def _offsets(sizes: list[int]) -> bytes:
-    """Where values of these sizes begin and end, padded."""
+    """Return where values of these sizes begin and end, padded."""
     if len(sizes) == 1:
         return _ONE.pack(0, sizes[0])
     pad = 4 * (len(sizes) + 1) % 8
@@ -184,6 +184,6 @@ def _follow(data: bytes, place: int) -> int:
 
 
 def _field(data: bytes, table: int, number: int) -> int:
-    """Where a table's field lies."""
+    """Return where a table's field lies."""
     slot = table - _at(data, table) + 4 + 2 * number
     return table + int.from_bytes(data[slot : slot + 2], "little")

@@ -242,7 +242,7 @@ def list_acts(engine: sa.Engine, limit: int = 1000, *, after: int = 0, newest: b
 
 
 def each_act(engine: sa.Engine, *, after: int = 0) -> Iterator[Act]:
-    """All acts with numbers above ``after``, in their order, read a few at a time."""
+    """Return all acts with numbers above ``after``, in their order, read a few at a time."""
     return (act for act, _ in _read_acts(engine, after))
 
 
@@ -258,8 +258,8 @@ def _read_acts(engine: sa.Engine, after: int, *, newest: bool = False) -> Iterat
 
 
 def verify_acts(engine: sa.Engine) -> Verified:
-    """How many records there are, the hash of the last one, and every place where the chain is broken: a record that
-    was changed, removed, put in, moved, or cut off at the end. Acts may continue meanwhile."""
+    """Return how many records there are, the hash of the last one, and every place where the chain is broken: a
+    record that was changed, removed, put in, moved, or cut off at the end. Acts may continue meanwhile."""
     head = _head(engine)
     last = None if head is None else head[0]
     count, breaks = verify((line for _, line in _rows(engine, 0, last)), PLACE, head)

@@ -57,8 +57,8 @@ class Row:
 def list_messages(
     engine: sa.Engine, *, state: State | None = State.WAITING, limit: int = 100, after: int = 0
 ) -> list[Row]:
-    """Rows in one state (None: in any) in the order of their ``seq``, without bodies; the next page is ``after`` the
-    last ``seq``."""
+    """Return rows in one state (None: in any) in the order of their ``seq``, without bodies; the next page is
+    ``after`` the last ``seq``."""
     wanted = trans_message.c.seq > after
     if state is not None:
         wanted &= state_is(State(state))

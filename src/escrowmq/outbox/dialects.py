@@ -47,7 +47,7 @@ _DENIED_WORDS = ("password authentication failed", "permission denied", "no pg_h
 
 
 def has_mark(problem: DBAPIError, marks: Set[Any]) -> bool:
-    """Whether an error carries one of these marks: PostgreSQL's SQLSTATE, MySQL's number, SQLite's words."""
+    """Return whether an error carries one of these marks: PostgreSQL's SQLSTATE, MySQL's number, SQLite's words."""
     raw: Any = problem.orig
     state = getattr(raw, "sqlstate", None) or getattr(raw, "pgcode", None)
     first = raw.args[0] if raw is not None and raw.args else None
@@ -57,23 +57,23 @@ def has_mark(problem: DBAPIError, marks: Set[Any]) -> bool:
 
 
 def is_duplicate(problem: DBAPIError) -> bool:
-    """Whether a unique key refused a row."""
+    """Return whether a unique key refused a row."""
     return has_mark(problem, _DUPLICATE)
 
 
 def is_full(problem: DBAPIError) -> bool:
-    """Whether the database has no room for it."""
+    """Return whether the database has no room for it."""
     return has_mark(problem, _FULL)
 
 
 def may_repeat(problem: DBAPIError) -> bool:
-    """Whether the database undid the transaction only because of others at the same moment (a serialization failure, a
-    deadlock, a lock that was waited for in vain): nothing was done, and the same may be done now."""
+    """Return whether the database undid the transaction only because of others at the same moment (a serialization
+    failure, a deadlock, a lock that was waited for in vain): nothing was done, and the same may be done now."""
     return has_mark(problem, _AGAIN)
 
 
 def waited_in_vain(problem: DBAPIError) -> bool:
-    """Whether MariaDB or MySQL gave up waiting for a lock: whoever holds it may hold it on."""
+    """Return whether MariaDB or MySQL gave up waiting for a lock: whoever holds it may hold it on."""
     return has_mark(problem, {1205})
 
 
@@ -83,7 +83,7 @@ def is_busy(problem: DBAPIError) -> bool:
 
 
 def is_denied(problem: DBAPIError) -> bool:
-    """Whether this user may not do it."""
+    """Return whether this user may not do it."""
     text = in_a_line(problem)
     return has_mark(problem, _DENIED) or any(word in text for word in _DENIED_WORDS)
 
@@ -176,8 +176,8 @@ process's monotonic one (microseconds), and until when that is believed.
 
 
 def database_now_us(connection: sa.Connection) -> int:
-    """Microseconds since 1970, about as the database's clock has them: asked once a minute, carried on by the monotonic
-    clock.
+    """Return microseconds since 1970, about as the database's clock has them: asked once a minute, carried on by the
+    monotonic clock.
 
     Whatever is stored with a time, and whatever is found by its age, goes by this one clock: those who write a table
     and those who purge or redrive it may be on machines whose clocks differ.

@@ -60,7 +60,7 @@ def claim_tx(
     message_id: str | bytes | uuid.UUID | None = None,
     topic: str | None = None,
 ) -> bool:
-    """Whether this is the first time that ``group`` handles the message: True, continue; False, skip the effect.
+    """Return whether this is the first time that ``group`` handles the message: True, continue; False, skip the effect.
 
     ``message`` is anything with a ``message_id`` and a ``topic`` (what a consumer gave you); or give both yourself, as
     for messages that came by another broker (see :func:`header_id`). Without a topic the id is claimed for every topic.
@@ -232,7 +232,7 @@ def forgotten(topic: str) -> str:
 
 
 def stands(topic: str | None) -> bool:
-    """Whether a mark with this topic stands: no person wants its message handled again."""
+    """Return whether a mark with this topic stands: no person wants its message handled again."""
     return topic is None or not topic.startswith("%")
 
 

@@ -121,7 +121,7 @@ class AddColumn(schema.ExecutableDDLElement):
         self.column = column
 
     def is_done(self, connection: sa.Connection) -> bool:
-        """Whether the column is there."""
+        """Return whether the column is there."""
         told = sa.inspect(connection).get_columns(self.column.table.name, schema=translated(connection))
         return any(column["name"] == self.column.name for column in told)
 

@@ -14,7 +14,7 @@ from escrowmq.platform.times import to_us
 
 
 def age_of(older_than: object) -> float:
-    """Seconds, of a number of them or a timedelta. Raises Misuse(BAD_ARGUMENT) for anything else."""
+    """Return seconds, of a number of them or a timedelta. Raises Misuse(BAD_ARGUMENT) for anything else."""
     age = older_than.total_seconds() if isinstance(older_than, timedelta) else older_than
     if isinstance(age, bool) or not isinstance(age, int | float) or not 0 <= age < 1e12:
         raise Misuse(Code.BAD_ARGUMENT, f"older_than = {older_than!r}", "seconds, or a timedelta")

@@ -94,7 +94,7 @@ def _unusable(problem: InvalidRequestError) -> Misuse:
 
 
 def _autocommits(connection: sa.Connection) -> bool:
-    """Whether the database commits every statement by itself, by SQLAlchemy's setting or by the driver's own."""
+    """Return whether the database commits every statement by itself, by SQLAlchemy's setting or by the driver's own."""
     if connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
         return True
     raw: Any = connection.connection.dbapi_connection

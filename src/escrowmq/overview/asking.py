@@ -89,7 +89,7 @@ class Asking:
         self.note(broker, reason)
 
     def listed(self, address: str, call: Call[Any], what: str, most: int) -> list[Any]:
-        """At most ``most`` entries of one broker's listing, page after page."""
+        """Return at most ``most`` entries of one broker's listing, page after page."""
         found: list[Any] = []
         after: dict[str, Any] = {}
         while len(found) < most:

@@ -32,8 +32,7 @@ def status(
     bus: Bus, engines: Sequence[sa.Engine] = (), *, before: Status | None = None, lag_seconds: float = LAG_SECONDS
 ) -> Status:
     """Return the state of everything. ``before``: an earlier status of the same brokers; rates are those since then.
-    Who is away is named in ``missing``, and its numbers are not in it.
-    """
+    Who is away is named in ``missing``, and its numbers are not in it."""
     asking = Asking(bus, engines)
     now_us = asking.now_us()
     found = asking.all(lambda admin: admin.standing())
@@ -89,7 +88,7 @@ _GROWING = ("log_bytes_total", "checks_asked_total")
 
 
 def _rate(before: Status | None, of: str, name: str, value: float, now_us: int) -> float | None:
-    """How fast a number grew since the status before; None without one, or when it began anew."""
+    """Return how fast a number grew since the status before; None without one, or when it began anew."""
     was = None if before is None else before.counted.get(of, {}).get(name)
     if before is None or was is None or value < was or now_us <= before.now_us:
         return None

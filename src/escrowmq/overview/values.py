@@ -19,7 +19,7 @@ class AsJson:
     __slots__ = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Names and values."""
+        """Return names and values."""
         made: dict[str, Any] = asdict(self)  # type: ignore[call-overload]
         return made
 

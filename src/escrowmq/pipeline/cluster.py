@@ -34,7 +34,7 @@ def check_master(master: str) -> None:
 
 
 def is_here(master: str) -> bool:
-    """Whether the whole cluster runs on this machine, so that the loopback is enough for it."""
+    """Return whether the whole cluster runs on this machine, so that the loopback is enough for it."""
     if _LOCAL.fullmatch(master):
         return True
     if _MASTER.fullmatch(master) is None:

@@ -26,7 +26,7 @@ _HINT = (
 
 
 def on_cluster(spark: SparkSession) -> bool:
-    """Whether others than this process's own Java do the work."""
+    """Return whether others than this process's own Java do the work."""
     return not str(spark.sparkContext.master).startswith("local")
 
 

@@ -26,21 +26,21 @@ _CODES = 8
 
 
 def of_half(half: DataFrame, *more: Column) -> DataFrame:
-    """Half messages of a log → ``transaction, checks, stored_us`` and ``more``."""
+    """Return half messages of a log → ``transaction, checks, stored_us`` and ``more``."""
     checks, stored = f.col("checks").cast("long").alias("checks"), f.unix_micros("stored").alias("stored_us")
     return half.select(f.col("transaction_id").alias("transaction"), checks, stored, *more)
 
 
 def decisions(log: Log) -> DataFrame:
-    """All decisions of a log → ``transaction, state, decided_by, decided_us``."""
+    """Return all decisions of a log → ``transaction, state, decided_by, decided_us``."""
     frame = log.decisions(["transaction_id", "state", "decided_by", "decided"])
     decided = f.unix_micros("decided").alias("decided_us")
     return frame.select(f.col("transaction_id").alias("transaction"), "state", "decided_by", decided)
 
 
 def packed(half: DataFrame, decisions: DataFrame) -> DataFrame:
-    """Half messages and decisions → one row per transaction, to be kept: three numbers, which :func:`transactions`
-    spells out.
+    """Return half messages and decisions → one row per transaction, to be kept: three numbers, which
+    :func:`transactions` spells out.
 
     Both become one frame of numbers, which Spark shuffles once and groups without sorting. A decision is one number,
     its time and two codes: the least is the earliest.
@@ -76,8 +76,8 @@ def _word(code: Column, words: list[str]) -> Column:
 
 
 def over_time(every: DataFrame, by: str, start_us: int, bucket_us: int) -> DataFrame:
-    """Transactions → ``event, bucket, number``: how many began (``prepared``) and ended (the value of ``by``) in each
-    bucket of time."""
+    """Return transactions → ``event, bucket, number``: how many began (``prepared``) and ended (the value of
+    ``by``) in each bucket of time."""
     moments = f.array(
         f.struct(f.col("stored_us").alias("at"), f.lit("prepared").alias("event")),
         f.struct(f.col("decided_us").alias("at"), f.col(by).alias("event")),
@@ -92,7 +92,7 @@ def over_time(every: DataFrame, by: str, start_us: int, bucket_us: int) -> DataF
 
 
 def latencies(every: DataFrame, by: str) -> DataFrame:
-    """Transactions → ``by, step, number``: decisions by the time from half message to decision.
+    """Return transactions → ``by, step, number``: decisions by the time from half message to decision.
 
     Step s holds latencies from 10^(s / LATENCY_STEPS) microseconds to the next.
     """
@@ -102,9 +102,9 @@ def latencies(every: DataFrame, by: str) -> DataFrame:
 
 
 def totals(every: DataFrame) -> DataFrame:
-    """Transactions → one row: ``transactions, committed, rolled_back, expired, undecided, asked`` (questions),
-    ``asked_about`` (transactions), ``first_us, last_us, oldest_us`` (oldest undecided; these three null if there are
-    none)."""
+    """Return transactions → one row: ``transactions, committed, rolled_back, expired, undecided, asked``
+    (questions), ``asked_about`` (transactions), ``first_us, last_us, oldest_us`` (oldest undecided; these three
+    null if there are none)."""
     state = f.col("state")
     return every.agg(
         f.count("*").alias("transactions"),
@@ -119,7 +119,7 @@ def totals(every: DataFrame) -> DataFrame:
 
 
 def collected(counts: DataFrame) -> dict[str, dict[int, int]]:
-    """Rows of a name, a number and a count → the counts by name and number, in the order of both."""
+    """Return rows of a name, a number and a count → the counts by name and number, in the order of both."""
     found: dict[str, dict[int, int]] = {}
     for name, number, count in sorted(map(tuple, counts.collect())):
         found.setdefault(name, {})[number] = count

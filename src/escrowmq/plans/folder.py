@@ -117,8 +117,8 @@ class Plans:
         )
 
     def rows(self, id: str, offset: int = 0, limit: int = 100, *, outcome: str | None = None) -> list[dict[str, Any]]:
-        """Rows of the frozen set from number ``offset`` on, each with its number ``row`` and its ``outcome``; at most
-        ``limit``. ``outcome``: only those that came to it."""
+        """Return rows of the frozen set from number ``offset`` on, each with its number ``row`` and its
+        ``outcome``; at most ``limit``. ``outcome``: only those that came to it."""
         disk = self._disk(id)
         history = progress.read(disk)
         wanted = None if outcome is None else _outcome(outcome)
@@ -262,7 +262,7 @@ class Plans:
             yield
 
     def list(self) -> list[Plan]:
-        """All plans, oldest first. A folder that holds no plan, or one that cannot be read, is left out."""
+        """Return all plans, oldest first. A folder that holds no plan, or one that cannot be read, is left out."""
         found = []
         with suppress(FileNotFoundError):
             for name in sorted(os.listdir(self.folder)):

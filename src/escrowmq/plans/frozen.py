@@ -127,7 +127,8 @@ class FrozenSet:
         self._map.close()
 
     def batch_from(self, first: int, most: int) -> pa.RecordBatch:
-        """Rows from ``first`` on: at most ``most``, and none of the next batch of the file. All are of one place."""
+        """Return rows from ``first`` on: at most ``most``, and none of the next batch of the file. All are of one
+        place."""
         number = int(np.searchsorted(self._starts, first, side="right")) - 1
         return self._batch(number).slice(first - int(self._starts[number]), most)
 

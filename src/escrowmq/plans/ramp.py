@@ -40,7 +40,8 @@ class Ramp:
         return cls(shares, pause)
 
     def ends(self, rows: int) -> list[int]:
-        """How many rows of ``rows`` are done at the end of each step: rising, the last is ``rows``. A step of a small
+        """Return how many rows of ``rows`` are done at the end of each step: rising, the last is ``rows``. A step of a
+        small
         set that would be empty is left out."""
         found: list[int] = []
         for share in self.shares:
@@ -98,7 +99,7 @@ class Pace:
         self._free_at = now()
 
     def most(self, rows: int) -> int:
-        """How many rows the next batch may have: no more than a second's, so that a slow run is an even one."""
+        """Return how many rows the next batch may have: no more than a second's, so that a slow run is an even one."""
         return rows if self._rate is None else max(1, min(rows, int(self._rate)))
 
     def took(self, rows: int) -> bool:

@@ -39,5 +39,5 @@ class Backoff:
             return True
 
     def left(self) -> float:
-        """Seconds until it may be tried; 0: now."""
+        """Return seconds until it may be tried; 0: now."""
         return max(0.0, self._until - time.monotonic()) if self.failing else 0.0

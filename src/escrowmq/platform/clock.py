@@ -7,8 +7,9 @@ from typing import Protocol
 
 
 def uptime() -> float:
-    """Seconds of a clock that only goes forward, and continues while the machine is suspended, where the system has
-    such a one (Linux). By Python's own monotonic clock a broker that wakes after an hour would take its last proof for
+    """Return seconds of a clock that only goes forward, and continues while the machine is suspended, where the system
+    has such a one (Linux). By Python's own monotonic clock a broker that wakes after an hour would take its last proof
+    for
     new."""
     if _BOOT_TIME is None:
         return time.monotonic()
@@ -22,7 +23,7 @@ class Clock(Protocol):
     """What the engine asks for the time. ``now_us`` never decreases within one process."""
 
     def now_us(self) -> int:
-        """Microseconds since 1970."""
+        """Return microseconds since 1970."""
 
 
 class ContinuedClock:
@@ -34,7 +35,7 @@ class ContinuedClock:
         self._ahead_us = max(floor_us - clock.now_us(), 0)
 
     def now_us(self) -> int:
-        """Microseconds since 1970."""
+        """Return microseconds since 1970."""
         return self._clock.now_us() + self._ahead_us
 
 
@@ -47,5 +48,5 @@ class SystemClock:
         self._start_ns = time.monotonic_ns()
 
     def now_us(self) -> int:
-        """Microseconds since 1970."""
+        """Return microseconds since 1970."""
         return (self._start_wall_ns + time.monotonic_ns() - self._start_ns) // 1000

@@ -61,7 +61,7 @@ def with_reserve(act: Callable[[], T]) -> T:
 
 
 def descriptor_limit() -> int:
-    """How many descriptors this process may have."""
+    """Return how many descriptors this process may have."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return UNLIMITED if soft == resource.RLIM_INFINITY else min(soft, UNLIMITED)
 

@@ -59,7 +59,7 @@ class File(Protocol):
         """Write all chunks one after the other from ``offset``. Raises OSError; on error any part may be written."""
 
     def read_at(self, offset: int, size: int) -> bytes:
-        """Up to ``size`` bytes from ``offset``; fewer at the end of the file."""
+        """Return up to ``size`` bytes from ``offset``; fewer at the end of the file."""
 
     def map(self, size: int) -> pa.Buffer:
         """Return the first ``size`` bytes as a buffer that sees later writes and outlives the file's deletion."""
@@ -314,7 +314,7 @@ class RealDisk:
         return RealFile(path, number)
 
     def list(self) -> list[str]:
-        """Names of everything in the folder, sorted."""
+        """Return names of everything in the folder, sorted."""
         return sorted(os.listdir(self.folder))
 
     def rename(self, old: str, new: str) -> None:
@@ -382,7 +382,7 @@ class RealDisk:
         return None
 
     def free_bytes(self) -> int:
-        """Bytes that this process may still write."""
+        """Return bytes that this process may still write."""
         state = os.statvfs(self.folder)
         return state.f_bavail * state.f_frsize
 
@@ -415,7 +415,7 @@ class RealFile:
             views = _after(views, written) if len(views) > 1 or written < len(views[0]) else []
 
     def read_at(self, offset: int, size: int) -> bytes:
-        """Up to ``size`` bytes from ``offset``."""
+        """Return up to ``size`` bytes from ``offset``."""
         parts = []
         while size > 0 and (part := os.pread(self._descriptor, min(size, 1 << 30), offset)):
             parts.append(part)
@@ -449,7 +449,7 @@ class RealFile:
         self._path = self._path.with_name(checked_name(name))
 
     def size(self) -> int:
-        """Bytes, the reserved tail included."""
+        """Return bytes, the reserved tail included."""
         return os.fstat(self._descriptor).st_size
 
     def sync(self) -> None:

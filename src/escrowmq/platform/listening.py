@@ -26,7 +26,8 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach ``host``. A name is not, whatever it looks like, but for ``localhost``."""
+    """Return whether only this machine can reach ``host``. A name is not, whatever it looks like, but for
+    ``localhost``."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

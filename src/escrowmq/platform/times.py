@@ -16,7 +16,7 @@ def datetime_us(time: datetime) -> int:
 
 
 def moment(time_us: int | None) -> str | None:
-    """Microseconds since 1970 → local date and time to the millisecond; None for 0, which stands for none."""
+    """Return microseconds since 1970 → local date and time to the millisecond; None for 0, which stands for none."""
     if not time_us:
         return None
     return datetime.fromtimestamp(time_us / 1e6, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]

@@ -42,7 +42,7 @@ def open_links(url: str) -> Sequence[Link]:
 
 
 def topic_partitions(found: Sequence[Link], options: ReadOptions) -> list[TopicPartition]:
-    """All topic partitions of the sources, in order of name.
+    """Return all topic partitions of the sources, in order of name.
 
     Raises UNKNOWN_TOPIC, Unknown(TIMED_OUT) when a broker is away, Misuse(BAD_URL) when two addresses are of one
     broker,

@@ -163,7 +163,7 @@ _VIEWS = {HALF_VIEW_NAME: HALF, OP_VIEW_NAME: OP, ACK_VIEW_NAME: ACKS, GROUP_ACT
 
 
 def columns_of(source: str) -> list[Column]:
-    """All columns of a topic or system view."""
+    """Return all columns of a topic or system view."""
     if source in _VIEWS:
         return _VIEWS[source]
     if source.startswith("%") and not source.startswith(DEAD_LETTER_PREFIX):

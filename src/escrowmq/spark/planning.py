@@ -173,5 +173,5 @@ def noted(end: Mapping[str, int], beginnings: Mapping[str, int]) -> Offsets:
 
 
 def begun(start: Mapping[str, int], end: Mapping[str, int]) -> Offsets:
-    """Where a batch begins: at the end of the batch before it, else as its own end notes it."""
+    """Return where a batch begins: at the end of the batch before it, else as its own end notes it."""
     return {name.removesuffix(BEGINS): at for name, at in end.items() if name.endswith(BEGINS)} | ends(start)

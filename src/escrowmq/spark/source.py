@@ -40,7 +40,7 @@ class EscrowSource(DataSource):
         return "escrow"
 
     def schema(self) -> str:
-        """All columns of the source, or those that option ``columns`` names."""
+        """Return all columns of the source, or those that option ``columns`` names."""
         options = read_options(self._readable())
         return spark_schema(choose(options.sources[0], options.columns))
 

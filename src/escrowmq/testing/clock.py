@@ -12,7 +12,7 @@ class SimulatedClock:
         self._now_us = now_us
 
     def now_us(self) -> int:
-        """Microseconds since 1970."""
+        """Return microseconds since 1970."""
         return self._now_us
 
     def advance(self, seconds: float = 0.0, *, us: int = 0) -> int:

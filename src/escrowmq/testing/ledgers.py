@@ -61,19 +61,19 @@ def outgoing(rows: Iterable[dict[str, Any]]) -> pa.RecordBatch:
 
 
 def tables_equal(one: dict[str, pa.Table], other: dict[str, pa.Table]) -> bool:
-    """Whether two snapshots are the same."""
+    """Return whether two snapshots are the same."""
     return one.keys() == other.keys() and all(one[name].equals(other[name], check_metadata=True) for name in one)
 
 
 def wake_us(ledger: Ledger, now_us: int) -> int:
-    """When a Tick next has something to do, for a caller that has looked at ``now_us``: a look that finds nothing moves
-    the bound."""
+    """Return when a Tick next has something to do, for a caller that has looked at ``now_us``: a look that finds
+    nothing moves the bound."""
     ledger.decide(Tick(), now_us)
     return ledger.wake_us
 
 
 def ask_us(ledger: Ledger, now_us: int, group: str = "g") -> int:
-    """When a producer group next has something to be asked about, for a caller that has looked at ``now_us``."""
+    """Return when a producer group next has something to be asked about, for a caller that has looked at ``now_us``."""
     ledger.decide(AskChecks(group, 1), now_us)
     return ledger.checkback.ask_us(group)
 
@@ -140,11 +140,11 @@ class LedgerDriver:
         return epoch
 
     def send(self, *rows: dict[str, Any], session: int = 0) -> list[dict[str, Any]]:
-        """Plain messages; the answer's rows."""
+        """Return plain messages; the answer's rows."""
         return self._produce(Send, session, rows)
 
     def prepare(self, session: int, *rows: dict[str, Any]) -> list[dict[str, Any]]:
-        """Half messages; the answer's rows."""
+        """Return half messages; the answer's rows."""
         return self._produce(Prepare, session, rows)
 
     def _produce(
@@ -155,7 +155,7 @@ class LedgerDriver:
         return answer
 
     def replace(self, session: int, *rows: dict[str, Any]) -> list[dict[str, Any]]:
-        """Half messages that replace undecided ones of their ids; the answer's rows."""
+        """Return half messages that replace undecided ones of their ids; the answer's rows."""
         batch = outgoing(rows)
         command = Prepare(batch, np.full(batch.num_rows, session), replace=True)
         same = np.zeros(batch.num_rows, np.bool_)

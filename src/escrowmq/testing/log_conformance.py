@@ -68,7 +68,7 @@ def packed(kind: Kind, batch: pa.RecordBatch) -> Content:
 
 
 def checked(transactions: Sequence[int]) -> pa.RecordBatch:
-    """Rows of a CHECKED frame."""
+    """Return rows of a CHECKED frame."""
     return pa.RecordBatch.from_pydict({"transaction": list(transactions)}, schema=STORED[Kind.CHECKED])
 
 

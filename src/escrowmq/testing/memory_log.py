@@ -160,7 +160,7 @@ class MemoryLog(ReadableLog):
         return self.store.snapshots[-1] if self.store.snapshots else None
 
     def bytes_since_snapshot(self) -> int:
-        """Bytes of the frames from the newest snapshot on."""
+        """Return bytes of the frames from the newest snapshot on."""
         return self._reader.bytes_from(self.store.snapshots[-1].sequence if self.store.snapshots else 0)
 
     def drop_before(self, position: int) -> int:

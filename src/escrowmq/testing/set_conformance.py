@@ -44,12 +44,12 @@ def new_store_name() -> str:
 
 
 def new_ids(count: int) -> list[bytes]:
-    """Ids as no other test has them."""
+    """Return ids as no other test has them."""
     return [secrets.token_bytes(16) for _ in range(count)]
 
 
 def taken_by(store: SetStore, limit: int = 100) -> list[Run]:
-    """Everything that can be taken, run by run."""
+    """Return everything that can be taken, run by run."""
     return list(iter(lambda: store.take(FAR_US, limit, LEASE), None))
 
 

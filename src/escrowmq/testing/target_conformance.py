@@ -53,7 +53,7 @@ class Site(Protocol):
         """Return a topic that nothing was sent to, ready to be sent to."""
 
     def drain(self, topic: str) -> list[Stored]:
-        """Everything that was ever stored under ``topic`` and is visible, each key's messages in their order."""
+        """Return everything that was ever stored under ``topic`` and is visible, each key's messages in their order."""
 
     def pause(self) -> None:
         """Let it answer nothing, connections open."""

@@ -85,7 +85,7 @@ def link_of(properties: Mapping[str, str] | None) -> Link | None:
 
 
 def links_of(batch: pa.RecordBatch) -> list[Link]:
-    """Links with the traces of a batch's first messages that bring one."""
+    """Return links with the traces of a batch's first messages that bring one."""
     if "properties" not in batch.schema.names:
         return []
     rows = batch.column("properties").slice(0, MOST_LINKS).to_pylist()

@@ -73,7 +73,8 @@ def named_address(url: object, scheme: str = "escrow") -> Address | None:
 
 
 def kind_of(host: str) -> Kind:
-    """Which machines a host can mean; a name that is not ``localhost`` means some machine, a path the client's own."""
+    """Return which machines a host can mean; a name that is not ``localhost`` means some machine, a path the
+    client's own."""
     if host.startswith("/"):
         return Kind.LOOPBACK
     name = host.lower().removesuffix(".")

@@ -78,7 +78,7 @@ class Findings:
             self.broken.append(Finding(what, mode, subject, detail))
 
     def of(self, what: str, mode: str | None = None) -> int:
-        """How many of one kind, of one mode or of all."""
+        """Return how many of one kind, of one mode or of all."""
         return sum(count for (kind, of), count in self.numbers.items() if kind == what and (mode is None or of == mode))
 
     def subjects(self, what: str, mode: str | None = None) -> set[str]:

@@ -80,7 +80,7 @@ class Fleet:
         return [name for name, node in self._nodes.items() if node.process is not None]
 
     def ready(self, name: str) -> bool:
-        """Whether it has said so since it was started."""
+        """Return whether it has said so since it was started."""
         return self._nodes[name].ready
 
     def start(self, name: str) -> None:

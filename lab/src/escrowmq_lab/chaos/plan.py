@@ -102,7 +102,7 @@ def _counts(chance: Random, rounds: int, nodes: int) -> list[int]:
 
 
 def _together(chance: Random, counts: list[int]) -> list[bool]:
-    """Which rounds are a power failure; of those that strike most, the first is."""
+    """Return which rounds are a power failure; of those that strike most, the first is."""
     dealt = _dealt(chance, TOGETHER)
     at_once = [next(dealt) for _ in counts]
     largest = counts.index(max(counts))
@@ -114,7 +114,8 @@ def _together(chance: Random, counts: list[int]) -> list[bool]:
 
 
 def _times(chance: Random, options: Options) -> tuple[float, float]:
-    """When in the round, and for how long. Often close to its begin, or so that it is over close to its end: then a
+    """Return when in the round, and for how long. Often close to its begin, or so that it is over close to its end:
+    then a
     node is struck while it starts."""
     down = options.down if options.down is not None else chance.uniform(LEAST_DOWN, options.period / 2)
     room = max(options.period - down, 0)

@@ -106,12 +106,12 @@ class Look:
         return ", ".join(f"{node} {WORDS[blow]}" for node, blow in sorted(self.struck.items()))
 
     def line(self) -> str:
-        """All of it."""
+        """Return all of it."""
         down = f"; {self.down}" if self.struck else ""
         return f"{self.title}: {self.flow}; {self.faults}{down}"
 
     def lines(self) -> Group:
-        """All of it, with a bar."""
+        """Return all of it, with a bar."""
         head = Table.grid(padding=(0, 1))
         minutes, seconds = divmod(int(self.seconds), 60)
         bar = ProgressBar(self.rounds, self.round, width=40, pulse=self.phase != "striking")

@@ -84,7 +84,7 @@ class Proxy:
         self._ask("heal", name, reset)
 
     def connections(self) -> int:
-        """How many there are."""
+        """Return how many there are."""
         return self._ask("count")
 
     def _ask(self, *words: str | bool) -> int:

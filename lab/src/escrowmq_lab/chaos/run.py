@@ -130,7 +130,7 @@ class Monkey:
                     engine.dispose()
 
     def run(self) -> Run:
-        """All of it."""
+        """Return all of it."""
         self._start()
         begun = now_us()
         self._strike()

@@ -17,6 +17,6 @@ def program() -> str:
 
 
 def flags() -> list[str]:
-    """How it is started without a screen: its sandbox refuses to work for the system's administrator, who runs tests in
-    containers."""
+    """Return how it is started without a screen: its sandbox refuses to work for the system's administrator, who
+    runs tests in containers."""
     return ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []

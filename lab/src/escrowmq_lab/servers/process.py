@@ -43,7 +43,7 @@ def free_port() -> int:
 
 
 def accepts(port: int, say: bytes = b"", hear: bytes = b"") -> bool:
-    """Whether the port takes a connection and, told ``say``, begins its answer with a byte out of ``hear``."""
+    """Return whether the port takes a connection and, told ``say``, begins its answer with a byte out of ``hear``."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=2) as connection:
             connection.sendall(say)

@@ -41,7 +41,7 @@ def serving(folder: Path, *, durable: bool = True) -> AbstractContextManager[Ser
 
 
 def _answers(port: int, password: str) -> bool:
-    """Whether it serves: while it loads its data, it takes connections and answers -LOADING."""
+    """Return whether it serves: while it loads its data, it takes connections and answers -LOADING."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=2) as connection, connection.makefile("rwb") as talk:
             talk.write(f"AUTH {password}\r\nPING\r\n".encode())

@@ -68,7 +68,7 @@ class NodeClock:
         self._start_us = start_us - scheduler.now_ns // 1000
 
     def now_us(self) -> int:
-        """Microseconds since 1970."""
+        """Return microseconds since 1970."""
         return self._start_us + self._scheduler.now_ns // 1000
 
 

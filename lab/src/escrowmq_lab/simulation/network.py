@@ -124,7 +124,7 @@ class End:
         self._timeout = seconds
 
     def gettimeout(self) -> float | None:
-        """How long :meth:`recv` waits; None: without end."""
+        """Return how long :meth:`recv` waits; None: without end."""
         return self._timeout if self.blocking else 0.0
 
     def setblocking(self, blocking: bool) -> None:

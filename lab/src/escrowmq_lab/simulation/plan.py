@@ -64,7 +64,7 @@ class Plan:
     settings: BrokerSettings
 
     def names(self) -> list[str]:
-        """Everything that can be left out: faults, then operations."""
+        """Return everything that can be left out: faults, then operations."""
         return [
             *(fault.name for fault in self.faults),
             *(operation.name for role in self.roles for operation in role.plan),

@@ -174,7 +174,7 @@ class Model:
             yield "OpenSession", self.answered(state, OPENED) if process == 2 else state
 
     def refusal(self, ledger: Ledger, session: int) -> str | None:
-        """Why a session may not act."""
+        """Return why a session may not act."""
         if session not in ledger.known:
             return "unknown session"
         return "fenced" if session < ledger.newest else None
@@ -223,7 +223,7 @@ class Model:
             yield "AskChecks", self.counted(state._replace(memory=counted, wrong=wrong))
 
     def may_ask(self, ledger: Ledger) -> bool:
-        """Whether a question is due."""
+        """Return whether a question is due."""
         return ledger.state == OPEN and ledger.checks < CHECK_MAX
 
     def counted(self, state: State) -> State:
@@ -265,7 +265,7 @@ class Model:
             yield "Forget", state._replace(memory=ledger._replace(known=ledger.known - {1}))
 
     def may_forget(self, ledger: Ledger) -> bool:
-        """Whether the older session may go."""
+        """Return whether the older session may go."""
         return ledger.state not in (OPEN, PARKED)
 
     # The machine

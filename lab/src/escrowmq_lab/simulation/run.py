@@ -359,8 +359,8 @@ class Run:
     # The end
 
     def _rests(self) -> bool:
-        """Whether nothing is left to do: every process with a plan has done it, every transaction is settled, all is
-        consumed."""
+        """Return whether nothing is left to do: every process with a plan has done it, every transaction is
+        settled, all is consumed."""
         return self._every_process_rests() and not self._what_is_left()
 
     def _every_process_rests(self) -> bool:

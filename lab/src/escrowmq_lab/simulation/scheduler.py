@@ -195,7 +195,7 @@ class Scheduler:
         return False
 
     def where(self) -> list[str]:
-        """Where each task stands, innermost first: for whoever asks why nothing goes on."""
+        """Return where each task stands, innermost first: for whoever asks why nothing goes on."""
         lines = []
         for task in self._tasks.values():
             frame = task.greenlet.gr_frame

@@ -75,7 +75,7 @@ class Lock:
                 return
 
     def locked(self) -> bool:
-        """Whether somebody has it."""
+        """Return whether somebody has it."""
         return self._held
 
     def __enter__(self) -> bool:
@@ -197,7 +197,7 @@ class Event:
         self._condition = Condition(Lock())
 
     def is_set(self) -> bool:
-        """Whether it is."""
+        """Return whether it is."""
         return self._set
 
     def set(self) -> None:
@@ -256,7 +256,7 @@ class Thread:
         self._ended.wait(timeout)
 
     def is_alive(self) -> bool:
-        """Whether it has begun and not ended."""
+        """Return whether it has begun and not ended."""
         return self._task is not None and not self._task.done
 
 

@@ -66,7 +66,7 @@ class Tables:
         self.pending.update((row.seq, row) for row in rows)
 
     def lease(self, name: str, now: float) -> bool:
-        """Whether the relay ``name`` has the table from now on for a while."""
+        """Return whether the relay ``name`` has the table from now on for a while."""
         if name != self._holder and now < self._until:
             return False
         self._holder, self._until = name, now + LEASE
@@ -120,11 +120,11 @@ class OutboxPair(Workload):
         ]
 
     def check(self, events: Sequence[Event]) -> list[Violation]:
-        """Rows and effects are the same, by id; the rows of a key are in order."""
+        """Return rows and effects are the same, by id; the rows of a key are in order."""
         return [*super().check(events), *promises.unpaired(events), *promises.disordered(events)]
 
     def left(self, shared: dict[str, Any]) -> list[str]:
-        """Rows that are not sent."""
+        """Return rows that are not sent."""
         return [f"{len(tables(shared).pending)} rows are not sent"] if tables(shared).pending else []
 
 

@@ -60,7 +60,8 @@ def scan(
     schema: pa.Schema,
     alike: Callable[[Frame], Frame] | None = None,
 ) -> Iterator[Chunk]:
-    """Rows of some kinds by position, from ``start`` to before ``end`` of a read request. If ``schema`` has the column
+    """Return rows of some kinds by position, from ``start`` to before ``end`` of a read request. If ``schema`` has the
+    column
     ``damaged``, damaged rows come, too; their chunks have the columns of ``marked_frame``. ``alike`` gives frames of
     different kinds the same ``columns``."""
     first, durable = engine.log.first_position, engine.look(lambda: engine.log.next_position).result()
@@ -90,7 +91,8 @@ def _of_frames(frames: Iterator[Frame], start: int, end: int, columns: list[str]
 
 
 def _size(rows: pa.RecordBatch) -> int:
-    """Bytes of a frame's rows, about: Arrow takes 50 us to count exactly, which is much for a frame of one row."""
+    """Return bytes of a frame's rows, about: Arrow takes 50 us to count exactly, which is much for a frame of one
+    row."""
     return int(rows.nbytes if rows.num_rows > 64 else rows.get_total_buffer_size())
 
 

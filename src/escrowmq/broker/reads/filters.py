@@ -58,7 +58,7 @@ class Filter:
         return [name for name, value in (("tag", self.tags), ("key", self.key)) if value is not None]
 
     def times(self, stored_us: Int64s) -> Bools:
-        """Which of these times it wants."""
+        """Return which of these times it wants."""
         mask = np.ones(len(stored_us), bool)
         if self.from_us is not None:
             mask &= stored_us >= self.from_us
@@ -67,7 +67,7 @@ class Filter:
         return mask
 
     def content(self, rows: pa.RecordBatch) -> Bools:
-        """Which of these rows have one of its tags, and its key."""
+        """Return which of these rows have one of its tags, and its key."""
         mask = np.ones(rows.num_rows, bool)
         if self.tags is not None:
             mask &= _as_mask(pc.is_in(rows.column("tag"), value_set=pa.array(self.tags, pa.utf8())))
@@ -92,7 +92,7 @@ def chosen_columns(source: str, columns: list[str] | None) -> pa.Schema:
 
 
 def limited(batches: Iterator[pa.RecordBatch], most: int | None) -> Iterator[pa.RecordBatch]:
-    """At most ``most`` rows, and no batch without any."""
+    """Yield at most ``most`` rows, and no batch without any."""
     left = most
     for batch in batches:
         if left is not None:

@@ -226,7 +226,7 @@ class _Reading:
         return found
 
     def _find_held(self, frame: Frame, column: str) -> list[tuple[int, _Way]]:
-        """Rows about the message, each with the group that has it leased."""
+        """Return rows about the message, each with the group that has it leased."""
         leases = frame.batch.column(column).to_numpy()
         mine = [way.lease for way in self.ways.values() if way.lease is not None]
         if not mine:

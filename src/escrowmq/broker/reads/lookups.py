@@ -112,7 +112,8 @@ def warm_up(engine: Readable) -> None:
 
 
 def find_messages(engine: Readable, message_id: bytes | None, key: str | None, topic: str | None, limit: int) -> Found:
-    """Messages of an id, or with a key, newest first; each with its state and body. By its id also what one group gets
+    """Return messages of an id, or with a key, newest first; each with its state and body. By its id also what one
+    group gets
     in place of a dead letter. Damaged ones that cannot be compared are counted, but for the one of which the ledger
     still knows that it has the id."""
     found: list[FoundMessage] = []
@@ -200,7 +201,7 @@ def _end(engine: Readable) -> int:
 
 
 def _undone(engine: Readable, positions: Int64s) -> Bools:
-    """Which messages were rolled back, or have expired."""
+    """Return which messages were rolled back, or have expired."""
     mask: Bools = np.asarray(engine.log.kind_at(positions) == Kind.HALF)
     halves = positions[mask]
     if len(halves):
@@ -212,8 +213,8 @@ def _undone(engine: Readable, positions: Int64s) -> Bools:
 def _matches(
     engine: Readable, end: int, message_id: bytes | None, key: str | None, topic: str | None
 ) -> Iterator[tuple[Int64s, int]]:
-    """Messages of an id, or with a key, or both: positions, newest first, and how many cannot be compared that lie
-    between them. Ends where retention has come meanwhile."""
+    """Yield messages of an id, or with a key, or both: positions, newest first, and how many cannot be compared
+    that lie between them. Ends where retention has come meanwhile."""
     known: Int64s | None = None
     if message_id is None:
         matches = engine.log.find("key", key or "", topic, end=end)
@@ -237,7 +238,7 @@ def _matches(
 
 
 def _find_known(engine: Readable, message_id: bytes | None) -> Int64s:
-    """Where the ledger remembers messages of this id, in whatever topic; nowhere if it is None."""
+    """Return where the ledger remembers messages of this id, in whatever topic; nowhere if it is None."""
 
     def look() -> Int64s:
         topics = engine.shard.ledger.topics.by_name.values()
@@ -333,7 +334,7 @@ def describe(row: dict[str, Any]) -> Message:
 
 
 def damaged_places(engine: Readable, group: str, places: Int64s) -> Bools:
-    """Which of these (queue id, offset) cannot be delivered to a group, because their content is lost."""
+    """Return which of these (queue id, offset) cannot be delivered to a group, because their content is lost."""
 
     def look() -> Int64s:
         ledger = engine.shard.ledger

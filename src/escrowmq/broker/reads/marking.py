@@ -46,7 +46,8 @@ def row_damages(frame: Frame, damage: FrameDamage) -> dict[int, RowDamage]:
 
 
 def lost_rows(rows: pa.RecordBatch) -> Bools:
-    """Which rows of a chunk are lost but for their position and time; none if damaged rows were not asked for."""
+    """Return which rows of a chunk are lost but for their position and time; none if damaged rows were not asked
+    for."""
     if LOST_COLUMN not in rows.schema.names:
         return np.zeros(rows.num_rows, np.bool_)
     return np.asarray(rows.column(LOST_COLUMN).to_numpy(zero_copy_only=False), np.bool_)
@@ -59,8 +60,8 @@ def shown(
     stored: frozenset[str],
     known: Mapping[str, pa.Array],
 ) -> pa.RecordBatch:
-    """Rows of a view: the columns that were ``made``, the others as they are in the chunk's ``rows``; damaged ones as
-    in :func:`marked`, if the schema has that column."""
+    """Return rows of a view: the columns that were ``made``, the others as they are in the chunk's ``rows``;
+    damaged ones as in :func:`marked`, if the schema has that column."""
     if DAMAGED_COLUMN not in schema.names:
         return batch_of(schema, made, rows)
     own = pa.schema([field for field in schema if field.name != DAMAGED_COLUMN])

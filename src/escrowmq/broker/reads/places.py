@@ -136,7 +136,7 @@ def _row(offsets: SparseOffsets, offset: int) -> int:
 
 
 def _read_lease_time(engine: Readable, lease: int) -> int | None:
-    """When a lease was made: its number is the position of its row."""
+    """Return when a lease was made: its number is the position of its row."""
     if lease < engine.log.first_position or engine.log.kind_at(np.array([lease]))[0] not in (Kind.LEASED, Kind.HANDED):
         return None
     return int(engine.log.time_at(np.array([lease]))[0])

@@ -29,7 +29,7 @@ class Connected(Protocol):
     """Which producers are connected."""
 
     def count(self, group: str) -> int:
-        """How many of a producer group."""
+        """Return how many of a producer group."""
         ...
 
     def about(self, transaction: int) -> tuple[int | None, int | None]:
@@ -56,7 +56,7 @@ class Readable(Protocol):
     clock: Clock
 
     def receiving(self, group: str) -> int:
-        """How many receives of a consumer group wait for messages now."""
+        """Return how many receives of a consumer group wait for messages now."""
         ...
 
     def look(self, look: Callable[[], T]) -> Future[T]:

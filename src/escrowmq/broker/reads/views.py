@@ -117,7 +117,8 @@ class _Rows:
             self._page = int(np.clip(BYTES // row_bytes, 1, min(8 * self._page, ROWS)))
 
     def _wants(self, positions: Int64s) -> Bools:
-        """Which rows the filter wants by their content. Whether it wants a damaged one cannot be known: it comes,
+        """Return which rows the filter wants by their content. Whether it wants a damaged one cannot be known: it
+        comes,
         marked."""
         columns = self._wanted.columns
         if not self._marked:
@@ -128,7 +129,7 @@ class _Rows:
         return mask
 
     def _shares(self, positions: Int64s) -> Int64s:
-        """Where a batch must end: around every large share of one frame, and at the end."""
+        """Return where a batch must end: around every large share of one frame, and at the end."""
         if len(positions) < SHARE:
             return np.array([len(positions)])
         changes = np.flatnonzero(np.diff(self._engine.log.sequence_at(positions))) + 1

@@ -274,7 +274,7 @@ class Node:
 
 
 def passes(problem: EscrowError, followed: bool) -> bool:
-    """Whether what ended a term may be over in a moment, so that the node begins another one. What one that has
+    """Return whether what ended a term may be over in a moment, so that the node begins another one. What one that has
     ``followed`` the log is refused, or does not find, somebody changed at the log's keepers, and can change again."""
     if problem.code in (Code.DENIED, Code.UNKNOWN_TOPIC):
         return followed

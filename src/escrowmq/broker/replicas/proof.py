@@ -35,7 +35,7 @@ class LeaderProof:
         return uptime() - self._log.proved_at
 
     def is_fresh(self) -> bool:
-        """Whether the last proof is young enough."""
+        """Return whether the last proof is young enough."""
         return self.age <= self._bound and not self._log.fenced
 
     def renew(self) -> None:

@@ -149,7 +149,7 @@ class BrokerCollector(Collector):
         self._stand = stand
 
     def collect(self) -> Iterator[Metric]:
-        """All of :data:`METRICS` and :data:`LABELLED`, as far as the broker gave their numbers."""
+        """Yield all of :data:`METRICS` and :data:`LABELLED`, as far as the broker gave their numbers."""
         numbers = self._stats()
         for spec in METRICS:
             if spec.source in numbers:

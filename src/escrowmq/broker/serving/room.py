@@ -157,7 +157,8 @@ class Room:
         return 0
 
     def _compute_read_room(self, wanted: int) -> float:
-        """Bytes that reads may hold beside what they hold; what they hold is only counted where it matters. With the
+        """Return bytes that reads may hold beside what they hold; what they hold is only counted where it matters.
+        With the
         lock held."""
         most = READS * self.most_bytes
         if self.used + wanted <= most:
@@ -178,7 +179,7 @@ class Room:
 
     @staticmethod
     def patience(held: Held) -> float:
-        """How many seconds longer a call that finds no room is to wait for it."""
+        """Return how many seconds longer a call that finds no room is to wait for it."""
         now = time.monotonic()
         if now >= held.impatient_until:
             held.impatient_until = now + 2 * PATIENCE
@@ -230,7 +231,7 @@ class Allowance:
         self.size = 0
 
     def grant(self, wanted: int) -> int:
-        """Bytes that the answer may have, up to ``wanted``; 0: none now. Never waits."""
+        """Return bytes that the answer may have, up to ``wanted``; 0: none now. Never waits."""
         if self._unread() >= self._most_unread:
             return 0
         granted = self._room.grant(self._held, wanted)

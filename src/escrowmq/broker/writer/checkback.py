@@ -111,7 +111,7 @@ class Listener:
             self.open.difference_update(self._asked.popleft()[1])
 
     def oldest_us(self) -> int | None:
-        """When the oldest open question was asked."""
+        """Return when the oldest open question was asked."""
         return self._asked[0][0] if self._asked and self.open else None
 
     def reserve(self, transactions: Int64s, now_us: int) -> None:
@@ -155,7 +155,7 @@ class Listener:
             return self._waiting.popleft() if self._waiting else None
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Batches of schema CHECKS as they come, about 2 MiB each at most; ends when the listener is closed."""
+        """Yield batches of schema CHECKS as they come, about 2 MiB each at most; ends when the listener is closed."""
         while (questions := self.take()) is not None:
             yield from self.batches_of(questions)
 
@@ -275,7 +275,7 @@ class Listeners:
             return list(self._listeners)
 
     def count(self, group: str) -> int:
-        """How many listeners a group has."""
+        """Return how many listeners a group has."""
         with self._lock:
             return len(self._listeners.get(group, ()))
 
@@ -400,7 +400,8 @@ class Listeners:
 
 
 def _share(listeners: list[Listener], free: Int64s, epochs: Int64s, turn: int) -> list[Int64s]:
-    """Rows for each listener: its own session's first, what is left in rotation, never more than it has room for."""
+    """Return rows for each listener: its own session's first, what is left in rotation, never more than it has room
+    for."""
     shares: list[list[Int64s]] = [[] for _ in listeners]
     left = np.ones(len(epochs), bool)
 

@@ -188,7 +188,7 @@ class Engine:
         return None
 
     def _may_wait(self, request: AnyRequest, waiting: int) -> bool:
-        """Whether messages may wait, too, when there will be ``waiting`` bytes. With the lock held."""
+        """Return whether messages may wait, too, when there will be ``waiting`` bytes. With the lock held."""
         most, own = MESSAGES * self.settings.max_waiting_bytes, self._of_source.get(request.source, 0)
         if waiting > most or not own or request.source is None:
             return waiting <= most

@@ -49,8 +49,8 @@ class Line:
             self.count += 1
 
     def take(self, most: int, *, late: bool = False) -> list[AnyRequest]:
-        """Those whose turn it is: ``most`` bytes and the rest of a request, at least one; ``late``: not more than
-        ``most``, and only of those who had nothing waiting."""
+        """Return those whose turn it is: ``most`` bytes and the rest of a request, at least one; ``late``: not more
+        than ``most``, and only of those who had nothing waiting."""
         taken: list[AnyRequest] = []
         size, now = 0, self._now
         while self._turns:
@@ -73,7 +73,7 @@ class Line:
         return taken
 
     def clear(self) -> list[AnyRequest]:
-        """All that wait; then nothing does."""
+        """Return all that wait; then nothing does."""
         left = [request for waiting in self._waiting.values() for request in waiting]
         self._waiting, self._had, self._turns, self._now, self.count = {}, {}, [], 0, 0
         return left

@@ -51,12 +51,12 @@ class Pace:
         self._large: deque[tuple[int, float]] = deque(maxlen=LARGE_SEEN)  # bytes and seconds
 
     def round(self) -> int:
-        """Bytes of messages that the next round may take, when more wait."""
+        """Return bytes of messages that the next round may take, when more wait."""
         self._rounds += 1
         return self._limit // SMALL if self._rounds % PROBE == 0 else self._limit
 
     def share(self, sources: int) -> float:
-        """Bytes that one of so many connections may have waiting."""
+        """Return bytes that one of so many connections may have waiting."""
         return max(self._rate * PATIENCE_SECONDS / sources, LEAST_WAITING)
 
     def saw(self, size: int, seconds: float) -> None:

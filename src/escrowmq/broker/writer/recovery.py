@@ -34,7 +34,7 @@ def recovered(log: StoredLog) -> Folded:
 
 
 def size_of(tables: dict[str, pa.Table]) -> int:
-    """Bytes of a snapshot in memory."""
+    """Return bytes of a snapshot in memory."""
     return sum(table.nbytes for table in tables.values())
 
 

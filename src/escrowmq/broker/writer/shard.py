@@ -103,7 +103,7 @@ class Proof(Protocol):
     nodes it is known as of some time."""
 
     def is_fresh(self) -> bool:
-        """Whether it is known well enough to answer from the ledger alone."""
+        """Return whether it is known well enough to answer from the ledger alone."""
 
     def renew(self) -> None:
         """Make sure of it, with the log's help. Overloaded(NOT_LEADER) if that cannot be done now; any other error
@@ -400,8 +400,8 @@ class Shard:
     # Upkeep
 
     def snapshot_due(self) -> bool:
-        """Whether enough was written since the last snapshot: a fixed amount, and 20 times what a snapshot takes; or
-        many frames, which take as long to replay when they are small, and twice what a snapshot takes."""
+        """Return whether enough was written since the last snapshot: a fixed amount, and 20 times what a snapshot
+        takes; or many frames, which take as long to replay when they are small, and twice what a snapshot takes."""
         written, then = self._looked
         if not self._is_much(
             written + self.log.bytes_written - then

@@ -68,7 +68,7 @@ class WaitingReceives:
         return sum(not receive.future.cancelled() for line in list(self._lines.values()) for receive in line.copy())
 
     def of(self, group: str) -> int:
-        """How many of one group wait."""
+        """Return how many of one group wait."""
         return sum(not receive.future.cancelled() for receive in line.copy()) if (line := self._lines.get(group)) else 0
 
     @property
@@ -166,7 +166,7 @@ class WaitingLooks:
         self._changed = self._changed or kind in _MAKES_VISIBLE or kind in _VIEWED
 
     def serve(self, fresh: Sequence[WaitingLook], now_us: int, attempt: Callable[[Callable[[], Any]], Any]) -> Pairs:
-        """Answers to new looks and, if anything became visible, to those that wait; ``attempt`` runs one."""
+        """Return answers to new looks and, if anything became visible, to those that wait; ``attempt`` runs one."""
         changed, self._changed = self._changed, False
         if not fresh and now_us < self.wake_us and not (changed and self._waiting):
             return []

@@ -24,6 +24,6 @@ class ActsAdmin(Asking):
         return cast(Listing[Act], found)
 
     def verify_acts(self) -> Listing[VerifiedActs]:
-        """Whether anybody changed, removed or moved a record: of each broker how many records, the last one's hash, and
-        the places."""
+        """Return whether anybody changed, removed or moved a record: of each broker how many records, the last
+        one's hash, and the places."""
         return self._rows(acts.VERIFY({}), lambda answer: [answer])

@@ -71,7 +71,7 @@ class Asking:
         return Listing(({**row, **at} for at, answer in found for row in rows(answer)), missing)
 
     def _pages(self, call: Call[Any], what: str, limit: int | None) -> Listing[Any]:
-        """Entries ``what`` of all brokers, page after page, at most ``limit`` per broker."""
+        """Return entries ``what`` of all brokers, page after page, at most ``limit`` per broker."""
 
         def ask(number: int) -> list[Any]:
             found: list[Any] = []

@@ -52,8 +52,8 @@ class DeadLettersAdmin(Asking):
         return self._pages(dead_letters.LIST(request), "dead_letters", limit)
 
     def dead_letters_at(self, group: str, items: Sequence[Mapping[str, Any]]) -> Listing[DeadLetter]:
-        """Those of ``items`` (each a ``topic``, a ``queue`` and an ``offset``) that are dead letters of the group, at
-        every broker."""
+        """Return those of ``items`` (each a ``topic``, a ``queue`` and an ``offset``) that are dead letters of the
+        group, at every broker."""
         wanted: list[Any] = [{name: item[name] for name in ("topic", "queue", "offset")} for item in items]
         call = dead_letters.LIST(dead_letters.List(group=group, items=wanted))
         return self._rows(
@@ -73,8 +73,9 @@ class DeadLettersAdmin(Asking):
     def dead_letters_summary(
         self, group: str | None = None, *, causes: int = 20, samples: int = 3
     ) -> Listing[DeadLettersSummary]:
-        """How many dead letters each consumer group has (or this one), and why: the most frequent ``causes`` with their
-        counts, ages and some ``samples``, what is left in one entry ``others``. Causes are distinguished by their first
+        """Return how many dead letters each consumer group has (or this one), and why: the most frequent ``causes``
+        with their counts, ages and some ``samples``, what is left in one entry ``others``. Causes are distinguished by
+        their first
         line without its numbers and ids."""
         request = given(dead_letters.Summarize, group=group, causes=causes, samples=samples)
         return self._pages(dead_letters.SUMMARY(request), "groups", None)
@@ -182,7 +183,7 @@ class DeadLettersAdmin(Asking):
         return Count(sum(answers.values), answers.missing)
 
     def _by_broker(self, chosen: Sequence[Mapping[str, Any]]) -> dict[int, list[int]]:
-        """Which items are each broker's, by its number."""
+        """Return which items are each broker's, by its number."""
         addresses = [link.address for link in self._router.links]
         if len(addresses) > 1 and any("broker" not in item for item in chosen):
             hint = (

@@ -29,7 +29,7 @@ class GroupsAdmin(Asking):
     """Consumer groups and their members. See :class:`escrowmq.client.admin.Admin`."""
 
     def groups(self) -> Listing[Group]:
-        """All consumer groups, with where they stand in each queue."""
+        """Return all consumer groups, with where they stand in each queue."""
         return self._rows(groups.LIST({}), lambda answer: answer["groups"])
 
     def alter_group(
@@ -186,7 +186,7 @@ class GroupsAdmin(Asking):
             self._ask(number, groups.PAUSE(signed(_pause(name, topics), why)))
 
     def members(self, group: str) -> Listing[Member]:
-        """Which member of a consumer group holds what, in doubt or not. Raises UNKNOWN_GROUP."""
+        """Return which member of a consumer group holds what, in doubt or not. Raises UNKNOWN_GROUP."""
         return self._rows(groups.MEMBERS({"group": group}), lambda answer: answer["members"], Code.UNKNOWN_GROUP)
 
     def fence(self, group: str, instance: str, *, why: str | None = None) -> Count:

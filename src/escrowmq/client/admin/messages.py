@@ -28,7 +28,7 @@ class MessagesAdmin(Asking):
         topic: str | None = None,
         limit: int | None = None,
     ) -> Listing[FoundMessage]:
-        """Messages by id or by key, half messages included, with their state and ``body`` (bytes)."""
+        """Return messages by id or by key, half messages included, with their state and ``body`` (bytes)."""
         if (message_id is None) == (key is None):
             raise Misuse(Code.BAD_ARGUMENT, "look up by message_id or by key")
         identity = None if message_id is None else _printed(message_id)

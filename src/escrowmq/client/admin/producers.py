@@ -17,7 +17,7 @@ class ProducersAdmin(Asking):
     """Producer groups, and writers of numbered batches. See :class:`escrowmq.client.admin.Admin`."""
 
     def producers(self) -> Listing[Producer]:
-        """All producer groups, with what they have undecided."""
+        """Return all producer groups, with what they have undecided."""
         return self._rows(producers.LIST({}), lambda answer: answer["producers"])
 
     def alter_producers(

@@ -19,8 +19,8 @@ class StandingAdmin(Asking):
     def message_standing(
         self, topic: str, queue: int, offset: int, *, broker: str | None = None, history: bool = True
     ) -> Listing[MessageStands]:
-        """Where the message at a place stands for each consumer group, and, with ``history``, what happened to it
-        there; one entry for each broker that has such a place, or for the one with the address ``broker``.
+        """Return where the message at a place stands for each consumer group, and, with ``history``, what happened to
+        it there; one entry for each broker that has such a place, or for the one with the address ``broker``.
 
         The history is read from the log: at most 10,000 frames, and ``until_us`` says if there were more. Raises
         UNKNOWN_TOPIC, BAD_QUEUE, NOT_FOUND, RANGE_PURGED if no broker has it.

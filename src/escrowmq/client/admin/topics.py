@@ -19,7 +19,7 @@ class TopicsAdmin(Asking):
     """Topics and their queues. See :class:`escrowmq.client.admin.Admin`."""
 
     def topics(self) -> Listing[Topic]:
-        """All topics with their queues."""
+        """Return all topics with their queues."""
         return self._rows(topics.LIST({}), lambda answer: answer["topics"])
 
     def create_topic(self, name: str, queues: int | None = None, *, may_exist: bool = False) -> Listing[Created]:
@@ -65,8 +65,8 @@ class TopicsAdmin(Asking):
         return self._rows(topics.DELETE(signed(request, why)), lambda deleted: [deleted], Code.UNKNOWN_TOPIC)
 
     def offsets(self, topic: str, queue: int | None = None, *, time: datetime | None = None) -> Listing[Queue]:
-        """Where each queue of a topic begins and ends; with ``time`` also the first offset that became visible then or
-        later.
+        """Return where each queue of a topic begins and ends; with ``time`` also the first offset that became visible
+        then or later.
 
         Brokers that do not have the topic are left out; UNKNOWN_TOPIC if none has it.
         """

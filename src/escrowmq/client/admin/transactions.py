@@ -25,7 +25,7 @@ class TransactionsAdmin(Asking):
         *,
         cause: str | None = None,
     ) -> Listing[Transaction]:
-        """Transactions by state ("open", "parked", ...), producer group, age in seconds, and ``cause`` (see
+        """Return transactions by state ("open", "parked", ...), producer group, age in seconds, and ``cause`` (see
         :meth:`transactions_summary`); at most ``limit`` per broker."""
         request = given(transactions.List, state=state, group=group, older_than=older_than, cause=cause)
         return self._pages(transactions.LIST(request), "transactions", limit)

@@ -178,7 +178,7 @@ class ConsumerBase(Generic[MessageT, BatchT]):
         return None
 
     async def _take(self, max_messages: int) -> LeasedRows | None:
-        """Up to ``max_messages`` of what has arrived; with qos 0 and 2, acknowledged or screened."""
+        """Return up to ``max_messages`` of what has arrived; with qos 0 and 2, acknowledged or screened."""
         taken = self._consumption.fetcher.take()
         if taken is None:
             return None
@@ -250,7 +250,8 @@ class ConsumerCalls(ConsumerBase[MessageT, BatchT]):
     async def batches(
         self, max_messages: int = DEFAULT_BATCH, *, idle_timeout: float | None = None
     ) -> AsyncIterator[BatchT]:
-        """Batches of up to ``max_messages``, until :meth:`stop`, or until none came for ``idle_timeout`` seconds."""
+        """Yield batches of up to ``max_messages``, until :meth:`stop`, or until none came for ``idle_timeout``
+        seconds."""
         runner = self._consumption.iterations.begin()
         try:
             while (rows := await self._next_rows(max_messages, idle_timeout)) is not None:

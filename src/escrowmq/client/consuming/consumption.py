@@ -237,7 +237,7 @@ class Consumption:
             raise error(Code(int(codes[np.flatnonzero(codes)[0]])))
 
     def _without_withdrawn(self, rows: Rows, *, count: bool) -> pa.RecordBatch:
-        """Those of a batch that was handed out that may be settled; the others count as refused if ``count``."""
+        """Return those of a batch that was handed out that may be settled; the others count as refused if ``count``."""
         withdrawn = None if self.order is None else self.order.withdrawn_of(rows)
         if withdrawn is None:
             return rows.batch
@@ -258,7 +258,8 @@ class Consumption:
             order.lost(number, int(leases[row]), int(starts[row] + counts[row]) - 1)
 
     def withdrawn_of(self, rows: Rows) -> npt.NDArray[np.bool_] | None:
-        """Which of these, which were not handed out, must not be; None: none. They are given back: of a lost lease the
+        """Return which of these, which were not handed out, must not be; None: none. They are given back: of a lost
+        lease the
         broker may think that they are here."""
         withdrawn = None if self.order is None else self.order.withdrawn_of(rows)
         if withdrawn is not None:

@@ -38,7 +38,7 @@ class Rows:
         return values
 
     def withdrawn(self, row: int) -> bool:
-        """Whether a row must not be handed out any more (see ``order.py``)."""
+        """Return whether a row must not be handed out any more (see ``order.py``)."""
         return False
 
     def handle(self, row: int) -> tuple[int, int, int]:

@@ -131,7 +131,7 @@ class Fetcher:
         return entry and (entry.number, entry.batch)
 
     def has_something(self) -> bool:
-        """Whether :meth:`take` is of use: it would return, or raise, or have a broker asked again."""
+        """Return whether :meth:`take` is of use: it would return, or raise, or have a broker asked again."""
         return bool(self._ready) or self._fenced is not None or bool(self._left)
 
     def put_back(self, number: int, batch: pa.RecordBatch) -> None:
@@ -182,7 +182,7 @@ class Fetcher:
         return left
 
     def _may_ask(self, number: int) -> bool:
-        """Whether a broker can be asked without waiting for it."""
+        """Return whether a broker can be asked without waiting for it."""
         there = getattr(self._links[number], "there", True)
         return there and self._fenced is None and not (self._held[number] or self._resting[number])
 

@@ -83,7 +83,7 @@ class Membership:
         self._brokers[number].lost = True
 
     def has_lost(self, number: int) -> bool:
-        """Whether :meth:`join` must come before the next receive, with ``resume``."""
+        """Return whether :meth:`join` must come before the next receive, with ``resume``."""
         return self._brokers[number].lost
 
     def came(self, number: int, batch: pa.RecordBatch) -> None:

@@ -103,7 +103,7 @@ class Order:
         return min((self._ends.get(lease, math.inf) for lease in leases), default=math.inf)
 
     def withdrawn(self, rows: Rows, row: int) -> bool:
-        """Whether a message was withdrawn since it came."""
+        """Return whether a message was withdrawn since it came."""
         lease = (rows.number, rows.list("lease")[row])
         if (end := self._ends.get(lease)) is not None and time.monotonic() >= end:
             if self._lost.get(lease) != ALL:
@@ -115,7 +115,7 @@ class Order:
         return keys is not None and rows.list("offset")[row] > keys.get(rows.list("key")[row], 1 << 63)
 
     def withdrawn_of(self, rows: Rows) -> npt.NDArray[np.bool_] | None:
-        """Which of them were withdrawn; None: none."""
+        """Return which of them were withdrawn; None: none."""
         if time.monotonic() < self.until(rows):
             return None
         found = np.array([self.withdrawn(rows, row) for row in range(rows.count)], np.bool_)

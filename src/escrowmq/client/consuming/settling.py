@@ -39,8 +39,8 @@ def settling_batch(
 
 
 def lease_runs(delivery: pa.RecordBatch, apart: bool = False) -> tuple[Any, Any, Any]:
-    """Leases, first offsets and counts that cover the rows of a DELIVERY batch: one run per unbroken range of one
-    lease.
+    """Return leases, first offsets and counts that cover the rows of a DELIVERY batch: one run per unbroken range of
+    one lease.
 
     A run may span offsets that are not in the lease (of other tags); the broker passes them over. Not if the rows are
     ``apart``: in an ordered group messages that were withdrawn may lie between.

@@ -496,5 +496,5 @@ def _code(answer: Answer) -> int:
 
 
 def _forgets(answer: pa.RecordBatch) -> bool:
-    """Whether the broker says that it does not know the session, which is that of all rows."""
+    """Return whether the broker says that it does not know the session, which is that of all rows."""
     return bool(answer.num_rows) and answer.column(0)[0].as_py() == Code.UNKNOWN_SESSION

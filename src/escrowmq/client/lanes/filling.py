@@ -59,7 +59,7 @@ class Filling:
         self._sealed_rows += len(request)
 
     def _joins(self, request: Request) -> bool:
-        """Whether a new request's batch may ride in the last one that waits."""
+        """Return whether a new request's batch may ride in the last one that waits."""
         last = self._sealed[-1] if self._sealed else None
         return (
             last is not None

@@ -267,7 +267,7 @@ class Seeker:
         return self._exactly or met.hello.get("role", "leader") == "leader"
 
     def _stranger(self, met: Met) -> str | None:
-        """Why this is no broker of the shard; None: it is, as far as is known."""
+        """Return why this is no broker of the shard; None: it is, as far as is known."""
         shard = _shard(met)
         if not self._stays or self.shard is None or shard is None or shard == self.shard:
             return None
@@ -324,7 +324,7 @@ class _Look:
         self._first = seeker.shard is None
 
     def leader(self, addresses: Sequence[Address]) -> Met:
-        """Who leads of these, and of those that they name."""
+        """Return who leads of these, and of those that they name."""
         seeker = self._seeker
         deadline = time.monotonic() + self._seconds
         if seeker.known == tuple(addresses[:1]) == tuple(addresses):  # the plain case, on this thread
@@ -356,7 +356,7 @@ class _Look:
         )
 
     def _patience(self) -> float:
-        """How long who has not answered yet is waited for."""
+        """Return how long who has not answered yet is waited for."""
         if any(self._seeker._leads(met) for met in self.found):
             return FIRST_SECONDS if self._first else GRACE_SECONDS
         if not (self.found or self._reasons):

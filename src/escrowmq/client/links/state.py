@@ -94,7 +94,7 @@ class Looks:
         return self._due
 
     def left(self, now: float) -> float:
-        """Seconds until a look is due; 0: now."""
+        """Return seconds until a look is due; 0: now."""
         return max(0.0, self._due - now)
 
 

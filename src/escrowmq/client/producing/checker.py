@@ -95,7 +95,7 @@ class Whole:
 
 
 def takes_batches(checker: AnyChecker) -> bool:
-    """Whether it is an object for whole batches. Raises Misuse(BAD_ARGUMENT) for what is no checker at all."""
+    """Return whether it is an object for whole batches. Raises Misuse(BAD_ARGUMENT) for what is no checker at all."""
     if callable(getattr(checker, "decide_ids", None)) or callable(getattr(checker, "decide_batch", None)):
         return True
     if not callable(checker):
@@ -116,7 +116,7 @@ def need_checker_of(checker: AnyChecker, loop: asyncio.AbstractEventLoop | None)
 
 
 def is_coroutine_function(checker: AnyChecker) -> bool:
-    """Whether calling it gives what is to be awaited, as far as that can be known without calling it."""
+    """Return whether calling it gives what is to be awaited, as far as that can be known without calling it."""
     if takes_batches(checker):
         checker = getattr(checker, "decide_ids", None) or getattr(checker, "decide_batch")  # noqa: B009
     return inspect.iscoroutinefunction(checker) or inspect.iscoroutinefunction(getattr(checker, "__call__", None))  # noqa: B004
@@ -247,7 +247,7 @@ class CheckLoop:
                 return
 
     def _is_fenced(self, problem: EscrowError | None) -> bool:
-        """Whether this is the end: a newer process has the name, and is asked from now on."""
+        """Return whether this is the end: a newer process has the name, and is asked from now on."""
         if problem is None or problem.code is not Code.FENCED:
             return False
         self.fenced = problem

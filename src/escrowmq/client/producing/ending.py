@@ -87,7 +87,7 @@ def first_time(codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
 
 
 def _foreign(one: Any) -> bool:
-    """Whether it is a number only by accident: True, or a member of another enumeration."""
+    """Return whether it is a number only by accident: True, or a member of another enumeration."""
     return isinstance(one, bool) or (isinstance(one, Enum) and not isinstance(one, Outcome))
 
 

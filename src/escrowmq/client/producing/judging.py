@@ -31,7 +31,7 @@ def outcome_of(answer: Any, who: str) -> Outcome:
 
 
 def name_of(checker: Any) -> str:
-    """How a checker is called in messages: ``shop.decide``, ``outbox.Barrier``."""
+    """Return how a checker is called in messages: ``shop.decide``, ``outbox.Barrier``."""
     named = checker if hasattr(checker, "__qualname__") else type(checker)
     return f"{named.__module__}.{named.__qualname__}"
 

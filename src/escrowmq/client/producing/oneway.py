@@ -26,7 +26,7 @@ Confirm = Literal["answered", "oneway"]
 
 
 def is_oneway(confirm: Confirm) -> bool:
-    """Whether an end is not waited for. Raises Misuse(BAD_ARGUMENT) for what is neither."""
+    """Return whether an end is not waited for. Raises Misuse(BAD_ARGUMENT) for what is neither."""
     if confirm not in ("answered", "oneway"):
         raise Misuse(Code.BAD_ARGUMENT, f"confirm = {confirm!r}", '"answered" or "oneway"')
     return confirm == "oneway"

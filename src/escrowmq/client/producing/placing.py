@@ -54,8 +54,8 @@ class Choice:
             raise Misuse(Code.BAD_ARGUMENT, f"failover = {self.failover!r}", '"unsent" or "repeat"')
 
     def lane(self, kind: Exchange) -> dict[str, Any]:
-        """Which rows of a lane are given back when its broker is away: unsent ones, and those that may have been sent;
-        and which unsent ones before, when it is quiet."""
+        """Return which rows of a lane are given back when its broker is away: unsent ones, and those that may have
+        been sent; and which unsent ones before, when it is quiet."""
         moves = _always if self.absent == "fail" else _never if kind is Exchange.END else _is_free
         repeats = _is_free if kind is Exchange.SEND and self.failover == "repeat" else _never
         return {"moves": moves, "repeats": repeats, "wanders": _never if kind is Exchange.END else _is_free}
@@ -75,11 +75,11 @@ class Producing(Protocol):
         ...
 
     def repeats(self, kind: Exchange, problem: Unknown) -> bool:
-        """Whether a message that may have reached one broker goes to another."""
+        """Return whether a message that may have reached one broker goes to another."""
         ...
 
     def is_there(self, shard: int) -> bool:
-        """Whether the broker of a shard is known and not away."""
+        """Return whether the broker of a shard is known and not away."""
         ...
 
     def codec(self, kind: Exchange, number: int) -> OutgoingCodec:
@@ -108,7 +108,7 @@ def _never(_: Any) -> bool:
 
 
 def _is_free(row: Any) -> bool:
-    """Whether an outgoing row may be taken by any broker."""
+    """Return whether an outgoing row may be taken by any broker."""
     return row is None or (row[2] is None and row[5] is None and row[10] is None)  # key, message id, transaction
 
 
@@ -246,8 +246,8 @@ class BatchPlacement:
         return parts
 
     async def _send_parts(self, parts: Sequence[_Part]) -> list[tuple[pa.RecordBatch, bool] | EscrowError]:
-        """All of them on their way before one is waited for; a broker that is there before one that has to be waited
-        for."""
+        """Return all of them on their way before one is waited for; a broker that is there before one that has to
+        be waited for."""
         production = self._production
         presence = production.router.presence
         waits: list[Awaitable[tuple[pa.RecordBatch, bool]] | EscrowError] = [Unknown(Code.CLOSED) for _ in parts]
@@ -369,7 +369,7 @@ def _listed(messages: Any) -> Any:
 
 
 def _with_ids(data: Any) -> npt.NDArray[np.bool_]:
-    """Which messages have an id of the caller's: sent again, they must come to the broker that knows it."""
+    """Return which messages have an id of the caller's: sent again, they must come to the broker that knows it."""
     if isinstance(data, pa.Table | pa.RecordBatch):
         if "message_id" not in data.schema.names:
             return np.zeros(data.num_rows, np.bool_)

@@ -228,7 +228,8 @@ class AsyncProducer(ProducerBase[AsyncTransaction], AsyncCloses):
         return await self._production.produce(Exchange.PREPARE, topic, body, transaction_id, **options)
 
     async def prepare_batch(self, messages: Any, *, shard: int | None = None) -> Receipts:
-        """Half messages, one transaction each, columns in; ``receipts.transactions`` goes into :meth:`end_batch`.
+        """Return half messages, one transaction each, columns in; ``receipts.transactions`` goes into
+        :meth:`end_batch`.
 
         ``shard`` as in :meth:`send_batch`.
         """

@@ -401,7 +401,7 @@ class Production:
     async def _placement(
         self, kind: Exchange, key: str | None, identity: Any, joined: TransactionId | None
     ) -> Placement:
-        """Where a message goes. Raises as :meth:`broker`."""
+        """Return where a message goes. Raises as :meth:`broker`."""
         if joined is not None:
             return Placement(self, kind, await self.broker(joined.shard))
         await self.met()
@@ -409,12 +409,12 @@ class Production:
         return Placement(self, kind, self._number(kind, key, identity) if fixed else None)
 
     def repeats(self, kind: Exchange, problem: Unknown) -> bool:
-        """Whether a plain message that may have reached one broker goes to another: the producer's choice."""
+        """Return whether a plain message that may have reached one broker goes to another: the producer's choice."""
         chosen = kind is Exchange.SEND and self.choice.failover == "repeat"
         return chosen and problem.code is Code.DISCONNECTED and problem.message_id is not None
 
     def is_there(self, shard: int) -> bool:
-        """Whether the broker of a shard is known and not away."""
+        """Return whether the broker of a shard is known and not away."""
         number = self.router.known_shard(shard)
         return number is not None and not self.router.presence.away(number)
 
@@ -520,7 +520,7 @@ class Production:
         return all(one is not False for one in listening) and any(listening)
 
     def _is_asked_by(self, number: int, deadline: float) -> bool | None:
-        """Whether a broker asks this producer, at last at the deadline; None for one of several that is away."""
+        """Return whether a broker asks this producer, at last at the deadline; None for one of several that is away."""
         while not self._loops[number].listening.wait(min(WAIT_STEP, max(deadline - time.monotonic(), 0.0))):
             if self._several and self.router.presence.away(number):
                 return None

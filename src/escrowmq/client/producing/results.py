@@ -66,7 +66,7 @@ class Receipts:
         return self
 
     def to_arrow(self) -> pa.RecordBatch:
-        """Columns topic, message_id, code, position, queue, offset, transaction."""
+        """Return columns topic, message_id, code, position, queue, offset, transaction."""
         columns = {
             "topic": self._topics,
             "message_id": self.message_ids,

@@ -53,7 +53,7 @@ class Session:
         self._lock = threading.Lock()
 
     def ready(self, transactional: bool) -> bool:
-        """Whether nothing has to be asked of the broker."""
+        """Return whether nothing has to be asked of the broker."""
         return self.number is not None and (self.transactional or not transactional)
 
     def open(self, transactional: bool, attendance: Attendance | None = None, *, patience: float | None = None) -> int:

@@ -106,7 +106,7 @@ class _Ahead(Fetcher):
             self._batches.appendleft(batch)
 
     def has_something(self) -> bool:
-        """Whether :meth:`take` gives rows or an error."""
+        """Return whether :meth:`take` gives rows or an error."""
         return bool(self._batches) or self._problem is not None
 
     def wait(self, seconds: float) -> None:

@@ -168,7 +168,7 @@ class AsyncReader(ReaderBase, AsyncCloses):
     async def batches(
         self, max_messages: int = DEFAULT_BATCH, *, idle_timeout: float | None = None
     ) -> AsyncIterator[ReadBatch]:
-        """Batches of up to ``max_messages``, each of one queue, until :meth:`close`, or until none came for
+        """Yield batches of up to ``max_messages``, each of one queue, until :meth:`close`, or until none came for
         ``idle_timeout`` seconds (0: what is there now).
 
         A broker that is away is waited for. Raises RANGE_PURGED when messages left with retention before they were

@@ -273,7 +273,8 @@ class Reading:
             return False
 
     def take(self, most: int) -> tuple[Partition, pa.RecordBatch, int] | None:
-        """Up to ``most`` messages of what :meth:`fill` found, and where to continue; this is what moves the position.
+        """Return up to ``most`` messages of what :meth:`fill` found, and where to continue; this is what moves the
+        position.
         None if another thread took them."""
         with self._taking:
             stream = self._stream
@@ -395,7 +396,8 @@ class Reading:
                 self._ready.append((partition, end))
 
     def _ask(self, number: int, seconds: float) -> list[tuple[Partition, int]]:
-        """Which partitions of a broker have something; none after ``seconds``. A broker that is away is asked again."""
+        """Return which partitions of a broker have something; none after ``seconds``. A broker that is away is
+        asked again."""
         deadline = time.monotonic() + seconds
         if number in self._late:
             return self._ask_late(number, seconds)
@@ -420,7 +422,7 @@ class Reading:
         return []
 
     def _ask_late(self, number: int, seconds: float) -> list[tuple[Partition, int]]:
-        """Whether a broker that was not there has come; waits up to ``seconds`` for it."""
+        """Return whether a broker that was not there has come; waits up to ``seconds`` for it."""
         if not self.router.presence.there(number):
             self.router.presence.suspect(number)
             self.closed.wait(min(seconds, LATE_SECONDS))

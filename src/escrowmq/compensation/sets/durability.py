@@ -37,7 +37,8 @@ set_start = sa.Table(
 
 
 def commits_late(connection: sa.Connection, dialect: str) -> bool:
-    """Whether commits of this connection are answered before they are durable, and a transaction can ask for better."""
+    """Return whether commits of this connection are answered before they are durable, and a transaction can ask for
+    better."""
     return dialect == "postgresql" and connection.exec_driver_sql("SHOW synchronous_commit").scalar() == "off"
 
 

@@ -15,7 +15,7 @@ _DAMAGED = {"malformed", "file is not a database"}
 
 
 def is_missing(problem: DBAPIError) -> bool:
-    """Whether a table is not there."""
+    """Return whether a table is not there."""
     return has_mark(problem, _NO_TABLE)
 
 

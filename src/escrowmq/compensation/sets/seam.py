@@ -94,7 +94,7 @@ class SetStore(Protocol):
         ...
 
     def left(self, run: str, limit: int) -> tuple[bytes, ...]:
-        """Ids of a run that are not settled; empty: it is done, or gone."""
+        """Return ids of a run that are not settled; empty: it is done, or gone."""
         ...
 
     def renew(self, run: str, lease: float) -> bool:

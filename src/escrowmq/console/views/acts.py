@@ -59,7 +59,7 @@ def act(console: Console, asked: Asked) -> Page:
 
 
 def verify(console: Console, asked: Asked) -> Page:
-    """Whether the chain of records holds, at each broker."""
+    """Return whether the chain of records holds, at each broker."""
     listed = console.admin.verify_acts()
     kept, away = _in_databases(console, lambda engine, name: [{**verify_acts(engine), "broker": name}])
     values = {"rows": [*listed, *kept], "missing": [*listed.missing, *away]}

@@ -17,7 +17,7 @@ MOST_QUEUES = 500
 
 
 def groups(console: Console, asked: Asked) -> Page:
-    """All consumer groups."""
+    """Return all consumer groups."""
     listed = console.admin.groups()
     found: dict[str, dict[str, Any]] = {}
     for row in listed:

@@ -47,7 +47,7 @@ ROWS = 100
 
 
 def plans(console: Console, asked: Asked) -> Page:
-    """All plans of the folder, newest first."""
+    """Return all plans of the folder, newest first."""
     listed = console.plans.list()[::-1]
     start = asked.number("start", 0)
     values = {
@@ -140,7 +140,7 @@ def plan(console: Console, asked: Asked) -> Page:
 
 
 def rows(console: Console, asked: Asked) -> Page:
-    """Rows of the frozen set, with what became of each."""
+    """Return rows of the frozen set, with what became of each."""
     found = console.plans.get(asked.places["id"])
     start, outcome = asked.number("start", 0), asked.text("outcome")
     listed = console.plans.rows(found.id, start, ROWS, outcome=outcome)
@@ -223,7 +223,7 @@ def delete(console: Console, asked: Asked) -> Answer:
 
 
 def job(console: Console, asked: Asked) -> Answer:
-    """How far a piece of work is; its result once it is there."""
+    """Return how far a piece of work is; its result once it is there."""
     found = console.jobs.get(asked.places["id"])
     if not found.ended.is_set():
         return Page("job.html", f"Making the {found.what}", {"job": found}, ROOM, live=1)
@@ -231,7 +231,7 @@ def job(console: Console, asked: Asked) -> Answer:
 
 
 def _led(job: Job) -> Answer:
-    """Where a piece of work leads. Raises its problem."""
+    """Return where a piece of work leads. Raises its problem."""
     if not job.ended.wait(QUICKLY):
         return Redirect(f"/work/{job.id}")
     if job.problem is not None:

@@ -12,7 +12,7 @@ ROOM = "/producers"
 
 
 def producers(console: Console, asked: Asked) -> Page:
-    """All producer groups."""
+    """Return all producer groups."""
     listed = console.admin.producers()
     rows: list[dict[str, Any]] = [{**row, "name": row["group"]} for row in listed]
     rows.sort(key=lambda row: (row["name"], row["broker"]))

@@ -20,7 +20,7 @@ BODIES_BYTES = 8 << 20
 
 
 def topics(console: Console, asked: Asked) -> Page:
-    """All topics."""
+    """Return all topics."""
     listed = console.admin.topics()
     found: dict[str, dict[str, Any]] = {}
     for row in listed:
@@ -58,7 +58,7 @@ def topic(console: Console, asked: Asked) -> Page:
 
 
 def newest(console: Console, name: str, broker: str, queue: int, start: int, end: int) -> list[dict[str, Any]]:
-    """Messages of one queue, newest first."""
+    """Return messages of one queue, newest first."""
     number = console.number_of(broker)
     request: ReadRequest = {"source": name, "queue": queue, "start": start, "end": end}
     damaged = read_schema(name, damaged=True).names[-1]

@@ -19,7 +19,7 @@ PLANNABLE = ("undecided", "open", "parked")
 
 
 def transactions(console: Console, asked: Asked) -> Page:
-    """Transactions by state, producer group and age, in the order of their prepare."""
+    """Return transactions by state, producer group and age, in the order of their prepare."""
     state, group, older = asked.text("state"), asked.text("group"), asked.text("older")
     request: dict[str, Any] = {}
     if state is not None and state != "all":

@@ -13,7 +13,7 @@ SHOWN = 300
 
 
 def waiting(console: Console, asked: Asked) -> Page:
-    """Everything that waits."""
+    """Return everything that waits."""
     found = overview.waiting(console.bus, list(console.engines.values()))
     parts = [
         (

@@ -28,7 +28,7 @@ def check_count(request: Request, items: Sequence[Any]) -> None:
 
 
 def some_refused(response: Response, results: Sequence[Any]) -> int:
-    """How many of these results are problems; the response's status is 207 if any is."""
+    """Return how many of these results are problems; the response's status is 207 if any is."""
     refused = sum(result.problem is not None for result in results)
     response.status_code = SOME_REFUSED if refused else 200
     return refused

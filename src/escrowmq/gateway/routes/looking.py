@@ -41,7 +41,7 @@ async def lookup(
     topic: Annotated[str | None, Query(max_length=MAX_NAME)] = None,
     limit: Annotated[int, Query(ge=1, le=MOST_FOUND)] = MOST_FOUND,
 ) -> FoundMessages:
-    """Messages by id or by key, newest first; half messages are found too, with their transaction's state."""
+    """Return messages by id or by key, newest first; half messages are found too, with their transaction's state."""
     gateway = gateway_of(request)
     find = gateway.admin.lookup
     found = await gateway.on_thread(find, message_id=message_id, key=key, topic=topic, limit=limit)
@@ -63,7 +63,7 @@ async def view(
 
 @router.get("/topics")
 async def topics(request: Request) -> Topics:
-    """All topics, with the offsets that are stored."""
+    """Return all topics, with the offsets that are stored."""
     gateway = gateway_of(request)
     rows = await gateway.on_thread(gateway.admin.topics)
     queues = [[Queue.of_row(queue) for queue in row["queues"]] for row in rows]
@@ -73,7 +73,7 @@ async def topics(request: Request) -> Topics:
 
 @health_router.get("/healthz")
 async def healthz(request: Request, response: Response) -> Health:
-    """Whether every broker takes messages."""
+    """Return whether every broker takes messages."""
     rows = await gateway_of(request).health()
     said = {row["status"] for row in rows}
     response.status_code = 200 if said <= {"ok", "damaged"} else 503

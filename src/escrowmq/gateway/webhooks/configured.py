@@ -43,7 +43,7 @@ class Hook:
             raise Misuse(Code.BAD_SETTING, f"webhook.{self.name}.timeout = {self.timeout!r}: seconds, up to 60")
 
     def wants(self, facts: Mapping[str, Any]) -> bool:
-        """Whether an event is of its topics and groups."""
+        """Return whether an event is of its topics and groups."""
         topic, group = facts.get("topic"), facts.get("group")
         return (not self.topics or topic is None or topic in self.topics) and (
             not self.groups or group is None or group in self.groups

@@ -144,7 +144,7 @@ class Webhooks(logging.Handler):
 
 
 def _size(facts: Mapping[str, Any]) -> int:
-    """How many events a record stands for: those at once beyond the ones that are named have one record."""
+    """Return how many events a record stands for: those at once beyond the ones that are named have one record."""
     for name in ("more", "count"):
         if isinstance(number := facts.get(name), int) and number > 0:
             return number

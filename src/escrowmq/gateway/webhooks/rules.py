@@ -85,7 +85,7 @@ class Window:
         return self._notice(now)
 
     def due(self, now: float) -> Notice | None:
-        """Whether the time is over; the notice of what came after the first one."""
+        """Return whether the time is over; the notice of what came after the first one."""
         if self._since is None or now < self._since + self.rule.within:
             return None
         notice = self._notice(now) if self._told and self._count else None

@@ -32,8 +32,8 @@ def locate(rising: Int64s, wanted: Int64s) -> Int64s:
 
 
 def places_of_few(rising: Int64s, wanted: list[int]) -> list[int]:
-    """Where each wanted value stands among rising ones, or would: one is looked for as a number, at a third of what a
-    list of one costs."""
+    """Return where each wanted value stands among rising ones, or would: one is looked for as a number, at a third
+    of what a list of one costs."""
     if len(wanted) == 1:
         return [int(rising.searchsorted(wanted[0]))]
     places: list[int] = rising.searchsorted(wanted).tolist()
@@ -41,12 +41,12 @@ def places_of_few(rising: Int64s, wanted: list[int]) -> list[int]:
 
 
 def all_true(flags: Bools) -> bool:
-    """Whether every element is true (true of none); faster than ``all()``."""
+    """Return whether every element is true (true of none); faster than ``all()``."""
     return bool(np.count_nonzero(flags) == len(flags))
 
 
 def all_equal(values: npt.NDArray[Any]) -> bool:
-    """Whether every element is the first one (true of none)."""
+    """Return whether every element is the first one (true of none)."""
     return not len(values) or (bool(values[0] == values[-1]) and all_true(values == values[0]))
 
 

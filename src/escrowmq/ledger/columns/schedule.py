@@ -79,7 +79,8 @@ class DueIndex:
         self._size += len(entries)
 
     def due(self, now_us: int, limit: int) -> Int64s:
-        """Up to ``limit`` entries alive and due at ``now_us``, the longest overdue first. They stay until they are
+        """Return up to ``limit`` entries alive and due at ``now_us``, the longest overdue first. They stay until they
+        are
         dead."""
         while self._heap and self._heap[0] <= now_us:
             self._open_bucket(heapq.heappop(self._heap))

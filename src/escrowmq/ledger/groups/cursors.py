@@ -159,8 +159,8 @@ class Cursor:
         return self.base + int(undone.argmax()) if undone.any() else self.next
 
     def counts_from(self, start: int) -> list[int]:
-        """How many offsets from ``start`` to before ``next`` are in each state, of those that have a byte or a run of
-        their own."""
+        """Return how many offsets from ``start`` to before ``next`` are in each state, of those that have a byte or
+        a run of their own."""
         starts, states = self.runs()
         lengths = np.maximum(np.append(starts[1:], self.next)[: len(starts)] - np.maximum(starts, start), 0)
         return [int(lengths[states == state].sum()) for state in range(_STATES)]
@@ -258,7 +258,7 @@ class Cursor:
             history["state"][0] = State.GONE
 
     def runs(self) -> tuple[Int64s, UInt8s]:
-        """All offsets below ``next`` as runs: where each begins, and its state. Copies."""
+        """Return all offsets below ``next`` as runs: where each begins, and its state. Copies."""
         starts, states = self._history["start"].copy(), self._history["state"].copy()
         if self.next > self.base:
             more_starts, more_states = _runs(self.states["state"])
@@ -280,7 +280,7 @@ class Cursor:
         self.next, self.counts, self._floor = end, counts, base
 
     def offsets_of(self, state: State) -> Int64s:
-        """All offsets in ``state``, in order."""
+        """Return all offsets in ``state``, in order."""
         starts, states = self.runs()
         ends = np.append(starts[1:], self.next)
         chosen = states == state
@@ -317,13 +317,13 @@ class Lease:
         return bytearray((PENDING if self.pending else ACKED,)) * (self.end - self.start)
 
     def pending_from(self, offset: int) -> int:
-        """How many offsets from ``offset`` on are pending."""
+        """Return how many offsets from ``offset`` on are pending."""
         if self.mask is None:
             return max(self.end - offset, 0) if self.pending else 0
         return self.mask.count(PENDING, max(offset - self.start, 0))
 
     def holds(self, offset: int) -> bool:
-        """Whether an offset is pending."""
+        """Return whether an offset is pending."""
         return self.start <= offset < self.end and self.copy_mask()[offset - self.start] == PENDING
 
     def take(self, start: int, end: int, to: int) -> Int64s | None:
@@ -367,6 +367,6 @@ def pending_runs(mask: bytearray, a: int, b: int) -> list[tuple[int, int]]:
 
 
 def _runs(states: UInt8s) -> tuple[Int64s, UInt8s]:
-    """Where runs of equal bytes begin, and the byte of each; ``states`` is not empty."""
+    """Return where runs of equal bytes begin, and the byte of each; ``states`` is not empty."""
     starts = np.concatenate([np.zeros(1, np.int64), np.flatnonzero(states[1:] != states[:-1]) + 1])
     return starts, states[starts]

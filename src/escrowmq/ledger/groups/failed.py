@@ -174,12 +174,13 @@ class Redelivery(NamedTuple):
     delays_us: tuple[int, ...] = ()
 
     def wait_us(self, attempt: int) -> int:
-        """How long to wait after ``attempt`` (from 1) failed."""
+        """Return how long to wait after ``attempt`` (from 1) failed."""
         if self.delays_us:
             return self.delays_us[min(attempt, len(self.delays_us)) - 1]
         return backoff_us(attempt, self.first_us, self.most_us)
 
 
 def backoff_us(attempt: int, first_us: int, most_us: int) -> int:
-    """How long to wait after ``attempt`` (from 1) failed: ``first_us``, doubled each time, at most ``most_us``."""
+    """Return how long to wait after ``attempt`` (from 1) failed: ``first_us``, doubled each time, at most
+    ``most_us``."""
     return min(first_us << min(attempt - 1, 50), most_us)

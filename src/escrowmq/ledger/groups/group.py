@@ -63,7 +63,7 @@ class Group:
         return self.cursors.setdefault(queue_id, self.cursor(queue_id))
 
     def is_paused(self, topic: str) -> bool:
-        """Whether nothing of a topic is handed out."""
+        """Return whether nothing of a topic is handed out."""
         return ALL in self.paused or topic in self.paused
 
     @property
@@ -144,7 +144,7 @@ class Leases:
         return self._deadlines[self._first][0] if self._first < len(self._deadlines) else NEVER_US
 
     def expired(self, now_us: int, limit: int) -> list[Lease]:
-        """At most ``limit`` live leases whose deadline is not after ``now_us``, earliest first."""
+        """Return at most ``limit`` live leases whose deadline is not after ``now_us``, earliest first."""
         found: list[Lease] = []
         for index in range(self._first, len(self._deadlines)):
             if len(found) == limit or self._deadlines[index][0] > now_us:

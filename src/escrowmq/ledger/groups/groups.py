@@ -368,8 +368,8 @@ class Groups:
     # Looking
 
     def has_work(self, group: str, topics: Topics, now_us: int) -> bool:
-        """Whether a receive of this group would lease something or pass over something now (leases' limit apart), or be
-        refused as the group is gone."""
+        """Return whether a receive of this group would lease something or pass over something now (leases' limit
+        apart), or be refused as the group is gone."""
         if (found := self.by_name.get(group)) is None:
             return True
         ordered = found.subscription.ordered
@@ -399,7 +399,8 @@ class Groups:
         return min(deadline, self._retry_times[0]) if self._retry_times else deadline
 
     def expired(self, now_us: int, limit: int) -> list[Lease]:
-        """At most ``limit`` leases whose time is over, earliest first. A retry whose time has come is simply work from
+        """Return at most ``limit`` leases whose time is over, earliest first. A retry whose time has come is simply
+        work from
         now on (:meth:`has_work`)."""
         while self._retry_times and self._retry_times[0] <= now_us:
             heapq.heappop(self._retry_times)
@@ -417,12 +418,12 @@ class Groups:
         return group
 
     def names(self) -> dict[int, str]:
-        """All consumer groups by their numbers, the deleted ones, too, of which the log may hold something."""
+        """Return all consumer groups by their numbers, the deleted ones, too, of which the log may hold something."""
         gone = {number: name for number, (name, _) in self.deleted.items()}
         return gone | {number: group.name for number, group in self.groups.items()}
 
     def describe(self, topics: Topics, rules: Rules) -> list[dict[str, Any]]:
-        """All groups for people and JSON: see :func:`escrowmq.ledger.groups.reports.describe`."""
+        """Return all groups for people and JSON: see :func:`escrowmq.ledger.groups.reports.describe`."""
         return [reports.describe(group, topics, rules) for group in self.groups.values()]
 
     def members(self, group: str, topics: Topics) -> list[dict[str, Any]]:
@@ -457,7 +458,7 @@ class Groups:
     # Snapshots
 
     def snapshot(self) -> dict[str, pa.Table]:
-        """All of :meth:`freeze` at once."""
+        """Return all of :meth:`freeze` at once."""
         return self.freeze()()
 
     def freeze(self) -> Callable[[], dict[str, pa.Table]]:

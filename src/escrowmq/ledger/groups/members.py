@@ -150,7 +150,7 @@ def _hand(handing: Handing, plan: Plan, lease: Lease, chosen: Int64s, attempt: i
 
 
 def _is_busy(lease: Lease) -> bool:
-    """Whether a message of the lease's queue is being worked on, so that in order nothing may follow yet."""
+    """Return whether a message of the lease's queue is being worked on, so that in order nothing may follow yet."""
     working = (x.pending - x.pending_from(x.doubt) for x in lease.cursor.leases.values())
     return any(working)
 

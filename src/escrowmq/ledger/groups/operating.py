@@ -84,7 +84,7 @@ def _check_topic(group: Group, topic: str) -> None:
 
 
 def _target(cursor: Cursor, queue: QueueIndex, cmd: ResetGroup, place: int | None) -> int:
-    """Where the group continues in a queue."""
+    """Return where the group continues in a queue."""
     if place is not None:
         return min(max(place, queue.head), queue.end)
     if cmd.offset is not None:

@@ -77,7 +77,7 @@ def with_taken(rows: Waiting, offsets: Int64s, attempts: Int32s, keys: Int64s, n
 
 
 def free(rows: Waiting, ready: Bools) -> Bools:
-    """Which rows are ready and not behind a row of their key that is not."""
+    """Return which rows are ready and not behind a row of their key that is not."""
     late = np.flatnonzero(~ready)
     if not len(late):
         return ready
@@ -90,7 +90,8 @@ def free(rows: Waiting, ready: Bools) -> Bools:
 
 
 def fresh(rows: Waiting, now_us: int) -> int:
-    """How many a lease of first deliveries could hold. Where they are few, more is taken up, whatever else is due: so a
+    """Return how many a lease of first deliveries could hold. Where they are few, more is taken up, whatever else is
+    due: so a
     key that fails again at once holds up no other."""
     return int(np.count_nonzero(deliverable(rows, 1, now_us)))
 
@@ -110,17 +111,17 @@ def next_attempt(rows: Waiting, now_us: int) -> int | None:
 
 
 def deliverable(rows: Waiting, attempt: int, now_us: int) -> Bools:
-    """Which rows a lease of that attempt number may hold."""
+    """Return which rows a lease of that attempt number may hold."""
     return free(rows, (rows.due_us <= now_us) & (rows.attempts == attempt))
 
 
 def may_take_up(cursor: Cursor, end: int) -> bool:
-    """Whether messages that follow in the queue, which ends at ``end``, may be taken up."""
+    """Return whether messages that follow in the queue, which ends at ``end``, may be taken up."""
     return cursor.next < end and len(cursor.retries) < MAX_BEHIND and waiting(cursor).knows_all
 
 
 def has_work(cursor: Cursor, end: int, now_us: int) -> bool:
-    """Whether a receive would lease or take up something of a queue with retries."""
+    """Return whether a receive would lease or take up something of a queue with retries."""
     if cursor.leases:
         return False
     if may_take_up(cursor, end):

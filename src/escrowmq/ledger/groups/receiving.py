@@ -217,8 +217,8 @@ def _first_match(queue: QueueIndex, start: int, last: int, tags: list[int]) -> i
 
 
 def _search(queue: QueueIndex, start: int, last: int, tags: list[int] | None, most: int) -> tuple[int, Int64s]:
-    """At most ``most`` offsets from ``start`` to before ``last`` that have one of the tags (None: any), and where the
-    search ended."""
+    """Return at most ``most`` offsets from ``start`` to before ``last`` that have one of the tags (None: any), and
+    where the search ended."""
     if tags is None:
         end = min(last, start + most)
         return end, np.arange(start, end)
@@ -243,7 +243,7 @@ def tag_numbers(tags: Sequence[str], topics: Topics) -> list[int] | None:
 
 
 def matching(queue: QueueIndex, start: int, end: int, tags: list[int]) -> Bools:
-    """Which of the offsets ``start`` .. ``end``-1 have one of the tags."""
+    """Return which of the offsets ``start`` .. ``end``-1 have one of the tags."""
     found = queue.tags(start, end)
     if len(tags) == 1:
         return np.asarray(found == tags[0], bool)

@@ -75,7 +75,8 @@ def _describe_queue(cursor: Cursor, topics: Topics) -> dict[str, Any]:
 
 
 def positions_of(topics: Topics, queue_ids: Int64s, offsets: Int64s, group: Group | None) -> Int64s:
-    """Where in the log the messages of a group at these places stand; -1 for what has left it. ``group`` None: one that
+    """Return where in the log the messages of a group at these places stand; -1 for what has left it. ``group`` None:
+    one that
     is gone."""
     positions = np.full(len(offsets), -1, np.int64)
     for queue_id in np.unique(queue_ids).tolist():
@@ -87,8 +88,8 @@ def positions_of(topics: Topics, queue_ids: Int64s, offsets: Int64s, group: Grou
 
 
 def deaths(group: Group, queue_ids: Int64s, offsets: Int64s) -> tuple[Int64s, Int64s]:
-    """When what stands at these places died for a group, and after how many attempts; ``NOT_DEAD`` where there is no
-    dead letter."""
+    """Return when what stands at these places died for a group, and after how many attempts; ``NOT_DEAD`` where
+    there is no dead letter."""
     died_us, attempts = np.empty(len(offsets), np.int64), np.empty(len(offsets), np.int64)
     for queue_id in np.unique(queue_ids).tolist():
         rows = np.flatnonzero(queue_ids == queue_id)
@@ -97,7 +98,7 @@ def deaths(group: Group, queue_ids: Int64s, offsets: Int64s) -> tuple[Int64s, In
 
 
 def last_death_us(group: Group) -> int:
-    """When the last of a group's dead letters died; -1 without any."""
+    """Return when the last of a group's dead letters died; -1 without any."""
     return max((cursor.dead.last_us for cursor in group.cursors.values() if len(cursor.dead)), default=NOT_DEAD)
 
 

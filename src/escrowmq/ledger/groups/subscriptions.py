@@ -51,7 +51,7 @@ def check(name: str, subscription: Subscription, topics: Topics) -> None:
 
 
 def holds(subscription: Subscription) -> bool:
-    """Whether what is in doubt stays with the member that had it."""
+    """Return whether what is in doubt stays with the member that had it."""
     return subscription.in_doubt == HOLD
 
 
@@ -187,7 +187,7 @@ def repeated(subscription: Subscription, rules: Rules) -> int:
 
 
 def redelivery(subscription: Subscription, rules: Rules) -> Redelivery:
-    """When and how often a group gets a message again that failed: its own rules, else the shard's."""
+    """Return when and how often a group gets a message again that failed: its own rules, else the shard's."""
     own = subscription
     attempts = len(own.retry_delays_us) + 1 if own.retry_delays_us else rules.max_attempts
     return Redelivery(

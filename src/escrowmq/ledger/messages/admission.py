@@ -32,7 +32,7 @@ def check_limits(batch: pa.RecordBatch, topics: Topics, rules: Rules) -> UInt8s:
 
 
 def _excess_tags(tags: pa.Array, topics: Topics, rules: Rules) -> npt.NDArray[np.bool_]:
-    """Rows whose tag would be one too many for the shard."""
+    """Return rows whose tag would be one too many for the shard."""
     excess = np.zeros(len(tags), np.bool_)
     encoded = tags.dictionary_encode()
     names = encoded.dictionary.to_pylist()

@@ -292,7 +292,7 @@ class ProducingRows:
     def _plain_answers(
         self, positions: range, queues: Sequence[int], queue_ids: Sequence[int], delays: Sequence[int]
     ) -> list[tuple[Any, ...]]:
-        """Plain messages have the offset that they will get; delayed ones have none yet."""
+        """Return plain messages have the offset that they will get; delayed ones have none yet."""
         ends = {queue_id: self._topics.queues[queue_id].end for queue_id in set(queue_ids)}
         answers: list[tuple[Any, ...]] = []
         for position, queue, queue_id, delay in zip(positions, queues, queue_ids, delays, strict=True):
@@ -305,7 +305,7 @@ class ProducingRows:
 
 
 def _bytes(text: str | None) -> int:
-    """Bytes of a text. Raises UnicodeEncodeError, which makes it not plain."""
+    """Return bytes of a text. Raises UnicodeEncodeError, which makes it not plain."""
     if text is None:
         return 0
     return len(text) if text.isascii() else len(text.encode())

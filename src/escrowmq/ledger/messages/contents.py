@@ -22,7 +22,7 @@ CONTENT = ("key", "tag", "properties", "body")
 
 
 def differing(given: pa.RecordBatch, stored: pa.RecordBatch) -> Bools:
-    """Which rows differ in their content; both have the columns of :data:`CONTENT` and one length."""
+    """Return which rows differ in their content; both have the columns of :data:`CONTENT` and one length."""
     other = np.zeros(given.num_rows, np.bool_)
     for name in CONTENT:
         one, two = given.column(name), stored.column(name)

@@ -52,7 +52,7 @@ def split_runs(ids: pa.Array) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.ui
 
 
 def _overlap(instances: npt.NDArray[np.uint64], sequences: npt.NDArray[np.uint64], counts: Int64s) -> bool:
-    """Whether an id is in two of these runs (at least two)."""
+    """Return whether an id is in two of these runs (at least two)."""
     order = np.lexsort((sequences, instances))
     instances, sequences = instances[order], sequences[order]
     lasts = sequences + (counts[order] - 1).astype(np.uint64)
@@ -144,7 +144,7 @@ class Dedup:
             halves[here][newer] = self._runs["half"][row]
 
     def knows(self, instance: int, sequence: int, count: int) -> bool:
-        """Whether one of the ids ``sequence``, ``sequence`` + 1, ... is known, in any topic."""
+        """Return whether one of the ids ``sequence``, ``sequence`` + 1, ... is known, in any topic."""
         end = sequence + count
         for layer in self._layers:
             if (known := layer.get(instance)) is None:
@@ -225,7 +225,7 @@ class Dedup:
         self._index(instance, (sequence, ordinal), free)
 
     def _goes_on(self, ordinal: int, half: bool, position: int, time_us: int, rules: Rules) -> bool:
-        """Whether a message at ``position`` may be one of the run that ends before its id."""
+        """Return whether a message at ``position`` may be one of the run that ends before its id."""
         row = ordinal - self._runs.first
         runs = self._runs
         return (

@@ -161,7 +161,7 @@ class Producing:
     def _replaceable(
         self, command: Send | Prepare, found: Found, codes: UInt8s, leads: Bools | None
     ) -> tuple[Int64s, Int64s]:
-        """Rows that take the place of an earlier prepare, and the transactions (ordinals) that they replace."""
+        """Return rows that take the place of an earlier prepare, and the transactions (ordinals) that they replace."""
         none = np.empty(0, np.int64)
         if not (isinstance(command, Prepare) and command.replace):
             return none, none
@@ -325,7 +325,7 @@ def _first(codes: UInt8s, more: UInt8s) -> UInt8s:
 
 
 def _nothing(size: int) -> tuple[Int64s, Int64s, Int64s, Int64s]:
-    """Positions, offsets, transactions and epochs of rows that have none yet."""
+    """Return positions, offsets, transactions and epochs of rows that have none yet."""
     none = np.full((3, size), NONE, np.int64)
     return none[0], none[1], none[2], np.zeros(size, np.int64)
 

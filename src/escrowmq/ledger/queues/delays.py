@@ -81,7 +81,7 @@ class Delays:
         self._let_go(self._waiting_for(queue_ids))
 
     def count(self, queue_ids: Sequence[int]) -> int:
-        """How many wait for these queues."""
+        """Return how many wait for these queues."""
         return len(self._waiting_for(queue_ids))
 
     def _waiting_for(self, queue_ids: Sequence[int]) -> Int64s:
@@ -99,7 +99,7 @@ class Delays:
         return self._due.wake_us
 
     def queue_ids_of(self, positions: Int64s) -> Int64s:
-        """Which queue each log position waits for; -1 for those that do not wait. For repeats: it scans."""
+        """Return which queue each log position waits for; -1 for those that do not wait. For repeats: it scans."""
         waiting = np.flatnonzero(self._rows["waiting"])
         waiting = waiting[np.argsort(self._rows["position"][waiting])]
         index = locate(self._rows["position"][waiting], positions)

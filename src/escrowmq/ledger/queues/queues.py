@@ -111,7 +111,7 @@ class QueueIndex:
         return max(times.item("offset", min(index, len(times) - 1)), self.head)
 
     def visible_us(self, offset: int) -> int:
-        """When a stored offset became visible."""
+        """Return when a stored offset became visible."""
         index = int(np.searchsorted(self._times["offset"], offset, side="right")) - 1
         return int(self._times["time_us"][max(index, 0)]) if len(self._times) else 0
 
@@ -157,7 +157,7 @@ class QueueIndex:
         self._times.trim(self._times.first + max(int(np.searchsorted(times, head, side="right")) - 1, 0))
 
     def to_tables(self) -> tuple[pa.Table, pa.Table]:
-        """Entries and times, as copies."""
+        """Return entries and times, as copies."""
         return self._entries.to_table(), self._times.to_table()
 
     def load(self, head: int, entries: pa.Table, times: pa.Table, bytes_total: int) -> None:

@@ -90,7 +90,7 @@ class Topics:
         self._topic_of = Columns({"topic": np.int32})  # by queue id
 
     def may_be_made(self, name: str) -> bool:
-        """Whether a topic may come into being because somebody uses it. One that a person deleted may not."""
+        """Return whether a topic may come into being because somebody uses it. One that a person deleted may not."""
         return name not in self.deleted
 
     def begin_of(self, name: str, queue: int) -> int:
@@ -140,13 +140,13 @@ class Topics:
         return any(topic.rules.is_own for topic in self.by_name.values())
 
     def is_gone(self, queue_id: int) -> bool:
-        """Whether a queue's topic was deleted."""
+        """Return whether a queue's topic was deleted."""
         place = self.queues[queue_id].place
         topic = self.by_name.get(place.topic)
         return topic is None or place.queue >= len(topic.queue_ids) or topic.queue_ids[place.queue] != queue_id
 
     def keep_less(self, position: int) -> bool:
-        """Whether something behind ``position`` may be removed before the broker's retention."""
+        """Return whether something behind ``position`` may be removed before the broker's retention."""
         return self.deleted_position > position or self.any_own
 
     # Tags

@@ -159,8 +159,8 @@ class Ending:
         return self._table.messages_of(ordinals if committed.all() else ordinals[committed])
 
     def decide_expire(self, visible_us: int, limit_position: int) -> tuple[int, list[Event]]:
-        """How far retention may go for undecided transactions, and the EXPIRED decisions that it needs for that: those
-        prepared before ``visible_us`` are expired, a younger one is a stop."""
+        """Return how far retention may go for undecided transactions, and the EXPIRED decisions that it needs for
+        that: those prepared before ``visible_us`` are expired, a younger one is a stop."""
         first = self._table.rows["first"][self._table.undecided()]
         old = self._table.prepared_us(first) < visible_us if len(first) else np.empty(0, np.bool_)
         stops = first[~old]

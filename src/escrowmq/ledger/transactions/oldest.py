@@ -30,7 +30,8 @@ class OldestOpen:
         self._from = {group: min(at, ordinal) for group, at in self._from.items()}
 
     def find(self, counts: Mapping[int, int], lowest: int) -> dict[int, int]:
-        """Ordinals, by the groups with something OPEN (``counts``: how much). Nothing is OPEN below ``lowest``."""
+        """Return ordinals, by the groups with something OPEN (``counts``: how much). Nothing is OPEN below
+        ``lowest``."""
         end = self._rows.end
         starts = {group: max(self._from.get(group, lowest), lowest) for group, count in counts.items() if count > 0}
         self._from = dict.fromkeys(counts, end) | starts

@@ -74,7 +74,7 @@ def altered(had: ProducerRules, command: AlterProducers) -> ProducerRules:
 
 
 def effective(own: ProducerRules | None, rules: Rules, kind: str | None) -> ProducerRules:
-    """All rules that count for a group, of its own or not; its ``kind`` as it is."""
+    """Return all rules that count for a group, of its own or not; its ``kind`` as it is."""
     first, interval, most, rollback = asking(own, rules)
     return ProducerRules(
         kind=kind,

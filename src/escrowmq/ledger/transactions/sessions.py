@@ -70,12 +70,12 @@ class Sessions:
         return self._ordinals.get(group)
 
     def is_transactional(self, ordinal: int) -> bool:
-        """Whether the group has had a transactional session."""
+        """Return whether the group has had a transactional session."""
         return ordinal in self._transactional
 
     def kind(self, ordinal: int, rules: Rules) -> str | None:
-        """Which messages a group serves: ``"plain"``, ``"transactional"`` or ``"mixed"``; None: it has done neither
-        yet."""
+        """Return which messages a group serves: ``"plain"``, ``"transactional"`` or ``"mixed"``; None: it has done
+        neither yet."""
         own = self.own.get(ordinal)
         if own is not None and own.kind is not None:
             return own.kind
@@ -111,7 +111,7 @@ class Sessions:
         return epochs
 
     def used_us(self) -> dict[int, int]:
-        """When the sessions of each group did something last."""
+        """Return when the sessions of each group did something last."""
         groups, row = np.unique(self._rows["group"], return_inverse=True)
         times = np.zeros(len(groups), np.int64)
         np.maximum.at(times, row, self._rows["used_us"])
@@ -185,12 +185,12 @@ class Sessions:
         return NO_GROUP if row < 0 else self._rows.item("group", row)
 
     def first_us(self, group: int, rules: Rules) -> int:
-        """How long the transactions of a group wait for their first question."""
+        """Return how long the transactions of a group wait for their first question."""
         own = self.own.get(group)
         return rules.transaction_timeout_us if own is None else policies.asking(own, rules).first_us
 
     def fenced(self, epochs: Int64s) -> Bools:
-        """Which of these sessions a newer one of their instance has taken over."""
+        """Return which of these sessions a newer one of their instance has taken over."""
         rows = self._rows_of(epochs)
         if not len(rows) or not len(self._rows["fenced"]):
             return np.zeros(len(rows), bool)

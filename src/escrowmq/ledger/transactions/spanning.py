@@ -28,8 +28,8 @@ def halves(table: TransactionTable) -> tuple[Int64s, Int32s]:
 
 
 def undecided_in(table: TransactionTable, queue_ids: Sequence[int]) -> tuple[Int64s, int]:
-    """Ordinals of OPEN and PARKED transactions that have messages for these queues, rising, and how many messages these
-    are."""
+    """Return ordinals of OPEN and PARKED transactions that have messages for these queues, rising, and how many
+    messages these are."""
     ordinals = table.undecided() + table.rows.first
     index, _, of_message, *_ = table.messages_of(ordinals)
     chosen = index[np.isin(of_message, queue_ids)]

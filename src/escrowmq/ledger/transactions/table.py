@@ -303,7 +303,7 @@ class TransactionTable:
         return ordinal
 
     def open_rows(self, start: int, end: int, *, reopened: bool) -> Bools:
-        """Which rows of a range are OPEN; ``reopened``: whether those count that a person opened anew."""
+        """Return which rows of a range are OPEN; ``reopened``: whether those count that a person opened anew."""
         found: Bools = self.rows["state"][start:end] == OPEN
         return found if reopened else found & (self.rows["by"][start:end] != BY_OPERATOR)
 
@@ -313,7 +313,7 @@ class TransactionTable:
         return np.flatnonzero((states == OPEN) | (states == PARKED))
 
     def undecided_of(self, group: int) -> Int64s:
-        """Ordinals of a producer group's OPEN and PARKED transactions, rising."""
+        """Return ordinals of a producer group's OPEN and PARKED transactions, rising."""
         if not self.open.get(group) and not self.parked.get(group):
             return np.empty(0, np.int64)
         low = 0 if self.parked.get(group) else max(self._floor - self.rows.first, 0)
@@ -330,13 +330,13 @@ class TransactionTable:
     # Finding
 
     def find(self, positions: Int64s) -> Int64s:
-        """Ordinals of transactions by the position of their first half message; -1 where there is none."""
+        """Return ordinals of transactions by the position of their first half message; -1 where there is none."""
         index = locate(self.rows["first"], positions)
         return np.where(index >= 0, index + self.rows.first, NONE)
 
     def find_ids(self, ids: pa.Array) -> tuple[Int64s, UInt8s]:
-        """Ordinals of transaction ids, and one code per row: OK, WRONG_SHARD, UNKNOWN_TRANSACTION, or EXPIRED of what
-        left undecided."""
+        """Return ordinals of transaction ids, and one code per row: OK, WRONG_SHARD, UNKNOWN_TRANSACTION, or
+        EXPIRED of what left undecided."""
         raw = records(ids)
         codes = np.zeros(len(ids), np.uint8)
         ordinals = self.find(raw["position"].astype(np.int64))
@@ -381,11 +381,11 @@ class TransactionTable:
         return found
 
     def expired(self, positions: Int64s) -> Bools:
-        """Which half messages left the log undecided."""
+        """Return which half messages left the log undecided."""
         return self._expired.holds(positions)
 
     def owner_of(self, positions: Int64s) -> Int64s:
-        """Ordinals of the transactions that half messages belong to; -1 where there is none (any more)."""
+        """Return ordinals of the transactions that half messages belong to; -1 where there is none (any more)."""
         owners = self.find(positions)
         joined = locate(self.joined["position"], positions)
         hit = (owners == NONE) & (joined >= 0)
@@ -398,7 +398,8 @@ class TransactionTable:
         return self._sessions.groups_of(self.column("epoch", ordinals).astype(np.int64))
 
     def foreign(self, ordinals: Int64s, groups: Int64s | int) -> Bools:
-        """Which transactions belong to another group than ``groups``. Those of forgotten sessions are decided, and any
+        """Return which transactions belong to another group than ``groups``. Those of forgotten sessions are decided,
+        and any
         group may learn how."""
         owners = self.groups_of(ordinals)
         others: Bools = (owners != groups) & (owners != NO_GROUP)
@@ -409,14 +410,14 @@ class TransactionTable:
         return self.rows[name][ordinals - self.rows.first]
 
     def prepared_us(self, positions: Int64s) -> Int64s:
-        """When half messages became durable."""
+        """Return when half messages became durable."""
         times = self.times
         index = np.searchsorted(times["position"], positions, side="right") - 1
         return times["time_us"][np.maximum(index, 0)]
 
     def messages_of(self, ordinals: Int64s) -> tuple[Int64s, Int64s, Int32s, Int32s, Int32s]:
-        """All half messages of transactions: index into ``ordinals``, position, queue id, tag, size; by index, then
-        position."""
+        """Return all half messages of transactions: index into ``ordinals``, position, queue id, tag, size; by
+        index, then position."""
         owners = np.arange(len(ordinals))
         parts = [(owners, *(self.column(name, ordinals) for name in ("first", "queue_id", "tag", "size")))]
         links = self.column("last", ordinals).astype(np.int64)

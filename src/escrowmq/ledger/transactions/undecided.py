@@ -37,11 +37,11 @@ class LeftUndecided:
         self._rows.extend(len(order), **{name: c[order] for name, c in zip(_COLUMNS, columns, strict=True)})
 
     def holds(self, positions: Int64s) -> Bools:
-        """Which half messages are among them."""
+        """Return which half messages are among them."""
         return np.asarray(locate(self._rows["position"], positions) >= 0, bool)
 
     def begin_with(self, raw: npt.NDArray[Any]) -> Bools:
-        """Which transaction ids (as of ``TRANSACTION_ID_DTYPE``) name the first message of one."""
+        """Return which transaction ids (as of ``TRANSACTION_ID_DTYPE``) name the first message of one."""
         if not len(raw) or not len(self._rows):
             return np.zeros(len(raw), bool)
         at = locate(self._rows["position"], raw["position"].astype(np.int64))

@@ -94,7 +94,7 @@ class Writers:
         return Decision((self._event(command, ordinals[:0] if repeated else ordinals, lost),), answer)
 
     def _list_owned(self, command: CommitBatch, group: int, *, skip_unknown: bool) -> Int64s:
-        """Ordinals of the batch's transactions, each once. Of a repeat, some may have left with retention."""
+        """Return ordinals of the batch's transactions, each once. Of a repeat, some may have left with retention."""
         ordinals, codes = self._table.find_ids(command.transactions)
         wrong = np.flatnonzero(codes != code.OK)
         left = np.isin(codes[wrong], (code.UNKNOWN_TRANSACTION, code.EXPIRED))

@@ -27,8 +27,8 @@ _NAMES = re.compile(r"\d{20}\.segment|snapshot-\d{20}\.snapshot|base-\d{20}-\d{2
 
 
 def is_part(name: str) -> bool:
-    """Whether a file of this name belongs to a log and cannot be derived from the others: nothing else is read for a
-    copy."""
+    """Return whether a file of this name belongs to a log and cannot be derived from the others: nothing else is
+    read for a copy."""
     return _NAMES.fullmatch(name) is not None
 
 
@@ -69,7 +69,7 @@ def list_files(log: Segments, durable: Callable[[], int], acts: Journal) -> LogF
 
 
 def read_part(disk: Disk, name: str, start: int, size: int) -> bytes:
-    """Up to ``size`` bytes of a file from ``start``. Rejected(RANGE_PURGED) when it is no longer there,
+    """Return up to ``size`` bytes of a file from ``start``. Rejected(RANGE_PURGED) when it is no longer there,
     Rejected(NOT_FOUND) for what is no part of a log; Corrupt(LOG_FAILED), of this read alone, when the disk does not
     give it."""
     if not is_part(name):

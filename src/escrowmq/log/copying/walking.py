@@ -18,7 +18,7 @@ _LENGTH = struct.Struct("<H")
 
 
 def _header_bytes(data: bytes) -> int:
-    """How much of a file must be there before its header can be read: that of a newer version may be longer."""
+    """Return how much of a file must be there before its header can be read: that of a newer version may be longer."""
     if len(data) < HEADER_BYTES:
         return HEADER_BYTES
     length: int = _LENGTH.unpack_from(data, _LENGTH_AT)[0]
@@ -66,7 +66,7 @@ class SegmentWalk:
         self._rest = data[taken:]
 
     def _walk(self, data: bytes, start: int) -> int:
-        """Where the last whole frame ends."""
+        """Return where the last whole frame ends."""
         before, header = self._found, self.header
         assert before is not None
         assert header is not None
@@ -86,7 +86,7 @@ class SegmentWalk:
         return found.end
 
     def _may_go_on(self, data: bytes, found: Scan) -> bool:
-        """Whether what stopped the walk may be no more than the end of this piece."""
+        """Return whether what stopped the walk may be no more than the end of this piece."""
         left = len(data) - found.end
         if left < frames.HEADER_BYTES:
             return self.at + len(data) < self.size

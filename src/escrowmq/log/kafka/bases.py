@@ -160,7 +160,7 @@ class Bases:
         return self._at < end
 
     def _begin(self, seconds: float) -> tuple[int, int]:
-        """Where the partition begins and ends now."""
+        """Return where the partition begins and ends now."""
         first, end = self._partition.ends(seconds)
         if self._at < first:
             self._at, self._chunks, self._ranks = first, {}, {}

@@ -186,7 +186,8 @@ class Channel:
         return self._finish(RecordType.BEAT, [msgspec.json.encode(beat)], self._next)
 
     def _pack_records(self, given: Iterable[Sequence[memoryview]]) -> list[_Record]:
-        """Frames as records: as many whole ones as go into each, and what is larger cut. With each record how the log
+        """Return frames as records: as many whole ones as go into each, and what is larger cut. With each record how
+        the log
         stands behind it."""
         made: list[_Record] = []
         now, held, size = self._next, list[memoryview](), 0

@@ -122,7 +122,7 @@ class KafkaLog(Mirror):
         return self._led().proved_at
 
     def caught_up(self) -> list[Frame]:
-        """Frames that the take-over found, for a ledger that was kept warm."""
+        """Return frames that the take-over found, for a ledger that was kept warm."""
         found, self._caught_up = self._caught_up, []
         return found
 
@@ -256,7 +256,7 @@ class KafkaLog(Mirror):
             return self._snapshots[0].sequence if self._snapshots else -1
 
     def reaches_base(self) -> bool:
-        """Whether it has the frames up to the snapshot of its base, if there is one."""
+        """Return whether it has the frames up to the snapshot of its base, if there is one."""
         with self._reader.lock:
             return all(s.sequence <= self.next_sequence for s in self._snapshots if s.first >= 0)
 

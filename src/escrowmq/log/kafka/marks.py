@@ -37,7 +37,7 @@ class _Content(msgspec.Struct, frozen=True):
     cluster: str = ""
 
     def is_same(self, partition: str, cluster: str) -> bool:
-        """Whether it is that partition, at hosts with other names."""
+        """Return whether it is that partition, at hosts with other names."""
         return bool(cluster) and self.cluster == cluster and _place(self.partition) == _place(partition)
 
 
@@ -46,7 +46,8 @@ def _place(name: str) -> list[str]:
 
 
 def boot_id() -> str:
-    """Which start of the machine this is: what was written and not synced in an earlier one may be lost. Empty where
+    """Return which start of the machine this is: what was written and not synced in an earlier one may be lost. Empty
+    where
     that is unknown."""
     with suppress(OSError):
         return _BOOT.read_text().strip()
@@ -54,7 +55,7 @@ def boot_id() -> str:
 
 
 def is_mirror(disk: Disk) -> bool:
-    """Whether a folder is a mirror, of whatever."""
+    """Return whether a folder is a mirror, of whatever."""
     return MIRROR_NAME in disk.list()
 
 

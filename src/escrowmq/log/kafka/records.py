@@ -111,8 +111,8 @@ def pack(type: RecordType, *payload: Payload, shard: int, epoch: int, nonce: int
 
 
 def is_foreign(raw: bytes) -> bool:
-    """Whether a record was made by another program, or is one of ours whose first bytes are damaged: the owner's
-    numbers tell which."""
+    """Return whether a record was made by another program, or is one of ours whose first bytes are damaged: the
+    owner's numbers tell which."""
     return raw[:4] != MAGIC
 
 

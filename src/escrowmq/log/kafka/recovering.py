@@ -88,12 +88,13 @@ def wipe(disk: Disk) -> None:
 
 
 def is_empty(disk: Disk) -> bool:
-    """Whether there is nothing in the folder but what a log may find there."""
+    """Return whether there is nothing in the folder but what a log may find there."""
     return not [name for name in disk.list() if name != LOCK_NAME and name != "lost+found" and not name.startswith(".")]
 
 
 def sound_acts(disk: Disk, shard: int) -> int:
-    """Bytes of the record of acts up to the first line that does not check, or does not follow the one before."""
+    """Return bytes of the record of acts up to the first line that does not check, or does not follow the one
+    before."""
     size, number, previous = 0, 0, origin(shard)
     with suppress(FileNotFoundError), closing(disk.open(journal.NAME)) as file:
         rest, at, end = b"", 0, file.size()
@@ -172,7 +173,7 @@ def _check(disk: Disk, header: SegmentHeader) -> tuple[Segment, Cut | None]:
 
 
 def _is_sound(disk: Disk, base: SnapshotName, last: Segment) -> bool:
-    """Whether a base can stand for what comes before the mirror."""
+    """Return whether a base can stand for what comes before the mirror."""
     if base.sequence > last.next_sequence:
         return False
     try:

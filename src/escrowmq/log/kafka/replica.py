@@ -178,11 +178,11 @@ class PartitionReplica:
         return self._fold.whole.offset
 
     def silent_for(self) -> float:
-        """Seconds since anything came from the leader."""
+        """Return seconds since anything came from the leader."""
         return monotonic() - self._heard if self.leader is not None else float("inf")
 
     def is_behind(self) -> bool | None:
-        """Whether there is more in the partition than was followed; None when it does not answer."""
+        """Return whether there is more in the partition than was followed; None when it does not answer."""
         try:
             return self._partition.ends(1.0)[1] > self._fold.standing.offset or bool(self._pending)
         except EscrowError as problem:
@@ -191,19 +191,19 @@ class PartitionReplica:
             return None
 
     def is_whole(self) -> bool:
-        """Whether the mirror reaches the snapshot of its base."""
+        """Return whether the mirror reaches the snapshot of its base."""
         return self.log.reaches_base()
 
     def restarted(self) -> bool:
-        """Whether the mirror was begun anew since this was asked."""
+        """Return whether the mirror was begun anew since this was asked."""
         restarted, self._restarted = self._restarted, False
         return restarted
 
     # Following
 
     def follow(self, timeout: float) -> list[Frame]:
-        """Frames that count and are in the mirror now; Overloaded(DISK_FULL, OUT_OF_RESOURCES) loses none: they come
-        later."""
+        """Return frames that count and are in the mirror now; Overloaded(DISK_FULL, OUT_OF_RESOURCES) loses none:
+        they come later."""
         self._check_open()
         if self._pending:
             self._take_in()
@@ -391,7 +391,7 @@ class PartitionReplica:
         self.log.save_snapshot(tables, sequence, position, time_us)
 
     def bytes_since_snapshot(self) -> int:
-        """Bytes of the mirror from its newest snapshot on."""
+        """Return bytes of the mirror from its newest snapshot on."""
         return self.log.bytes_since_snapshot()
 
     def close(self) -> None:

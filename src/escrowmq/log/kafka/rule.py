@@ -61,7 +61,7 @@ class Step(NamedTuple):
 
 
 def prove(number: int, offset: int, acknowledged: Mapping[int, int]) -> Step:
-    """How far acknowledgements, which come in any order, prove that our records count.
+    """Return how far acknowledgements, which come in any order, prove that our records count.
 
     Every record of ours below ``number`` counts, and the partition below ``offset`` is known. ``acknowledged``: offsets
     by number, -1 for one that is not known. A record at exactly the next offset needs no reading: offsets are given

@@ -94,8 +94,8 @@ class Lookups:
             self._grow(end)
 
     def _tail_start(self, done: int, end: int) -> int:
-        """Where the tail begins, if runs speak of the frames below ``done``: at most so many frames and rows before the
-        end."""
+        """Return where the tail begins, if runs speak of the frames below ``done``: at most so many frames and rows
+        before the end."""
         sequences = self._frames.message_frames(done, end)[-self._sizes.run_frames :].tolist()
         lowest = self._frames.place(end)[0] - self._sizes.run_rows
         first = bisect_left(sequences, lowest, key=lambda sequence: self._frames.place(sequence)[0])
@@ -249,7 +249,7 @@ class Lookups:
         return in_order(found, ends, reverse=True)
 
     def _compare(self, wanted: Wanted, sequence: int, rows: list[int] | None, below: int) -> Match | None:
-        """Those of some rows (their positions, newest first; None: all) of a frame that are wanted."""
+        """Return those of some rows (their positions, newest first; None: all) of a frame that are wanted."""
         lost = False
         if (columns := self._frames.columns(sequence)) is not None:
             batch, start = columns.batch, columns.position

@@ -63,7 +63,7 @@ class StoredFrames(Protocol):
         Rejected(RANGE_PURGED)."""
 
     def damaged_frames(self) -> list[int]:
-        """Frames in which damage was met, rising."""
+        """Return frames in which damage was met, rising."""
 
 
 class Gap(NamedTuple):
@@ -128,7 +128,7 @@ def _is_enough(near: list[Run], level: int, sizes: Sizes) -> bool:
 
 
 def _fits(run: Run, near: list[Run], sizes: Sizes) -> bool:
-    """Whether a run may be merged with those behind it: a bounded range of positions, not too many at once."""
+    """Return whether a run may be merged with those behind it: a bounded range of positions, not too many at once."""
     if not near:
         return True
     reach = near[0].extent.next_position - run.extent.first_position

@@ -47,7 +47,7 @@ def run_name(first: int, end: int) -> str:
 
 
 def is_run(name: str) -> bool:
-    """Whether a file of that name is a run, or one that was being written."""
+    """Return whether a file of that name is a run, or one that was being written."""
     return _NAME.fullmatch(name.removesuffix(TEMPORARY)) is not None
 
 
@@ -94,7 +94,7 @@ class RunHeader:
 
 
 def blocks_of(entries: int) -> int:
-    """How many blocks so many entries fill."""
+    """Return how many blocks so many entries fill."""
     return -(-entries // BLOCK)
 
 

@@ -63,7 +63,8 @@ def _encode_packed(dialect: str, ids: Ids) -> dict[str, Any]:
 
 
 def _uses_hex(dialect: str) -> bool:
-    """Whether the ids travel as text. Drivers of MariaDB and MySQL write bytes into the statement as if they were text
+    """Return whether the ids travel as text. Drivers of MariaDB and MySQL write bytes into the statement as if they
+    were text
     of the connection's character set: cut by SUBSTR, two bytes that happen to spell a character would count as one."""
     return dialect in ("mysql", "mariadb")
 

@@ -100,7 +100,7 @@ class Marks(ABC):
 
     @abstractmethod
     def in_flight(self, ids: Ids) -> Mask:
-        """Which of them local transactions hold right now, as far as can be seen without waiting."""
+        """Return which of them local transactions hold right now, as far as can be seen without waiting."""
 
     @abstractmethod
     def insert(self, ids: Ids) -> None:

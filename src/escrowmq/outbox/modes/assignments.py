@@ -41,7 +41,7 @@ class Slot:
             )
 
     def overlaps(self, other: Slot) -> bool:
-        """Whether some offset belongs to both."""
+        """Return whether some offset belongs to both."""
         same_queue = (self.shard, self.queue) == (other.shard, other.queue)
         return same_queue and (self.part - other.part) % gcd(self.stride, other.stride) == 0
 

@@ -419,7 +419,8 @@ def _answers(ids: list[bytes], codes: Codes, chosen: Flags) -> dict[bytes, Code]
 
 
 def sorted_out(codes: Codes, outcome: Outcome) -> tuple[Flags, Flags]:
-    """Which rows have come to their end, and which are surely refused: the broker holds the opposite decision."""
+    """Return which rows have come to their end, and which are surely refused: the broker holds the opposite
+    decision."""
     ended = np.isin(codes, _ENDED[outcome])
     return ended, ~ended & REFUSED[codes]
 

@@ -258,7 +258,7 @@ class OffsetConsumer:
             self._skip()
 
     def _is_new(self, place: tuple[int, int]) -> bool:
-        """Whether a queue was made after the claims of all of the topic."""
+        """Return whether a queue was made after the claims of all of the topic."""
         return self._assignment is None and not any((slot.shard, slot.queue) == place for slot in self._claims)
 
     def _give(self, batch: ReadBatch, effect: Effect) -> int:
@@ -281,7 +281,7 @@ class OffsetConsumer:
         return given
 
     def _positions(self) -> dict[tuple[int, int], int]:
-        """Where to read on: of each queue, where the last of its slots stands."""
+        """Return where to read on: of each queue, where the last of its slots stands."""
         found: dict[tuple[int, int], int] = {}
         for slot, claim in self._claims.items():
             place = (slot.shard, slot.queue)

@@ -57,7 +57,8 @@ def list_stuck(
     limit: int = 100,
     after: str | bytes | None = None,
 ) -> list[StuckRow]:
-    """Rows of one producer group, or of all, by id; the next page is ``after`` the last one's. ``state``: TO_SEND lists
+    """Return rows of one producer group, or of all, by id; the next page is ``after`` the last one's. ``state``:
+    TO_SEND lists
     what the compensation mode (``outbox.Compensating``) has still to send."""
     wanted = _T.state == int(state)
     if group is not None:

@@ -38,7 +38,7 @@ class Backlog:
         return self.pending + self.retrying
 
     def as_dict(self) -> dict[str, Any]:
-        """Names and numbers, for JSON."""
+        """Return names and numbers, for JSON."""
         return asdict(self)
 
 
@@ -64,9 +64,9 @@ def lag_seconds(dialect: Dialect, connection: sa.Connection) -> float:
 
 
 def due_now(dialect: Dialect, connection: sa.Connection, waiting_holds: bool) -> bool:
-    """Whether a row is to be sent now, whoever has its lane: a pending one, a retrying one whose time has come, one
-    that nobody refused and that only stepped aside for a moment (its broker is away), or a held one whose head has
-    gone."""
+    """Return whether a row is to be sent now, whoever has its lane: a pending one, a retrying one whose time has
+    come, one that nobody refused and that only stepped aside for a moment (its broker is away), or a held one whose
+    head has gone."""
     soon = sa.or_(_c.due_us <= dialect.now_us, _c.attempts == 0)
     for wanted in (state_is(State.PENDING), sa.and_(state_is(State.RETRYING), soon)):
         if connection.scalar(sa.select(_c.seq).where(wanted).limit(1)) is not None:

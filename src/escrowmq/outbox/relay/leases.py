@@ -49,7 +49,7 @@ class Leases:
             self._say_alive(connection)
 
     def due_in(self) -> float:
-        """Seconds until :meth:`keep` has something to do."""
+        """Return seconds until :meth:`keep` has something to do."""
         return max(0.0, self._next - time.monotonic())
 
     def keep(self) -> bool:
@@ -67,7 +67,7 @@ class Leases:
         return self.lanes != before
 
     def still_mine(self, connection: sa.Connection, lanes: set[int]) -> set[int]:
-        """Those of ``lanes`` that this worker has; they stay so until the transaction ends."""
+        """Return those of ``lanes`` that this worker has; they stay so until the transaction ends."""
         lane = trans_lane.c.lane
         mine = sa.select(lane).where(lane.in_(sorted(lanes)), trans_lane.c.owner == self.owner).order_by(lane)
         return set(connection.scalars(mine.with_for_update()))
@@ -137,7 +137,7 @@ _FREE = sa.update(trans_lane).values(owner=None, leased_until_us=0)
 
 
 def _share(alive: list[str], owner: str, lanes: int) -> int:
-    """How many of ``lanes`` are ``owner``'s among those ``alive``, in the order of their names; all alike, give or take
-    one."""
+    """Return how many of ``lanes`` are ``owner``'s among those ``alive``, in the order of their names; all alike,
+    give or take one."""
     each, left = divmod(lanes, len(alive))
     return each + (alive.index(owner) < left)

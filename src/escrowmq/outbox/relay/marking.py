@@ -115,7 +115,7 @@ def purge(dialect: Dialect, connection: sa.Connection, before_us: int, states: S
 
 
 def give_up(dialect: Dialect, leases: Leases, rows: Sequence[Any]) -> int:
-    """Those SENT rows wait for a person now: no callback ever came. How many."""
+    """Return those SENT rows wait for a person now: no callback ever came. How many."""
     return _note(dialect, leases, rows, state=State.WAITING.value)
 
 

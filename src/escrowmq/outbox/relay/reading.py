@@ -62,7 +62,8 @@ class Reader:
         self._read = self._read_laterally if dialect.name == "postgresql" else self._read_round_robin
 
     def pending(self, connection: sa.Connection, lanes: Sequence[int], most: int | None = None) -> list[Any]:
-        """Rows of those lanes that are to be sent; those of a lane are its lowest, in the order of their numbers.
+        """Return rows of those lanes that are to be sent; those of a lane are its lowest, in the order of their
+        numbers.
 
         At most ``most`` rows, or else about as many as lately made a batch of the wanted size.
         """

@@ -37,7 +37,7 @@ class Statistics:
     clock; 0: there is none. Looked at once a second; rows that wait for a person are not counted."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Names and numbers, for JSON."""
+        """Return names and numbers, for JSON."""
         return asdict(self)
 
 

@@ -143,8 +143,8 @@ class Worker:
         return step
 
     def look(self) -> float:
-        """Seconds after which another step makes sense, because the table holds rows that are to be sent now, in
-        whoever's lanes; 0: none."""
+        """Return seconds after which another step makes sense, because the table holds rows that are to be sent
+        now, in whoever's lanes; 0: none."""
         try:
             due = due_now(self._dialect, self._connect(), self._waiting_holds)
         except AWAY as problem:
@@ -321,7 +321,7 @@ class Worker:
                 connection.invalidate()
 
     def _now_us(self) -> int:
-        """Microseconds since 1970, about as the database's clock has them: asked once per connection."""
+        """Return microseconds since 1970, about as the database's clock has them: asked once per connection."""
         if not self._clock_ahead:
             now_us = int(self._connect().scalar(sa.select(self._dialect.now_us)) or 0)
             self._clock_ahead = now_us - time.monotonic_ns() // 1000
@@ -329,7 +329,7 @@ class Worker:
 
 
 def _pause(backoff: Backoff, text: str) -> float:
-    """Seconds to leave alone what failed; the first failure is a warning, the others are details."""
+    """Return seconds to leave alone what failed; the first failure is a warning, the others are details."""
     level = logging.DEBUG if backoff.failing else logging.WARNING
     pause = backoff.failed()
     _log.log(level, "%s; next try in %.1f s", text, pause)

@@ -85,7 +85,7 @@ def number_keys(keys: pa.Array) -> Int64s:
 
 
 def waves(numbers: Int64s) -> Iterator[Int64s]:
-    """Rows by wave: the first row of every key, then the second of every key, ..."""
+    """Yield rows by wave: the first row of every key, then the second of every key, ..."""
     order = np.argsort(numbers, kind="stable")
     ordered = numbers[order]
     starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]]) if len(ordered) else np.zeros(0, np.int64)
@@ -98,7 +98,7 @@ def waves(numbers: Int64s) -> Iterator[Int64s]:
 
 
 def behind_failures(codes: Codes, numbers: Int64s) -> npt.NDArray[np.bool_]:
-    """Rows that stand behind a row of their key that is not OK."""
+    """Return rows that stand behind a row of their key that is not OK."""
     first = np.full(int(numbers.max()) + 1 if len(numbers) else 0, len(numbers), np.int64)
     failed = np.flatnonzero(codes)
     np.minimum.at(first, numbers[failed], failed)

@@ -20,7 +20,7 @@ _STATES = {"committed": "Committed", "rolled_back": "Rolled back", "expired": "E
 
 
 def broker_events(at_broker: AtBroker, now_us: int) -> list[Event]:
-    """All of them, in the order in which they happened."""
+    """Return all of them, in the order in which they happened."""
     return [
         *_of_transaction(at_broker),
         *_of_answers(at_broker),
@@ -30,7 +30,7 @@ def broker_events(at_broker: AtBroker, now_us: int) -> list[Event]:
 
 
 def who(at_broker: AtBroker, time_us: int) -> str:
-    """Who did what was done manually at a time, and why."""
+    """Return who did what was done manually at a time, and why."""
     act = at_broker.acts.get(time_us)
     if act is None:
         return "by hand; who did it is not recorded"

@@ -46,7 +46,7 @@ class Looked:
         self._producers: dict[str, list[Any]] = {}
 
     def find(self, wanted: Sought, limit: int) -> tuple[list[AtBroker], bool]:
-        """Messages at the brokers, newest first, at most ``limit``; and whether there are more."""
+        """Return messages at the brokers, newest first, at most ``limit``; and whether there are more."""
         found: dict[tuple[str, int], Mapping[str, Any]] = {}
         for row in self._meant(wanted, limit + 1):
             found.setdefault((row["broker"], row["position"]), row)
@@ -54,7 +54,7 @@ class Looked:
         return [self._complete(row) for row in rows[:limit]], len(rows) > limit
 
     def by_ids(self, ids: Iterable[bytes], limit: int) -> list[AtBroker]:
-        """Messages of ids that the databases name."""
+        """Return messages of ids that the databases name."""
         rows: list[Any] = []
         for identity in ids:
             rows += self._lookup(limit, message_id=identity)
@@ -102,7 +102,7 @@ class Looked:
             yield from ((address, identity) for identity in identities if identity is not None)
 
     def _complete(self, row: Mapping[str, Any]) -> AtBroker:
-        """All that its broker knows of a message."""
+        """Return all that its broker knows of a message."""
         at = AtBroker(row["broker"], row)
         if row["transaction"] is not None:
             at.transaction = self._show(at.broker, row["transaction"])

@@ -20,7 +20,7 @@ _NOTE = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)Z (\w+) by (.*)")
 
 
 def database_events(row: InDatabase) -> list[Event]:
-    """All of them; those of one table in their order."""
+    """Return all of them; those of one table in their order."""
     return [*_of_outbox(row), *_of_driven(row), *_of_consumers(row), *_of_compensation(row), *_by_hand(row)]
 
 

@@ -60,7 +60,7 @@ class Reader:
     notes: list[str] = field(default_factory=list)
 
     def ids_of_key(self, key: str, limit: int) -> list[bytes]:
-        """Ids of rows with a business key, newest first."""
+        """Return ids of rows with a business key, newest first."""
         found: list[tuple[int, bytes]] = []
         if trans_message.name in self.tables:
             m = trans_message.c
@@ -111,7 +111,7 @@ class Reader:
         return [dict(row) for row in found]
 
     def _of_groups(self, table: sa.Table, group: sa.Column[Any], ids: Sequence[bytes]) -> list[dict[str, Any]]:
-        """Rows of these ids, whose primary key begins with a group: each group's are looked up."""
+        """Return rows of these ids, whose primary key begins with a group: each group's are looked up."""
         if table.name not in self.tables:
             return []
         names = self._distinct(group)

@@ -64,7 +64,7 @@ def _ids(found: Iterable[AtBroker]) -> list[bytes]:
 
 
 def _belongs(row: InDatabase, message_id: str | None, topic: str | None) -> bool:
-    """Whether what a database knows may be of this message: the same id, and no other topic."""
+    """Return whether what a database knows may be of this message: the same id, and no other topic."""
     if row.message_id.hex() != message_id:
         return False
     named = [one["topic"] for one in (row.outbox, row.driven) if one is not None]

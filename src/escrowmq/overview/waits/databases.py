@@ -74,7 +74,7 @@ class _Database:
         self._counts: dict[State, int] | None = None
 
     def outbox(self) -> Iterator[Cause]:
-        """Rows that are not sent, or whose callback never came."""
+        """Yield rows that are not sent, or whose callback never came."""
         for state, person in ((State.WAITING, True), (State.RETRYING, False)):
             yield from self._list_refused(state, person)
         held, more = self._count_rows(state_is(State.HELD))
@@ -131,7 +131,8 @@ class _Database:
             )  # fmt: skip
 
     def driven(self) -> Iterator[Cause]:
-        """Rows of transactions that their producer drives: stuck ones, and those that nobody has ended for long."""
+        """Yield rows of transactions that their producer drives: stuck ones, and those that nobody has ended for
+        long."""
         is_stuck = _D.state == Stage.STUCK.value
         others = _D.state.in_([stage.value for stage in Stage if stage is not Stage.STUCK])
         is_late = sa.and_(others, _D.created_us < self.now_us - to_us(LATE_SECONDS))
@@ -216,7 +217,7 @@ class _Database:
             yield self._cause("suspended", name, masked(reason), Alike(1, since_us), True, text, "compensation")
 
     def stands(self, relays: bool) -> DatabaseStands:
-        """How the outbox stands."""
+        """Return how the outbox stands."""
         pending, retrying, held, waiting = (
             self._count(state) for state in (State.PENDING, State.RETRYING, State.HELD, State.WAITING)
         )
@@ -230,7 +231,7 @@ class _Database:
         return len({owner.rpartition("-")[0] for owner in self.connection.scalars(alive)})
 
     def _count(self, state: State) -> int:
-        """All rows of one state that is neither sent nor done: an index has them."""
+        """Return all rows of one state that is neither sent nor done: an index has them."""
         if self._counts is None:
             count = sa.func.count()
             aside = sa.select(_M.state, count).where(_M.state >= sa.literal_column(str(State.WAITING.value)))
@@ -243,15 +244,15 @@ class _Database:
     def _count_rows(
         self, condition: sa.ColumnElement[bool], most: int | None = None, column: sa.Column[Any] = _M.seq
     ) -> tuple[int, bool]:
-        """How many rows there are, ``most`` at most, and whether there are more."""
+        """Return how many rows there are, ``most`` at most, and whether there are more."""
         most = COUNTED if most is None else most
         some = sa.select(column).where(condition).limit(most + 1).subquery()
         count = int(self.connection.scalar(sa.select(sa.func.count()).select_from(some)) or 0)
         return min(count, most), count > most
 
     def _oldest_us(self, state: State) -> int | None:
-        """When the first row of a state was made, found by an index: of rows aside one has them in their order, but for
-        MariaDB and MySQL; else one has those of each lane."""
+        """Return when the first row of a state was made, found by an index: of rows aside one has them in their
+        order, but for MariaDB and MySQL; else one has those of each lane."""
         rows = sa.select(_M.created_us).where(state_is(state)).order_by(_M.seq).limit(1)
         if state >= State.WAITING and self.connection.dialect.name in ("postgresql", "sqlite"):
             return self.connection.scalar(rows)

@@ -25,7 +25,7 @@ def waiting(bus: Bus, engines: Sequence[sa.Engine] = (), *, lag_seconds: float =
 
 
 def look(asking: Asking, now_us: int, lag_seconds: float, stands: list[DatabaseStands] | None = None) -> list[Cause]:
-    """All causes in their order; how each outbox stands is added to ``stands``."""
+    """Return all causes in their order; how each outbox stands is added to ``stands``."""
     causes = [*at_brokers(asking, now_us, lag_seconds)]
     if asking.engines:  # else SQLAlchemy need not be installed
         from escrowmq.overview.waits.databases import in_databases

@@ -50,7 +50,7 @@ def tallied(every: Sequence[Rows], count: int = WINDOWS, tied: Sequence[int] = (
 
 
 def _prove(every: Sequence[Rows], count: int, tied: Sequence[int]) -> tuple[dict[int, int], dict[int, set[int]]]:
-    """Rows that are proven equal, and windows that are not: of each comparison."""
+    """Return rows that are proven equal, and windows that are not: of each comparison."""
     numbers = {role.comparison for rows in every for speaker in rows.speakers for role in speaker.roles}
     lines = windows.balances(every, count).collect()  # one per window and comparison
     unequal = {

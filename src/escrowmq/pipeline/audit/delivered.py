@@ -69,7 +69,7 @@ def sent_around(found: DataFrame) -> DataFrame:
 
 
 def replaced(messages: DataFrame, found: DataFrame) -> DataFrame:
-    """Messages (with PLACE) → as the group gets them, with the same columns."""
+    """Return messages (with PLACE) → as the group gets them, with the same columns."""
     at_places = messages.join(found, list(PLACE), "left").where(f.col(ACT).isNull() | (f.col(ACT) == "edit"))
     return at_places.select(*[_instead(name) for name in messages.columns])
 

@@ -42,8 +42,8 @@ def say(role: Role, cell: Cell = f.col) -> Column:
 
 
 def witnesses(side: DataFrame, id: Column, said: Column) -> DataFrame:
-    """Rows of a side and what they say (an array of :func:`say`) → ``comparison, id, expected, digest``; one row per
-    role."""
+    """Return rows of a side and what they say (an array of :func:`say`) → ``comparison, id, expected, digest``; one
+    row per role."""
     rows = side.select(f.coalesce(id, f.lit(NO_ID)).alias("id"), f.explode(said).alias("said"))
     return rows.select("said.comparison", "id", "said.expected", "said.digest")
 
@@ -64,8 +64,8 @@ def tally(frames: Sequence[DataFrame]) -> DataFrame:
 
 
 def findings(tallies: DataFrame, judges: Sequence[Sequence[str]]) -> DataFrame:
-    """Tallies → one row per finding: ``kind, id, comparison, expected, found``; ``judges[c]``: kinds that comparison c
-    reports."""
+    """Return tallies → one row per finding: ``kind, id, comparison, expected, found``; ``judges[c]``: kinds that
+    comparison c reports."""
     expected, found = f.col("expected"), f.col("found")
     wrong = {
         "lost": (expected > 0) & (found == 0),
@@ -110,13 +110,13 @@ def ids_by_comparison(found: DataFrame) -> DataFrame:
 
 
 def sides(tallies: DataFrame) -> DataFrame:
-    """Tallies → one row per comparison: ``comparison, ids, expected, found`` (ids and rows of either side)."""
+    """Return tallies → one row per comparison: ``comparison, ids, expected, found`` (ids and rows of either side)."""
     return tallies.groupBy("comparison").agg(
         f.count("*").alias("ids"), f.sum("expected").alias("expected"), f.sum("found").alias("found")
     )
 
 
 def found_in_all(tallies: DataFrame, comparisons: Sequence[int]) -> DataFrame:
-    """Tallies → the ids that were found in every one of these comparisons (``id``)."""
+    """Return tallies → the ids that were found in every one of these comparisons (``id``)."""
     found = tallies.where(f.col("comparison").isin(*comparisons) & (f.col("found") > 0))
     return found.groupBy("id").agg(f.count("*").alias("sides")).where(f.col("sides") == len(comparisons)).select("id")

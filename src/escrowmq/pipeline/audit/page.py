@@ -226,7 +226,7 @@ def _kills(events: Events, pictures: Pictures) -> str:
 
 
 def _leaders(events: Events, pictures: Pictures) -> str:
-    """Who led from when on, of brokers that share a log; empty without such."""
+    """Return who led from when on, of brokers that share a log; empty without such."""
     rows: list[list[str]] = []
     for e in sorted([*events.of("leads"), *events.of("answered")], key=lambda e: int(e["at_us"])):
         after = f"{e['seconds']:.2f} s" if "seconds" in e else ""
@@ -246,7 +246,7 @@ def _leaders(events: Events, pictures: Pictures) -> str:
 
 
 def _times(pictures: Pictures) -> list[float]:
-    """Seconds at the end of each bucket, 0 in front."""
+    """Return seconds at the end of each bucket, 0 in front."""
     return [n * pictures.bucket_us / 1e6 for n in range(BUCKETS + 1)]
 
 

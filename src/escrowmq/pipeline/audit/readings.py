@@ -74,7 +74,7 @@ class Readings:
         return made
 
     def half(self) -> DataFrame:
-        """All half messages → ``transaction, checks, stored_us, hashed, id, state``.
+        """Return all half messages → ``transaction, checks, stored_us, hashed, id, state``.
 
         What is kept of each is small: its id is hashed, and spelled out, with the state, only while it is undecided.
         """
@@ -172,7 +172,7 @@ class Readings:
         return f.when(f.col("topic").isin(*others), _hex(f.col("message_id"))).otherwise(own) if others else own
 
     def _list_needed(self, roles: Mapping[str, tuple[Role, ...]]) -> set[str]:
-        """Columns of format "escrow" that messages of these roles are made of: fields are in the body."""
+        """Return columns of format "escrow" that messages of these roles are made of: fields are in the body."""
         own = {name.removeprefix(_STORED) for name in _list_used(roles)}
         return {*self._id_columns} | {name if name in MESSAGE_COLUMNS else "body" for name in own}
 
@@ -192,7 +192,7 @@ def compared_columns(comparison: Comparison) -> tuple[str, ...]:
 
 
 def is_unique(read: SqlRead, column: str) -> bool:
-    """Whether no two rows of a read can have the same text in ``column``.
+    """Return whether no two rows of a read can have the same text in ``column``.
 
     A unique index or primary key says so, if all its values there are of one type, text or whole number.
     """

@@ -42,11 +42,11 @@ class _Effects:
     of: dict[str, Counter[int]] = field(default_factory=dict)
 
     def had(self, id: str | None, digest: int | None) -> int:
-        """How often an id is there with this content."""
+        """Return how often an id is there with this content."""
         return 0 if id is None or digest is None else self.of.get(id, Counter())[digest]
 
     def other(self, ids: Collection[str | None], known: Collection[int | None]) -> bool:
-        """Whether one of the ids is there with a content that is none of these."""
+        """Return whether one of the ids is there with a content that is none of these."""
         return any(digest not in known for id in ids if id is not None for digest in self.of.get(id, ()))
 
 
@@ -163,7 +163,7 @@ def _effects(comparison: Comparison, readings: Readings, ids: Collection[str]) -
 
 
 def _dead(readings: Readings, group: str, topic: str, ids: Collection[str]) -> set[str]:
-    """Which of these ids are of dead letters of the group."""
+    """Return which of these ids are of dead letters of the group."""
     if not ids:
         return set()
     letters = readings.log.dead_letters(group, ["topic", "key", "message_id"])

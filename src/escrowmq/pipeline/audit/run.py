@@ -159,7 +159,7 @@ def _in_all_tables(manifest: Manifest) -> list[Comparison]:
 
 
 def _find_consumed(manifest: Manifest, done: Tallied) -> int:
-    """Ids that every consumer's table has."""
+    """Return ids that every consumer's table has."""
     if not manifest.consumers:
         return 0
     numbers = _numbers(manifest)
@@ -167,7 +167,7 @@ def _find_consumed(manifest: Manifest, done: Tallied) -> int:
 
 
 def _numbers(manifest: Manifest) -> list[int]:
-    """Those of :func:`_in_all_tables`: behind the manifest's own."""
+    """Return those of :func:`_in_all_tables`: behind the manifest's own."""
     first = len(manifest.comparisons)
     return [first + n for n in range(len(_in_all_tables(manifest)))]
 

@@ -38,8 +38,8 @@ def _in_window(hashed: Column, count: int) -> Column:
 
 
 def balances(every: Sequence[Rows], count: int) -> DataFrame:
-    """All sides → ``comparison, window, expected, found`` (rows), ``equal``: one line for each window of each
-    comparison."""
+    """Return all sides → ``comparison, window, expected, found`` (rows), ``equal``: one line for each window of
+    each comparison."""
     together = reduce(DataFrame.unionByName, [_sum_windows(rows, count) for rows in every])
     sign = 2 * f.col("expected") - 1
     halves = len(_halves(f.lit(0)))
@@ -164,7 +164,7 @@ def _comparisons(speaker: Speaker) -> set[int]:
 
 
 def among(number: Column, windows: Iterable[int], count: int) -> Column:
-    """Whether a window is one of these: one byte of a constant is looked at, however many there are."""
+    """Return whether a window is one of these: one byte of a constant is looked at, however many there are."""
     chosen = set(windows)
     flags = bytes(number in chosen for number in range(count))
     return f.substring(f.lit(flags), number + 1, f.lit(1)) == f.lit(b"\x01")

@@ -214,8 +214,8 @@ def _mark(frame: Frame, mark: Mark) -> str:
 
 
 def _legend(entries: Sequence[tuple[str, str]]) -> tuple[str, int]:
-    """Names and colours above the plot, left to right, and how many lines they take; widths are guessed from the number
-    of characters."""
+    """Return names and colours above the plot, left to right, and how many lines they take; widths are guessed from
+    the number of characters."""
     parts, x, line = [], float(LEFT), 0
     for name, color in entries:
         width = LEGEND_GAP + LETTER * len(name)

@@ -95,7 +95,7 @@ def aggregates() -> list[Column]:
 
 
 def findings(tallies: DataFrame, settled_before: datetime, covered_from: datetime | None = None) -> DataFrame:
-    """Tallies → ``kind, id, halves, commits, first_seen, last_seen``: one row for everything that is wrong.
+    """Return tallies → ``kind, id, halves, commits, first_seen, last_seen``: one row for everything that is wrong.
     ``covered_from``: what was seen before then is judged only if it is on both sides."""
     old = f.col("first_seen") < moment(settled_before)
     found = judged(tallies, old)
@@ -106,7 +106,7 @@ def findings(tallies: DataFrame, settled_before: datetime, covered_from: datetim
 
 
 def judged(tallies: DataFrame, due: Column) -> DataFrame:
-    """Tallies → findings, those that need a grace time only where ``due``."""
+    """Return tallies → findings, those that need a grace time only where ``due``."""
     halves, commits = f.col("halves"), f.col("commits")
     kind = (
         f.when(f.col("id").isNull(), "nameless")

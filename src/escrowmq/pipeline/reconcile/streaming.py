@@ -99,15 +99,15 @@ def as_messages(found: DataFrame) -> DataFrame:
 
 
 def from_messages(messages: DataFrame) -> DataFrame:
-    """Messages of an output topic (``body``) → findings, as :func:`stream_findings` made them."""
+    """Return messages of an output topic (``body``) → findings, as :func:`stream_findings` made them."""
     found = messages.select(f.from_json(f.col("body").cast("string"), BODY).alias("finding")).select("finding.*")
     times = [f.timestamp_micros(f"{name}_us").alias(name) for name in ("first_seen", "last_seen")]
     return found.select("kind", "id", "halves", "commits", *times)
 
 
 def settled(found: DataFrame) -> DataFrame:
-    """All findings of a stream → how each id stands now: ``id``, ``kind`` (missing, settled late, unexpected,
-    differing, nameless), ``halves``, ``commits``, ``first_seen``, ``last_seen``."""
+    """Return all findings of a stream → how each id stands now: ``id``, ``kind`` (missing, settled late,
+    unexpected, differing, nameless), ``halves``, ``commits``, ``first_seen``, ``last_seen``."""
     kinds = [f.max((f.col("kind") == kind).cast("int")) == 1 for kind in ("missing", "alone", "differing")]
     was_missing, was_alone, was_differing = kinds
     kind = (

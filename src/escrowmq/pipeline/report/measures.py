@@ -58,7 +58,8 @@ class Report:
 
 
 def by_second(messages: DataFrame) -> DataFrame:
-    """Messages (``topic``, ``stored``, ``state``) → ``topic, second, messages, committed`` (those of transactions)."""
+    """Return messages (``topic``, ``stored``, ``state``) → ``topic, second, messages, committed`` (those of
+    transactions)."""
     second = f.unix_seconds("stored").alias("second")
     return messages.groupBy("topic", second).agg(f.count("*").alias("messages"), f.count("state").alias("committed"))
 

@@ -211,7 +211,7 @@ _STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800,
 
 
 def _ticks(report: Report) -> list[tuple[float, str]]:
-    """Seconds after the start, at round times of the clock, and how they are written."""
+    """Return seconds after the start, at round times of the clock, and how they are written."""
     seconds = len(report.begun) * report.bucket_us // 1_000_000
     step = next((step for step in _STEPS if seconds / step <= 8), -(-seconds // 8 // 86_400) * 86_400)
     start = report.start_us // 1_000_000

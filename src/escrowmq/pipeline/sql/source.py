@@ -42,7 +42,7 @@ class SqlRange(InputPartition):
 
 
 def read_sql(spark: SparkSession, reads: Sequence[SqlRead], partition_rows: int = PARTITION_ROWS) -> DataFrame:
-    """Rows of all reads → ``source`` int, the number of the read, and their columns (the same in all).
+    """Return rows of all reads → ``source`` int, the number of the read, and their columns (the same in all).
 
     Raises Misuse(BAD_ARGUMENT) if a table, a column or a primary key is not there, or columns differ between reads;
     Misuse(BAD_URL), and Unknown(DISCONNECTED) for a database that is away.
@@ -59,8 +59,8 @@ def read_sql(spark: SparkSession, reads: Sequence[SqlRead], partition_rows: int 
 
 
 def read_texts(spark: SparkSession, reads: Sequence[SqlRead], partition_rows: int = TEXT_PARTITION_ROWS) -> DataFrame:
-    """Rows of all reads, which are of ``texts`` → ``source`` int, ``cells`` array of string in the order of a read's
-    columns.
+    """Return rows of all reads, which are of ``texts`` → ``source`` int, ``cells`` array of string in the order of a
+    read's columns.
 
     As text because SQLite's columns hold any type: what a hand typed into an amount must be *reported*, not fail the
     job. NULL stays null. Raises Misuse(BAD_ARGUMENT) if a file, a table or a column is not there.

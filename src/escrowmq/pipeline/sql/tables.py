@@ -164,7 +164,8 @@ class SqlRead:
 
 
 def even_cuts(lowest: int, highest: int, rows: int, size: int) -> list[int]:
-    """Where to cut the numbers ``lowest`` .. ``highest`` so that each part has about ``size`` of the ``rows`` rows.
+    """Return where to cut the numbers ``lowest`` .. ``highest`` so that each part has about ``size`` of the ``rows``
+    rows.
 
     Parts are even in numbers, not in rows: gaps make some smaller, and one far-off number must not make a million
     parts.
@@ -260,7 +261,7 @@ def _kind(found: Any) -> Kind:
 
 
 def _lists(rows: Sequence[Sequence[bytes | None]], width: int) -> pa.Array:
-    """Rows of texts as a list column: one array of all cells, and where each row begins. What is not UTF-8 gets
+    """Return rows of texts as a list column: one array of all cells, and where each row begins. What is not UTF-8 gets
     replacement marks."""
     cells = pa.array(list(itertools.chain.from_iterable(rows)), pa.binary())
     try:

@@ -91,7 +91,7 @@ class Books:
         check(products, self.freezes, (*of_freezes, self.freeze_time, *more))
 
     def ticks(self, time_us: int) -> int:
-        """Microseconds as these tables count time."""
+        """Return microseconds as these tables count time."""
         return time_us * self.ticks_per_second // 1_000_000
 
 

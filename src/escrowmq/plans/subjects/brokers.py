@@ -127,12 +127,12 @@ def ended(act: acts.Act, things: int) -> list[str]:
 
 
 def shard_of(rows: pa.RecordBatch) -> int:
-    """Where the rows of a batch live."""
+    """Return where the rows of a batch live."""
     return int(rows.column(PLACE)[0].as_py())
 
 
 def batch_of(schema: pa.Schema, place: int, entries: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
-    """Entries of a listing as a batch."""
+    """Return entries of a listing as a batch."""
     return pa.RecordBatch.from_pylist([{**entry, PLACE: place} for entry in entries], schema)
 
 

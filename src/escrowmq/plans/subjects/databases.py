@@ -177,7 +177,7 @@ class DatabaseRows:
         return outcomes
 
     def _now(self, rows: pa.RecordBatch) -> dict[str, Row]:
-        """How the rows of a batch stand, by id."""
+        """Return how the rows of a batch stand, by id."""
         wanted = rows.to_pylist()
         ids, last = {row["id"] for row in wanted}, max(map(self._kind.order, wanted))
         found: dict[str, Row] = {}
@@ -190,7 +190,7 @@ class DatabaseRows:
         return found
 
     def failed_again(self, rows: pa.RecordBatch) -> int:
-        """How many that were retried wait for a person again."""
+        """Return how many that were retried wait for a person again."""
         if self._name != "retry":
             return 0
         return sum(row["state"] in self._kind.waiting for row in self._now(rows).values())
@@ -198,7 +198,7 @@ class DatabaseRows:
     # Doing
 
     def mark(self) -> dict[str, int]:
-        """Where the record of the database ends."""
+        """Return where the record of the database ends."""
         from escrowmq.outbox.acts import list_acts
 
         newest = list_acts(self._engine, 1, newest=True)

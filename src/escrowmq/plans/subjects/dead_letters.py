@@ -175,13 +175,13 @@ class DeadLetters:
         return [letter for part in known for letter in part] if known else None
 
     def failed_again(self, rows: pa.RecordBatch) -> int:
-        """How many were delivered again and have died again."""
+        """Return how many were delivered again and have died again."""
         return int((self.look(rows) == Outcome.CHANGED).sum()) if self.act.endswith("retry") else 0
 
     # Doing
 
     def mark(self) -> dict[str, int]:
-        """Where each broker's record of acts ends."""
+        """Return where each broker's record of acts ends."""
         return self._brokers.marks()
 
     def do(self, rows: pa.RecordBatch, why: str) -> Outcomes:

@@ -38,5 +38,5 @@ def opened(where: Where, act: str, selection: Mapping[str, Any], *, patient: boo
 
 
 def is_of_database(act: str) -> bool:
-    """Whether an act is about rows of a database."""
+    """Return whether an act is about rows of a database."""
     return act in databases.ACTS

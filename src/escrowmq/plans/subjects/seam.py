@@ -70,7 +70,7 @@ class Subject(Protocol):
         ...
 
     def failed_again(self, rows: pa.RecordBatch) -> int:
-        """How many of these rows, which were done, have failed anew since."""
+        """Return how many of these rows, which were done, have failed anew since."""
         ...
 
 

@@ -150,7 +150,7 @@ class Transactions:
     # Doing
 
     def mark(self) -> dict[str, int]:
-        """Where each broker's record of acts ends."""
+        """Return where each broker's record of acts ends."""
         return self._brokers.marks()
 
     def do(self, rows: pa.RecordBatch, why: str) -> Outcomes:

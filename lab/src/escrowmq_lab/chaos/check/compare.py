@@ -112,7 +112,7 @@ class _Books:
         )
 
     def broken(self, producers: Engines, may_repeat: bool, shares: bool) -> dict[str, list[str]]:
-        """Ids by finding."""
+        """Return ids by finding."""
         wants, rows, told, done = (each > 0 for each in (self.intended, self.business, self.confirmed, self.effects))
         nobody = self._named(done & ~wants)
         elsewhere = {row.id for _, row in known(producers, intended, nobody, "id")}

@@ -100,7 +100,7 @@ def _judged(row: Sequence[Any], node: str) -> tuple[str, int, int, int]:
 
 
 def ids_in(engines: Engines, table: sa.Table, mode: str) -> pa.ChunkedArray:
-    """All ids of a mode in one table of all databases."""
+    """Return all ids of a mode in one table of all databases."""
     return Column(table, ()).read(engines, mode).ids
 
 
@@ -117,12 +117,13 @@ def known(engines: Engines, table: sa.Table, ids: Iterable[str], *names: str) ->
 
 
 def without(ids: pa.ChunkedArray, others: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Those of ``ids`` that are not among ``others``."""
+    """Return those of ``ids`` that are not among ``others``."""
     return ids.filter(pc.invert(pc.is_in(ids, value_set=others.combine_chunks())))
 
 
 def rows_in(connection: sa.Connection, table: sa.Table) -> int:
-    """How many rows a table of the books has. Nothing is ever deleted there, so SQLite's last row number is their
+    """Return how many rows a table of the books has. Nothing is ever deleted there, so SQLite's last row number is
+    their
     number: no scan."""
     if connection.dialect.name == "sqlite":
         return connection.exec_driver_sql(f"SELECT max(rowid) FROM {table.name}").scalar() or 0

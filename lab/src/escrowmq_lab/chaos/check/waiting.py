@@ -30,7 +30,7 @@ class Waiting:
         self._business = -1
 
     def look(self) -> dict[str, int]:
-        """How many business rows of each mode have no effect under their mode yet."""
+        """Return how many business rows of each mode have no effect under their mode yet."""
         rows = 0
         for engine in self._producers.values():
             with snapshot(engine) as connection:

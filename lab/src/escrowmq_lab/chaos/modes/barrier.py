@@ -138,7 +138,8 @@ class BarrierMode(InboxMode):
 
 
 def stands(codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
-    """Which of the decisions, each as the database decided, are known to stand. Raises Contradiction for one that was
+    """Return which of the decisions, each as the database decided, are known to stand. Raises Contradiction for one
+    that was
     refused."""
     if wrong := np.flatnonzero(~(_DONE | OPEN)[codes]).tolist():
         raise Contradiction(f"as the database decided, and the broker answers {Code(codes[wrong[0]]).name}")

@@ -39,7 +39,7 @@ class GroupsMode(PledgeMode):
         return f"{cls.name}-{KINDS[consumer % len(KINDS)]}"
 
     def ids(self, site: Site, most: int = 40, consumer: int | None = None) -> list[str]:
-        """Ids for the groups of one kind."""
+        """Return ids for the groups of one kind."""
         return super().ids(site, most, consumer or site.chance.randrange(len(KINDS)) + 1)
 
     def take(self, site: Site) -> None:

@@ -122,7 +122,7 @@ class Record:
         return max(self.ended_us - self.faults_until_us, 0) / 1e6
 
     def rate(self, name: str) -> float:
-        """Rows a second while there were faults: of "business", "confirmed" or "effects"."""
+        """Return rows a second while there were faults: of "business", "confirmed" or "effects"."""
         first, last = self.begun_us // 1_000_000, self.faults_until_us // 1_000_000
         rows: int = sum(
             count
@@ -169,7 +169,7 @@ class Record:
 
 
 def _flags(options: Options) -> Iterable[str]:
-    """Those that are not as they are without being told; rounds, period and seed always."""
+    """Yield those that are not as they are without being told; rounds, period and seed always."""
     usual = Options(modes=options.modes)
     for one in fields(options):
         value = getattr(options, one.name)

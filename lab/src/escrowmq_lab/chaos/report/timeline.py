@@ -149,7 +149,7 @@ def _flow(axis: Axis, flow: Flow, top: float) -> str:
 
 
 def _down(axis: Axis, record: Record, top: float) -> str:
-    """How many nodes were not whole, over time."""
+    """Return how many nodes were not whole, over time."""
     nodes = len(record.nodes)
     steps = sorted(step for one in record.happenings for step in ((one.at_us, 1), (one.until_us, -1)))
     bottom, scale = top + DOWN, DOWN / nodes
@@ -243,7 +243,7 @@ def _upright(text: str, middle: float) -> str:
 
 
 def _buckets(flows: Iterable[Mapping[int, int]], axis: Axis, most: int = BUCKETS) -> tuple[int, list[int]]:
-    """Rows in each bucket from the begin of the axis, and its width in whole seconds, as they were counted."""
+    """Return rows in each bucket from the begin of the axis, and its width in whole seconds, as they were counted."""
     width = max(int(axis.span // most) + 1, 1)
     counts = [0] * max(int(axis.span // width) + 1, 1)
     first = int(axis.begin)

@@ -51,7 +51,7 @@ def edit(console: Console, asked: Asked) -> Answer:
 
 
 def is_editable(name: str) -> bool:
-    """Whether a property is the application's: what the broker notes of a message stays as it is."""
+    """Return whether a property is the application's: what the broker notes of a message stays as it is."""
     return not name.startswith("ESCROWMQ_")
 
 

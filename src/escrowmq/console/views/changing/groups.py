@@ -100,7 +100,7 @@ def reset(console: Console, asked: Asked) -> Answer:
 
 
 def reason(asked: Asked) -> str:
-    """Why, as the form says. Raises Misuse(BAD_ARGUMENT) without one."""
+    """Return why, as the form says. Raises Misuse(BAD_ARGUMENT) without one."""
     why = asked.said("why")
     if why is None:
         raise error(

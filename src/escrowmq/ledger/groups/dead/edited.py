@@ -47,7 +47,8 @@ class Edited:
         return next((offset for offset, edit in self._edits.items() if edit.message_id == message_id), None)
 
     def instead(self, offsets: Int64s, positions: Int64s) -> Int64s:
-        """Where in the log the group's messages at ``offsets`` stand, if those of the topic stand at ``positions``."""
+        """Return where in the log the group's messages at ``offsets`` stand, if those of the topic stand at
+        ``positions``."""
         if not self._edits:
             return positions
         at = locate(self._offsets, offsets)

@@ -83,7 +83,7 @@ class Block:
         return found
 
     def part(self, start: int, end: int) -> Block:
-        """Rows ``start`` .. ``end``-1, as copies: the rest may go."""
+        """Return rows ``start`` .. ``end``-1, as copies: the rest may go."""
         return Block(*(column[start:end].copy() for column in self.columns))
 
 
@@ -222,7 +222,8 @@ class DeadLetters:
         return _join(found) if any(map(len, found)) else None
 
     def letter(self, offset: int) -> tuple[int, int, str] | None:
-        """When the message at ``offset`` died, after how many attempts, and the cause; None: it is no dead letter."""
+        """Return when the message at ``offset`` died, after how many attempts, and the cause; None: it is no dead
+        letter."""
         place = int(np.searchsorted(self._lasts, offset))
         if place == len(self.blocks):
             return None
@@ -242,7 +243,7 @@ class DeadLetters:
     # Snapshots
 
     def arrays(self) -> list[npt.NDArray[Any]]:
-        """Offsets, attempts, times of death and causes."""
+        """Return offsets, attempts, times of death and causes."""
         return [self.offsets, self["attempts"], self["dead_us"], self["causes"]]
 
     def load(self, offsets: Int64s, attempts: Int32s, dead_us: Int64s, causes: pa.Array) -> None:

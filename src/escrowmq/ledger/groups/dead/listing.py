@@ -26,11 +26,11 @@ class Wanted:
     before_us: int | None = None
 
     def none_of(self, block: Block) -> bool:
-        """Whether a block surely has none of them; that costs little."""
+        """Return whether a block surely has none of them; that costs little."""
         return self.cause is not None and not (block.counted().texts == self._kind).any()
 
     def mask(self, block: Block) -> Bools | None:
-        """Which rows of a block; None: all."""
+        """Return which rows of a block; None: all."""
         mask = None if self.before_us is None else block.dead_us < self.before_us
         if self.cause is not None:
             same = np.asarray(block.kinds == self._kind, bool)
@@ -78,7 +78,7 @@ def page(parts: Parts, limit: int, after: Sequence[int] | None = None, wanted: W
 
 
 def joined(found: Sequence[tuple[int, Block]]) -> Letters:
-    """Rows of some blocks with their queue ids, in this order."""
+    """Return rows of some blocks with their queue ids, in this order."""
     columns = zip(*(block.columns[:4] for _, block in found), strict=True) if found else ((_NONE,),) * 4
     queue_ids = np.repeat(np.array([queue_id for queue_id, _ in found], np.int64), [len(block) for _, block in found])
     return Letters(queue_ids, *(np.concatenate(column) for column in columns))

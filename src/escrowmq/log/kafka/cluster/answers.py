@@ -63,7 +63,7 @@ class Heard:
 
 
 def _is_refusal(text: str) -> bool:
-    """Whether an error of TLS is about who the other is, rather than about a connection that broke off."""
+    """Return whether an error of TLS is about who the other is, rather than about a connection that broke off."""
     return "SSL routines::" in text and "unexpected eof" not in text
 
 

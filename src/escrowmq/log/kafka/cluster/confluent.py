@@ -178,12 +178,13 @@ class _Asking:
         self._admin = _admin_client(client, error_cb=self.heard.note)
 
     def replicas(self, topic: str, timeout: float) -> dict[int, int]:
-        """How many each partition has. By a question that, other than one for metadata, never makes the topic."""
+        """Return how many each partition has. By a question that, other than one for metadata, never makes the
+        topic."""
         (future,) = self._admin.describe_topics(TopicCollection([topic]), request_timeout=max(timeout, 1.0)).values()
         return {partition.id: len(partition.replicas) for partition in self._answer(future, timeout).partitions}
 
     def settings(self, topic: str, timeout: float) -> dict[str, str | None]:
-        """Those of a topic that are in effect."""
+        """Return those of a topic that are in effect."""
         resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
         (future,) = self._admin.describe_configs([resource], request_timeout=max(timeout, 1.0)).values()
         return {name: entry.value for name, entry in self._answer(future, timeout).items()}
@@ -425,7 +426,8 @@ class ConfluentPartition:
 
 
 def _slice(deadline: float) -> float:
-    """Seconds that the next call of the client waits. It counts whole milliseconds: with less than one it does not wait
+    """Return seconds that the next call of the client waits. It counts whole milliseconds: with less than one it does
+    not wait
     at all, and who asks again until his time is over asks a hundred times."""
     left = deadline - time.monotonic()
     return min(math.ceil(left * 1000) / 1000, SLICE) if left > 0 else 0.0
