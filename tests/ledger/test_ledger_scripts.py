@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import golden
 import pytest
+
+import golden
 from ledger_script import LedgerScript
 
 SCRIPTS = sorted((Path(__file__).parent / "scripts").glob("*.txt"))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 import frame_script
 import golden
-import pytest
 
 SCRIPTS = sorted((Path(__file__).parent / "scripts").glob("*.txt"))
 
