@@ -24,8 +24,9 @@ FOLDERS = (
     "tests/system/",
 )
 FILE = re.compile(
-    r"bench_|browser|crashes|damage|deaths|early_refusals|every_kind|fuzz|gateway_limits|groups_model|idle_connections"
-    r"|interleavings|kafka|kills|mariadb|mysql|planted|postgres|rabbitmq|races|redis|restoring|state_machine"
+    r"bench_|browser|cli_log|console_plans|crashes|damage|deaths|early_refusals|every_kind|fuzz|gateway_asking"
+    r"|gateway_limits|groups_model|idle_connections|interleavings|kafka|kills|log_lookups|mariadb|mysql|operating_groups"
+    r"|planted|postgres|rabbitmq|races|reading_folders|redis|restoring|salvage|state_machine"
 )
 """File names: fault injection, planted bugs, searches, and servers of other products."""
 CASE = re.compile(r"\[.*(kafka|mariadb|mysql|postgres|rabbitmq|redis)", re.IGNORECASE)
