@@ -1,4 +1,4 @@
-"""Where a backup comes from: a broker, wherever it runs, or the folder of one that does not."""
+"""Sources of a backup: a running broker, or the folder of a stopped one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``escrowmq plan`` prints: plans, rows, what a dry run says, how a run goes and how it ended."""
+"""The output of ``escrowmq plan``: plans, rows, dry runs, progress and results of runs."""
 
 from __future__ import annotations
 

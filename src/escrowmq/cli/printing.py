@@ -1,4 +1,4 @@
-"""What commands print: tables that fit the screen, JSON with stable keys, times and durations that people read."""
+"""The output of commands: tables that fit the screen, JSON with stable keys, times and durations that people read."""
 
 from __future__ import annotations
 

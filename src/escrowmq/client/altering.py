@@ -1,4 +1,4 @@
-"""What can be changed of a group manually, and the requests that change it."""
+"""Settings of a group that operators can change, and the requests that change them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where announced ids come from, as far as a scheduler and a recovery must know it: which are read for good, and how to
+"""Sources of announced ids, as far as a scheduler and a recovery must know it: which are read for good, and how to
 read them again.
 
 ``TopicKeys`` is a key topic of ours. Keys that come by another broker are :class:`GivenKeys`: their program reads them,

@@ -1,4 +1,4 @@
-"""What a compensation knows of its own standing: one row of ``trans_compensation`` in the business database.
+"""The state of a compensation: one row of ``trans_compensation`` in the business database.
 
 The set store holds the two sets, and can lose them: it is down, it was emptied, another server answers under its
 address. What is needed to put that right must not be in it, so it is here:

@@ -1,4 +1,4 @@
-"""What the difference of the two sets says of an id, and what is done about it.
+"""The meaning of a difference between the two sets, and its repair.
 
 An id that was announced and not recorded as handled is looked up at all brokers:
 

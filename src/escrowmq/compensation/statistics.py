@@ -1,4 +1,4 @@
-"""What one run of a scheduler did, the counters of all its runs, and both as Prometheus metrics."""
+"""The result of one run of a scheduler, the counters of all its runs, and both as Prometheus metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a page is asked, and the four things that it can answer: a page, a part of it, a way elsewhere, a file."""
+"""The request for a page, and its four kinds of answer: a page, a part of it, a way elsewhere, a file."""
 
 from __future__ import annotations
 

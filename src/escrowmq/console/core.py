@@ -1,4 +1,6 @@
-"""What all pages share: the bus with a page's patience, the databases, the plans, the samples, the broker's time."""
+"""Objects that all pages share: the bus with a page's patience, the databases, the plans, the samples, the broker's
+time.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What bounds the console: time, requests, bytes, rows. Each holds before the memory or the time is spent."""
+"""Bounds of the console: time, requests, bytes, rows. Each holds before the memory or the time is spent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why a transaction waits."""
+"""Causes for which a transaction waits."""
 
 from __future__ import annotations
 

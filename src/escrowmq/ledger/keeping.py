@@ -1,4 +1,4 @@
-"""How long what stays: retention of the log and of topics, and what goes when a topic is deleted.
+"""Retention of the log and of topics, and what goes when a topic is deleted.
 
 Rules:
 

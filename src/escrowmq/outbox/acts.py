@@ -1,4 +1,4 @@
-"""What operators did to the rows of a database: each act and its record are one transaction of that database.
+"""Operator actions on rows of a database: each action and its record are one transaction of that database.
 
 The records are lines of ``trans_act``, in the format and the chain of hashes of :mod:`escrowmq.acts.chain`, and the row
 of ``trans_act_head`` has the number and the hash of the last one. Whoever acts locks that row first, so the acts of

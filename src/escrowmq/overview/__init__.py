@@ -1,5 +1,5 @@
-"""What stands where, and why: one timeline of anything over brokers and databases, pending work by its cause, and how
-everything stands.
+"""The state of messages, and the causes: one timeline of anything over brokers and databases, pending work by its
+cause, and how everything stands.
 
 :func:`timeline` looks for a message id, a key, a transaction or a business key; :func:`waiting` groups pending work,
 with the selection of a plan for each group; :func:`status` is one screen. All of it is read, nothing is changed; who is

@@ -1,4 +1,4 @@
-"""What the overview says, as plain values: events, stories, causes, and the state of everything. Each has
+"""Results of the overview as plain values: events, stories, causes, and the state of everything. Each has
 ``to_json()``.
 
 Times are microseconds since 1970, by the clock of the broker or the database that tells them.

@@ -1,6 +1,5 @@
-"""Where topics begin and end: what left them before, by retention or with a topic that was deleted, cannot be compared
-any more; nor can what a
-data folder in use does not show yet.
+"""The beginning and end of topics: what left them before, by retention or with a topic that was deleted, cannot be
+compared any more; nor can what a data folder in use does not show yet.
 
 The offsets of a queue begin at 0. A queue whose first stored offset is higher has let go of what came before: its
 topic's retention cut it, or the topic was deleted and made again. Whoever compares says so, instead of taking what left

@@ -1,4 +1,4 @@
-"""What became of a row of a plan: one number a row, in columns, and how many there are of each."""
+"""Outcomes of the rows of a plan: one number a row, in columns, and how many there are of each."""
 
 from __future__ import annotations
 

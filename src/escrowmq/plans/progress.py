@@ -1,4 +1,4 @@
-"""How far the runs of a plan came: a journal that is only appended to, synced before and after each step, and a result
+"""Progress of the runs of a plan: a journal that is only appended to, synced before and after each step, and a result
 a row.
 
 A line of ``progress.journal`` is a checksum (CRC-32, 8 hex digits), a space, and JSON. A line that a crash left without

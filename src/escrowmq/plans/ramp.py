@@ -1,4 +1,4 @@
-"""How fast a run goes: in steps that grow, with a pause after each, and no more rows in a second than it may."""
+"""The speed of a run: in steps that grow, with a pause after each, and no more rows in a second than it may."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many files and connections this process may have open."""
+"""Bounds on the files and connections that this process may open."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tells objects that they are in a forked child: their threads are gone there, and what they hold belongs to the
+"""Notification of objects in a forked child: their threads are gone there, and what they hold belongs to the
 parent.
 """
 

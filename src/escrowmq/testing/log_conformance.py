@@ -1,4 +1,4 @@
-"""What every commit log must do, as one suite: subclass :class:`LogConformance` and give it a fixture ``logs``.
+"""Conformance suite for commit logs: subclass :class:`LogConformance` and give it a fixture ``logs``.
 
 ``logs`` is a :class:`LogMaker`: it opens the same log again and again, and can crash it.
 """

@@ -1,4 +1,4 @@
-"""What every set store must do, as one suite: subclass :class:`SetConformance` and give it a fixture ``site``.
+"""Conformance suite for set stores: subclass :class:`SetConformance` and give it a fixture ``site``.
 
 :class:`SetModel` beside it says what any sequence of calls must give; tests hold stores against it with sequences that
 nobody thought of.

@@ -1,4 +1,4 @@
-"""What every target of the relay must do, as one suite: subclass :class:`TargetConformance` and give it a fixture
+"""Conformance suite for targets of the relay: subclass :class:`TargetConformance` and give it a fixture
 ``site``.
 
 A :class:`Site` is a real server of its own with a way to look into it: the suite pauses and kills it.

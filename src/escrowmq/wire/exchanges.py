@@ -1,4 +1,6 @@
-"""What carries batches: exchanges, with one request and one answer schema per kind and JSON options, and reads."""
+"""Exchanges and reads, which carry batches: exchanges, with one request and one answer schema per kind and JSON
+options, and reads.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""How an action gets its function: by what it answers with, the command that it submits, or what it looks at in the
-ledger.
+"""The functions behind actions, found by what an action answers with, the command that it submits, or what it looks at
+in the ledger.
 """
 
 from __future__ import annotations

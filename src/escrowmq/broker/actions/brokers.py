@@ -1,4 +1,4 @@
-"""What a broker says of itself."""
+"""Actions about the broker itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How topics, groups and single messages stand."""
+"""Actions about the state of topics, groups and single messages."""
 
 from __future__ import annotations
 

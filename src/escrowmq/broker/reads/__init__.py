@@ -1,1 +1,1 @@
-"""What is read without changing anything: topics and system views, deliveries, look-ups."""
+"""Reads, which change nothing: topics and system views, deliveries, look-ups."""

@@ -1,4 +1,4 @@
-"""Where a system view ends, and whether there is more of it: for readers that follow one as they follow a topic.
+"""The end of a system view, for readers that follow a view as they follow a topic.
 
 A view has one queue, numbered 0. ``%half``, ``%op``, ``%acks`` and ``%group-acts`` count by log positions; the dead
 letters of a group, which come and go, by the time at which a message died, in microseconds since 1970.

@@ -1,4 +1,4 @@
-"""What happened to one message in its consumer groups, read from the log.
+"""The history of one message in its consumer groups, read from the log.
 
 The log says what happened to ranges of a queue, or of a lease, and a range may span messages that it does not hold. So
 each group's way is followed step by step: a lease holds the message only if the message was free then, and due, and of

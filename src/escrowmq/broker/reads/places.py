@@ -1,4 +1,4 @@
-"""Where one message of a queue stands for every consumer group that has to do with it."""
+"""The state of one message for each consumer group of its topic."""
 
 from __future__ import annotations
 

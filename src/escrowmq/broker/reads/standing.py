@@ -1,4 +1,4 @@
-"""How every topic and group stands: for the metrics with labels. One look at the ledger, then the times of a few
+"""The state of every topic and group: for the metrics with labels. One look at the ledger, then the times of a few
 positions.
 """
 

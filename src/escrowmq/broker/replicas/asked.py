@@ -1,4 +1,4 @@
-"""How long a node that follows asks clients to leave it alone, when many ask it who leads. Pure: its caller tells the
+"""The pause that a standby asks of clients when many probe it. Pure: its caller tells the
 time.
 
 A client without a leader asks some times a second. A few thousand of them would keep the very node busy that is about

@@ -1,4 +1,4 @@
-"""Is this node still the leader? What appends nothing is answered only while that is known as of a short time ago.
+"""Proof of leading: a request that appends nothing is answered only while the proof is recent.
 
 A frame is acknowledged only if no other node has claimed the log, so whatever appends needs no further proof. A look, a
 receive that finds nothing and a refusal append nothing: they could be given by a leader that was stopped, or cut off,

@@ -1,4 +1,4 @@
-"""What runs beside the requests of connections: actions, reads and watches, on a bounded number of threads.
+"""Work beside the requests of connections: actions, reads and watches, on a bounded number of threads.
 
 A read sends batches while it has credit, and a watch sends checks as they come due. Neither holds a thread while it
 waits, for credit, for its client to read, or for questions: whatever ends the waiting calls :meth:`Stream.wake`.

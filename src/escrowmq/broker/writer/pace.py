@@ -1,4 +1,4 @@
-"""How many bytes of messages one round takes, and how many of one connection may wait: by how fast the disk is found to
+"""Bounds on the bytes of one round and of one connection's waiting messages, by how fast the disk is found to
 be.
 
 The time of a sync is taken to be a part of its own and a part for each byte. The part of its own is the shortest of the

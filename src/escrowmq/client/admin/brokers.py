@@ -1,4 +1,4 @@
-"""What brokers say of themselves."""
+"""Admin calls about the brokers themselves."""
 
 from __future__ import annotations
 

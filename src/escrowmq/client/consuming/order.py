@@ -1,5 +1,5 @@
-"""What an ordered consumer holds and must not hand out any more: the later messages of a key that failed, and what is
-left of a lost lease.
+"""Messages that an ordered consumer holds and must not hand out any more: the later messages of a key that failed, and
+what is left of a lost lease.
 
 Rules:
 

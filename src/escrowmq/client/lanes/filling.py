@@ -1,4 +1,4 @@
-"""What waits in a lane: the open request, to which rows are added, and those that are sealed and wait to leave."""
+"""The waiting rows of a lane: the open request, to which rows are added, and the sealed ones that wait to leave."""
 
 from __future__ import annotations
 

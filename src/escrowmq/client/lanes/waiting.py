@@ -1,4 +1,4 @@
-"""How the callers of a client wait: as threads, or as tasks of an event loop.
+"""The ways in which callers of a client wait: as threads, or as tasks of an event loop.
 
 All producers, consumers, readers and buses are written once, as coroutines over :class:`Threads` and :class:`Loop`,
 which have the same methods. On threads every awaitable blocks and is then done, so a coroutine ends in its first step

@@ -1,4 +1,4 @@
-"""What the brokers that are there answered, who of several is missing, and an action that waits for a broker that is
+"""Answers of the reachable brokers, the names of missing ones, and an action that waits for a broker that is
 away."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What waits for answers over a connection: requests, actions, reads and watches, each with its frames."""
+"""Pending exchanges of a connection: requests, actions, reads and watches, each with its frames."""
 
 from __future__ import annotations
 

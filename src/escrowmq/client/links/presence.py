@@ -1,4 +1,4 @@
-"""Which of several brokers are there: whoever cannot reach one says so, and a thread asks that one until it answers
+"""Presence of several brokers: a caller that cannot reach one reports it, and a thread probes it until it answers
 again.
 
 A broker is quiet once it has not answered for ``AWAY_SECONDS``: calls that may go elsewhere do. It is away from then

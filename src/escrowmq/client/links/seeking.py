@@ -1,4 +1,4 @@
-"""Which broker of one shard leads at this moment: all addresses that are known are asked beside each other.
+"""Search for the broker that leads a shard: all known addresses are probed at the same time.
 
 One that leads says so in ``hello`` (a broker that says nothing of a role has its log for itself, and leads). Of
 several that say so the one of the highest epoch does: the others were cut off from the log, and do not know it yet. A

@@ -1,4 +1,4 @@
-"""How a link stands with its broker, when one without a connection looks for it, and who waits for what comes of it.
+"""The state of a link, when a link without a connection probes for its broker, and who waits for that.
 
 A link looks; everybody above it (lanes, sessions, consumers, readers) waits for its news, so that a client asks no
 more often the more it has to do, and continues the moment a broker leads again. :class:`Looks` says when a look is due.

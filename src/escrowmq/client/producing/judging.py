@@ -1,4 +1,4 @@
-"""What a checker, a local transaction or a database said, judged in one place: only an Outcome is an answer."""
+"""Judgement of what a checker, a local transaction or a database returned: only an Outcome is an answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of several brokers takes a call of a producer, and what becomes of it while that one is away.
+"""The choice of one of several brokers for a producer's call, and what happens while that one is away.
 
 | the call | its broker is away, and nothing was sent | something may have been sent |
 | --- | --- | --- |

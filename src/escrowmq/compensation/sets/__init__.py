@@ -1,1 +1,1 @@
-"""Where the two sets live: one contract (``seam.py``), kept by Redis and by SQL databases."""
+"""Stores of the two sets: one contract (``seam.py``), kept by Redis and by SQL databases."""

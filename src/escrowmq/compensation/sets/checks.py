@@ -1,4 +1,4 @@
-"""What every set store asks of its arguments, so that all refuse the same calls with the same words."""
+"""Checks of arguments that every set store makes, so that all refuse the same calls with the same words."""
 
 from __future__ import annotations
 

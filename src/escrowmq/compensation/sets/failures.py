@@ -1,4 +1,4 @@
-"""What a database's error means to whoever called a set store."""
+"""The meaning of a database's error for the caller of a set store."""
 
 from __future__ import annotations
 

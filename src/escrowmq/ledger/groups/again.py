@@ -1,5 +1,5 @@
-"""What is redelivered since a reset: runs of offsets, none of them delivered yet, that members of the group were given
-before.
+"""Offset ranges to redeliver after a reset: runs of offsets, none of them delivered yet, that members of the group were
+given before.
 
 A reset makes settled messages wait again, as if nobody had ever had them. That somebody had is not forgotten: these
 runs say it, so that they are delivered as repeats (I23). They cost memory by runs, not by messages: at most

@@ -1,4 +1,4 @@
-"""What failed for a group in one queue: offsets that wait for their next delivery (dead letters have a room of their
+"""Failed messages of a group in one queue: offsets that wait for their next delivery (dead letters have a room of their
 own).
 
 They are a sparse set of offsets, kept sorted in NumPy arrays. Adding and taking are batch operations; taking from the

@@ -1,4 +1,4 @@
-"""Where every stored message belongs, by its position: for snapshots of formats 1 and 2, whose message ids had no
+"""The place of every stored message, by its position: for snapshots of formats 1 and 2, whose message ids had no
 topics.
 """
 

@@ -1,4 +1,4 @@
-"""Which offsets are beyond the retention of their topic.
+"""Offsets beyond the retention of their topic.
 
 Rules:
 

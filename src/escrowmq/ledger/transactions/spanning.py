@@ -1,4 +1,4 @@
-"""What transactions span: the queues of their messages, and the piece of the log from their first message to their
+"""The extent of transactions: the queues of their messages, and the piece of the log from their first message to their
 last.
 """
 

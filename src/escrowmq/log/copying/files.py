@@ -1,4 +1,4 @@
-"""Which files a log is made of, and how far each of them counts: for whoever copies a log that is in use.
+"""The files of a log, and how far each of them counts: for a copy of a log in use.
 
 A segment is only appended to, and what was durable in it never changes. So a copy of these files, each as far as it
 counts, is the log as it was when they were listed, however long the copying takes. Retention may take a file away

@@ -1,5 +1,5 @@
-"""Where a mirror can continue: what the fold of the partition knew at a few offsets, in the file ``.kafka.json`` beside
-the segments.
+"""Marks where a mirror can continue: what the fold of the partition knew at a few offsets, in the file ``.kafka.json``
+beside the segments.
 
 The file is also what makes a folder a mirror. It is written first, durably, so that nothing is ever wiped that is not a
 copy; what is in it is only a help: without a mark that fits, the mirror is begun anew. A mark is true of the partition

@@ -1,4 +1,4 @@
-"""What the log asks of Kafka: one partition to send to and to read. Implemented by ``cluster/confluent.py``, and in
+"""The interface to Kafka: one partition to send to and to read. Implemented by ``cluster/confluent.py``, and in
 memory by ``escrowmq.testing.partitions``.
 """
 

@@ -1,4 +1,4 @@
-"""What one Kafka record of the log is, as bytes: a header of 64 bytes with two checksums, and a payload (FORMAT.md has
+"""The bytes of one Kafka record of the log: a header of 64 bytes with two checksums, and a payload (FORMAT.md has
 the map).
 """
 

@@ -1,4 +1,4 @@
-"""What is good in a mirror that is opened. It was never synced, and everything in it is in the partition as well: so
+"""Recovery of a mirror. It was never synced, and everything in it is in the partition as well: so
 what does not check is cut off, not reported.
 
 Rules:

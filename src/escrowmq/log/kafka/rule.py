@@ -1,4 +1,4 @@
-"""Which records of the partition count: the rule alone, over numbers. Pure, and small enough to be explored to its end.
+"""The rule which records of the partition count, over numbers. Pure, and small enough to be explored to its end.
 
 Everybody reads the same records in the same order, so everybody comes to the same verdicts. A claim always succeeds:
 the epoch is how many have. Everything that an earlier owner sent and that lies behind the claim is void, whoever sent

@@ -1,4 +1,4 @@
-"""Which rows of the log have this message id, or this key? Sorted runs of hashes beside the segments, derived from
+"""Look-up of rows by message id or key: sorted runs of hashes beside the segments, derived from
 them.
 
 From the bottom up: an entry of 8 bytes (``entries.py``), a file of sorted entries (``runs.py``) and how one is written,

@@ -1,4 +1,4 @@
-"""What no file has yet: entries in memory, in the order of the log, compared one with all."""
+"""Entries that no file has yet: entries in memory, in the order of the log, compared one with all."""
 
 from __future__ import annotations
 

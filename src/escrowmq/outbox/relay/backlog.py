@@ -1,4 +1,4 @@
-"""What the table still holds: how many rows are not sent, how old the oldest of them is, and whether there is work now.
+"""The backlog of the table: how many rows are not sent, how old the oldest of them is, and whether there is work now.
 
 The table knows it, and no relay's lanes do: a row may be in a lane that another relay has leased, living or dead.
 """

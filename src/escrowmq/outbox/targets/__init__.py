@@ -1,1 +1,1 @@
-"""Where a relay can send to: EscrowMQ, Kafka, RabbitMQ, Redis Streams; each behind the contract of ``seam.py``."""
+"""Targets of a relay: EscrowMQ, Kafka, RabbitMQ, Redis Streams; each behind the contract of ``seam.py``."""

@@ -1,4 +1,4 @@
-"""What a broker knows of a message, as events with a sentence each."""
+"""Events of a message that a broker knows, with a sentence each."""
 
 from __future__ import annotations
 

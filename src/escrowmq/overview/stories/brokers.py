@@ -1,4 +1,4 @@
-"""What the brokers know of what is looked for: messages, their transactions, where they stand for each group, and who
+"""Facts that the brokers know of a message: messages, their transactions, where they stand for each group, and who
 acted on them.
 """
 

@@ -1,4 +1,4 @@
-"""What a database knows of a message, as events with a sentence each."""
+"""Events of a message that a database knows, with a sentence each."""
 
 from __future__ import annotations
 

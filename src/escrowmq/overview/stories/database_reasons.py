@@ -1,4 +1,4 @@
-"""Why a message waits in a database: in the outbox, in a delivery mode's table, or as a case of a compensation."""
+"""Reasons why a message waits in a database: in the outbox, in a mode's table, or as a case of a compensation."""
 
 from __future__ import annotations
 

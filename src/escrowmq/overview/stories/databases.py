@@ -1,4 +1,4 @@
-"""What the databases know of what is looked for: rows of the outbox, marks of the inbox, rows of the delivery modes,
+"""Facts that the databases know of a message: rows of the outbox, marks of the inbox, rows of the delivery modes,
 the sets and cases of compensations.
 
 Every look goes by a primary key, but for a business key in the outbox: no index has the keys, so the rows that are not

@@ -1,4 +1,4 @@
-"""What databases know of a message: the rows that were read. Needs no SQLAlchemy, so that brokers alone can be asked
+"""Rows of databases about a message: the rows that were read. Needs no SQLAlchemy, so that brokers alone can be asked
 without it.
 """
 

@@ -1,4 +1,5 @@
-"""Why a message waits, in one sentence. A table holds the sentences; the functions below it choose one for each place.
+"""Reasons why a message waits, a sentence each. A table holds the sentences; the functions below it choose one for each
+place.
 
 If a message waits at several places, the reason that needs a person comes first (see :class:`Rank`).
 """

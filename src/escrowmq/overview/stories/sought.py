@@ -1,4 +1,4 @@
-"""What somebody may mean who looks for a text: an id, a key, a transaction, a place in a queue."""
+"""Possible meanings of a text that a user looks for: an id, a key, a transaction, a place in a queue."""
 
 from __future__ import annotations
 

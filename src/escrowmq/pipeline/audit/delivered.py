@@ -1,5 +1,5 @@
-"""What a consumer group is to have handled of a topic: its messages, less those that a person discarded, and with those
-that a person edited replaced by what the group gets instead.
+"""The messages of a topic that a consumer group was to handle: its messages, less those that a person discarded, and
+with those that a person edited replaced by what the group gets instead.
 
 The topic itself never changes: it holds what producers sent. What persons did for one group is in the view
 ``%group-acts``:

@@ -1,4 +1,4 @@
-"""Why an id does not agree: what the log knows of the findings that are named.
+"""Reasons why an id does not agree: what the log knows of the findings that are named.
 
 Between what a consumer group is to have handled and what it did, an id can be wrong because a person replaced or
 discarded its message, and the consumer did not follow: it had the effect of both, of neither, of the old one. Then the

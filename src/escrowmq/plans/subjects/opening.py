@@ -1,4 +1,4 @@
-"""Which acts there are, and which kind of rows each is about."""
+"""The operations of plans, and the kind of rows of each."""
 
 from __future__ import annotations
 

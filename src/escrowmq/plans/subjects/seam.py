@@ -1,4 +1,4 @@
-"""What a plan asks of a kind of rows. One implementation a kind; all of them are clients like any other."""
+"""The interface of a kind of rows. One implementation a kind; all of them are clients like any other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands in for Kafka in tests of the log on a partition."""
+"""Replacements for Kafka in tests of the log on a partition."""
 
 from escrowmq.testing.partitions.memory import MemoryKafka, MemoryPartition, MemoryPartitions, MemoryTopic
 

@@ -1,4 +1,4 @@
-"""What an action is: a name, the types of its request and answer, and whether it only reads."""
+"""An action: a name, the types of its request and answer, and whether it only reads."""
 
 from __future__ import annotations
 

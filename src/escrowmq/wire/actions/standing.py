@@ -1,4 +1,4 @@
-"""How topics, groups and single messages stand: for the caller pending work, and why."""
+"""Actions about the state of topics, groups and single messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a broker sends: its welcome, the answers to requests, refusals and checks. Encoded here and decoded by the
+"""Frames of the broker: its welcome, the answers to requests, refusals and checks. Encoded here and decoded by the
 client.
 
 The package's docstring has their contents.

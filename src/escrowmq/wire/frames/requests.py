@@ -1,4 +1,4 @@
-"""What a client sends: each kind as a frame, encoded here and decoded by the broker. The package's docstring has their
+"""Frames of the client: each kind is a frame, encoded here and decoded by the broker. The package's docstring has their
 contents."""
 
 from __future__ import annotations

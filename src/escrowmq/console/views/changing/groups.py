@@ -1,4 +1,4 @@
-"""What a person does to a consumer group: pause, resume, set where it continues, fence a member, delete it."""
+"""Operations on a consumer group: pause, resume, set where it continues, fence a member, delete it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person does to a producer group: which messages it serves, and how it is asked about what is undecided."""
+"""Operations on a producer group: which messages it serves, and how it is asked about what is undecided."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person does to a topic: more queues, a retention of its own, delete it."""
+"""Operations on a topic: more queues, a retention of its own, delete it."""
 
 from __future__ import annotations
 

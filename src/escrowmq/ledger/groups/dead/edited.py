@@ -1,4 +1,4 @@
-"""Which offsets of a queue one group gets with another content: a person wrote it in place of a dead letter's.
+"""Offsets of a queue that one group gets with another content, which an operator wrote in place of a dead letter's.
 
 The message in the topic is never changed, and every other group gets that. What the group gets instead stands further
 behind in the log; it leaves with the offset for which it stands, as the log is dropped from its begin.

@@ -1,3 +1,3 @@
-"""How is a real Kafka reached, and how must a topic be kept so that it can be a log? Only ``confluent.py`` imports
+"""Access to a real Kafka, and the settings of a topic that can be a log. Only ``confluent.py`` imports
 Kafka's client.
 """

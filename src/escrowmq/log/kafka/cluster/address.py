@@ -1,4 +1,4 @@
-"""Where a log lies in Kafka: ``kafka://HOST[:PORT][,HOST[:PORT]...]/TOPIC[/PARTITION][?SETTING=VALUE&...]``."""
+"""The address of a log in Kafka: ``kafka://HOST[:PORT][,HOST[:PORT]...]/TOPIC[/PARTITION][?SETTING=VALUE&...]``."""
 
 from __future__ import annotations
 

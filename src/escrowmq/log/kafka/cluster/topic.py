@@ -1,4 +1,4 @@
-"""How a topic must be kept so that it can be a log: the rules, over settings as Kafka tells them."""
+"""Rules for the settings of a topic that can be a log."""
 
 from __future__ import annotations
 
