@@ -13,7 +13,7 @@ from typing import ClassVar
 
 
 class Meaning(Enum):
-    """What a result says about the change that was asked for."""
+    """The meaning of a result for the requested change."""
 
     DONE = "done"
     """It took effect, now or before."""

@@ -40,7 +40,7 @@ class TransactionState(IntEnum):
 
 
 class DecidedBy(IntEnum):
-    """Who made a decision."""
+    """The author of a decision."""
 
     PRODUCER = 0
     CHECK = 1
@@ -52,7 +52,7 @@ class DecidedBy(IntEnum):
 
 
 class Act(IntEnum):
-    """What a consumer does with leased messages."""
+    """A consumer's operation on leased messages."""
 
     ACK = 0
     NACK = 1
@@ -184,7 +184,7 @@ class Message:
 
 
 class MessageOptions(TypedDict, total=False):
-    """What may be said of a message besides topic and body; see :class:`Message`."""
+    """Options of a message besides topic and body; see :class:`Message`."""
 
     key: str | None
     tag: str | None
@@ -195,7 +195,7 @@ class MessageOptions(TypedDict, total=False):
 
 
 class HalfMessageOptions(MessageOptions, total=False):
-    """What may be said of a half message; ``check_immunity`` is seconds before the first check-back.
+    """Options of a half message; ``check_immunity`` is seconds before the first check-back.
 
     The property ``CheckImmunityTimeInSeconds`` says the same as text (``"60"``); if both are given, they must agree.
     """

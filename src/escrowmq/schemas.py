@@ -163,7 +163,7 @@ HALF_VIEW = _schema(
 
 
 class Kind(IntEnum):
-    """What a frame of the log holds. The number is stored; never reuse one."""
+    """The kind of a frame of the log. The number is stored; never reuse one."""
 
     OPENED = 1
     RULES = 2

@@ -43,8 +43,9 @@ class CopiedFile:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a backup holds: the log of a shard up to before frame ``sequence`` and ``position``, from frame ``first``
-    on."""
+    """The content of a backup: the log of a shard up to before frame ``sequence`` and ``position``, from frame
+    ``first`` on.
+    """
 
     shard: int
     first: int

@@ -39,7 +39,7 @@ class GroupContents:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What the ledger of a shard says."""
+    """A summary of a shard's ledger."""
 
     topics: tuple[TopicContents, ...]
     groups: tuple[GroupContents, ...]

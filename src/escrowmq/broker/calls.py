@@ -41,7 +41,7 @@ _CHECK_ANSWERS = Terms.of(Exchange.END, {"by": DecidedBy.CHECK}).lane
 
 
 class Dispatcher(Protocol):
-    """What carriers give the calls to that they receive: :class:`Calls` of one engine, or the door of a node whose
+    """The receiver of calls from the server: :class:`Calls` of one engine, or the door of a node whose
     engine comes and goes (``replicas/door.py``)."""
 
     @property

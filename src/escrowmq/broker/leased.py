@@ -18,7 +18,7 @@ _OVERHEAD = 256  # bytes of a message beside its body, for a guess
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """What was read of a lease."""
+    """The result of reading a lease."""
 
     parts: list[pa.RecordBatch]
     """Schema DELIVERY; at least one message unless the first ones are damaged."""

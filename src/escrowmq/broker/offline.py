@@ -53,7 +53,7 @@ class _NoConnections:
         return 0
 
     def about(self, transaction: int) -> tuple[int | None, int | None]:
-        """Nobody is asked, and nobody has answered."""
+        """Return nothing: a folder asks nobody."""
         return None, None
 
 
@@ -207,4 +207,4 @@ class OfflineLink(ParcelsByExchange):
         return error(Code.DENIED, f"{self.address} is open for reading only: no {what!r}", there)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: nothing is held."""

@@ -154,7 +154,7 @@ def _tell_damage(manifest: Manifest) -> None:
 
 
 class _progress:
-    """What is done, on standard error, if that is a screen."""
+    """Progress on standard error, if that is a screen."""
 
     def __init__(self, verb: str) -> None:
         self._verb = verb

@@ -32,7 +32,7 @@ _STATE_STYLES = {
 
 @dataclass(slots=True)
 class Run:
-    """What the end of a command must know of it."""
+    """State of a command that its end needs."""
 
     missing: list[Missing] = field(default_factory=list)
     """Brokers, of several, that were away."""

@@ -45,7 +45,7 @@ MessageT = TypeVar("MessageT", bound=ReceivedBase)
 
 
 class BusBase(Generic[ProducerT, ConsumerT, ReaderT]):
-    """What both faces of a bus share: its brokers, what came from it, and everything that does not wait."""
+    """The base of both buses: their brokers, their objects, and everything that does not wait."""
 
     def __init__(
         self,
@@ -176,7 +176,7 @@ class BusBase(Generic[ProducerT, ConsumerT, ReaderT]):
 
 
 class BusCalls(BusBase[ProducerT, ConsumerT, ReaderT], Generic[ProducerT, ConsumerT, ReaderT, MessageT]):
-    """What a bus does that waits."""
+    """The calls of a bus that wait."""
 
     async def consumer(
         self,

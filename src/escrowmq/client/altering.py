@@ -16,7 +16,7 @@ from escrowmq.wire.actions.producers import ExhaustedName, KindName, RuleName
 
 
 class GroupChanges(TypedDict, total=False):
-    """What a consumer group is to be. What is not given, or None, stays as it is."""
+    """New settings of a consumer group. What is not given, or None, stays as it is."""
 
     topics: str | Sequence[str] | None
     tags: str | Sequence[str] | None
@@ -30,7 +30,7 @@ class GroupChanges(TypedDict, total=False):
 
 
 class ProducersChanges(TypedDict, total=False):
-    """What a producer group is to have of its own. What is not given, or None, stays as it is."""
+    """New settings of a producer group. What is not given, or None, stays as it is."""
 
     kind: KindName | None
     transaction_timeout: float | None

@@ -26,7 +26,7 @@ def _make_awaitable(
 
 
 class AsyncAdmin:
-    """What operators ask and do, to await: see :class:`~escrowmq.client.admin.Admin`."""
+    """Operators' queries and actions for asyncio: see :class:`~escrowmq.client.admin.Admin`."""
 
     def __init__(self, admin: Admin) -> None:
         self._admin = admin

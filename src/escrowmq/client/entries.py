@@ -31,11 +31,11 @@ class Topic(topics.Topic, AtBroker):
 
 
 class AlteredTopic(topics.Altered, AtBroker):
-    """What a topic has at one broker."""
+    """A topic's own settings at one broker."""
 
 
 class DeletedTopic(topics.Deleted, AtBroker):
-    """What went with a topic at one broker, or would."""
+    """Losses of a topic's deletion at one broker, real or previewed."""
 
 
 class Queue(topics.QueueOffsets, AtBroker):
@@ -49,7 +49,7 @@ class Group(groups.Group, AtBroker):
 
 
 class AlteredGroup(groups.Subscription, AtBroker):
-    """What a consumer group consumes at one broker."""
+    """The subscription of a consumer group at one broker."""
 
 
 class MovedGroup(groups.Moved, AtBroker):
@@ -57,11 +57,11 @@ class MovedGroup(groups.Moved, AtBroker):
 
 
 class PausedGroup(groups.Paused, AtBroker):
-    """What of a consumer group is paused at one broker."""
+    """The pause of a consumer group at one broker."""
 
 
 class DeletedGroup(groups.Deleted, AtBroker):
-    """What went with a consumer group at one broker."""
+    """Losses of a consumer group's deletion at one broker."""
 
 
 class Member(groups.Member, AtBroker):
@@ -73,7 +73,7 @@ class Producer(producers.Producer, AtBroker):
 
 
 class AlteredProducers(producers.Altered, AtBroker):
-    """What a producer group has of its own at one broker."""
+    """A producer group's own settings at one broker."""
 
 
 class Writer(writers.WriterListed, AtBroker):
@@ -81,7 +81,7 @@ class Writer(writers.WriterListed, AtBroker):
 
 
 class ForgottenWriter(writers.Forgotten, AtBroker):
-    """What one broker has forgotten."""
+    """A writer that one broker has forgotten."""
 
 
 class Transaction(transactions.Transaction, AtBroker):
@@ -105,7 +105,7 @@ class TransactionDetails(transactions.Details):
 
 
 class UndecidedTransactions(transactions.OfGroup, AtBroker):
-    """What a producer group has undecided at one broker, by cause."""
+    """Undecided transactions of a producer group at one broker, by cause."""
 
 
 class DeadLetter(dead_letters.DeadLetter, AtBroker):
@@ -121,7 +121,7 @@ class Health(brokers.Health, AtBroker):
 
 
 class Hello(brokers.Hello, AtBroker):
-    """What one broker says of itself."""
+    """One broker's description of itself."""
 
 
 class SteppedDown(brokers.SteppedDown, AtBroker):
@@ -129,11 +129,11 @@ class SteppedDown(brokers.SteppedDown, AtBroker):
 
 
 class Act(acts.Act, AtBroker):
-    """What an operator did at one broker."""
+    """An operator action at one broker."""
 
 
 class VerifiedActs(acts.Verified, AtBroker):
-    """What became of one broker's record of acts."""
+    """The verification of one broker's record of operator actions."""
 
 
 class AllStands(standing.Standings, AtBroker):

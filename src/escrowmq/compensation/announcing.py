@@ -68,7 +68,7 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Announced:
-    """What became of one send. The unique keys are always there, whatever became of the local transaction."""
+    """The result of one send. The unique keys are always there, whatever became of the local transaction."""
 
     ids: tuple[bytes, ...]
     """The unique keys, one per message."""

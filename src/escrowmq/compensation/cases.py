@@ -74,7 +74,9 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class CaseDone:
-    """What an act did to one case: OK, NOT_FOUND, or CONFLICT: its ``state`` (as it is now) does not allow it."""
+    """The result of an operation on one case: OK, NOT_FOUND, or CONFLICT: its ``state`` (as it is now) does not allow
+    it.
+    """
 
     message_id: bytes
     code: Code

@@ -153,7 +153,7 @@ def _now_us() -> int:
 
 
 class Effects(Protocol):
-    """What a scheduler does with messages that it has looked up."""
+    """A scheduler's way to handle messages that it looked up."""
 
     def apply(self, messages: Sequence[Any]) -> list[bool | Exception]:
         """Of each message: True: it has its effect now; False: it had it already; an error: it has none, and another

@@ -38,7 +38,7 @@ Keys = tuple[list[bytes], list[int]]
 
 
 class Halves(Protocol):
-    """What a :class:`escrowmq.compensation.HalfSet` has."""
+    """The part of :class:`escrowmq.compensation.HalfSet` that is needed here."""
 
     def ready(self) -> bool:
         """Return whether keys may be taken now."""

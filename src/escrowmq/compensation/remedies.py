@@ -46,7 +46,7 @@ class LookedUp:
 
 
 class State(Enum):
-    """What the brokers say of an id; the module has the table."""
+    """The brokers' finding about an id; the module has the table."""
 
     OPEN = "open"
     VISIBLE = "visible"
@@ -67,7 +67,7 @@ class Finding:
 
 
 class Fate(Enum):
-    """What became of an id in one try."""
+    """The result of one try to repair an id."""
 
     DONE = "done"
     LATER = "later"
@@ -143,7 +143,7 @@ def judged(identity: bytes, rows: Sequence[Mapping[str, Any]], away: str = "") -
 
 
 class Remedy(Protocol):
-    """What is done about ids that were looked up. What is REFUSED or AWAY never comes here; NOWHERE only if
+    """Remedies for ids that were looked up. What is REFUSED or AWAY never comes here; NOWHERE only if
     ``resends``."""
 
     @property

@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What one run did; counts are of ids unless it is said otherwise."""
+    """The results of one run; counts are of ids unless stated otherwise."""
 
     suspended: str | None = None
     """Why the set store was not used; None: it was."""

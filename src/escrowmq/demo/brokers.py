@@ -34,7 +34,7 @@ _PATIENT = {"broker.session.timeout.ms": "9000"}
 
 
 class News(NamedTuple):
-    """Something that people are to see: an event of the diary (see :mod:`escrowmq.pipeline.audit.events`), and a line
+    """An event to display: an event of the diary (see :mod:`escrowmq.pipeline.audit.events`), and a line
     (rich markup)."""
 
     event: str
@@ -44,7 +44,7 @@ class News(NamedTuple):
 
 
 class Brokers(Protocol):
-    """What the director asks of the brokers. Names are those of processes."""
+    """The director's interface to the brokers. Names are those of processes."""
 
     @property
     def names(self) -> tuple[str, ...]:

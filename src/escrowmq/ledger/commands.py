@@ -450,7 +450,7 @@ Command = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subscription:
-    """What a consumer group consumes, the same for all its members.
+    """The subscription of a consumer group, the same for all its members.
 
     ``start`` is ``"earliest"``, ``"latest"`` or microseconds since 1970 as a string; it is resolved once, when the
     group first meets a queue. ``max_attempts`` and the back-offs None: the rules'. ``retry_delays_us`` not empty: what

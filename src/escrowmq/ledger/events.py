@@ -67,7 +67,7 @@ class Repeats:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What ``decide`` returns: events to append and apply *in this order*, and the answer to give once they are
+    """The result of ``decide``: events to append and apply *in this order*, and the answer to give once they are
     durable.
 
     An event's rows that hold positions of their own frame (a new transaction's id, a lease's id) assume that the

@@ -41,7 +41,7 @@ class Rules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerRules:
-    """What one producer group has of its own instead of the shard's :class:`Rules`; None: nothing.
+    """One producer group's own rules instead of the shard's :class:`Rules`; None: nothing.
 
     ``kind`` is ``"plain"``, ``"transactional"`` or ``"mixed"``; None: what the group did first says it (or
     ``mixed_groups``).
@@ -56,7 +56,7 @@ class ProducerRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicRules:
-    """What one topic has of its own: how long messages stay after they became visible (None: as long as the log keeps
+    """One topic's own rules: how long messages stay after they became visible (None: as long as the log keeps
     them), and how many bytes each of its queues keeps at most (None: any)."""
 
     retention_us: int | None = None

@@ -424,7 +424,7 @@ class SegmentLog(ReadableLog):
     # The end
 
     def release(self) -> None:
-        """Nobody else waits for it."""
+        """Do nothing: no other node waits for this log."""
 
     def close(self, *, clean: bool = True) -> None:
         """Sync, cut the reserved tail, give the folder back. Not ``clean``: leave everything as a crash would."""
@@ -444,7 +444,7 @@ class SegmentLog(ReadableLog):
             self._disk.close()
 
     def _settle_last(self) -> None:
-        """Nothing that was appended is left in memory."""
+        """Write everything that was appended."""
         self.sync()
 
     def _seal_cleanly(self) -> None:

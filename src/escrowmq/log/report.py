@@ -53,7 +53,7 @@ class DamagedLog(Corrupt):
 
 @dataclass(frozen=True, slots=True)
 class FrameDamage:
-    """What a frame that does not check still holds. ``rows`` marks those that are not as they were written; with
+    """The readable rest of a damaged frame. ``rows`` marks those that are not as they were written; with
     ``bodies_only`` nothing but their bodies is lost, else nothing of them is known."""
 
     place: Damage
@@ -63,7 +63,7 @@ class FrameDamage:
 
 @dataclass(frozen=True, slots=True)
 class RowDamage:
-    """Why a row cannot be shown in full: the damage of its frame, and the row's own position in the log."""
+    """The damage of one row: that of its frame, and the row's own position in the log."""
 
     place: Damage
     position: int

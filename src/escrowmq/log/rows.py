@@ -114,7 +114,7 @@ def _parts(kind: Kind, rows: int, data: pa.Buffer) -> tuple[pa.Buffer, pa.Buffer
 
 
 class Recent(Generic[T]):
-    """What was read lately, by the sequence of its frame; ``most`` bytes of it. Whoever has it guards it."""
+    """A cache of frames, by sequence; ``most`` bytes of it. Whoever has it guards it."""
 
     def __init__(self, most: int) -> None:
         self._most = most

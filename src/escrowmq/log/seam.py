@@ -92,7 +92,7 @@ class LogFiles:
 
 
 class StoredLog(Protocol):
-    """What a log holds: its reading half, from any thread."""
+    """The reading half of a log, for any thread."""
 
     @property
     def shard(self) -> int:
@@ -249,7 +249,7 @@ class CommitLog(StoredLog, Protocol):
         the *base*, part of the log itself, before anything is removed."""
 
     def release(self) -> None:
-        """Nothing more will be appended. Where others share the log, what was appended is synced, and one of them may
+        """End appending. Where others share the log, what was appended is synced, and one of them may
         continue with it at once; the folder is still this opener's, and takes snapshots, until :meth:`close`."""
 
     def close(self, *, clean: bool = True) -> None:

@@ -100,7 +100,7 @@ def unpack_closed(raw: bytes) -> tuple[int, int]:
 
 @dataclass(slots=True)
 class Scan:
-    """What a walk over a segment found: a row of each list for each good frame, and where and why it stopped."""
+    """The result of a walk over a segment: a row of each list for each good frame, and where and why it stopped."""
 
     sequence: int  # that the next frame would have
     position: int

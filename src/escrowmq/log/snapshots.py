@@ -36,7 +36,7 @@ _NAME = re.compile(r"snapshot-(\d{20})\.snapshot|base-(\d{20})-(\d{20})\.snapsho
 
 @dataclass(frozen=True, slots=True, order=True)
 class SnapshotName:
-    """What a snapshot's file name says: its sequence and, of a base, the first frame kept (else -1)."""
+    """The meaning of a snapshot's file name: its sequence and, of a base, the first frame kept (else -1)."""
 
     sequence: int
     first: int = -1

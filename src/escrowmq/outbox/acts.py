@@ -62,7 +62,9 @@ _HEAD = trans_act_head.c
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What an act did to one row: OK, NOT_FOUND, or CONFLICT: its ``state`` (as it is now) does not allow it."""
+    """The result of an operation on one row: OK, NOT_FOUND, or CONFLICT: its ``state`` (as it is now) does not allow
+    it.
+    """
 
     id: bytes
     code: Code
@@ -72,7 +74,7 @@ class Done:
 
 
 class Verified(TypedDict):
-    """What became of the chain of one database."""
+    """The verification of one database's record."""
 
     database: str
     """Its URL, without the password."""

@@ -34,7 +34,7 @@ def stop_check(consumer: Any, stop: Stop | None) -> Callable[[], bool]:
 
 
 class Blocking:
-    """What the loop does with a blocking consumer and database."""
+    """The loop over a blocking consumer and database."""
 
     def __init__(
         self, consumer: Any, database: Any, handler: Any, within: Any, after: Any, claim: Any, unclaim: Any

@@ -197,7 +197,7 @@ def database_now_us(connection: sa.Connection) -> int:
 
 
 class Dialect:
-    """What differs for a relay on one engine: its clock, its transactions, its lists of numbers. Raises
+    """Differences of one engine for a relay: its clock, its transactions, its lists of numbers. Raises
     Misuse(BAD_ARGUMENT) for what is no engine of a known database."""
 
     def __init__(self, engine: sa.Engine) -> None:

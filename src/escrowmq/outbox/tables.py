@@ -63,7 +63,7 @@ class State(IntEnum):
 
 
 class Reason(IntEnum):
-    """What a row of ``trans_barrier`` stands for."""
+    """The meaning of a row of ``trans_barrier``."""
 
     COMMITTED = 1
     ROLLED_BACK = 2

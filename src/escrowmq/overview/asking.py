@@ -47,7 +47,7 @@ class Asking:
         return tuple({"broker": where, "reason": reason} for where, reason in self._missing.items())
 
     def note(self, where: str, reason: str) -> None:
-        """Somebody did not answer."""
+        """Note that a broker or database did not answer."""
         self._missing.setdefault(where, reason)
 
     def all(self, ask: Callable[[Admin], Listing[Row]], *, anew: bool = False) -> list[Row]:

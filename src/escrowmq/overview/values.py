@@ -29,7 +29,7 @@ class AsJson:
 
 @dataclass(frozen=True, slots=True)
 class Event(AsJson):
-    """Something that happened."""
+    """An event."""
 
     time_us: int | None
     """None: when it was is not known any more."""
@@ -43,7 +43,7 @@ class Event(AsJson):
 
 @dataclass(frozen=True, slots=True)
 class Offer(AsJson):
-    """Something that a person can do about it."""
+    """An operation that an operator can choose."""
 
     act: str
     """As plans name it: ``transactions.commit``, ``dead_letters.retry``, ..."""
@@ -53,7 +53,7 @@ class Offer(AsJson):
 
 @dataclass(frozen=True, slots=True)
 class Story(AsJson):
-    """What became of one message, over all brokers and databases that have something to say of it."""
+    """The history of one message over all brokers and databases that know it."""
 
     title: str
     message_id: str | None

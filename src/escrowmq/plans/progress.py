@@ -29,7 +29,7 @@ RESULTS = "results"
 
 @dataclass(slots=True)
 class History:
-    """What the journal says."""
+    """The state of the journal."""
 
     next: int = 0
     """Rows before this one are done with."""

@@ -20,7 +20,7 @@ _BOOT_TIME: int | None = getattr(time, "CLOCK_BOOTTIME", None)
 
 
 class Clock(Protocol):
-    """What the engine asks for the time. ``now_us`` never decreases within one process."""
+    """The engine's clock. ``now_us`` never decreases within one process."""
 
     def now_us(self) -> int:
         """Return microseconds since 1970."""

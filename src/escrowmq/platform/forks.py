@@ -12,7 +12,7 @@ FORKED = "this connection was made before the process was forked: connect in the
 
 
 class InChild(Protocol):
-    """What may stay open across a fork."""
+    """An object that may stay open across a fork."""
 
     def forked(self) -> None:
         """Make new locks in the child of a fork; wait for no thread, and leave everything outside the process alone."""

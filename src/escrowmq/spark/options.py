@@ -73,7 +73,7 @@ _OF_GROUPS = (ACK_VIEW_NAME, GROUP_ACT_VIEW_NAME)
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """What to read: ``sources`` are topics, or one system view. ``timeout`` in seconds, ``stored_from`` and
+    """Options of a read: ``sources`` are topics, or one system view. ``timeout`` in seconds, ``stored_from`` and
     ``stored_until`` in
     microseconds since 1970. ``queues`` empty: all."""
 

@@ -52,7 +52,7 @@ MOST_PRODUCERS = 16
 
 @dataclass
 class Prepared(WriterCommitMessage):
-    """What one task prepared: its transactions, and how many rows they hold."""
+    """The preparation of one task: its transactions, and how many rows they hold."""
 
     query: str
     ids: list[bytes] = field(default_factory=list)

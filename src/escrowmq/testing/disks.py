@@ -103,7 +103,7 @@ class MemoryFile:
         self._disk._write(self._node, _Change(size, None))
 
     def renamed(self, name: str) -> None:
-        """Nothing to do: it is mapped whatever its name."""
+        """Do nothing: it is mapped whatever its name."""
 
     def size(self) -> int:
         return len(self._node.content)
@@ -112,7 +112,7 @@ class MemoryFile:
         self._disk._sync(self._node)
 
     def close(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
 
 class MemoryDisk:

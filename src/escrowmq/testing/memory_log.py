@@ -89,7 +89,7 @@ class MemoryLog(ReadableLog):
         self.last_time_us = frame.time_us
 
     def stored_bytes(self) -> int:
-        """Nothing is on a disk."""
+        """Return 0: nothing is on a disk."""
         return 0
 
     def free_bytes(self) -> int:
@@ -175,7 +175,7 @@ class MemoryLog(ReadableLog):
         return len(dropped)
 
     def release(self) -> None:
-        """Nobody else waits for it."""
+        """Do nothing: no other node waits for this log."""
 
     def close(self, *, clean: bool = True) -> None:
         """Sync and give the store back."""

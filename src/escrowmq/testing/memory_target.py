@@ -69,7 +69,7 @@ class MemoryTarget:
         return np.array(codes, np.uint8)
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing."""
 
     def _take(self, taken: Taken, stuck: set[str]) -> Code:
         if taken.key in stuck:

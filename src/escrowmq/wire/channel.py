@@ -36,8 +36,9 @@ KEEPALIVE = (15, 5, 3, 20)
 
 
 class Channel(Protocol):
-    """What both kinds of channels do. All methods raise OSError (``ssl.SSLError`` is one) when the connection is
-    broken."""
+    """The interface of both kinds of channels. All methods raise OSError (``ssl.SSLError`` is one) when the connection
+    is broken.
+    """
 
     @property
     def tls(self) -> bool: ...
@@ -87,7 +88,7 @@ class Channel(Protocol):
 
 
 class _SocketChannel:
-    """What both kinds have of their socket."""
+    """The part of the socket that both kinds share."""
 
     __slots__ = ("_socket",)
 

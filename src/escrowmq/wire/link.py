@@ -86,7 +86,7 @@ class Link(Protocol):
 
 @runtime_checkable
 class LoopLink(Protocol):
-    """What a link has, too, that an event loop can drive itself."""
+    """A link that an event loop can drive itself."""
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         """Belong to this loop from now on; called once, before the first request. Then ``parcel`` and ``exchange``
@@ -96,7 +96,7 @@ class LoopLink(Protocol):
 
 @runtime_checkable
 class ReturningLink(Protocol):
-    """What a link has, too, whose connection may be lost."""
+    """A link whose connection may be lost."""
 
     @property
     def there(self) -> bool:

@@ -71,7 +71,7 @@ class _Way:
         return self.state != "dead" or self.dead_us == now.get("dead_us")
 
     def note(self, frame: Frame, row: int, event: str, **more: Any) -> None:
-        """Something happened to it."""
+        """Add an event of the message."""
         happened: Any = {"group": self.name, "event": event, "time_us": frame.time_us, "position": frame.position + row}
         happened.update(more)
         self.events.append(happened)

@@ -38,7 +38,7 @@ ASK_AGAIN_SECONDS = 0.5
 
 
 class Step(Enum):
-    """What a standby does next."""
+    """The next step of a standby."""
 
     FOLLOW = "follow"
     ASK = "ask"

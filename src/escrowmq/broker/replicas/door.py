@@ -43,7 +43,7 @@ LEADER, STANDBY = "leader", "standby"
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """What a node knows that follows. ``time_us``: its clock, then; ``away``: Kafka does not answer."""
+    """The knowledge of a standby. ``time_us``: its clock, then; ``away``: Kafka does not answer."""
 
     leader: str | None = None
     shard: int = 0

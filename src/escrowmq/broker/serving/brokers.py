@@ -39,7 +39,7 @@ class Replication:
 
 
 class Broker(Protocol):
-    """What :func:`~escrowmq.broker.serving.serve.serve` serves."""
+    """A broker that :func:`~escrowmq.broker.serving.serve.serve` serves."""
 
     def begin(self, running: ExitStack) -> Dispatcher:
         """Take the folder, until ``running`` ends; what carriers give calls to."""

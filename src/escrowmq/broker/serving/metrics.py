@@ -164,7 +164,7 @@ class BrokerCollector(Collector):
             yield metric
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing is asked of the broker when it is registered."""
+        """Return nothing, so that registering asks the broker nothing."""
         return iter(())
 
 

@@ -44,9 +44,10 @@ SHARE = 64
 
 
 class Held:
-    """What one connection holds. ``stuck_since``: since when the client has taken nothing of what waits for it, by the
-    monotonic clock; None while nothing waits. ``shut`` closes the connection. ``impatient_until``: half of the time
-    before then it waits for room, in the other half not."""
+    """The memory that one connection holds. ``stuck_since``: since when the client has taken nothing of what waits for
+    it, by the monotonic clock; None while nothing waits. ``shut`` closes the connection. ``impatient_until``: half of
+    the time before then it waits for room, in the other half not.
+    """
 
     __slots__ = ("closed", "impatient_until", "peer", "reads", "shut", "size", "stuck_since")
 

@@ -40,7 +40,7 @@ SMALL_SEEN, LARGE_SEEN = 16, 7
 
 
 class Pace:
-    """What was seen of a disk. ``most``: bytes of a round on any disk."""
+    """The measured speed of a disk. ``most``: bytes of a round on any disk."""
 
     def __init__(self, most: int) -> None:
         self._most = most

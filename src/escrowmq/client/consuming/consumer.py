@@ -49,7 +49,7 @@ BatchT = TypeVar("BatchT", bound=Batch[Any])
 
 
 class ConsumerBase(Generic[MessageT, BatchT]):
-    """What both faces of a consumer share: its machinery, what iteration is in the middle of, and how it continues."""
+    """The base of both consumers: their machinery and the state of their iteration."""
 
     def __init__(self, consumption: Consumption, message: type[MessageT], batch: type[BatchT]) -> None:
         self._consumption = consumption
@@ -217,7 +217,7 @@ class ConsumerBase(Generic[MessageT, BatchT]):
 
 
 class ConsumerCalls(ConsumerBase[MessageT, BatchT]):
-    """What a consumer does that waits."""
+    """The calls of a consumer that wait."""
 
     async def messages(self, *, idle_timeout: float | None = None) -> AsyncIterator[MessageT]:
         """One message after the other, until :meth:`stop`, or until none came for ``idle_timeout`` seconds."""

@@ -56,7 +56,7 @@ class Rows:
 
 
 class Content:
-    """What every message shows that was received or read."""
+    """The fields of every received or read message."""
 
     __slots__ = ("_row", "_rows")
 

@@ -26,7 +26,7 @@ REMEMBERED = 4096
 
 
 class _Reached:
-    """What reached this process of one broker."""
+    """Messages received from one broker, not yet handed to the caller."""
 
     def __init__(self) -> None:
         self.ends: dict[int, int] = {}  # lease → offset behind the last message that came

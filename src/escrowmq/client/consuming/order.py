@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 class _Latest(OrderedDict[Lease, T], Generic[T]):
-    """Something about each of the latest leases."""
+    """A value for each of the latest leases."""
 
     def note(self, lease: Lease, value: T) -> None:
         self[lease] = value
@@ -47,7 +47,7 @@ class _Latest(OrderedDict[Lease, T], Generic[T]):
 
 
 class Order:
-    """What was withdrawn from one consumer. Thread-safe. ``lease``: seconds that a lease lasts, None: for ever."""
+    """Messages withdrawn from one consumer. Thread-safe. ``lease``: seconds that a lease lasts, None: for ever."""
 
     def __init__(self, lease: float | None) -> None:
         self.lease = lease

@@ -36,7 +36,7 @@ class LeasedRows(Rows):
 
 
 class ReceivedBase(Content):
-    """What both faces of a received message share: the calls that never wait."""
+    """The base of both received messages: the calls that never wait."""
 
     __slots__ = ()
     _rows: LeasedRows

@@ -114,7 +114,7 @@ class Done(Coroutine[Any, Any, T]):
         raise kind if value is None else value
 
     def close(self) -> None:
-        """Nothing is left to do."""
+        """Do nothing: it is done."""
 
 
 def iterating(

@@ -57,7 +57,7 @@ class Unawaited:
 
 
 class Attended(Protocol):
-    """What a lane knows of its broker where that is one of several."""
+    """A lane's view of its broker, where that is one of several."""
 
     @property
     def away(self) -> bool:
@@ -79,7 +79,7 @@ class Attended(Protocol):
 
 
 class Request:
-    """What travels together: rows, with one entry of ``waiters`` per row, or the whole ``batches`` of some callers, one
+    """A request: rows, with one entry of ``waiters`` per row, or the whole ``batches`` of some callers, one
     entry each.
 
     Few rows travel as a parcel, others and batches as one batch. Which of the two is settled when a request is first

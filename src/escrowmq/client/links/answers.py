@@ -38,7 +38,7 @@ class Answers(Generic[T]):
 
 
 class Listing(list[Row]):
-    """What the brokers that are there answered, and in ``missing`` those of several that are away, with the reason."""
+    """Answers of the reachable brokers, and in ``missing`` those of several that are away, with the reason."""
 
     def __init__(self, rows: Iterable[Row] = (), missing: Sequence[Missing] = ()) -> None:
         super().__init__(rows)

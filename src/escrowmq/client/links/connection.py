@@ -436,7 +436,7 @@ class Connection:
                         self._watch_later()
 
     def give_up(self, problem: EscrowError) -> None:
-        """Nothing more is read: fail what is unanswered, oldest first."""
+        """Fail all pending requests, oldest first: nothing more is read."""
         with self._lock:
             if self._dead:
                 return

@@ -68,7 +68,7 @@ class Carrier(Protocol):
 
 
 class Waiting(ABC):
-    """Something that is sent, and answered under its number."""
+    """A request with a number, under which it is answered."""
 
     __slots__ = ("expiry", "number")
 
@@ -289,7 +289,7 @@ class Read(Waiting):
         return frames.decode_batch(message, schema)
 
     def give_up(self) -> None:
-        """Nobody wants the rest. From a finalizer, too."""
+        """Give up the rest; also called from a finalizer."""
         if not self._over:
             self.connection.cancel_later(self.number)
 

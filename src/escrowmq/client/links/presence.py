@@ -43,7 +43,7 @@ class Missing(TypedDict):
 
 
 class Attendance:
-    """One of several brokers, as calls to it see it."""
+    """Presence of one of several brokers, for calls to it."""
 
     def __init__(self, presence: Presence, number: int) -> None:
         self._presence, self._number = presence, number

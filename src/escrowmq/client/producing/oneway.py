@@ -33,7 +33,7 @@ def is_oneway(confirm: Confirm) -> bool:
 
 
 class Tally:
-    """What became of one producer's ends that nobody waited for. Thread-safe."""
+    """Counts of one producer's decisions that nobody waited for. Thread-safe."""
 
     def __init__(self, group: str) -> None:
         self.refused = 0

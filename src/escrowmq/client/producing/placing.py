@@ -42,7 +42,7 @@ Failover = Literal["unsent", "repeat"]
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What a producer chose for calls whose broker is away."""
+    """A producer's choice for calls whose broker is away."""
 
     absent: Absent = "fail"
     failover: Failover = "unsent"
@@ -62,7 +62,7 @@ class Choice:
 
 
 class Producing(Protocol):
-    """What placing needs of a producer's machinery."""
+    """The part of a producer's machinery that placing needs."""
 
     router: Router
     waiting: Waiting

@@ -60,7 +60,7 @@ TransactionT = TypeVar("TransactionT", bound=TransactionBase)
 
 
 class ProducerBase(Generic[TransactionT]):
-    """What both faces of a producer share: everything that does not wait."""
+    """The base of both producers: everything that does not wait."""
 
     def __init__(self, production: Production, transaction: type[TransactionT]) -> None:
         self._production = production

@@ -19,7 +19,7 @@ _DONE = np.frombuffer(flags(DONE), np.bool_)
 
 @dataclass(slots=True, eq=False, repr=False)
 class Receipts:
-    """What became of each message of a batch, in the order given.
+    """The results of a batch of messages, in the order given.
 
     ``codes`` is a uint8 array (:class:`~escrowmq.errors.Code`); ``positions``, ``queues`` and ``offsets`` are integer
     arrays (-1: none); ``message_ids`` and ``transactions`` are Arrow arrays of 16-byte ids (``transactions`` null where
@@ -84,7 +84,7 @@ class Receipts:
 
 @dataclass(slots=True, eq=False, repr=False)
 class EndResults:
-    """What became of each decision of a batch: ``codes`` (uint8 array); indexing gives a Code, or raises its error."""
+    """The results of a batch of decisions: ``codes`` (uint8 array); indexing gives a Code, or raises its error."""
 
     codes: npt.NDArray[np.uint8]
 

@@ -32,7 +32,7 @@ class Phase(Enum):
 
 
 class TransactionBase:
-    """What both faces of a transaction share."""
+    """The base of both transactions."""
 
     __slots__ = ("_asks", "_phase", "_production", "id")
 

@@ -23,8 +23,9 @@ from escrowmq.wire.actions.writers import COMMIT, SHOW, Committed
 
 @dataclass(frozen=True, slots=True)
 class BatchCommit:
-    """What the brokers answered. ``status``: COMMITTED, or ALREADY_COMMITTED if every broker had this batch, or a later
-    one; ``rolled_back``: transactions of this attempt that lost."""
+    """The brokers' answer to a numbered batch. ``status``: COMMITTED, or ALREADY_COMMITTED if every broker had this
+    batch, or a later one; ``rolled_back``: transactions of this attempt that lost.
+    """
 
     status: Code
     rolled_back: int

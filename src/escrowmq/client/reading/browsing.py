@@ -49,7 +49,7 @@ def check_browsing(view: str, **options: Any) -> None:
 
 
 class _Ahead(Fetcher):
-    """What was read of a view and not taken yet."""
+    """Rows of a view that were read and not taken yet."""
 
     def __init__(self, reading: Reading, arrived: Callable[[], None]) -> None:
         self._reading = reading
@@ -172,7 +172,7 @@ class Browsing(Consumption):
         return self._reading.missing()
 
     def give_back(self, number: int, batch: pa.RecordBatch) -> None:
-        """Nothing was taken."""
+        """Do nothing: nothing was taken."""
 
     def stop(self) -> None:
         """Hand out nothing more. Never waits."""

@@ -96,7 +96,7 @@ class DamagedMessage(ReadMessage):
 
 
 def message_at(rows: Rows, row: int) -> ReadMessage:
-    """One of the messages that were read: a :class:`DamagedMessage` if the log is damaged under it."""
+    """Return a message that was read: a :class:`DamagedMessage` if the log is damaged under it."""
     damaged = DAMAGED_COLUMN in rows.batch.schema.names and rows.list(DAMAGED_COLUMN)[row] is not None
     return (DamagedMessage if damaged else ReadMessage)(rows, row)
 
@@ -138,7 +138,7 @@ class ReadBatch(Batch[ReadMessage]):
 
 
 class ReaderBase:
-    """What both faces of a reader share."""
+    """The base of both readers."""
 
     def __init__(self, reading: Reading) -> None:
         self._reading = reading

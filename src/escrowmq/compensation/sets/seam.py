@@ -39,7 +39,7 @@ MAX_IDS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What one ``take`` gave, or what was left of it when it was adopted."""
+    """The result of one ``take``, or the rest of an adopted one."""
 
     name: str
     """Unique in its store."""

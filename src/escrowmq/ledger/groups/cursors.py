@@ -46,7 +46,7 @@ TAKEN = 3
 
 
 class State(IntEnum):
-    """What became of an offset for one group. From ACKED on it is final. The numbers are stored in snapshots."""
+    """The state of an offset for one group. From ACKED on it is final. The numbers are stored in snapshots."""
 
     LEASED = 1
     RETRYING = 2

@@ -109,7 +109,7 @@ class Leases:
             self._drop_stale()
 
     def end(self, lease: Lease) -> None:
-        """Nothing of ``lease`` is pending any more."""
+        """Remove a lease of which nothing is pending."""
         del self.live[lease.id]
         del lease.cursor.leases[lease.id]
         if lease.mask is None or ACKED in lease.mask:

@@ -163,7 +163,7 @@ class Groups:
         return lease, offsets
 
     def _on_change(self, lease: Lease) -> None:
-        """Something of a lease is pending no more, or is in doubt now."""
+        """Update a lease of which less is pending, or some is in doubt now."""
         group = self.groups[lease.group]
         if (member := group.members.get(lease.member)) is not None:
             member.note(lease)

@@ -82,7 +82,7 @@ def _make_fenced(group: Group, name: str, *, fenced: bool) -> EscrowError:
 
 @dataclass(slots=True)
 class Handing:
-    """What a member gets again: rows of a HANDED event, what they hold, and what had its last attempt."""
+    """Redelivery to a member: rows of a HANDED event, what they hold, and what had its last attempt."""
 
     dead: list[tuple[int, int, int, str]] = field(default_factory=list)
     rows: list[tuple[int, int, int, int]] = field(default_factory=list)  # old lease, start, count, attempt

@@ -199,8 +199,9 @@ class Settling:
             self._give_back(draft, a + 1, draft.limit, draft.pending, RELEASED)
 
     def give_up(self, lease: Lease, due_us: int = UNSEEN) -> None:
-        """Nobody came to this lease (or, RELEASED, its group is paused): all that is pending in it is given back, and
-        the attempt does not count."""
+        """Give back a lease that nobody started (or, RELEASED, its group is paused): all that is pending in it is given
+        back, and the attempt does not count.
+        """
         draft = Draft(lease, lease.copy_mask(), lease.pending, lease.end - lease.start)
         self._give_back(draft, draft.mask.index(PENDING), draft.limit, draft.pending, due_us)
 

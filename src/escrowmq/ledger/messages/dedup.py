@@ -61,7 +61,7 @@ def _overlap(instances: npt.NDArray[np.uint64], sequences: npt.NDArray[np.uint64
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What is known of the ids of a batch, row by row."""
+    """Known facts about the ids of a batch, row by row."""
 
     positions: Int64s
     """Of the newest message with the row's topic and id; -1: none."""

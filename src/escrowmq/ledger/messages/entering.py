@@ -18,7 +18,7 @@ from escrowmq.ledger.transactions.table import TransactionTable
 
 @dataclass(frozen=True, slots=True)
 class Entering:
-    """What messages that were decided as rows change when they are applied; a list has one item for each of them."""
+    """Changes of messages that were decided as rows, when they are applied; a list has one item for each of them."""
 
     sessions: Sequence[int]
     """Each once, without 0."""

@@ -64,7 +64,7 @@ class Topic:
 
 @dataclass(frozen=True, slots=True)
 class Deleted:
-    """What is remembered of a deleted name: the number of its last topic, and where a new one's queues begin."""
+    """The memory of a deleted name: the number of its last topic, and where a new one's queues begin."""
 
     number: int
     begins: tuple[int, ...]

@@ -18,15 +18,16 @@ CHUNK = 65_536
 
 
 class OldestOpen:
-    """What is remembered from one look to the next. Derived: it is in no snapshot. ``groups_of`` gives the groups of
-    transactions by their ordinals."""
+    """The oldest open transactions, from one look to the next. Derived: it is in no snapshot. ``groups_of`` gives the
+    groups of transactions by their ordinals.
+    """
 
     def __init__(self, rows: Columns, groups_of: Callable[[Int64s], Int64s]) -> None:
         self._rows, self._groups_of = rows, groups_of
         self._from: dict[int, int] = {}  # by group: below this ordinal none of it is OPEN
 
     def back_to(self, ordinal: int) -> None:
-        """Something from ``ordinal`` on was opened anew."""
+        """Note that a transaction from ``ordinal`` on was reopened."""
         self._from = {group: min(at, ordinal) for group, at in self._from.items()}
 
     def find(self, counts: Mapping[int, int], lowest: int) -> dict[int, int]:

@@ -33,7 +33,7 @@ def is_part(name: str) -> bool:
 
 
 class Segments(Protocol):
-    """Who knows the segments of a log: they change under ``lock``."""
+    """The owner of a log's segments, which change under ``lock``."""
 
     disk: Disk
     lock: Lock

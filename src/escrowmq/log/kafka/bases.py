@@ -42,7 +42,7 @@ _CHECKED_BYTES = _HEADER.size - 8
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """What a base is. ``standing``: where a fold continues; ``chunks`` hold the snapshot's file and then the record of
+    """A base snapshot. ``standing``: where a fold continues; ``chunks`` hold the snapshot's file and then the record of
     acts."""
 
     id: int
@@ -85,7 +85,7 @@ class Stored(NamedTuple):
 
 
 class Record(NamedTuple):
-    """What is in one record of the base's partition."""
+    """The content of one record of the base's partition."""
 
     type: int
     id: int

@@ -40,7 +40,7 @@ _SLICE = 0.1
 
 
 class Round:
-    """What was sent in one go. It counts as a whole or, to its sender, not at all."""
+    """Frames that were sent together. It counts as a whole or, to its sender, not at all."""
 
     def __init__(self, channel: Channel, number: int) -> None:
         self._channel = channel
@@ -70,7 +70,7 @@ class _Sent(NamedTuple):
 
 
 class _Record(NamedTuple):
-    """What is to be sent next."""
+    """The next record to send."""
 
     type: RecordType
     payload: list[memoryview]

@@ -59,7 +59,7 @@ class Standing(msgspec.Struct, frozen=True):
 
 
 class Taken(NamedTuple):
-    """What one record came to."""
+    """The result of folding one record."""
 
     offset: int
     verdict: Verdict

@@ -148,10 +148,10 @@ class UnsyncedDisk(WrappedDisk):
         return _UnsyncedFile(super().open(name, create=create))
 
     def sync_folder(self) -> None:
-        """Nothing is waited for."""
+        """Do nothing: a mirror is never synced."""
 
     def lock(self) -> None:
-        """Whoever made this disk has the folder."""
+        """Do nothing: the maker of this disk has the folder."""
 
     def close(self) -> None:
         """Do nothing: the folder belongs to the caller who made this disk."""
@@ -159,4 +159,4 @@ class UnsyncedDisk(WrappedDisk):
 
 class _UnsyncedFile(WrappedFile):
     def sync(self) -> None:
-        """Nothing is waited for."""
+        """Do nothing: a mirror is never synced."""

@@ -34,7 +34,7 @@ _T = TypeVar("_T")
 
 
 class RecordType(IntEnum):
-    """What a record is. The number is stored."""
+    """The type of a record. The number is stored."""
 
     CLAIM = 1
     """Its sender owns the log from here on."""

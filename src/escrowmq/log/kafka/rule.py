@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 
 class Owner(NamedTuple):
-    """Who owns the log, as far as the records were read."""
+    """The owner of the log, as far as records were read."""
 
     epoch: int = 0
     """How many claims counted so far."""
@@ -24,7 +24,7 @@ class Owner(NamedTuple):
 
 
 class Verdict(Enum):
-    """What a record is, to all who read it."""
+    """The verdict on a record, equal for all readers."""
 
     VOID = "void"
     """It never counts: it is of an earlier owner, or a repetition."""
@@ -48,7 +48,7 @@ def judge(owner: Owner, claims: bool, nonce: int, number: int) -> tuple[Verdict,
 
 
 class Step(NamedTuple):
-    """What the acknowledgements so far prove, see :func:`prove`."""
+    """The proof by the acknowledgements so far, see :func:`prove`."""
 
     number: int
     """Every record of ours below this one counts: nothing lies between them that is not known."""

@@ -42,7 +42,7 @@ FEW = 64
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is looked for: an id (16 bytes) or a key, in one topic or in any (None)."""
+    """The wanted rows: an id (16 bytes) or a key, in one topic or in any (None)."""
 
     column: Column
     value: bytes | str

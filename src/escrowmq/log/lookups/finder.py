@@ -377,7 +377,7 @@ class Lookups:
                 self._on_failure(problem)
 
     def _on_failure(self, problem: Exception) -> None:
-        """Something could not be done: full tails become gaps, and after a while it is tried again."""
+        """Handle a failure: full tails become gaps, and after a while it is tried again."""
         logger.warning("look-up files are put off: %r", problem)
         with self._changed:
             self._paused = self._busy = True

@@ -210,7 +210,7 @@ class SqliteMarks(Marks):
                         connection.exec_driver_sql(f"PRAGMA {name} = {had}")
 
     def in_flight(self, ids: Ids) -> Mask:
-        """Nothing can be seen beforehand."""
+        """Return nothing: nothing can be seen beforehand."""
         return np.zeros(len(ids), np.bool_)
 
     def insert(self, ids: Ids) -> None:

@@ -60,7 +60,7 @@ KEY = "trans-key"
 
 
 class Sign(StrEnum):
-    """What a message of this mode is."""
+    """The kind of a message of this mode."""
 
     PREPARE = "prepare"
     COMMIT = "commit"

@@ -83,7 +83,7 @@ class Carrier(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DrivenResult:
-    """What became of one message whose business change is committed.
+    """The result for one message whose business change is committed.
 
     ``code`` is COMMITTED or ALREADY_COMMITTED when the message is out; anything else is why it is not yet: its row
     stands at COMMITTING, and :meth:`Driving.redrive` will finish it (or at STUCK, for a person: CONFLICT, EXPIRED,
@@ -101,7 +101,7 @@ class DrivenResult:
 
 
 class DrivenResults:
-    """What became of a batch: ``message_ids`` and ``transactions`` (Arrow), ``codes`` (uint8); indexing gives a
+    """The results of a batch: ``message_ids`` and ``transactions`` (Arrow), ``codes`` (uint8); indexing gives a
     DrivenResult."""
 
     __slots__ = ("codes", "message_ids", "transactions")
@@ -130,7 +130,7 @@ class DrivenResults:
 
 @dataclass(slots=True)
 class Redriven:
-    """What :meth:`Driving.redrive` came to: counts of messages."""
+    """The result of :meth:`Driving.redrive`: counts of messages."""
 
     committed: int = 0
     rolled_back: int = 0

@@ -38,7 +38,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """What became of one slot: OK, NOT_FOUND, or CONFLICT: somebody owns it. ``was``: where it stood."""
+    """The result for one slot: OK, NOT_FOUND, or CONFLICT: somebody owns it. ``was``: where it stood."""
 
     slot: Slot
     code: Code

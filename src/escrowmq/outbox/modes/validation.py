@@ -15,7 +15,7 @@ SHOWN = 10
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What was wrong, by id; nothing if :attr:`ok`."""
+    """The problems, by id; nothing if :attr:`ok`."""
 
     lost: frozenset[bytes]
     """Confirmed, and never consumed."""

@@ -29,7 +29,7 @@ FIRST_ROWS = 64
 
 
 class Row(NamedTuple):
-    """What the driver gives for :data:`COLUMNS`."""
+    """A row of :data:`COLUMNS` as the driver returns it."""
 
     seq: int
     lane: int

@@ -39,7 +39,7 @@ class Aside:
 
 @dataclass(slots=True)
 class Verdict:
-    """What to write. Rows are named by their place in the batch (``sent``) or their ``seq``."""
+    """The changes to write. Rows are named by their place in the batch (``sent``) or their ``seq``."""
 
     sent: list[int] = field(default_factory=list)
     aside: list[Aside] = field(default_factory=list)

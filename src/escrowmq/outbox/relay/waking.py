@@ -25,11 +25,11 @@ class Pause:
         self._next = min(FIRST_PAUSE, longest)
 
     def found(self) -> None:
-        """Something was there."""
+        """Note that there was work."""
         self._next = min(FIRST_PAUSE, self._longest)
 
     def take(self) -> float:
-        """Nothing was there; seconds to wait."""
+        """Note that there was no work. Returns the pause in seconds."""
         pause = self._next
         self._next = min(2 * pause, self._longest)
         return pause

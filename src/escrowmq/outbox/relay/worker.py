@@ -87,7 +87,7 @@ class SharedTarget:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one step came to."""
+    """The result of one step."""
 
     read: int = 0
     sent: int = 0

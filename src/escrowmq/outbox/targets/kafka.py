@@ -301,7 +301,7 @@ def _note(reports: Reports, row: int, problem: KafkaError | None, _message: Mess
 
 
 class _Quietly:
-    """What librdkafka logs, as details: what matters is answered row by row."""
+    """Log librdkafka's lines as details: results are answered row by row."""
 
     def log(self, _level: int, *words: Any) -> None:
         log.debug(*words)

@@ -47,7 +47,7 @@ NOT_APPLIED = np.frombuffer(flags(errors.NOT_APPLIED), np.bool_)
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """What a target declares, and the conformance suite holds it to."""
+    """The promise of a target, which the conformance suite checks."""
 
     name: str
     durable: str

@@ -12,7 +12,7 @@ from escrowmq.wire.actions.acts import Act
 
 @dataclass(slots=True)
 class InDatabase:
-    """What one database knows of one message id; rows as dicts, by what they are."""
+    """One database's rows about one message id; rows as dicts, by what they are."""
 
     database: str
     message_id: bytes
@@ -37,7 +37,7 @@ class InDatabase:
 
 @dataclass(slots=True)
 class Databases:
-    """What all databases know."""
+    """The rows of all databases."""
 
     rows: list[InDatabase] = field(default_factory=list)
     barriers: list[dict[str, Any]] = field(default_factory=list)

@@ -18,7 +18,7 @@ from escrowmq.overview.words import at, many, quoted, since
 
 
 class Rank(IntEnum):
-    """What must happen before the message continues. The lowest value is reported first."""
+    """The condition under which the message continues. The lowest value is reported first."""
 
     PERSON = 0
     """A person decides."""
@@ -36,7 +36,7 @@ class Rank(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a message waits at one place, or that it does not."""
+    """The reason why a message waits at one place, or that it does not."""
 
     rank: Rank
     state: str

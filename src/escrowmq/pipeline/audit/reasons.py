@@ -37,7 +37,7 @@ Wrong = Mapping[str, Any]
 
 @dataclass(slots=True)
 class _Effects:
-    """What the found side has of each id: how often each content, by its digest."""
+    """The found side's rows of each id: how often each content, by its digest."""
 
     of: dict[str, Counter[int]] = field(default_factory=dict)
 

@@ -16,7 +16,7 @@ Cell = Callable[[str], Column]
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """What a side is in one comparison: what must be there (``expected``), or where it must be."""
+    """The role of a side in one comparison: what must be there (``expected``), or where it must be."""
 
     comparison: int
     expected: bool

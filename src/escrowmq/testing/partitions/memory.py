@@ -37,7 +37,7 @@ class MemoryTopic:
 
 
 class MemoryKafka:
-    """What survives its openers: the records. Thread-safe."""
+    """The records, which survive their openers. Thread-safe."""
 
     def __init__(self, name: str = "memory/0") -> None:
         self.changed = threading.Condition(threading.RLock())

@@ -33,7 +33,7 @@ from escrowmq.wire.parcels import Answer, Row
 
 
 class Welcome(NamedTuple):
-    """Who the broker is, and what it takes over this connection."""
+    """The broker's identity, and its limits for this connection."""
 
     format: UInt32
     protocol: UInt32

@@ -40,7 +40,7 @@ Pieces = list[Piece]
 
 
 class Kind(IntEnum):
-    """What a frame is. Kinds of the broker have the highest bit. A number is never used again for another kind."""
+    """The kind of a frame. Kinds of the broker have the highest bit. A number is never used again for another kind."""
 
     HELLO = 0x01
     SEND = 0x02

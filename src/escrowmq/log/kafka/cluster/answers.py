@@ -40,7 +40,7 @@ _T = TypeVar("_T")
 
 
 class Heard:
-    """What Kafka's client has said of its connections."""
+    """Events of Kafka's client about its connections."""
 
     def __init__(self) -> None:
         self._said = ""

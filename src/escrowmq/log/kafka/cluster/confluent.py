@@ -446,7 +446,7 @@ def _refuse_creation(topic: str, problem: KafkaError, address: KafkaAddress) -> 
 
 
 class _Quietly:
-    """What librdkafka logs, as details."""
+    """Log librdkafka's lines as details."""
 
     def log(self, _level: int, *words: Any) -> None:
         log.debug(*words)
