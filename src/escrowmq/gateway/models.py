@@ -126,7 +126,7 @@ class TransactionsIn(_In):
 
 
 class Decision(_In):
-    """What one transaction came to."""
+    """The outcome of one transaction."""
 
     transaction_id: Annotated[
         str,
@@ -147,7 +147,7 @@ class DecisionsIn(_In):
 
 
 class ReceiveIn(_In):
-    """What to receive. With ``topics`` the consumer group is made if it is not there; without, it must be."""
+    """A request to receive. With ``topics`` the consumer group is made if it is not there; without, it must be."""
 
     topics: Annotated[list[Name], Field(fail_fast=True)] | None = None
     tags: Annotated[list[Annotated[str, Field(min_length=1)]], Field(fail_fast=True)] | None = Field(
@@ -194,7 +194,7 @@ class ExtendIn(HandlesIn):
 
 
 class Problem(_Out):
-    """Why something was refused, and what to do about it."""
+    """The reason of a refusal, and what to do about it."""
 
     code: int = Field(description="The number of the code, as in docs/reference/errors.md.")
     name: str = Field(description="The name of the code.")
@@ -226,14 +226,14 @@ class ReceiptOut(_Out):
 
 
 class SendResult(_Out):
-    """What became of one message: a receipt or a problem."""
+    """The result for one message: a receipt or a problem."""
 
     receipt: ReceiptOut | None = None
     problem: Problem | None = None
 
 
 class SendResults(_Out):
-    """What became of each message, in the order given. Status 207 if any was refused."""
+    """The results for messages, in the order given. Status 207 if any was refused."""
 
     results: list[SendResult]
     refused: int
@@ -247,28 +247,28 @@ class TransactionOut(_Out):
 
 
 class TransactionResult(_Out):
-    """What became of one prepare: a transaction or a problem."""
+    """The result of one prepare: a transaction or a problem."""
 
     transaction: TransactionOut | None = None
     problem: Problem | None = None
 
 
 class TransactionResults(_Out):
-    """What became of each prepare, in the order given. Status 207 if any was refused."""
+    """The results of prepares, in the order given. Status 207 if any was refused."""
 
     results: list[TransactionResult]
     refused: int
 
 
 class Decided(_Out):
-    """What a decision came to; SENT says that it is on its way, and nothing else."""
+    """The code of a decision; SENT means only that it was sent."""
 
     transaction_id: str
     code: Literal["COMMITTED", "ROLLED_BACK", "ALREADY_COMMITTED", "ALREADY_ROLLED_BACK", "SENT"]
 
 
 class DecisionResult(_Out):
-    """What became of one decision."""
+    """The result of one decision."""
 
     transaction_id: str
     code: str | None = None
@@ -276,7 +276,7 @@ class DecisionResult(_Out):
 
 
 class DecisionResults(_Out):
-    """What became of each decision, in the order given. Status 207 if any was refused."""
+    """The results of decisions, in the order given. Status 207 if any was refused."""
 
     results: list[DecisionResult]
     refused: int
@@ -315,20 +315,20 @@ class Delivered(_Out):
 
 
 class DeliveredMessages(_Out):
-    """What was received; nothing came in time if it is empty."""
+    """The received messages; empty if none came in time."""
 
     messages: list[Delivered]
 
 
 class SettleResult(_Out):
-    """What became of one handle."""
+    """The result for one handle."""
 
     handle: str
     problem: Problem | None = None
 
 
 class SettleResults(_Out):
-    """What became of each handle, in the order given. Status 207 if any was refused."""
+    """The results for handles, in the order given. Status 207 if any was refused."""
 
     results: list[SettleResult]
     refused: int
@@ -363,7 +363,7 @@ class MissingBroker(_Out):
 
 
 class FoundMessages(_Out):
-    """What a look-up found, newest first."""
+    """The result of a look-up, newest first."""
 
     messages: list[Found]
     missing: list[MissingBroker] = Field(default=[], description="Brokers, of several, that are away: not looked at.")

@@ -128,8 +128,8 @@ FILE_PREFIX = "%file."  # + the name of a file that the action backup.files list
 
 
 class ReadRequest(TypedDict):
-    """What to read: one queue of a topic, a system view, the dead letters of a group, or a file of the log; then, which
-    rows and columns.
+    """The range to read: one queue of a topic, a system view, the dead letters of a group, or a file of the log; then,
+    which rows and columns.
 
     The filters, from ``tags`` on, are applied before rows are counted. What is not asked for is neither read nor sent.
     """

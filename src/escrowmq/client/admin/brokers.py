@@ -13,7 +13,7 @@ from escrowmq.wire.actions import brokers
 
 
 class BrokersAdmin(Asking):
-    """What brokers say of themselves. See :class:`escrowmq.client.admin.Admin`."""
+    """Calls about the brokers themselves. See :class:`escrowmq.client.admin.Admin`."""
 
     def health(self) -> Listing[Health]:
         """Of each broker: status ("ok", "damaged", "full", "stopped", "stopping", "incomplete", or "unreachable") and

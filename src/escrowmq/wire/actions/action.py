@@ -36,7 +36,7 @@ class Signed(TypedDict):
 
 
 class Results(TypedDict):
-    """What became of each id or item of a request."""
+    """The result for each id or item of a request."""
 
     codes: Annotated[list[str], "one result per id or item, by name"]
 

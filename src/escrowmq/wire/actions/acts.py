@@ -19,7 +19,7 @@ class List(Paged):
 
 
 class Act(TypedDict):
-    """What an operator did."""
+    """An operator action."""
 
     number: ActNumber
     time_us: TimeUs
@@ -50,7 +50,7 @@ class Broken(TypedDict):
 
 
 class Verified(TypedDict):
-    """What became of the chain."""
+    """The verification of the chain."""
 
     shard: Annotated[int, "number of the shard"]
     records: Annotated[int, "lines of the file; an act that has ended has two"]

@@ -8,7 +8,7 @@ from escrowmq.wire.actions.action import Action, Nothing, Signed
 
 
 class Hello(TypedDict):
-    """Who a broker is and what its limits are."""
+    """A broker's identity and limits."""
 
     protocol: Annotated[int, "version of this protocol"]
     version: Annotated[str, "of the program"]
@@ -61,7 +61,7 @@ class StepDown(Signed):
 
 
 class SteppedDown(TypedDict):
-    """What came of it. Without ``leader`` nobody took over in time: the broker claims its log again by itself."""
+    """The result. Without ``leader`` no broker took over in time: this one claims its log again by itself."""
 
     epoch: Annotated[
         int, "how often the log was opened when it stepped down: by another one since, if there is a leader"

@@ -29,7 +29,7 @@ class Item(TypedDict):
 
 
 class List(OfGroup, Paged):
-    """Whose dead letters, which of them, and which page."""
+    """The group, a selection of its dead letters, and the page."""
 
     after: NotRequired[Annotated[list[int], "`next` of the page before"]]
     cause: NotRequired[Annotated[str, "of this cause as a summary groups them: its numbers and ids do not count"]]
@@ -132,7 +132,7 @@ class Settle(OfGroup, Signed):
 
 
 class Settled(Results):
-    """What became of each: OK, NOT_FOUND (it is no dead letter, or no longer), CONFLICT (it is another death now),
+    """The result for each: OK, NOT_FOUND (it is no dead letter, or no longer), CONFLICT (it is another death now),
     DAMAGED (its content is lost: it cannot be delivered again)."""
 
     next: NotRequired[Annotated[list[int], "of `all`: `after` of the next request, if there may be more"]]
@@ -152,7 +152,7 @@ class Edit(OfGroup, Shown, Signed):
 
 
 class Edited(TypedDict):
-    """What was done."""
+    """The result."""
 
     message_id: Annotated[MessageId, "of the new message"]
     edited_from: Annotated[

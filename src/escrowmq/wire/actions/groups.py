@@ -30,7 +30,7 @@ Delays = "before the second, the third, … delivery, the last for all that foll
 
 
 class Subscribe(OfGroup):
-    """What a group consumes; the same for all its members."""
+    """The subscription of a group, the same for all its members."""
 
     topics: Annotated[list[str], "names of topics"]
     tags: NotRequired[Annotated[list[str], "messages with one of these tags; all unless given"]]
@@ -55,7 +55,7 @@ class Subscribed(TypedDict):
 
 
 class Alter(OfGroup, Signed):
-    """What a group consumes from now on; what is not given stays as it is."""
+    """The new subscription of a group; what is not given stays."""
 
     topics: NotRequired[Annotated[list[str], "names of topics"]]
     tags: NotRequired[Annotated[list[str], "messages with one of these tags, of those not passed over yet; none: all"]]
@@ -70,7 +70,7 @@ class Alter(OfGroup, Signed):
 
 
 class Subscription(TypedDict):
-    """What a group consumes."""
+    """The subscription of a group."""
 
     topics: list[str]
     tags: Annotated[list[str], "empty: all"]
@@ -124,19 +124,19 @@ class Moved(TypedDict):
 
 
 class Moves(TypedDict):
-    """What a reset does, or would do."""
+    """The result of a reset, or its preview."""
 
     queues: list[Moved]
 
 
 class Pause(OfGroup, Signed):
-    """What a group is to be handed nothing of, or something again."""
+    """Topics to pause or resume for a group."""
 
     topics: NotRequired[Annotated[list[str], "of the group's; all of them unless given"]]
 
 
 class Paused(TypedDict):
-    """What is paused now."""
+    """The topics that are paused now."""
 
     all: Annotated[bool, "the whole group"]
     topics: Annotated[list[str], "those that are paused by name"]
@@ -153,7 +153,7 @@ class Delete(OfGroup, Signed):
 
 
 class Deleted(TypedDict):
-    """What went with a group; counts are messages, but for members."""
+    """Losses with a deleted group; counts are messages, except members."""
 
     number: Annotated[int, "that of the group"]
     leased: Annotated[int, "held by members"]
@@ -188,7 +188,7 @@ class Joined(TypedDict):
 
 
 class HeldLease(TypedDict):
-    """What one lease still holds."""
+    """Messages that one lease still holds."""
 
     lease: Annotated[int, "number of the lease"]
     topic: TopicName

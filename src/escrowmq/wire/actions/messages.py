@@ -37,7 +37,7 @@ class Message(MessageFields):
 
 
 class Standing(TypedDict):
-    """What became of a message."""
+    """A found message."""
 
     state: Annotated[
         State | Literal["plain", "edited"],
@@ -56,7 +56,7 @@ class FoundMessage(Message, Standing):
 
 
 class Lookup(TypedDict):
-    """What to look for: a message id, or a key."""
+    """The message id or key to look for."""
 
     message_id: NotRequired[Annotated[str, "32 hex digits, or the text that it was made of"]]
     key: NotRequired[str]

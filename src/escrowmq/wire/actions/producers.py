@@ -24,7 +24,7 @@ class CheckRules(TypedDict):
 
 
 class OpenSession(TypedDict):
-    """Who wants a session."""
+    """A request for a session."""
 
     group: ProducerGroup
     instance: Instance
@@ -49,7 +49,7 @@ class Producers(TypedDict):
 
 
 class Undecided(TypedDict):
-    """What a producer group has undecided."""
+    """A producer group with its undecided transactions."""
 
     group: ProducerGroup
     open: Annotated[int, "undecided transactions that will be asked about"]
@@ -71,7 +71,7 @@ class Producer(Undecided):
 
 
 class Alter(CheckRules, Signed):
-    """What a producer group has of its own from now on. It is made if it does not exist."""
+    """New settings of a producer group, which is created if it does not exist."""
 
     group: ProducerGroup
     kind: NotRequired[GroupKind]
@@ -81,7 +81,7 @@ class Alter(CheckRules, Signed):
 
 
 class Altered(CheckRules):
-    """What a producer group has of its own now."""
+    """The producer group's own settings now."""
 
     group: ProducerGroup
     kind: NotRequired[GroupKind]

@@ -98,7 +98,7 @@ class AtGroup(TypedDict):
 
 
 class Happened(TypedDict):
-    """Something that happened to a message in a consumer group."""
+    """An event of a message in a consumer group."""
 
     group: ConsumerGroup
     event: Annotated[

@@ -44,7 +44,7 @@ class KeptQueue(NumberedQueue):
 
 
 class Retention(TypedDict):
-    """What a topic has of its own. What is not given: the broker's `retention`, and any number of bytes."""
+    """A topic's own settings. What is not given: the broker's `retention`, and any number of bytes."""
 
     retention: NotRequired[Annotated[Seconds, "that messages stay after they became visible"]]
     retention_size: NotRequired[Annotated[int, Bounds(1), "bytes that each of its queues keeps at most"]]
@@ -64,7 +64,7 @@ class Topics(TypedDict):
 
 
 class AskOffsets(TypedDict):
-    """Whose offsets are asked for."""
+    """The topic whose offsets are wanted."""
 
     topic: Annotated[TopicName, "or a system view: then the range of log positions, as queue 0"]
     queue: NotRequired[Annotated[QueueNumber, "all queues unless given"]]
@@ -85,7 +85,7 @@ class Offsets(TypedDict):
 
 
 class Wait(TypedDict):
-    """What is waited for."""
+    """The condition to wait for."""
 
     topic: TopicName
     after: NotRequired[Annotated[list[Pair], "[queue, offset]: wait for a message at that offset or later"]]
@@ -115,7 +115,7 @@ class Created(TypedDict):
 
 
 class Alter(Retention, Signed):
-    """What a topic is to have from now on. What is not given stays as it is."""
+    """New settings of a topic. What is not given stays."""
 
     name: TopicName
     queues: NotRequired[Annotated[int, Bounds(1, MAX_QUEUE), "how many; never fewer than it has"]]
@@ -123,7 +123,7 @@ class Alter(Retention, Signed):
 
 
 class Altered(Retention):
-    """What a topic has now."""
+    """The topic's settings now."""
 
     name: TopicName
     queues: Annotated[int, "how many"]
@@ -140,7 +140,7 @@ class Delete(Signed):
 
 
 class Deleted(TypedDict):
-    """What went with a topic, or would."""
+    """Losses with a deleted topic, or their preview."""
 
     name: TopicName
     deleted: Annotated[bool, "false: it was only asked for"]

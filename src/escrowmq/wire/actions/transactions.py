@@ -65,7 +65,7 @@ class Show(TypedDict):
 
 
 class Event(TypedDict):
-    """Something that happened to a transaction."""
+    """An event of a transaction."""
 
     time_us: TimeUs
     event: Literal["prepared", "checked", "parked", "reopened", "committed", "rolled_back", "expired"]
@@ -104,7 +104,7 @@ class Reveal(Signed):
 
 
 class Body(TypedDict):
-    """What was withheld of a message."""
+    """The withheld content of a message."""
 
     position: Position
     body_base64: Annotated[str | None, "base64; null: damaged"]
@@ -137,7 +137,7 @@ class Waiting(TypedDict):
 
 
 class OfGroup(TypedDict):
-    """What a producer group has undecided."""
+    """Undecided transactions of a producer group."""
 
     group: Annotated[ProducerGroup | None, "null: its producers are forgotten"]
     number: Annotated[int, "of the group, at this broker"]
@@ -145,7 +145,7 @@ class OfGroup(TypedDict):
 
 
 class Undecided(TypedDict):
-    """What is undecided, by producer group and cause."""
+    """Undecided transactions by producer group and cause."""
 
     groups: Annotated[list[OfGroup], "those that have something undecided"]
     next: NotRequired[Annotated[int, "`after` of the next page, if this one is full"]]

@@ -31,7 +31,7 @@ class Commit(OfWriter):
 
 
 class Committed(TypedDict):
-    """What became of the batch."""
+    """The result of the batch."""
 
     status: Annotated[Status, "ALREADY_COMMITTED: this batch, or a later one, was decided before"]
     last: Annotated[Batch, "the last one that is decided now"]
@@ -67,7 +67,7 @@ class Page(TypedDict):
 
 
 class Forgotten(TypedDict):
-    """What was forgotten."""
+    """The forgotten writer."""
 
     group: Annotated[ProducerGroup, "the writer's"]
     sessions: Annotated[int, "how many of its sessions"]
