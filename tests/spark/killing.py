@@ -26,7 +26,7 @@ POINTS = PREPARING + DECIDING
 PATIENCE = 400.0
 """Seconds in which something must happen: a point reached, a leg at its end, a driver started."""
 JOB = Path(__file__).with_name("revenue_job.py")
-PATH = [str(JOB.parent), str(JOB.parents[1])]
+PATH = [str(JOB.parent), str(JOB.parents[1] / "support")]
 """Where the job finds what it imports."""
 ORDERS = 240
 LOCAL = {"spark.sql.shuffle.partitions": "2", "spark.speculation": "true"}
