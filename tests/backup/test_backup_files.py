@@ -342,7 +342,7 @@ def test_a_record_of_acts_that_was_edited_since_the_backup_before_is_told(folder
     take(offline(source), target)
     edited = source.files()
     edited["acts.journal"] = edited["acts.journal"].replace(b'"why":"so"', b'"why":"no"')
-    with pytest.raises(Corrupt, match="does not go on"):
+    with pytest.raises(Corrupt, match="does not continue"):
         take(offline(MemoryDisk(edited)), target)
     verify(target)
 

@@ -135,7 +135,7 @@ def test_a_folder_that_is_not_empty_is_refused_and_left_alone(backup: MemoryDisk
 
 def test_a_folder_without_a_manifest_is_no_backup(backup: MemoryDisk) -> None:
     parts = MemoryDisk({name: content for name, content in backup.files().items() if name != NAME})
-    with pytest.raises(Misuse, match="no whole backup"):
+    with pytest.raises(Misuse, match="no complete backup"):
         restore(parts, MemoryDisk())
 
 
@@ -145,7 +145,7 @@ def test_a_backup_that_is_not_what_was_copied_makes_nothing_visible(backup: Memo
             continue
         rotten, target = backup.copy(), MemoryDisk()
         rotten.flip(name, 8 * (len(backup.files()[name]) // 2))
-        with pytest.raises(Corrupt, match="not what was copied"):
+        with pytest.raises(Corrupt, match="the copy is damaged"):
             restore(rotten, target)
         assert target.files() == {}
 

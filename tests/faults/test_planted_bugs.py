@@ -91,7 +91,7 @@ def test_no_checksum(monkeypatch: pytest.MonkeyPatch) -> None:
     def whatever(data: memoryview, offset: int, header: frames.FrameHeader, salt: int) -> bool:
         return True
 
-    monkeypatch.setattr(frames, "checks", whatever)
+    monkeypatch.setattr(frames, "is_intact", whatever)
     with pytest.raises((Violation, ValueError, KeyError, OSError)):
         sweep(shard_script.whole)
 

@@ -230,7 +230,7 @@ def test_planted_no_folder_sync_is_caught(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.invariant("I2")
 def test_planted_no_checksum_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("escrowmq.log.frames.checks", lambda data, offset, header, salt: True)
+    monkeypatch.setattr("escrowmq.log.frames.is_intact", lambda data, offset, header, salt: True)
     assert _finds_a_loss()
 
 

@@ -22,7 +22,7 @@ from escrowmq.log import reading, recovery
 from escrowmq.log.commit_log import SegmentLog, open_log
 from escrowmq.log.dump import dump, findings
 from escrowmq.log.lookups import runs
-from escrowmq.log.lookups.entries import Wanted, positions_of
+from escrowmq.log.lookups.entries import Query, positions_of
 from escrowmq.log.lookups.parts import Sizes, due
 from escrowmq.log.lookups.runs import BLOCK, Extent, open_run
 from escrowmq.log.lookups.writing import merge, write_run
@@ -272,8 +272,8 @@ def test_runs_of_many_blocks_are_merged_in_pieces(tmp_path: Any) -> None:
         count = 5 * BLOCK + number
         base = number * 20_000
         places = np.sort(generator.choice(20_000, count, replace=False)).astype(np.uint64)
-        low, _ = Wanted("key", "shared", "orders").bounds
-        other, _ = Wanted("key", "shared", "paid").bounds
+        low, _ = Query("key", "shared", "orders").bounds
+        other, _ = Query("key", "shared", "paid").bounds
         column = np.where(places % 3 == 0, np.uint64(other), np.uint64(low)) | places
         extent = Extent(number * 10, number * 10 + 10, base, base + 20_000, START_US)
         ids = np.sort(generator.integers(0, 1 << 32, count, np.uint64) << np.uint64(32) | places)
@@ -288,7 +288,7 @@ def test_runs_of_many_blocks_are_merged_in_pieces(tmp_path: Any) -> None:
     assert merged.holes == [10, 20]
     assert len(steps) > 5
     for topic in (None, *TOPICS, "else"):
-        wanted = Wanted("key", "shared", topic)
+        wanted = Query("key", "shared", topic)
         before = [p for run in reversed(made) for p in run.positions(wanted) if p >= 15_000]
         assert list(merged.positions(wanted)) == before
         assert before == sorted(before, reverse=True)
@@ -516,9 +516,9 @@ def test_the_bytes_of_a_look_up_file_are_the_same_for_ever() -> None:
     golden = {path.name: path.read_bytes() for path in sorted(GOLDEN.iterdir())}
     assert {name: disk.files()[name] for name in look_up_files(disk)} == golden
     found = [open_run(MemoryDisk(golden), name, int.from_bytes(SEED[:4], "little")) for name in sorted(golden)]
-    ids = [list(run.positions(Wanted("message_id", IDS[1]))) for run in found]
+    ids = [list(run.positions(Query("message_id", IDS[1]))) for run in found]
     assert sum(map(len, ids)) == 4 * len([n for n in range(found[-1].extent.next_sequence - 1) if n % len(IDS) == 1])
-    assert [hex(bound) for bound in Wanted("key", "order-17", "orders").bounds] == [
+    assert [hex(bound) for bound in Query("key", "order-17", "orders").bounds] == [
         "0x5e3cbcf00000000",
         "0x5e3cbcfffffffff",
     ]

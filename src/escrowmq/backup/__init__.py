@@ -1,4 +1,4 @@
-"""Backup and restore: a copy of a shard that is in use, checked by digest, and a data folder made of it."""
+"""Backup and restore: a copy of a shard in use, verified by digest, and a data folder made from it."""
 
 from escrowmq.backup.calling import back_up
 from escrowmq.backup.manifest import CopiedFile, Manifest, read_manifest

@@ -1,4 +1,4 @@
-"""Backup and restore by the names of folders: what the command line and programs call."""
+"""Backup by folder name, for the command line and programs."""
 
 from __future__ import annotations
 
@@ -20,11 +20,8 @@ def back_up(
     damaged_too: bool = False,
     progress: Progress = lambda done, all_: None,
 ) -> Manifest:
-    """Copy the shard of the one broker of ``bus`` into a folder, which may hold a backup of it already; what it holds
-    then. Blocks.
-
-    ``rate``: bytes a second at most. Raises as :func:`escrowmq.backup.take`.
-    """
+    """Copy the shard of the single broker of ``bus`` into a folder, which may hold an earlier backup; return its
+    manifest. Blocks. ``rate``: maximum bytes per second. Raises as :func:`escrowmq.backup.take`."""
     links = bus.router.links
     if len(links) > 1:
         raise error(Code.BAD_ARGUMENT, f"these are {len(links)} brokers", "each one is a backup of its own")

@@ -1,7 +1,7 @@
-"""The file ``backup.json``: what a backup holds. It is written last, so a backup that has one is whole.
+"""The file ``backup.json``, which describes a backup. It is written last, so a backup that has one is complete.
 
 JSON, keys sorted. ``digest`` is SHA-256 over the same JSON without it (no spaces, ASCII). A file may be longer than its
-``bytes``: what follows belongs to a later backup into the same folder, which was not finished.
+``bytes``: the rest belongs to a later, unfinished backup into the same folder.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from escrowmq.platform.disk import Disk, checked_name, replace_file
 NAME = "backup.json"
 FORMAT = 1
 MOST_BYTES = 64 << 20
-"""Of a manifest that is read: 400,000 files."""
+"""Maximum size of a manifest: 400,000 files."""
 MOST_NUMBER = 1 << 61
-"""No position or size is larger."""
+"""Upper bound of positions and sizes."""
 MOST_TIME_US = 1 << 53
 """The year 2255, in microseconds since 1970."""
 _SHA256 = re.compile("[0-9a-f]{64}")
@@ -34,7 +34,7 @@ _SHA256 = re.compile("[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class CopiedFile:
-    """A file of the log: how many bytes of it were copied, and their SHA-256 in hex."""
+    """A file of the log: the bytes copied, and their SHA-256 in hex."""
 
     name: str
     bytes: int
@@ -43,30 +43,28 @@ class CopiedFile:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The content of a backup: the log of a shard up to before frame ``sequence`` and ``position``, from frame
-    ``first`` on.
-    """
+    """The description of a backup: a shard's log from frame ``first`` to before ``sequence`` and ``position``."""
 
     shard: int
     first: int
     sequence: int
     position: int
     time_us: int
-    """Of the last frame, by the broker's clock."""
+    """Time of the last frame, by the broker's clock."""
     epoch: int
     checksum: str
-    """That of the last frame, in hex; none if the last segment has no frame yet."""
+    """Checksum of the last frame, in hex; empty if the last segment has no frame yet."""
     acts: int
-    """Records in the record of acts."""
+    """Number of records in the record of acts."""
     acts_hash: str
     begun_us: int
-    """By the clock of the machine that made the backup: everything acknowledged before is in it."""
+    """By the clock of the machine that made the backup: it contains everything acknowledged before."""
     made_us: int
     source: str
     version: str
     files: tuple[CopiedFile, ...]
     damaged: tuple[str, ...] = ()
-    """Places of the log that were damaged already, copied as they were."""
+    """Damaged places of the log, copied as they were."""
 
     @property
     def size(self) -> int:
@@ -74,13 +72,13 @@ class Manifest:
         return sum(file.bytes for file in self.files)
 
     def pack(self) -> bytes:
-        """Return the file's content."""
+        """Encode the file."""
         fields: dict[str, Any] = {"format": FORMAT, **dataclasses.asdict(self)}
         return json.dumps({**fields, "digest": _digest(fields)}, sort_keys=True, indent=1).encode() + b"\n"
 
     @classmethod
     def unpack(cls, raw: bytes) -> Manifest:
-        """Return the manifest in a file's content. Corrupt(DAMAGED, NEWER_FORMAT)."""
+        """Decode a file's content. Raises Corrupt(DAMAGED, NEWER_FORMAT)."""
         try:
             fields: dict[str, Any] = json.loads(raw)
             written = fields.pop("digest")
@@ -99,8 +97,7 @@ class Manifest:
             raise DamagedLog(NAME, 0, -1, f"the manifest is damaged: {problem!r:.200}") from None
 
     def check(self) -> None:
-        """Raise ValueError or Misuse for values that no backup has: a digest proves that nobody changed them by
-        mistake, no more."""
+        """Raise ValueError or Misuse for impossible values: a digest only detects accidental changes."""
         for name in ("first", "sequence", "position", "epoch", "acts", "time_us", "begun_us", "made_us"):
             most = MOST_TIME_US if name.endswith("_us") else MOST_NUMBER
             if not 0 <= getattr(self, name) < most:
@@ -122,17 +119,17 @@ def _digest(fields: dict[str, Any]) -> str:
 
 
 def read_manifest(disk: Disk) -> Manifest:
-    """Return the manifest of the backup in a folder. Misuse(BAD_ARGUMENT) if there is none, Corrupt(DAMAGED,
-    NEWER_FORMAT)."""
+    """Read the manifest of the backup in a folder.
+    Raises Misuse(BAD_ARGUMENT) if there is none, Corrupt(DAMAGED, NEWER_FORMAT)."""
     found = find_manifest(disk)
     if found is None:
-        hint = "a backup that was broken off has none: make it again, into the same folder, and it goes on"
-        raise Misuse(Code.BAD_ARGUMENT, f"there is no whole backup: {NAME} is missing", hint)
+        hint = "an interrupted backup has none: repeat it with the same folder, and it resumes"
+        raise Misuse(Code.BAD_ARGUMENT, f"there is no complete backup: {NAME} is missing", hint)
     return found
 
 
 def find_manifest(disk: Disk) -> Manifest | None:
-    """As :func:`read_manifest`; None if there is none."""
+    """Read as :func:`read_manifest`; None if there is none."""
     try:
         with closing(disk.open(NAME)) as file:
             if file.size() > MOST_BYTES:
@@ -143,5 +140,5 @@ def find_manifest(disk: Disk) -> Manifest | None:
 
 
 def write_manifest(disk: Disk, manifest: Manifest) -> None:
-    """Write it, durably: the backup is whole then."""
+    """Write the manifest durably, which completes the backup."""
     replace_file(disk, NAME, [[manifest.pack()]])

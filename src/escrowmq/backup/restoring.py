@@ -1,15 +1,15 @@
-"""Makes a data folder of a backup. Nothing is visible before everything is there and checked; then the segment with
-which the log begins gets its name last, and until then no broker opens the folder.
+"""Makes a data folder from a backup. Nothing is visible before everything is copied and checked; the first segment of
+the log gets its name last, and until then no broker opens the folder.
 
-What a restored shard must not do is take itself for the one that continued. So it begins with three frames of its own:
+A restored shard must not be mistaken for the original that continued. So it begins with three frames of its own:
 
-- OPENED, under an epoch that the other cannot have come to: the second of the restoring. Nothing that it writes is a
-  frame of the other's.
-- SESSION and FORGOTTEN of a session that nobody has, whose number lies as far on: a producer's session of after the
-  backup, and with it each transaction id, is unknown here, and never that of somebody else.
+- OPENED, with an epoch that the original cannot have reached: the time of the restore in seconds. So no frame of it is
+  a frame of the original.
+- SESSION and FORGOTTEN of an unused session whose number is equally far ahead: sessions opened after the backup, and
+  their transaction ids, are unknown here and never reused.
 
-As a new shard it has a number of its own, too: then it can stand beside the one that lives. Its record of acts begins
-anew, and the old one lies beside it.
+A new shard also gets its own number, so that it can run beside the original, and a new record of acts; the old one is
+kept beside it.
 """
 
 from __future__ import annotations
@@ -51,20 +51,20 @@ from escrowmq.schemas import STORED, Kind
 from escrowmq.wire.values import MAX_SESSION
 
 SESSIONS_PASSED = 1 << 20
-"""Producer sessions that the other may have opened after the backup."""
+"""Producer sessions that the original may have opened after the backup."""
 ACT = "restore"
-"""What the record of acts says."""
+"""Name of the action in the record of acts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """A data folder that was made of a backup."""
+    """A data folder made from a backup."""
 
     manifest: Manifest
     contents: Contents
     shard: int
     epoch: int
-    """The number of its next opening is one more."""
+    """The next opening has this number plus one."""
 
 
 def restore(
@@ -77,26 +77,23 @@ def restore(
     now_us: Callable[[], int] = lambda: time.time_ns() // 1000,
     progress: Callable[[int, int], None] = lambda done, all_: None,
 ) -> Restored:
-    """Restore the backup in one folder into another, which is empty, or holds a restore that was broken off.
-
-    Raises Misuse(BAD_ARGUMENT) for a folder that holds anything, or no whole backup, Corrupt(DAMAGED) for one that is
-    not what was copied, Overloaded(DISK_FULL). The target is empty then, as it was; broken off by a kill it holds files
-    that no broker opens.
-    """
+    """Restore the backup in one folder into another, which is empty, or holds an interrupted restore. Raises
+    Misuse(BAD_ARGUMENT) for a target with other content or an incomplete backup, Corrupt(DAMAGED) for a changed one,
+    Overloaded(DISK_FULL). The target is empty then, as before; after a kill it holds files that no broker opens."""
     try:
         manifest = read_manifest(backup)
-        _refuse_others(target, manifest)  # before the lock, which makes a file
+        _refuse_others(target, manifest)  # before the lock, which creates a file
         target.lock()
         try:
             _refuse_others(target, manifest)
-            return _Restoring(backup, target, manifest, as_new_shard, now_us(), progress).run(by, why)
+            return _RestoreRun(backup, target, manifest, as_new_shard, now_us(), progress).run(by, why)
         finally:
             target.close()
     except (OSError, MemoryError) as problem:
         raise disk_error(problem) from problem
 
 
-class _Restoring:
+class _RestoreRun:
     def __init__(
         self,
         backup: Disk,
@@ -119,7 +116,7 @@ class _Restoring:
         self._done = 0
 
     def run(self, by: str | None, why: str | None) -> Restored:
-        """Copy, check, make visible."""
+        """Copy, check, then make the files visible."""
         manifest = self._manifest
         try:
             self._clear()
@@ -130,7 +127,7 @@ class _Restoring:
             if self._as_new_shard:
                 self._renumber()
             epoch, sequence, position = self._begin()
-            self._record(by, why, epoch)
+            self._write_acts(by, why, epoch)
             replace_file(self._new, CLOSED_NAME, [[pack_closed(self._shard, sequence, position)]])
             found = contents(self._new)
         except BaseException:
@@ -148,13 +145,13 @@ class _Restoring:
         return Restored(manifest, found, self._shard, epoch)
 
     def _clear(self) -> None:
-        """Remove what a restore made that was broken off."""
+        """Remove the files of an interrupted restore."""
         for name in self._target.list():
             if name not in (LOCK_NAME, "lost+found") and name[0] != ".":
                 self._target.remove(name)
 
     def _copy(self, file: CopiedFile) -> None:
-        """Copy a file, and compare its digest."""
+        """Copy a file and verify its digest."""
         digest = hashlib.sha256()
         try:
             source = self._copies.open(file.name)
@@ -170,11 +167,11 @@ class _Restoring:
             made.sync()
         self._done += file.bytes
         if at < file.bytes or digest.hexdigest() != file.sha256:
-            raise DamagedLog(file.name, 0, -1, "the copy is not what was copied: its size or SHA-256 is another")
+            raise DamagedLog(file.name, 0, -1, "the copy is damaged: its size or SHA-256 differs")
         reach("restore.copied")
 
     def _renumber(self) -> None:
-        """Give the log another shard's number: the headers of its segments and snapshots have it, frames do not."""
+        """Change the shard's number: it is in the headers of segments and snapshots, not in frames."""
         for name in self._new.list():
             if segment_base(name) is not None:
                 with closing(self._new.open(name)) as file:
@@ -187,7 +184,7 @@ class _Restoring:
             replace_file(self._new, str(snapshot), snapshots.pack(self._shard, read))
 
     def _begin(self) -> tuple[int, int, int]:
-        """Append the frames with which a restored log begins; its epoch, and the sequence and position behind them."""
+        """Append the first frames of a restored log; return its epoch, and the sequence and position after them."""
         manifest = self._manifest
         name = max(file.name for file in manifest.files if segment_base(file.name) is not None)
         size = next(file.bytes for file in manifest.files if file.name == name)
@@ -217,13 +214,13 @@ class _Restoring:
             file.sync()
         return epoch, sequence, position
 
-    def _record(self, by: str | None, why: str | None, epoch: int) -> None:
-        """Write the record of operator actions, with this action at its end."""
+    def _write_acts(self, by: str | None, why: str | None, epoch: int) -> None:
+        """Write the record of acts, ending with this restore."""
         manifest = self._manifest
         number, last = manifest.acts, manifest.acts_hash
         old = next((file for file in manifest.files if file.name == journal.NAME), None)
         kept = b""
-        what: dict[str, Any] = {
+        details: dict[str, Any] = {
             "shard": manifest.shard,
             "sequence": manifest.sequence,
             "position": manifest.position,
@@ -234,13 +231,13 @@ class _Restoring:
         if old is not None:
             self._copy(old)
         if self._as_new_shard:
-            what |= {"new_shard": self._shard, "acts": manifest.acts, "acts_hash": manifest.acts_hash}
+            details |= {"new_shard": self._shard, "acts": manifest.acts, "acts_hash": manifest.acts_hash}
             number, last = 0, origin(self._shard)
             if old is not None:
-                self._new.rename(journal.NAME, _read_acts(manifest))
+                self._new.rename(journal.NAME, _old_acts_name(manifest))
         elif old is not None:
             kept = read_file(self._new, journal.NAME)
-        begun = Record(number + 1, self._now_us, act=ACT, by=by, why=why, what=what)
+        begun = Record(number + 1, self._now_us, act=ACT, by=by, why=why, what=details)
         line, last = begun.sealed(last)
         ended = Record(number + 2, self._now_us, of=number + 1, ended={"epoch": epoch})
         end, last = ended.sealed(last)
@@ -249,11 +246,11 @@ class _Restoring:
 
 
 def _refuse_others(target: Disk, manifest: Manifest) -> None:
-    """Misuse unless the folder is empty, or holds what a restore of this backup left that was broken off."""
+    """Raise Misuse unless the folder is empty, or holds an interrupted restore of this backup."""
     names = [name for name in target.list() if name not in (LOCK_NAME, "lost+found") and name[0] != "."]
     left = {name for name in names if name.endswith(UNFINISHED)}
     ours = {file.name for file in manifest.files} | {CLOSED_NAME, journal.NAME, journal.LAST}
-    ours |= {index_name(file.name) for file in manifest.files} | {_read_acts(manifest)}
+    ours |= {index_name(file.name) for file in manifest.files} | {_old_acts_name(manifest)}
     others = [name for name in names if name not in left | ours or not left or segment_name(manifest.first) in names]
     if others:
         raise Misuse(
@@ -263,6 +260,6 @@ def _refuse_others(target: Disk, manifest: Manifest) -> None:
         )
 
 
-def _read_acts(manifest: Manifest) -> str:
-    """Return the file of the record of acts of the shard that a new one was made of."""
+def _old_acts_name(manifest: Manifest) -> str:
+    """Return the file name for the record of acts of the original shard."""
     return f"acts-of-{manifest.shard:08x}.journal"

@@ -1,4 +1,4 @@
-"""Sources of a backup: a running broker, or the folder of a stopped one."""
+"""Sources of a backup: a running broker, local or remote, or the folder of a stopped one."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ class Source(Protocol):
 
     @property
     def address(self) -> str:
-        """What it is called."""
+        """Its display name."""
 
     def files(self) -> tuple[int, LogFiles]:
-        """Return the shard, and its files as of now."""
+        """Return the shard and its current files."""
 
     def read(self, name: str, start: int, end: int) -> Iterator[bytes]:
-        """Yield the bytes of a file. Rejected(RANGE_PURGED) when retention has taken it: ask for the files anew."""
+        """Read the bytes of a file. Raises Rejected(RANGE_PURGED) if retention removed it: list the files again."""
 
 
 class BrokerSource:
-    """A broker that runs. ``timeout`` is seconds for one question."""
+    """A running broker. ``timeout``: seconds per request."""
 
     def __init__(self, link: Link, timeout: float = 30.0) -> None:
         self._link = link
@@ -40,11 +40,11 @@ class BrokerSource:
 
     @property
     def address(self) -> str:
-        """The broker's."""
+        """The broker's address."""
         return self._link.address
 
     def files(self) -> tuple[int, LogFiles]:
-        """Return the shard, and its files as of now."""
+        """Return the shard and its current files."""
         first = found = ask(self._link, backups.FILES({"limit": MAX_PAGE}), self._timeout)
         segments = _files(found["segments"])
         while "next" in found:
@@ -56,14 +56,13 @@ class BrokerSource:
         return first["shard"], LogFiles(*state)
 
     def read(self, name: str, start: int, end: int) -> Iterator[bytes]:
-        """Yield the bytes of a file."""
+        """Read the bytes of a file."""
         for batch in self._link.read({"source": FILE_PREFIX + name, "start": start, "end": end}):
             yield from batch.column("content").to_pylist()
 
 
 class FolderSource:
-    """A data folder that no process has open. Raises Misuse(FOLDER_IN_USE, NOT_A_DATA_FOLDER), Corrupt(DAMAGED,
-    NEWER_FORMAT)."""
+    """A data folder not in use. Raises Misuse(FOLDER_IN_USE, NOT_A_DATA_FOLDER), Corrupt(DAMAGED, NEWER_FORMAT)."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder.absolute()
@@ -74,8 +73,7 @@ class FolderSource:
         if disk.in_use():
             hint = (
                 "only the process that has it open knows what is acknowledged: --url escrow://HOST:PORT; a program "
-                "that has "
-                "the broker inside calls escrowmq.backup.back_up"
+                "with the broker inside calls escrowmq.backup.back_up"
             )
             raise Misuse(Code.FOLDER_IN_USE, f"{self._folder} is in use", hint)
         self._log = open_offline(disk, in_use=False)
@@ -86,12 +84,12 @@ class FolderSource:
         return f"file:{self._folder}"
 
     def files(self) -> tuple[int, LogFiles]:
-        """Return the shard, and its files as of now."""
+        """Return the shard and its current files."""
         self._open()
         return self._log.shard, self._log.files()
 
     def read(self, name: str, start: int, end: int) -> Iterator[bytes]:
-        """Yield the bytes of a file."""
+        """Read the bytes of a file."""
         while start < end and (piece := self._log.read_file(name, start, min(PIECE_BYTES, end - start))):
             start += len(piece)
             yield piece

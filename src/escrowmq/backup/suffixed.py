@@ -1,6 +1,6 @@
-"""A folder whose files have a suffix to their names: copies in a backup, and what a restore has not made visible yet.
+"""A folder whose files have a suffix: copies in a backup, and files of a restore that are not visible yet.
 
-A broker takes such a folder for none of its own: it refuses to start on it.
+A broker does not accept such a folder as its own: it refuses to start on it.
 """
 
 from __future__ import annotations
@@ -8,24 +8,24 @@ from __future__ import annotations
 from escrowmq.platform.disk import Disk, File, WrappedDisk
 
 COPY = ".copy"
-"""Of the files of a backup."""
+"""Suffix of the files of a backup."""
 UNFINISHED = ".restoring"
-"""Of the files of a data folder that is being restored."""
+"""Suffix of the files of a data folder being restored."""
 
 
 class SuffixedDisk(WrappedDisk):
-    """A :class:`~escrowmq.platform.disk.Disk` that knows the files with ``suffix`` only, by their names without it."""
+    """A :class:`~escrowmq.platform.disk.Disk` with only the files that have ``suffix``, named without it."""
 
     def __init__(self, disk: Disk, suffix: str) -> None:
         super().__init__(disk)
         self._suffix = suffix
 
     def open(self, name: str, *, create: bool = False) -> File:
-        """Return the file of that name."""
+        """Open the file of that name."""
         return self._disk.open(name + self._suffix, create=create)
 
     def list(self) -> list[str]:
-        """Return the names, sorted."""
+        """List the names, sorted."""
         return [name.removesuffix(self._suffix) for name in self._disk.list() if name.endswith(self._suffix)]
 
     def rename(self, old: str, new: str) -> None:
@@ -33,7 +33,7 @@ class SuffixedDisk(WrappedDisk):
         self._disk.rename(old + self._suffix, new + self._suffix)
 
     def reveal(self, name: str) -> None:
-        """Take the suffix from the name of a file: it is out of this folder then."""
+        """Remove the suffix from a file's name, which removes the file from this disk."""
         self._disk.rename(name + self._suffix, name)
 
     def remove(self, name: str) -> None:

@@ -1,18 +1,13 @@
-"""Makes a backup, or brings one up to date: copies what is missing of a log's files, checks every frame, writes the
-manifest last.
+"""Creates or updates a backup: copies the missing parts of a log's files, checks every frame, writes the manifest last.
 
 Rules:
 
-1. What is copied is what was durable when the source listed its files: everything acknowledged before, and a prefix of
-   the log.
-2. A segment only grows. So what lies in the folder already, from a backup before or from one that was broken off, is
-   checked and kept, if its last frame is the source's, too: two histories of a shard part for ever, and no frame behind
-   the parting is the same.
-3. Retention, a restart of the broker, an overload: the files are listed anew, and copying continues.
-4. Until the new manifest is there, the one before holds, with all its files; those that it names alone are removed
-   afterwards.
-5. What does not check is no backup. Only where the caller says so, damage is copied as it is, and the manifest names
-   its places.
+1. The copy is what was durable when the source listed its files: everything acknowledged before; a prefix of the log.
+2. A segment only grows. So copies in the folder, of an earlier or interrupted backup, are checked and kept if their
+   last frame is also the source's: after two histories of a shard diverge, no later frame is the same.
+3. After retention, a broker restart or an overload, the files are listed again and copying continues.
+4. Until the new manifest exists, the previous one and all its files remain valid; its unneeded files are removed later.
+5. Damaged data is not a backup. Only on request is damage copied as it is; the manifest then names its places.
 """
 
 from __future__ import annotations
@@ -42,15 +37,15 @@ from escrowmq.platform.disk import LOCK_NAME, TEMPORARY, Disk, File, disk_error,
 from escrowmq.platform.failpoints import reach
 
 LEAST_BYTES, READ_BYTES = 64 << 10, 8 << 20
-"""Bytes that are asked of the source at a time: the fewest with a rate, and the most."""
+"""Bytes per read from the source: the minimum with a rate, and the maximum."""
 STEPS = 25
-"""With a rate: how many such questions a second, so that the broker is asked for little at a time."""
+"""With a rate: requests per second, so that each request to the broker is small."""
 SYNC_BYTES = 32 << 20
-"""Written to a file before it is synced: more at once would hold up whoever else syncs on that disk."""
+"""Bytes written to a file before it is synced: larger syncs would delay other users of the disk."""
 PATIENCE = 60.0
-"""Seconds without any progress after which a broker that does not answer is given up."""
+"""Timeout (s) without any progress, after which the backup fails."""
 MOST_LISTS = 1000
-"""How often the files are listed anew before retention counts as faster than the backup."""
+"""Maximum number of listings before retention is considered faster than the backup."""
 
 Progress = Callable[[int, int], None]
 
@@ -64,23 +59,20 @@ def take(
     patience: float = PATIENCE,
     progress: Progress = lambda done, all_: None,
 ) -> Manifest:
-    """Copy the shard of ``source`` into the folder of ``disk``, at up to ``rate`` bytes per second; what it holds then.
-
-    ``progress`` is called with the bytes copied and the bytes in all. Raises Misuse(FOLDER_IN_USE, BAD_ARGUMENT) for a
-    folder that holds something else, Corrupt for a source that is damaged, Overloaded(DISK_FULL), and what the source
-    raises. The folder then holds the backup that it held before, if there was one, and what was copied: another try
-    continues from there.
-    """
+    """Copy the shard of ``source`` into the folder of ``disk``, at up to ``rate`` bytes per second; return its
+    manifest. ``progress`` gets the bytes copied and their total. Raises Misuse(FOLDER_IN_USE, BAD_ARGUMENT) for a
+    folder with other content, Corrupt for a damaged source, Overloaded(DISK_FULL), and the errors of the source. After
+    an error the folder holds its previous backup, if any, and the copied data: another attempt resumes from there."""
     disk.lock()
     try:
-        return _Taking(source, disk, rate, damaged_too, patience, progress).run()
+        return _BackupRun(source, disk, rate, damaged_too, patience, progress).run()
     except (OSError, MemoryError) as problem:
         raise disk_error(problem) from problem
     finally:
         disk.close()
 
 
-class _Taking:
+class _BackupRun:
     def __init__(
         self, source: Source, disk: Disk, rate: float | None, damaged_too: bool, patience: float, progress: Progress
     ) -> None:
@@ -100,7 +92,7 @@ class _Taking:
         self._counted = self._total = 0  # for the progress
 
     def run(self) -> Manifest:
-        """Until all that one list names is there."""
+        """Copy until all files of one listing are there."""
         _refuse_others(self._disk)
         before = find_manifest(self._disk)
         backoff, quiet_since, fetched = Backoff(0.1, 5.0), time.monotonic(), 0
@@ -133,21 +125,21 @@ class _Taking:
         self._total = sum(file.size for file in (*listed.snapshots, *listed.segments)) + listed.acts_bytes
         files: list[CopiedFile] = []
         for file in listed.snapshots:
-            found = self._snapshot(file, shard)
+            found = self._copy_snapshot(file, shard)
             if found is not None:
                 files.append(found)
             self._count(file.size)
         walks: list[SegmentWalk] = []
         nexts = [segment_base(file.name) for file in listed.segments[1:]]
         for file, following in zip(listed.segments, [*nexts, listed.sequence], strict=True):
-            copied, walk = self._segment(file, following, before, is_last=file is listed.segments[-1])
+            copied, walk = self._copy_segment(file, following, before, is_last=file is listed.segments[-1])
             files.append(copied)
             if walk is not None:
                 walks.append(walk)
             self._count(file.size)
         _check_links(walks, shard)
         if listed.acts_bytes:
-            files.append(self._acts(listed))
+            files.append(self._copy_acts(listed))
         reach("backup.copied")
         self._disk.sync_folder()
         end = walks[-1]
@@ -179,10 +171,10 @@ class _Taking:
 
     # Files
 
-    def _segment(
+    def _copy_segment(
         self, file: StoredFile, following: int | None, before: Manifest | None, *, is_last: bool
     ) -> tuple[CopiedFile, SegmentWalk | None]:
-        """Copy what is missing of a segment; its walk, if it was walked."""
+        """Copy the missing part of a segment; return its walk if it was walked."""
         done = self._done.get(file.name)
         if done is not None and done[0].bytes == file.size:
             return done
@@ -192,7 +184,7 @@ class _Taking:
                     self._damaged[file.name] = place
             return kept, None
         with closing(self._copies.open(file.name, create=True)) as target:
-            walk = _walk(target, file.name, file.size)
+            walk = _walk_copy(target, file.name, file.size)
             walk.passes = self._damaged_too and not is_last
             if walk.at != target.size():
                 target.truncate(walk.at)
@@ -214,7 +206,7 @@ class _Taking:
         return copied, walk
 
     def _find_kept(self, file: StoredFile, before: Manifest) -> CopiedFile | None:
-        """Return the entry of the previous backup for a file that it holds completely."""
+        """Return the entry of the previous backup for a file that is complete."""
         known = next((one for one in before.files if one.name == file.name), None)
         return known if known is not None and known.bytes == file.size and self._has(file) else None
 
@@ -225,13 +217,13 @@ class _Taking:
         except FileNotFoundError:
             return False
 
-    def _snapshot(self, file: StoredFile, shard: int) -> CopiedFile | None:
-        """Copy a snapshot, and read it. One that does not check is left out if the log can do without it."""
+    def _copy_snapshot(self, file: StoredFile, shard: int) -> CopiedFile | None:
+        """Copy and verify a snapshot. A damaged one is omitted if the log does not need it."""
         (name,) = snapshots.listed([file.name])
         done = self._done.get(file.name)
         if done is not None:
             return done[0]
-        copied = self._whole(file.name, file.size)
+        copied = self._copy_whole(file.name, file.size)
         try:
             snapshots.load(self._copies, name, shard)
         except DamagedLog as damaged:
@@ -246,8 +238,8 @@ class _Taking:
         self._done[file.name] = copied, None
         return copied
 
-    def _acts(self, listed: LogFiles) -> CopiedFile:
-        """Copy the record of acts. It only grows: one that does not continue from the copy that is here was edited."""
+    def _copy_acts(self, listed: LogFiles) -> CopiedFile:
+        """Copy the record of acts. It only grows: one that does not continue the copy here was edited."""
         with suppress(FileNotFoundError), closing(self._copies.open(journal.NAME)) as copy:
             size = min(copy.size(), listed.acts_bytes)
             begin = hashlib.sha256(copy.read_at(0, size)).digest()
@@ -255,14 +247,13 @@ class _Taking:
             for piece in self._pieces(journal.NAME, 0, size):
                 source.update(piece)
             if source.digest() != begin or copy.size() > listed.acts_bytes:
-                what = f"{journal.NAME} of {self._source.address} does not go on from the copy of it in this folder"
-                hint = "somebody edited it: escrowmq acts verify; another folder takes the backup"
-                raise error(Code.DAMAGED, what, hint)
-        return self._whole(journal.NAME, listed.acts_bytes)
+                message = f"{journal.NAME} of {self._source.address} does not continue the copy of it in this folder"
+                hint = "it was edited: run escrowmq acts verify, or use another folder for the backup"
+                raise error(Code.DAMAGED, message, hint)
+        return self._copy_whole(journal.NAME, listed.acts_bytes)
 
-    def _whole(self, name: str, size: int) -> CopiedFile:
-        """Copy a file whose beginning is not here yet, or is short; it takes the place of the one that is here when it
-        is durable."""
+    def _copy_whole(self, name: str, size: int) -> CopiedFile:
+        """Copy a file from its beginning; it replaces the existing one once durable."""
         digest = hashlib.sha256()
 
         def parts() -> Iterator[list[bytes | memoryview | pa.Buffer]]:
@@ -274,7 +265,7 @@ class _Taking:
         return CopiedFile(name, size, digest.hexdigest())
 
     def _pieces(self, name: str, start: int, end: int) -> Iterator[bytes]:
-        """Yield the bytes of a file of the source, no faster than wanted."""
+        """Read the bytes of a source file, limited to the rate."""
         step = READ_BYTES if self._rate is None else int(min(max(self._rate / STEPS, LEAST_BYTES), READ_BYTES))
         while start < end:
             before = start
@@ -289,18 +280,18 @@ class _Taking:
                 raise DamagedLog(name, start, -1, f"the file ends here, and it should have {end} bytes")
 
     def _pace(self, rate: float) -> None:
-        """Wait until no more was read than ``rate`` allows. Time in which nothing came is not made up for: a broker
-        that was busy is not asked for everything at once when it is less so."""
+        """Sleep to keep within ``rate``.
+        Idle time earns no credit, so a broker that was busy is not flooded afterwards."""
         early = self._began + self._fetched / rate - time.monotonic()
         if early > 0:
             time.sleep(early)
         else:
             self._began += max(-early - 1 / STEPS, 0.0)
 
-    # What is here already
+    # Existing copies
 
     def _check_history(self, listed: LogFiles) -> None:
-        """Misuse if what is here is not the beginning of what the source has."""
+        """Raise Misuse if the existing copies are not the beginning of the source's log."""
         here = sorted(name for name in self._copies.list() if segment_base(name) is not None)
         if self._checked_history or not here:
             return
@@ -309,7 +300,7 @@ class _Taking:
             _refuse_history("the source has less than the backup that it holds")
         if newest in sizes:
             with closing(self._copies.open(newest)) as copy:
-                walk = _walk(copy, newest, copy.size())
+                walk = _walk_copy(copy, newest, copy.size())
             at, known = walk.last or (0, walk.header.pack() if walk.header is not None else b"")
             if walk.at > sizes[newest]:
                 _refuse_history("the source has less than the backup that it holds")
@@ -318,15 +309,15 @@ class _Taking:
         self._checked_history = True
 
     def _remove_others(self, wanted: set[str]) -> None:
-        """Remove what only the backup before names."""
+        """Remove files that only the previous backup names."""
         for name in self._copies.list():
             if name not in wanted:
                 with suppress(OSError):
                     self._copies.remove(name)
 
 
-def _walk(file: File, name: str, size: int) -> SegmentWalk:
-    """Return a walk over what is here of the first ``size`` bytes of a segment, as far as it checks."""
+def _walk_copy(file: File, name: str, size: int) -> SegmentWalk:
+    """Walk the valid part of the existing copy, up to ``size`` bytes of a segment."""
     sequence = segment_base(name)
     assert sequence is not None
     here = min(file.size(), size)
@@ -347,7 +338,7 @@ def _walk(file: File, name: str, size: int) -> SegmentWalk:
 
 
 def _check_names(listed: LogFiles) -> None:
-    """Corrupt unless these are the names of a log's files: they become names here."""
+    """Raise Corrupt unless these are file names of a log: they become file names here."""
     names = [file.name for file in listed.segments]
     wrong = [name for name in names if segment_base(name) is None]
     wrong += [file.name for file in listed.snapshots if not snapshots.listed([file.name])]
@@ -358,7 +349,7 @@ def _check_names(listed: LogFiles) -> None:
 
 
 def _check_links(walks: list[SegmentWalk], shard: int) -> None:
-    """Corrupt unless the segments follow each other and are of one log."""
+    """Raise Corrupt unless the segments follow each other and belong to one log."""
     salt = None
     for walk in walks:
         assert walk.header is not None
@@ -373,7 +364,7 @@ def _check_links(walks: list[SegmentWalk], shard: int) -> None:
 
 
 def _refuse_others(disk: Disk) -> None:
-    """Misuse if there is anything but a backup."""
+    """Raise Misuse if the folder holds anything but a backup."""
     known = {NAME, NAME + TEMPORARY, LOCK_NAME, "lost+found"}
     others = [name for name in disk.list() if name not in known and not name.endswith(COPY) and name[0] != "."]
     if others:
@@ -384,5 +375,5 @@ def _refuse_others(disk: Disk) -> None:
         )
 
 
-def _refuse_history(what: str) -> NoReturn:
-    raise Misuse(Code.BAD_ARGUMENT, f"the folder holds a backup of another history: {what}", "take another folder")
+def _refuse_history(message: str) -> NoReturn:
+    raise Misuse(Code.BAD_ARGUMENT, f"the folder holds a backup of another history: {message}", "take another folder")

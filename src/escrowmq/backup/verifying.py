@@ -1,4 +1,4 @@
-"""Verification of a backup against its manifest and by opening it as a shard; the content of a data folder."""
+"""Verifies that a backup matches its manifest and opens as a shard; reports the contents of a data folder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from escrowmq.platform.disk import Disk, File, disk_error
 
 @dataclass(frozen=True, slots=True)
 class TopicContents:
-    """A topic: messages that are stored, and where each queue ends."""
+    """A topic: the number of stored messages, and the end of each queue."""
 
     topic: str
     messages: int
@@ -30,7 +30,7 @@ class TopicContents:
 
 @dataclass(frozen=True, slots=True)
 class GroupContents:
-    """A consumer group: what it has not settled, and its dead letters."""
+    """A consumer group: its unsettled messages, and its dead letters."""
 
     group: str
     lag: int
@@ -39,7 +39,7 @@ class GroupContents:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """A summary of a shard's ledger."""
+    """The contents of a shard's ledger."""
 
     topics: tuple[TopicContents, ...]
     groups: tuple[GroupContents, ...]
@@ -47,26 +47,23 @@ class Contents:
     parked: int
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Convert to plain values."""
         return asdict(self)
 
 
 def check_manifest(disk: Disk, manifest: Manifest) -> None:
-    """Raise Corrupt(DAMAGED) unless the log in a folder is the one that a manifest speaks of.
-
-    Whoever can change a manifest can compute its digest, too; what its segments say of themselves decides.
-    """
+    """Raise Corrupt(DAMAGED) unless the log in a folder is the one described by a manifest.
+    Anyone who can change a manifest can also compute its digest, so the segments themselves decide."""
     log = open_offline(disk, in_use=False)
-    said = (manifest.shard, manifest.epoch, manifest.sequence, manifest.position)
+    expected = (manifest.shard, manifest.epoch, manifest.sequence, manifest.position)
     found = (log.shard, log.epoch, log.next_sequence, log.next_position)
-    for what, one, other in zip(("shard", "epoch", "sequence", "position"), said, found, strict=True):
+    for field, one, other in zip(("shard", "epoch", "sequence", "position"), expected, found, strict=True):
         if one != other:
-            raise DamagedLog(NAME, 0, -1, f"the manifest says {what} {one}, and the log has {other}")
+            raise DamagedLog(NAME, 0, -1, f"the manifest says {field} {one}, and the log has {other}")
 
 
 def contents(disk: Disk) -> Contents:
-    """Open the log in a folder as a broker would, change nothing, and summarize its content. Corrupt if it cannot
-    be."""
+    """Return the contents of the log in a folder, opened read-only as by a broker. Raises Corrupt if it cannot be."""
     ledger = OfflineShard(open_offline(disk, in_use=False)).ledger
     groups = ledger.groups.describe(ledger.topics, ledger.rules)
     return Contents(
@@ -92,16 +89,14 @@ def contents(disk: Disk) -> Contents:
 
 
 def verify(disk: Disk) -> tuple[Manifest, Contents]:
-    """Read all of the backup in a folder: the digest of each file, then the log as a broker would open it.
-
-    Misuse(BAD_ARGUMENT) if there is no whole backup, Corrupt(DAMAGED) that names what is wrong.
-    """
+    """Verify a whole backup: the digest of each file, then the log, opened as by a broker.
+    Raises Misuse(BAD_ARGUMENT) if there is no complete backup, Corrupt(DAMAGED) with the place."""
     try:
         manifest = read_manifest(disk)
         copies = SuffixedDisk(disk, COPY)
         for file in manifest.files:
             check_digest(copies, file)
-        listed = _AsListed(copies, manifest)
+        listed = _ManifestDisk(copies, manifest)
         check_manifest(listed, manifest)
         return manifest, contents(listed)
     except (OSError, MemoryError) as problem:
@@ -109,7 +104,7 @@ def verify(disk: Disk) -> tuple[Manifest, Contents]:
 
 
 def check_digest(disk: Disk, file: CopiedFile) -> None:
-    """Corrupt(DAMAGED) unless the file is there, and is what was copied."""
+    """Raise Corrupt(DAMAGED) unless the file exists and its content is what was copied."""
     digest, at = hashlib.sha256(), 0
     try:
         with closing(disk.open(file.name)) as copy:
@@ -121,29 +116,29 @@ def check_digest(disk: Disk, file: CopiedFile) -> None:
     if at < file.bytes:
         raise DamagedLog(file.name, at, -1, f"the copy ends here, and it should have {file.bytes} bytes")
     if digest.hexdigest() != file.sha256:
-        raise DamagedLog(file.name, 0, -1, "the copy is not what was copied: its SHA-256 is another")
+        raise DamagedLog(file.name, 0, -1, "the copy is damaged: its SHA-256 differs")
 
 
-class _AsListed(SuffixedDisk):
-    """The files of a backup, each as long as its manifest says."""
+class _ManifestDisk(SuffixedDisk):
+    """The files of a backup, each with the size in its manifest."""
 
     def __init__(self, copies: SuffixedDisk, manifest: Manifest) -> None:
         super().__init__(copies, "")
         self._sizes = {file.name: file.bytes for file in manifest.files}
 
     def list(self) -> list[str]:
-        """Return the names in the manifest."""
+        """List the names in the manifest."""
         return sorted(self._sizes)
 
     def open(self, name: str, *, create: bool = False) -> File:
-        """Return a file of the manifest."""
+        """Open a file of the manifest."""
         if name not in self._sizes:
             raise FileNotFoundError(name)
-        return cast(File, _Cut(super().open(name), self._sizes[name]))
+        return cast(File, _TruncatedFile(super().open(name), self._sizes[name]))
 
 
-class _Cut:
-    """A file as far as the manifest says."""
+class _TruncatedFile:
+    """A file limited to its size in the manifest."""
 
     def __init__(self, file: File, size: int) -> None:
         self._file = file

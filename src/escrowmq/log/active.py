@@ -1,4 +1,4 @@
-"""The newest segment: space reserved ahead, frames buffered, one write and one sync for all of them."""
+"""The newest segment: reserves space ahead, buffers frames, and writes and syncs them all at once."""
 
 from __future__ import annotations
 
@@ -16,12 +16,10 @@ _PAGE = 4096
 
 
 class ActiveSegment:
-    """An open segment file. ``end`` is where the next frame goes, buffered ones included. Raises OSError as it comes.
-
-    Descriptors and address space are taken where blocks are, by :meth:`create` and :meth:`make_room`, before anything
-    is written: what follows (write, sync, seal) needs neither, so that a process without descriptors refuses and does
-    not stop.
-    """
+    """An open segment file.
+    ``end`` is the offset of the next frame, buffered ones included. Methods raise OSError. Descriptors and address
+    space are acquired together with blocks, by :meth:`create` and :meth:`make_room`, before anything is written. Write,
+    sync and seal need neither, so a process without descriptors rejects appends but does not stop."""
 
     def __init__(self, file: File, size: int, allocated: int, data: pa.Buffer | None = None) -> None:
         self._file = file
@@ -30,17 +28,16 @@ class ActiveSegment:
         self._buffer: list[Chunk] = []
         self.end = size
         self.data = data
-        """The file as far as it is allocated, as a buffer that sees later writes; None until it is appended to."""
+        """The allocated part of the file as a buffer that sees later writes; None until the first append."""
 
     @classmethod
     def resume(cls, disk: Disk, name: str, size: int) -> ActiveSegment:
-        """Go on with the last segment of a recovered log."""
+        """Reopen the last segment of a recovered log."""
         return cls(disk.open(name), size, size)
 
     @classmethod
     def create(cls, disk: Disk, header: SegmentHeader, size: int, segment_bytes: int) -> PreparedSegment:
-        """Return a new segment under a temporary name, with room for ``size`` bytes of frames; OSError leaves
-        nothing."""
+        """Create a segment under a temporary name, with room for ``size`` bytes of frames; OSError leaves nothing."""
         temporary = segment_name(header.sequence) + TEMPORARY
         file = disk.open(temporary, create=True)
         try:
@@ -55,7 +52,7 @@ class ActiveSegment:
         return PreparedSegment(disk, header, file, allocated, data)
 
     def make_room(self, size: int, segment_bytes: int) -> None:
-        """Reserve the blocks of the next ``size`` bytes, and map them; OSError changes nothing of what is stored."""
+        """Reserve and map the blocks of the next ``size`` bytes; OSError changes nothing that is stored."""
         if self.end + size > self._allocated:
             allocated = _allocate(self._file, self.end + size, segment_bytes)
             self.data = self._file.map(allocated)
@@ -67,8 +64,8 @@ class ActiveSegment:
         self.end += size
 
     def take(self) -> Callable[[], pa.Buffer | None]:
-        """Take out what is buffered. The function returned writes it in one write and syncs once, while frames continue
-        being put; it gives the file mapped, None if nothing was ever appended to it."""
+        """Take out the buffer. Returns a function that writes it once and syncs once while more frames may be buffered;
+        it returns the mapped file, None if nothing was ever appended."""
         chunks, at, data = self._buffer, self._written, self.data
         self._buffer, self._written = [], self.end
 
@@ -81,7 +78,7 @@ class ActiveSegment:
         return flush
 
     def seal(self) -> pa.Buffer | None:
-        """Write what is buffered, cut the reserved tail, sync, close; the file mapped for good, if it was mapped."""
+        """Write the buffer, cut the reserved tail, sync and close; return the mapped file if it was mapped."""
         if self._buffer:
             self._file.write_at(self._written, self._buffer)
             self._buffer = []
@@ -91,12 +88,12 @@ class ActiveSegment:
         return None if self.data is None else self.data.slice(0, self.end)
 
     def abandon(self) -> None:
-        """Close the file as it is."""
+        """Close the file without writing."""
         self._file.close()
 
 
 class PreparedSegment:
-    """A segment with its space reserved and no name yet: a crash leaves a temporary file that recovery removes."""
+    """A segment with reserved space and a temporary name; after a crash, recovery removes the file."""
 
     def __init__(self, disk: Disk, header: SegmentHeader, file: File, allocated: int, data: pa.Buffer) -> None:
         self._disk = disk
@@ -107,7 +104,7 @@ class PreparedSegment:
         self.name = segment_name(header.sequence)
 
     def begin(self) -> ActiveSegment:
-        """Give it its header and its name, durably: so a segment that has its name has a good header."""
+        """Write the header and give the file its name, durably: a segment with its name always has a good header."""
         self._file.write_at(0, [self.header.pack()])
         self._file.sync()
         self._disk.rename(self.name + TEMPORARY, self.name)
@@ -117,7 +114,7 @@ class PreparedSegment:
 
 
 def _allocate(file: File, needed: int, segment_bytes: int) -> int:
-    """Reserve ``needed`` bytes, and a step more if the disk has it: few syncs then change the file's size."""
+    """Reserve ``needed`` bytes, and a step more if possible, so that few syncs include a change of the file size."""
     generous = max(min(needed + RESERVE_STEP, segment_bytes), needed)
     try:
         file.allocate(generous)

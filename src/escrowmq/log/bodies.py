@@ -1,9 +1,8 @@
-"""Checksums of single bodies, behind the record batch of a frame of several messages (FORMAT.md has the map).
+"""Checksums of single bodies, stored after the record batch of a frame of several messages (see FORMAT.md).
 
-A frame has one checksum. Beside it stand one digest over everything but the bytes of the bodies, and one digest of each
-body. When the frame's own is wrong, they tell which of its rows may still be trusted, so that one damaged body takes no
-other message along; and whoever wants one row of a large frame reads its columns and one body (:class:`SoundColumns`),
-and leaves the other bodies where they are.
+Besides the frame's own checksum there is one digest over everything but the bodies, and one digest per body. If the
+frame's checksum is wrong, they show which rows are intact, so one damaged body affects no other message. A reader of
+one row of a large frame reads its columns and one body (:class:`SoundColumns`), and no other body.
 """
 
 from __future__ import annotations
@@ -30,20 +29,19 @@ _COPIED = 512  # bytes: smaller bodies are digested faster as copies than as vie
 
 
 def size_of(rows: int) -> int:
-    """Return bytes of the checksums of a frame of ``rows`` messages: none for one, which the frame's own checksum
-    covers."""
+    """Return the bytes of the checksums of ``rows`` messages: none for one, which the frame's own checksum covers."""
     return _DIGEST * (rows + 1) if rows > 1 else 0
 
 
 def checksums(message: pa.Buffer, kind: Kind, sequence: int, salt: int) -> bytes:
-    """Return the checksums that follow the record batch ``message`` (not compressed) of frame ``sequence``."""
+    """Compute the checksums that follow the record batch ``message`` (not compressed) of frame ``sequence``."""
     batch = pa.ipc.read_record_batch(message, STORED[kind])
     others, bodies = _digests(message, batch, sequence, salt)
     return others + bodies
 
 
 def checksums_of(message: bytes, start: int, end: int, contents: Sequence[bytes], sequence: int, salt: int) -> bytes:
-    """Compute :func:`checksums` of a message whose bodies ``contents`` lie from ``start`` to ``end``."""
+    """Compute as :func:`checksums`, for a message whose bodies ``contents`` lie from ``start`` to ``end``."""
     view = memoryview(message)
     digest = xxhash.xxh3_64(view[:start], seed=(salt + sequence) & _MASK)
     digest.update(view[end:])
@@ -53,11 +51,8 @@ def checksums_of(message: bytes, start: int, end: int, contents: Sequence[bytes]
 def intact_rows(
     message: pa.Buffer, trailer: pa.Buffer, batch: pa.RecordBatch, sequence: int, salt: int
 ) -> Bools | None:
-    """Return which rows of a frame that does not check are as they were written; None if more than bodies is damaged.
-
-    ``batch`` was read from ``message`` and need not be valid: nothing of it is followed before it is known to be what
-    was written.
-    """
+    """Return a mask of the intact rows of an invalid frame; None if more than bodies is damaged.
+    ``batch`` was read from ``message`` and may be invalid: nothing of it is followed before it is verified."""
     if not _is_sound(message, trailer, batch, sequence, salt):
         return None
     stored = np.frombuffer(trailer, np.uint64, batch.num_rows, _DIGEST)
@@ -67,18 +62,18 @@ def intact_rows(
 
 @dataclass(frozen=True, slots=True)
 class SoundColumns:
-    """A frame of messages of which everything but the bodies is known to be as it was written. ``position`` is that of
-    its first row, ``time_us`` the broker's time of the append."""
+    """A message frame whose content except the bodies is verified.
+    ``position`` is that of its first row, ``time_us`` the broker's time of the append."""
 
     position: int
     time_us: int
     batch: pa.RecordBatch
-    """Its bodies were not looked at: take them from :meth:`row`."""
+    """Its bodies are not verified: take them from :meth:`row`."""
     digests: pa.Buffer
-    """Of the bodies, in the order of the rows."""
+    """Digests of the bodies, in row order."""
 
     def row(self, number: int) -> pa.RecordBatch | None:
-        """One row, its body compared with its checksum; None if that is wrong."""
+        """Return one row with its body verified; None if the checksum is wrong."""
         body = self.batch.column(_COLUMN)[number].as_buffer()
         stored = self.digests.slice(_DIGEST * number, _DIGEST)
         return self.batch.slice(number, 1) if _digest(body) == stored.to_pybytes() else None
@@ -87,16 +82,15 @@ class SoundColumns:
 def sound_columns(
     message: pa.Buffer, trailer: pa.Buffer, batch: pa.RecordBatch, sequence: int, salt: int, position: int, time_us: int
 ) -> SoundColumns | None:
-    """Return the columns of a frame whose own checksum nobody has looked at; None if they are damaged. Reads no body.
-    ``batch`` was read from
-    ``message`` and need not be valid."""
+    """Return the columns of a frame whose own checksum is unchecked; None if damaged.
+    Reads no body. ``batch`` was read from ``message`` and may be invalid."""
     if not _is_sound(message, trailer, batch, sequence, salt):
         return None
     return SoundColumns(position, time_us, batch, trailer.slice(_DIGEST))
 
 
 def _is_sound(message: pa.Buffer, trailer: pa.Buffer, batch: pa.RecordBatch, sequence: int, salt: int) -> bool:
-    """Return whether everything but the bodies is as it was written."""
+    """Verify everything but the bodies."""
     try:
         others = _other_bytes(message, batch, sequence, salt)
     except (ValueError, IndexError):
@@ -109,8 +103,7 @@ def _digests(message: pa.Buffer, batch: pa.RecordBatch, sequence: int, salt: int
 
 
 def _other_bytes(message: pa.Buffer, batch: pa.RecordBatch, sequence: int, salt: int) -> bytes:
-    """Return the digest of a message's bytes but for those of the bodies: columns, offsets, and Arrow's description
-    of them."""
+    """Digest a message without the bytes of its bodies: columns, offsets, and Arrow's description of them."""
     data = batch.column(_COLUMN).buffers()[2]
     start = end = message.size
     if data is not None and data.size:
@@ -119,14 +112,14 @@ def _other_bytes(message: pa.Buffer, batch: pa.RecordBatch, sequence: int, salt:
         if not 0 <= start <= end <= message.size:
             raise ValueError("the bodies lie elsewhere")
     view = memoryview(message)
-    # The seed: bytes of another frame do not pass for this one's.
+    # The seed distinguishes this frame's bytes from another frame's.
     digest = xxhash.xxh3_64(view[:start], seed=(salt + sequence) & _MASK)
     digest.update(view[end:])
     return digest.digest()
 
 
 def _body_digests(batch: pa.RecordBatch) -> bytes:
-    """One digest for each body, one after the other."""
+    """Return the concatenated digests of the bodies."""
     column = batch.column(_COLUMN)
     _, places, data = column.buffers()
     if data is None or data.size <= _COPIED * batch.num_rows:

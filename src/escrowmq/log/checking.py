@@ -1,6 +1,6 @@
-"""Checks a folder without opening it: walks every segment and reports every finding; changes nothing, takes no lock.
+"""Folder checker: walks every segment of a folder without opening it, reports all findings, changes and locks nothing.
 
-A folder in use may be looked at too. Its last segment is read rather than mapped, for its writer may cut it meanwhile.
+The folder may be in use: its last segment is read rather than mapped, because its writer may cut it meanwhile.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _PATIENCE = 5
 
 @dataclass(frozen=True, slots=True)
 class FrameRun:
-    """Frames of one segment that follow each other, and the damage behind them, if any. ``data`` is the whole file."""
+    """Consecutive frames of one segment, and the damage after them, if any. ``data`` is the whole file."""
 
     header: SegmentHeader
     name: str
@@ -55,7 +55,7 @@ class FrameRun:
 
 
 def check(disk: Disk) -> Iterator[Damage]:
-    """Yield every finding in a data folder: segments, snapshots, side files; not a torn tail, which an opening cuts."""
+    """Yield all findings: segments, snapshots, index files. A torn tail is none, as the next opening cuts it."""
     listing = list_folder(disk)
     if listing.is_fresh:
         return
@@ -69,7 +69,7 @@ def check(disk: Disk) -> Iterator[Damage]:
 
 
 def frame_runs(disk: Disk, listing: Listing, sequence: int) -> Iterator[FrameRun]:
-    """Walk one segment, past whatever damage is in it, to its end. Corrupt if its header is damaged."""
+    """Walk one segment to its end, skipping damage. Raises Corrupt if its header is damaged."""
     header = read_segment_header(disk, sequence)
     is_last = sequence == listing.segments[-1]
     name = segment_name(sequence)
@@ -86,7 +86,7 @@ def frame_runs(disk: Disk, listing: Listing, sequence: int) -> Iterator[FrameRun
 
 
 def _walk(disk: Disk, name: str, header: SegmentHeader, found: Scan | None, is_last: bool) -> tuple[pa.Buffer, Scan]:
-    """Scan from where ``found`` ended; in a segment that may be written meanwhile, until it no longer gets further."""
+    """Scan from the end of ``found``; repeat while a segment that may be written meanwhile grows."""
     for _ in range(_PATIENCE):
         data = pa.py_buffer(read_file(disk, name)) if is_last else map_file(disk, name)
         before = -1 if found is None else found.end
@@ -137,7 +137,7 @@ def _check_segments(disk: Disk, listing: Listing) -> Iterator[Damage]:
 
 
 def _check_run(run: FrameRun) -> Iterator[Damage]:
-    """Yield frames whose checksum is right and whose content still cannot be read."""
+    """Yield frames with a valid checksum but undecodable content."""
     view = memoryview(run.data)
     for offset in run.found.offsets:
         try:
@@ -147,7 +147,7 @@ def _check_run(run: FrameRun) -> Iterator[Damage]:
 
 
 def _check_index(disk: Disk, run: FrameRun) -> Iterator[Damage]:
-    """Yield a side file that does not say what the segment says. It is derived, so the next opening mends it."""
+    """Check that the index file matches its segment. It is derived, so the next opening repairs it."""
     segment = segment_of(run.name, run.header, run.found)
     name = index_name(segment.name)
     with suppress(FileNotFoundError):

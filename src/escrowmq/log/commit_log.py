@@ -1,6 +1,4 @@
-"""The commit log on local segment files. One writer thread; reading is safe from any thread (see seam.py for the
-contract).
-"""
+"""The commit log on local segment files. One writer thread; any thread may read (contract: seam.py)."""
 
 from __future__ import annotations
 
@@ -42,7 +40,7 @@ from escrowmq.schemas import MESSAGES, STORED, Kind
 Int64s = npt.NDArray[np.int64]
 
 MOST_DAMAGED = 1 << 20
-"""Bytes of the list of damaged frames that are read."""
+"""Maximum size (bytes) of the list of damaged frames."""
 
 _SEED = struct.Struct("<IQ")
 _KEPT_SNAPSHOTS = 2
@@ -58,15 +56,13 @@ def open_log(
     seed: bytes | None = None,
     lookups: Sizes | None = None,
 ) -> SegmentLog:
-    """Open the log in ``disk``'s folder, or make one; takes the folder's lock and appends a durable OPENED frame.
-
-    ``compression`` ("none", "lz4") is of message frames; ``version`` is this program's, for the record; ``seed`` (12
+    """Open or create the log in ``disk``'s folder; lock the folder and append a durable OPENED frame.
+    ``compression`` ("none", "lz4") applies to message frames; ``version`` of this program is recorded; ``seed`` (12
     bytes) fixes the shard id and salt of a new log, random otherwise; ``lookups`` are the sizes of its look-up files.
     Raises Misuse(FOLDER_IN_USE, NOT_A_DATA_FOLDER), Corrupt(DAMAGED, NEWER_FORMAT, LOG_FAILED), Overloaded(DISK_FULL,
-    OUT_OF_RESOURCES); the folder is given back then.
-    """
+    OUT_OF_RESOURCES); the folder is released then."""
     listing = list_folder(disk)
-    refuse_foreign(listing)  # before the lock, which makes a file
+    refuse_foreign(listing)  # before the lock, which creates a file
     refuse_mirror(listing)
     disk.lock()
     try:
@@ -80,7 +76,7 @@ def open_log(
         else:
             log = SegmentLog(disk, segment_bytes, compression == "lz4", found)
         log._begin_epoch(version, max(clock.now_us(), log.last_time_us))
-        log._look_at_damage(found.damaged if found is not None else [])
+        log._recheck_damage(found.damaged if found is not None else [])
         log._begin_lookups(lookups)
         return log
     except (OSError, MemoryError) as problem:
@@ -92,14 +88,13 @@ def open_log(
 
 
 def first_segment(disk: Disk, header: SegmentHeader, segment_bytes: int) -> tuple[Recovered, ActiveSegment]:
-    """Make a log whose first segment has this header, of no frames yet; what recovery would find, and the segment to
-    write to."""
+    """Create a log without frames, with this first segment header; return its recovery result and the segment."""
     active = ActiveSegment.create(disk, header, 1 << 12, segment_bytes).begin()
-    return Recovered([Segment.begun(header, HEADER_BYTES)], [], 0, 0, None), active
+    return Recovered([Segment.create(header, HEADER_BYTES)], [], 0, 0, None), active
 
 
 class SegmentLog(ReadableLog):
-    """A CommitLog in a folder. ``cut`` tells of the torn tail that this opening cut off, if there was one."""
+    """A CommitLog in a folder. ``cut`` is the torn tail that this opening cut off, or None."""
 
     def __init__(
         self, disk: Disk, segment_bytes: int, lz4: bool, found: Recovered, active: ActiveSegment | None = None
@@ -115,13 +110,13 @@ class SegmentLog(ReadableLog):
         self.next_sequence = self._durable = last.next_sequence
         self.next_position = last.next_position
         self.last_time_us = found.time_us
-        self.bytes_written = 0  # of frames, by this opener
+        self.bytes_written = 0  # frames of this opener
         self._snapshots = found.snapshots
         self._failure: EscrowError | None = None
-        self._writing = threading.Lock()  # held while a hand-over is in the air
+        self._write_lock = threading.Lock()  # held while a hand-over is in flight
         self._closed = False
-        self._listing = threading.Lock()
-        self._listed: list[int] = []  # what the file ``damaged`` says
+        self._damaged_lock = threading.Lock()
+        self._saved_damaged: list[int] = []  # content of the file ``damaged``
         self.cut: Cut | None = found.cut
 
     @classmethod
@@ -139,17 +134,16 @@ class SegmentLog(ReadableLog):
         )
         self.sync()
 
-    def _look_at_damage(self, found: list[int]) -> None:
-        """Look again at the frames in which damage was met before, or ``found`` now, and note from now on where more is
-        met."""
-        self._reader.noticed = self._notice
+    def _recheck_damage(self, found: list[int]) -> None:
+        """Recheck the frames known to be damaged, or ``found`` now, and record any damage found later."""
+        self._reader.on_damage = self._on_damage
         with suppress(OSError):
-            self._listed = unpack_damaged(read_file(self._disk, DAMAGED_NAME, MOST_DAMAGED))
+            self._saved_damaged = unpack_damaged(read_file(self._disk, DAMAGED_NAME, MOST_DAMAGED))
         with suppress(OSError):
-            for sequence in sorted({*self._listed, *found}):
+            for sequence in sorted({*self._saved_damaged, *found}):
                 if self._reader.segments[0].sequence <= sequence < self.next_sequence:
                     self._reader.frame(sequence, keep=False)
-            self._list_damage()
+            self._save_damaged()
 
     def _begin_lookups(self, sizes: Sizes | None) -> None:
         lookups = Lookups(self._disk, self._reader, self.shard, writes=True, sizes=sizes)
@@ -157,34 +151,34 @@ class SegmentLog(ReadableLog):
         self._lookups = lookups
 
     def settle_lookups(self, timeout: float | None = None) -> bool:
-        """Wait until all look-up files are made, for ``timeout`` seconds at most; whether they are."""
+        """Wait up to ``timeout`` seconds until all look-up files are written; return whether they are."""
         return self._lookups is None or self._lookups.settle(timeout)
 
-    def _notice(self, damage: Damage) -> None:
+    def _on_damage(self, damage: Damage) -> None:
         sentence = f"damaged: {damage}; nothing is deleted"
         facts = {"file": damage.file, "offset": damage.offset, "sequence": damage.sequence, "cause": damage.what}
         tell(logging.ERROR, "damaged", sentence, **facts)
-        self._list_damage()
+        self._save_damaged()
 
-    def _list_damage(self) -> None:
-        """Write the list of damage if possible: it is derived, and a later read finds the damage again."""
-        with suppress(OSError), self._listing:
+    def _save_damaged(self) -> None:
+        """Save the list of damaged frames. It is derived: damage that cannot be saved now is found again."""
+        with suppress(OSError), self._damaged_lock:
             frames = self._reader.damaged_frames()
-            if frames != self._listed:
+            if frames != self._saved_damaged:
                 replace_file(self._disk, DAMAGED_NAME, [[pack_damaged(frames)]], durable=False)
-                self._listed = frames
+                self._saved_damaged = frames
 
     @property
     def durable_sequence(self) -> int:
-        """Every frame below this is durable, and can be read."""
+        """Every frame below this is durable and readable."""
         return self._durable
 
     def stored_bytes(self) -> int:
-        """Return bytes of all segments, without reserved space."""
+        """Return the bytes of all segments, without reserved space."""
         return sum(segment.size for segment in self._reader.segments)
 
     def free_bytes(self) -> int:
-        """Free bytes on the disk; 0 if unknown."""
+        """Return the free bytes of the disk; 0 if unknown."""
         try:
             return self._disk.free_bytes()
         except OSError:
@@ -193,8 +187,8 @@ class SegmentLog(ReadableLog):
     # Writing
 
     def reserve(self, size: int) -> None:
-        """Make sure that appends of ``size`` bytes (see frames.size_bound) will find room; Overloaded if not
-        (DISK_FULL, OUT_OF_RESOURCES)."""
+        """Reserve space for appends of ``size`` bytes (see frames.size_bound).
+        Raises Overloaded(DISK_FULL, OUT_OF_RESOURCES) if there is none."""
         self._check_usable()
         try:
             if self._active.end + size > self._segment_bytes and self._segment.index.count:
@@ -208,10 +202,8 @@ class SegmentLog(ReadableLog):
             raise refusal from problem
 
     def append(self, kind: Kind, content: codec.Content, time_us: int) -> int:
-        """Add one frame of at least one row, no older than the last; the position of its first row.
-
-        Overloaded if nothing was reserved and there is no room; nothing is changed then.
-        """
+        """Append one frame of at least one row, no older than the last; return the position of its first row.
+        Raises Overloaded, and changes nothing, if nothing was reserved and there is no space."""
         self._check_usable()
         if time_us < self.last_time_us:
             raise Misuse(Code.BAD_ARGUMENT, f"time {time_us} is before the last frame's, {self.last_time_us}")
@@ -238,7 +230,7 @@ class SegmentLog(ReadableLog):
         self._active.put(chunks, size)
 
     def _publish(self, frame: Frame, offset: int, size: int) -> None:
-        """Let readers see an appended frame."""
+        """Make an appended frame visible to readers."""
         self.next_sequence += 1
         self.next_position += frame.count
         self.last_time_us = frame.time_us
@@ -246,40 +238,40 @@ class SegmentLog(ReadableLog):
         self._reader.publish(frame, offset, size, self._durable)
 
     def sync(self) -> None:
-        """Write what is buffered in one write, sync once. Corrupt(LOG_FAILED) stops the log."""
+        """Write the buffer in one write and sync once. Corrupt(LOG_FAILED) stops the log."""
         self.hand_over()()
 
     def hand_over(self) -> Callable[[], None]:
-        """Take out what is buffered; the function returned writes and syncs it, on any thread. Corrupt(LOG_FAILED)."""
-        self._writing.acquire()
+        """Take out the buffer; return a function for any thread that writes and syncs it: Corrupt(LOG_FAILED)."""
+        self._write_lock.acquire()
         try:
             self._check_usable()
             if self._durable == self.next_sequence:
-                self._writing.release()
-                return _nothing
+                self._write_lock.release()
+                return _do_nothing
         except BaseException:
-            self._writing.release()
+            self._write_lock.release()
             raise
         segment, end, flush = self._segment, self.next_sequence, self._active.take()
 
         def finish() -> None:
             try:
-                self._settle(segment, flush(), end)
-            except OSError as problem:  # whatever it is: nobody knows how much of it is on the disk
+                self._mark_durable(segment, flush(), end)
+            except OSError as problem:  # any error: it is unknown how much was written
                 raise self._fail(error(Code.LOG_FAILED, f"write or sync failed: {problem}")) from problem
             except BaseException as problem:
-                self._fail(error(Code.LOG_FAILED, f"write or sync broke off: {problem!r}"))
+                self._fail(error(Code.LOG_FAILED, f"write or sync was interrupted: {problem!r}"))
                 raise
             finally:
-                self._writing.release()
+                self._write_lock.release()
 
         return finish
 
     def settle(self) -> None:
-        """Do nothing: no work is deferred here."""
+        """Do nothing: there is no deferred work."""
 
-    def _settle(self, segment: Segment, data: pa.Buffer | None, end: int) -> None:
-        """Every frame below sequence ``end`` is durable and lies in the mapped file."""
+    def _mark_durable(self, segment: Segment, data: pa.Buffer | None, end: int) -> None:
+        """Record that every frame below sequence ``end`` is durable and lies in the mapped file."""
         with self._reader.lock:
             if data is not None:
                 segment.data = data
@@ -289,11 +281,11 @@ class SegmentLog(ReadableLog):
         self._durable = end
         if self._lookups is not None:
             messages = [frame for frame in written if frame is not None and frame.kind in MESSAGES]
-            self._lookups.durable(messages, size, end)
+            self._lookups.on_durable(messages, size, end)
 
     def _roll(self, size: int) -> None:
-        """Begin a new segment with room for ``size`` bytes. What can run out (of space, descriptors, memory) comes
-        first and changes nothing."""
+        """Begin a new segment with room for ``size`` bytes.
+        Steps that can fail for lack of space, descriptors or memory come first and change nothing."""
         header = self._segment.header
         following = SegmentHeader(
             header.shard, self.epoch, self.next_sequence, self.next_position, self.last_time_us, header.salt
@@ -304,18 +296,18 @@ class SegmentLog(ReadableLog):
         sealed = self._segment
         try:
             data = self._active.seal()
-            self._settle(sealed, data, self.next_sequence)
+            self._mark_durable(sealed, data, self.next_sequence)
             self._active = prepared.begin()
         except OSError as problem:
             raise self._fail(error(Code.LOG_FAILED, f"sealing a segment failed: {problem}")) from problem
-        self._segment = Segment.begun(following, HEADER_BYTES)
+        self._segment = Segment.create(following, HEADER_BYTES)
         with self._reader.lock:
             self._reader.segments += (self._segment,)
         save_index(self._disk, sealed)
 
     def _await_writing(self) -> None:
-        """Wait until no hand-over writes to the file."""
-        with self._writing:
+        """Wait until no hand-over is writing to the file."""
+        with self._write_lock:
             pass
 
     def _fail(self, failure: EscrowError) -> EscrowError:
@@ -331,11 +323,9 @@ class SegmentLog(ReadableLog):
     # Snapshots and retention
 
     def save_snapshot(self, tables: dict[str, pa.Table], sequence: int, position: int, time_us: int) -> None:
-        """Store a snapshot of durable frames durably; keeps the last two.
-
-        What cannot be stored leaves the old ones, and the log continues: Overloaded(DISK_FULL, OUT_OF_RESOURCES), or
-        Corrupt(LOG_FAILED) of this snapshot alone. It can be derived again from the frames.
-        """
+        """Store a snapshot of durable frames durably; keep the last two.
+        A failure keeps the old ones and does not stop the log, as the snapshot can be derived again from the frames:
+        Overloaded(DISK_FULL, OUT_OF_RESOURCES), or Corrupt(LOG_FAILED) of this snapshot alone."""
         self._check_usable()
         if sequence > self._durable:
             raise Misuse(
@@ -353,7 +343,7 @@ class SegmentLog(ReadableLog):
             self._remove(str(gone))
 
     def load_snapshot(self) -> Snapshot | None:
-        """Return the newest snapshot that checks; None when the log goes back to its beginning; else Corrupt."""
+        """Load the newest valid snapshot; None if the log reaches back to its beginning; else raise Corrupt."""
         self._check_usable()
         found = self._newest_snapshot()
         return found[1] if found is not None else None
@@ -367,13 +357,13 @@ class SegmentLog(ReadableLog):
             raise disk_error(problem) from problem
 
     def bytes_since_snapshot(self) -> int:
-        """Return bytes of the frames from the newest snapshot on."""
+        """Return the bytes of the frames after the newest snapshot."""
         with self._reader.lock:
             start = self._snapshots[0].sequence if self._snapshots else 0
         return self._reader.bytes_from(start)
 
     def drop_before(self, position: int) -> int:
-        """Drop whole segments below ``position`` that the newest snapshot covers, which becomes the base; how many."""
+        """Drop whole segments below ``position`` that the newest snapshot, then the base, covers; return how many."""
         self._check_usable()
         found = self._newest_snapshot()
         if found is None:
@@ -385,21 +375,18 @@ class SegmentLog(ReadableLog):
         old_base = self._make_base(name, dropped[-1].next_sequence)
         self._reader.drop(len(dropped))
         if self._lookups is not None:
-            self._lookups.dropped()
+            self._lookups.on_dropped()
         for segment in dropped:
             self._remove(segment.name)
             self._remove(index_name(segment.name))
         for old in old_base:
             self._remove(str(old))
-        self._list_damage()
+        self._save_damaged()
         return len(dropped)
 
     def _make_base(self, current: SnapshotName, first: int) -> list[SnapshotName]:
-        """Make the snapshot ``current`` the base of a log that begins with frame ``first``; the bases it replaces.
-
-        A rename that fails changed nothing: Overloaded or Corrupt(LOG_FAILED), and the log continues. When it is not
-        known to be durable, the log stops.
-        """
+        """Make ``current`` the base of a log that begins with frame ``first``; return the bases it replaces. If the
+        rename fails, the log continues: Overloaded or Corrupt(LOG_FAILED). If it may not be durable, the log stops."""
         base = SnapshotName(current.sequence, first)
         with self._reader.lock:
             others = [s for s in self._snapshots if s not in (current, base)]
@@ -417,23 +404,23 @@ class SegmentLog(ReadableLog):
         return replaced
 
     def _remove(self, name: str) -> None:
-        """Delete what is no longer part of the log; what cannot be deleted now is at the next opening."""
+        """Delete a file that is no longer part of the log; a failed deletion is repeated at the next opening."""
         with suppress(OSError):
             self._disk.remove(name)
 
-    # The end
+    # Closing
 
     def release(self) -> None:
-        """Do nothing: no other node waits for this log."""
+        """Do nothing: no other node waits for the log."""
 
     def close(self, *, clean: bool = True) -> None:
-        """Sync, cut the reserved tail, give the folder back. Not ``clean``: leave everything as a crash would."""
+        """Sync, cut the reserved tail and release the folder. Not ``clean``: leave everything as after a crash."""
         if self._closed:
             return
         self._await_writing()
         try:
             if clean and self._failure is None:
-                self._settle_last()
+                self._write_last()
                 self._seal_cleanly()
         finally:
             if self._lookups is not None:
@@ -443,13 +430,12 @@ class SegmentLog(ReadableLog):
             self.acts.close()
             self._disk.close()
 
-    def _settle_last(self) -> None:
-        """Write everything that was appended."""
+    def _write_last(self) -> None:
+        """Write every appended frame before closing."""
         self.sync()
 
     def _seal_cleanly(self) -> None:
-        """Cut the reserved tail, and note in the file ``closed`` how far the log is durable. A full disk may keep it
-        from that."""
+        """Cut the reserved tail and write the file ``closed`` with the durable end, which a full disk may prevent."""
         try:
             self._active.seal()
         except OSError as problem:
@@ -458,5 +444,5 @@ class SegmentLog(ReadableLog):
             replace_file(self._disk, CLOSED_NAME, [[pack_closed(self.shard, self.next_sequence, self.next_position)]])
 
 
-def _nothing() -> None:
-    """Do nothing: there is no deferred work without an append."""
+def _do_nothing() -> None:
+    """Finish a hand-over of an empty buffer."""

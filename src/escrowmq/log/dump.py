@@ -1,6 +1,5 @@
-"""The entries that ``escrowmq log dump`` prints: one per frame, in log order, damaged places included. Takes no
-lock and changes nothing.
-"""
+"""The entries printed by ``escrowmq log dump``: one per frame, in log order, damaged places included.
+Takes no lock and changes nothing."""
 
 from __future__ import annotations
 
@@ -26,11 +25,9 @@ def dump(
     disk: Disk, *, start: int = 0, end: int | None = None, kinds: Sequence[Kind] | None = None, rows: bool = False
 ) -> Iterator[Entry]:
     """Yield frames with ``start`` <= sequence < ``end`` as JSON-ready dicts, from a folder that may be in use.
-
-    A frame: sequence, position, rows, kind, time_us, epoch, encoding, bytes, synced, segment, offset; with ``rows``
-    also ``data``, a list of dicts (bytes as in :func:`printable`). Damage on the way: {"damage": {file, offset,
-    sequence, what}}; the frames behind it follow. Misuse(NOT_A_DATA_FOLDER) if there is no log.
-    """
+    Keys of a frame: sequence, position, rows, kind, time_us, epoch, encoding, bytes, synced, segment, offset; with
+    ``rows`` also ``data``, a list of dicts (bytes as in :func:`printable`). Damage: {"damage": {file, offset, sequence,
+    what}}; the frames after it follow. Raises Misuse(NOT_A_DATA_FOLDER) if there is no log."""
     listing = list_folder(disk)
     if not listing.segments:
         raise Misuse(Code.NOT_A_DATA_FOLDER, "the folder holds no log")
@@ -48,20 +45,20 @@ def dump(
 
 
 def findings(disk: Disk) -> Iterator[Entry]:
-    """Yield everything that :func:`escrowmq.log.checking.check` finds, as entries of the same form."""
+    """Yield all findings of :func:`escrowmq.log.checking.check` as entries of the same form."""
     for damage in check(disk):
         yield damage_entry(damage)
 
 
 def damage_entry(damage: Damage) -> Entry:
-    """Return a finding as an entry."""
+    """Format a finding as an entry."""
     return {
         "damage": {"file": damage.file, "offset": damage.offset, "sequence": damage.sequence, "what": damage.what},
     }
 
 
 def line(entry: Entry) -> str:
-    """One entry as text, its rows on lines of their own."""
+    """Format an entry as text, each of its rows on a line of its own."""
     if "damage" in entry:
         return "DAMAGE {file}, byte {offset}, frame {sequence}: {what}".format(**entry["damage"])
     time = datetime.fromtimestamp(entry["time_us"] / 1_000_000, UTC).isoformat(timespec="microseconds")
@@ -73,8 +70,7 @@ def line(entry: Entry) -> str:
 
 
 def printable(value: Any) -> Any:
-    """Return a value as JSON has it: bytes as text where they are UTF-8, else as ``base64:...``; 16-byte ids as
-    hexadecimal."""
+    """Convert a value for JSON: bytes as text if UTF-8, else as ``base64:...``; 16-byte ids as hexadecimal."""
     if isinstance(value, bytes):
         if len(value) == 16:
             return value.hex()

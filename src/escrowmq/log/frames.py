@@ -1,8 +1,8 @@
-"""The frame codec: one Arrow record batch with a 56-byte header and a checksum over all of it (FORMAT.md has the map).
+"""The frame codec: one Arrow record batch with a 56-byte header and a checksum over all of it (see FORMAT.md).
 
-Messages are Arrow IPC record batch messages without their schema, which the kind tells. Kinds whose columns are all
-integers are *bare columns*: nothing but the values, the widest columns first so that each is aligned. That is what
-makes a question about a waiting half message cost 64 bytes.
+Messages are Arrow IPC record batch messages without their schema, which follows from the kind. Kinds with only integer
+columns are *bare columns*: just the values, the widest columns first so that each is aligned. So a check-back of a
+pending half message costs 64 bytes.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _HEADER = struct.Struct("<4sBBBBIIQQQIIQ")
 _CHECKSUM = struct.Struct("<Q")
 _LARGEST_LAG = (1 << 32) - 1
 CHECKED_BODIES = 1
-"""A flag: checksums of the single bodies follow the record batch (``bodies.py``)."""
+"""Flag: checksums of the single bodies follow the record batch (``bodies.py``)."""
 
 Chunk: TypeAlias = bytes | memoryview | pa.Buffer
 
 
 class Encoding(IntEnum):
-    """How the payload holds the batch. The number is stored."""
+    """The encoding of the batch in the payload. The number is stored."""
 
     ARROW = 0
     ARROW_LZ4 = 1
@@ -63,7 +63,7 @@ class FrameHeader(NamedTuple):
 
     @property
     def frame_bytes(self) -> int:
-        """Header and payload together."""
+        """Bytes of header and payload."""
         return HEADER_BYTES + self.payload_bytes
 
     @property
@@ -73,15 +73,14 @@ class FrameHeader(NamedTuple):
 
     @property
     def is_newer(self) -> bool:
-        """Whether only a newer version of this program knows what the frame means. Ask after the checksum."""
+        """Whether only a newer version of this program can interpret the frame. Check the checksum first."""
         checkable = self.kind in MESSAGES and self.encoding == Encoding.ARROW
         known = self.kind in STORED and self.encoding <= Encoding.BARE and self.flags <= CHECKED_BODIES * checkable
         return self.version > VERSION or not known
 
 
 class Packed:
-    """The rows of a frame to be as bytes, packed without Arrow: the same bytes that :func:`encode` makes of their
-    batch."""
+    """The rows of a future frame, packed without Arrow into the same bytes that :func:`encode` makes of their batch."""
 
     def __init__(self, kind: Kind, num_rows: int, payload: bytes, bodies: tuple[int, int, Sequence[bytes]]) -> None:
         self.kind = kind
@@ -89,11 +88,11 @@ class Packed:
         self.payload = payload
         """Without the checksums of the bodies, which need the frame's number."""
         self.bodies = bodies
-        """Of messages: where in the payload the bodies begin and end, and they themselves."""
+        """For messages: start and end of the bodies in the payload, and the bodies."""
 
     @cached_property
     def batch(self) -> pa.RecordBatch:
-        """The same as columns, which lie in the payload."""
+        """The same rows as columns, which lie in the payload."""
         payload = pa.py_buffer(self.payload)
         if self.kind in _BARE:
             return _from_bare(payload, self.kind, self.num_rows)
@@ -104,16 +103,13 @@ Content: TypeAlias = pa.RecordBatch | Packed
 
 
 def can_pack(kind: Kind) -> bool:
-    """Return whether :func:`pack` knows the kind."""
+    """Return whether :func:`pack` supports the kind."""
     return kind in MESSAGES or kind in _BARE
 
 
 def pack(kind: Kind, columns: Sequence[Any]) -> Packed:
-    """Return a few rows of a kind that :func:`can_pack` names. ``columns``: sequences in the order of the schema, of
-    message ids their bytes one after the other.
-
-    Raises ValueError or OverflowError if a value fits no column.
-    """
+    """Pack a few rows of a kind supported by :func:`can_pack`. Raises ValueError or OverflowError if a value fits no
+    column. ``columns`` are sequences in schema order; message ids are given as their concatenated bytes."""
     if kind in MESSAGES:
         payload, start, end = stored.message(*columns)
         return Packed(kind, len(columns[0]), payload, (start, end, columns[4]))
@@ -148,12 +144,12 @@ def encode(
     salt: int,
     lz4: bool = False,
 ) -> list[Chunk]:
-    """Encode one frame as chunks to be written one after the other; Misuse if the batch has another schema."""
+    """Encode one frame as consecutive chunks of bytes. Raises Misuse if the batch does not match the kind's schema."""
     if isinstance(content, Packed) and not lz4:
-        encoding, flags, payload = _encode_packed(content, sequence, salt)
+        encoding, flags, payload = _packed_payload(content, sequence, salt)
     else:
         batch = content.batch if isinstance(content, Packed) else content
-        encoding, flags, payload = _made(kind, batch, sequence, salt, lz4)
+        encoding, flags, payload = _batch_payload(kind, batch, sequence, salt, lz4)
     size = sum(map(len, payload))
     if size > LARGEST_PAYLOAD:
         raise Misuse(Code.BATCH_TOO_LARGE, f"a frame of {size} bytes; the format ends at {LARGEST_PAYLOAD}")
@@ -167,8 +163,8 @@ def encode(
     return [head + _CHECKSUM.pack(digest.intdigest()), *payload]
 
 
-def _encode_packed(packed: Packed, sequence: int, salt: int) -> tuple[Encoding, int, list[Chunk]]:
-    """Return the encoding, the flags and the payload of rows that are packed."""
+def _packed_payload(packed: Packed, sequence: int, salt: int) -> tuple[Encoding, int, list[Chunk]]:
+    """Return encoding, flags and payload of packed rows."""
     if packed.kind in _BARE:
         return Encoding.BARE, 0, [packed.payload]
     if packed.num_rows == 1:
@@ -178,7 +174,9 @@ def _encode_packed(packed: Packed, sequence: int, salt: int) -> tuple[Encoding, 
     return Encoding.ARROW, CHECKED_BODIES, [packed.payload, checksums]
 
 
-def _made(kind: Kind, batch: pa.RecordBatch, sequence: int, salt: int, lz4: bool) -> tuple[Encoding, int, list[Chunk]]:
+def _batch_payload(
+    kind: Kind, batch: pa.RecordBatch, sequence: int, salt: int, lz4: bool
+) -> tuple[Encoding, int, list[Chunk]]:
     """Return encoding, flags and payload of a batch."""
     schema = STORED[kind]
     if not batch.schema.equals(schema):
@@ -200,7 +198,7 @@ def _made(kind: Kind, batch: pa.RecordBatch, sequence: int, salt: int, lz4: bool
 
 
 def size_bound(content: Content) -> int:
-    """Return bytes that a frame of these rows takes at most, whatever its encoding: what to ``reserve`` for it."""
+    """Return the maximum bytes of a frame of these rows in any encoding, to ``reserve`` for it."""
     if isinstance(content, Packed):
         size, columns = len(content.payload), len(STORED[content.kind])
     else:
@@ -210,20 +208,19 @@ def size_bound(content: Content) -> int:
 
 
 def read_header(data: pa.Buffer | memoryview, offset: int) -> FrameHeader:
-    """Return the 56 bytes at ``offset`` as a header, whatever they are."""
+    """Read the 56 bytes at ``offset`` as a header, unchecked."""
     return FrameHeader._make(_HEADER.unpack_from(data, offset))
 
 
-def checks(data: memoryview, offset: int, header: FrameHeader, salt: int) -> bool:
-    """Return whether the checksum of the frame at ``offset`` (which must lie within ``data``) is right."""
+def is_intact(data: memoryview, offset: int, header: FrameHeader, salt: int) -> bool:
+    """Verify the checksum of the frame at ``offset`` (which must lie within ``data``)."""
     digest = xxhash.xxh3_64(data[offset : offset + _CHECKED.size], seed=salt)
     digest.update(data[offset + HEADER_BYTES : offset + header.frame_bytes])
     return bool(digest.intdigest() == header.checksum)
 
 
 def decode(data: pa.Buffer, offset: int, header: FrameHeader, file: str) -> pa.RecordBatch:
-    """Return the batch of a checked frame, its columns lying in ``data`` itself (LZ4 apart); Corrupt with the place
-    if it is none."""
+    """Decode a checked frame's batch; its columns lie in ``data`` (except LZ4). Raises Corrupt with the place."""
     if header.is_newer:
         raise DamagedLog(file, offset, header.sequence, "a frame of a newer version", newer=True)
     schema = STORED[Kind(header.kind)]
@@ -234,20 +231,19 @@ def decode(data: pa.Buffer, offset: int, header: FrameHeader, file: str) -> pa.R
             batch = _from_bare(payload, Kind(header.kind), header.rows)
         else:
             batch = pa.ipc.read_record_batch(payload, schema)
-    except MemoryError as problem:  # Arrow's is one, and an ArrowException, too: the frame is as it was
+    except MemoryError as problem:  # Arrow's error is also an ArrowException; the frame is intact
         raise error(Code.OUT_OF_RESOURCES, f"no memory to read a frame: {problem}") from problem
     except (pa.ArrowException, OSError, ValueError) as problem:
         raise DamagedLog(file, offset, header.sequence, f"the frame does not decode: {problem}") from problem
     if batch.num_rows != header.rows:
-        what = f"the frame holds {batch.num_rows} rows, its header says {header.rows}"
-        raise DamagedLog(file, offset, header.sequence, what)
+        message = f"the frame holds {batch.num_rows} rows, its header says {header.rows}"
+        raise DamagedLog(file, offset, header.sequence, message)
     return batch
 
 
 def _compress(batch: pa.RecordBatch) -> pa.Buffer:
-    """Return the batch's message in a compressed stream: what follows the schema's. Not in Arrow's threads: to begin
-    one for each column takes
-    ten times as long as to compress a small frame."""
+    """Compress the batch's message without Arrow's threads: starting one per column takes ten times as long as
+    compressing a small frame. The compressed stream is cut after the schema."""
     sink = pa.BufferOutputStream()
     writer = pa.ipc.new_stream(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False))
     writer.write_batch(batch)
@@ -262,7 +258,7 @@ def _pad(chunks: list[Chunk]) -> list[Chunk]:
 
 
 def _widest_first(schema: pa.Schema) -> list[tuple[int, int]]:
-    """Column numbers and bytes of a value, in the order in which bare columns are stored."""
+    """Return column numbers and value widths (bytes) in the order in which bare columns are stored."""
     widths = [(i, type_.bit_width // 8) for i, type_ in enumerate(schema.types)]
     return sorted(widths, key=lambda column: -column[1])
 

@@ -1,6 +1,5 @@
-"""The index of the frames in a segment: four NumPy columns, in memory or mapped from a side file. The side file is
-derived: it may be deleted at any time and is rebuilt equal.
-"""
+"""The index of the frames in a segment: four NumPy columns, in memory or mapped from an index file.
+That file is derived: it may be deleted at any time and is rebuilt identically."""
 
 from __future__ import annotations
 
@@ -34,9 +33,7 @@ _DTYPES: tuple[Any, ...] = ("<i8", "<i8", "<i8", "u1")
 
 class FrameIndex:
     """Columns ``positions``, ``times``, ``offsets`` (int64) and ``kinds`` (uint8), one entry per frame, in order.
-
-    One thread appends. Views taken before stay valid and unchanged, for growing replaces the arrays.
-    """
+    One thread appends. Views taken before stay valid and unchanged, because growing replaces the arrays."""
 
     __slots__ = ("_columns", "count")
 
@@ -46,12 +43,12 @@ class FrameIndex:
 
     @classmethod
     def of(cls, scan: Scan) -> FrameIndex:
-        """Return the index of what a walk found."""
+        """Build the index from the result of a walk."""
         lists = (scan.positions, scan.times, scan.offsets, scan.kinds)
         return cls([np.array(values, dtype) for values, dtype in zip(lists, _DTYPES, strict=True)])
 
     def append(self, position: int, time_us: int, offset: int, kind: int) -> None:
-        """Add a frame at the end."""
+        """Append a frame."""
         count = self.count
         if count == len(self._columns[0]):
             capacity = max(2 * count, 256)
@@ -86,7 +83,7 @@ class FrameIndex:
 
 @dataclass(slots=True)
 class Segment:
-    """One segment. ``epoch`` is the last opener in it, ``data`` its mapped file, None until it is first read."""
+    """One segment. ``epoch`` is its last opener, ``data`` its mapped file, None until first read."""
 
     name: str
     header: SegmentHeader
@@ -98,8 +95,8 @@ class Segment:
     data: pa.Buffer | None = None
 
     @classmethod
-    def begun(cls, header: SegmentHeader, size: int) -> Segment:
-        """Return a segment of no frames yet, of ``size`` bytes."""
+    def create(cls, header: SegmentHeader, size: int) -> Segment:
+        """Create a segment of ``size`` bytes without frames."""
         index = FrameIndex([np.empty(0, dtype) for dtype in _DTYPES])
         return cls(segment_name(header.sequence), header, index, size, header.position, header.epoch, header.sequence)
 
@@ -110,17 +107,17 @@ class Segment:
 
     @property
     def next_sequence(self) -> int:
-        """Sequence behind the last frame."""
+        """Sequence after the last frame."""
         return self.header.sequence + self.index.count
 
     def bytes_from(self, sequence: int) -> int:
-        """Return bytes of the frames from ``sequence`` on."""
+        """Return the bytes of the frames from ``sequence`` on."""
         first = max(sequence - self.sequence, 0)
         return self.size - int(self.index.offsets[first]) if first < self.index.count else 0
 
 
 def pack(segment: Segment) -> bytes:
-    """Content of the side file."""
+    """Encode the index file."""
     header, index = segment.header, segment.index
     body = b"".join(column.tobytes() for column in (index.positions, index.times, index.offsets, index.kinds))
     body += bytes(-len(body) % 8)
@@ -130,8 +127,7 @@ def pack(segment: Segment) -> bytes:
 
 
 def unpack(data: pa.Buffer, header: SegmentHeader) -> Segment | None:
-    """Return the sealed segment with this header, the columns of its index lying in ``data``; None if it does not
-    check."""
+    """Decode the sealed segment with this header; its index columns lie in ``data``. None if the file is invalid."""
     name = segment_name(header.sequence)
     try:
         raw = data.slice(0, min(LARGEST_HEADER, data.size)).to_pybytes()

@@ -1,10 +1,10 @@
-"""A read-only view of the log in a data folder. No lock is taken, no frame appended, nothing cut or repaired.
+"""Read-only view of the log in a data folder. Takes no lock, appends no frame, cuts or repairs nothing.
 
-A folder that a broker is using may be read too, up to what its own frames, or the broker, say is durable: what comes
-behind may still be lost in
-a crash, and must not be shown. A frame names only frames before it, so that without the broker's word the newest ones
-are not shown. Of a folder that is not in use everything counts that the next opening would keep. All files
-are mapped when the folder is opened, so a reader has one view of the log, whatever retention deletes meanwhile.
+A folder in use by a broker may be read too, up to the end that its frames, or the broker, report as durable: later
+frames may still be lost in a crash and must not be shown. A frame records only the durability of earlier frames, so
+without the broker's report the newest ones are not shown. In a folder not in use, every frame counts that the next
+opening would keep. All files are mapped on opening, so a reader has one consistent view, whatever retention deletes
+meanwhile.
 """
 
 from __future__ import annotations
@@ -38,12 +38,11 @@ from escrowmq.log.snapshots import SnapshotName
 from escrowmq.platform.disk import Disk, map_file, read_file
 
 _RETRIES = 5
-"""How often opening begins anew when retention deletes a file between listing and mapping."""
+"""Retries of opening if retention deletes a file between listing and mapping."""
 
 
 class Durable(NamedTuple):
-    """How far the log of a shard is durable, as the broker says that has opened it for the ``epoch``-th time: every row
-    below ``position``."""
+    """The durable end of a shard's log as reported by its ``epoch``-th opener: rows below ``position`` are durable."""
 
     shard: int
     epoch: int
@@ -51,13 +50,9 @@ class Durable(NamedTuple):
 
 
 def open_offline(disk: Disk, *, in_use: bool, durable: Durable | None = None) -> OfflineLog:
-    """Open the log in ``disk``'s folder, for reading. ``in_use``: a broker has it open, so only what is durable counts,
-    by
-    the log's own frames and by
-    ``durable``, which is believed if it is of the same opener.
-
-    Raises Misuse(NOT_A_DATA_FOLDER), Corrupt(DAMAGED, NEWER_FORMAT).
-    """
+    """Open the log in ``disk``'s folder for reading.
+    ``in_use``: a broker has it open, so only durable frames count, as shown by the log's own frames and by ``durable``,
+    which is used if it is of the same opener. Raises Misuse(NOT_A_DATA_FOLDER), Corrupt(DAMAGED, NEWER_FORMAT)."""
     for _ in range(_RETRIES):
         try:
             return _open(disk, in_use, durable)
@@ -94,7 +89,7 @@ def _last(disk: Disk, header: SegmentHeader, floor: int, in_use: bool, durable: 
 
 
 def _durable_part(found: Scan, header: SegmentHeader, end: int) -> Scan:
-    """Only the frames below sequence ``end``."""
+    """Return only the frames below sequence ``end``."""
     keep = min(max(end - header.sequence, 0), len(found.offsets))
     if keep == len(found.offsets):
         return found
@@ -106,10 +101,7 @@ def _durable_part(found: Scan, header: SegmentHeader, end: int) -> Scan:
 
 
 class OfflineLog(ReadableLog):
-    """A :class:`escrowmq.log.seam.StoredLog` whose answers never change.
-
-    ``is_mirror``: it is a copy of a log on Kafka.
-    """
+    """A :class:`escrowmq.log.seam.StoredLog` that never changes. ``is_mirror``: it is a copy of a log on Kafka."""
 
     def __init__(self, disk: Disk, segments: list[Segment], names: list[SnapshotName], *, is_mirror: bool) -> None:
         super().__init__(Reader(disk, segments))
@@ -121,12 +113,12 @@ class OfflineLog(ReadableLog):
         self.last_time_us = last_time(segments)
 
     def save_indexes(self, disk: Disk) -> None:
-        """Write the side files of the sealed segments, so that the next opening need not walk them."""
+        """Write the index files of the sealed segments, so that the next opening need not walk them."""
         for segment in self._reader.segments[:-1]:
             save_index(disk, segment)
 
     def load_snapshot(self) -> Snapshot | None:
-        """Return the newest snapshot that checks and is not ahead of what counts; None: replay from the beginning."""
+        """Load the newest valid snapshot that is not ahead of the log; None: replay from the beginning."""
         first, end = self._reader.segments[0].sequence, self.next_sequence
         found = snapshots.newest(self._disk, self.shard, self._snapshots, first, end)
         return None if found is None else found[1]

@@ -1,4 +1,4 @@
-"""Reads the log: decodes frames in place and collects rows by position. Safe from any thread."""
+"""Log reader: decodes frames in place and collects rows by position. Safe from any thread."""
 
 from __future__ import annotations
 
@@ -18,10 +18,19 @@ from escrowmq.log.bodies import SoundColumns
 from escrowmq.log.copying.files import list_files, read_part
 from escrowmq.log.frames import Encoding
 from escrowmq.log.index import Segment
-from escrowmq.log.lookups.entries import Column, Wanted
+from escrowmq.log.lookups.entries import Column, Query
 from escrowmq.log.lookups.finder import Lookups
 from escrowmq.log.report import Damage, DamagedLog, RowDamage
-from escrowmq.log.rows import READ_SCHEMA, Located, Recent, expected_of, gather, row_damage, salvaged, sound_columns
+from escrowmq.log.rows import (
+    READ_SCHEMA,
+    Located,
+    Recent,
+    expected_of,
+    gather,
+    row_damage,
+    salvage_frame,
+    sound_columns,
+)
 from escrowmq.log.seam import Frame, LogFiles, Match
 from escrowmq.message.names import is_text
 from escrowmq.platform.disk import Disk, disk_error, map_file
@@ -29,36 +38,34 @@ from escrowmq.schemas import MESSAGES, Kind
 
 Int64s = npt.NDArray[np.int64]
 
-RELOOK = 16
-"""Damaged frames that are looked at again when somebody asks for all of them."""
-LOOK_FRAMES = 4096
-"""Frames whose kinds are compared at a time."""
+MAX_RECHECKED = 16
+"""Maximum number of damaged frames to recheck when all damage is listed."""
+KINDS_AT_ONCE = 4096
+"""Number of frames whose kinds are compared at a time."""
 _CACHE_BYTES = 64 << 20
 _COLUMNS_BYTES = 16 << 20
-_FRAME_COST = 4096  # what a decoded frame takes apart from its mapped bytes
+_FRAME_COST = 4096  # memory of a decoded frame besides its mapped bytes
 LARGE = 64 << 10
-"""Bytes of a frame of which one row is read without the other bodies; smaller ones are read whole."""
+"""Frame size (bytes) from which a single row is read without the other bodies; smaller frames are read whole."""
 
 
 class Reader:
-    """The segments of a log, and frames that are appended but not yet written.
-
-    ``lock`` guards all of its state; the log's writer takes it for the moment of a change.
-    """
+    """The segments of a log, and the frames appended but not yet written.
+    ``lock`` guards all of its state; the log's writer holds it only during a change."""
 
     def __init__(self, disk: Disk, segments: list[Segment]) -> None:
         self.lock = Lock()
         self.segments: tuple[Segment, ...] = tuple(segments)
         self.fresh: dict[int, Frame] = {}
         self.disk = disk
-        self._whole: Recent[Frame] = Recent(_CACHE_BYTES)
-        self._columns: Recent[SoundColumns] = Recent(_COLUMNS_BYTES)
+        self._frame_cache: Recent[Frame] = Recent(_CACHE_BYTES)
+        self._column_cache: Recent[SoundColumns] = Recent(_COLUMNS_BYTES)
         self._damages: dict[int, Damage] = {}  # by the sequence of the frame
-        self.noticed: Callable[[Damage], None] = lambda damage: None
-        """Called, on the reader's thread, when damage is met that was not known."""
+        self.on_damage: Callable[[Damage], None] = lambda damage: None
+        """Called on the reader's thread when new damage is found."""
 
     def locate(self, positions: Int64s) -> Located:
-        """Find the frames of positions; Rejected(RANGE_PURGED) below the log, Misuse beyond it."""
+        """Find the frames of positions. Raises Rejected(RANGE_PURGED) below the log, Misuse beyond it."""
         with self.lock:
             segments = self.segments
             if len(positions):
@@ -80,9 +87,8 @@ class Reader:
             return found
 
     def message(self, position: int) -> pa.RecordBatch | None:
-        """Return the one message at ``position``, as ``gather`` gives it; None if there is none, or damage near it:
-        ``gather`` tells. Of a large frame
-        no other body is read."""
+        """Return the single message at ``position``, in the form of ``gather``, reading no other body of a large frame.
+        Returns None if there is no message or damage is near; ``gather`` then reports which."""
         with self.lock:
             segment = self._segment_at(position)
             if segment is None:
@@ -106,13 +112,13 @@ class Reader:
         return None if at < 0 or position >= self.segments[at].next_position else self.segments[at]
 
     def stored_from(self) -> tuple[int, int]:
-        """Sequence and position of the first frame that is stored."""
+        """Return sequence and position of the first stored frame."""
         with self.lock:
             return self.segments[0].sequence, self.segments[0].header.position
 
     def frame_at(self, position: int) -> tuple[int, int]:
-        """Return the frame that holds a position, and the position of its first row. Rejected(RANGE_PURGED), Misuse
-        beyond the log."""
+        """Return the frame that holds a position, and the position of its first row.
+        Raises Rejected(RANGE_PURGED), Misuse beyond the log."""
         with self.lock:
             segment = self._segment_at(position)
             if segment is None:
@@ -122,8 +128,8 @@ class Reader:
             return segment.sequence + index, segment.index.positions.item(index)
 
     def place(self, sequence: int) -> tuple[int, int]:
-        """Return the position at which a frame begins (or would, behind the last), and the time of the one before.
-        Rejected(RANGE_PURGED), Misuse beyond the log."""
+        """Return the first position of a frame (also of the one after the last) and the time of the frame before it.
+        Raises Rejected(RANGE_PURGED), Misuse beyond the log."""
         with self.lock:
             segment = self._segment_of(sequence)
             at = sequence - segment.sequence
@@ -133,7 +139,7 @@ class Reader:
             return position, segment.index.times.item(at - 1) if at else segment.header.created_us
 
     def message_frames(self, start: int, end: int) -> Int64s:
-        """Return the sequences of the stored frames of messages, ``start`` <= sequence < ``end``, rising."""
+        """Return the sequences of the stored message frames with ``start`` <= sequence < ``end``, ascending."""
         found: list[Int64s] = []
         with self.lock:
             first = max(bisect_right(self.segments, start, key=lambda s: s.sequence) - 1, 0)
@@ -152,91 +158,92 @@ class Reader:
             raise Misuse(Code.BAD_ARGUMENT, f"there is no position {high} yet")
 
     def frame(self, sequence: int, *, keep: bool = True) -> Frame:
-        """One frame, its checksum verified; what is left of it, with its ``damage``, if that is wrong. ``keep``
-        remembers it for the next reader. Corrupt(NEWER_FORMAT)."""
+        """Read one frame and verify its checksum; if it is wrong, return the readable part with its ``damage``.
+        ``keep`` caches it for later reads. Raises Corrupt(NEWER_FORMAT)."""
         with self.lock:
             if (fresh := self.fresh.get(sequence)) is not None:
                 return fresh
-            if (known := self._whole.get(sequence)) is not None:
+            if (known := self._frame_cache.get(sequence)) is not None:
                 return known
             segment = self._segment_of(sequence)
             offset, size, rows, expected = expected_of(segment, sequence)
-            data, missing = self._open_segment(segment)
+            data, missing = self._try_map(segment)
         try:
             if missing is not None:
                 raise missing
-            frame, encoding = _decode(data, segment, offset, sequence)
+            frame, encoding = _decode_frame(data, segment, offset, sequence)
         except DamagedLog as problem:
             if problem.damage.newer:
                 raise
-            self._note(problem.damage, sequence)
+            self._record_damage(problem.damage, sequence)
             part = None if data is None or offset + size > data.size else data.slice(offset, size)
-            return salvaged(expected, rows, part, segment.header.salt, problem.damage)  # not kept: it may be put right
+            return salvage_frame(
+                expected, rows, part, segment.header.salt, problem.damage
+            )  # not cached: it may be repaired
         if self._damages:
-            self._on_repaired(sequence)
+            self._clear_damage(sequence)
         if keep:
             extra = frame.batch.nbytes if encoding == Encoding.ARROW_LZ4 else 0
             with self.lock:
-                self._whole.put(sequence, frame, _FRAME_COST + extra)
+                self._frame_cache.put(sequence, frame, _FRAME_COST + extra)
         return frame
 
     def columns(self, sequence: int) -> SoundColumns | None:
-        """Return the columns of a large frame of messages without its bodies, verified, and remember them; None if
-        it is small, was read lately, has no checksums of its bodies, or is damaged: :meth:`frame` reads it whole.
-        Rejected(RANGE_PURGED)."""
+        """Read and cache the verified columns of a large message frame, without bodies. Raises Rejected(RANGE_PURGED).
+        None, so that :meth:`frame` reads it whole, if it is small, cached, damaged or without checksums of bodies."""
         with self.lock:
-            if sequence in self.fresh or sequence in self._damages or self._whole.get(sequence) is not None:
+            if sequence in self.fresh or sequence in self._damages or self._frame_cache.get(sequence) is not None:
                 return None
-            if (known := self._columns.get(sequence)) is not None:
+            if (known := self._column_cache.get(sequence)) is not None:
                 return known
             segment = self._segment_of(sequence)
             offset, size, rows, expected = expected_of(segment, sequence)
             if size < LARGE or expected[0] not in MESSAGES:
                 return None
-            data, _ = self._open_segment(segment)
+            data, _ = self._try_map(segment)
         if data is None or offset + size > data.size:
             return None
         found = sound_columns(expected, rows, data.slice(offset, size), segment.header.salt)
         if found is not None:
             with self.lock:
-                self._columns.put(sequence, found, _FRAME_COST)
+                self._column_cache.put(sequence, found, _FRAME_COST)
         return found
 
-    def _open_segment(self, segment: Segment) -> tuple[pa.Buffer | None, DamagedLog | None]:
-        """Return the segment's file, or why there is none. With the lock held."""
+    def _try_map(self, segment: Segment) -> tuple[pa.Buffer | None, DamagedLog | None]:
+        """Return the segment's file, or the reason why it is unavailable. The lock must be held."""
         try:
             return self._map(segment), None
         except DamagedLog as missing:
             return None, missing
 
-    def _note(self, damage: Damage, sequence: int) -> None:
-        """List damage that a read met, and log it once."""
+    def _record_damage(self, damage: Damage, sequence: int) -> None:
+        """Record damage, and report it the first time."""
         with self.lock:
             known = sequence in self._damages
             self._damages[sequence] = damage
         if not known:
-            self.noticed(damage)
+            self.on_damage(damage)
 
-    def _on_repaired(self, sequence: int) -> None:
-        """Forget the damage of a frame that was repaired."""
+    def _clear_damage(self, sequence: int) -> None:
+        """Remove the damage of a frame that was repaired."""
         with self.lock:
             self._damages.pop(sequence, None)
 
     @property
     def is_damaged(self) -> bool:
-        """Whether there is damage that was met."""
+        """Whether damage was found."""
         return bool(self._damages)
 
     def damages(self) -> list[Damage]:
-        """Damage that was met in what is still stored, oldest frame first. The first places are looked at again."""
-        for sequence in self.damaged_frames()[:RELOOK]:
-            with suppress(EscrowError):  # retention took it meanwhile
+        """Return the damage found in stored frames, oldest frame first, after rechecking the first few places."""
+        for sequence in self.damaged_frames()[:MAX_RECHECKED]:
+            with suppress(EscrowError):  # removed by retention meanwhile
                 self.frame(sequence, keep=False)
         with self.lock:
             return [self._damages[sequence] for sequence in sorted(self._damages)]
 
     def damaged_frames(self) -> list[int]:
-        """Return the sequences of the frames of :meth:`damages`, rising."""
+        """Return the sequences of the frames of :meth:`damages`, ascending."""
         with self.lock:
             return sorted(self._damages)
 
@@ -246,9 +253,8 @@ class Reader:
         return self.segments[bisect_right(self.segments, sequence, key=lambda s: s.sequence) - 1]
 
     def _map(self, segment: Segment) -> pa.Buffer:
-        """Return the segment's file as a buffer; retention may delete the file meanwhile. Overloaded(OUT_OF_RESOURCES)
-        without a
-        descriptor or memory for it; any other failure is damage of this segment, for those who read it."""
+        """Map the segment's file; retention may delete the file meanwhile. Any other failure is damage of this segment.
+        Raises Overloaded(OUT_OF_RESOURCES) without a descriptor or memory for it."""
         if segment.data is None:
             try:
                 data = map_file(self.disk, segment.name)
@@ -258,14 +264,13 @@ class Reader:
                 refusal = disk_error(problem)
                 if isinstance(refusal, Overloaded):
                     raise refusal from problem
-                what = f"the segment cannot be read: {problem}"
-                raise DamagedLog(segment.name, 0, segment.sequence, what) from problem
+                message = f"the segment cannot be read: {problem}"
+                raise DamagedLog(segment.name, 0, segment.sequence, message) from problem
             segment.data = data.slice(0, min(segment.size, data.size))
         return segment.data
 
     def publish(self, frame: Frame, offset: int, size: int, synced: int) -> None:
-        """Add a frame of ``size`` bytes that is to lie at ``offset`` of the last segment; frames below ``synced`` are
-        durable."""
+        """Add a frame of ``size`` bytes at ``offset`` of the last segment; frames below ``synced`` are durable."""
         with self.lock:
             segment = self.segments[-1]
             segment.index.append(frame.position, frame.time_us, offset, frame.kind)
@@ -276,33 +281,32 @@ class Reader:
             self.fresh[frame.sequence] = frame
 
     def bytes_from(self, sequence: int) -> int:
-        """Return bytes of the frames from ``sequence`` on."""
+        """Return the bytes of the frames from ``sequence`` on."""
         size = 0
         with self.lock:
-            for segment in reversed(self.segments):  # asked every round: only those that have any
+            for segment in reversed(self.segments):  # called every round: stop at the first one needed
                 size += segment.bytes_from(sequence)
                 if segment.sequence <= sequence:
                     break
         return size
 
     def droppable(self, position: int, covered: int) -> tuple[Segment, ...]:
-        """Return the first segments, all but the last at most, that lie below ``position`` and below the sequence
-        ``covered``."""
+        """Return the first segments (never the last) below ``position`` and below the sequence ``covered``."""
         segments = self.segments[:-1]
         return tuple(s for s in segments if s.next_position <= position and s.next_sequence <= covered)
 
     def drop(self, count: int) -> None:
-        """Forget the first ``count`` segments and what was decoded of them."""
+        """Forget the first ``count`` segments and their cached frames."""
         with self.lock:
             self.segments = self.segments[count:]
-            self._whole.drop_below(self.segments[0].sequence)
-            self._columns.drop_below(self.segments[0].sequence)
+            self._frame_cache.drop_below(self.segments[0].sequence)
+            self._column_cache.drop_below(self.segments[0].sequence)
             for gone in [s for s in self._damages if s < self.segments[0].sequence]:
                 del self._damages[gone]
 
     def frames(self, start: int, end: int, kinds: Sequence[Kind] | None, damaged: bool) -> Iterator[Frame]:
-        """Yield frames ``start`` <= sequence < ``end`` of the given kinds, in order; Corrupt at a damaged one,
-        unless they are wanted, too."""
+        """Iterate over frames ``start`` <= sequence < ``end`` of these kinds; Corrupt at a damaged one, unless
+        ``damaged``."""
         with self.lock:
             segments = self.segments
         for segment in segments:
@@ -322,32 +326,31 @@ class Reader:
 
 
 class ReadableLog:
-    """The reading half of a log (see :class:`escrowmq.log.seam.StoredLog`) over the segments of a :class:`Reader`."""
+    """The read half of a log (see :class:`escrowmq.log.seam.StoredLog`) over the segments of a :class:`Reader`."""
 
-    next_sequence: int  # behind the last frame
-    next_position: int  # behind the last row
+    next_sequence: int  # after the last frame
+    next_position: int  # after the last row
     epoch: int
     last_time_us: int
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
         self.acts = Journal(reader.disk, self.shard)
-        """The record of what operators did, beside the log."""
+        """The record of operator actions, beside the log."""
         self._lookups: Lookups | None = None
-        self._opening_lookups = Lock()
+        self._lookups_lock = Lock()
 
     def find(self, column: Column, value: bytes | str, topic: str | None = None, *, end: int) -> Iterator[Match]:
-        """Return rows of PLAIN and HALF frames below sequence ``end`` with an id or a key, newest first; see the
-        seam."""
+        """Find PLAIN and HALF rows below sequence ``end`` by id or key, newest first; see the seam."""
         self._check_usable()
         if not all(is_text(text) for text in (value, topic) if isinstance(text, str)):
-            return iter(())  # no column holds half a character
+            return iter(())  # columns hold only valid text
         lookups = self._open_lookups()
-        return lookups.find(Wanted(column, value, topic), end, self._reader.place(end)[0])
+        return lookups.find(Query(column, value, topic), end, self._reader.place(end)[0])
 
     def _open_lookups(self) -> Lookups:
-        """Of a log that only reads: made when they are first asked for; the files that there are are used."""
-        with self._opening_lookups:
+        """Return the look-ups; a read-only log creates them on first use from the existing files."""
+        with self._lookups_lock:
             if self._lookups is None:
                 lookups = Lookups(self._reader.disk, self._reader, self.shard, writes=False)
                 lookups.begin(self.next_sequence)
@@ -355,19 +358,19 @@ class ReadableLog:
             return self._lookups
 
     def _check_usable(self) -> None:
-        """Raise the error that prevents reading; none here, subclasses may have one."""
+        """Raise the error that prevents reading; subclasses override this."""
 
     @property
     def durable_sequence(self) -> int:
-        """Every frame below this is durable, and can be read."""
+        """Every frame below this is durable and readable."""
         return self.next_sequence
 
     def files(self) -> LogFiles:
-        """Return the files that a copy of the log consists of."""
+        """List the files needed for a copy of the log."""
         return list_files(self._reader, lambda: self.durable_sequence, self.acts)
 
     def read_file(self, name: str, start: int, size: int) -> bytes:
-        """Return a part of one of :meth:`files`."""
+        """Read a part of one of :meth:`files`."""
         return read_part(self._reader.disk, name, start, size)
 
     @property
@@ -381,8 +384,7 @@ class ReadableLog:
         return self._reader.segments[0].header.position
 
     def position_before(self, time_us: int) -> int:
-        """Return the position that begins the first segment holding anything newer than ``time_us``; the last
-        segment at most."""
+        """Return the start of the first segment with frames newer than ``time_us``, or of the last segment."""
         with self._reader.lock:
             segments = self._reader.segments
             newer = (s.header.position for s in segments if s.index.count and s.index.times[-1] > time_us)
@@ -391,8 +393,8 @@ class ReadableLog:
     def frames(
         self, start: int = 0, kinds: Sequence[Kind] | None = None, end: int | None = None, *, damaged: bool = False
     ) -> Iterator[Frame]:
-        """Yield stored frames with ``start <= sequence < end``, in order, of the given kinds; a damaged one raises
-        Corrupt, or comes as far as it can be read (``damaged``)."""
+        """Iterate over stored frames with ``start <= sequence < end`` of the given kinds, in order.
+        Raises Corrupt at an invalid one, or with ``damaged`` returns its readable part."""
         self._check_usable()
         limit = self.next_sequence if end is None else min(end, self.next_sequence)
         return self._reader.frames(start, limit, kinds, damaged)
@@ -405,7 +407,8 @@ class ReadableLog:
         *,
         damaged: bool = False,
     ) -> Iterator[Frame]:
-        """Yield :meth:`frames` from the one that holds ``position``; Rejected(RANGE_PURGED) if it has left the log."""
+        """Iterate as :meth:`frames`, from the frame that holds ``position``.
+        Raises Rejected(RANGE_PURGED) if it has left the log."""
         self._check_usable()
         limit = self.next_position if end_position is None else min(end_position, self.next_position)
         if position >= limit:
@@ -415,8 +418,7 @@ class ReadableLog:
 
     def read(self, positions: Int64s, columns: Sequence[str] | None = None) -> pa.RecordBatch:
         """Return the PLAIN and HALF rows at ``positions``, in that order (schema READ_SCHEMA, or some of its columns).
-        Corrupt(DAMAGED)
-        if one of them is damaged in one of the columns."""
+        Raises Corrupt(DAMAGED) if one of them is damaged in one of the columns."""
         batch, damaged = self.salvage(positions, columns)
         for row in damaged.values():
             if not row.body_only or columns is None or "body" in columns:
@@ -426,8 +428,7 @@ class ReadableLog:
     def salvage(
         self, positions: Int64s, columns: Sequence[str] | None = None
     ) -> tuple[pa.RecordBatch, dict[int, RowDamage]]:
-        """As :meth:`read`, damaged rows without content; these by row number. In ``damaged`` are also those of which
-        only columns are lost that were not asked for."""
+        """Read as :meth:`read`, but return damaged rows without content, and their damage (in any column) by row."""
         self._check_usable()
         if len(positions) == 1 and columns is None and (alone := self._reader.message(int(positions[0]))) is not None:
             return alone, {}
@@ -446,11 +447,11 @@ class ReadableLog:
 
     @property
     def is_damaged(self) -> bool:
-        """Whether damage was met in what is still stored."""
+        """Whether damage was found in stored frames."""
         return self._reader.is_damaged
 
     def damages(self) -> list[Damage]:
-        """Damage that was met in what is still stored, oldest frame first."""
+        """Return the damage found in stored frames, oldest frame first."""
         return self._reader.damages()
 
     def time_at(self, positions: Int64s) -> Int64s:
@@ -459,8 +460,7 @@ class ReadableLog:
         return self._reader.locate(np.asarray(positions, np.int64)).times
 
     def position_at(self, time_us: int) -> int:
-        """Return the position of the first row stored at ``time_us`` or later; the one that comes next if there is
-        none."""
+        """Return the position of the first row stored at ``time_us`` or later, or the next position."""
         with self._reader.lock:
             for segment in self._reader.segments:
                 if segment.index.count and segment.index.times[-1] >= time_us:
@@ -468,15 +468,15 @@ class ReadableLog:
         return self.next_position
 
     def holds(self, position: int, kinds: Sequence[Kind]) -> bool:
-        """Return whether a frame of these kinds lies at ``position`` or behind it."""
+        """Return whether a frame of these kinds lies at ``position`` or after it."""
         with self._reader.lock:
             segments = [s for s in self._reader.segments if s.next_position > position]
             found = [(s.index.positions, s.index.kinds) for s in segments]
         wanted = [int(kind) for kind in kinds]
         for positions, stored in found:
             first = max(int(np.searchsorted(positions, position, side="right")) - 1, 0)
-            for start in range(first, len(stored), LOOK_FRAMES):
-                if np.isin(stored[start : start + LOOK_FRAMES], wanted).any():
+            for start in range(first, len(stored), KINDS_AT_ONCE):
+                if np.isin(stored[start : start + KINDS_AT_ONCE], wanted).any():
                     return True
         return False
 
@@ -491,9 +491,8 @@ class ReadableLog:
         return self._reader.locate(np.asarray(positions, np.int64)).sequences
 
 
-def _decode(data: pa.Buffer, segment: Segment, offset: int, sequence: int) -> tuple[Frame, int]:
-    """Return the frame at ``offset``, which the index says is ``sequence``; Corrupt with the place if it is not, or
-    is damaged."""
+def _decode_frame(data: pa.Buffer, segment: Segment, offset: int, sequence: int) -> tuple[Frame, int]:
+    """Decode the frame at ``offset``, expected to be ``sequence``. Raises Corrupt with the place if it is not."""
     view = memoryview(data)
     if offset + codec.HEADER_BYTES > len(view):
         raise DamagedLog(segment.name, offset, sequence, "the file ends before the frame")
@@ -501,7 +500,7 @@ def _decode(data: pa.Buffer, segment: Segment, offset: int, sequence: int) -> tu
     problem: str | None = None
     if header.magic != codec.MAGIC or offset + header.frame_bytes > len(view):
         problem = "no frame begins here"
-    elif not codec.checks(view, offset, header, segment.header.salt):
+    elif not codec.is_intact(view, offset, header, segment.header.salt):
         problem = "the checksum is wrong"
     elif header.sequence != sequence:
         problem = f"a frame out of place: sequence {header.sequence}"

@@ -3,14 +3,13 @@
 Rules:
 
 1. A segment that is not the last was synced before the next one got its name: any bad frame in it is damage.
-2. In the last segment, what follows the last good frame is *reserved space* if it is all zeros; *damage* if anything
-   shows that a frame had been durable there (a later frame's synced mark, a snapshot's or the file ``closed``'s
-   sequence); else a *torn tail*: writes that were never acknowledged, dropped, torn or reordered by the crash. Only a
-   torn tail is cut.
+2. In the last segment, the bytes after the last good frame are *reserved space* if they are all zeros; *damage* if
+   anything shows that a frame had been durable there (a later frame's synced mark, the sequence of a snapshot or of the
+   file ``closed``); else a *torn tail*: unacknowledged writes lost, torn or reordered by the crash. Only that is cut.
 3. Damage raises Corrupt with its place, and nothing in the folder is changed.
-4. What was recovered is made durable before anything is appended. The frames that may never have reached the disk are
-   written again first: after a failed sync, the system may take them for clean.
-5. Every step can be repeated, so a crash during recovery is recovered from by recovery.
+4. Recovered frames are made durable before anything is appended. Frames that may never have reached the disk are
+   written again first: after a failed sync, the system may consider their pages clean.
+5. Every step can be repeated, so recovery also recovers from a crash during recovery.
 """
 
 from __future__ import annotations
@@ -45,16 +44,16 @@ from escrowmq.log.snapshots import SnapshotName
 from escrowmq.platform.disk import LOCK_NAME, TEMPORARY, Disk, map_file, read_file, replace_file
 
 MIRROR_NAME = ".kafka.json"
-"""The file that makes a folder the mirror of a log on Kafka (``log/kafka/marks.py``)."""
+"""The file that marks a folder as the mirror of a log on Kafka (``log/kafka/marks.py``)."""
 _NEUTRAL = {"lost+found", LOCK_NAME}
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The files of a folder, by what they are."""
+    """The files of a folder, by type."""
 
-    segments: list[int]  # first sequences, ascending, of those that are part of the log
-    dropped: list[int]  # first sequences of segments before the base: to be removed
+    segments: list[int]  # first sequences of the log's segments, ascending
+    dropped: list[int]  # first sequences of the segments before the base, to be removed
     snapshots: list[SnapshotName]  # newest first
     base: SnapshotName | None
     temporary: list[str]
@@ -64,12 +63,12 @@ class Listing:
 
     @property
     def first(self) -> int:
-        """The frame that the log begins with."""
+        """The first frame of the log."""
         return self.base.first if self.base is not None else 0
 
     @property
     def is_fresh(self) -> bool:
-        """Whether no log has been made here (a torn creation leaves nothing but temporary files)."""
+        """Whether no log was created here (an interrupted creation leaves only temporary files)."""
         return not (self.segments or self.dropped or self.snapshots or self.closed)
 
 
@@ -85,7 +84,7 @@ class Cut:
 
 @dataclass(slots=True)
 class Recovered:
-    """A log as it was found, ready to be appended to. ``snapshots`` newest first."""
+    """A recovered log, ready for appending. ``snapshots`` newest first."""
 
     segments: list[Segment]
     snapshots: list[SnapshotName]
@@ -93,11 +92,11 @@ class Recovered:
     time_us: int
     cut: Cut | None
     damaged: list[int] = field(default_factory=list)
-    """Frames that were found damaged, and for which a snapshot stands."""
+    """Damaged frames that a snapshot covers."""
 
 
 def list_folder(disk: Disk) -> Listing:
-    """Sort the names in a folder; looks at no content."""
+    """Classify the files of a folder by name; read no content."""
     names = disk.list()
     found = snapshots.listed(names)
     bases = [s for s in found if s.first >= 0]
@@ -110,7 +109,7 @@ def list_folder(disk: Disk) -> Listing:
         n for n in names if n.endswith((f".segment{TEMPORARY}", f".snapshot{TEMPORARY}", f".index{TEMPORARY}"))
     ]
     temporary += [n for n in names if n in (CLOSED_NAME + TEMPORARY, DAMAGED_NAME + TEMPORARY)]
-    known |= {n for n in names if is_run(n)}  # look-up files, whole or not: who makes them removes them
+    known |= {n for n in names if is_run(n)}  # look-up files, complete or not: their writer removes them
     foreign = [n for n in names if n not in known | _NEUTRAL and n not in temporary and not n.startswith(".")]
     return Listing(
         [s for s in segments if s >= first],
@@ -125,24 +124,23 @@ def list_folder(disk: Disk) -> Listing:
 
 
 def refuse_foreign(listing: Listing) -> None:
-    """Misuse(NOT_A_DATA_FOLDER) for a folder that holds something, and no log."""
+    """Raise Misuse(NOT_A_DATA_FOLDER) for a folder that holds other files and no log."""
     if listing.is_fresh and listing.foreign:
         raise Misuse(Code.NOT_A_DATA_FOLDER, f"the folder holds no log but other files, such as {listing.foreign[0]!r}")
 
 
 def refuse_mirror(listing: Listing) -> None:
-    """Misuse(NOT_A_DATA_FOLDER) for a folder that only mirrors a log: frames of an opener of its own would be in no
-    other copy."""
+    """Raise Misuse(NOT_A_DATA_FOLDER) for a mirror of another log: frames appended here would be in no other copy."""
     if listing.mirror:
         raise Misuse(
             Code.NOT_A_DATA_FOLDER,
             "the folder is a mirror of a log on Kafka",
-            "serve it with --log, read it with read_only=True, or make a log of its own of it with `escrowmq log copy`",
+            "serve it with --log, read it with read_only=True, or make it a separate log with `escrowmq log copy`",
         )
 
 
 def recover(disk: Disk, listing: Listing) -> Recovered | None:
-    """Find the log's end and make what there is durable; None for a folder without a log. Corrupt changes nothing."""
+    """Find the end of the log and make its frames durable; None for a folder without a log. Corrupt changes nothing."""
     if listing.is_fresh:
         _remove(disk, listing.temporary)
         return None
@@ -162,17 +160,16 @@ def recover(disk: Disk, listing: Listing) -> Recovered | None:
 
 
 def covered(listing: Listing) -> int:
-    """Return the sequence below which a snapshot stands for every frame, as far as names tell. If that snapshot is
-    damaged itself, the
-    frames are replayed, and one that is damaged stops that."""
+    """Return the sequence below which a snapshot covers every frame, judging by file names.
+    If that snapshot is damaged, the frames are replayed, and a damaged frame stops the replay."""
     return max((s.sequence for s in listing.snapshots), default=0)
 
 
 def sealed_segments(
     disk: Disk, headers: list[SegmentHeader], covered: int
 ) -> tuple[list[Segment], list[Segment], list[int]]:
-    """Return all segments but the last, those among them that have no good side file, and damaged frames that the
-    walks over these stepped over, as far as they lie below ``covered``."""
+    """Load all segments but the last.
+    Returns them, those without a valid index file, and the damaged frames below ``covered`` that were skipped."""
     sealed: list[Segment] = []
     unindexed: list[Segment] = []
     damaged: list[int] = []
@@ -187,7 +184,7 @@ def sealed_segments(
 
 
 def _recover_last(disk: Disk, header: SegmentHeader, floor: int) -> tuple[Segment, Cut | None]:
-    """Return the last segment, its torn tail cut, everything in it durable."""
+    """Load the last segment, cut its torn tail and make everything in it durable."""
     name = segment_name(header.sequence)
     with closing(disk.open(name)) as file:
         data = file.map(file.size())
@@ -204,13 +201,13 @@ def _recover_last(disk: Disk, header: SegmentHeader, floor: int) -> tuple[Segmen
 
 
 def segment_of(name: str, header: SegmentHeader, found: Scan) -> Segment:
-    """Return the segment that a walk found. What came before it was durable when it was made."""
+    """Build the segment found by a walk. Earlier segments were durable when it was created."""
     synced = max(found.synced, header.sequence)
     return Segment(name, header, FrameIndex.of(found), found.end, found.position, found.epoch, synced)
 
 
 def last_time(segments: list[Segment]) -> int:
-    """Time of the last frame; when the log was made if it has none."""
+    """Return the time of the last frame, or the log's creation time if it has none."""
     for segment in reversed(segments):
         if segment.index.count:
             return int(segment.index.times[-1])
@@ -224,18 +221,18 @@ def _remove(disk: Disk, names: list[str]) -> None:
 
 
 def check_chain_start(listing: Listing) -> None:
-    """Corrupt if the first segment of the log is not there."""
+    """Raise Corrupt if the first segment of the log is missing."""
     if not listing.segments:
         name = segment_name(listing.first)
         raise DamagedLog(name, 0, listing.first, "every segment is missing")
     if listing.segments[0] != listing.first:
         name = segment_name(listing.first)
-        what = f"the segment is missing; the log goes on with frame {listing.segments[0]}"
-        raise DamagedLog(name, 0, listing.first, what)
+        message = f"the segment is missing; the log goes on with frame {listing.segments[0]}"
+        raise DamagedLog(name, 0, listing.first, message)
 
 
 def read_segment_header(disk: Disk, sequence: int) -> SegmentHeader:
-    """Return the checked header of the segment named by ``sequence``."""
+    """Read and check the header of the segment named by ``sequence``."""
     name = segment_name(sequence)
     header = SegmentHeader.unpack(read_file(disk, name, LARGEST_HEADER), name)
     if header.sequence != sequence:
@@ -244,9 +241,8 @@ def read_segment_header(disk: Disk, sequence: int) -> SegmentHeader:
 
 
 def sealed_segment(disk: Disk, header: SegmentHeader, covered: int) -> tuple[Segment, bool, list[int]]:
-    """Return a segment that is not the last, and whether its side file was used: if that does not fit, the segment is
-    walked. A damaged frame
-    below ``covered`` is stepped over where that is possible; the sequences of those."""
+    """Load a segment that is not the last; it is walked if its index file does not match.
+    Returns it, whether its index file was used, and the damaged frames below ``covered`` that the walk could skip."""
     name = segment_name(header.sequence)
     data = map_file(disk, name)
     with suppress(FileNotFoundError):
@@ -262,18 +258,18 @@ def sealed_segment(disk: Disk, header: SegmentHeader, covered: int) -> tuple[Seg
 
 
 def save_index(disk: Disk, segment: Segment) -> None:
-    """Write the side file of a sealed segment. Derived, so nothing is synced and a full disk is no reason to stop."""
+    """Write the index file of a sealed segment. It is derived: nothing is synced, and a full disk is not an error."""
     with suppress(OSError):
         replace_file(disk, index_name(segment.name), [[side.pack(segment)]], durable=False)
 
 
 def check_link(segment: Segment, following: SegmentHeader) -> None:
-    """Corrupt unless the next segment begins where this one ends, and is of the same log."""
+    """Raise Corrupt unless the next segment begins where this one ends and belongs to the same log."""
     name = segment_name(following.sequence)
     if segment.next_sequence != following.sequence:
         missing = segment_name(segment.next_sequence)
-        what = f"the segment is missing; the log goes on with frame {following.sequence}"
-        raise DamagedLog(missing, 0, segment.next_sequence, what)
+        message = f"the segment is missing; the log goes on with frame {following.sequence}"
+        raise DamagedLog(missing, 0, segment.next_sequence, message)
     if (segment.header.shard, segment.header.salt) != (following.shard, following.salt):
         raise DamagedLog(name, 0, following.sequence, "a segment of another log")
     if segment.next_position != following.position or following.epoch < segment.epoch:
@@ -281,33 +277,32 @@ def check_link(segment: Segment, following: SegmentHeader) -> None:
 
 
 def durable_floor(disk: Disk, listing: Listing, shard: int) -> int:
-    """Return frames below this had surely been durable, by what lies outside the segments."""
+    """Return a sequence below which all frames had been durable, by evidence outside the segments."""
     floor = max((s.sequence for s in listing.snapshots), default=0)
     if not listing.closed:
         return floor
     try:
         marked, sequence = unpack_closed(read_file(disk, CLOSED_NAME, LARGEST_HEADER))
-    except (DamagedLog, FileNotFoundError):  # the mark only adds to what the log itself shows
+    except (DamagedLog, FileNotFoundError):  # the file only adds to the evidence in the log
         return floor
     return max(floor, sequence) if marked == shard else floor
 
 
 def check_durable(name: str, found: Scan, floor: int) -> None:
-    """Corrupt if frames that had been durable are not there, or if a newer version wrote on."""
+    """Raise Corrupt if frames that had been durable are missing, or if a newer version wrote the next one."""
     if found.newer:
         raise DamagedLog(name, found.end, found.sequence, found.what or "", newer=True)
     if found.sequence < floor:
-        what = f"{found.what or 'the log ends here'}, though frames below {floor} were durable"
-        raise DamagedLog(name, found.end, found.sequence, what)
+        message = f"{found.what or 'the log ends here'}, though frames below {floor} were durable"
+        raise DamagedLog(name, found.end, found.sequence, message)
 
 
 def torn_tail(name: str, data: pa.Buffer, header: SegmentHeader, found: Scan) -> Cut | None:
-    """Return what to cut off behind the last good frame, or None if there are only zeros. Corrupt if it had been
-    durable."""
+    """Return the torn tail after the last good frame, None if only zeros follow; Corrupt if it had been durable."""
     if found.what is None or is_zero(data, found.end):
         return None
     for offset, frame in later_frames(data, found.end, header.salt, found.sequence):
         if frame.synced > found.sequence:
-            what = f"{found.what}, and frame {frame.sequence} at byte {offset} shows that it was durable"
-            raise DamagedLog(name, found.end, found.sequence, what)
+            message = f"{found.what}, and frame {frame.sequence} at byte {offset} shows that it was durable"
+            raise DamagedLog(name, found.end, found.sequence, message)
     return Cut(name, found.end, data.size - found.end, found.what)

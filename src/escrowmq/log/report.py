@@ -1,6 +1,4 @@
-"""Describes damage found in a stored log: the file, the byte offset, the rows of a frame, and the error
-:class:`DamagedLog`.
-"""
+"""Damage found in a stored log: file, byte offset, rows of a frame, and the error :class:`DamagedLog`."""
 
 from __future__ import annotations
 
@@ -13,24 +11,22 @@ import numpy.typing as npt
 from escrowmq.errors import Code, Corrupt
 
 DAMAGED_NAME = "damaged"
-"""The file that lists the frames in which damage was met, so that a broker that starts anew still knows of it."""
+"""The file that lists damaged frames, so that a restarted broker still knows them."""
 
 
 def pack_damaged(sequences: Iterable[int]) -> bytes:
-    """Content of the file ``damaged``: one sequence a line."""
+    """Encode the file ``damaged``: one sequence per line."""
     return "".join(f"{sequence}\n" for sequence in sequences).encode()
 
 
 def unpack_damaged(raw: bytes) -> list[int]:
-    """Return the sequences of the file ``damaged``; a line that is no number is passed over, for each is looked at
-    again."""
+    """Return the sequences in the file ``damaged``; skip other lines, as every listed frame is rechecked."""
     return [int(line) for line in raw.split() if line.isdigit() and len(line) < 19]
 
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """One finding. ``offset`` is in bytes from the start of ``file``; ``sequence`` the frame that should be there, or
-    -1."""
+    """One finding. ``offset`` is in bytes from the start of ``file``; ``sequence`` is the expected frame, or -1."""
 
     file: str
     offset: int
@@ -53,8 +49,8 @@ class DamagedLog(Corrupt):
 
 @dataclass(frozen=True, slots=True)
 class FrameDamage:
-    """The readable rest of a damaged frame. ``rows`` marks those that are not as they were written; with
-    ``bodies_only`` nothing but their bodies is lost, else nothing of them is known."""
+    """The damage of a frame.
+    ``rows`` marks the damaged rows; with ``bodies_only`` they lost only their bodies, else everything."""
 
     place: Damage
     rows: npt.NDArray[np.bool_]
@@ -63,7 +59,7 @@ class FrameDamage:
 
 @dataclass(frozen=True, slots=True)
 class RowDamage:
-    """The damage of one row: that of its frame, and the row's own position in the log."""
+    """Why a row is incomplete: the damage of its frame, and the row's position in the log."""
 
     place: Damage
     position: int
@@ -73,7 +69,7 @@ class RowDamage:
         return f"{self.place}; position {self.position}"
 
     def error(self) -> DamagedLog:
-        """Return the error for who asked for the row."""
+        """Return the error for reading the row."""
         return DamagedLog(
             self.place.file, self.place.offset, self.place.sequence, f"{self.place.what}; position {self.position}"
         )

@@ -1,8 +1,7 @@
-"""Collects rows by position, and what can still be read of a frame that does not check: rows whose own checksums are
-right, the others as rows without content.
+"""Rows by position, and the readable part of damaged frames: rows with valid checksums, the others without content.
 
-Nothing that the damaged bytes say is trusted: where the frame lies, how many rows it has, their kind and time come from
-the segment's index.
+Nothing in damaged bytes is trusted: the place of the frame and the number, kind and time of its rows come from the
+segment's index.
 """
 
 from __future__ import annotations
@@ -31,18 +30,18 @@ Int64s = npt.NDArray[np.int64]
 T = TypeVar("T")
 
 READ_SCHEMA: pa.Schema = STORED[Kind.PLAIN].append(pa.field("stored_us", pa.int64(), nullable=False))
-"""What ``read`` answers."""
+"""Schema of the result of ``read``."""
 
 
-_HOLDING = np.array([*MESSAGES, Kind.EDITED], np.uint8)
-"""The kinds of frames whose rows can be read as messages."""
+_MESSAGE_KINDS = np.array([*MESSAGES, Kind.EDITED], np.uint8)
+"""Frame kinds whose rows can be read as messages."""
 
 NO_TRANSACTION = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """For each position asked for (arrays of one length): its frame's sequence, first position, time and kind."""
+    """For each requested position (arrays of equal length): its frame's sequence, first position, time and kind."""
 
     sequences: Int64s
     starts: Int64s
@@ -51,11 +50,11 @@ class Located:
 
 
 Expected = tuple[int, int, int, int, int]
-"""What the index says of a frame: kind, sequence, position, time and epoch."""
+"""Frame fields from the index: kind, sequence, position, time and epoch."""
 
 
 def expected_of(segment: Segment, sequence: int) -> tuple[int, int, int, Expected]:
-    """Return what a segment's index holds of a frame: offset, bytes, rows, and its numbers. With the lock held."""
+    """Return a frame's offset, bytes, rows and expected fields from the segment's index. The lock must be held."""
     index, at = segment.index, sequence - segment.sequence
     offset, position, last = int(index.offsets[at]), int(index.positions[at]), at + 1 == index.count
     size = (segment.size if last else int(index.offsets[at + 1])) - offset
@@ -63,10 +62,9 @@ def expected_of(segment: Segment, sequence: int) -> tuple[int, int, int, Expecte
     return offset, size, rows, (int(index.kinds[at]), sequence, position, int(index.times[at]), segment.epoch)
 
 
-def salvaged(expected: Expected, rows: int, data: pa.Buffer | None, salt: int, place: Damage) -> Frame:
-    """Return the frame of ``rows`` rows that its index expects, from its bytes ``data`` (None: there are none). Its
-    ``damage`` says
-    which rows are good; of a frame of messages the others are rows without content."""
+def salvage_frame(expected: Expected, rows: int, data: pa.Buffer | None, salt: int, place: Damage) -> Frame:
+    """Build the frame of ``rows`` rows that its index expects from its bytes ``data`` (None: unavailable).
+    Its ``damage`` marks the bad rows; in a message frame these are rows without content."""
     kind, sequence = Kind(expected[0]), expected[1]
     found = None if data is None or kind not in MESSAGES else _good_rows(kind, sequence, rows, data, salt)
     if found is None:
@@ -80,9 +78,8 @@ def salvaged(expected: Expected, rows: int, data: pa.Buffer | None, salt: int, p
 
 
 def sound_columns(expected: Expected, rows: int, data: pa.Buffer, salt: int) -> SoundColumns | None:
-    """Return the columns of the frame of messages that its index expects, from its bytes, without reading a body;
-    None if it has no checksums of its bodies, or does not check, or is of a newer version: whoever reads all of it
-    knows. The header only says whether it is worth trying."""
+    """Return the verified columns of the expected message frame, reading no body; its header is only a hint.
+    None if it has no checksums of its bodies, is invalid or of a newer version; a full read reports which."""
     header = read_header(data, 0)
     if header.encoding != Encoding.ARROW or not header.flags & CHECKED_BODIES or header.is_newer:
         return None
@@ -91,7 +88,7 @@ def sound_columns(expected: Expected, rows: int, data: pa.Buffer, salt: int) -> 
 
 
 def _good_rows(kind: Kind, sequence: int, rows: int, data: pa.Buffer, salt: int) -> tuple[pa.RecordBatch, Bools] | None:
-    """Return the batch, everything but bodies being right, and whose body is; None if that cannot be known."""
+    """Return the batch and a mask of rows with intact bodies; None if more than bodies may be damaged."""
     if (parts := _parts(kind, rows, data)) is None:
         return None
     good = bodies.intact_rows(*parts, sequence, salt)
@@ -99,8 +96,7 @@ def _good_rows(kind: Kind, sequence: int, rows: int, data: pa.Buffer, salt: int)
 
 
 def _parts(kind: Kind, rows: int, data: pa.Buffer) -> tuple[pa.Buffer, pa.Buffer, pa.RecordBatch] | None:
-    """Return the message in a frame's bytes, the checksums behind it, and the batch in it, none of them believed;
-    None if there is nothing of the kind."""
+    """Return message, checksums and batch from a frame's bytes, all unverified; None if they cannot be found."""
     size = bodies.size_of(rows)
     end = data.size - size
     if not size or end <= HEADER_BYTES:
@@ -114,37 +110,37 @@ def _parts(kind: Kind, rows: int, data: pa.Buffer) -> tuple[pa.Buffer, pa.Buffer
 
 
 class Recent(Generic[T]):
-    """A cache of frames, by sequence; ``most`` bytes of it. Whoever has it guards it."""
+    """An LRU cache by frame sequence, limited to ``most`` bytes. The caller must lock it."""
 
     def __init__(self, most: int) -> None:
-        self._most = most
+        self._max_bytes = most
         self._bytes = 0
-        self._held: OrderedDict[int, tuple[T, int]] = OrderedDict()
+        self._entries: OrderedDict[int, tuple[T, int]] = OrderedDict()
 
     def get(self, sequence: int) -> T | None:
-        """Return the cached value of a frame, and make it the last one to be evicted."""
-        if (held := self._held.get(sequence)) is None:
+        """Return the cached value of a frame and make it the most recent."""
+        if (entry := self._entries.get(sequence)) is None:
             return None
-        self._held.move_to_end(sequence)
-        return held[0]
+        self._entries.move_to_end(sequence)
+        return entry[0]
 
     def put(self, sequence: int, value: T, cost: int) -> None:
-        """Remember it, unless it is, and forget what was not asked for the longest; ``cost``: bytes."""
-        if sequence in self._held:
+        """Cache a value of ``cost`` bytes unless present; evict the least recently used ones."""
+        if sequence in self._entries:
             return
-        self._held[sequence] = value, cost
+        self._entries[sequence] = value, cost
         self._bytes += cost
-        while self._bytes > self._most:
-            self._bytes -= self._held.popitem(last=False)[1][1]
+        while self._bytes > self._max_bytes:
+            self._bytes -= self._entries.popitem(last=False)[1][1]
 
     def drop_below(self, sequence: int) -> None:
-        """Forget the frames below ``sequence``."""
-        for gone in [one for one in self._held if one < sequence]:
-            self._bytes -= self._held.pop(gone)[1]
+        """Remove the frames below ``sequence``."""
+        for gone in [one for one in self._entries if one < sequence]:
+            self._bytes -= self._entries.pop(gone)[1]
 
 
 def _blank(schema: pa.Schema, rows: int) -> pa.RecordBatch:
-    """Return rows without content: null where the schema has it, else empty, zero or none."""
+    """Build rows without content: null where allowed, else empty, zero or NO_TRANSACTION."""
     arrays = []
     for field in schema:
         if field.nullable:
@@ -160,8 +156,7 @@ def _blank(schema: pa.Schema, rows: int) -> pa.RecordBatch:
 
 
 def row_damage(damaged: dict[int, Frame], sequences: Int64s, rows: Int64s) -> dict[int, RowDamage]:
-    """Return which of some rows (by the sequence of their frames, and their number in these) are damaged, by their
-    place in the arrays; ``damaged`` are the frames among them that do not check."""
+    """Return the damage of rows (sequence, row in the frame) by index; ``damaged`` are the invalid frames."""
     found: dict[int, RowDamage] = {}
     for sequence, frame in damaged.items():
         assert frame.damage is not None  # it is one of those that do not check
@@ -175,17 +170,13 @@ def row_damage(damaged: dict[int, Frame], sequences: Int64s, rows: Int64s) -> di
 def gather(
     positions: Int64s, located: Located, fetch: Callable[[int], Frame], columns: Sequence[str] | None = None
 ) -> pa.RecordBatch:
-    """Return the PLAIN, HALF and EDITED rows at ``positions``, in that order, with their frame's time as
-    ``stored_us``; only ``columns`` of them, and in that order, if they are given (``stored_us`` comes last in any
-    case).
-
-    Neighbouring rows of one frame come as slices: one run is not copied at all, several are copied once. Rows scattered
-    over their frames are taken frame by frame, then put in order if they were not.
-    """
+    """Return the PLAIN, HALF and EDITED rows at ``positions``, in order, with their frame's time as ``stored_us``
+    (last). ``columns`` selects and orders columns. Neighbouring rows of one frame are sliced: a single run is not
+    copied, several are copied once. Scattered rows are taken frame by frame, then reordered if necessary."""
     schema = READ_SCHEMA if columns is None else pa.schema([*map(READ_SCHEMA.field, columns), READ_SCHEMA[-1]])
     if not len(positions):
         return empty(schema)
-    wrong = np.flatnonzero(~np.isin(located.kinds, _HOLDING))
+    wrong = np.flatnonzero(~np.isin(located.kinds, _MESSAGE_KINDS))
     if len(wrong):
         raise Misuse(Code.BAD_ARGUMENT, f"position {positions[wrong[0]]} holds no message")
     if len(schema) == 1:
@@ -202,7 +193,7 @@ def gather(
     if 4 * len(breaks) <= len(rows):
         batch = _slices(rows, located.sequences, breaks, get)
     else:
-        batch = _takes(rows, located.sequences, get)
+        batch = _take(rows, located.sequences, get)
     return pa.RecordBatch.from_arrays([*batch.columns, pa.array(located.times)], schema=schema)
 
 
@@ -212,7 +203,7 @@ def _slices(rows: Int64s, sequences: Int64s, breaks: Int64s, get: Callable[[int]
     return runs[0] if len(runs) == 1 else pa.concat_batches(runs)
 
 
-def _takes(rows: Int64s, sequences: Int64s, get: Callable[[int], pa.RecordBatch]) -> pa.RecordBatch:
+def _take(rows: Int64s, sequences: Int64s, get: Callable[[int], pa.RecordBatch]) -> pa.RecordBatch:
     order = None
     if (np.diff(sequences) < 0).any():
         order = np.argsort(sequences, kind="stable")

@@ -1,14 +1,14 @@
-"""The commit log interface that the engine uses: local segment files, or a replicated log (``log/kafka/``).
+"""Interface of the commit log that the engine uses: local segment files, or a replicated log (``log/kafka/``).
 
-Contract, held by ``escrowmq.testing.log_conformance``:
+Contract, tested by ``escrowmq.testing.log_conformance``:
 
 - ``append`` numbers frames by ``sequence`` (0, 1, 2 ...) and their rows by ``position`` (0, 1, 2 ... over all kinds); a
-  position is never used for two rows of which a caller knew.
-- After ``sync`` returns, every frame appended before is there after any crash. Before, any of them may be missing, but
-  what remains is a prefix.
-- ``read`` sees appended frames at once; what may be *shown* before a sync is the engine's affair.
-- A failed write or sync stops the log: everything after raises Corrupt(LOG_FAILED) until it is opened anew. A full disk
-  is found by ``reserve``, which raises Overloaded(DISK_FULL) and changes nothing.
+  position is never reused for another row if a caller knew the first one.
+- After ``sync`` returns, every frame appended before survives any crash. Before that, any of them may be lost, but
+  the remaining frames are a prefix.
+- ``read`` sees appended frames at once; the engine decides what may be *shown* before a sync.
+- A failed write or sync stops the log: every later call raises Corrupt(LOG_FAILED) until it is reopened. A full disk
+  is detected by ``reserve``, which raises Overloaded(DISK_FULL) and changes nothing.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from escrowmq.schemas import Kind
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One batch of the log. ``position`` is that of the first row, ``time_us`` the broker's time of the append. With
-    ``damage`` some rows are without content."""
+    """One batch of the log: ``position`` is that of its first row, ``time_us`` the broker's time of the append.
+    With ``damage``, some rows have no content."""
 
     kind: Kind
     sequence: int
@@ -43,12 +43,12 @@ class Frame:
 
     @property
     def batch(self) -> pa.RecordBatch:
-        """The rows as a batch; made when somebody asks, where they were appended packed."""
+        """The rows as a batch; rows appended packed are decoded on first use."""
         return self.content.batch if isinstance(self.content, Packed) else self.content
 
     @property
     def count(self) -> int:
-        """Its rows."""
+        """The number of rows."""
         return int(self.content.num_rows)
 
 
@@ -63,16 +63,15 @@ class Snapshot:
 
 
 class Match(NamedTuple):
-    """Rows of one frame that were looked for. With ``lost`` nothing can be read of the frame: these are rows that may
-    be it."""
+    """Matching rows of one frame. With ``lost`` the frame cannot be read: any of these rows may match."""
 
     positions: npt.NDArray[np.int64]
-    """Falling."""
+    """In descending order."""
     lost: bool
 
 
 class StoredFile(NamedTuple):
-    """A file of a log, and how many bytes of it count."""
+    """A file of a log and the number of its bytes that are valid."""
 
     name: str
     size: int
@@ -80,8 +79,8 @@ class StoredFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LogFiles:
-    """The files of a log as of the frames below ``sequence``, all durable: segments, oldest first, and snapshots. With
-    the record of acts: how many bytes of its file count, how many records these are, and the hash of the last one."""
+    """The files of a log as of the frames below ``sequence``, all durable: segments, oldest first, and snapshots.
+    For the record of acts: the valid bytes of its file, the number of records, and the hash of the last one."""
 
     sequence: int
     segments: tuple[StoredFile, ...]
@@ -92,26 +91,26 @@ class LogFiles:
 
 
 class StoredLog(Protocol):
-    """The reading half of a log, for any thread."""
+    """The read interface of a log; any thread may use it."""
 
     @property
     def shard(self) -> int:
-        """The shard's id, made when the log was (uint32, never 0)."""
+        """The shard's id, chosen when the log was created (uint32, never 0)."""
 
     @property
     def acts(self) -> Journal:
-        """The record of what operators did."""
+        """The record of operator actions."""
 
     @property
     def epoch(self) -> int:
-        """How often the log was opened, this time included."""
+        """The number of times the log was opened, this time included."""
 
     @property
     def next_sequence(self) -> int: ...
 
     @property
     def durable_sequence(self) -> int:
-        """Every frame below this is durable, and can be read. From any thread; it only grows."""
+        """Every frame below this is durable and readable. Any thread; it only grows."""
 
     @property
     def next_position(self) -> int: ...
@@ -127,10 +126,8 @@ class StoredLog(Protocol):
     def frames(
         self, start: int = 0, kinds: Sequence[Kind] | None = None, end: int | None = None, *, damaged: bool = False
     ) -> Iterator[Frame]:
-        """Yield stored frames with ``start <= sequence < end``, in order, of the given kinds; bodies are not copied.
-
-        One that does not check raises Corrupt(DAMAGED) with the place, or comes as what is left of it (``damaged``).
-        """
+        """Iterate over stored frames, ``start <= sequence < end``, of these kinds, in order; bodies are not copied.
+        A damaged frame raises Corrupt(DAMAGED) with its place; with ``damaged`` its readable part is returned."""
 
     def frames_at(
         self,
@@ -140,195 +137,177 @@ class StoredLog(Protocol):
         *,
         damaged: bool = False,
     ) -> Iterator[Frame]:
-        """As :meth:`frames`, from the frame that holds ``position`` to those that begin below ``end_position``."""
+        """Iterate as :meth:`frames`, from the frame of ``position`` to those that begin below ``end_position``."""
 
     def read(self, positions: npt.NDArray[np.int64], columns: Sequence[str] | None = None) -> pa.RecordBatch:
         """Return the PLAIN and HALF rows at ``positions``, in that order (schema STORED, plus ``stored_us`` int64 at
-        the end).
-
-        ``columns`` names those of STORED that are wanted (None: all); the others are not touched.
-
-        Rejected(RANGE_PURGED) if one has left the log, Corrupt(DAMAGED) with the place if one of these rows is damaged
-        in these columns. Runs of neighbouring positions come without a copy of the bodies where they lie in one
-        frame.
-        """
+        the end). ``columns`` selects columns of STORED (None: all); the others are not read. Raises
+        Rejected(RANGE_PURGED) if a row has left the log, Corrupt(DAMAGED) with the place if one is damaged in these
+        columns. Runs of consecutive positions within one frame are returned without copying the bodies."""
 
     def salvage(
         self, positions: npt.NDArray[np.int64], columns: Sequence[str] | None = None
     ) -> tuple[pa.RecordBatch, dict[int, RowDamage]]:
-        """As :meth:`read`; the rows that are damaged come without content, and are named by their row number."""
+        """Read as :meth:`read`, but return damaged rows without content, and their damage by row number."""
 
     @property
     def is_damaged(self) -> bool:
         """Whether there are :meth:`damages`."""
 
     def damages(self) -> list[Damage]:
-        """Damage that was met in what is still stored, oldest frame first: at the opening, or by who read it since."""
+        """Return the damage found so far in stored frames, oldest frame first: on opening, or by later reads."""
 
     def find(
         self, column: Literal["message_id", "key"], value: bytes | str, topic: str | None = None, *, end: int
     ) -> Iterator[Match]:
-        """Yield the PLAIN and HALF rows with this id (16 bytes) or key, in one topic or in any, newest first, of the
-        frames below sequence ``end``, which must be durable. Frames of which nothing can be read come whole, as far as
-        their damage was met, now or before.
-
-        It reads what it gives, and besides a number of blocks that grows with the logarithm of the messages.
-        """
+        """Find the PLAIN and HALF rows with this id (16 bytes) or key below sequence ``end`` (durable), newest first.
+        ``topic`` None means any topic. Unreadable frames are returned whole, if their damage was found before or is
+        found now. Reads the matching rows, plus a number of blocks that grows with the logarithm of the messages."""
 
     def time_at(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the time_us of the frame that holds each position."""
 
     def position_at(self, time_us: int) -> int:
-        """Return the position of the first row stored at ``time_us`` or later; the one that comes next if there is
-        none."""
+        """Return the position of the first row stored at ``time_us`` or later, or the next position."""
 
     def holds(self, position: int, kinds: Sequence[Kind]) -> bool:
-        """Return whether a frame of these kinds lies at ``position`` or behind it."""
+        """Return whether a frame of these kinds lies at ``position`` or after it."""
 
     def kind_at(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
         """Return the kind of the frame that holds each position."""
 
     def sequence_at(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the sequence of the frame that holds each position: rows of one frame are read without joining
-        parts."""
+        """Return the sequence of each position's frame: rows of one frame are read without joining parts."""
 
     def files(self) -> LogFiles:
-        """Return the files that a copy of the log consists of."""
+        """List the files needed for a copy of the log."""
 
     def read_file(self, name: str, start: int, size: int) -> bytes:
-        """Return a part of one of :meth:`files`. Rejected(RANGE_PURGED) when retention has taken it,
-        Rejected(NOT_FOUND) for any other file."""
+        """Read a part of one of :meth:`files`.
+        Raises Rejected(RANGE_PURGED) after retention removed the file, Rejected(NOT_FOUND) for any other file."""
 
     def load_snapshot(self) -> Snapshot | None:
-        """Return the newest snapshot that checks; a damaged one is passed over when frames can stand in for it,
-        else Corrupt."""
+        """Load the newest valid snapshot; skip a damaged one if frames can replace it, else raise Corrupt."""
 
 
 class CommitLog(StoredLog, Protocol):
-    """An open log; this opener has fenced the one before. One writer thread."""
+    """A log open for appending by one writer thread; opening it fenced the previous opener."""
 
     @property
     def bytes_written(self) -> int:
-        """Bytes of frames appended by this opener, headers included, snapshots not."""
+        """Bytes of the frames appended by this opener, headers included, snapshots excluded."""
 
     def stored_bytes(self) -> int:
-        """Return bytes of all segments, without reserved space."""
+        """Return the bytes of all segments, without reserved space."""
 
     def free_bytes(self) -> int:
-        """Return bytes that are free on the disk."""
+        """Return the free bytes of the disk."""
 
     def reserve(self, size: int) -> None:
-        """Reserve room for appends of ``size`` bytes; Overloaded(DISK_FULL) if there is none, nothing changed."""
+        """Reserve space for appends of ``size`` bytes.
+        Raises Overloaded(DISK_FULL) and changes nothing if there is none."""
 
     def append(self, kind: Kind, content: Content, time_us: int) -> int:
-        """Add one frame; the position of its first row. Buffered: it reaches the disk with ``sync`` at the latest."""
+        """Append one frame; return the position of its first row. It is buffered at most until the next ``sync``."""
 
     def sync(self) -> None:
-        """Write what is buffered in one write, sync once. Corrupt(LOG_FAILED) stops the log."""
+        """Write the buffer in one write and sync once. Corrupt(LOG_FAILED) stops the log."""
 
     def hand_over(self) -> Callable[[], None]:
-        """Take out what is buffered, the first half of :meth:`sync`. Returns a function that writes it in one write and
-        syncs once. It must be called, once; it may run on another thread while appends continue. The next hand-over,
-        sync, roll of a segment or close waits until it has."""
+        """Take out the buffer, the first half of :meth:`sync`; return the second: one write and one sync.
+        It must be called exactly once, on any thread, while appends continue. The next hand-over, sync, roll of a
+        segment or close waits for it."""
 
     def settle(self) -> None:
-        """Finish deferred work for frames that are already durable: called when a round
-        was answered, on any thread. Corrupt(LOG_FAILED) stops the log."""
+        """Finish deferred work of durable frames, after a round was answered, on any thread.
+        Corrupt(LOG_FAILED) stops the log."""
 
     def position_before(self, time_us: int) -> int:
-        """Return the position that begins the first segment holding anything newer than ``time_us``: what retention
-        may drop lies below."""
+        """Return the start of the first segment with frames newer than ``time_us``; retention may drop what is
+        below."""
 
     def save_snapshot(self, tables: dict[str, pa.Table], sequence: int, position: int, time_us: int) -> None:
-        """Store a snapshot durably (may run on another thread while appends continue); keeps the last two."""
+        """Store a snapshot durably and keep the last two; may run on another thread while appends continue."""
 
     def bytes_since_snapshot(self) -> int: ...
 
     def drop_before(self, position: int) -> int:
-        """Drop whole segments that lie below ``position``; how many. The newest snapshot must cover them: it is made
-        the *base*, part of the log itself, before anything is removed."""
+        """Drop whole segments below ``position``; return how many. The newest snapshot must cover them. It becomes the
+        *base*, a part of the log itself, before anything is removed."""
 
     def release(self) -> None:
-        """End appending. Where others share the log, what was appended is synced, and one of them may
-        continue with it at once; the folder is still this opener's, and takes snapshots, until :meth:`close`."""
+        """Stop appending. In a shared log everything appended is synced, and another node may take over at once. The
+        folder stays with this opener, and accepts snapshots, until :meth:`close`."""
 
     def close(self, *, clean: bool = True) -> None:
-        """Sync, cut the reserved tail, give the folder back."""
+        """Sync, cut the reserved tail and release the folder."""
 
 
 class ReplicatedLog(CommitLog, Protocol):
-    """An open log that others follow, and that any of them may take over at any moment: then nothing more is answered
-    here."""
+    """An open log that replicas follow and any of them may take over at any moment; after that, calls here fail."""
 
     @property
     def fenced(self) -> bool:
-        """Return whether another node took the log over. What is sent after that raises Corrupt(LOG_FAILED)."""
+        """Whether another node is known to have taken over the log. Later writes raise Corrupt(LOG_FAILED)."""
 
     @property
     def ended(self) -> EscrowError | None:
-        """Why nothing can be appended any more, whether or not somebody has tried; None while that is not known to be
-        so."""
+        """Why nothing can be appended any more, even before an append fails; None if no reason is known."""
 
     @property
     def proved_at(self) -> float:
-        """By :func:`escrowmq.platform.clock.uptime`, when the last record was sent that is known to be in the log:
-        until then this node surely led."""
+        """When (:func:`escrowmq.platform.clock.uptime`) the last record known to be in the log was sent."""
 
     def caught_up(self) -> list[Frame]:
-        """Return frames that the take-over found behind those that were followed before, this opener's OPENED
-        included, in order: for a ledger that was kept warm. They are given once."""
+        """Return, once, the frames found by the take-over after those followed before, in order, to update a warm
+        ledger. This opener's OPENED is included."""
 
     def confirm(self, timeout: float) -> None:
-        """Return when a record sent after this call began is in the log: this node led still. Corrupt(LOG_FAILED) when
-        it does not lead any more, Unknown(TIMED_OUT) when that cannot be known within ``timeout`` seconds. From any
-        thread."""
+        """Return once a record sent after this call began is in the log: this node still led. Any thread. Raises
+        Corrupt(LOG_FAILED) if it no longer leads, Unknown(TIMED_OUT) if that is unknown after ``timeout`` seconds."""
 
 
 class Replica(Protocol):
-    """A node of a replicated log, while it does not lead. One thread; ``log`` may be read from any."""
+    """A node of a replicated log while it does not lead. One thread; any thread may read ``log``."""
 
     @property
     def leader(self) -> str | None:
-        """The URL of who claimed the log, or showed that it leads, last; None when nobody did."""
+        """The URL of the node that last claimed the log or proved that it leads; None if there is none."""
 
     @property
     def leaders_silence(self) -> float:
-        """Seconds without a sign of it after which the leader expects to be replaced, as it said when it claimed the
-        log; 0: it did not say."""
+        """Seconds of silence after which the leader expects to be replaced, as stated in its claim; 0 if not stated."""
 
     @property
     def log(self) -> StoredLog:
-        """What was followed. Another one after :meth:`restarted`."""
+        """The frames followed so far. A new object after :meth:`restarted`."""
 
     def follow(self, timeout: float) -> list[Frame]:
-        """Return frames that count and are in ``log`` now, in order; waits for ``timeout`` seconds at most, [] when
-        nothing came."""
+        """Return valid frames now in ``log``, in order; wait up to ``timeout`` seconds, [] if there are none."""
 
     def silent_for(self) -> float:
-        """Return seconds since anything came from the leader; infinite when it gave the log back, or nobody ever
-        led."""
+        """Return the seconds since the leader's last record; infinite if it released the log or none ever led."""
 
     def is_behind(self) -> bool | None:
-        """Return whether there is more in the log than was followed; None when its servers do not answer."""
+        """Return whether the log has more than was followed; None if its servers do not respond."""
 
     def is_whole(self) -> bool:
-        """Return whether ``log`` reaches the snapshot that stands for what is not in it any more. One that was begun
-        anew does
-        so when some frames were followed; before, nothing can be computed from it."""
+        """Return whether ``log`` reaches the snapshot that replaces its dropped frames. A log that was started over
+        does so after some frames were followed; until then no state can be computed from it."""
 
     def restarted(self) -> bool:
-        """Return whether ``log`` was begun anew since this was asked last, because what was to be followed is gone:
-        a warm ledger must be folded again."""
+        """Return whether ``log`` was started over since the last call because the frames to follow were deleted.
+        A warm ledger must then be rebuilt."""
 
     def save_snapshot(self, tables: dict[str, pa.Table], sequence: int, position: int, time_us: int) -> None:
-        """Store a snapshot of this node's own, as a log does; any thread, while it follows."""
+        """Store a snapshot made by this node, as a log does; any thread, while it follows."""
 
     def bytes_since_snapshot(self) -> int: ...
 
     def take_over(self, version: str, silence: float = 0.0) -> ReplicatedLog:
-        """Lead from now on, as the next opener, whom no other replaces by the clock before so many seconds of silence.
-        Fenced(FENCED) when another one did so meanwhile, Corrupt(LOG_FAILED) when the log's servers fail; this replica
-        is closed then, and can be opened anew."""
+        """Become the leader as the next opener; others wait ``silence`` seconds without a sign before they replace it
+        by the clock. Raises Fenced(FENCED) if another node took over meanwhile, Corrupt(LOG_FAILED) if the log's
+        servers fail; this replica is closed then and can be opened again."""
 
     def close(self) -> None:
-        """Give the folder back."""
+        """Release the folder."""

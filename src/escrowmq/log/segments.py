@@ -1,4 +1,4 @@
-"""Segment files: names, header, and the walk from frame to frame that recovery, checking and dumping share."""
+"""Segment files: their names, their header, and the frame walk shared by recovery, checking and dumping."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from escrowmq.schemas import Kind
 
 FORMAT_VERSION = 1
 HEADER_BYTES = 64
-LARGEST_HEADER = 4096  # of any version of any file: what to read before the version is known
+LARGEST_HEADER = 4096  # any version of any file: bytes to read before the version is known
 CLOSED_NAME = "closed"
 _MAGIC = b"EMQS"
 _CLOSED_MAGIC = b"EMQC"
@@ -29,30 +29,30 @@ _SEGMENT = re.compile(r"(\d{20})\.segment")
 
 
 def segment_name(sequence: int) -> str:
-    """File name of the segment that begins with frame ``sequence``."""
+    """Return the file name of the segment that begins with frame ``sequence``."""
     return f"{sequence:020d}.segment"
 
 
 def index_name(segment: str) -> str:
-    """File name of the index at the side of a sealed segment."""
+    """Return the file name of the index of a sealed segment."""
     return segment.removesuffix(".segment") + ".index"
 
 
 def segment_base(name: str) -> int | None:
-    """Return the first sequence of the segment of that file name; None if it is no segment's name."""
+    """Return the first sequence of the segment with that file name; None if it is not a segment name."""
     match = _SEGMENT.fullmatch(name)
     return int(match[1]) if match else None
 
 
 def seal_header(body: bytes) -> bytes:
-    """Return a file header with its checksum (xxh3_64, no salt) in the last 8 bytes."""
+    """Append the checksum (xxh3_64, no salt; 8 bytes) to a file header."""
     return body + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(body))
 
 
 def open_header(raw: bytes, magic: bytes, size: int, file: str) -> bytes:
-    """Return the checked header of any of our files. The first 8 bytes (magic, version u16, header bytes u16) and the
-    checksum in the header's last 8 are the same in every version, for ever: so a newer version is distinguished from
-    damage. ``raw`` is the first LARGEST_HEADER bytes of the file, or all of it."""
+    """Check and return the header of any of our files; ``raw`` is its first LARGEST_HEADER bytes, or all of it.
+    The first 8 bytes (magic, version u16, header bytes u16) and the checksum in the last 8 bytes of the header never
+    change, so a newer version can be distinguished from damage."""
     if len(raw) < 8 or raw[:4] != magic:
         raise DamagedLog(file, 0, -1, "the file header is damaged")
     version, length = struct.unpack_from("<HH", raw, 4)
@@ -66,8 +66,8 @@ def open_header(raw: bytes, magic: bytes, size: int, file: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class SegmentHeader:
-    """The first 64 bytes of a segment. ``salt`` (uint64, random per log) seeds the checksums of its frames, so that
-    neither bytes of another log nor what a producer put into a body can pass for frames of this one."""
+    """The first 64 bytes of a segment. ``salt`` (uint64, random per log) seeds the checksums of its frames. So neither
+    bytes of another log nor a producer's body can be mistaken for a frame of this one."""
 
     shard: int
     epoch: int
@@ -77,50 +77,50 @@ class SegmentHeader:
     salt: int
 
     def pack(self) -> bytes:
-        """Return the header's bytes."""
+        """Encode the header."""
         fields = (self.shard, self.epoch, self.sequence, self.position, self.created_us, self.salt)
         return seal_header(_HEADER.pack(_MAGIC, FORMAT_VERSION, HEADER_BYTES, *fields))
 
     @classmethod
     def unpack(cls, raw: bytes, file: str) -> SegmentHeader:
-        """Return the header from a file's first bytes; Corrupt with the place otherwise."""
+        """Decode the header from a file's first bytes; raise Corrupt with the place if it is invalid."""
         return cls(*_HEADER.unpack(open_header(raw, _MAGIC, HEADER_BYTES, file))[3:])
 
 
 def pack_closed(shard: int, sequence: int, position: int) -> bytes:
-    """Content of the file ``closed``: every frame below ``sequence`` is durable."""
+    """Encode the file ``closed``: every frame below ``sequence`` is durable."""
     return seal_header(_CLOSED.pack(_CLOSED_MAGIC, FORMAT_VERSION, _CLOSED.size + 8, shard, 0, sequence, position))
 
 
 def unpack_closed(raw: bytes) -> tuple[int, int]:
-    """(shard, sequence) of the file ``closed``; Corrupt otherwise."""
+    """Return (shard, sequence) from the file ``closed``; raise Corrupt if it is invalid."""
     fields = _CLOSED.unpack(open_header(raw, _CLOSED_MAGIC, _CLOSED.size + 8, CLOSED_NAME))
     return fields[3], fields[5]
 
 
 @dataclass(slots=True)
 class Scan:
-    """The result of a walk over a segment: a row of each list for each good frame, and where and why it stopped."""
+    """The result of walking a segment: one entry per good frame in each list, and where and why the walk stopped."""
 
-    sequence: int  # that the next frame would have
+    sequence: int  # of the next frame
     position: int
     epoch: int
-    end: int = HEADER_BYTES  # offset behind the last good frame
+    end: int = HEADER_BYTES  # offset after the last good frame
     time_us: int = 0
     synced: int = 0  # every frame below this was known to be durable
-    what: str | None = None  # why the bytes at ``end`` are no good frame; None: the data ends there
+    what: str | None = None  # why there is no good frame at ``end``; None: the data ends there
     newer: bool = False
     positions: list[int] = field(default_factory=list)
     times: list[int] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
     kinds: list[int] = field(default_factory=list)
     damaged: list[int] = field(default_factory=list)
-    """Sequences of frames that do not check and were stepped over, see :func:`step_over`."""
+    """Sequences of frames with a wrong checksum that were skipped, see :func:`step_over`."""
 
 
 def scan(data: pa.Buffer, header: SegmentHeader, found: Scan | None = None) -> Scan:
-    """Walk the frames of a segment to the first byte that is not a good frame, checksums included: from its header, or
-    from ``found.end`` on, where a frame of ``found``'s numbers is expected."""
+    """Walk the frames of a segment, checksums included, to the first bad byte.
+    Starts after the header, or at ``found.end``, where the next frame of ``found`` is expected."""
     found = found or Scan(header.sequence, header.position, header.epoch)
     found.what = None
     view = memoryview(data)
@@ -140,9 +140,8 @@ def scan(data: pa.Buffer, header: SegmentHeader, found: Scan | None = None) -> S
 
 
 def step_over(data: pa.Buffer, header: SegmentHeader, found: Scan) -> bool:
-    """Take the frame at which a walk stopped into it although its checksum is wrong; whether that can be done: its
-    header says what is expected there, and the frame that checks behind it (or the end of the data) is where, and what,
-    must follow."""
+    """Include the frame at which a walk stopped although its checksum is wrong; return whether that is possible: its
+    header must be the expected one, and the data must end after it or continue with the expected valid frame."""
     view = memoryview(data)
     if len(view) - found.end < frames.HEADER_BYTES:
         return False
@@ -161,7 +160,7 @@ def step_over(data: pa.Buffer, header: SegmentHeader, found: Scan) -> bool:
             return False
         following = frames.read_header(view, end)
         fits = following.magic == frames.MAGIC and end + following.frame_bytes <= len(view)
-        if not fits or not frames.checks(view, end, following, header.salt):
+        if not fits or not frames.is_intact(view, end, following, header.salt):
             return False
         if (following.sequence, following.position) != (
             found.sequence + 1,
@@ -176,12 +175,12 @@ def step_over(data: pa.Buffer, header: SegmentHeader, found: Scan) -> bool:
 
 
 def _problem(frame: FrameHeader, found: Scan, view: memoryview, salt: int) -> str | None:
-    """Return why this is not the frame that the walk expects next; None if it is."""
+    """Return why this is not the next expected frame; None if it is."""
     if frame.magic != frames.MAGIC:
         return "no frame begins here"
     if found.end + frame.frame_bytes > len(view):
         return "the frame is longer than the file"
-    if not frames.checks(view, found.end, frame, salt):
+    if not frames.is_intact(view, found.end, frame, salt):
         return "the checksum is wrong"
     if frame.payload_bytes % 8:
         return "the frame's length is not a multiple of 8"
@@ -206,8 +205,7 @@ def _accept(frame: FrameHeader, found: Scan) -> None:
 
 
 def later_frames(data: pa.Buffer, start: int, salt: int, sequence: int) -> Iterator[tuple[int, FrameHeader]]:
-    """Yield frames with a right checksum and a sequence above ``sequence`` anywhere behind ``start``: (offset,
-    header)."""
+    """Yield (offset, header) of valid frames with a sequence above ``sequence`` anywhere after ``start``."""
     view = memoryview(data)
     raw = data.slice(start).to_pybytes()
     at = 0
@@ -220,14 +218,14 @@ def later_frames(data: pa.Buffer, start: int, salt: int, sequence: int) -> Itera
         if (
             frame.sequence > sequence
             and offset + frame.frame_bytes <= len(view)
-            and frames.checks(view, offset, frame, salt)
+            and frames.is_intact(view, offset, frame, salt)
         ):
             yield offset, frame
             at = offset - start + frame.frame_bytes
 
 
 def is_zero(data: pa.Buffer, start: int) -> bool:
-    """Return whether nothing but zeros follows ``start`` (a multiple of 8): space reserved and never used."""
+    """Return whether only zeros follow ``start`` (a multiple of 8): space reserved and never used."""
     words = (data.size - start) // 8
     rest = memoryview(data)[start + 8 * words :]
     return not np.frombuffer(data, np.uint64, words, start).any() and not any(rest)

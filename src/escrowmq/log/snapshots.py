@@ -1,9 +1,9 @@
 """Snapshot files: a ledger's tables at one sequence, so that restart time does not grow with history.
 
-``snapshot-<sequence>.snapshot`` can be done without while the frames before it are there. When the first segments are
-dropped, the newest snapshot is renamed to ``base-<sequence>-<first>.snapshot``: from then on it is part of the log, and
-it is the plan of the removal too: segments before frame ``<first>`` are no longer part of it. A rename needs no space,
-so retention works on a full disk.
+``snapshot-<sequence>.snapshot`` is optional while the frames before it exist. When the first segments are dropped, the
+newest snapshot is renamed to ``base-<sequence>-<first>.snapshot``: from then on it is part of the log. It also plans
+the removal: segments before frame ``<first>`` are no longer part of the log. A rename needs no space, so retention
+works on a full disk.
 """
 
 from __future__ import annotations
@@ -28,15 +28,13 @@ _HEADER = struct.Struct("<4sHHIIQQQ16x")
 HEADER_BYTES = _HEADER.size + 8
 _SECTION = struct.Struct("<IIQQ")
 STEP_BYTES = 2 << 20
-"""A snapshot is synced after so many bytes: the log is written to the same disk beside it, and its rounds wait for what
-is synced there.
-"""
+"""Bytes after which a snapshot is synced, because rounds of the log on the same disk wait for these syncs."""
 _NAME = re.compile(r"snapshot-(\d{20})\.snapshot|base-(\d{20})-(\d{20})\.snapshot")
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class SnapshotName:
-    """The meaning of a snapshot's file name: its sequence and, of a base, the first frame kept (else -1)."""
+    """A snapshot's file name: its sequence and, for a base, the first frame kept (else -1)."""
 
     sequence: int
     first: int = -1
@@ -54,15 +52,15 @@ def listed(names: list[str]) -> list[SnapshotName]:
 
 
 def save(disk: Disk, shard: int, snapshot: Snapshot) -> SnapshotName:
-    """Store a snapshot durably under its name. OSError leaves nothing."""
+    """Store a snapshot durably under its name. OSError leaves nothing behind."""
     name = SnapshotName(snapshot.sequence)
     replace_file(disk, str(name), pack(shard, snapshot), step=STEP_BYTES)
     return name
 
 
 def load(disk: Disk, name: SnapshotName, shard: int) -> Snapshot:
-    """Return the snapshot of that name, its tables lying in the mapped file; Corrupt with the place, or
-    FileNotFoundError."""
+    """Load the snapshot of that name; tables lie in the mapped file.
+    Raises Corrupt with the place, FileNotFoundError."""
     file = str(name)
     data = map_file(disk, file)
     raw = data.slice(0, min(LARGEST_HEADER, data.size)).to_pybytes()
@@ -74,12 +72,12 @@ def load(disk: Disk, name: SnapshotName, shard: int) -> Snapshot:
     for _ in range(fields[1]):
         at = _unpack_section(data, at, file, tables)
     if at != data.size:
-        raise DamagedLog(file, at, -1, "bytes behind the last section")
+        raise DamagedLog(file, at, -1, "bytes after the last section")
     return Snapshot(fields[2], fields[3], fields[4], tables)
 
 
 def pack(shard: int, snapshot: Snapshot) -> Iterator[list[Chunk]]:
-    """Yield the content of a snapshot's file, piece by piece."""
+    """Encode a snapshot file, piece by piece."""
     fields = (shard, len(snapshot.tables), snapshot.sequence, snapshot.position, snapshot.time_us)
     yield [seal_header(_HEADER.pack(_MAGIC, FORMAT_VERSION, HEADER_BYTES, *fields))]
     for name, table in snapshot.tables.items():
@@ -102,7 +100,7 @@ def _section_checksum(name_bytes: int, title: bytes | memoryview, stream: pa.Buf
 
 
 def _unpack_section(data: pa.Buffer, at: int, file: str, tables: dict[str, pa.Table]) -> int:
-    """Add the table of the section at ``at``; the offset behind it."""
+    """Add the table of the section at ``at``; return the offset after it."""
     if data.size - at < _SECTION.size:
         raise DamagedLog(file, at, -1, "the file ends within a section")
     name_bytes, reserved, size, checksum = _SECTION.unpack_from(data, at)
@@ -117,7 +115,7 @@ def _unpack_section(data: pa.Buffer, at: int, file: str, tables: dict[str, pa.Ta
         raise DamagedLog(file, at, -1, "the checksum of a section is wrong")
     try:
         tables[bytes(title[:name_bytes]).decode()] = pa.ipc.open_stream(payload).read_all()
-    except MemoryError as problem:  # Arrow's is one, and an ArrowException, too: the snapshot is as it was
+    except MemoryError as problem:  # Arrow's error is also an ArrowException; the snapshot is intact
         raise error(Code.OUT_OF_RESOURCES, f"no memory to read a snapshot: {problem}") from problem
     except (pa.ArrowException, OSError, ValueError) as problem:
         raise DamagedLog(file, at, -1, f"a section does not decode: {problem}") from problem
@@ -127,11 +125,8 @@ def _unpack_section(data: pa.Buffer, at: int, file: str, tables: dict[str, pa.Ta
 def newest(
     disk: Disk, shard: int, names: list[SnapshotName], first: int, end: int
 ) -> tuple[SnapshotName, Snapshot] | None:
-    """Return the newest snapshot that checks, among those from which the log can continue (``first`` <= sequence <=
-    ``end``).
-
-    None when frame 0 is there to start from; Corrupt with the place of the newest damage when neither is.
-    """
+    """Load the newest valid snapshot from which the log can continue (``first`` <= sequence <= ``end``).
+    Returns None if replay can start from frame 0; otherwise raises Corrupt with the place of the newest damage."""
     problem: DamagedLog | None = None
     for name in names:
         if not first <= name.sequence <= end:
@@ -149,5 +144,5 @@ def newest(
     if problem is not None:
         raise problem
     raise error(
-        Code.DAMAGED, f"the log begins at frame {first} and the snapshot that stands for what came before is missing"
+        Code.DAMAGED, f"the log begins at frame {first} and the snapshot that replaces the earlier frames is missing"
     )

@@ -76,7 +76,7 @@ class MemoryLog(ReadableLog):
 
     def _new_segment(self) -> Segment:
         header = SegmentHeader(self.store.shard, self.epoch, self.next_sequence, self.next_position, 0, 0)
-        return Segment.begun(header, 0)
+        return Segment.create(header, 0)
 
     def _publish(self, frame: Frame) -> None:
         """Let readers see a frame, in a new segment if the last one is full."""

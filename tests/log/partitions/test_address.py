@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from escrowmq.errors import Code, Misuse
-from escrowmq.log.kafka.cluster.address import KafkaAddress, shown
+from escrowmq.log.kafka.cluster.address import KafkaAddress, redact
 from escrowmq.log.kafka.cluster.opening import create_topics, open_partitions
 from escrowmq.log.kafka.cluster.topic import RULES, refuse_wrong, settings_for
 
@@ -22,7 +22,7 @@ def test_an_address() -> None:
     assert (address.topic, address.base_topic, address.partition) == ("orders.log", "orders.log.base", 7)
     assert (address.replicas, address.enough, address.name) == (3, 2, "orders.log/7")
     assert dict(address.settings) == {"security.protocol": "SASL_SSL", "sasl.password": "p&w"}
-    for text in (str(address), repr(address), shown(address.url)):
+    for text in (str(address), repr(address), redact(address.url)):
         assert "p&w" not in text
         assert "p%26w" not in text
     assert str(address) == "kafka://a:9092,b:1234,[::1]:9092/orders.log/7"

@@ -390,7 +390,7 @@ def test_a_claim_takes_what_was_sent_before_it() -> None:
     first.send_frames(frames(0, 3)).wait()
     taken: list[Taken] = []
     fold = Fold()
-    second = claim(kafka.opener(), fold, url="escrow://b", took=taken.append)
+    second = claim(kafka.opener(), fold, url="escrow://b", on_record=taken.append)
     assert [t.verdict.value for t in taken] == ["claims", "counts", "claims"]
     assert second.standing == fold.standing
     assert (fold.standing.epoch, fold.standing.sequence, fold.standing.url) == (2, 3, "escrow://b")

@@ -100,6 +100,6 @@ def test_what_kafka_does_not_have_is_noticed(
 
     from escrowmq.log.kafka import copying
 
-    stored = copying._summarize_stored
-    monkeypatch.setattr(copying, "_summarize_stored", losing)
+    stored = copying._digest_partition
+    monkeypatch.setattr(copying, "_digest_partition", losing)
     assert code(lambda: to_partition(folder, kafka.partitions(), version="test")) is Code.DAMAGED

@@ -165,7 +165,9 @@ def test_the_channel_over_a_real_partition(opener: Opener) -> None:
     assert [r.wait().sequence for r in rounds] == [1, 3, 3]
     assert first.gaps == 0
     fold, got = Fold(), list[bytes]()
-    second = claim(opener(), fold, url="escrow://b", took=lambda t: got.append(bytes(t.content)) if t.frames else None)
+    second = claim(
+        opener(), fold, url="escrow://b", on_record=lambda t: got.append(bytes(t.content)) if t.frames else None
+    )
     assert b"".join(got) == b"".join(data[:3])
     assert (fold.standing.sequence, fold.standing.act_bytes, fold.standing.epoch) == (3, 7, 2)
     late = first.send_frames(data[3])

@@ -85,8 +85,8 @@ def grow(log: KafkaLog, count: int, start: int = 0) -> None:
 def retain(log: KafkaLog, position: int) -> int:
     log.save_snapshot({"t": pa.table({"n": [position]})}, log.next_sequence, log.next_position, log.last_time_us)
     dropped = log.drop_before(position)
-    if log._keeping is not None:
-        log._keeping.result()
+    if log._base_upload is not None:
+        log._base_upload.result()
     return dropped
 
 

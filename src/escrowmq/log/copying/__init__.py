@@ -1,1 +1,1 @@
-"""Copies of a log that is in use: of which files they are made, and whether what came is whole."""
+"""Copies of a log in use: which files a copy needs, and whether a copy is complete."""

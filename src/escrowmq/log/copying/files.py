@@ -1,8 +1,8 @@
-"""The files of a log, and how far each of them counts: for a copy of a log in use.
+"""The files of a log and their valid sizes, for copying a log in use.
 
-A segment is only appended to, and what was durable in it never changes. So a copy of these files, each as far as it
-counts, is the log as it was when they were listed, however long the copying takes. Retention may take a file away
-meanwhile: its reader gets RANGE_PURGED, and lists anew.
+A segment is only appended to, and its durable part never changes. So a copy of these files up to their valid sizes is
+the log as of the listing, however long copying takes. Retention may remove a file meanwhile: its reader gets
+RANGE_PURGED and lists the files again.
 """
 
 from __future__ import annotations
@@ -22,18 +22,17 @@ from escrowmq.log.snapshots import SnapshotName
 from escrowmq.platform.disk import Disk, disk_error
 
 _RETRIES = 5
-"""How often a list begins anew when retention drops segments meanwhile."""
+"""Retries of listing if retention drops segments meanwhile."""
 _NAMES = re.compile(r"\d{20}\.segment|snapshot-\d{20}\.snapshot|base-\d{20}-\d{20}\.snapshot|acts\.journal")
 
 
 def is_part(name: str) -> bool:
-    """Return whether a file of this name belongs to a log and cannot be derived from the others: nothing else is
-    read for a copy."""
+    """Return whether a file name is of a log's underived files: only these are read for a copy."""
     return _NAMES.fullmatch(name) is not None
 
 
 class Segments(Protocol):
-    """The owner of a log's segments, which change under ``lock``."""
+    """A provider of a log's segments, which change under ``lock``."""
 
     disk: Disk
     lock: Lock
@@ -41,7 +40,7 @@ class Segments(Protocol):
 
 
 def list_files(log: Segments, durable: Callable[[], int], acts: Journal) -> LogFiles:
-    """Return the files as of now. ``durable``: the sequence behind the last durable frame."""
+    """List the files as of now. ``durable`` returns the sequence after the last durable frame."""
     disk = log.disk
     for _ in range(_RETRIES):
         names = snapshots.listed(_names(disk))  # first: a snapshot is of durable frames
@@ -61,17 +60,14 @@ def list_files(log: Segments, durable: Callable[[], int], acts: Journal) -> LogF
             stood_for = [StoredFile(str(s), _size(disk, s)) for s in wanted]
         except FileNotFoundError:
             continue
-        extent = (
-            acts.extent()
-        )  # last: an act is recorded before it is in the log, so each act in the log is in the record
+        extent = acts.extent()  # last: an action is recorded before it enters the log
         return LogFiles(end, tuple(listed), tuple(stood_for), *extent)
     raise error(Code.RANGE_PURGED, "retention drops segments faster than their files can be listed")
 
 
 def read_part(disk: Disk, name: str, start: int, size: int) -> bytes:
-    """Return up to ``size`` bytes of a file from ``start``. Rejected(RANGE_PURGED) when it is no longer there,
-    Rejected(NOT_FOUND) for what is no part of a log; Corrupt(LOG_FAILED), of this read alone, when the disk does not
-    give it."""
+    """Read up to ``size`` bytes of a file from ``start``. Raises Rejected(RANGE_PURGED) if it is gone,
+    Rejected(NOT_FOUND) if it is not part of a log, Corrupt(LOG_FAILED), of this read alone, if the disk fails."""
     if not is_part(name):
         raise error(Code.NOT_FOUND, f"{name!r:.100} is no file of a log")
     try:

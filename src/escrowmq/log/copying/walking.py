@@ -1,4 +1,4 @@
-"""Checks the frames of a segment while its bytes come, piece by piece, and makes its digest."""
+"""Checks and digests the frames of a segment while its bytes arrive, piece by piece."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LENGTH = struct.Struct("<H")
 
 
 def _header_bytes(data: bytes) -> int:
-    """Return how much of a file must be there before its header can be read: that of a newer version may be longer."""
+    """Return how many bytes are needed to read the header: a newer version may have a longer one."""
     if len(data) < HEADER_BYTES:
         return HEADER_BYTES
     length: int = _LENGTH.unpack_from(data, _LENGTH_AT)[0]
@@ -26,18 +26,18 @@ def _header_bytes(data: bytes) -> int:
 
 
 class SegmentWalk:
-    """A walk over the ``size`` bytes of the segment ``name``. ``passes``: damage is noted, and what follows it is taken
-    as it is."""
+    """A walk over the ``size`` bytes of the segment ``name``.
+    With ``passes``, damage is recorded and the rest is accepted."""
 
     def __init__(self, name: str, sequence: int, size: int, *, passes: bool = False) -> None:
         self.name = name
         self.size = size
         self.at = 0
-        """Bytes that were taken in: whole frames."""
+        """Bytes accepted so far: whole frames."""
         self.damage: Damage | None = None
         self.header: SegmentHeader | None = None
         self.last: tuple[int, bytes] | None = None
-        """Where the last frame begins, and its header."""
+        """Offset and header of the last frame."""
         self._sequence = sequence
         self.passes = passes
         self._rest = b""
@@ -45,7 +45,7 @@ class SegmentWalk:
         self._digest = hashlib.sha256()
 
     def feed(self, piece: bytes) -> None:
-        """Take in what follows. Corrupt with the place, unless damage is passed."""
+        """Process the next bytes. Raises Corrupt with the place, unless damage is accepted."""
         data = self._rest + piece
         taken = 0
         if self.header is None:
@@ -66,7 +66,7 @@ class SegmentWalk:
         self._rest = data[taken:]
 
     def _walk(self, data: bytes, start: int) -> int:
-        """Return where the last whole frame ends."""
+        """Check whole frames from ``start`` on; return the end of the last one."""
         before, header = self._found, self.header
         assert before is not None
         assert header is not None
@@ -78,15 +78,15 @@ class SegmentWalk:
             at = found.offsets[-1]
             self.last = self.at + at, data[at : at + frames.HEADER_BYTES]
         self._found = found
-        if found.what is not None and not self._may_go_on(data, found):
+        if found.what is not None and not self._may_continue(data, found):
             damage = Damage(self.name, self.at + found.end, found.sequence, found.what, found.newer)
             if not self.passes or found.newer:
                 raise DamagedLog(damage.file, damage.offset, damage.sequence, damage.what, newer=damage.newer)
             self.damage = damage
         return found.end
 
-    def _may_go_on(self, data: bytes, found: Scan) -> bool:
-        """Return whether what stopped the walk may be no more than the end of this piece."""
+    def _may_continue(self, data: bytes, found: Scan) -> bool:
+        """Return whether the walk may have stopped only because this piece ends."""
         left = len(data) - found.end
         if left < frames.HEADER_BYTES:
             return self.at + len(data) < self.size
@@ -96,11 +96,12 @@ class SegmentWalk:
         return fits and end > len(data) and self.at + end <= self.size
 
     def drop_rest(self) -> None:
-        """Pass over what came of a frame that is not whole: it comes again."""
+        """Discard the bytes of an incomplete frame; they will be sent again."""
         self._rest = b""
 
     def finish(self, sequence: int | None) -> None:
-        """All bytes came. Corrupt if they do not end with a whole frame, the one before ``sequence``."""
+        """Check that all bytes arrived.
+        Raises Corrupt if they do not end with a whole frame, the one before ``sequence``."""
         found = self._found
         if found is None or self.at != self.size or self._rest:
             where = found.sequence if found is not None else self._sequence
@@ -108,25 +109,25 @@ class SegmentWalk:
         elif self.damage is None and sequence is not None and found.sequence != sequence:
             self._refuse(self.at, found.sequence, f"the segment ends here, and the next frame should be {sequence}")
 
-    def _refuse(self, offset: int, sequence: int, what: str) -> None:
-        damage = Damage(self.name, offset, sequence, what)
+    def _refuse(self, offset: int, sequence: int, message: str) -> None:
+        damage = Damage(self.name, offset, sequence, message)
         if not self.passes or self.at != self.size:
             raise DamagedLog(damage.file, damage.offset, damage.sequence, damage.what)
         self.damage = damage
 
     @property
     def end(self) -> Scan:
-        """Sequence, position, epoch and time behind the last frame."""
+        """Sequence, position, epoch and time after the last frame."""
         if self._found is None:
             raise DamagedLog(self.name, 0, self._sequence, "the file is too short for its header")
         return self._found
 
     @property
     def checksum(self) -> str:
-        """That of the last frame, in hex; nothing if there is none."""
+        """Checksum of the last frame, in hex; empty if there is none."""
         return "" if self.last is None else f"{_CHECKSUM.unpack_from(self.last[1], _CHECKSUM_AT)[0]:016x}"
 
     @property
     def sha256(self) -> str:
-        """Of what was taken in."""
+        """SHA-256 of the accepted bytes."""
         return self._digest.hexdigest()

@@ -1,12 +1,11 @@
-"""Base snapshots in Kafka: what stands for the records that retention deletes from the partition.
+"""Base snapshots in Kafka: they replace the records that retention deletes from the partition.
 
-A base is sent to the topic ``TOPIC.base`` in chunks, and a manifest behind them; only when that is acknowledged are
-records deleted. So a crash between two steps leaves more in Kafka than is needed, never less. A node that was the
-leader and does not know yet that it is not may send one, too: it is a base of frames that count like any other, and it
-may delete at any time later. So each base has a rank, the offset at which a reader of it continues: readers take the
-one of the highest rank, whatever comes behind it; whoever sent a base deletes of the partition only what lies below its
-rank; and of bases only what has a lower rank than one that is whole. Then whatever anybody deletes, and however late,
-the base of the highest rank and all that lies behind it are there.
+A base is sent to the topic ``TOPIC.base`` in chunks, followed by a manifest; records are deleted only after that is
+acknowledged. So a crash between two steps leaves more in Kafka than needed, never less. A former leader that does not
+know yet that it was replaced may send one, too: a base of frames that count like any other; it may delete at any later
+time. Therefore each base has a rank: the offset at which its reader resumes. Readers use the base of the highest rank,
+whatever follows it. A sender deletes only records below the rank of its base, and only bases of a lower rank than a
+complete one. So whatever is deleted, and however late, the base of the highest rank and all records after it remain.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from escrowmq.platform.failpoints import reach
 VERSION = 1
 CHUNK_BYTES = 900_000
 AHEAD = 16
-"""Chunks that are sent and not acknowledged yet."""
+"""Maximum number of unacknowledged chunks."""
 _MAGIC = b"EMQB"
 _HEADER = struct.Struct("<4sHHQQIIQ")
 _CHUNK, _MANIFEST = 1, 2
@@ -42,42 +41,42 @@ _CHECKED_BYTES = _HEADER.size - 8
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """A base snapshot. ``standing``: where a fold continues; ``chunks`` hold the snapshot's file and then the record of
-    acts."""
+    """The description of a base.
+    ``standing``: where a fold resumes; ``chunks`` hold the snapshot's file, then the record of acts."""
 
     id: int
     shard: int
     salt: int
     epoch: int
-    """Of the frame before the first one that is kept,"""
+    """Epoch of the frame before the first one kept."""
     sequence: int
-    """the first one's sequence,"""
+    """Sequence of the first frame kept."""
     position: int
-    """and its position,"""
+    """Position of the first frame kept."""
     created_us: int
-    """and when its segment was begun."""
+    """Time at which its segment was begun."""
     snapshot: int
-    """The sequence of the snapshot."""
+    """Sequence of the snapshot."""
     snapshot_bytes: int
     act_bytes: int
     chunks: int
     digest: int
-    """Of everything in the chunks (xxh3_64)."""
+    """Digest of all chunks (xxh3_64)."""
     standing: Standing
 
     @property
     def rank(self) -> int:
-        """The offset at which a reader of the partition continues."""
+        """The offset at which a reader of the partition resumes."""
         return self.standing.offset
 
     @property
     def header(self) -> SegmentHeader:
-        """Of the first segment of a mirror that begins with this base."""
+        """Header of the first segment of a mirror that begins with this base."""
         return SegmentHeader(self.shard, self.epoch, self.sequence, self.position, self.created_us, self.salt)
 
 
 class Stored(NamedTuple):
-    """A base in the partition: its manifest, and at which offsets its chunks and its manifest lie."""
+    """A base in the partition: its manifest, and the offsets of its chunks and its manifest."""
 
     manifest: Manifest
     chunks: tuple[int, ...]
@@ -95,7 +94,7 @@ class Record(NamedTuple):
 
 
 def pack(type: int, id: int, rank: int, number: int, payload: bytes | memoryview) -> bytes:
-    """One record of the base's partition."""
+    """Encode one record of the base's partition."""
     head = _HEADER.pack(_MAGIC, VERSION, type, id, rank, number, len(payload), 0)[:_CHECKED_BYTES]
     digest = xxhash.xxh3_64(head)
     digest.update(payload)
@@ -103,8 +102,7 @@ def pack(type: int, id: int, rank: int, number: int, payload: bytes | memoryview
 
 
 def unpack(raw: bytes, offset: int) -> Record | None:
-    """Return the content of a record, or None if its checksum is wrong: a base with a missing part is not used.
-    Corrupt(NEWER_FORMAT)."""
+    """Decode a record; None if it is invalid: an incomplete base is not used. Raises Corrupt(NEWER_FORMAT)."""
     if len(raw) < _HEADER.size or raw[:4] != _MAGIC:
         return None
     _, version, type_, id_, rank, number, size, checksum = _HEADER.unpack_from(raw)
@@ -124,28 +122,28 @@ class Bases:
     def __init__(self, partition: Partition, timeout: float = 30.0) -> None:
         self._partition = partition
         self._timeout = timeout
-        self._at = 0  # the next offset to be read
-        self._chunks: dict[int, dict[int, int]] = {}  # offsets by id and number, of bases whose manifest was not read,
-        self._ranks: dict[int, int] = {}  # and the ranks that they are to have
+        self._at = 0  # the next offset to read
+        self._chunks: dict[int, dict[int, int]] = {}  # chunk offsets by id and number, without a manifest yet
+        self._ranks: dict[int, int] = {}  # ranks by id
         self._best: Stored | None = None
         self._number = 0
 
     @property
     def best(self) -> Stored | None:
-        """The base of the highest rank, of those that were read and are whole."""
+        """The complete base of the highest rank read so far."""
         return self._best
 
     def newest(self) -> Stored | None:
-        """Return the newest base of all brokers. Unknown(TIMED_OUT) when the partition does not answer."""
+        """Read all records and return the best base. Raises Unknown(TIMED_OUT) if the partition does not respond."""
         _, end = self._begin(self._timeout)
         deadline = monotonic() + self._timeout
         while self._at < end:
             self._take(self._read(self._at, end, deadline))
         return self._best
 
-    def look(self, seconds: float) -> bool:
-        """Read what is new for ``seconds`` at most, as somebody does who has other things to do; whether there is more
-        at hand. Of a silent partition, or one of which a part was deleted at this moment, a later look will tell."""
+    def poll(self, seconds: float) -> bool:
+        """Read new records for at most ``seconds``; return whether more are available.
+        If the partition is silent, or a part of it was just deleted, a later call continues."""
         deadline = monotonic() + seconds
         try:
             _, end = self._begin(seconds)
@@ -160,7 +158,7 @@ class Bases:
         return self._at < end
 
     def _begin(self, seconds: float) -> tuple[int, int]:
-        """Return where the partition begins and ends now."""
+        """Return the current ends of the partition."""
         first, end = self._partition.ends(seconds)
         if self._at < first:
             self._at, self._chunks, self._ranks = first, {}, {}
@@ -172,8 +170,8 @@ class Bases:
             self._at = offset + 1
 
     def fetch(self, base: Stored, disk: Disk) -> None:
-        """Write the snapshot, under the name of a base, and the record of acts into a folder. Corrupt(DAMAGED) if they
-        are not what was sent."""
+        """Write the snapshot, as a base, and the record of acts into a folder.
+        Corrupt(DAMAGED) if their digest is wrong."""
         pieces = self._contents(base)
         rest = self._write_snapshot(base, disk, SnapshotName(base.manifest.snapshot, base.manifest.sequence), pieces)
         try:
@@ -183,12 +181,12 @@ class Bases:
             raise disk_error(problem) from problem
 
     def fetch_snapshot(self, base: Stored, disk: Disk, patience: float | None = None) -> None:
-        """Write the snapshot alone into a folder, as any snapshot. ``patience``: seconds for each step of it."""
+        """Write only the snapshot into a folder, as an ordinary one. ``patience``: timeout (s) of each step."""
         pieces = self._contents(base, patience)
         self._write_snapshot(base, disk, SnapshotName(base.manifest.snapshot), pieces)
 
     def _write_snapshot(self, base: Stored, disk: Disk, name: SnapshotName, pieces: Iterator[bytes]) -> list[bytes]:
-        """Write a snapshot from pieces. Returns the bytes of the last piece that lie behind it."""
+        """Write the snapshot; return the bytes after it in the last piece."""
         rest: list[bytes] = []
         try:
             replace_file(disk, str(name), _first(pieces, base.manifest.snapshot_bytes, rest))
@@ -197,8 +195,8 @@ class Bases:
         return rest
 
     def send(self, manifest: Manifest, content: Iterable[bytes | memoryview]) -> Stored:
-        """Send a base: ``content`` in its pieces; of the manifest id, chunks and digest are filled in here. When this
-        returns it is acknowledged. Unknown(TIMED_OUT), Corrupt(LOG_FAILED) leave chunks that nobody uses."""
+        """Send a base and return it once acknowledged; id, chunks and digest of the manifest are filled in here.
+        Unknown(TIMED_OUT) and Corrupt(LOG_FAILED) leave unused chunks."""
         self.newest()
         id_ = secrets.randbits(63) | 1
         digest = xxhash.xxh3_64()
@@ -222,8 +220,7 @@ class Bases:
         return found
 
     def delete_old(self) -> None:
-        """Delete what lies before the base that :meth:`newest` gave, and before chunks of one that may still become a
-        better one."""
+        """Delete the records before the best base and before chunks that may still become a better one."""
         if (best := self._best) is not None:
             better = [
                 min(found.values()) for id_, found in self._chunks.items() if self._ranks[id_] > best.manifest.rank
@@ -237,7 +234,7 @@ class Bases:
         return self._number
 
     def _settle(self, waiting: dict[int, int], offsets: dict[int, int], most: int) -> None:
-        """Wait until no more than ``most`` records are not acknowledged."""
+        """Wait until at most ``most`` records are unacknowledged."""
         deadline = monotonic() + self._timeout
         while len(waiting) > most:
             found = self._partition.acknowledged(max(min(deadline - monotonic(), 1.0), 0.0))
@@ -273,8 +270,8 @@ class Bases:
             self._best = Stored(manifest, tuple(chunks[number] for number in range(manifest.chunks)), offset)
 
     def _contents(self, base: Stored, patience: float | None = None) -> Iterator[bytes]:
-        """Yield the contents of the chunks, in order. Corrupt(DAMAGED) at the end, at the latest, if they are not
-        what was sent."""
+        """Yield the contents of the chunks, in order.
+        Raises Corrupt(DAMAGED), at the latest at the end, if their digest is wrong."""
         patience = self._timeout if patience is None else patience
         digest, at, expected = xxhash.xxh3_64(), min((*base.chunks, base.offset)), 0
         deadline = monotonic() + patience
@@ -284,19 +281,19 @@ class Bases:
                 if expected == len(base.chunks) or offset != base.chunks[expected]:
                     continue
                 if (record := unpack(raw, offset)) is None:
-                    raise self._damaged(base)
+                    raise self._damage_error(base)
                 digest.update(record.payload)
                 expected += 1
                 if expected == len(base.chunks) and digest.intdigest() != base.manifest.digest:
-                    raise self._damaged(base)
+                    raise self._damage_error(base)
                 yield bytes(record.payload)
 
-    def _damaged(self, base: Stored) -> EscrowError:
-        return error(Code.DAMAGED, f"the base at offset {base.offset} of {self._partition.name} is not what was sent")
+    def _damage_error(self, base: Stored) -> EscrowError:
+        return error(Code.DAMAGED, f"the base at offset {base.offset} of {self._partition.name} is damaged")
 
 
 def _first(pieces: Iterator[bytes], size: int, rest: list[bytes]) -> Iterator[list[Chunk]]:
-    """Yield the first ``size`` bytes; what the last piece has more goes to ``rest``."""
+    """Yield the first ``size`` bytes; add the excess of the last piece to ``rest``."""
     while size > 0:
         piece = next(pieces, None)
         if piece is None:
@@ -308,7 +305,7 @@ def _first(pieces: Iterator[bytes], size: int, rest: list[bytes]) -> Iterator[li
 
 
 def _pieces(content: Iterable[bytes | memoryview]) -> Iterator[memoryview]:
-    """Yield the bytes in pieces of at most CHUNK_BYTES."""
+    """Regroup the bytes into pieces of at most CHUNK_BYTES."""
     for part in content:
         view = memoryview(part).cast("B")
         for start in range(0, len(view), CHUNK_BYTES):
@@ -316,7 +313,7 @@ def _pieces(content: Iterable[bytes | memoryview]) -> Iterator[memoryview]:
 
 
 def file_pieces(disk: Disk, name: str) -> Iterator[bytes]:
-    """Yield a file in pieces. OSError as it comes."""
+    """Yield a file in pieces. Raises OSError."""
     with closing(disk.open(name)) as file:
         at, size = 0, file.size()
         while at < size and (piece := file.read_at(at, min(CHUNK_BYTES, size - at))):

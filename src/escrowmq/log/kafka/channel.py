@@ -1,12 +1,11 @@
-"""The owner's channel: it numbers and sends records, and knows of each when it counts.
+"""The owner's channel: it numbers and sends records, and determines for each when it counts.
 
-A record counts when its acknowledgement has come and nothing lies between it and our record before it that could be a
-claim: its offset is the next one, or what lies between was read (``rule.prove``). "Acknowledged" alone is not enough:
-another may have claimed in between. What failed once stays failed: who cannot know what is stored does not continue
-under the same claim.
+A record counts when it is acknowledged and no claim can lie between it and our previous record: its offset is the next
+one, or the records between were read (``rule.prove``). An acknowledgement alone is not enough, as another node may have
+claimed in between. A failure is final: an owner that cannot know what is stored does not continue under the same claim.
 
-There is no thread that only waits for acknowledgements: who waits for a round takes them for all (a second thread would
-cost each round a change of threads). The thread that beats takes them while nobody waits.
+No thread only waits for acknowledgements: a caller waiting for a round processes them for all (a separate thread would
+cost each round a thread switch). The beat thread processes them while no caller waits.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ import msgspec
 from escrowmq.errors import Code, EscrowError, Misuse, error
 from escrowmq.log import frames
 from escrowmq.log.kafka import records
-from escrowmq.log.kafka.fold import Standing, examine, judged
+from escrowmq.log.kafka.fold import Standing, examine, judge_record
 from escrowmq.log.kafka.partition import END, UNKNOWN_OFFSET, Partition
 from escrowmq.log.kafka.records import LARGEST_PAYLOAD, Beat, Payload, RecordType
 from escrowmq.log.kafka.rule import Verdict, prove
@@ -31,56 +30,52 @@ from escrowmq.platform.clock import uptime
 from escrowmq.platform.logs import tell
 
 PATIENCE = 60.0
-"""Seconds after which a record that is not acknowledged ends the channel. Kafka's own change of a partition's leader
-takes about ten.
-"""
+"""Seconds after which an unacknowledged record ends the channel.
+A leader change of a Kafka partition takes about ten."""
 BEAT_SECONDS = 0.5
 _SLICE = 0.1
-"""Seconds that a look at the partition waits at a time, so that it notices when its own time is over."""
+"""Maximum wait (s) of one poll of the partition, so that its own deadline is noticed."""
 
 
 class Round:
-    """Frames that were sent together. It counts as a whole or, to its sender, not at all."""
+    """The records of one send. For its sender it counts as a whole or not at all."""
 
     def __init__(self, channel: Channel, number: int) -> None:
         self._channel = channel
         self.number = number
-        """Of its last record."""
+        """Number of its last record."""
         self.standing: Standing | None = None
-        """Right behind it, once it counts."""
+        """The state right after it, once it counts."""
 
     def wait(self, timeout: float | None = None) -> Standing:
-        """Wait until it counts; how the log stands right behind it.
-
-        Fenced(FENCED) when another claimed before it; Corrupt(LOG_FAILED) when nobody can know, or Kafka was silent for
-        as long as the channel's patience: nothing continues then. Unknown(TIMED_OUT) after ``timeout`` seconds, if it
-        is given: the channel continues.
-        """
+        """Wait until the round counts; return the state of the log right after it. Raises Fenced(FENCED) if another
+        node claimed before it; Corrupt(LOG_FAILED), which ends the channel, if the outcome cannot be known or Kafka was
+        silent for the channel's patience; Unknown(TIMED_OUT) after ``timeout`` seconds: the channel continues."""
         return self._channel._await(self, timeout)
 
 
 class _Sent(NamedTuple):
     number: int
     at: float
-    """When it was sent."""
+    """Time of sending."""
     after: Standing
-    """How the log stands behind it, but for the offset."""
+    """State of the log after it, except for the offset."""
     ends: Round | None
-    """The round of which it is the last."""
+    """The round that it completes."""
 
 
 class _Record(NamedTuple):
-    """The next record to send."""
+    """A record to send."""
 
     type: RecordType
     payload: list[memoryview]
     after: Standing
-    """How the log stands behind it, but for its own number."""
+    """State of the log after it, except for its own number."""
 
 
 class Channel:
-    """See the module. Made by :func:`escrowmq.log.kafka.claiming.claim`. Any thread may send and wait; ``standing`` is
-    that of its claim."""
+    """The owner's channel, see the module; made by :func:`escrowmq.log.kafka.claiming.claim`.
+    Any thread may send and wait; ``standing`` is that of its claim."""
 
     def __init__(
         self,
@@ -96,31 +91,31 @@ class Channel:
         self._patience = patience
         self._beat_seconds = beat_seconds
         self._owned = standing
-        self._sending = threading.Lock()  # numbers are given, and records sent, in one order
-        self._next = standing  # how the log stands behind what was sent, but for the offset
+        self._send_lock = threading.Lock()  # records are sent in the order of their numbers
+        self._next = standing  # state of the log after the sent records, except for the offset
         self._last_sent = uptime()
         self._last_round: Round | None = None
         self._released = False
-        self._polling = threading.Lock()  # held by whoever takes acknowledgements; it guards what follows
+        self._poll_lock = threading.Lock()  # held to process acknowledgements; guards the next fields
         self._number, self._offset = standing.number, standing.offset
         self._acknowledged: dict[int, int] = {}
         self._sent: deque[_Sent] = deque()
         self._standing = standing
-        self._waiting = 0  # about how many wait: the thread that beats leaves acknowledgements to them
-        self._failing = threading.Lock()
+        self._waiting = 0  # approximate number of waiting callers: they process acknowledgements, not the beat thread
+        self._failure_lock = threading.Lock()
         self._failure: EscrowError | None = None
         self._stopped = threading.Event()
-        self._beating: threading.Thread | None = None
+        self._beat_thread: threading.Thread | None = None
         self.proved_at = self._last_sent
-        """When the newest record was sent that is known to count: then, this node still owned the log."""
+        """When the newest record known to count was sent: this node still owned the log then."""
         self.gaps = 0
-        """How often the offsets had a gap that was read."""
+        """Number of offset gaps that were read."""
         self.failed = threading.Event()
         """Set with :attr:`failure`."""
 
     @property
     def standing(self) -> Standing:
-        """Behind the newest round that counts."""
+        """The state after the newest round that counts."""
         return self._standing
 
     @property
@@ -131,23 +126,22 @@ class Channel:
     # Sending
 
     def send_frames(self, data: Payload) -> Round:
-        """Send whole frames, at least one, which must be those that come next in the log: Misuse(BAD_ARGUMENT) if not,
-        and nothing is sent."""
+        """Send one or more whole frames.
+        Raises Misuse(BAD_ARGUMENT), sending nothing, if they are not the next ones of the log."""
         return self.send_chunks(_frames(memoryview(data)))
 
     def send_chunks(self, frames: Iterable[Sequence[memoryview]]) -> Round:
-        """As :meth:`send_frames`, each of them in chunks, the first of which has the header: they are copied once, into
-        their record."""
-        with self._sending:
+        """Send as :meth:`send_frames`; each frame is in chunks, the first with the header, copied once."""
+        with self._send_lock:
             self._check()
-            *first, (type, payload, after) = self._pack_records(frames)
+            *first, (type, payload, after) = self._arrange(frames)
             for part in first:
                 self._send(*part, None)
             return self._finish(type, payload, after)
 
     def send_act(self, data: bytes) -> Round:
-        """Send bytes of the record of acts, which must be those that come next in it."""
-        with self._sending:
+        """Send bytes of the record of acts, which must be the next ones."""
+        with self._send_lock:
             self._check()
             *parts, last = records.pieces(data)
             for part in parts:
@@ -156,25 +150,25 @@ class Channel:
             return self._finish(RecordType.ACT, [last], after)
 
     def beat(self) -> Round:
-        """Say that the owner lives."""
-        with self._sending:
+        """Send a sign of life."""
+        with self._send_lock:
             self._check()
             return self._beat()
 
     def release(self, timeout: float = 5.0) -> Standing:
-        """Say that the owner stops, so that another claims at once; nothing can be sent afterwards. Raises as
-        :meth:`Round.wait`."""
-        with self._sending:
+        """Send a release, so that another node claims at once; nothing can be sent afterwards.
+        Raises as :meth:`Round.wait`."""
+        with self._send_lock:
             self._check()
             last = self._finish(RecordType.RELEASE, [], self._next)
             self._released = True
         return last.wait(timeout)
 
     def confirm(self, timeout: float) -> None:
-        """Return when a record that was sent after this call began is known to count: nobody had claimed the log when
-        it began. Many callers at once share a record. Raises as :meth:`Round.wait`."""
+        """Return once a record sent after this call began counts: no claim preceded the call.
+        Concurrent callers share one."""
         began = uptime()
-        with self._sending:
+        with self._send_lock:
             self._check()
             last = self._last_round
             if last is None or self._last_sent <= began:
@@ -185,36 +179,34 @@ class Channel:
         beat = Beat(self._owned.url, self._replicas())
         return self._finish(RecordType.BEAT, [msgspec.json.encode(beat)], self._next)
 
-    def _pack_records(self, given: Iterable[Sequence[memoryview]]) -> list[_Record]:
-        """Return frames as records: as many whole ones as go into each, and what is larger cut. With each record how
-        the log
-        stands behind it."""
-        made: list[_Record] = []
-        now, held, size = self._next, list[memoryview](), 0
-        for chunks in given:
+    def _arrange(self, source: Iterable[Sequence[memoryview]]) -> list[_Record]:
+        """Group frames into records with the state after each: whole ones as they fit; larger ones are cut."""
+        result: list[_Record] = []
+        now, pending, size = self._next, list[memoryview](), 0
+        for chunks in source:
             frame = frames.read_header(chunks[0], 0)
             if (frame.sequence, frame.position) != (now.sequence, now.position):
-                what = f"frame {frame.sequence}, position {frame.position}"
-                raise Misuse(Code.BAD_ARGUMENT, f"{what}: the log stands at {now.sequence}, {now.position}")
-            if held and size + frame.frame_bytes > LARGEST_PAYLOAD:
-                made.append(_Record(RecordType.FRAMES, held, now))
-                held, size = [], 0
+                message = f"frame {frame.sequence}, position {frame.position}"
+                raise Misuse(Code.BAD_ARGUMENT, f"{message}: the log stands at {now.sequence}, {now.position}")
+            if pending and size + frame.frame_bytes > LARGEST_PAYLOAD:
+                result.append(_Record(RecordType.FRAMES, pending, now))
+                pending, size = [], 0
             before = now
             now = msgspec.structs.replace(
                 now, sequence=now.sequence + 1, position=now.position + frame.rows, frame_epoch=frame.epoch
             )
-            held += chunks
+            pending += chunks
             size += frame.frame_bytes
             if size > LARGEST_PAYLOAD:
-                *parts, last = records.cut(held)
-                made += [_Record(RecordType.PART, part, before) for part in parts]
-                made.append(_Record(RecordType.FRAMES, last, now))
-                held, size = [], 0
-        if held:
-            made.append(_Record(RecordType.FRAMES, held, now))
-        if not made:
+                *parts, last = records.cut(pending)
+                result += [_Record(RecordType.PART, part, before) for part in parts]
+                result.append(_Record(RecordType.FRAMES, last, now))
+                pending, size = [], 0
+        if pending:
+            result.append(_Record(RecordType.FRAMES, pending, now))
+        if not result:
             raise Misuse(Code.BAD_ARGUMENT, "no frame to send")
-        return made
+        return result
 
     def _finish(self, type: RecordType, payload: Sequence[Payload], after: Standing) -> Round:
         """Send the last record of a round."""
@@ -223,7 +215,7 @@ class Channel:
         return self._last_round
 
     def _send(self, type: RecordType, payload: Sequence[Payload], after: Standing, ends: Round | None) -> None:
-        """Send a record with the next number. ``after``: how the log stands behind it, but for its own number."""
+        """Send a record under the next number. ``after``: state of the log after it, except for its own number."""
         now = self._next
         raw = records.pack(
             type,
@@ -236,10 +228,10 @@ class Channel:
         )
         after = msgspec.structs.replace(after, number=now.number + 1)
         self._last_sent = uptime()
-        self._sent.append(_Sent(now.number, self._last_sent, after, ends))  # before its acknowledgement can come
+        self._sent.append(_Sent(now.number, self._last_sent, after, ends))  # before it can be acknowledged
         try:
             self._partition.produce(now.number, raw)
-        except BaseException as problem:  # whether it will be stored nobody knows
+        except BaseException as problem:  # it is unknown whether it will be stored
             raise self._fail(problem) from problem
         self._next = after
 
@@ -251,25 +243,25 @@ class Channel:
         try:
             while round.standing is None:
                 if self._failure is not None:
-                    raise self._again(self._failure)
+                    raise self._copy_error(self._failure)
                 left = deadline - uptime()
                 if left <= 0:
                     late = f"{self._partition.name} has not acknowledged a record"
                     if timeout is None:
-                        raise self._fail(error(Code.LOG_FAILED, f"{late} for {self._patience:g} s", _NOT_KNOWN))
+                        raise self._fail(error(Code.LOG_FAILED, f"{late} for {self._patience:g} s", _UNKNOWN))
                     raise error(Code.TIMED_OUT, f"{late} within {timeout:g} s")
-                if self._polling.acquire(timeout=left):
+                if self._poll_lock.acquire(timeout=left):
                     try:
                         if round.standing is None and self._failure is None:
                             self._pump(left)
                     finally:
-                        self._polling.release()
+                        self._poll_lock.release()
             return round.standing
         finally:
             self._waiting -= 1
 
     def _pump(self, timeout: float) -> None:
-        """Take the acknowledgements, ``timeout`` seconds at most for the first, and see what they prove."""
+        """Process acknowledgements, waiting up to ``timeout`` seconds for the first, and evaluate what they prove."""
         try:
             for number, offset in self._partition.acknowledged(min(timeout, _SLICE)):
                 if number >= self._number:
@@ -285,7 +277,7 @@ class Channel:
             self._fail(problem)
 
     def _settle(self) -> None:
-        """Note that our next record counts, at the next offset."""
+        """Mark our next record as counting, at the next offset."""
         sent = self._sent.popleft()
         del self._acknowledged[sent.number]
         self._number, self._offset = self._number + 1, self._offset + 1
@@ -294,30 +286,31 @@ class Channel:
             self._standing = sent.ends.standing = msgspec.structs.replace(sent.after, offset=self._offset)
 
     def _read_gap(self, unread: int) -> None:
-        """Read what lies between our last record that counts and the next one: void records are passed over, a claim
-        ends everything."""
+        """Read the records between our last one that counts and the next: skip void ones; a claim ends the channel."""
         end = END if unread == UNKNOWN_OFFSET else unread
         if end < self._offset:
-            raise error(Code.LOG_FAILED, f"a record was acknowledged at offset {end}, behind one at {self._offset - 1}")
+            raise error(Code.LOG_FAILED, f"a record was acknowledged at offset {end}, after one at {self._offset - 1}")
         self.gaps += 1
         deadline = uptime() + self._patience
         while self._offset < end:
             found = self._partition.read(self._offset, end, _SLICE)
             if uptime() > deadline or (not found and self._stopped.is_set()):
-                what = f"what lies from offset {self._offset} on could not be read for {self._patience:g} s"
-                raise error(Code.LOG_FAILED, what, _NOT_KNOWN)
+                message = f"the records from offset {self._offset} on could not be read for {self._patience:g} s"
+                raise error(Code.LOG_FAILED, message, _UNKNOWN)
             for offset, raw in found:
-                if records.is_foreign(raw):  # not ours: where ours are is known, or its number will be missing
+                if records.is_foreign(raw):  # not ours: our offsets are known, or a number will be missing
                     self._offset = offset + 1
-                    tell_foreign(self._partition.name, offset)
+                    warn_foreign(self._partition.name, offset)
                     continue
                 header, _, claim = examine(offset, raw)
-                verdict, _ = judged(msgspec.structs.replace(self._owned, number=self._number), header, claim)
+                verdict, _ = judge_record(msgspec.structs.replace(self._owned, number=self._number), header, claim)
                 if verdict is Verdict.CLAIMS and claim is not None:
-                    raise fenced(offset, claim.url)
+                    raise fenced_error(offset, claim.url)
                 if verdict is Verdict.BREAKS:
-                    raise records.damaged(offset, f"records {self._number} to {header.number - 1} of ours are missing")
-                if verdict is Verdict.COUNTS:  # the one of which Kafka did not say where it is
+                    raise records.damage_error(
+                        offset, f"records {self._number} to {header.number - 1} of ours are missing"
+                    )
+                if verdict is Verdict.COUNTS:  # the one acknowledged without an offset
                     self._acknowledged[self._number] = end = offset
                     break
                 self._offset = offset + 1
@@ -326,65 +319,64 @@ class Channel:
     # Beating
 
     def start(self) -> None:
-        """Begin to beat whenever nothing else was sent for a while, in a thread of its own; nothing is read any more
-        unless there is a gap."""
+        """Start the thread that sends a beat after a pause in sending; from now on only gaps are read."""
         self._partition.rest()
-        self._beating = threading.Thread(target=self._keep_beating, name="escrowmq-beats", daemon=True)
-        self._beating.start()
+        self._beat_thread = threading.Thread(target=self._beat_loop, name="escrowmq-beats", daemon=True)
+        self._beat_thread.start()
 
     def close(self) -> None:
-        """Stop beating; who waits, or sends later, gets Unknown(CLOSED). The partition stays open. Idempotent."""
+        """Stop beating; waiting and later calls raise Unknown(CLOSED). The partition stays open. Idempotent."""
         self._stopped.set()
-        if self._beating is not None and self._beating is not threading.current_thread():
-            self._beating.join()
+        if self._beat_thread is not None and self._beat_thread is not threading.current_thread():
+            self._beat_thread.join()
         self._fail(error(Code.CLOSED, "the log is closed"))
 
-    def _keep_beating(self) -> None:
+    def _beat_loop(self) -> None:
         while not self._stopped.wait(self._beat_seconds / 4) and self._failure is None:
             now = uptime()
             if not self._sent and now - self._last_sent >= self._beat_seconds * 3 / 4:
-                with suppress(EscrowError):  # that it failed is noted
+                with suppress(EscrowError):  # the failure is recorded
                     self.beat()
             if not self._sent or self._waiting:
                 continue
-            if self._polling.acquire(blocking=False):
+            if self._poll_lock.acquire(blocking=False):
                 try:
                     self._pump(_SLICE)
                 finally:
-                    self._polling.release()
+                    self._poll_lock.release()
             if self._sent and now - self._sent[0].at > self._patience:
                 late = f"{self._partition.name} has not acknowledged a record for {self._patience:g} s"
-                self._fail(error(Code.LOG_FAILED, late, _NOT_KNOWN))
+                self._fail(error(Code.LOG_FAILED, late, _UNKNOWN))
 
     # Failing
 
     def _check(self) -> None:
         if self._failure is not None:
-            raise self._again(self._failure)
+            raise self._copy_error(self._failure)
         if self._released:
             raise error(Code.CLOSED, "the log was released")
 
     def _fail(self, problem: BaseException) -> EscrowError:
-        """Note why nothing continues, the first time; the error to raise."""
+        """Record the first reason of failure; return the error to raise."""
         if not isinstance(problem, EscrowError):
-            problem = error(Code.LOG_FAILED, f"sending to {self._partition.name} broke off: {problem!r}", _NOT_KNOWN)
-        elif problem.code is Code.RANGE_PURGED:  # only an owner deletes
-            problem = fenced(self._offset, "another node")
-        elif problem.code not in _AS_THEY_ARE:
-            problem = error(Code.LOG_FAILED, f"{problem.code.name}: {problem.message}", _NOT_KNOWN)
-        with self._failing:
+            problem = error(Code.LOG_FAILED, f"sending to {self._partition.name} broke off: {problem!r}", _UNKNOWN)
+        elif problem.code is Code.RANGE_PURGED:  # only an owner deletes records
+            problem = fenced_error(self._offset, "another node")
+        elif problem.code not in _KEPT_CODES:
+            problem = error(Code.LOG_FAILED, f"{problem.code.name}: {problem.message}", _UNKNOWN)
+        with self._failure_lock:
             if self._failure is None:
                 self._failure = problem
         self.failed.set()
-        return self._again(self._failure)
+        return self._copy_error(self._failure)
 
     @staticmethod
-    def _again(failure: EscrowError) -> EscrowError:
+    def _copy_error(failure: EscrowError) -> EscrowError:
         return error(failure.code, failure.message, failure.hint)
 
 
 def _frames(data: memoryview) -> Iterator[list[memoryview]]:
-    """Yield the frames that lie in ``data`` one after the other. Misuse(BAD_ARGUMENT)."""
+    """Split ``data`` into its consecutive frames. Raises Misuse(BAD_ARGUMENT)."""
     at = 0
     while at < len(data):
         end = at + frames.read_header(data, at).frame_bytes if len(data) - at >= frames.HEADER_BYTES else at
@@ -394,20 +386,17 @@ def _frames(data: memoryview) -> Iterator[list[memoryview]]:
         at = end
 
 
-def tell_foreign(partition: str, offset: int) -> None:
-    """Tell operators of a record of another program that was passed over."""
-    what = (
-        f"the record at offset {offset} of {partition} was written by another program, and is passed over: see "
-        "Kafka's access rights"
-    )
-    tell(logging.WARNING, "foreign_record", what, partition=partition, offset=offset)
+def warn_foreign(partition: str, offset: int) -> None:
+    """Warn operators of a skipped record of another program."""
+    message = f"offset {offset} of {partition} was written by another program and is skipped: see Kafka's access rights"
+    tell(logging.WARNING, "foreign_record", message, partition=partition, offset=offset)
 
 
-def fenced(offset: int, url: str) -> EscrowError:
-    """Return the error for who meets another's claim."""
-    what = f"another node claimed the log, at offset {offset} of its partition: {url}"
-    return error(Code.FENCED, what, "this node answers nothing any more; it can follow the other as a standby")
+def fenced_error(offset: int, url: str) -> EscrowError:
+    """Return the error for a claim of another node."""
+    message = f"another node claimed the log, at offset {offset} of its partition: {url}"
+    return error(Code.FENCED, message, "this node rejects requests; it can follow the other as a standby")
 
 
-_NOT_KNOWN = "what was sent last may be stored, or not: open the log anew, and it tells"
-_AS_THEY_ARE = frozenset({Code.FENCED, Code.DAMAGED, Code.NEWER_FORMAT, Code.LOG_FAILED, Code.CLOSED})
+_UNKNOWN = "the last records may or may not be stored: reopen the log to find out"
+_KEPT_CODES = frozenset({Code.FENCED, Code.DAMAGED, Code.NEWER_FORMAT, Code.LOG_FAILED, Code.CLOSED})

@@ -1,6 +1,4 @@
-"""A whole log from a data folder into a partition, or from a partition into a folder of its own; both are read again
-afterwards, and compared by digest.
-"""
+"""Copies a whole log from a data folder into a partition, or back into its own folder; verifies it by digest."""
 
 from __future__ import annotations
 
@@ -31,15 +29,14 @@ from escrowmq.log.segments import HEADER_BYTES, SegmentHeader, scan
 from escrowmq.platform.disk import Disk, disk_error, map_file, read_file
 
 GROUP_BYTES = 4 << 20
-"""Of frames that are sent in one go."""
+"""Bytes of frames sent at once."""
 AHEAD = 4
-"""Of these are in the air."""
+"""Maximum number of such groups in flight."""
 _EMPTY_FIRST = "copy into topics that were made for it: `escrowmq log create`"
 
 
 class Copied(NamedTuple):
-    """A log as it was copied: frames from ``first`` to before ``end``, their bytes and the digest of these, and the
-    records of acts."""
+    """A copied log: frames from ``first`` to before ``end``, their bytes and digest, and the number of acts."""
 
     first: int
     end: int
@@ -49,9 +46,8 @@ class Copied(NamedTuple):
 
 
 def to_partition(disk: Disk, partitions: Partitions, *, version: str) -> Copied:
-    """Copy the log of ``disk``'s folder, which stays as it is and is locked meanwhile, into a partition in which
-    nothing is. Misuse(FOLDER_IN_USE, BAD_ARGUMENT), Corrupt(DAMAGED); what fails later leaves topics that are to be
-    deleted."""
+    """Copy the log of ``disk``'s folder, locked meanwhile and unchanged, into an empty partition.
+    Raises Misuse(FOLDER_IN_USE, BAD_ARGUMENT), Corrupt(DAMAGED); later failures leave topics that must be deleted."""
     disk.lock()
     try:
         with closing(partitions.log()) as partition, closing(partitions.base()) as base:
@@ -65,21 +61,21 @@ def to_partition(disk: Disk, partitions: Partitions, *, version: str) -> Copied:
     finally:
         disk.close()
     with closing(partitions.log()) as partition, closing(partitions.base()) as base:
-        found = _summarize_stored(partition, base, partition.ends(ANSWER_SECONDS)[1])
+        found = _digest_partition(partition, base, partition.ends(ANSWER_SECONDS)[1])
     _compare(sent, found)
     return sent._replace(acts=acts)
 
 
 def to_folder(partitions: Partitions, disk: Disk) -> Copied:
-    """Copy what is in a partition now into ``disk``'s folder, which must be empty (or hold an earlier try): a log of
-    its own, that no longer follows. Misuse(NOT_A_DATA_FOLDER), Corrupt(DAMAGED)."""
+    """Copy a partition into ``disk``'s folder, which must be empty (or hold an earlier attempt): a separate log that no
+    longer follows. Raises Misuse(NOT_A_DATA_FOLDER), Corrupt(DAMAGED)."""
     replica = open_replica(disk, partitions, url="")
     try:
         with closing(partitions.log()) as partition, closing(partitions.base()) as base:
             end = partition.ends(ANSWER_SECONDS)[1]
             while replica.offset < end:
                 replica.follow(1.0)
-            expected = _summarize_stored(partition, base, end)
+            expected = _digest_partition(partition, base, end)
             acts = replica.log.acts.extent()[1]
     finally:
         replica.close()
@@ -91,7 +87,7 @@ def to_folder(partitions: Partitions, disk: Disk) -> Copied:
             with suppress(FileNotFoundError), closing(disk.open(name)) as file:
                 file.sync()
         disk.sync_folder()
-        disk.remove(MIRROR_NAME)  # from here on it is a log like any other
+        disk.remove(MIRROR_NAME)  # makes it an ordinary log
         disk.sync_folder()
         log = open_offline(disk, in_use=False)
         _compare(expected, _digest(_segments(disk, log.files().segments), expected.first, expected.end))
@@ -110,7 +106,7 @@ def _send(disk: Disk, partition: Partition, base: Partition, version: str) -> tu
     try:
         acts: Iterator[bytes] = iter(())
         if files.acts_bytes:
-            acts = _upto(file_pieces(disk, journal.NAME), files.acts_bytes)
+            acts = _limit(file_pieces(disk, journal.NAME), files.acts_bytes)
         if first.sequence:
             after = msgspec.structs.replace(
                 channel.standing,
@@ -148,7 +144,7 @@ def _send(disk: Disk, partition: Partition, base: Partition, version: str) -> tu
 
 
 class _Digest:
-    """Of the frames from ``first`` to before ``end``."""
+    """Digest of the frames from ``first`` to before ``end``."""
 
     def __init__(self, first: int, end: int) -> None:
         self._first, self._end = first, end
@@ -157,8 +153,7 @@ class _Digest:
         self._bytes = 0
 
     def add(self, sequence: int, offsets: list[int], data: memoryview) -> None:
-        """Frames from ``sequence`` on, which begin at ``offsets`` of ``data``; those that do not belong to it are
-        passed over."""
+        """Add frames from ``sequence`` on, which begin at ``offsets`` of ``data``; skip those outside the range."""
         low = min(max(self._first - sequence, 0), len(offsets))
         high = min(max(self._end - sequence, 0), len(offsets))
         if low < high:
@@ -169,7 +164,7 @@ class _Digest:
             self._next = sequence + high
 
     def copied(self) -> Copied:
-        """Return the summary of what arrived."""
+        """Return the result."""
         return Copied(self._first, self._next, self._bytes, self._digest.hexdigest(), 0)
 
 
@@ -181,8 +176,7 @@ def _digest(groups: Iterator[tuple[int, list[int], memoryview]], first: int, end
 
 
 def _segments(disk: Disk, segments: tuple[StoredFile, ...]) -> Iterator[tuple[int, list[int], memoryview]]:
-    """Yield the frames of segments, checked, in groups: the first one's sequence, where they begin, their bytes.
-    Corrupt with the place."""
+    """Yield the checked frames of segments in groups: first sequence, offsets, bytes. Raises Corrupt with the place."""
     for name, size in segments:
         data = map_file(disk, name, size)
         header = SegmentHeader.unpack(data.slice(0, HEADER_BYTES).to_pybytes(), name)
@@ -201,8 +195,8 @@ def _segments(disk: Disk, segments: tuple[StoredFile, ...]) -> Iterator[tuple[in
                 start = n
 
 
-def _summarize_stored(partition: Partition, base_partition: Partition, end: int) -> Copied:
-    """Summarize what a reader finds in a partition below offset ``end``."""
+def _digest_partition(partition: Partition, base_partition: Partition, end: int) -> Copied:
+    """Digest the frames that a reader finds in a partition below offset ``end``."""
     base = Bases(base_partition).newest()
     fold = Fold(base.manifest.standing) if base is not None else Fold()
     digest = _Digest(base.manifest.sequence if base is not None else 0, 1 << 62)
@@ -216,13 +210,13 @@ def _summarize_stored(partition: Partition, base_partition: Partition, end: int)
 
 def _compare(expected: Copied, found: Copied) -> None:
     if expected != found:
-        what = f"frames {found.first} to {found.end} with the digest {found.sha256}"
+        message = f"frames {found.first} to {found.end} with the digest {found.sha256}"
         raise error(
-            Code.DAMAGED, f"the copy holds {what}, not {expected.first} to {expected.end} with {expected.sha256}"
+            Code.DAMAGED, f"the copy holds {message}, not {expected.first} to {expected.end} with {expected.sha256}"
         )
 
 
-def _upto(pieces: Iterator[bytes], size: int) -> Iterator[bytes]:
+def _limit(pieces: Iterator[bytes], size: int) -> Iterator[bytes]:
     for piece in pieces:
         yield piece[:size]
         size -= len(piece)
@@ -231,7 +225,7 @@ def _upto(pieces: Iterator[bytes], size: int) -> Iterator[bytes]:
 
 
 def _lines(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """Yield the bytes in parts that end with a whole line."""
+    """Regroup the bytes into parts that end with a whole line."""
     rest = b""
     for piece in pieces:
         whole, end, rest = (rest + piece).rpartition(b"\n")

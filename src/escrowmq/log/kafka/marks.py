@@ -1,10 +1,9 @@
-"""Marks where a mirror can continue: what the fold of the partition knew at a few offsets, in the file ``.kafka.json``
-beside the segments.
+"""Marks, where a mirror can resume: states of the fold at a few offsets, in the file ``.kafka.json`` beside the
+segments.
 
-The file is also what makes a folder a mirror. It is written first, durably, so that nothing is ever wiped that is not a
-copy; what is in it is only a help: without a mark that fits, the mirror is begun anew. A mark is true of the partition
-whatever became of the mirror, because it is noted only of records that were read, or acknowledged at exactly the next
-offset.
+The file also identifies a folder as a mirror. It is written first, durably, so that only copies are ever wiped. Its
+content is only a hint: without a matching mark, the mirror is started over. A mark is true of the partition whatever
+happened to the mirror, because only records that were read, or acknowledged at exactly the next offset, are marked.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class _Content(msgspec.Struct, frozen=True):
-    """The file. ``kept``: one mark a segment, rising; ``last``: the newest of all; ``cluster``: Kafka's own id, by
-    which the partition is known when its hosts are called otherwise."""
+    """The file. ``kept``: one mark per segment, ascending; ``last``: the newest of all; ``cluster``: Kafka's cluster
+    id, which identifies the partition if its hosts are renamed."""
 
     version: int
     partition: str
@@ -37,7 +36,7 @@ class _Content(msgspec.Struct, frozen=True):
     cluster: str = ""
 
     def is_same(self, partition: str, cluster: str) -> bool:
-        """Return whether it is that partition, at hosts with other names."""
+        """Return whether it is that partition under other host names."""
         return bool(cluster) and self.cluster == cluster and _place(self.partition) == _place(partition)
 
 
@@ -46,16 +45,14 @@ def _place(name: str) -> list[str]:
 
 
 def boot_id() -> str:
-    """Return which start of the machine this is: what was written and not synced in an earlier one may be lost. Empty
-    where
-    that is unknown."""
+    """Return the id of the machine's boot: unsynced writes of an earlier boot may be lost. Empty if unknown."""
     with suppress(OSError):
         return _BOOT.read_text().strip()
     return ""
 
 
 def is_mirror(disk: Disk) -> bool:
-    """Return whether a folder is a mirror, of whatever."""
+    """Return whether a folder is a mirror of any log."""
     return MIRROR_NAME in disk.list()
 
 
@@ -71,12 +68,9 @@ class Marks:
 
     @classmethod
     def load(cls, disk: Disk, partition: str, cluster: str) -> tuple[Marks, bool] | None:
-        """Return the marks of a folder as the mirror of a partition in a cluster, and whether the machine has not been
-        started anew since they were written. None: it is no mirror.
-
-        Misuse(BAD_SETTING) for the mirror of another partition, Corrupt(NEWER_FORMAT). Of a file that does not
-        decode nothing is taken but that it is there.
-        """
+        """Load the marks of a folder as a mirror of a partition, None if it is not a mirror; and whether the machine
+        has not rebooted since. An undecodable file counts as a mirror without marks. Raises Misuse(BAD_SETTING) for the
+        mirror of another partition, Corrupt(NEWER_FORMAT)."""
         if not is_mirror(disk):
             return None
         try:
@@ -96,15 +90,14 @@ class Marks:
         return marks, bool(content.boot) and content.boot == boot_id()
 
     def at(self, sequence: int, act_bytes: int = 1 << 62) -> Standing | None:
-        """Return the newest mark that says no more than a mirror of the frames below ``sequence`` and so many bytes
-        of the record of acts can hold."""
+        """Return the newest mark within the frames below ``sequence`` and this many bytes of the record of acts."""
         with self._lock:
             marks = [mark for mark in (*self._kept, self._last) if mark is not None]
         found = [mark for mark in marks if mark.sequence <= sequence and mark.act_bytes <= act_bytes]
         return max(found, key=lambda mark: mark.offset, default=None)
 
     def note(self, standing: Standing, *, keep: bool) -> None:
-        """Note how far the mirror is; ``keep`` this one, at the beginning of a segment: retention deletes up to such
+        """Record how far the mirror is; ``keep`` this mark at the beginning of a segment: retention deletes up to such
         marks."""
         with self._lock:
             if keep and (not self._kept or standing.offset > self._kept[-1].offset):
@@ -113,20 +106,20 @@ class Marks:
                 self._last = standing
 
     def drop_below(self, sequence: int) -> None:
-        """Forget marks that are not needed to continue from frame ``sequence``."""
+        """Drop marks not needed to resume from frame ``sequence``."""
         with self._lock:
             first = bisect_right(self._kept, sequence, key=lambda mark: mark.sequence) - 1
             del self._kept[: max(first, 0)]
 
     def forget_above(self, offset: int) -> None:
-        """Forget marks behind an offset: the mirror did not keep what they speak of."""
+        """Drop marks after an offset, which the mirror did not keep."""
         with self._lock:
             self._kept = [mark for mark in self._kept if mark.offset <= offset]
             if self._last is not None and self._last.offset > offset:
                 self._last = None
 
     def save(self, *, durable: bool = False) -> None:
-        """Write the file. Not ``durable``: what cannot be written is noted the next time."""
+        """Write the file. Not ``durable``: errors are ignored until the next write."""
         with self._lock:
             kept, last = tuple(self._kept), self._last
         content = _Content(VERSION, self._partition, boot_id(), kept, last, self._cluster)

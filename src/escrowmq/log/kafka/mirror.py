@@ -1,6 +1,4 @@
-"""The local copy of what counts in the partition: segments like those of any log, filled from elsewhere, never synced,
-and readable while they are.
-"""
+"""The local copy of what counts in the partition: segments as in any log, never synced, readable while being filled."""
 
 from __future__ import annotations
 
@@ -24,11 +22,11 @@ from escrowmq.platform.failpoints import reach
 from escrowmq.schemas import Kind
 
 MARK_BYTES = 8 << 20
-"""After so many bytes, how far they go is noted: at most so many are followed again when the node is started anew."""
+"""Bytes between marks of the mirror's progress: at most this much is followed again after a restart."""
 
 
 class Differs(Exception):
-    """The mirror holds a frame that is not the one in the partition: it is to be begun anew."""
+    """A frame of the mirror differs from the partition's: start the mirror over."""
 
 
 class Mirror(SegmentLog):
@@ -46,24 +44,21 @@ class Mirror(SegmentLog):
     ) -> None:
         super().__init__(disk, segment_bytes, lz4, found, active)
         self.marks = marks
-        self._unmarked = 0
-        self._compared: tuple[str, pa.Buffer] | None = None  # a segment whose frames are compared
-        self._look_at_damage(found.damaged)
+        self._unmarked_bytes = 0
+        self._compared_segment: tuple[str, pa.Buffer] | None = None  # the segment being compared
+        self._recheck_damage(found.damaged)
         self._begin_lookups(lookups)
 
     @property
     def salt(self) -> int:
-        """Of the frames' checksums."""
+        """Seed of the frames' checksums."""
         return self._segment.header.salt
 
     def take(self, content: memoryview, places: Sequence[tuple[int, FrameHeader]], before: Standing) -> list[Frame]:
-        """Take in checked frames, which lie in ``content`` at ``places`` and follow what there is; those that are new,
-        which :meth:`settle` makes readable for the other threads' looks at what is durable. ``before``: where a fold
-        can continue that has not seen them.
-
-        Overloaded(DISK_FULL, OUT_OF_RESOURCES) may leave some of them taken: the same may be given again.
-        Corrupt(LOG_FAILED); :class:`Differs` if there is another frame in the place of one.
-        """
+        """Append checked frames, which lie in ``content`` at ``places`` and follow the last one; return the new ones.
+        :meth:`settle` makes them durable for other threads. ``before``: where a fold that has not seen them can resume.
+        Overloaded(DISK_FULL, OUT_OF_RESOURCES) may leave some of them taken: the same call may be repeated. Raises
+        Corrupt(LOG_FAILED); :class:`Differs` if the mirror has a different frame in one's place."""
         taken: list[Frame] = []
         for at, header in places:
             if header.sequence < self.next_sequence:
@@ -88,52 +83,52 @@ class Mirror(SegmentLog):
         return taken
 
     def settle(self) -> None:
-        """Write what was taken. Overloaded or Corrupt(LOG_FAILED): the mirror is to be opened anew."""
+        """Write the frames taken. After Overloaded or Corrupt(LOG_FAILED) the mirror must be reopened."""
         if self._durable == self.next_sequence:
             return
         try:
-            self._settle(self._segment, self._active.take()(), self.next_sequence)
+            self._mark_durable(self._segment, self._active.take()(), self.next_sequence)
         except (OSError, MemoryError) as problem:
             raise self._fail(disk_error(problem)) from problem
 
-    def noted(self, size: int, standing: Standing) -> None:
-        """So many bytes more came into the mirror, up to where a fold stands there: from time to time that is noted."""
-        self._unmarked += size
-        if self._unmarked > MARK_BYTES:
-            self._unmarked = 0
+    def add_bytes(self, size: int, standing: Standing) -> None:
+        """Count ``size`` more bytes in the mirror, up to ``standing``; record a mark from time to time."""
+        self._unmarked_bytes += size
+        if self._unmarked_bytes > MARK_BYTES:
+            self._unmarked_bytes = 0
             self.note(standing)
 
     def note(self, standing: Standing, *, keep: bool = False) -> None:
-        """Note that the mirror holds all that a fold has counted which stands there."""
+        """Record that the mirror holds everything counted by a fold up to ``standing``."""
         self.marks.note(standing, keep=keep)
         self.marks.save()
         reach("mirror.marked")
 
     def _compare(self, header: FrameHeader) -> None:
-        """Raise Corrupt if a stored frame differs from the same one of the partition."""
+        """Compare a frame that the mirror already has."""
         with self._reader.lock:
             found = [s for s in self._reader.segments if s.sequence <= header.sequence]
         if not found:
             return  # before the base
         segment: Segment = found[-1]
         offset = int(segment.index.offsets[header.sequence - segment.sequence])
-        if self._compared is None or self._compared[0] != segment.name:
-            self._compared = segment.name, map_file(self._disk, segment.name, segment.size)
-        data = self._compared[1]
+        if self._compared_segment is None or self._compared_segment[0] != segment.name:
+            self._compared_segment = segment.name, map_file(self._disk, segment.name, segment.size)
+        data = self._compared_segment[1]
         if offset + codec.HEADER_BYTES > data.size:
             raise Differs(f"{segment.name} ends before frame {header.sequence}")
         stored = codec.read_header(data, offset)
         if stored.checksum != header.checksum:
             raise Differs(f"frame {header.sequence} in {segment.name} is not the one in the partition")
 
-    # What a log does that nobody leads here
+    # Rejecting appends
 
     def reserve(self, size: int) -> None:
-        """Only who leads appends."""
+        """Reserve space if this node leads; only the leader appends."""
         self._check_leads()
         super().reserve(size)
 
-    def _settle_last(self) -> None:
+    def _write_last(self) -> None:
         self.settle()
 
     def _check_leads(self) -> None:
@@ -141,22 +136,22 @@ class Mirror(SegmentLog):
 
 
 class UnsyncedDisk(WrappedDisk):
-    """A disk that is never asked to make anything durable. The folder's lock stays with whoever has the disk below."""
+    """A disk that never makes anything durable. The owner of the underlying disk keeps the folder's lock."""
 
     def open(self, name: str, *, create: bool = False) -> File:
-        """Return the file of that name."""
+        """Open the file of that name."""
         return _UnsyncedFile(super().open(name, create=create))
 
     def sync_folder(self) -> None:
-        """Do nothing: a mirror is never synced."""
+        """Do nothing."""
 
     def lock(self) -> None:
-        """Do nothing: the maker of this disk has the folder."""
+        """Do nothing: the owner of the underlying disk has the lock."""
 
     def close(self) -> None:
-        """Do nothing: the folder belongs to the caller who made this disk."""
+        """Do nothing: the owner of the underlying disk keeps the folder."""
 
 
 class _UnsyncedFile(WrappedFile):
     def sync(self) -> None:
-        """Do nothing: a mirror is never synced."""
+        """Do nothing."""

@@ -1,83 +1,70 @@
-"""The interface to Kafka: one partition to send to and to read. Implemented by ``cluster/confluent.py``, and in
-memory by ``escrowmq.testing.partitions``.
-"""
+"""Interface of the log to Kafka: one partition to send to and read from.
+Implemented by ``cluster/confluent.py``, and in memory by ``escrowmq.testing.partitions``."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
 UNKNOWN_OFFSET = -1
-"""In an acknowledgement: the record is stored, and Kafka did not say where."""
+"""In an acknowledgement: the record is stored at an offset that Kafka did not report."""
 END = 1 << 62
-"""Behind any record."""
+"""An offset after any record."""
 
 
 class Partition(Protocol):
-    """One partition, as one opener has it. Records are kept in the order in which one opener sends them, each once, or
-    everything ends: after the first failure nothing that was sent later is stored.
-
-    Methods may be called from any thread; ``acknowledged`` and ``read`` each by one at a time. Errors of all of them:
-    Denied(DENIED), Rejected(UNKNOWN_TOPIC), Unknown(CLOSED) after ``close``, Corrupt(LOG_FAILED) for a producer that
-    has ended.
-    """
+    """One partition, as one opener has it. Records are stored in the order in which one opener sends them, each once;
+    after the first failure, no later record is stored. Any thread may call any method; only one at a time
+    ``acknowledged``, and ``read``. Errors of all: Denied(DENIED), Rejected(UNKNOWN_TOPIC), Unknown(CLOSED) after
+    ``close``, Corrupt(LOG_FAILED) for a producer that has ended."""
 
     @property
     def name(self) -> str:
-        """For people: ``TOPIC/PARTITION``."""
+        """Display name: ``TOPIC/PARTITION``."""
 
     def produce(self, number: int, record: bytes) -> None:
-        """Begin to send a record, at once, behind those sent before; ``number`` comes back with its acknowledgement.
-        Does not wait, unless the memory for what is not acknowledged is full."""
+        """Start sending a record, after those sent before; ``number`` identifies its acknowledgement.
+        Blocks only if the memory for unacknowledged records is full."""
 
     def acknowledged(self, timeout: float) -> list[tuple[int, int]]:
-        """Acknowledgements that have come: (number, offset or :data:`UNKNOWN_OFFSET`), in any order. Waits ``timeout``
-        seconds at most for the first. Corrupt(LOG_FAILED) when the producer has ended: of what is not acknowledged
-        nobody knows whether it is stored, or will be."""
+        """Return new acknowledgements: (number, offset or :data:`UNKNOWN_OFFSET`), in any order; wait up to ``timeout``
+        s for one. Corrupt(LOG_FAILED) if the producer has ended: unacknowledged records may be stored, now or later."""
 
     def read(self, start: int, end: int = END, timeout: float = 0.0) -> list[tuple[int, bytes]]:
-        """Return records from offset ``start`` on, below ``end``, in their order without a gap, as many as are at
-        hand; waits ``timeout`` seconds at most for the first.
-
-        Rejected(RANGE_PURGED) if ``start`` is below the first record, Corrupt(DAMAGED) if it is behind the end:
-        Kafka lost what it had.
-        """
+        """Read available records from offset ``start`` on, below ``end``, in order without a gap.
+        Waits up to ``timeout`` seconds for the first. Raises Rejected(RANGE_PURGED) if ``start`` is below the first
+        record, Corrupt(DAMAGED) if it is after the end: Kafka lost records."""
 
     def rest(self) -> None:
-        """Read nothing ahead any more, until ``read`` is called again: who leads knows what is in the partition, for it
-        comes from there."""
+        """Stop reading ahead until the next ``read``: the leader has sent the records itself and need not read them."""
 
     def ends(self, timeout: float) -> tuple[int, int]:
-        """Return the offset of the first record that is kept and the one that the next will get, asked of the
-        partition now. Unknown(TIMED_OUT) if it does not answer."""
+        """Query the offsets of the first stored and of the next record. Raises Unknown(TIMED_OUT) if unanswered."""
 
     def delete_before(self, offset: int, timeout: float = 30.0) -> None:
-        """Delete all records below ``offset``, for ever. Unknown(TIMED_OUT) if it is not known to be done."""
+        """Delete all records below ``offset`` permanently. Raises Unknown(TIMED_OUT) if the outcome is unknown."""
 
     def close(self) -> None:
-        """Let the connections go; what is not acknowledged may be stored, or not. Idempotent."""
+        """Close the connections; unacknowledged records may or may not be stored. Idempotent."""
 
 
 class Partitions(Protocol):
-    """Opens the two partitions of one shard."""
+    """Provider of the two partitions of one shard."""
 
     @property
     def name(self) -> str:
-        """For people: where they are."""
+        """Display name of their location."""
 
     def check(self, timeout: float = 30.0) -> str:
-        """Look whether the topics are there and are kept as a log must be; the id of the cluster that has them,
-        whatever its hosts are called.
-
-        Misuse(BAD_SETTING) names the setting and what to set it to, or the certificate that does not check;
-        Rejected(UNKNOWN_TOPIC); Denied(DENIED); Unknown(TIMED_OUT) if Kafka does not answer, with what is known of why;
-        Unknown(CLOSED) after ``close``.
-        """
+        """Check that the topics exist with suitable settings; return the id of their cluster, which is independent of
+        host names. Raises Misuse(BAD_SETTING) with the setting and its right value, or for an invalid certificate;
+        Rejected(UNKNOWN_TOPIC); Denied(DENIED); Unknown(TIMED_OUT), with the known cause; Unknown(CLOSED) after
+        ``close``."""
 
     def log(self) -> Partition:
-        """Return the log's own. Each call is an opener of its own."""
+        """Open the log's partition. Each call is a separate opener."""
 
     def base(self) -> Partition:
-        """Return the partition of base snapshots, the same one of the topic ``TOPIC.base``."""
+        """Open the partition of base snapshots: the same partition of the topic ``TOPIC.base``."""
 
     def close(self) -> None:
-        """Close all that it gave: whoever waits for Kafka, in another thread, gets Unknown(CLOSED) soon. Idempotent."""
+        """Close all opened partitions; threads waiting for Kafka soon get Unknown(CLOSED). Idempotent."""

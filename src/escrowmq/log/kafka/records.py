@@ -1,6 +1,4 @@
-"""The bytes of one Kafka record of the log: a header of 64 bytes with two checksums, and a payload (FORMAT.md has
-the map).
-"""
+"""The bytes of a Kafka record of the log: a header of 64 bytes with two checksums, and a payload (see FORMAT.md)."""
 
 from __future__ import annotations
 
@@ -18,16 +16,11 @@ MAGIC = b"EMQK"
 VERSION = 1
 HEADER_BYTES = 64
 LARGEST_RECORD = 900_000
-"""Bytes of a record, header included: below Kafka's own limit of a message (``max.message.bytes``, 1 MiB) with room for
-its framing.
-"""
+"""Maximum bytes of a record with its header: below Kafka's ``max.message.bytes`` (1 MiB), with room for framing."""
 LARGEST_PAYLOAD = LARGEST_RECORD - HEADER_BYTES
 _HEADER = struct.Struct("<4sHHIIQQQIB3xQ")
 _CHECKSUM = struct.Struct("<Q")
-_WHAT_TO_DO = (
-    "nothing was deleted; a node's folder holds the log as far as it followed: `escrowmq log dump --check` "
-    "on each of them"
-)
+_HINT = "nothing was deleted; check each node's copy of the log with `escrowmq log dump --check` on its folder"
 
 Payload = bytes | memoryview
 _T = TypeVar("_T")
@@ -39,52 +32,52 @@ class RecordType(IntEnum):
     CLAIM = 1
     """Its sender owns the log from here on."""
     BEAT = 2
-    """The owner lives."""
+    """The owner is alive."""
     RELEASE = 3
-    """The owner has stopped: somebody else may claim at once."""
+    """The owner has stopped: another node may claim at once."""
     FRAMES = 4
-    """Whole frames of the log, one after the other, byte for byte as in a segment."""
+    """Consecutive whole frames of the log, byte for byte as in a segment."""
     PART = 5
-    """The beginning of what the next FRAMES or ACT of the same owner ends: something larger than a record, cut."""
+    """A part of a frame or act larger than a record, continued by the owner's next FRAMES or ACT."""
     ACT = 6
-    """Bytes of the record of operators' acts."""
+    """Bytes of the record of operator actions."""
 
 
 class RecordHeader(NamedTuple):
-    """The fields of a record's header, in their order."""
+    """The fields of a record's header, in order."""
 
     magic: bytes
     version: int
     header_bytes: int
     shard: int
     epoch: int
-    """The owner's; 0 in a claim, whose epoch is where it lies."""
+    """The owner's epoch; 0 in a claim, whose epoch follows from its place."""
     nonce: int
-    """The owner's, chosen at random with its claim."""
+    """Random number of the owner, chosen for its claim."""
     number: int
-    """Of the record, among its owner's; a claim is 0."""
+    """Number of the record among its owner's; a claim is 0."""
     sequence: int
-    """Of the first frame in it, or of the log's next frame."""
+    """Sequence of its first frame, or of the log's next frame."""
     payload_bytes: int
     type: int
     payload_checksum: int
 
 
 FOREIGN = RecordHeader(b"", 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
-"""Stands for the header of a record that another program wrote."""
+"""Placeholder for the header of a record written by another program."""
 
 
 class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=False, omit_defaults=True):
     """The payload of a claim, as JSON."""
 
     salt: int
-    """Of the frames' checksums, as in every segment's header."""
+    """Seed of the frames' checksums, as in every segment header."""
     url: str
-    """Where its sender answers."""
+    """URL of its sender."""
     version: str = ""
-    """Of its program."""
+    """Version of its program."""
     silence: float = 0.0
-    """Seconds without a sign of life after which it may be replaced; 0: not given."""
+    """Seconds without a sign of life after which it may be replaced; 0: not stated."""
 
 
 class Beat(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
@@ -92,12 +85,11 @@ class Beat(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
 
     url: str
     replicas: tuple[str, ...] = ()
-    """Where the nodes answer that the owner knows of, itself included."""
+    """URLs of the nodes known to the owner, itself included."""
 
 
 def pack(type: RecordType, *payload: Payload, shard: int, epoch: int, nonce: int, number: int, sequence: int) -> bytes:
-    """One record, whose payload is these pieces one after the other. Misuse if it is larger than
-    :data:`LARGEST_RECORD`."""
+    """Encode one record; its payload is these pieces joined. Raises Misuse above :data:`LARGEST_RECORD`."""
     size = sum(map(len, payload))
     if size > LARGEST_PAYLOAD:
         raise Misuse(Code.BATCH_TOO_LARGE, f"a record of {size} bytes; at most {LARGEST_PAYLOAD} go into one")
@@ -111,21 +103,19 @@ def pack(type: RecordType, *payload: Payload, shard: int, epoch: int, nonce: int
 
 
 def is_foreign(raw: bytes) -> bool:
-    """Return whether a record was made by another program, or is one of ours whose first bytes are damaged: the
-    owner's numbers tell which."""
+    """Return whether a record is of another program, or ours with damaged first bytes: the owner's numbers decide."""
     return raw[:4] != MAGIC
 
 
 def read_header(raw: bytes, offset: int) -> RecordHeader:
-    """Return the checked header of the record at ``offset`` of the partition, which is not foreign.
-    Corrupt(DAMAGED, NEWER_FORMAT)."""
+    """Read and check the header of the record at ``offset``, not foreign. Raises Corrupt(DAMAGED, NEWER_FORMAT)."""
     if len(raw) < HEADER_BYTES:
-        raise damaged(offset, "it is shorter than its header")
+        raise damage_error(offset, "it is shorter than its header")
     version, length = struct.unpack_from("<HH", raw, 4)
     if not 16 <= length <= len(raw) or raw[length - 8 : length] != _CHECKSUM.pack(
         xxhash.xxh3_64_intdigest(raw[: length - 8])
     ):
-        raise damaged(offset, "the checksum of its header is wrong")
+        raise damage_error(offset, "the checksum of its header is wrong")
     if version > VERSION or length != HEADER_BYTES:
         raise error(Code.NEWER_FORMAT, f"the record at offset {offset} is of format version {version}")
     header = RecordHeader._make(_HEADER.unpack_from(raw))
@@ -135,41 +125,41 @@ def read_header(raw: bytes, offset: int) -> RecordHeader:
 
 
 def payload_of(raw: bytes, header: RecordHeader, offset: int) -> memoryview:
-    """Return the checked payload of a record whose header was read. Corrupt(DAMAGED)."""
+    """Return the checked payload of a record whose header was read. Raises Corrupt(DAMAGED)."""
     payload = memoryview(raw)[HEADER_BYTES:]
     if len(payload) != header.payload_bytes:
-        raise damaged(offset, f"it holds {len(payload)} bytes, its header says {header.payload_bytes}")
+        raise damage_error(offset, f"it holds {len(payload)} bytes, its header says {header.payload_bytes}")
     if xxhash.xxh3_64_intdigest(payload) != header.payload_checksum:
-        raise damaged(offset, "the checksum of its content is wrong")
+        raise damage_error(offset, "the checksum of its content is wrong")
     return payload
 
 
 def pack_claim(claim: Claim, *, shard: int, nonce: int, sequence: int) -> bytes:
-    """Return the record of a claim."""
+    """Encode the record of a claim."""
     return pack(
         RecordType.CLAIM, msgspec.json.encode(claim), shard=shard, epoch=0, nonce=nonce, number=0, sequence=sequence
     )
 
 
 def read_claim(payload: Payload, offset: int) -> Claim:
-    """Return the claim in a checked payload."""
+    """Decode the claim in a checked payload."""
     return _read(payload, Claim, offset)
 
 
 def read_beat(payload: Payload, offset: int) -> Beat:
-    """Return the beat in a checked payload."""
+    """Decode the beat in a checked payload."""
     return _read(payload, Beat, offset)
 
 
 def pieces(payload: Payload) -> Iterator[memoryview]:
-    """Cut a payload that is too large for one record; all but the last piece are for PART records."""
+    """Cut a payload into pieces of record size: all but the last are for PART records."""
     view = memoryview(payload)
     for start in range(0, max(len(view), 1), LARGEST_PAYLOAD):
         yield view[start : start + LARGEST_PAYLOAD]
 
 
 def cut(chunks: Sequence[memoryview]) -> Iterator[list[memoryview]]:
-    """Cut chunks as :func:`pieces` does, without joining them: for each record the pieces that it holds."""
+    """Cut chunks into record sizes without joining them: for each record, the pieces it holds."""
     pieces, size = list[memoryview](), 0
     for chunk in chunks:
         at = 0
@@ -182,16 +172,16 @@ def cut(chunks: Sequence[memoryview]) -> Iterator[list[memoryview]]:
     yield pieces
 
 
-def damaged(offset: int, what: str) -> EscrowError:
-    """Return the error for a record that cannot be what it should."""
-    return error(Code.DAMAGED, f"the record at offset {offset} of the partition: {what}", _WHAT_TO_DO)
+def damage_error(offset: int, message: str) -> EscrowError:
+    """Return the error for an invalid record."""
+    return error(Code.DAMAGED, f"the record at offset {offset} of the partition: {message}", _HINT)
 
 
 def _read(payload: Payload, type: type[_T], offset: int) -> _T:
     try:
         return msgspec.json.decode(payload, type=type)
     except msgspec.DecodeError as problem:
-        raise damaged(offset, f"its content does not decode: {problem}") from problem
+        raise damage_error(offset, f"its content does not decode: {problem}") from problem
 
 
 _TYPES = frozenset(RecordType)

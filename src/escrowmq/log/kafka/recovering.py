@@ -1,13 +1,12 @@
-"""Recovery of a mirror. It was never synced, and everything in it is in the partition as well: so
-what does not check is cut off, not reported.
+"""Recovery of a mirror on opening.
+It was never synced, and the partition holds everything in it: invalid parts are cut off, not reported.
 
 Rules:
 
-1. What is kept is a prefix of the log: up to the first frame, segment or link that does not check, whatever shows that
-   more had been there.
-2. Sealed segments are taken by their side files, unless the machine was started anew since, or damage was met in one:
-   then every frame is walked.
-3. A mirror whose beginning is not there, or whose base does not check, is none: it is begun anew.
+1. A prefix of the log is kept: up to the first frame, segment or link that is invalid, whatever followed.
+2. Sealed segments are loaded from their index files, unless the machine rebooted or damage was found in one: then every
+   frame is walked.
+3. A mirror without its beginning, or with an invalid base, is started over.
 4. Frames of a newer version are refused; nothing is cut there.
 """
 
@@ -44,17 +43,16 @@ from escrowmq.platform.disk import LOCK_NAME, TEMPORARY, Disk, map_file, read_fi
 
 
 def recover_mirror(disk: Disk, *, sound: bool) -> Recovered | None:
-    """Return the longest prefix of the log that a mirror holds, everything behind it removed; None: there is none, or
-    it must be begun anew. ``sound``:
-    what was written was not lost with the machine. Corrupt(NEWER_FORMAT) changes nothing."""
+    """Recover the longest valid prefix of the log in a mirror and remove the rest; None if it must be started over.
+    ``sound``: no write was lost by a reboot. Corrupt(NEWER_FORMAT) changes nothing."""
     listing = list_folder(disk)
     try:
         check_chain_start(listing)
     except DamagedLog:
         return None
-    walked = listing.segments if not sound else _list_met_damage(disk, listing)
+    walked = listing.segments if not sound else _damaged_segments(disk, listing)
     remove(disk, [index_name(segment_name(sequence)) for sequence in walked])
-    kept, cut = _keep(disk, listing)
+    kept, cut = _valid_prefix(disk, listing)
     if not kept:
         return None
     last = kept[-1]
@@ -76,7 +74,7 @@ def recover_mirror(disk: Disk, *, sound: bool) -> Recovered | None:
 
 
 def wipe(disk: Disk) -> None:
-    """Remove all of a mirror but the file that says that it is one."""
+    """Remove all of a mirror except the file that identifies it."""
     names = disk.list()
     listing = list_folder(disk)
     known = {*listing.temporary, *map(str, listing.snapshots), CLOSED_NAME, DAMAGED_NAME}
@@ -88,13 +86,12 @@ def wipe(disk: Disk) -> None:
 
 
 def is_empty(disk: Disk) -> bool:
-    """Return whether there is nothing in the folder but what a log may find there."""
+    """Return whether the folder holds only files that a log accepts."""
     return not [name for name in disk.list() if name != LOCK_NAME and name != "lost+found" and not name.startswith(".")]
 
 
 def sound_acts(disk: Disk, shard: int) -> int:
-    """Return bytes of the record of acts up to the first line that does not check, or does not follow the one
-    before."""
+    """Return the bytes of the record of acts up to the first line that is invalid or out of order."""
     size, number, previous = 0, 0, origin(shard)
     with suppress(FileNotFoundError), closing(disk.open(journal.NAME)) as file:
         rest, at, end = b"", 0, file.size()
@@ -113,22 +110,21 @@ def sound_acts(disk: Disk, shard: int) -> int:
 
 
 def cut_acts(disk: Disk, size: int) -> None:
-    """Cut the record of acts to ``size`` bytes, of which it has as many or more; what says which record is the last is
-    made again."""
+    """Cut the record of acts to its first ``size`` bytes; the file that names its last record is rebuilt."""
     remove(disk, [journal.LAST])
     with suppress(FileNotFoundError), closing(disk.open(journal.NAME)) as file:
         file.truncate(size)
 
 
 def remove(disk: Disk, names: Iterable[str]) -> None:
-    """Delete files, as far as they are there."""
+    """Delete files that exist."""
     for name in names:
         with suppress(FileNotFoundError):
             disk.remove(name)
 
 
-def _list_met_damage(disk: Disk, listing: Listing) -> list[int]:
-    """Return the segments in which damage was met by who read them."""
+def _damaged_segments(disk: Disk, listing: Listing) -> list[int]:
+    """Return the segments in which readers found damage."""
     with suppress(FileNotFoundError):
         damaged = unpack_damaged(read_file(disk, DAMAGED_NAME, MOST_DAMAGED))
         places = {bisect_right(listing.segments, sequence) - 1 for sequence in damaged}
@@ -136,9 +132,8 @@ def _list_met_damage(disk: Disk, listing: Listing) -> list[int]:
     return []
 
 
-def _keep(disk: Disk, listing: Listing) -> tuple[list[Segment], Cut | None]:
-    """Return the segments up to the first thing that does not check, the last of them as far as it does; and what
-    is cut off it."""
+def _valid_prefix(disk: Disk, listing: Listing) -> tuple[list[Segment], Cut | None]:
+    """Return the segments up to the first invalid part, and what is cut off the last one."""
     kept: list[Segment] = []
     for sequence in listing.segments:
         try:
@@ -150,7 +145,7 @@ def _keep(disk: Disk, listing: Listing) -> tuple[list[Segment], Cut | None]:
                 with suppress(DamagedLog):
                     kept.append(sealed_segment(disk, header, 0)[0])
                     continue
-            segment, cut = _check(disk, header)
+            segment, cut = _valid_part(disk, header)
         except (DamagedLog, FileNotFoundError) as problem:
             if isinstance(problem, DamagedLog) and problem.damage.newer:
                 raise
@@ -160,8 +155,8 @@ def _keep(disk: Disk, listing: Listing) -> tuple[list[Segment], Cut | None]:
     return kept, None
 
 
-def _check(disk: Disk, header: SegmentHeader) -> tuple[Segment, Cut | None]:
-    """Return a segment as far as its frames check, and what follows these."""
+def _valid_part(disk: Disk, header: SegmentHeader) -> tuple[Segment, Cut | None]:
+    """Return a segment up to its last valid frame, and the rest to cut."""
     name = segment_name(header.sequence)
     data = map_file(disk, name)
     found = scan(data, header)
@@ -173,7 +168,7 @@ def _check(disk: Disk, header: SegmentHeader) -> tuple[Segment, Cut | None]:
 
 
 def _is_sound(disk: Disk, base: SnapshotName, last: Segment) -> bool:
-    """Return whether a base can stand for what comes before the mirror."""
+    """Return whether a base is valid and can replace what precedes the mirror."""
     if base.sequence > last.next_sequence:
         return False
     try:

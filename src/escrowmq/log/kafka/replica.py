@@ -1,13 +1,12 @@
-"""A node of the log on Kafka: it follows the partition into its mirror, and can take the log over.
+"""A node of the log on Kafka: it follows the partition into its mirror, and can take over the log.
 
 Rules:
 
-1. The folder is a copy. What does not check is cut off and followed again; what cannot be used is wiped and begun anew,
+1. The folder is a copy. Invalid parts are cut off and followed again; an unusable mirror is wiped and started over,
    from the base in Kafka if retention has deleted the beginning. A folder with a log of its own is never touched.
-2. Where to continue is known from marks (``marks.py``). Frames that the mirror has already are compared, not written
-   again.
-3. A mirror that is ahead of the partition at the claim means that Kafka lost what it had acknowledged:
-   Corrupt(DAMAGED), and nothing is changed.
+2. Marks (``marks.py``) determine where to resume. Frames already in the mirror are compared, not written again.
+3. A mirror that is ahead of the partition at the claim means that Kafka lost acknowledged records: Corrupt(DAMAGED),
+   and nothing is changed.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import pyarrow as pa
 from escrowmq.errors import Code, EscrowError, Misuse, error
 from escrowmq.log.commit_log import first_segment
 from escrowmq.log.kafka.bases import Bases, Stored
-from escrowmq.log.kafka.channel import tell_foreign
+from escrowmq.log.kafka.channel import warn_foreign
 from escrowmq.log.kafka.claiming import claim
 from escrowmq.log.kafka.fold import Fold, Standing, Taken
 from escrowmq.log.kafka.kafka_log import KafkaLog
@@ -42,17 +41,16 @@ from escrowmq.platform.disk import Disk, disk_error
 from escrowmq.platform.failpoints import reach
 
 BASE_SECONDS = 10.0
-"""Between two looks of a follower for a newer base: then it drops what the leader dropped."""
+"""Interval at which a follower checks for a newer base, to drop what the leader dropped."""
 BASE_LOOK_SECONDS = 0.25
-"""For one such look. While it waits nothing is followed and nobody takes over, and the base's partition may be silent
-while that of the log is not.
-"""
+"""Timeout of one such check. Meanwhile nothing is followed and no take-over runs, and the base's partition may be
+silent while that of the log is not."""
 BASE_FETCH_SECONDS = 2.0
-"""For each piece of a snapshot that such a look found."""
+"""Timeout for each piece of a snapshot found by such a check."""
 CHECK_SECONDS = 4.0
-"""For the first answers of Kafka; whoever opens a node says then that there was none, and tries again."""
+"""Timeout for Kafka's first responses; after it the opener reports that there was none, and retries."""
 ANSWER_SECONDS = 30.0
-"""For an answer of Kafka, before the node gives up."""
+"""Timeout for a response of Kafka, after which the node fails."""
 _SEED = struct.Struct("<IQ")
 
 
@@ -68,14 +66,10 @@ def open_replica(
     lookups: Sizes | None = None,
     answer_seconds: float = ANSWER_SECONDS,
 ) -> PartitionReplica:
-    """Return a node that follows the log in ``partitions`` into ``disk``'s folder, and answers at ``url``; takes the
-    folder's lock.
-
-    ``seed`` (12 bytes) fixes the shard id and salt of a log that this node is the first to claim. Raises
-    Misuse(FOLDER_IN_USE, NOT_A_DATA_FOLDER, BAD_SETTING),
-    Rejected(UNKNOWN_TOPIC), Denied, Corrupt(DAMAGED, NEWER_FORMAT), Unknown(TIMED_OUT, CLOSED),
-    Overloaded(DISK_FULL, OUT_OF_RESOURCES); the folder is given back then.
-    """
+    """Open a node at ``url`` that follows the log in ``partitions`` into ``disk``'s folder; locks the folder.
+    ``seed`` (12 bytes) fixes the shard id and salt if this node is the first to claim the log. Raises
+    Misuse(FOLDER_IN_USE, NOT_A_DATA_FOLDER, BAD_SETTING), Rejected(UNKNOWN_TOPIC), Denied, Corrupt(DAMAGED,
+    NEWER_FORMAT), Unknown(TIMED_OUT, CLOSED), Overloaded(DISK_FULL, OUT_OF_RESOURCES); the folder is released then."""
     disk.lock()
     try:
         replica = PartitionReplica(
@@ -115,19 +109,18 @@ class PartitionReplica:
         self._segment_bytes, self._lz4, self._sizes = segment_bytes, lz4, lookups
         self.answer_seconds = ANSWER_SECONDS
         self._fold = Fold()
-        self._whole = Standing()  # where the fold could continue before the record that it takes next
-        self._pending: deque[tuple[Taken, Standing]] = (
-            deque()
-        )  # folded, not in the mirror yet; where a fold stood before
-        self._followed: list[Frame] = []  # in the mirror, not given to the caller yet
-        self._heard = monotonic()
+        self._resume_point = Standing()  # where a fold can resume before the next record
+        # folded records not yet in the mirror, with the state before
+        self._pending: deque[tuple[Taken, Standing]] = deque()
+        self._followed: list[Frame] = []  # in the mirror, not yet returned to the caller
+        self._last_record_at = monotonic()
         self._restarted = False
         self._closed = False
         self._log: KafkaLog | None = None
-        self._given: tuple[Partition, ...] = ()
+        self._opened: tuple[Partition, ...] = ()
 
     def begin(self) -> None:
-        """Recover the mirror, or begin it."""
+        """Recover the mirror, or create it."""
         if not is_mirror(self._disk) and not is_empty(self._disk):
             raise Misuse(
                 Code.NOT_A_DATA_FOLDER,
@@ -137,52 +130,50 @@ class PartitionReplica:
         self._cluster = self._partitions.check(min(self.answer_seconds, CHECK_SECONDS))
         self._partition = self._partitions.log()
         base = self._partitions.base()
-        self._given = (self._partition, base)
+        self._opened = (self._partition, base)
         self._bases = Bases(base, self.answer_seconds)
-        self._looked = monotonic()
+        self._base_checked_at = monotonic()
         found = Marks.load(self._disk, self._partitions.name, self._cluster)
         marks, sound = found or (self._new_marks(), True)
         recovered = recover_mirror(self._mirrored, sound=sound) if found is not None else None
-        if recovered is None or not self._go_on(marks, recovered):
-            self._begin_anew()
+        if recovered is None or not self._resume(marks, recovered):
+            self._start_over()
             self._restarted = False
-
-    # What it knows
 
     @property
     def log(self) -> KafkaLog:
-        """What was followed."""
+        """The frames followed so far."""
         if self._log is None:
-            raise error(Code.CLOSED, "the mirror could not be begun anew; open the node again")
+            raise error(Code.CLOSED, "the mirror could not be started over; open the node again")
         return self._log
 
     @property
     def leader(self) -> str | None:
-        """The URL of who leads, as far as was followed."""
+        """The URL of the leader, as far as was followed."""
         standing = self._fold.standing
         return standing.url if standing.epoch and not standing.released else None
 
     @property
     def leaders_silence(self) -> float:
-        """Seconds of silence that its leader goes by; 0 when it did not say."""
+        """Seconds of silence that the leader stated in its claim; 0 if not stated."""
         return self._fold.standing.silence
 
     @property
     def replicas(self) -> tuple[str, ...]:
-        """The URLs of the nodes that the leader knows of."""
+        """The URLs of the nodes known to the leader."""
         return self._fold.replicas
 
     @property
     def offset(self) -> int:
-        """Of the next record to be followed; everything before it is in the mirror, unless the disk is full."""
+        """Offset of the next record to follow; everything before is in the mirror, unless the disk is full."""
         return self._fold.whole.offset
 
     def silent_for(self) -> float:
-        """Return seconds since anything came from the leader."""
-        return monotonic() - self._heard if self.leader is not None else float("inf")
+        """Return the seconds since the last record of the leader."""
+        return monotonic() - self._last_record_at if self.leader is not None else float("inf")
 
     def is_behind(self) -> bool | None:
-        """Return whether there is more in the partition than was followed; None when it does not answer."""
+        """Return whether the partition has more than was followed; None if it does not respond."""
         try:
             return self._partition.ends(1.0)[1] > self._fold.standing.offset or bool(self._pending)
         except EscrowError as problem:
@@ -195,50 +186,50 @@ class PartitionReplica:
         return self.log.reaches_base()
 
     def restarted(self) -> bool:
-        """Return whether the mirror was begun anew since this was asked."""
+        """Return whether the mirror was started over since the last call."""
         restarted, self._restarted = self._restarted, False
         return restarted
 
     # Following
 
     def follow(self, timeout: float) -> list[Frame]:
-        """Return frames that count and are in the mirror now; Overloaded(DISK_FULL, OUT_OF_RESOURCES) loses none:
-        they come later."""
+        """Return frames that count and are in the mirror.
+        Overloaded(DISK_FULL, OUT_OF_RESOURCES) loses none: they follow later."""
         self._check_open()
         if self._pending:
-            self._take_in()
-        if monotonic() - self._looked > BASE_SECONDS:
+            self._write_pending()
+        if monotonic() - self._base_checked_at > BASE_SECONDS:
             self._retain()
         try:
             found = self._partition.read(self._fold.standing.offset, timeout=timeout)
         except EscrowError as problem:
             if problem.code is not Code.RANGE_PURGED:
                 raise
-            self._begin_anew()
+            self._start_over()
             return []
         self._fold_records(found)
-        self._take_in()
+        self._write_pending()
         followed, self._followed = self._followed, []
         return followed
 
     def _fold_records(self, records: list[tuple[int, bytes]]) -> None:
         for offset, raw in records:
-            self._took(self._fold.take(offset, raw))
+            self._on_record(self._fold.take(offset, raw))
 
-    def _took(self, taken: Taken) -> None:
-        before, self._whole = self._whole, self._fold.whole
+    def _on_record(self, taken: Taken) -> None:
+        before, self._resume_point = self._resume_point, self._fold.whole
         if taken.verdict is Verdict.VOID:
             if taken.foreign:
-                tell_foreign(self._partition.name, taken.offset)
+                warn_foreign(self._partition.name, taken.offset)
             return
-        self._heard = monotonic()
+        self._last_record_at = monotonic()
         if taken.verdict is Verdict.CLAIMS:
             self._adopt()
         elif taken.type in (RecordType.FRAMES, RecordType.ACT):
             self._pending.append((taken, before))
 
-    def _take_in(self) -> None:
-        """Put what was folded into the mirror."""
+    def _write_pending(self) -> None:
+        """Write the folded records to the mirror."""
         log, size = self.log, 0
         try:
             while self._pending:
@@ -251,12 +242,12 @@ class PartitionReplica:
                 self._pending.popleft()
             log.settle()
         except Differs:
-            self._begin_anew()
+            self._start_over()
             return
-        log.noted(size, self._fold.whole)
+        log.add_bytes(size, self._fold.whole)
 
     def _adopt(self) -> None:
-        """Take the shard and salt of the log from its first claim; a mirror that is older takes them over."""
+        """Adopt the log's shard and salt from the first claim in a mirror created before it."""
         standing, log = self._fold.standing, self.log
         if (log.shard, log.salt) == (standing.shard, standing.salt):
             return
@@ -267,10 +258,10 @@ class PartitionReplica:
         self._create(SegmentHeader(standing.shard, 1, 0, 0, self._clock.now_us(), standing.salt), None)
 
     def _retain(self) -> None:
-        """Drop what the leader dropped: what its newest base stands for."""
-        if self._bases.look(BASE_LOOK_SECONDS):
-            return  # there is more to be read: after what is to be followed
-        self._looked, base, log = monotonic(), self._bases.best, self.log
+        """Drop what the leader dropped: everything its newest base replaces."""
+        if self._bases.poll(BASE_LOOK_SECONDS):
+            return  # more to read: follow the log first
+        self._base_checked_at, base, log = monotonic(), self._bases.best, self.log
         if base is None or base.manifest.position <= log.first_position or base.manifest.snapshot > log.next_sequence:
             return
         if log.newest_snapshot_sequence() < base.manifest.sequence:
@@ -279,14 +270,14 @@ class PartitionReplica:
             except EscrowError as problem:
                 if problem.code not in (Code.TIMED_OUT, Code.RANGE_PURGED):
                     raise
-                return  # it is silent, or a newer base stands for this one: a later look will tell
+                return  # silent, or replaced by a newer base: a later check finds out
             log.adopt_snapshot(SnapshotName(base.manifest.snapshot))
         log.drop_before(base.manifest.position)
 
-    # Beginning
+    # Opening
 
-    def _go_on(self, marks: Marks, recovered: Recovered) -> bool:
-        """Go on from a mirror that was recovered; False if no mark fits it."""
+    def _resume(self, marks: Marks, recovered: Recovered) -> bool:
+        """Resume from a recovered mirror; return False if no mark matches it."""
         last, header = recovered.segments[-1], recovered.segments[0].header
         mark = marks.at(last.next_sequence, sound_acts(self._disk, header.shard))
         if mark is None or (mark.shard and (mark.shard, mark.salt) != (header.shard, header.salt)):
@@ -302,16 +293,16 @@ class PartitionReplica:
         return Marks(self._disk, self._partitions.name, self._cluster)
 
     def _set_fold(self, fold: Fold) -> None:
-        self._fold, self._whole = fold, fold.whole
+        self._fold, self._resume_point = fold, fold.whole
 
-    def _begin_anew(self) -> None:
-        """Wipe the mirror and begin it with what the partition begins with."""
+    def _start_over(self) -> None:
+        """Wipe the mirror and start it over from the beginning of the partition."""
         self._close_mirror()
         self._restarted = True
         self._pending.clear()
         self._followed.clear()
         marks = self._new_marks()
-        marks.save(durable=True)  # first: from now on the folder is known for a copy
+        marks.save(durable=True)  # first: this marks the folder as a copy
         reach("mirror.begun_anew")
         wipe(self._mirrored)
         reach("mirror.wiped")
@@ -324,8 +315,10 @@ class PartitionReplica:
             return
         first, _ = self._partition.ends(self.answer_seconds)
         if first:
-            what = f"{self._partition.name} begins at offset {first}, and no base stands for what was before"
-            raise error(Code.DAMAGED, what, "copy the log from a node's folder into a new topic: `escrowmq log copy`")
+            message = f"{self._partition.name} begins at offset {first}, and no base replaces the earlier records"
+            raise error(
+                Code.DAMAGED, message, "copy the log from a node's folder into a new topic: `escrowmq log copy`"
+            )
         self._set_fold(Fold())
         shard, salt = _SEED.unpack(self._seed or os.urandom(_SEED.size))
         self._create(SegmentHeader(shard or 1, 1, 0, 0, self._clock.now_us(), salt), None)
@@ -340,19 +333,18 @@ class PartitionReplica:
         self._log.acts.save_last()
         self._log.note(self._fold.whole, keep=True)
 
-    # Taking over, and the end
+    # Taking over and closing
 
     def take_over(self, version: str, silence: float = 0.0) -> KafkaLog:
-        """Lead from now on. Fenced(FENCED), Corrupt(DAMAGED, LOG_FAILED), Unknown(TIMED_OUT): this replica is closed
-        then."""
+        """Become the leader. Fenced(FENCED), Corrupt(DAMAGED, LOG_FAILED) and Unknown(TIMED_OUT) close this replica."""
         self._check_open()
         try:
-            return self._led(version, silence)
+            return self._lead(version, silence)
         except BaseException:
             self.close()
             raise
 
-    def _led(self, version: str, silence: float) -> KafkaLog:
+    def _lead(self, version: str, silence: float) -> KafkaLog:
         before, self._restarted = self._restarted, False
         log = self.log
         channel = claim(
@@ -362,24 +354,26 @@ class PartitionReplica:
             version=version,
             silence=silence,
             seed=(log.shard, log.salt),
-            took=self._took,
+            on_record=self._on_record,
             timeout=self.answer_seconds,
         )
         try:
-            self._take_in()
+            self._write_pending()
             if self._restarted:
                 raise error(
-                    Code.LOG_FAILED, "the mirror was not that of the partition, and is begun anew", "open the log again"
+                    Code.LOG_FAILED, "the mirror did not match the partition, and is started over", "open the log again"
                 )
             self._restarted = before
             log = self.log
             if log.next_sequence > self._fold.standing.sequence:
-                what = (
+                message = (
                     f"the mirror has {log.next_sequence} frames, {self._partition.name} only "
-                    f"{self._fold.standing.sequence}: Kafka lost what it had acknowledged"
+                    f"{self._fold.standing.sequence}: Kafka lost acknowledged records"
                 )
-                raise error(Code.DAMAGED, what, "copy the log from this folder into a new topic: `escrowmq log copy`")
-            log.lead(channel, self._partitions, version, self._clock.now_us(), self._followed, self._let_go)
+                raise error(
+                    Code.DAMAGED, message, "copy the log from this folder into a new topic: `escrowmq log copy`"
+                )
+            log.lead(channel, self._partitions, version, self._clock.now_us(), self._followed, self._release)
         except BaseException:
             channel.close()
             raise
@@ -387,25 +381,25 @@ class PartitionReplica:
         return log
 
     def save_snapshot(self, tables: dict[str, pa.Table], sequence: int, position: int, time_us: int) -> None:
-        """Store a snapshot of this node's own in the mirror."""
+        """Store a snapshot made by this node in the mirror."""
         self.log.save_snapshot(tables, sequence, position, time_us)
 
     def bytes_since_snapshot(self) -> int:
-        """Return bytes of the mirror from its newest snapshot on."""
+        """Return the bytes of the mirror after its newest snapshot."""
         return self.log.bytes_since_snapshot()
 
     def close(self) -> None:
-        """Follow no more; give the folder back."""
+        """Stop following and release the folder."""
         if self._closed:
             return
         self._closed = True
         if self._log is not None and not self._pending:
             self._log.note(self._fold.whole)
         self._close_mirror()
-        self._let_go()
+        self._release()
 
-    def _let_go(self) -> None:
-        for partition in self._given:
+    def _release(self) -> None:
+        for partition in self._opened:
             partition.close()
         self._disk.close()
 

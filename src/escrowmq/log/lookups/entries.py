@@ -1,9 +1,9 @@
-"""Entries: what a look-up file knows of one message id or key, in 8 bytes.
+"""Entries of look-up files: one message id or key in 8 bytes.
 
 From the highest bit: 26 bits of the hash of the id or key, 6 bits of the hash of the topic, 32 bits of the position,
-counted from the first of the run. Entries are all different and sort by hash, topic, position; moving a run's first
-position adds one number to all of them, which keeps their order, so that runs are merged without being decoded. Two
-values with the same 26 bits are compared by reading the row.
+relative to the first of the run. Entries are unique and sort by hash, topic, position. Moving a run's first position
+adds one number to all of them, which keeps their order, so runs are merged without decoding. If two values share the
+same 26 bits, the row itself decides.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ UInt64s = npt.NDArray[np.uint64]
 
 Column = Literal["message_id", "key"]
 COLUMNS: tuple[Column, Column] = ("message_id", "key")
-"""What can be looked up, in the order in which a file has it."""
+"""The columns that can be looked up, in file order."""
 
 POSITION_BITS = 32
 MOST_POSITIONS = 1 << POSITION_BITS
-"""The range of positions that one run can have."""
+"""Maximum range of positions of one run."""
 TAG_BITS = 6
 TAGS = 1 << TAG_BITS
 _HASH_SHIFT = POSITION_BITS + TAG_BITS
 _POSITION = np.uint64(MOST_POSITIONS - 1)
 FEW = 64
-"""So many rows of a frame are compared one by one; more: as columns."""
+"""Up to this many rows of a frame are compared one by one; more are compared as columns."""
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """The wanted rows: an id (16 bytes) or a key, in one topic or in any (None)."""
+class Query:
+    """A query: an id (16 bytes) or a key, in one topic or in any (None)."""
 
     column: Column
     value: bytes | str
@@ -50,7 +50,7 @@ class Wanted:
 
     @cached_property
     def bounds(self) -> tuple[int, int]:
-        """The lowest and the highest entry that it may have."""
+        """The lowest and the highest entry that can match."""
         value = self.value if isinstance(self.value, bytes) else self.value.encode()
         low = hash_bytes(value) >> _HASH_SHIFT << _HASH_SHIFT
         if self.topic is None:
@@ -59,22 +59,22 @@ class Wanted:
         return low, low | (MOST_POSITIONS - 1)
 
     def rows(self, batch: pa.RecordBatch, among: Int64s | None = None) -> Int64s:
-        """Return the rows of a batch of messages that are it, rising; only those ``among`` these, if they are given."""
-        if among is not None and len(among) <= FEW:  # Arrow's way costs as much as some hundred rows
+        """Return the matching rows of a message batch, ascending; with ``among``, only rows of these."""
+        if among is not None and len(among) <= FEW:  # a comparison in Arrow costs as much as a hundred rows
             columns = [(batch.column(self.column), self.value)]
             if self.topic is not None:
                 columns.append((batch.column("topic"), self.topic))
             same = [all(column[row].as_py() == value for column, value in columns) for row in among.tolist()]
             return among[np.array(same, np.bool_)]
         value = pa.scalar(self.value, ID) if self.column == "message_id" else self.value
-        mask = _same(batch.column(self.column), value)
+        mask = _equals(batch.column(self.column), value)
         if self.topic is not None:
-            mask &= _same(batch.column("topic"), self.topic)
+            mask &= _equals(batch.column("topic"), self.topic)
         rows = np.flatnonzero(mask)
         return rows if among is None else rows[np.isin(rows, among)]
 
 
-def _same(column: pa.Array, value: object) -> npt.NDArray[np.bool_]:
+def _equals(column: pa.Array, value: object) -> npt.NDArray[np.bool_]:
     equal = pc.fill_null(pc.equal(column, value), False)
     return np.array(equal.to_numpy(zero_copy_only=False), np.bool_)
 
@@ -84,15 +84,14 @@ def _tag_of(hash_of_topic: int) -> int:
 
 
 def entries_of(frames: Sequence[Frame], base: int) -> tuple[UInt64s, UInt64s]:
-    """Return the entries of the ids and of the keys of some frames of messages, in their order, positions counted
-    from ``base``."""
+    """Encode the entries of ids and keys of message frames, in their order, with positions relative to ``base``."""
     starts = np.array([frame.position - base for frame in frames], np.int64)
     rows = np.array([frame.count for frame in frames], np.int64)
     within = np.arange(int(rows.sum())) - np.repeat(np.cumsum(rows) - rows, rows)
     low = (np.repeat(starts, rows) + within).view(np.uint64)
-    low |= _tags(_join(frames, "topic")) << np.uint64(POSITION_BITS)
-    ids = _top(hash_ids(_join(frames, "message_id"))) | low
-    keys = _join(frames, "key")
+    low |= _tags(_concat(frames, "topic")) << np.uint64(POSITION_BITS)
+    ids = _top(hash_ids(_concat(frames, "message_id"))) | low
+    keys = _concat(frames, "key")
     if keys.null_count == len(keys):
         return ids, np.empty(0, np.uint64)
     hashed = _top(hash_keys(keys)) | low
@@ -100,18 +99,18 @@ def entries_of(frames: Sequence[Frame], base: int) -> tuple[UInt64s, UInt64s]:
 
 
 def positions_of(entries: UInt64s, base: int) -> Int64s:
-    """Return the positions that entries stand for, in their order."""
+    """Return the positions of entries, in their order."""
     return (entries & _POSITION).view(np.int64) + base
 
 
-def _join(frames: Sequence[Frame], column: str) -> pa.Array:
+def _concat(frames: Sequence[Frame], column: str) -> pa.Array:
     if len(frames) == 1:
         return frames[0].batch.column(column)
     return pa.concat_arrays([frame.batch.column(column) for frame in frames])
 
 
 def _tags(topics: pa.Array) -> UInt64s | np.uint64:
-    """Return the bits of each row's topic; one number if there is but one topic."""
+    """Return the topic bits of each row; a single number if all topics are equal."""
     first = topics[0].as_py()
     if pc.all(pc.equal(topics, first)).as_py():
         return np.uint64(_tag_of(hash_bytes(first.encode())))
@@ -119,7 +118,7 @@ def _tags(topics: pa.Array) -> UInt64s | np.uint64:
 
 
 def _top(hashes: UInt64s) -> UInt64s:
-    """Return the bits of a hash that an entry has; ``hashes`` is changed."""
+    """Keep the bits of a hash that an entry stores; modifies ``hashes``."""
     hashes >>= np.uint64(_HASH_SHIFT)
     hashes <<= np.uint64(_HASH_SHIFT)
     return hashes

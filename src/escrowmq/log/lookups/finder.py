@@ -1,17 +1,15 @@
-"""Finds rows by message id or key: which runs there are, what is not in one yet, and the thread that writes and merges
-them.
+"""Look-ups by message id or key over runs and newer frames, and the thread that writes and merges runs.
 
 Rules:
 
-1. Only durable frames are taken in, beside the writer: a frame that was just written is handed over as it is, in
-   memory, as long as these are few; else it is read from the log.
-2. What has no run is looked at itself: the *tail* in memory, at most ``run_rows`` messages of ``run_frames`` frames; a
-   *gap* (files that were missing, damaged, not writable) frame by frame, until the thread has made runs of it. So every
-   answer is complete, at any time.
-3. Runs of about one size are merged, ``fanout`` of them at a time: there are as many as the logarithm of the messages,
-   and one message is written again as often.
-4. A run that does not check is deleted and made again. No failure of this part is one of the log's: it is logged, and
-   tried again later.
+1. Only durable frames are processed, beside the writer: a frame just written is passed on in memory as long as these
+   are few; otherwise it is read from the log.
+2. Frames without a run are searched themselves: the *tail* in memory, at most ``run_rows`` messages of ``run_frames``
+   frames; a *gap* (files missing, damaged or not writable) frame by frame, until the thread has written runs for it. So
+   every result is complete at any time.
+3. Runs of about equal size are merged, ``fanout`` at a time: their number, and how often a message is rewritten, grow
+   with the logarithm of the messages.
+4. An invalid run is deleted and rebuilt. No failure here is a failure of the log: it is logged and retried later.
 """
 
 from __future__ import annotations
@@ -27,8 +25,8 @@ from heapq import merge as in_order
 import numpy as np
 
 from escrowmq.errors import Code, EscrowError
-from escrowmq.log.lookups.entries import MOST_POSITIONS, Wanted
-from escrowmq.log.lookups.parts import Gap, Part, Sizes, StoredFrames, due, extent_of, lined_up
+from escrowmq.log.lookups.entries import MOST_POSITIONS, Query
+from escrowmq.log.lookups.parts import Gap, Part, Sizes, StoredFrames, choose_merge, extent_of, order_parts
 from escrowmq.log.lookups.runs import Extent, Run, UnsoundRun, is_run, open_run
 from escrowmq.log.lookups.tail import Tail
 from escrowmq.log.lookups.writing import merge, write_run
@@ -37,65 +35,62 @@ from escrowmq.log.seam import Frame, Match
 from escrowmq.platform.disk import Disk
 
 PAUSE_SECONDS = 10.0
-"""After something failed, before it is tried again."""
+"""Retry interval (s) after a failure."""
 FROZEN = 4
-"""Full tails that wait to be written; the oldest of more becomes a gap."""
+"""Maximum number of full tails waiting to be written; with more, the oldest becomes a gap."""
 
 logger = logging.getLogger(__name__)
 
 
 class _Stopped(Exception):
-    """The log is being closed: a piece of work breaks off."""
+    """The log is closing: abort the current work."""
 
 
 class Lookups:
-    """The look-ups of one log. ``writes``: keeps files up to date; else uses those that there are, and leaves them
-    alone."""
+    """The look-ups of one log.
+    ``writes``: keeps files up to date; otherwise uses existing files without changing them."""
 
     def __init__(
         self, disk: Disk, frames: StoredFrames, shard: int, *, writes: bool, sizes: Sizes | None = None
     ) -> None:
         self._disk, self._frames, self._shard, self._writes = disk, frames, shard, writes
         self._sizes = sizes or Sizes()
-        self._growing = threading.Lock()  # whoever adds to the tail, or looks through it
-        self._changed = threading.Condition()  # guards all that follows
+        self._tail_lock = threading.Lock()  # held to extend or search the tail
+        self._changed = threading.Condition()  # guards the fields below
         self._tail = Tail(0, 0)
-        self._parts: tuple[Part, ...] = ()  # in order, with the gaps between them, up to the tail
+        self._parts: tuple[Part, ...] = ()  # in order, with gaps, up to the tail
         self._recent: deque[Frame] = deque()
         self._recent_rows = self._recent_bytes = 0
         self._durable = 0
         self._paused = self._stopping = self._busy = False
         self._thread: threading.Thread | None = None
 
-    # Beginning and end
+    # Opening and closing
 
     def begin(self, end: int) -> None:
-        """Take the files of the folder that check and fit the log, whose durable frames end before ``end``; what lies
-        behind them is the tail, as far as that may be."""
-        runs = self._sound_runs(end)
+        """Load the valid files that match the log, durable up to ``end``; the last frames form the tail."""
+        runs = self._load_runs(end)
         first, _ = self._frames.stored_from()
         done = runs[-1].extent.next_sequence if runs else first
         start = self._tail_start(max(done, first), end)
         self._tail = Tail(start, self._frames.place(start)[0])
         self._durable = end
-        self._put(runs)
-        self._take_in_at_once(start, end)
+        self._set_parts(runs)
+        self._fill_tail(start, end)
         if self._writes and self._has_work():
             self._wake()
 
-    def _take_in_at_once(self, start: int, end: int) -> None:
-        """Of a log just opened: take in the tail, if it would be long for the first look-up. Opening it has read these
-        frames anyway."""
+    def _fill_tail(self, start: int, end: int) -> None:
+        """Fill the tail now if the first look-up would take long. Opening the log has read these frames anyway."""
         frames = len(self._frames.message_frames(start, end))
         rows = self._frames.place(end)[0] - self._tail.first_position
         if frames <= self._sizes.late_frames and rows <= self._sizes.late_rows:
             return
-        with suppress(EscrowError, OSError, MemoryError), self._growing:  # what cannot be read now is met again
+        with suppress(EscrowError, OSError, MemoryError), self._tail_lock:  # a failed read is retried later
             self._grow(end)
 
     def _tail_start(self, done: int, end: int) -> int:
-        """Return where the tail begins, if runs speak of the frames below ``done``: at most so many frames and rows
-        before the end."""
+        """Return the start of the tail, limited in frames and rows, if runs cover the frames below ``done``."""
         sequences = self._frames.message_frames(done, end)[-self._sizes.run_frames :].tolist()
         lowest = self._frames.place(end)[0] - self._sizes.run_rows
         first = bisect_left(sequences, lowest, key=lambda sequence: self._frames.place(sequence)[0])
@@ -103,8 +98,8 @@ class Lookups:
             return done
         return sequences[first] if first < len(sequences) else end
 
-    def _sound_runs(self, end: int) -> list[Run]:
-        """Return the runs in the folder that check, fit the log and do not overlap; the others are removed."""
+    def _load_runs(self, end: int) -> list[Run]:
+        """Load the runs that are valid, match the log and do not overlap; remove the others."""
         found: list[Run] = []
         refused: list[str] = []
         first, _ = self._frames.stored_from()
@@ -120,13 +115,13 @@ class Lookups:
                     raise DamagedLog(name, 0, -1, "a look-up file of other frames")
                 found.append(run)
             except (EscrowError, OSError, MemoryError) as problem:
-                logger.info("a look-up file is made again: %s", problem)
+                logger.info("a look-up file is rebuilt: %s", problem)
                 refused.append(name)
         found.sort(key=lambda run: (run.extent.first_sequence, -run.extent.next_sequence))
         runs: list[Run] = []
         for run in found:
             if runs and run.extent.first_sequence < runs[-1].extent.next_sequence:
-                refused.append(run.name)  # merged into the other: a crash came before it was removed
+                refused.append(run.name)  # merged into the other before a crash prevented its removal
             else:
                 runs.append(run)
         for name in refused:
@@ -134,7 +129,7 @@ class Lookups:
         return runs
 
     def close(self, *, clean: bool) -> None:
-        """Stop the thread. ``clean``: write the tail, if it would be long to make it again."""
+        """Stop the thread. ``clean``: write the tail if rebuilding it would take long."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -142,21 +137,21 @@ class Lookups:
             self._thread.join()
             self._thread = None
         if clean and self._writes:
-            with suppress(Exception), self._growing:
+            with suppress(Exception), self._tail_lock:
                 self._grow(self._durable)
                 if self._tail.frames >= self._sizes.wake_frames or self._tail.count >= self._sizes.wake_rows:
                     self._write(self._tail)
 
-    # What the log says
+    # Events of the log
 
-    def durable(self, frames: list[Frame], size: int, end: int) -> None:
-        """Frames of messages have become durable, ``size`` bytes with those of other kinds; all below ``end`` are."""
+    def on_durable(self, frames: list[Frame], size: int, end: int) -> None:
+        """Note that message frames became durable, ``size`` bytes with other kinds, and so did all below ``end``."""
         with self._changed:
             self._durable = end
             if not frames:
                 return
             if self._recent_bytes + size > self._sizes.recent_bytes:
-                self._forget_recent()  # they are read from the log
+                self._forget_recent()  # they will be read from the log
             if size <= self._sizes.recent_bytes:
                 self._recent.extend(frames)
                 self._recent_bytes += size
@@ -173,12 +168,12 @@ class Lookups:
         self._recent.clear()
         self._recent_bytes = 0
 
-    def dropped(self) -> None:
-        """Retention has dropped segments: runs of nothing else are removed."""
+    def on_dropped(self) -> None:
+        """Remove runs that cover only segments dropped by retention."""
         first, _ = self._frames.stored_from()
         with self._changed:
             gone = [part for part in self._parts if extent_of(part)[1] <= first]
-            self._put([part for part in self._parts if part not in gone])
+            self._set_parts([part for part in self._parts if part not in gone])
             if self._has_work():
                 self._wake()
         for part in gone:
@@ -187,13 +182,13 @@ class Lookups:
 
     # Finding
 
-    def find(self, wanted: Wanted, end: int, position: int) -> Iterator[Match]:
-        """Yield the wanted rows among the frames below sequence ``end`` and the rows below ``position``, newest
-        first, each compared with the row itself; and unreadable frames, any of whose rows may match."""
+    def find(self, query: Query, end: int, position: int) -> Iterator[Match]:
+        """Find matching rows below sequence ``end`` and ``position``, newest first, each verified against the row
+        itself; also unreadable frames, any of whose rows may match."""
         below = position
         while True:
             try:
-                for match in self._matches(wanted, end, below):
+                for match in self._matches(query, end, below):
                     below = int(match.positions[-1])
                     yield match
                 return
@@ -202,15 +197,15 @@ class Lookups:
             except EscrowError as problem:
                 if problem.code is not Code.RANGE_PURGED:
                     raise
-                return  # retention took it meanwhile, and all below
+                return  # removed by retention meanwhile, like everything older
 
-    def _matches(self, wanted: Wanted, end: int, below: int) -> Iterator[Match]:
-        """As :meth:`find`, over the parts as they are now."""
-        with self._growing:
+    def _matches(self, query: Query, end: int, below: int) -> Iterator[Match]:
+        """Find as :meth:`find`, over the current parts."""
+        with self._tail_lock:
             self._grow(end)
             with self._changed:
                 parts: list[Part] = [self._tail, *reversed(self._parts)]
-            of_tail = self._tail.positions(wanted)
+            of_tail = self._tail.positions(query)
             to_tail = Tail(self._tail.first_sequence, self._tail.first_position)
             to_tail.next_sequence, to_tail.holes = self._tail.next_sequence, list(self._tail.holes)
         parts[0] = to_tail
@@ -218,38 +213,38 @@ class Lookups:
         sequence, start, rows = -1, below, list[int]()
         whole = False
         for part in parts:
-            known = of_tail if part is to_tail else iter(()) if isinstance(part, Gap) else part.positions(wanted)
-            for position, all_of_it in self._candidates(known, part, damaged):
-                if position >= below and not all_of_it:
+            positions = of_tail if part is to_tail else iter(()) if isinstance(part, Gap) else part.positions(query)
+            for position, whole_frame in self._candidates(positions, part, damaged):
+                if position >= below and not whole_frame:
                     continue
                 if position < start or sequence < 0:
-                    if sequence >= 0 and (match := self._compare(wanted, sequence, None if whole else rows, below)):
+                    if sequence >= 0 and (match := self._match_frame(query, sequence, None if whole else rows, below)):
                         yield match
                     sequence, start = self._frames.frame_at(position)
                     rows, whole = [], False
                 rows.append(position)
-                whole |= all_of_it
-        if sequence >= 0 and (match := self._compare(wanted, sequence, None if whole else rows, below)):
+                whole |= whole_frame
+        if sequence >= 0 and (match := self._match_frame(query, sequence, None if whole else rows, below)):
             yield match
 
-    def _candidates(self, known: Iterator[int], part: Part, damaged: list[int]) -> Iterator[tuple[int, bool]]:
-        """Yield the positions that entries of a part name, and the last row of each frame of which no entry speaks
-        and all must be looked at: all of a gap, and those that could not be read. Newest first."""
+    def _candidates(self, positions: Iterator[int], part: Part, damaged: list[int]) -> Iterator[tuple[int, bool]]:
+        """Return the positions of a part's entries, and the last row of each frame without entries, which must be
+        searched whole: the frames of a gap and unreadable ones. Newest first."""
         first, end = extent_of(part)
         if isinstance(part, Gap):
             sequences = self._frames.message_frames(first, end).tolist()
         else:
-            met = damaged[bisect_left(damaged, first) : bisect_left(damaged, end)] if damaged else damaged
-            wanted = sorted({*met, *part.holes}) if met or part.holes else []
-            sequences = [one for one in wanted if len(self._frames.message_frames(one, one + 1))]
-        found = ((position, False) for position in known)
+            found_damaged = damaged[bisect_left(damaged, first) : bisect_left(damaged, end)] if damaged else damaged
+            unindexed = sorted({*found_damaged, *part.holes}) if found_damaged or part.holes else []
+            sequences = [one for one in unindexed if len(self._frames.message_frames(one, one + 1))]
+        found = ((position, False) for position in positions)
         if not sequences:
             return found
         ends = ((self._frames.place(sequence + 1)[0] - 1, True) for sequence in reversed(sequences))
         return in_order(found, ends, reverse=True)
 
-    def _compare(self, wanted: Wanted, sequence: int, rows: list[int] | None, below: int) -> Match | None:
-        """Return those of some rows (their positions, newest first; None: all) of a frame that are wanted."""
+    def _match_frame(self, query: Query, sequence: int, rows: list[int] | None, below: int) -> Match | None:
+        """Match rows (positions, newest first; None: all) of a frame against the query."""
         lost = False
         if (columns := self._frames.columns(sequence)) is not None:
             batch, start = columns.batch, columns.position
@@ -260,15 +255,15 @@ class Lookups:
         if lost:
             found = np.arange(batch.num_rows)
         else:
-            found = wanted.rows(batch, None if rows is None else np.array(rows[::-1], np.int64) - start)
+            found = query.rows(batch, None if rows is None else np.array(rows[::-1], np.int64) - start)
         positions = found[::-1] + start
         positions = positions[positions < below]
         return Match(positions, lost) if len(positions) else None
 
-    # Taking in
+    # Adding frames
 
     def _grow(self, end: int) -> None:
-        """Take in what is durable below ``end``, from memory where it is. With ``_growing`` held."""
+        """Add the durable frames below ``end`` to the tail, from memory where possible. Requires ``_tail_lock``."""
         with self._changed:
             recent = [frame for frame in self._recent if self._tail.next_sequence <= frame.sequence < end]
             self._recent = deque(frame for frame in self._recent if frame.sequence >= end)
@@ -295,7 +290,7 @@ class Lookups:
             self._cut(last.sequence + 1)
 
     def _cut(self, sequence: int) -> None:
-        """Begin a new tail with the frame ``sequence``, because the current one is full."""
+        """Freeze the full tail and begin a new one with the frame ``sequence``."""
         full, self._tail = self._tail, Tail(sequence, self._frames.place(sequence)[0])
         if not full.count and not full.holes:
             return
@@ -305,30 +300,29 @@ class Lookups:
             frozen = [part for part in parts if isinstance(part, Tail)]
             if self._writes and len(frozen) >= FROZEN:
                 parts.remove(frozen[0])
-            self._put([*parts, full])
+            self._set_parts([*parts, full])
             if self._writes:
                 self._wake()
 
-    def _put(self, parts: Sequence[Part]) -> None:
-        """Have these parts, and gaps between them."""
+    def _set_parts(self, parts: Sequence[Part]) -> None:
+        """Set these parts, with gaps between them."""
         with self._changed:
-            self._parts = lined_up(parts, self._tail.first_sequence, self._frames)
+            self._parts = order_parts(parts, self._tail.first_sequence, self._frames)
 
     def _replace(self, old: Sequence[Part], new: Run | None) -> bool:
-        """Put ``new`` in the place of parts (a run of a gap: between its neighbours); False if they are not there any
-        more."""
+        """Replace parts by ``new`` (for a gap: between its neighbours); return False if they no longer exist."""
         with self._changed:
             if not all(one in self._parts for one in old):
                 return False
             parts: list[Part] = [part for part in self._parts if part not in old]
             if new is not None:
                 parts.append(new)
-            self._put(parts)
+            self._set_parts(parts)
             return True
 
     def _discard(self, run: Run) -> None:
-        """Delete a run with a wrong checksum; it becomes a gap."""
-        logger.warning("a look-up file is damaged, it is made again from the log: %s", run.name)
+        """Delete an invalid run, which becomes a gap."""
+        logger.warning("a look-up file is damaged, it is rebuilt from the log: %s", run.name)
         if self._replace([run], None):
             self._remove(run.name)
             with self._changed:
@@ -343,7 +337,7 @@ class Lookups:
     # The thread
 
     def _wake(self) -> None:
-        """There is work. With ``_changed`` held, or before anybody else knows this object."""
+        """Start or wake the thread. ``_changed`` must be held, or the object not shared yet."""
         if self._stopping or not self._sizes.threaded or not self._writes:
             return
         with self._changed:
@@ -352,7 +346,7 @@ class Lookups:
                 try:
                     thread = threading.Thread(target=self._run, name="escrowmq-lookups", daemon=True)
                     thread.start()
-                except RuntimeError as problem:  # no thread to be had: look-ups take longer
+                except RuntimeError as problem:  # no thread available: look-ups take longer
                     logger.warning("no thread for look-up files: %s", problem)
                     return
                 self._thread = thread
@@ -373,20 +367,20 @@ class Lookups:
                     pass
             except _Stopped:
                 return
-            except Exception as problem:  # whatever it is, it is not the log's
+            except Exception as problem:  # no failure here is a failure of the log
                 self._on_failure(problem)
 
     def _on_failure(self, problem: Exception) -> None:
-        """Handle a failure: full tails become gaps, and after a while it is tried again."""
-        logger.warning("look-up files are put off: %r", problem)
+        """Turn full tails into gaps after a failure, and retry after a pause."""
+        logger.warning("look-up files are delayed: %r", problem)
         with self._changed:
             self._paused = self._busy = True
-            self._put([part for part in self._parts if not isinstance(part, Tail)])
+            self._set_parts([part for part in self._parts if not isinstance(part, Tail)])
             self._changed.notify_all()
 
     def settle(self, timeout: float | None = None) -> bool:
-        """Wait until everything durable is taken in and nothing is to be written or merged; whether it came to that."""
-        with self._growing:
+        """Wait until durable frames are processed and nothing is to be written or merged; return whether so."""
+        with self._tail_lock:
             self._grow(self._durable)
         with self._changed:
             if self._has_work():
@@ -394,20 +388,20 @@ class Lookups:
             return self._changed.wait_for(lambda: self._stopping or not self._has_work(), timeout)
 
     def _has_work(self) -> bool:
-        return any(not isinstance(part, Run) for part in self._parts) or self._due() is not None
+        return any(not isinstance(part, Run) for part in self._parts) or self._choose_merge() is not None
 
     def work(self) -> bool:
-        """One step: take in what is durable, and write, fill or merge one thing; False if there was nothing to do.
-        Raises OSError and the like, and _Stopped."""
-        self._keep_up()
+        """Do one step: process durable frames, then write, fill or merge one part.
+        Returns False if there was nothing to do. Raises OSError and similar errors, and _Stopped."""
+        self._catch_up()
         with self._changed:
-            parts, due = self._parts, self._due()
+            parts, runs = self._parts, self._choose_merge()
         tail = next((part for part in parts if isinstance(part, Tail)), None)
         gap = next((part for part in parts if isinstance(part, Gap)), None)
         if tail is not None:
             self._write(tail)
-        elif due is not None:
-            self._merge(due)
+        elif runs is not None:
+            self._merge(runs)
         elif gap is not None:
             self._fill(gap)
         else:
@@ -416,30 +410,30 @@ class Lookups:
             return False
         return True
 
-    def _keep_up(self) -> None:
-        """Between two pieces of work: the tail continues growing."""
+    def _catch_up(self) -> None:
+        """Extend the tail between two pieces of work."""
         if self._stopping:
             raise _Stopped
-        with self._growing:
+        with self._tail_lock:
             self._grow(self._durable)
 
     def _write(self, tail: Tail) -> None:
-        """Make a run of a full tail."""
-        run = self._made(tail)
+        """Write a run of a full tail."""
+        run = self._build_run(tail)
         if not self._replace([tail] if tail in self._parts else [], run):
             self._remove(run.name)
 
-    def _made(self, tail: Tail) -> Run:
-        self._need(16 * tail.count)
+    def _build_run(self, tail: Tail) -> Run:
+        self._require_space(16 * tail.count)
         extent = tail.extent(*self._frames.place(tail.next_sequence))
         return write_run(self._disk, self._shard, extent, tail.sorted_columns(), tail.holes, durable=False)
 
     def _fill(self, gap: Gap) -> None:
-        """Make a run of the first part of a gap, as much as a tail takes."""
+        """Write a run of the first part of a gap, as much as fits into a tail."""
         sequences = self._frames.message_frames(*gap).tolist()
         first = gap.first_sequence
         reach = self._frames.place(sequences[0] + 1)[0] - self._frames.place(first)[0]
-        if reach > MOST_POSITIONS:  # other rows lie before its first message, more than a run has
+        if reach > MOST_POSITIONS:  # too many other rows before its first message for one run
             first = sequences[0]
         tail = Tail(first, self._frames.place(first)[0])
         for sequence in sequences:
@@ -451,18 +445,18 @@ class Lookups:
             if tail.count >= self._sizes.run_rows or tail.frames >= self._sizes.run_frames:
                 break
             if tail.frames % self._sizes.wake_frames == 0:
-                self._keep_up()
-        run = self._made(tail)
+                self._catch_up()
+        run = self._build_run(tail)
         if not self._replace([gap], run):
             self._remove(run.name)
 
     def _merge(self, runs: list[Run]) -> None:
-        """Make one run of neighbours."""
-        self._need(sum(run.file_bytes for run in runs))
+        """Merge neighbouring runs into one."""
+        self._require_space(sum(run.file_bytes for run in runs))
         first, position = self._frames.stored_from()
         floor = Extent(first, first, position, position, 0)
         try:
-            run = merge(self._disk, self._shard, runs, floor, self._keep_up, self._sizes.chunk)
+            run = merge(self._disk, self._shard, runs, floor, self._catch_up, self._sizes.chunk)
         except UnsoundRun as problem:
             self._discard(problem.run)
             return
@@ -473,10 +467,10 @@ class Lookups:
             if old.name != run.name:
                 self._remove(old.name)
 
-    def _need(self, size: int) -> None:
-        """OSError if a file of ``size`` bytes would leave too little to the log."""
+    def _require_space(self, size: int) -> None:
+        """Raise OSError if a file of ``size`` bytes would leave too little space to the log."""
         if self._disk.free_bytes() < size + self._sizes.spare_bytes:
             raise OSError(f"{size} bytes more would leave too little of the disk to the log")
 
-    def _due(self) -> list[Run] | None:
-        return due(self._parts, self._frames.stored_from()[1], self._sizes)
+    def _choose_merge(self) -> list[Run] | None:
+        return choose_merge(self._parts, self._frames.stored_from()[1], self._sizes)

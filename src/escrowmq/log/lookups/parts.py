@@ -1,4 +1,4 @@
-"""The line of runs, full tails and gaps that a log's look-ups go along, and which runs are to become one."""
+"""The ordered parts (runs, full tails, gaps) searched by a log's look-ups, and the choice of runs to merge."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from escrowmq.log.lookups.writing import CHUNK
 from escrowmq.log.seam import Frame
 
 AT_ONCE = 8
-"""How many times ``fanout`` runs are merged at a time, at most."""
+"""A merge takes at most this many times ``fanout`` runs."""
 SPARE_BYTES = 64 << 20
-"""No run is written unless it leaves so much of the disk to the log."""
+"""Disk space that writing a run must leave to the log."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The numbers of the look-up files; tests have smaller ones. A tail is full with ``run_rows`` messages or
-    ``run_frames`` frames; ``wake_*`` of them are taken in at a time; ``late_*`` of them are left to the first look-up
-    after an opening; ``recent_bytes`` of frames are kept in memory for that; ``fanout`` runs become one; ``chunk``
-    entries of a merge are in memory. Not ``threaded``: nothing is written but by :meth:`Lookups.work`."""
+    """Sizes of the look-up files; tests use smaller ones. A tail is full with ``run_rows`` messages or ``run_frames``
+    frames; ``wake_*`` of them are processed at a time; ``late_*`` of them are left to the first look-up after an
+    opening; ``recent_bytes`` of frames are kept in memory for that; ``fanout`` runs are merged into one; a merge holds
+    ``chunk`` entries in memory. Not ``threaded``: only :meth:`Lookups.work` writes."""
 
     run_rows: int = 1 << 17
     run_frames: int = 1 << 12
@@ -40,34 +40,33 @@ class Sizes:
 
 
 class StoredFrames(Protocol):
-    """The frames of a log, from any thread; a ``Reader`` is one."""
+    """The frames of a log, for any thread; a ``Reader`` is one."""
 
     def stored_from(self) -> tuple[int, int]:
-        """Sequence and position of the first frame that is stored."""
+        """Return sequence and position of the first stored frame."""
 
     def message_frames(self, start: int, end: int) -> Int64s:
-        """Return the sequences of the stored frames of messages, ``start`` <= sequence < ``end``, rising."""
+        """Return the sequences of the stored message frames with ``start`` <= sequence < ``end``, ascending."""
 
     def place(self, sequence: int) -> tuple[int, int]:
-        """Return the position at which a frame begins (or would, behind the last), and the time of the one before.
-        Rejected(RANGE_PURGED), Misuse beyond the log."""
+        """Return the first position of a frame (also of the one after the last) and the time of the frame before it.
+        Raises Rejected(RANGE_PURGED), Misuse beyond the log."""
 
     def frame_at(self, position: int) -> tuple[int, int]:
-        """Return the frame that holds a position, and the position of its first row. Rejected(RANGE_PURGED)."""
+        """Return the frame that holds a position, and the position of its first row. Raises Rejected(RANGE_PURGED)."""
 
     def frame(self, sequence: int, *, keep: bool = True) -> Frame:
-        """One frame, or what is left of it. Rejected(RANGE_PURGED)."""
+        """Read one frame, or the readable part of it. Raises Rejected(RANGE_PURGED)."""
 
     def columns(self, sequence: int) -> SoundColumns | None:
-        """Return the columns of a large frame without its bodies, verified; None: read it whole.
-        Rejected(RANGE_PURGED)."""
+        """Return the verified columns of a large frame without bodies, else None. Raises Rejected(RANGE_PURGED)."""
 
     def damaged_frames(self) -> list[int]:
-        """Return frames in which damage was met, rising."""
+        """Return the frames known to be damaged, ascending."""
 
 
 class Gap(NamedTuple):
-    """Frames of which no run speaks."""
+    """Frames that no run covers."""
 
     first_sequence: int
     next_sequence: int
@@ -77,14 +76,14 @@ Part = Run | Tail | Gap
 
 
 def extent_of(part: Part) -> tuple[int, int]:
-    """Return the first frame of a part, and the one behind its last."""
+    """Return the first frame of a part, and the one after its last."""
     if isinstance(part, Run):
         return part.extent.first_sequence, part.extent.next_sequence
     return part.first_sequence, part.next_sequence
 
 
-def lined_up(parts: Iterable[Part], end: int, frames: StoredFrames) -> tuple[Part, ...]:
-    """Return the parts (gaps apart) in order, with gaps wherever messages lie between them, up to the frame ``end``."""
+def order_parts(parts: Iterable[Part], end: int, frames: StoredFrames) -> tuple[Part, ...]:
+    """Order the parts (without gaps) and insert gaps wherever messages lie between them, up to the frame ``end``."""
     line: list[Part] = []
     at, _ = frames.stored_from()
     for part in sorted((part for part in parts if not isinstance(part, Gap)), key=extent_of):
@@ -98,10 +97,9 @@ def lined_up(parts: Iterable[Part], end: int, frames: StoredFrames) -> tuple[Par
     return tuple(line)
 
 
-def due(parts: Sequence[Part], floor: int, sizes: Sizes) -> list[Run] | None:
-    """Choose runs to merge into one: ``fanout`` neighbours or more that together make a run of the next level, or
-    twice as many tiny ones; or one alone, of which retention has removed more than half (the part below the
-    position ``floor``). None: all is well."""
+def choose_merge(parts: Sequence[Part], floor: int, sizes: Sizes) -> list[Run] | None:
+    """Choose runs to merge, None if none: ``fanout`` or more neighbours that together reach the next level, or twice as
+    many tiny ones; or a single run of which retention has removed more than half (below position ``floor``)."""
     runs = [part for part in parts if isinstance(part, Run)]
     for run in runs:
         if 2 * floor > run.extent.first_position + run.extent.next_position:
@@ -128,7 +126,7 @@ def _is_enough(near: list[Run], level: int, sizes: Sizes) -> bool:
 
 
 def _fits(run: Run, near: list[Run], sizes: Sizes) -> bool:
-    """Return whether a run may be merged with those behind it: a bounded range of positions, not too many at once."""
+    """Return whether a run may be merged with those after it: bounded range of positions, bounded number."""
     if not near:
         return True
     reach = near[0].extent.next_position - run.extent.first_position
@@ -136,7 +134,7 @@ def _fits(run: Run, near: list[Run], sizes: Sizes) -> bool:
 
 
 def _level(count: int, sizes: Sizes) -> int:
-    """0 for few messages, one more for ``fanout`` times as many."""
+    """Return 0 for few messages, one more for every factor of ``fanout``."""
     level, count = 0, count // (sizes.run_frames * sizes.fanout)
     while count:
         level, count = level + 1, count // sizes.fanout

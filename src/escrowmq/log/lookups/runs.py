@@ -1,8 +1,7 @@
-"""A run: one file of sorted entries of a range of frames, read by binary search. ``FORMAT.md`` has its bytes.
+"""A run: one file of sorted entries of a range of frames, read by binary search. ``FORMAT.md`` describes its bytes.
 
-Nothing of a file is believed before its checksum is right: those of the header and of the tables when it is opened,
-that of each block when it is read. The tables hold the first entry of each block, so a search reads one block, two at
-most of what a few rows share.
+Nothing in a file is trusted before its checksum is verified: header and tables on opening, each block when read. The
+tables hold the first entry of each block, so a search for values with few rows reads one block, at most two.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ from escrowmq.log.lookups.entries import (
     POSITION_BITS,
     TAGS,
     Int64s,
+    Query,
     UInt64s,
-    Wanted,
     positions_of,
 )
 from escrowmq.log.report import DamagedLog
@@ -32,9 +31,9 @@ from escrowmq.log.segments import FORMAT_VERSION, LARGEST_HEADER, open_header, s
 from escrowmq.platform.disk import TEMPORARY, Disk, map_file
 
 BLOCK = 2048
-"""Entries that have a checksum together: 16 KiB."""
+"""Entries per checksum: 16 KiB."""
 FEW_BLOCKS = 2
-"""A hash that fills no more blocks is read at once; of others each topic is read on its own."""
+"""A hash with at most this many blocks is read at once; otherwise each topic is read separately."""
 _MAGIC = b"EMQL"
 _HEADER = struct.Struct("<4sHHIIQQQQQQQQQ")
 HEADER_BYTES = _HEADER.size + 8
@@ -42,19 +41,18 @@ _NAME = re.compile(r"(\d{20})-(\d{20})\.lookup")
 
 
 def run_name(first: int, end: int) -> str:
-    """File name of the run of frames ``first`` to before ``end``."""
+    """Return the file name of the run of frames ``first`` to before ``end``."""
     return f"{first:020d}-{end:020d}.lookup"
 
 
 def is_run(name: str) -> bool:
-    """Return whether a file of that name is a run, or one that was being written."""
+    """Return whether a file name is that of a run, complete or being written."""
     return _NAME.fullmatch(name.removesuffix(TEMPORARY)) is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Which frames of the log a run speaks of: sequences and positions of the first, and behind the last, whose time
-    is ``last_us``."""
+    """Frames covered by a run: sequence and position of the first and after the last, and the last one's time."""
 
     first_sequence: int
     next_sequence: int
@@ -65,16 +63,17 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class RunHeader:
-    """The first bytes of a file. ``counts`` are entries of ids and of keys, ``holes`` frames that could not be read."""
+    """The first bytes of a file.
+    ``counts`` are entries of ids and of keys, ``holes`` the number of unreadable frames."""
 
     shard: int
     extent: Extent
     counts: tuple[int, int]
     holes: int
-    tables: int  # the checksum of what follows the entries
+    tables: int  # checksum of the bytes after the entries
 
     def pack(self) -> bytes:
-        """Return the header's bytes."""
+        """Encode the header."""
         at = self.extent
         fields = (at.first_sequence, at.next_sequence, at.first_position, at.next_position, at.last_us)
         body = (_MAGIC, FORMAT_VERSION, HEADER_BYTES, self.shard, 0, *fields, *self.counts, self.holes, self.tables)
@@ -82,24 +81,24 @@ class RunHeader:
 
     @classmethod
     def unpack(cls, raw: bytes, file: str) -> RunHeader:
-        """Return the header from a file's first bytes; DamagedLog otherwise."""
+        """Decode the header from a file's first bytes; raise DamagedLog if it is invalid."""
         fields = _HEADER.unpack(open_header(raw, _MAGIC, HEADER_BYTES, file))
         return cls(fields[3], Extent(*fields[5:10]), (fields[10], fields[11]), fields[12], fields[13])
 
     @property
     def file_bytes(self) -> int:
-        """How long the file is."""
+        """Size of the file."""
         blocks = sum(map(blocks_of, self.counts))
         return HEADER_BYTES + 8 * (sum(self.counts) + 2 * blocks + self.holes)
 
 
 def blocks_of(entries: int) -> int:
-    """Return how many blocks so many entries fill."""
+    """Return the number of blocks for this many entries."""
     return -(-entries // BLOCK)
 
 
 class UnsoundRun(Exception):
-    """A block of a run does not check."""
+    """A block of a run has a wrong checksum."""
 
     def __init__(self, run: Run) -> None:
         super().__init__(run.name)
@@ -109,7 +108,7 @@ class UnsoundRun(Exception):
 @dataclass(frozen=True, slots=True, eq=False)
 class Run:
     """An opened file. ``entries``, ``fences`` (the first entry of each block) and ``digests`` lie in the mapped file,
-    ids first; ``holes`` are the sequences of frames that could not be read when it was written, rising."""
+    ids first; ``holes`` are the sequences of frames that were unreadable when it was written, ascending."""
 
     name: str
     extent: Extent
@@ -120,23 +119,23 @@ class Run:
 
     @property
     def count(self) -> int:
-        """Messages that it knows."""
+        """Number of messages."""
         return len(self.entries[0])
 
     @property
     def file_bytes(self) -> int:
-        """How long the file is."""
+        """Size of the file."""
         counts = (len(self.entries[0]), len(self.entries[1]))
         return RunHeader(0, self.extent, counts, len(self.holes), 0).file_bytes
 
-    def positions(self, wanted: Wanted) -> Iterator[int]:
-        """Yield the positions of rows that may be what is wanted, newest first. Raises UnsoundRun, also half-way."""
-        column = COLUMNS.index(wanted.column)
-        low, high = wanted.bounds
-        if wanted.topic is not None:
+    def positions(self, query: Query) -> Iterator[int]:
+        """Iterate over the positions of rows that may match, newest first. Raises UnsoundRun, also while iterating."""
+        column = COLUMNS.index(query.column)
+        low, high = query.bounds
+        if query.topic is not None:
             return self._flat(column, low, high)
         first, last = self._blocks(column, low, high)
-        if last - first < FEW_BLOCKS:  # few: of all topics at once, put in order
+        if last - first < FEW_BLOCKS:  # few: read all topics at once and sort
             found = [self.within(column, block, low, high) for block in range(first, last + 1)]
             positions = np.concatenate(found) if found else np.empty(0, np.int64)
             return iter(np.sort(positions)[::-1].tolist())
@@ -144,27 +143,26 @@ class Run:
         return heapq.merge(*(self._flat(column, at, at | (MOST_POSITIONS - 1)) for at in lows), reverse=True)
 
     def _flat(self, column: int, low: int, high: int) -> Iterator[int]:
-        """Yield the positions of the entries ``low`` to ``high``, which differ in nothing else, from the last on."""
+        """Yield the positions of the entries ``low`` to ``high``, which differ only in position, descending."""
         first, last = self._blocks(column, low, high)
         for block in range(last, first - 1, -1):
             yield from self.within(column, block, low, high)[::-1].tolist()
 
     def _blocks(self, column: int, low: int, high: int) -> tuple[int, int]:
-        """Return the first and the last block that may hold entries ``low`` to ``high``; the last is lower if there
-        is none."""
+        """Return the first and last block that may hold entries ``low`` to ``high``; last < first if none."""
         fences = self.fences[column]
         first = max(int(fences.searchsorted(np.uint64(low), side="right")) - 1, 0)
         return first, int(fences.searchsorted(np.uint64(high), side="right")) - 1
 
     def within(self, column: int, block: int, low: int, high: int) -> Int64s:
-        """Return the positions of one block's entries ``low`` to ``high``, in the order of the entries."""
+        """Return the positions of one block's entries ``low`` to ``high``, in entry order."""
         entries = self.block(column, block)
         start = int(entries.searchsorted(np.uint64(low), side="left"))
         end = int(entries.searchsorted(np.uint64(high), side="right"))
         return positions_of(entries[start:end], self.extent.first_position)
 
     def block(self, column: int, block: int) -> UInt64s:
-        """Return the entries of one block, their checksum compared. Raises UnsoundRun."""
+        """Return the entries of one block after verifying their checksum. Raises UnsoundRun."""
         entries = self.entries[column][block * BLOCK : (block + 1) * BLOCK]
         if xxhash.xxh3_64_intdigest(entries.data) != int(self.digests[column][block]):
             raise UnsoundRun(self)
@@ -172,7 +170,8 @@ class Run:
 
 
 def open_run(disk: Disk, name: str, shard: int) -> Run:
-    """Return the run in a file. DamagedLog if it is not whole, of another version or another shard; OSError."""
+    """Open the run in a file.
+    Raises OSError, or DamagedLog if it is incomplete, of another version or another shard."""
     data = map_file(disk, name)
     header = RunHeader.unpack(data.slice(0, min(LARGEST_HEADER, data.size)).to_pybytes(), name)
     if header.shard != shard or run_name(header.extent.first_sequence, header.extent.next_sequence) != name:
@@ -190,7 +189,7 @@ def open_run(disk: Disk, name: str, shard: int) -> Run:
 
 
 def _parts(data: pa.Buffer, start: int, counts: list[int]) -> list[UInt64s]:
-    """Arrays of so many numbers, one behind the other."""
+    """Map consecutive arrays of these lengths."""
     parts: list[UInt64s] = []
     for count in counts:
         parts.append(np.frombuffer(data, np.uint64, count, start))

@@ -1,7 +1,7 @@
-"""Writes a run: from entries in memory, or from older runs, merged in pieces of a bounded size.
+"""Run writer: writes entries from memory, or merges older runs in pieces of bounded size.
 
-A file gets its name when it is whole. Losing it loses nothing: so a small one is not synced; a merged one is, before
-what it was made of is removed, because making it again means reading the log.
+A file gets its name when it is complete. Losing it loses no data, so a small one is not synced. A merged one is synced
+before its sources are removed, because rebuilding it means reading the log.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from escrowmq.log.lookups.runs import BLOCK, HEADER_BYTES, Extent, Run, RunHeade
 from escrowmq.platform.disk import TEMPORARY, Disk, File
 
 CHUNK = 1 << 20
-"""Entries that a merge holds at a time: some 8 MiB, a few times."""
+"""Entries held at a time by a merge: about 8 MiB, a few times over."""
 _POSITION = np.uint64(MOST_POSITIONS - 1)
 
 
@@ -31,8 +31,7 @@ def write_run(
     *,
     durable: bool,
 ) -> Run:
-    """Write the run of ``extent``: the entries of each of the two ``columns`` come sorted, in pieces. OSError leaves
-    nothing."""
+    """Write the run of ``extent``; both ``columns`` yield sorted entries in pieces. OSError leaves nothing behind."""
     name = run_name(extent.first_sequence, extent.next_sequence)
     temporary = name + TEMPORARY
     try:
@@ -79,7 +78,7 @@ def _write(file: File, shard: int, extent: Extent, columns: Sequence[Iterable[UI
 
 
 def _whole_blocks(pieces: Iterable[UInt64s]) -> Iterator[UInt64s]:
-    """Yield the entries in pieces of whole blocks; only the last may end within one."""
+    """Regroup the entries into pieces of whole blocks; only the last block may be partial."""
     rest = np.empty(0, np.uint64)
     for piece in pieces:
         joined = np.concatenate([rest, piece]) if len(rest) else piece
@@ -94,21 +93,20 @@ def _whole_blocks(pieces: Iterable[UInt64s]) -> Iterator[UInt64s]:
 def merge(
     disk: Disk, shard: int, runs: Sequence[Run], floor: Extent, between: Callable[[], None], chunk: int = CHUNK
 ) -> Run:
-    """One run in the place of neighbours, which are in order; what lies below the first position of ``floor`` (the
-    log's part that is still there) is left out. ``between`` is called between pieces and may break it off by an error.
-    Raises OSError, UnsoundRun."""
+    """Merge neighbouring runs, given in order, into one; omit what lies below the first position of ``floor`` (the
+    log's stored part). ``between`` is called between pieces and may abort by raising. Raises OSError, UnsoundRun."""
     first, last = runs[0].extent, runs[-1].extent
     if floor.first_sequence > first.first_sequence:
         first = floor
     extent = Extent(first.first_sequence, last.next_sequence, first.first_position, last.next_position, last.last_us)
     base = extent.first_position
-    columns = [_merge([_Source(run, column, base) for run in runs], between, chunk) for column in (0, 1)]
+    columns = [_merge_sources([_Source(run, column, base) for run in runs], between, chunk) for column in (0, 1)]
     holes = sorted(hole for run in runs for hole in run.holes if hole >= extent.first_sequence)
     return write_run(disk, shard, extent, columns, holes, durable=True)
 
 
 class _Source:
-    """The entries of one run in order, positions counted from ``base``; those below it are left out."""
+    """The entries of one run in order, with positions relative to ``base``; lower ones are omitted."""
 
     def __init__(self, run: Run, column: int, base: int) -> None:
         self._run, self._column = run, column
@@ -119,11 +117,11 @@ class _Source:
 
     @property
     def more(self) -> bool:
-        """Whether entries follow those ``ahead``."""
+        """Whether more entries follow those ``ahead``."""
         return self._next < self._blocks
 
     def fill(self, count: int) -> None:
-        """Read until ``count`` entries are ahead, or all that there are."""
+        """Read until ``count`` entries are ahead, or all."""
         parts = [self.ahead]
         have = len(self.ahead)
         while have < count and self.more:
@@ -143,13 +141,13 @@ class _Source:
         return taken
 
 
-def _merge(sources: list[_Source], between: Callable[[], None], chunk: int) -> Iterator[UInt64s]:
-    """Yield the entries of all sources in order, in pieces of ``chunk`` at most (a block of each, at least)."""
+def _merge_sources(sources: list[_Source], between: Callable[[], None], chunk: int) -> Iterator[UInt64s]:
+    """Merge the entries of all sources in order, in pieces of at most ``chunk`` (but at least a block of each)."""
     each = max(chunk // len(sources), BLOCK)
     while True:
         for source in sources:
             source.fill(each)
-        # What lies above the last entry of a source that has more may have others below it that are not read yet.
+        # Beyond the last entry read from an unfinished source, smaller entries may still be unread.
         limits = [source.ahead[-1] for source in sources if source.more]
         joined = np.concatenate([source.take(min(limits) if limits else None) for source in sources])
         if not len(joined):

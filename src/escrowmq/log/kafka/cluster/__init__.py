@@ -1,3 +1,1 @@
-"""Access to a real Kafka, and the settings of a topic that can be a log. Only ``confluent.py`` imports
-Kafka's client.
-"""
+"""Access to a real Kafka, and the topic settings that a log needs. Only ``confluent.py`` imports Kafka's client."""

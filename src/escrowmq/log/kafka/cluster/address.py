@@ -1,4 +1,4 @@
-"""The address of a log in Kafka: ``kafka://HOST[:PORT][,HOST[:PORT]...]/TOPIC[/PARTITION][?SETTING=VALUE&...]``."""
+"""Address of a log in Kafka: ``kafka://HOST[:PORT][,HOST[:PORT]...]/TOPIC[/PARTITION][?SETTING=VALUE&...]``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from escrowmq.platform.properties import read_properties
 FORM = "kafka://HOST[:PORT][,HOST[:PORT]...]/TOPIC[/PARTITION][?SETTING=VALUE&...]"
 SCHEME = "kafka://"
 BASE = ".base"
-"""What the topic of base snapshots has behind the log's name."""
+"""Suffix of the topic of base snapshots."""
 REPLICAS = 3
 _DEFAULT_PORT = 9092
 _HOST = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::(?P<port>[0-9]{1,5}))?")
@@ -22,54 +22,53 @@ _LARGEST_PARTITION = (1 << 31) - 1
 
 @dataclass(frozen=True)
 class KafkaAddress:
-    """One partition of one topic. Its settings, which may be secrets, are in no representation of it."""
+    """One partition of one topic. Its settings may be secrets and never appear in its representation."""
 
     servers: tuple[str, ...]
     topic: str
     partition: int = 0
     replicas: int = REPLICAS
-    """How many replicas the topic is to have: ``?replication=N``. Fewer than three is the user's own word that this is
-    enough."""
+    """Required number of replicas of the topic: ``?replication=N``. With fewer than three the user accepts the risk."""
     settings: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-    """Those of librdkafka: ``security.protocol`` and so on."""
+    """Settings of librdkafka: ``security.protocol`` and so on."""
 
     @classmethod
     def parse(cls, url: str) -> KafkaAddress:
-        """From a URL. ``?config=FILE`` names a file with more settings, one ``NAME=VALUE`` a line, of which those in
-        the URL win. Misuse(BAD_URL) says what is wrong with it, Misuse(BAD_SETTING) with the file."""
+        """Parse a URL. ``?config=FILE`` names a file with more settings, one ``NAME=VALUE`` per line; settings in the
+        URL override them. Raises Misuse(BAD_URL) for the URL, Misuse(BAD_SETTING) for the file."""
         if not isinstance(url, str) or not url.startswith(SCHEME):
-            raise _bad(f"{shown(str(url))!r} is not the address of a log in Kafka")
+            raise _bad_url(f"{redact(str(url))!r} is not the address of a log in Kafka")
         place, _, query = url.removeprefix(SCHEME).partition("?")
         hosts, _, path = place.partition("/")
         if "@" in hosts:
-            raise _bad(
-                "a name and a password do not stand before the hosts",
+            raise _bad_url(
+                "a user name and a password are not accepted before the hosts",
                 "?config=FILE: a file with sasl.username=NAME and sasl.password=PASSWORD",
             )
         servers = tuple(_server(host) for host in hosts.split(","))
         topic, *rest = path.rstrip("/").split("/")
         topic = unquote(topic)
         if not _TOPIC.fullmatch(topic) or topic in (".", ".."):
-            raise _bad(f"{topic!r} is not the name of a topic", "1 to 244 of A-Z a-z 0-9 . _ -")
+            raise _bad_url(f"{topic!r} is not the name of a topic", "1 to 244 of A-Z a-z 0-9 . _ -")
         if len(rest) > 1 or (rest and not (rest[0].isascii() and rest[0].isdigit())):
-            raise _bad(f"{'/'.join(rest)!r} is not the number of a partition")
+            raise _bad_url(f"{'/'.join(rest)!r} is not the number of a partition")
         partition = int(rest[0][:12]) if rest else 0
         if partition > _LARGEST_PARTITION:
-            raise _bad(f"{rest[0]!r} is not the number of a partition")
+            raise _bad_url(f"{rest[0]!r} is not the number of a partition")
         replicas, settings = REPLICAS, dict[str, str]()
         for name, value in parse_qsl(query, keep_blank_values=True):
             if name in settings:
-                raise _bad(f"{name} is given twice")
+                raise _bad_url(f"{name} is given twice")
             settings[name] = value
         if (file := settings.pop("config", None)) is not None:
             settings = {**read_properties(file), **settings}
         if (wanted := settings.pop("replication", None)) is not None:
             if not re.fullmatch("[1-9][0-9]{0,2}", wanted):
-                raise _bad(f"replication = {wanted!r}", "the number of replicas, such as 3")
+                raise _bad_url(f"replication = {wanted!r}", "the number of replicas, such as 3")
             replicas = int(wanted)
         for name in settings:
             if "." not in name:
-                raise _bad(
+                raise _bad_url(
                     f"there is no setting {name!r}",
                     "replication, config, or one of librdkafka's: security.protocol ...; in a value & is written %26",
                 )
@@ -87,13 +86,12 @@ class KafkaAddress:
 
     @property
     def enough(self) -> int:
-        """How many replicas must have a record before it is acknowledged: more than half of them, as the rest may be
-        lost."""
+        """Number of replicas that must have a record before it is acknowledged: a majority; the rest may be lost."""
         return self.replicas // 2 + 1
 
     @property
     def url(self) -> str:
-        """The whole of it, secrets included."""
+        """The complete URL, secrets included."""
         settings = dict(self.settings)
         if self.replicas != REPLICAS:
             settings["replication"] = str(self.replicas)
@@ -103,17 +101,17 @@ class KafkaAddress:
         return f"{SCHEME}{','.join(self.servers)}/{self.topic}/{self.partition}"
 
 
-def shown(url: str) -> str:
-    """``url`` without what may be secret, for logs and screens."""
+def redact(url: str) -> str:
+    """Remove possible secrets from ``url``, for logs and screens."""
     return re.sub(r"//[^/@]*@", "//***@", url).partition("?")[0]
 
 
 def _server(text: str) -> str:
     match = _HOST.fullmatch(text)
     if match is None or int(match["port"] or 1) not in range(1, 65536):
-        raise _bad(f"{text!r} is not HOST or HOST:PORT")
+        raise _bad_url(f"{text!r} is not HOST or HOST:PORT")
     return f"{match['host']}:{match['port'] or _DEFAULT_PORT}"
 
 
-def _bad(what: str, hint: str = FORM) -> Misuse:
-    return Misuse(Code.BAD_URL, what, hint)
+def _bad_url(message: str, hint: str = FORM) -> Misuse:
+    return Misuse(Code.BAD_URL, message, hint)

@@ -1,9 +1,7 @@
-"""Waiting for Kafka's answers, and what it means when none comes: Kafka is away, or it, or what is known of it, refuses
-us.
+"""Waiting for Kafka's responses, and the cause if there is none: Kafka is unavailable, or it rejects our settings.
 
-Kafka's client answers a question in time or not at all; why it does not come is said beside it, as errors of
-connections. Of those only what surely is a wrong setting ends the waiting: a password that is refused, a certificate
-that does not check. Everything else may pass.
+Kafka's client reports separately, as connection errors, why a response is late. Only definitely wrong settings end the
+wait: a rejected password, an invalid certificate. Everything else may be temporary.
 """
 
 from __future__ import annotations
@@ -23,11 +21,10 @@ from escrowmq.errors import Code, EscrowError, Misuse, error
 log = logging.getLogger(__name__)
 
 SLICE = 0.1
-"""Seconds of one wait, so that who is to stop never waits long."""
+"""Maximum duration (s) of one wait, so that stopping never takes long."""
 SURE_SECONDS = 2.0
-"""A refusal, or a topic that is not there, is believed after so long without another answer: one of several nodes may
-be wrong, or not know of a new topic yet.
-"""
+"""Seconds after which a rejection or a missing topic is final: one of several nodes may be wrong, or not know a new
+one."""
 _K = KafkaError
 DENIED = {
     _K.TOPIC_AUTHORIZATION_FAILED,
@@ -39,100 +36,97 @@ UNKNOWN_TOPIC = {_K.UNKNOWN_TOPIC_OR_PART, _K._UNKNOWN_TOPIC, _K._UNKNOWN_PARTIT
 _T = TypeVar("_T")
 
 
-class Heard:
-    """Events of Kafka's client about its connections."""
+class ConnectionErrors:
+    """The connection errors reported by Kafka's client."""
 
     def __init__(self) -> None:
-        self._said = ""
+        self._last_message = ""
         self.refusal: KafkaError | None = None
-        """Why somebody who was there did not take us."""
+        """The rejection by a reachable server."""
 
     def note(self, problem: KafkaError) -> None:
-        """For ``error_cb``."""
+        """Record an error; the ``error_cb`` of a client."""
         log.debug("Kafka: %s", problem.str())
         if problem.code() in DENIED or (problem.code() == _K._SSL and _is_refusal(problem.str())):
             self.refusal = problem
         elif problem.code() != _K._ALL_BROKERS_DOWN:
-            self._said = plain(problem.str())
+            self._last_message = strip_timing(problem.str())
 
-    def late(self, name: str) -> EscrowError:
-        """Return the error for an answer that did not come."""
+    def timeout_error(self, name: str) -> EscrowError:
+        """Return the error for a missing response."""
         if self.refusal is not None:
-            return refused(name, self.refusal)
-        return late(name, self._said)
+            return rejection_error(name, self.refusal)
+        return timeout_error(name, self._last_message)
 
 
 def _is_refusal(text: str) -> bool:
-    """Return whether an error of TLS is about who the other is, rather than about a connection that broke off."""
+    """Return whether a TLS error concerns the identity of a peer, rather than a broken connection."""
     return "SSL routines::" in text and "unexpected eof" not in text
 
 
-def plain(text: str) -> str:
-    """Return librdkafka's text without the parts that differ each time."""
+def strip_timing(text: str) -> str:
+    """Remove the variable parts of a librdkafka message."""
     return re.sub(r" \(after [^)]*\)", "", text)
 
 
-def refused(name: str, problem: KafkaError) -> EscrowError:
-    """Kafka, or our own settings, do not let us in: Denied(DENIED), Misuse(BAD_SETTING) for certificates."""
-    what = f"{name}: {plain(problem.str())}"
+def rejection_error(name: str, problem: KafkaError) -> EscrowError:
+    """Return the error for a rejection by Kafka or our settings: Denied(DENIED); certificates: Misuse(BAD_SETTING)."""
+    message = f"{name}: {strip_timing(problem.str())}"
     if problem.code() == _K._SSL:
         hint = "ssl.ca.location: certificates to trust; ssl.certificate.location and ssl.key.location: our own"
-        return Misuse(Code.BAD_SETTING, what, hint)
+        return Misuse(Code.BAD_SETTING, message, hint)
     if problem.code() in (_K._AUTHENTICATION, _K.SASL_AUTHENTICATION_FAILED):
-        return error(Code.DENIED, what, "look at sasl.mechanism, sasl.username and sasl.password")
-    return error(Code.DENIED, what, "a broker reads, writes, describes and deletes records")
+        return error(Code.DENIED, message, "check sasl.mechanism, sasl.username and sasl.password")
+    return error(Code.DENIED, message, "a broker reads, writes, describes and deletes records")
 
 
-def failed(name: str, problem: KafkaError) -> EscrowError:
-    """Return an answer that is an error."""
+def response_error(name: str, problem: KafkaError) -> EscrowError:
+    """Return the error for an error response."""
     if problem.code() in DENIED:
-        return refused(name, problem)
+        return rejection_error(name, problem)
     if problem.code() in UNKNOWN_TOPIC:
         return error(Code.UNKNOWN_TOPIC, f"{name} is not there", "make it with `escrowmq log create ADDRESS`")
     return error(Code.DISCONNECTED, f"{name}: {problem.str()}")
 
 
-def late(name: str, said: str = "") -> EscrowError:
-    """No answer came."""
+def timeout_error(name: str, detail: str = "") -> EscrowError:
+    """Return the error for a missing response."""
     return error(
         Code.TIMED_OUT,
-        f"{name} does not answer{f': {said}' if said else ''}",
+        f"{name} does not answer{f': {detail}' if detail else ''}",
         "is Kafka up, and is this its security.protocol?",
     )
 
 
-def until(deadline: float, name: str, ask: Callable[[float], _T], heard: Heard | None = None) -> _T:
-    """Ask until there is an answer: right after a topic was made, or its leader changed, the first question fails."""
+def retry_until(deadline: float, name: str, ask: Callable[[float], _T], errors: ConnectionErrors | None = None) -> _T:
+    """Repeat ``ask`` until it succeeds: after a topic was created, or its leader changed, the first request fails."""
     began = time.monotonic()
     while True:
         try:
             return ask(max(deadline - time.monotonic(), SLICE))
         except KafkaException as problem:
             code, sure = problem.args[0].code(), time.monotonic() - began > SURE_SECONDS
-            if code in DENIED or problem.args[0].fatal() or (code in UNKNOWN_TOPIC and (sure or heard is None)):
-                raise failed(name, problem.args[0]) from None
+            if code in DENIED or problem.args[0].fatal() or (code in UNKNOWN_TOPIC and (sure or errors is None)):
+                raise response_error(name, problem.args[0]) from None
             log.debug("Kafka, asking for %s: %s", name, problem)
         except FutureTimeout:
             pass
         if time.monotonic() >= deadline:
-            raise heard.late(name) if heard is not None else late(name)
+            raise errors.timeout_error(name) if errors is not None else timeout_error(name)
         time.sleep(0.02)
 
 
-def answer(
+def await_response(
     future: Future[Any],
     timeout: float,
     name: str,
     poll: Callable[[float], object],
-    heard: Heard,
+    errors: ConnectionErrors,
     closed: Callable[[], bool],
 ) -> Any:
-    """Wait for the answer to a question of an admin client. ``poll`` makes the client say what it has to say of
-    connections.
-
-    Raises KafkaException, TimeoutError; what :meth:`Heard.late` says when there was a refusal and nothing else for a
-    while; Unknown(CLOSED).
-    """
+    """Wait for a response to an admin client.
+    ``poll`` makes the client report connection errors. Raises KafkaException, TimeoutError;
+    :meth:`ConnectionErrors.timeout_error` after a rejection with no other response for a while; Unknown(CLOSED)."""
     began = time.monotonic()
     while True:
         try:
@@ -144,5 +138,5 @@ def answer(
             if waited >= timeout:
                 raise
             poll(SLICE / 2)
-            if heard.refusal is not None and waited > SURE_SECONDS:
-                raise heard.late(name) from None
+            if errors.refusal is not None and waited > SURE_SECONDS:
+                raise errors.timeout_error(name) from None

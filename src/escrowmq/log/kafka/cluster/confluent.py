@@ -1,4 +1,4 @@
-"""A partition of a real Kafka, by ``confluent-kafka`` (the extra ``kafka``)."""
+"""A partition of a real Kafka, through ``confluent-kafka`` (the extra ``kafka``)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,16 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from escrowmq.errors import Code, EscrowError, Misuse, error
 from escrowmq.log.kafka.cluster.address import REPLICAS, KafkaAddress
-from escrowmq.log.kafka.cluster.answers import DENIED, SLICE, UNKNOWN_TOPIC, Heard, answer, failed, late, until
+from escrowmq.log.kafka.cluster.answers import (
+    DENIED,
+    SLICE,
+    UNKNOWN_TOPIC,
+    ConnectionErrors,
+    await_response,
+    response_error,
+    retry_until,
+    timeout_error,
+)
 from escrowmq.log.kafka.cluster.topic import refuse_wrong, settings_for
 from escrowmq.log.kafka.partition import END, UNKNOWN_OFFSET
 from escrowmq.platform.logs import tell
@@ -32,19 +41,19 @@ log = logging.getLogger(__name__)
 
 CLIENT: Mapping[str, Any] = {
     "client.id": "escrowmq",
-    "socket.nagle.disable": True,  # a round is sent at once, and so is a question
-    "socket.timeout.ms": 5000,  # how long a dead node's connection is waited for
+    "socket.nagle.disable": True,  # rounds and requests are sent at once
+    "socket.timeout.ms": 5000,  # timeout for the connection of a dead node
     "reconnect.backoff.ms": 20,
     "reconnect.backoff.max.ms": 500,
     "topic.metadata.refresh.fast.interval.ms": 50,
 }
-"""What an address may set otherwise."""
+"""Defaults that an address may override."""
 PRODUCER: Mapping[str, Any] = {
     "acks": "all",
     "enable.idempotence": True,  # each record once, in order
-    "enable.gapless.guarantee": True,  # or an end, never a hole
+    "enable.gapless.guarantee": True,  # or an error, never a gap
     "max.in.flight.requests.per.connection": 5,
-    "message.timeout.ms": 0,  # a record that Kafka's client gave up would be a hole: the channel's patience counts
+    "message.timeout.ms": 0,  # an abandoned record would be a gap: the channel's patience applies
     "message.max.bytes": 1_000_000,
     "linger.ms": 0,  # a round is sent at once
     "request.timeout.ms": 4000,
@@ -57,24 +66,24 @@ CONSUMER: Mapping[str, Any] = {
     "enable.auto.commit": False,
     "enable.auto.offset.store": False,
     "auto.offset.reset": "error",  # never a silent jump
-    "isolation.level": "read_uncommitted",  # never a stop before somebody else's open transaction
+    "isolation.level": "read_uncommitted",  # never blocked by another program's open transaction
     "check.crcs": True,
-    "fetch.wait.max.ms": 100,  # a read at another place, as of a claim, waits so long behind the fetch under way
+    "fetch.wait.max.ms": 100,  # a read at another offset waits this long for the fetch in progress
     "fetch.error.backoff.ms": 20,
-    "fetch.queue.backoff.ms": 5,  # 1 s by default: so long would whoever catches up stand still again and again
+    "fetch.queue.backoff.ms": 5,  # 1 s by default, which would stall catching up repeatedly
     "queued.max.messages.kbytes": 1 << 15,
     "allow.auto.create.topics": False,
 }
 _PAGE_BYTES = 8 << 20
-"""Of records that one ``read`` gives, but for one that is larger."""
+"""Maximum bytes of records returned by one ``read``, except for a single larger one."""
 _ANSWER_SECONDS = 10.0
 _FULL_SECONDS = 30.0
 _JUMPS = {KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._LOG_TRUNCATION}
-"""The consumer's words for: there is nothing at this offset."""
+"""The consumer's errors for: no record at this offset."""
 
 
 class ConfluentPartitions:
-    """See :class:`escrowmq.log.kafka.partition.Partitions`. Made by ``opening.py``."""
+    """Implementation of :class:`escrowmq.log.kafka.partition.Partitions`. Created by ``opening.py``."""
 
     def __init__(self, address: KafkaAddress) -> None:
         self._address = address
@@ -82,11 +91,11 @@ class ConfluentPartitions:
         if taken := sorted({*PRODUCER, *CONSUMER, "group.id", "transactional.id"} & set(given)):
             raise Misuse(Code.BAD_SETTING, f"{taken[0]} is set by the log", "leave it out")
         self._client = {"bootstrap.servers": ",".join(address.servers), **CLIENT, **given}
-        self._made: AdminClient | None = None
-        self._opened: list[ConfluentPartition] = []  # and not closed, as far as was seen
+        self._cached_admin: AdminClient | None = None
+        self._opened: list[ConfluentPartition] = []  # may include closed ones
         self._opening = threading.Lock()
         self._closed = False
-        self._admin()  # a setting that is not known is said here
+        self._admin()  # raises for an unknown setting
 
     @property
     def name(self) -> str:
@@ -116,25 +125,21 @@ class ConfluentPartitions:
             partition.close()
 
     def check(self, timeout: float = 30.0) -> str:
-        asking, deadline = _Asking(self.name, self._client, lambda: self._closed), time.monotonic() + timeout
+        requests, deadline = _TopicRequests(self.name, self._client, lambda: self._closed), time.monotonic() + timeout
         for topic in (self._address.topic, self._address.base_topic):
-            replicas = until(deadline, self.name, partial(asking.replicas, topic), asking.heard)
-            found = until(deadline, self.name, partial(asking.settings, topic), asking.heard)
+            replicas = retry_until(deadline, self.name, partial(requests.replicas, topic), requests.errors)
+            found = retry_until(deadline, self.name, partial(requests.settings, topic), requests.errors)
             refuse_wrong(self._address, topic, found, replicas)
         if self._address.replicas < REPLICAS:
-            few = (
-                f"the log {self.name} has {self._address.replicas} of {REPLICAS} replicas, as its URL says: with "
-                "fewer, more is lost with a machine"
-            )
+            few = f"{self.name} has {self._address.replicas} of {REPLICAS} replicas by its URL: failures may lose data"
             tell(logging.WARNING, "few_replicas", few, log=self.name, replicas=self._address.replicas)
-        return until(deadline, self.name, asking.cluster, asking.heard)
+        return retry_until(deadline, self.name, requests.cluster, requests.errors)
 
     def create(self, partitions: int, timeout: float) -> list[str]:
-        """Make the topics that are not there; their names. See
-        :func:`escrowmq.log.kafka.cluster.opening.create_topics`."""
-        asking, deadline = _Asking(self.name, self._client, lambda: self._closed), time.monotonic() + timeout
-        until(deadline, self.name, asking.cluster, asking.heard)  # says why Kafka does not let us in
-        there = until(deadline, self.name, lambda left: set(self._admin().list_topics(timeout=left).topics))
+        """Create missing topics; return their names. See :func:`escrowmq.log.kafka.cluster.opening.create_topics`."""
+        requests, deadline = _TopicRequests(self.name, self._client, lambda: self._closed), time.monotonic() + timeout
+        retry_until(deadline, self.name, requests.cluster, requests.errors)  # raises the reason if Kafka rejects us
+        there = retry_until(deadline, self.name, lambda left: set(self._admin().list_topics(timeout=left).topics))
         names = [t for t in (self._address.topic, self._address.base_topic) if t not in there]
         settings = settings_for(self._address)
         new = [NewTopic(name, partitions, self._address.replicas, config=settings) for name in names]
@@ -144,8 +149,8 @@ class ConfluentPartitions:
             except KafkaException as problem:
                 _refuse_creation(name, problem.args[0], self._address)
             except FutureTimeout:
-                raise late(self.name) from None
-        while True:  # what was made takes a moment until every node tells of it
+                raise timeout_error(self.name) from None
+        while True:  # it takes a moment until every node knows a new topic
             try:
                 self.check(max(deadline - time.monotonic(), SLICE))
                 return names
@@ -155,51 +160,50 @@ class ConfluentPartitions:
                 time.sleep(0.05)
 
     def _admin(self) -> AdminClient:
-        if self._made is None:
-            self._made = _admin_client(self._client)
-        return self._made
+        if self._cached_admin is None:
+            self._cached_admin = _admin_client(self._client)
+        return self._cached_admin
 
 
-def _admin_client(client: Mapping[str, Any], **told: Any) -> AdminClient:
+def _admin_client(client: Mapping[str, Any], **callbacks: Any) -> AdminClient:
     try:
-        # what it would log waits for a poll that nobody makes, so it logs nothing
-        return AdminClient({**client, **told, "log_level": 0})
+        # this client is never polled, so its log would pile up
+        return AdminClient({**client, **callbacks, "log_level": 0})
     except KafkaException as problem:
         raise Misuse(Code.BAD_SETTING, str(problem.args[0].str())) from None
 
 
-class _Asking:
-    """Questions about topics, by a client for these alone: it is polled while they wait, and so tells why no answer
-    comes. ``closed``: give up."""
+class _TopicRequests:
+    """Topic requests by a separate client, polled while they wait to report why a response is late.
+    ``closed``: give up."""
 
     def __init__(self, name: str, client: Mapping[str, Any], closed: Callable[[], bool]) -> None:
         self._name, self._closed = name, closed
-        self.heard = Heard()
-        self._admin = _admin_client(client, error_cb=self.heard.note)
+        self.errors = ConnectionErrors()
+        self._admin = _admin_client(client, error_cb=self.errors.note)
 
     def replicas(self, topic: str, timeout: float) -> dict[int, int]:
-        """Return how many each partition has. By a question that, other than one for metadata, never makes the
-        topic."""
+        """Return the replica count of each partition. Unlike a metadata request, this never creates the topic."""
         (future,) = self._admin.describe_topics(TopicCollection([topic]), request_timeout=max(timeout, 1.0)).values()
-        return {partition.id: len(partition.replicas) for partition in self._answer(future, timeout).partitions}
+        return {partition.id: len(partition.replicas) for partition in self._await(future, timeout).partitions}
 
     def settings(self, topic: str, timeout: float) -> dict[str, str | None]:
-        """Return those of a topic that are in effect."""
+        """Return the effective settings of a topic."""
         resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
         (future,) = self._admin.describe_configs([resource], request_timeout=max(timeout, 1.0)).values()
-        return {name: entry.value for name, entry in self._answer(future, timeout).items()}
+        return {name: entry.value for name, entry in self._await(future, timeout).items()}
 
     def cluster(self, timeout: float) -> str:
-        """Return the id that Kafka gave itself."""
-        return str(self._answer(self._admin.describe_cluster(request_timeout=max(timeout, 1.0)), timeout).cluster_id)
+        """Return the cluster id."""
+        return str(self._await(self._admin.describe_cluster(request_timeout=max(timeout, 1.0)), timeout).cluster_id)
 
-    def _answer(self, future: Any, timeout: float) -> Any:
-        return answer(future, timeout, self._name, self._admin.poll, self.heard, self._closed)
+    def _await(self, future: Any, timeout: float) -> Any:
+        return await_response(future, timeout, self._name, self._admin.poll, self.errors, self._closed)
 
 
 class ConfluentPartition:
-    """See :class:`escrowmq.log.kafka.partition.Partition`. Its producer begins with the first record, or with
-    :meth:`begin`."""
+    """Implementation of :class:`escrowmq.log.kafka.partition.Partition`.
+    Its producer starts with the first record, or with :meth:`begin`."""
 
     def __init__(self, client: Mapping[str, Any], admin: AdminClient, topic: str, partition: int) -> None:
         self.name = f"{topic}/{partition}"
@@ -211,15 +215,15 @@ class ConfluentPartition:
         self._closed = False
         self._consuming = threading.Lock()  # held around every call of the consumer
         self._reading = threading.Lock()
-        self._ahead: deque[tuple[int, bytes]] = deque()  # read already, and not asked for yet
-        self._next = -1  # the offset that the consumer gives next
+        self._ahead: deque[tuple[int, bytes]] = deque()  # read ahead, not yet returned
+        self._next = -1  # the consumer's next offset
         self._client = client
         self._producer: Producer | None = None
         self._beginning = threading.Lock()
         try:
             # without error_cb, errors of the connection would be raised out of unrelated calls
-            told = {"logger": _Quietly(), "error_cb": lambda problem: log.debug("Kafka: %s", problem.str())}
-            self._consumer = Consumer({**client, **CONSUMER, **told, "group.id": f"escrowmq-{uuid.uuid4()}"})
+            callbacks = {"logger": _DebugLogger(), "error_cb": lambda problem: log.debug("Kafka: %s", problem.str())}
+            self._consumer = Consumer({**client, **CONSUMER, **callbacks, "group.id": f"escrowmq-{uuid.uuid4()}"})
         except KafkaException as problem:
             raise Misuse(Code.BAD_SETTING, str(problem.args[0].str())) from None
 
@@ -230,9 +234,9 @@ class ConfluentPartition:
         with self._beginning:
             self._check()
             if self._producer is None:
-                told = {"logger": _Quietly(), "error_cb": self._heard}
+                callbacks = {"logger": _DebugLogger(), "error_cb": self._on_error}
                 try:
-                    self._producer = Producer({**self._client, **PRODUCER, **told})
+                    self._producer = Producer({**self._client, **PRODUCER, **callbacks})
                 except KafkaException as problem:
                     raise Misuse(Code.BAD_SETTING, str(problem.args[0].str())) from None
 
@@ -243,25 +247,24 @@ class ConfluentPartition:
                 raise self._failure
             self._used = True
             try:
-                self._sender().produce(self._topic, record, partition=self._partition, on_delivery=self._note(number))
+                self._sender().produce(
+                    self._topic, record, partition=self._partition, on_delivery=self._delivery_callback(number)
+                )
                 return
-            except BufferError:  # the client's memory is full of what is not acknowledged
+            except BufferError:  # the client's buffer is full of unacknowledged records
                 if time.monotonic() > deadline:
-                    raise self._refuse_ended(f"its memory was full for {_FULL_SECONDS:g} s") from None
+                    raise self._on_end(f"its memory was full for {_FULL_SECONDS:g} s") from None
                 time.sleep(SLICE / 10)
             except KafkaException as problem:
-                raise self._refuse_ended(problem.args[0].str()) from None
+                raise self._on_end(problem.args[0].str()) from None
 
     def acknowledged(self, timeout: float) -> list[tuple[int, int]]:
         deadline = time.monotonic() + timeout
         while True:
             try:
                 self._sender().poll(0 if self._reports else _slice(deadline))
-            except (
-                KafkaException,
-                SystemError,
-            ) as problem:  # a fatal error comes out of here, sometimes through a report's callback
-                self._refuse_ended(str(problem))
+            except (KafkaException, SystemError) as problem:  # fatal; SystemError if raised in a report's callback
+                self._on_end(str(problem))
             if self._reports:
                 return [self._reports.popleft() for _ in range(len(self._reports))]
             if self._failure is not None:
@@ -269,25 +272,25 @@ class ConfluentPartition:
             if time.monotonic() >= deadline:
                 return []
 
-    def _note(self, number: int) -> Callable[[KafkaError | None, Message], None]:
+    def _delivery_callback(self, number: int) -> Callable[[KafkaError | None, Message], None]:
         def note(problem: KafkaError | None, message: Message) -> None:
-            if problem is not None:  # nothing is raised here: it would come out of ``poll``
-                self._refuse_ended(problem.str())
+            if problem is not None:  # do not raise: it would come out of ``poll``
+                self._on_end(problem.str())
             else:
                 offset = message.offset()
                 self._reports.append((number, UNKNOWN_OFFSET if offset is None or offset < 0 else offset))
 
         return note
 
-    def _heard(self, problem: KafkaError) -> None:
+    def _on_error(self, problem: KafkaError) -> None:
         if problem.fatal():
-            self._refuse_ended(problem.str())
+            self._on_end(problem.str())
         log.debug("Kafka: %s", problem.str())
 
-    def _refuse_ended(self, what: str) -> EscrowError:
-        """Return the producer has ended: a new one would not know what this one has stored."""
+    def _on_end(self, message: str) -> EscrowError:
+        """Record the end of the producer: a new one would not know what this one has stored."""
         if self._failure is None and not self._closed:
-            self._failure = error(Code.LOG_FAILED, f"Kafka's producer for {self.name} ended: {what}")
+            self._failure = error(Code.LOG_FAILED, f"Kafka's producer for {self.name} ended: {message}")
         return self._failure or error(Code.CLOSED, f"{self.name} was closed")
 
     # Reading
@@ -296,7 +299,7 @@ class ConfluentPartition:
         deadline = time.monotonic() + timeout
         found: list[tuple[int, bytes]] = []
         if not self._used and self._producer is not None:
-            self._sender().poll(0)  # what it has to log would pile up: nobody waits for acknowledgements yet
+            self._sender().poll(0)  # its log would pile up, as no caller waits for acknowledgements yet
         with self._reading:
             self._seek(start)
             while start < end and not self._ahead:
@@ -304,9 +307,9 @@ class ConfluentPartition:
                 self._fetch(start, slice)
                 if not slice:
                     break
-            if self._ahead and self._ahead[0][0] > start:  # the end of a stranger's transaction, or compaction
-                what = f"{self.name}: nothing can be read at offset {start}, and there is more behind it"
-                raise error(Code.DAMAGED, what, "a topic of the log must have no other writers")
+            if self._ahead and self._ahead[0][0] > start:  # the end of another program's transaction, or compaction
+                message = f"{self.name}: offset {start} cannot be read, and more records follow"
+                raise error(Code.DAMAGED, message, "a topic of the log must have no other writers")
             while self._ahead and self._ahead[0][0] < end:
                 found.append(self._ahead.popleft())
         return found
@@ -320,7 +323,7 @@ class ConfluentPartition:
 
     def ends(self, timeout: float) -> tuple[int, int]:
         deadline = time.monotonic() + timeout
-        return until(deadline, self.name, self._ends)
+        return retry_until(deadline, self.name, self._ends)
 
     def delete_before(self, offset: int, timeout: float = 30.0) -> None:
         self._check()
@@ -329,9 +332,9 @@ class ConfluentPartition:
         try:
             future.result(timeout)
         except FutureTimeout:
-            raise late(self.name) from None
+            raise timeout_error(self.name) from None
         except KafkaException as problem:
-            raise failed(self.name, problem.args[0]) from None
+            raise response_error(self.name, problem.args[0]) from None
 
     def close(self) -> None:
         with self._consuming:
@@ -343,7 +346,7 @@ class ConfluentPartition:
             producer, self._producer = self._producer, None
         if producer is not None:
             try:
-                producer.purge()  # what nobody waits for any more is not sent later
+                producer.purge()  # do not send abandoned records later
                 producer.poll(0)
             except (KafkaException, SystemError) as problem:
                 log.debug("Kafka: %s", problem)
@@ -363,7 +366,7 @@ class ConfluentPartition:
         return producer
 
     def _seek(self, start: int) -> None:
-        """Have the records from ``start`` on come next."""
+        """Continue reading at ``start``."""
         while self._ahead and self._ahead[0][0] < start:
             self._ahead.popleft()
         if start != (self._ahead[0][0] if self._ahead else self._next):
@@ -374,7 +377,7 @@ class ConfluentPartition:
             self._next = start
 
     def _fetch(self, start: int, timeout: float) -> None:
-        """Read ahead what there is, waiting for the first record only."""
+        """Read ahead the available records, waiting only for the first."""
         size, problem = 0, None
         with self._consuming:
             self._check()
@@ -389,35 +392,35 @@ class ConfluentPartition:
                 size += len(value)
                 message = self._consumer.poll(0) if size < _PAGE_BYTES else None
         if problem is not None:
-            self._misread(problem, start)
+            self._raise_read_error(problem, start)
 
-    def _misread(self, problem: KafkaError, start: int) -> None:
-        """Raise an error of the consumer, unless it is temporary."""
+    def _raise_read_error(self, problem: KafkaError, start: int) -> None:
+        """Raise the consumer's error unless it may be temporary."""
         log.debug("Kafka, reading %s: %s", self.name, problem.str())
         if problem.code() in _JUMPS:
-            self._next = -1  # the consumer stands nowhere now
+            self._next = -1  # the consumer has no position now
             if self._ahead:
                 return
             first, following = self.ends(_ANSWER_SECONDS)
             if start < first:
                 raise error(Code.RANGE_PURGED, f"{self.name} begins at offset {first}, not {start}")
             if start > following:
-                what = f"{self.name} ends at offset {following}; it was read up to {start}: Kafka lost records"
-                raise error(Code.DAMAGED, what, "nodes whose folders hold them: `escrowmq log dump --check`")
+                message = f"{self.name} ends at offset {following}; it was read up to {start}: Kafka lost records"
+                raise error(Code.DAMAGED, message, "check which node folders hold them: `escrowmq log dump --check`")
             self._seek(start)
         elif problem.fatal() or problem.code() in DENIED | UNKNOWN_TOPIC:
-            raise failed(self.name, problem)
+            raise response_error(self.name, problem)
 
     def _ends(self, timeout: float) -> tuple[int, int]:
-        """Asked by a connection of its own: over the consumer's the question would wait behind a fetch, which Kafka
-        holds for ``fetch.wait.max.ms``."""
+        """Query through a separate connection: a request on the consumer's would wait for a fetch
+        (``fetch.wait.max.ms``)."""
         self._check()
         place, timeout = TopicPartition(self._topic, self._partition), min(max(timeout, SLICE), 1.0)
-        asked = [
+        futures = [
             self._admin.list_offsets({place: spec}, request_timeout=timeout)[place]
             for spec in (OffsetSpec.earliest(), OffsetSpec.latest())  # type: ignore[no-untyped-call]
         ]
-        first, following = (int(future.result(timeout).offset) for future in asked)
+        first, following = (int(future.result(timeout).offset) for future in futures)
         return first, following
 
     def _check(self) -> None:
@@ -426,27 +429,26 @@ class ConfluentPartition:
 
 
 def _slice(deadline: float) -> float:
-    """Return seconds that the next call of the client waits. It counts whole milliseconds: with less than one it does
-    not wait
-    at all, and who asks again until his time is over asks a hundred times."""
+    """Return the timeout (s) of the client's next call, in whole milliseconds: with less than one it does not wait at
+    all, and a caller polling until its deadline would repeat it a hundred times."""
     left = deadline - time.monotonic()
     return min(math.ceil(left * 1000) / 1000, SLICE) if left > 0 else 0.0
 
 
 def _refuse_creation(topic: str, problem: KafkaError, address: KafkaAddress) -> None:
-    """Raise why Kafka did not make a topic; nothing if somebody else has."""
+    """Raise the reason why Kafka did not create a topic, unless the topic exists."""
     if problem.code() == KafkaError.TOPIC_ALREADY_EXISTS:
         return
     if problem.code() == KafkaError.INVALID_REPLICATION_FACTOR:
-        what = f"topic {topic} cannot have {address.replicas} replicas: {problem.str()}"
-        raise Misuse(Code.BAD_SETTING, what, "?replication=1 in the URL says that one is enough for you")
+        message = f"topic {topic} cannot have {address.replicas} replicas: {problem.str()}"
+        raise Misuse(Code.BAD_SETTING, message, "?replication=1 in the URL accepts a single replica")
     if problem.code() in DENIED:
-        raise failed(topic, problem)
+        raise response_error(topic, problem)
     raise Misuse(Code.BAD_SETTING, f"Kafka does not make topic {topic}: {problem.str()}")
 
 
-class _Quietly:
-    """Log librdkafka's lines as details."""
+class _DebugLogger:
+    """Writes librdkafka's log at debug level."""
 
     def log(self, _level: int, *words: Any) -> None:
         log.debug(*words)

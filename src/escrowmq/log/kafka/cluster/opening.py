@@ -1,6 +1,4 @@
-"""From the address of a log in Kafka to its partitions. The package of Kafka's client is imported here and nowhere
-earlier.
-"""
+"""Opens the partitions of a log in Kafka. Kafka's client package is imported only here."""
 
 from __future__ import annotations
 
@@ -14,21 +12,17 @@ from escrowmq.platform.extras import missing_package
 
 
 def open_partitions(address: str | KafkaAddress) -> Partitions:
-    """Return the partitions of an address. Does not connect yet. Raises Misuse(BAD_URL), Misuse(MISSING_PACKAGE),
-    Misuse(BAD_SETTING) for a setting that the
-    client does not know, or that what the log promises stands on."""
-    partitions: Partitions = _client().ConfluentPartitions(_parse(address))
+    """Create the partitions of an address without connecting. Raises Misuse(BAD_URL), Misuse(MISSING_PACKAGE),
+    Misuse(BAD_SETTING) for a setting that the client does not know, or that the log itself must control."""
+    partitions: Partitions = _client().ConfluentPartitions(_parsed(address))
     return partitions
 
 
 def create_topics(address: str | KafkaAddress, *, partitions: int | None = None, timeout: float = 30.0) -> list[str]:
-    """Make the topics of a log, as they must be: ``partitions`` of each, as many as the address needs by default. The
-    names of those that were made; one that is there is looked at as at every opening.
-
-    Raises as :func:`open_partitions` and :meth:`Partitions.check`, and Misuse(BAD_SETTING) if Kafka cannot make them
-    so.
-    """
-    parsed = _parse(address)
+    """Create the topics of a log with the required settings; return the names of the new ones. ``partitions`` of each,
+    by default as many as the address needs. Existing topics are checked as at every opening. Raises as
+    :func:`open_partitions` and :meth:`Partitions.check`, and Misuse(BAD_SETTING) if Kafka cannot create them so."""
+    parsed = _parsed(address)
     count = parsed.partition + 1 if partitions is None else partitions
     if count <= parsed.partition:
         raise Misuse(Code.BAD_ARGUMENT, f"{count} partitions: the address names number {parsed.partition}")
@@ -36,7 +30,7 @@ def create_topics(address: str | KafkaAddress, *, partitions: int | None = None,
     return made
 
 
-def _parse(address: str | KafkaAddress) -> KafkaAddress:
+def _parsed(address: str | KafkaAddress) -> KafkaAddress:
     return KafkaAddress.parse(address) if isinstance(address, str) else address
 
 

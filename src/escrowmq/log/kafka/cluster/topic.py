@@ -1,4 +1,4 @@
-"""Rules for the settings of a topic that can be a log."""
+"""Topic settings that a log needs, as rules over the settings reported by Kafka."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from escrowmq.log.kafka.cluster.address import KafkaAddress
 from escrowmq.log.kafka.records import LARGEST_RECORD
 
 _ROOM = 1_000
-"""Bytes that Kafka's framing adds to a record, generously."""
+"""Upper bound for the bytes that Kafka's framing adds to a record."""
 
 
 class Rule(NamedTuple):
-    """One setting of a topic. ``right`` and ``set_to`` are given how many replicas must have a record."""
+    """The rule for one setting of a topic.
+    ``right`` and ``set_to`` get the number of replicas that must have a record."""
 
     setting: str
     right: Callable[[str, int], bool]
     set_to: Callable[[int], str]
     otherwise: str
-    """What happens if it is otherwise."""
+    """The consequence of another value."""
 
 
 def _is(value: str) -> tuple[Callable[[str, int], bool], Callable[[int], str]]:
@@ -35,10 +36,8 @@ RULES = (
     Rule("cleanup.policy", *_is("delete"), "compaction takes records out of the middle of the log"),
     Rule("retention.ms", *_is("-1"), "Kafka deletes the log by its age"),
     Rule("retention.bytes", *_is("-1"), "Kafka deletes the log by its size"),
-    Rule("unclean.leader.election.enable", *_is("false"), "a replica that is behind may become the leader, and drop "
-                                                          "what was acknowledged"),
-    Rule("min.insync.replicas", _at_least, str, "Kafka acknowledges what too few replicas have, and loses it with "
-                                                "them"),
+    Rule("unclean.leader.election.enable", *_is("false"), "a stale replica may lead, and drop acknowledged records"),
+    Rule("min.insync.replicas", _at_least, str, "Kafka acknowledges records on too few replicas, and may lose them"),
     Rule(
         "max.message.bytes",
         lambda found, _: _at_least(found, LARGEST_RECORD + _ROOM),
@@ -49,8 +48,8 @@ RULES = (
 
 
 def settings_for(address: KafkaAddress) -> dict[str, str]:
-    """Return the settings of a right topic. Times are the brokers' own: one of ours whose clock is ahead would have
-    its records refused."""
+    """Return the settings of a suitable topic.
+    Times are the brokers' own: records of a client whose clock is ahead would be rejected."""
     rules = {rule.setting: rule.set_to(address.enough) for rule in RULES}
     return {**rules, "message.timestamp.type": "LogAppendTime"}
 
@@ -58,26 +57,23 @@ def settings_for(address: KafkaAddress) -> dict[str, str]:
 def refuse_wrong(
     address: KafkaAddress, topic: str, found: Mapping[str, str | None], replicas: Mapping[int, int]
 ) -> None:
-    """Misuse(BAD_SETTING) if a topic is not kept as a log must be: every wrong setting, and what to set it to.
-
-    ``found``: its settings as they are in effect. ``replicas``: how many each of its partitions has.
-    """
+    """Raise Misuse(BAD_SETTING), with every wrong setting and its right value, if a topic is not suitable for a log.
+    ``found``: its effective settings. ``replicas``: the replica count of each partition."""
     if address.partition not in replicas:
-        what = f"topic {topic} has {len(replicas)} partitions, and none with the number {address.partition}"
-        raise Misuse(Code.BAD_SETTING, what, "name another partition in the URL, or add partitions to the topic")
+        message = f"topic {topic} has {len(replicas)} partitions, and none with the number {address.partition}"
+        raise Misuse(Code.BAD_SETTING, message, "name another partition in the URL, or add partitions to the topic")
     wrong = [rule for rule in RULES if not rule.right(found.get(rule.setting) or "", address.enough)]
     if wrong:
-        said = "; ".join(f"{rule.setting} is {found.get(rule.setting)}: {rule.otherwise}" for rule in wrong)
+        faults = "; ".join(f"{rule.setting} is {found.get(rule.setting)}: {rule.otherwise}" for rule in wrong)
         change = ",".join(f"{rule.setting}={rule.set_to(address.enough)}" for rule in wrong)
         hint = f"kafka-configs.sh --bootstrap-server {address.servers[0]} --alter --topic {topic} --add-config {change}"
-        raise Misuse(Code.BAD_SETTING, f"topic {topic} would lose the log: {said}", hint)
-    if (there := replicas[address.partition]) < address.replicas:
-        what = (
-            f"partition {address.partition} of topic {topic} has {there} of {address.replicas} replicas: the log is "
-            "lost with them"
+        raise Misuse(Code.BAD_SETTING, f"topic {topic} would lose the log: {faults}", hint)
+    if (actual := replicas[address.partition]) < address.replicas:
+        message = (
+            f"partition {address.partition} of topic {topic} has {actual} of {address.replicas} replicas: "
+            "the log is lost with them"
         )
         hint = (
-            f"give it more with kafka-reassign-partitions.sh; ?replication={there} in the URL says that {there} is "
-            "enough for you"
+            f"add replicas with kafka-reassign-partitions.sh, or accept {actual} with ?replication={actual} in the URL"
         )
-        raise Misuse(Code.BAD_SETTING, what, hint)
+        raise Misuse(Code.BAD_SETTING, message, hint)
