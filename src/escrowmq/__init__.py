@@ -1,4 +1,4 @@
-"""EscrowMQ: a transactional message broker. The public names, grouped; heavy parts load when they are first used."""
+"""Public names of EscrowMQ, a transactional message broker. Heavy modules load on first use."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ __all__ = [  # noqa: RUF022  # grouped, not sorted
     # connect
     "connect",
     "aconnect",
-    # what a bus gives
+    # handles of a bus
     "Bus",
     "Producer",
     "Transaction",

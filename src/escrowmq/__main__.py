@@ -1,4 +1,4 @@
-"""``python -m escrowmq`` is the command ``escrowmq``."""
+"""Entry point of ``python -m escrowmq``: the same as the command ``escrowmq``."""
 
 from escrowmq.cli.main import main
 

@@ -195,7 +195,7 @@ def test_what_makes_no_sense_is_refused_where_it_is_made(bus, shop, t, g):
     for options, said in [
         ({"announce": "later"}, "announce = 'later'"),
         ({"on_failure": "retry"}, "on_failure = 'retry'"),
-        ({"announce": "direct"}, "who sends the keys"),
+        ({"announce": "direct"}, "no sender of the keys"),
         ({"by": producer}, "by= has no use"),
     ]:
         with pytest.raises(mq.Misuse, match=said):

@@ -1,4 +1,4 @@
-"""What a database's error means to whoever called a set store."""
+"""Conversion of database errors into the errors of a set store."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _DAMAGED = {"malformed", "file is not a database"}
 
 
 def is_missing(problem: DBAPIError) -> bool:
-    """Whether a table is not there."""
+    """Decide whether a table is missing."""
     return has_mark(problem, _NO_TABLE)
 
 
 def failure(problem: DBAPIError) -> EscrowError:
-    """The error to raise."""
+    """Return the error to raise."""
     text = in_a_line(problem)
     if is_full(problem):
         return Overloaded(
@@ -46,6 +46,8 @@ def failure(problem: DBAPIError) -> EscrowError:
 
 
 def other_shape(text: str) -> Misuse:
-    """For tables that have the names of ours, and are others."""
-    hint = "tables named escrow_half_set, escrow_commit_set, escrow_set_run, escrow_taken and escrow_set_store are the store's own"
+    """Return the error for tables with the names of this store but other columns."""
+    hint = (
+        "tables named escrow_half_set, escrow_commit_set, escrow_set_run, escrow_taken, escrow_set_store belong to it"
+    )
     return Misuse(Code.BAD_SETTING, f"the set store's tables are of another shape: {text}", hint)

@@ -1,1 +1,1 @@
-"""The kinds of rows on which plans act: how they are chosen, how they stand now, and what is done to a batch of them."""
+"""Kinds of rows for plans: selection, current state, and acts on batches."""
