@@ -1,4 +1,5 @@
-"""The client-broker protocol: the calls of a broker, over a connection (:mod:`escrowmq.wire.frames`), or as function calls when embedded."""
+"""The client-broker protocol: calls of a broker, over a connection (:mod:`escrowmq.wire.frames`) or embedded as
+functions."""
 
 from escrowmq.wire.actions.action import Action, Call
 from escrowmq.wire.exchanges import (
