@@ -1,4 +1,4 @@
-"""Acts as they are told to whoever asks, the same from a broker and from a database; and who acts."""
+"""Renders operator actions for clients (same form from broker and database), and finds the current operator."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from escrowmq.wire.actions.acts import Act, Broken
 
 
 def acting_user() -> str:
-    """Who acts: user and host, as the operating system names them. Nobody verifies it."""
+    """Return user and host from the operating system, unverified."""
     return f"{_user()}@{socket.gethostname()}"
 
 
@@ -27,13 +27,13 @@ def _user() -> str:
 
 
 def results(codes: Sequence[str]) -> dict[str, Any]:
-    """What the record says of an act with a result for each of many things: the code of each, or, of one code, that one alone."""
+    """Return the recorded outcome of an act on many items: the code of each, or only one code if all are equal."""
     kinds = Counter(codes)
     return {"results": dict(kinds)} if len(kinds) < 2 else {"results": dict(kinds), "each": list(codes)}
 
 
-def told(one: Listed) -> Act:
-    """An act with what came of it."""
+def to_act(one: Listed) -> Act:
+    """Convert an act with its outcome."""
     begun, ended = one.begun, one.ended
     act = Act(
         number=begun.number, time_us=begun.at_us, act=begun.act or "", by=begun.by, why=begun.why, what=begun.what,
@@ -44,17 +44,17 @@ def told(one: Listed) -> Act:
     return act
 
 
-def in_words(act: Mapping[str, Any], shortly: Callable[[Mapping[str, Any]], str]) -> str:
-    """What came of an act; ``shortly`` tells of an end that has no results."""
+def describe_outcome(act: Mapping[str, Any], shortly: Callable[[Mapping[str, Any]], str]) -> str:
+    """Describe the outcome of an act; ``shortly`` describes an end without results."""
     ended = act.get("ended")
     if ended is None:
-        return "under way"
+        return "in progress"
     if "refused" in ended:
         return f"refused: {ended['refused']}"
     if "interrupted" in ended:
         found = ended["found"]
         seen = _counts(found["results"]) if isinstance(found, dict) and "results" in found else found
-        return f"the broker ended meanwhile; found: {seen}"
+        return f"the broker stopped meanwhile; found: {seen}"
     return _counts(ended["results"]) if "results" in ended else shortly(ended)
 
 
@@ -62,8 +62,8 @@ def _counts(results: Mapping[str, int]) -> str:
     return ", ".join(f"{count:,} {code}" for code, count in results.items())
 
 
-def told_breaks(breaks: Iterable[Break]) -> list[Broken]:
-    """The places where a chain is broken."""
+def to_broken(breaks: Iterable[Break]) -> list[Broken]:
+    """Convert the places where a chain is broken."""
     broken: list[Broken] = []
     for one in breaks:
         place = Broken(line=one.line, what=one.what)

@@ -73,9 +73,8 @@ class Announced:
     transactions: tuple[TransactionId, ...]
     outcome: Outcome
     """Outcome of the local transaction. COMMIT: the database committed, now or, if ``repeated``, in an earlier send.
-    ROLLBACK: it did not, and never will. UNKNOWN: the commit itself failed (or the local change ended the transaction),
-    so the result is not known here; the half messages stay undecided, and if it did commit, the scheduler finds
-    them."""
+    ROLLBACK: it never will. UNKNOWN: the commit itself failed (or the local change ended the transaction); the half
+    messages stay undecided, and if it did commit, the scheduler finds them."""
     ends: tuple[Code, ...]
     """Result of each end: SENT if it was not waited for, else the broker's response, or why it was not sent."""
     keys: Code = Code.OK
@@ -173,14 +172,12 @@ class Announcing:
         return replace(done, ends=ends, keys=keys)
 
     def resend(self, messages: Messages) -> Announced:
-        """Send messages with committed local changes again under their ids, as a scheduler's ``resend`` does.
-
-        Ends are waited for; nothing is announced. The broker's rules for repeats apply: an undecided half message is
-        the same transaction and is committed; a committed one stays; one outside the broker's ``dedup_window`` is
-        created anew, so consumers must detect repeats by id. Raises Misuse(BAD_ARGUMENT) for a message without an id,
+        """Send messages with committed local changes again under their ids, as a scheduler's ``resend`` does. Ends are
+        waited for; nothing is announced. The broker's rules for repeats apply: an undecided half message is the same
+        transaction and is committed; a committed one stays; one outside the broker's ``dedup_window`` is created anew,
+        so consumers must detect repeats by id. Raises Misuse(BAD_ARGUMENT) for a message without an id,
         Rejected(MESSAGE_ID_TAKEN) for different content under the id, Rejected(CONFLICT) for a rolled back one,
-        Rejected(EXPIRED), Unknown: try again.
-        """
+        Rejected(EXPIRED), Unknown: try again."""
         prepared = self._prepare(messages, only_given=True)
         results = self.producer.end_batch(prepared.transactions, COMMIT).check()
         return Announced(prepared.ids, prepared.transactions, COMMIT, tuple(results), repeated=True)
@@ -206,17 +203,17 @@ class Announcing:
         return True
 
     def commit(self, prepared: Prepared) -> tuple[Code, ...]:
-        """End the transactions after your commit, one way if the producer does so. Returns a code for each; raises
-        none."""
+        """End the transactions after your commit, one way if the producer does so. Returns one code each; never
+        raises."""
         return self._end(prepared, COMMIT)
 
     def rollback(self, prepared: Prepared) -> tuple[Code, ...]:
-        """Roll the transactions back after your change failed. With ids of your own call it before rolling back your
-        session: until then the mark blocks other sends."""
+        """Roll back after your change failed. With own ids call it before rolling back your session, which unlocks the
+        mark."""
         return self._end(prepared, ROLLBACK, "answered" if prepared.given else None)
 
     def announce(self, ids: Iterable[Id]) -> Code:
-        """Announce ids whose change is committed. Returns OK or the failure. With an outbox it uses a separate
+        """Announce ids whose change is committed; return OK or the failure. With an outbox in a separate
         transaction."""
         raw_ids = [message_id(identity) for identity in ids]
         if self._sender is not None:
@@ -252,8 +249,7 @@ class Announcing:
         return Prepared(tuple(ids), tuple(map(TransactionId.from_bytes, transactions)), given)
 
     def _claim(self, session: AnySession, prepared: Prepared) -> bool:
-        """Decide whether no send of these ids has committed before. Other sends of them wait until the session has
-        ended."""
+        """Decide whether no send of these ids has committed. Other sends of them wait until the session has ended."""
         fresh = claim_batch_tx(session, prepared.ids, MARKS_PREFIX + self.keys)
         if not any(fresh):
             return not prepared.ids
@@ -319,8 +315,7 @@ class Announcing:
 
 
 def _find_given_ids(messages: Messages) -> tuple[list[Message] | pa.RecordBatch | pa.Table, Flags]:
-    """Return the messages, and flags for caller-supplied ids. Raises Misuse(BAD_ARGUMENT) for one that joins a
-    transaction."""
+    """Return the messages, and flags for caller-supplied ids. Raises Misuse(BAD_ARGUMENT) for a joining one."""
     if not isinstance(messages, pa.RecordBatch | pa.Table):
         listed = [messages] if isinstance(messages, Message) else list(messages)
         return listed, np.array([getattr(one, "message_id", None) is not None for one in listed], np.bool_)

@@ -72,8 +72,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class CaseDone:
-    """Result of an operator action on one case: OK, NOT_FOUND, or CONFLICT if its current ``state`` does not allow
-    it."""
+    """Result of an operator action on one case: OK, NOT_FOUND, or CONFLICT if its current ``state`` forbids it."""
 
     message_id: bytes
     code: Code
@@ -91,8 +90,8 @@ def list_cases(
     limit: int = 100,
     after: Case | None = None,
 ) -> list[Case]:
-    """Return cases in some states (None: any), of one compensation or of all, ordered by name and id.
-    The next page is ``after`` the last case."""
+    """Return cases in some states (None: any), of one compensation or of all, by name and id; ``after`` selects the
+    page."""
     wanted = sa.select(trans_compensation_case)
     if name is not None:
         wanted = wanted.where(_C.name == name)
@@ -132,14 +131,13 @@ def retry_cases(
 def settle_cases(
     database: Database, name: str, ids: Iterable[str | bytes], *, by: str | None = None, why: str | None = None
 ) -> list[CaseDone]:
-    """Settle cases: the scheduler ignores these ids from now on. The message at the broker stays unchanged.
-    Returns one result per id."""
+    """Settle cases: the scheduler ignores these ids; their messages stay unchanged. Returns one result per id."""
     return _change_states(database, name, ids, by, why, CaseState.SETTLED)
 
 
 def purge_cases(database: Database, older_than: float, name: str | None = None) -> int:
-    """Delete DONE and SETTLED cases unchanged for so many seconds; return their number. Keep settled ids longer than
-    the key topic, so that they cannot reappear."""
+    """Delete DONE and SETTLED cases unchanged for so many seconds; return their number. An id purged before its key
+    topic entry expires can reappear."""
     age = age_of(older_than)
     ended = _C.state.in_([CaseState.DONE.value, CaseState.SETTLED.value])
     with transaction(database, trans_compensation_case) as connection:
@@ -209,8 +207,7 @@ class Cases:
         self._write(reasons, CaseState.CONFLICT)
 
     def record_failures(self, reasons: dict[bytes, str]) -> set[bytes]:
-        """Count a failed try of each. Returns those that are now STUCK and wait for an operator; the others are
-        retried."""
+        """Count a failed try of each. Returns those that are now STUCK (for an operator); the others are retried."""
         return self._write(reasons, CaseState.TRYING)
 
     def record_done(self, ids: Sequence[bytes]) -> None:

@@ -157,8 +157,7 @@ class Effects(Protocol):
     """Applies messages that the scheduler has looked up."""
 
     def apply(self, messages: Sequence[Any]) -> list[bool | Exception]:
-        """Apply each message: True (new effect), False (had it before), or an error: no effect, and a retry may
-        succeed."""
+        """Apply each message: True (new effect), False (had it before), or an error (no effect; retry possible)."""
         ...
 
 
@@ -171,7 +170,7 @@ class DatabaseEffects:
         self._group = group
 
     def apply(self, messages: Sequence[Any]) -> list[bool | Exception]:
-        """Apply all in one transaction; if that fails, one by one. Raises Misuse(NO_TABLES | SCHEMA_VERSION |
+        """Apply all in one transaction, or else one by one. Raises Misuse(NO_TABLES | SCHEMA_VERSION |
         NO_TRANSACTION)."""
         if not messages:
             return []

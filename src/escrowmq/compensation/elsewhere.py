@@ -74,8 +74,8 @@ def of_redis(entries: Iterable[Any]) -> Keys:
 
 
 def of_rabbitmq(messages: Iterable[Any]) -> Keys:
-    """Return keys of ``aio_pika`` messages, or of any objects with ``headers``. RabbitMQ stores no time: the grace time
-    of such an id starts when it is read."""
+    """Return keys of ``aio_pika`` messages, or of objects with ``headers``. RabbitMQ has no time: the reading time is
+    used."""
     found: list[tuple[bytes, int]] = []
     for message in messages:
         _append_key(found, message.headers, _now_us(), "RabbitMQ")

@@ -59,8 +59,7 @@ class Standing:
     reason: str | None
     """Reason of the current or last suspension."""
     changed_us: int
-    """Last change of the row by the database's clock: each scheduler run that could use the store raises
-    ``settled_us``."""
+    """Last change by the database's clock: each scheduler run that could use the store raises ``settled_us``."""
 
     @property
     def suspended(self) -> bool:
@@ -70,8 +69,7 @@ class Standing:
 
 @contextmanager
 def transaction(database: Database, table: sa.Table = trans_compensation) -> Iterator[sa.Connection]:
-    """Open a separate transaction in the business database, on the connection with ``table``. Raises Misuse(NO_TABLES |
-    SCHEMA_VERSION)."""
+    """Open a separate transaction on the connection with ``table``. Raises Misuse(NO_TABLES | SCHEMA_VERSION)."""
     with database.begin() as session, transaction_of(session, table) as connection:
         yield connection
 
@@ -110,8 +108,8 @@ class Journal:
             return found
 
     def suspend(self, reason: str) -> bool:
-        """Suspend the use of the store; an earlier time and reason stay. Returns False if it was suspended or never
-        began."""
+        """Suspend the use of the store, with the first time and reason. Returns False if already suspended, or never
+        begun."""
         with transaction(self.database) as connection:
             now_us = database_now_us(connection)
             values = {
@@ -131,8 +129,8 @@ class Journal:
             return self._compare_and_set(connection, seen, {**values, "version": seen.version + 1})
 
     def raise_settled(self, seen: Standing, settled_us: int) -> bool:
-        """Advance ``settled_us``. Returns False if the row changed since ``seen`` (a suspension, a recovery, another
-        scheduler), or if the time would not increase."""
+        """Advance ``settled_us``. Returns False if the row changed since ``seen``, or if the time would not
+        increase."""
         if seen.suspended or settled_us <= seen.settled_us:
             return False
         with transaction(self.database) as connection:

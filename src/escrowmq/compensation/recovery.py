@@ -27,16 +27,14 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MARGIN = 300.0
-"""Seconds by which reading of marks starts earlier: a mark has the start time of its transaction, and clocks differ.
-A larger value only costs reading."""
+"""Reading of marks starts so many seconds earlier: a mark has the start time of its transaction, and clocks differ."""
 
 _PERMANENT = frozenset({Code.NO_TABLES, Code.SCHEMA_VERSION, Code.NO_TRANSACTION})
 """Errors that are permanent: do not retry."""
 
 
 class Recovery:
-    """Checks whether the store is reliable, and recovers it. Any process of a compensation may do so, also
-    concurrently."""
+    """Checks whether the store is reliable, and recovers it. Several processes may do so concurrently."""
 
     def __init__(self, journal: Journal, sets: SetStore, feed: KeyFeed, group: str, margin: float = MARGIN) -> None:
         self._journal = journal

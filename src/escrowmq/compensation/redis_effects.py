@@ -76,7 +76,7 @@ class RedisEffects:
         return effects
 
     def apply(self, messages: Sequence[Any]) -> list[bool | Exception]:
-        """See :class:`escrowmq.compensation.effects.Effects`: True (new effect), False (had it before) or the error of
+        """See :class:`escrowmq.compensation.effects.Effects`: True (new effect), False (had it before) or an error
         each."""
         results: list[bool | Exception] = []
         for at in range(0, len(messages), TOGETHER):

@@ -199,8 +199,7 @@ class Scheduler:
         return report
 
     def close(self) -> None:
-        """Stop :meth:`run` after the current ids and release its threads; the set store and the bus stay open.
-        Idempotent."""
+        """Stop :meth:`run` after the current ids and release threads; set store and bus stay open. Idempotent."""
         self._stop.set()
         with self._running:
             self._closed = True
@@ -274,8 +273,7 @@ class Scheduler:
     # Processing of ids
 
     def _process(self, ids: Sequence[bytes], counts: Counter[str]) -> list[bytes]:
-        """Look up and repair ids. Returns those that may be settled in the store: repaired, or a case for an
-        operator."""
+        """Look up and repair ids. Returns those to settle in the store: repaired, or a case for an operator."""
         by_person = self._cases.find_settled(ids)
         findings = self._lookups.find([identity for identity in ids if identity not in by_person])
         wanted = [one for one in findings if self._is_for_remedy(one)]

@@ -77,8 +77,7 @@ class Statistics:
     cases: int = 0
     """Cases waiting for an operator after the last run."""
     settled_age: float = 0.0
-    """Seconds between the brokers' clock and ``settled_us`` after the last run: the range of keys that a recovery
-    reads."""
+    """Seconds between the brokers' clock and ``settled_us`` after the last run: the range of keys to recover."""
     idle: float = 0.0
     """Seconds since the last completed run; 0 if there was none."""
 
@@ -147,8 +146,7 @@ METRICS: dict[str, tuple[str, str]] = {
     "settled_age": ("gauge", "seconds back to which a recovery reads the keys"),
     "idle": ("gauge", "seconds since a run came to its end"),
 }
-"""Kind and meaning by name of a :class:`Statistics` number, exported as ``escrowmq_compensation_NAME`` (times in
-seconds)."""
+"""Kind and meaning by name of a :class:`Statistics` number; exported as ``escrowmq_compensation_NAME``, in seconds."""
 
 
 def metric_name(number: str) -> str:
@@ -158,8 +156,7 @@ def metric_name(number: str) -> str:
 
 
 def collector(name: str, statistics: Callable[[], Statistics]) -> Any:
-    """Return a ``prometheus_client`` collector, with the label ``name``; use it by
-    ``registry.register(collector(...))``."""
+    """Return a ``prometheus_client`` collector, with the label ``name``, for ``registry.register(collector(...))``."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
     from prometheus_client.registry import Collector
 

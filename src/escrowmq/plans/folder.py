@@ -39,8 +39,7 @@ _ID = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{6}")
 
 
 def default_folder() -> Path:
-    """Return ``ESCROWMQ_PLANS``, else ``escrowmq/plans`` in the user's state directory (XDG Base Directory
-    Specification)."""
+    """Return ``ESCROWMQ_PLANS``, else ``escrowmq/plans`` in the user's XDG state directory."""
     if given := os.environ.get(VARIABLE):
         return Path(given)
     state = Path(os.environ.get("XDG_STATE_HOME", ""))
@@ -89,7 +88,7 @@ class Plans:
         return made
 
     def get(self, id: str) -> Plan:
-        """Return one plan with its progress; ``id`` may be shortened to a unique prefix. Raises Rejected(NOT_FOUND),
+        """Return a plan with its progress; ``id`` may be a unique prefix. Raises Rejected(NOT_FOUND),
         Corrupt(DAMAGED)."""
         disk = self._disk(id)
         made = plan.read(disk, disk.folder.name)

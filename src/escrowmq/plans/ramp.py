@@ -15,8 +15,7 @@ PAUSE = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Ramp:
-    """Steps of a run: it pauses for ``pause`` seconds after each of ``shares`` percent of the set. The last share is
-    100."""
+    """Steps of a run: it pauses for ``pause`` seconds after each of ``shares`` percent of the set; the last is 100."""
 
     shares: tuple[float, ...] = SHARES
     pause: float = PAUSE
@@ -101,8 +100,7 @@ class Pace:
         return rows if self._rate is None else max(1, min(rows, int(self._rate)))
 
     def wait_for(self, rows: int) -> bool:
-        """Wait for the time of these rows at the rate, less the time that has passed. Returns True if the run should
-        stop."""
+        """Wait for the time of these rows at the rate, less the elapsed time. Returns True if the run should stop."""
         if self._rate is None:
             return self._wait(0.0)
         self._free_at = max(self._free_at, self._now() - 1.0) + rows / self._rate

@@ -1,4 +1,4 @@
-"""The extras of this project: which package comes with which, and the error where one is missing."""
+"""Extras of this project: the packages of each, and the error for a missing one."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ EXTRAS = {
     "sqlalchemy": "outbox",
     "uvicorn": "http",
 }
-"""The extra with which a package comes, by the name under which it is imported."""
+"""Extra of each package, by import name."""
 LAB = frozenset({"escrowmq_lab", "greenlet"})
 """Packages of the distribution ``escrowmq-lab`` in this repository."""
 
 
 def missing_package(package: str, who: str, extra: str | None = None) -> Misuse:
-    """Return the error of what needs a package that is not installed; its hint is the command that installs it.
+    """Return the error for a missing package; its hint is the command that installs it.
 
-    ``extra``: which one to install, if not that of the package.
+    ``extra``: the extra to install, if not that of the package.
     """
     name = package.partition(".")[0]
     wanted = f"escrowmq[{extra or EXTRAS[name]}]" if name not in LAB else "escrowmq-lab"
@@ -42,11 +42,10 @@ def missing_package(package: str, who: str, extra: str | None = None) -> Misuse:
 
 
 def from_extra(package: str, modules: Mapping[str, str], *, needs: Mapping[str, str], who: str) -> Callable[[str], Any]:
-    """The ``__getattr__`` of ``package``: each name of ``modules`` from the module named there, which is the value itself if its last part is the name.
-
-    ``needs``: packages that are imported, and the extra that each comes with. The function raises AttributeError for other names, and
-    Misuse(MISSING_PACKAGE), "``who`` needs ...", where one of these packages is not installed; ``{name}`` in ``who`` is the name that was asked for.
-    """
+    """Return the ``__getattr__`` of ``package``: it loads each name of ``modules`` from the given module. If the last
+    part of the module is the name, the module itself is the value. ``needs``: imported packages, and the extra of each.
+    The function raises AttributeError for other names, and Misuse(MISSING_PACKAGE), "``who`` needs ...", if one of
+    these packages is missing; ``{name}`` in ``who`` is the requested name."""
 
     def get(name: str) -> Any:
         if name not in modules:

@@ -1,4 +1,4 @@
-"""Random numbers that are nobody else's: by which objects of clients are told apart, and by which pauses are spread."""
+"""Unique random numbers to identify client objects, and to spread pauses."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ _TWO = struct.Struct("<II")
 
 
 def own_number() -> int:
-    """A random number of 62 bits that no other object has. From the system, not from ``random``: programs that begin alike with
-    ``random.seed`` would have the same numbers."""
+    """Return a unique random number of 62 bits. It comes from the system, not from ``random``: programs that start with
+    the same ``random.seed`` would have the same numbers."""
     return int.from_bytes(os.urandom(8), "big") >> 2
 
 
 def fraction() -> float:
-    """A random number, 0 <= it < 1, of 53 bits. From the system, too: a thread that waits must not move on the numbers of ``random`` that the
-    program around it may have begun with a seed. (Hypothesis notices that, and fails the test that runs beside such a thread.)"""
+    """Return a random number of 53 bits in [0, 1), from the system: a waiting thread must not consume numbers of
+    ``random``, which the program may have seeded (Hypothesis detects that, and fails a concurrent test)."""
     high, low = _TWO.unpack(os.urandom(_TWO.size))
     return float(((high >> 5) * (1 << 26) + (low >> 6)) / (1 << 53))

@@ -1,4 +1,4 @@
-"""Moments and durations as people read them."""
+"""Times and durations in readable form."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from datetime import UTC, datetime
 
 
 def moment(time_us: int | None) -> str | None:
-    """Microseconds since 1970 → local date and time to the millisecond; None for 0, which stands for none."""
+    """Convert microseconds since 1970 to local date and time with milliseconds; None for 0, which means "none"."""
     if not time_us:
         return None
     return datetime.fromtimestamp(time_us / 1e6, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
 
 
 def duration(seconds: float) -> str:
-    """``0.25`` → ``250 ms``, ``90`` → ``1 min 30 s``, ``7200`` → ``2 h``; the two largest units."""
+    """Format ``0.25`` as ``250 ms``, ``90`` as ``1 min 30 s``, ``7200`` as ``2 h``: the two largest units."""
     if seconds < 1:
         return f"{seconds * 1000:.3g} ms"
     whole = int(seconds)

@@ -1,5 +1,4 @@
-"""The client-broker protocol: calls of a broker, over a connection (:mod:`escrowmq.wire.frames`) or embedded as
-functions."""
+"""The client-broker protocol: calls of a broker, over a connection (:mod:`escrowmq.wire.frames`) or embedded."""
 
 from escrowmq.wire.actions.action import Action, Call
 from escrowmq.wire.exchanges import (

@@ -25,7 +25,7 @@ import pyarrow as pa
 from escrowmq import schemas
 from escrowmq.errors import Code, EscrowError, Unknown
 from escrowmq.message.columns import outgoing_batch
-from escrowmq.message.ids import filled
+from escrowmq.message.ids import fill_ids
 from escrowmq.wire.exchanges import Exchange, ExchangeOptions
 
 PARCEL_ROWS = 256
@@ -47,8 +47,7 @@ class Parcel:
     rows: Sequence[Row]
     options: ExchangeOptions
     first_id: tuple[int, int] = (0, 0)
-    """SEND and PREPARE: instance and sequence of the message id of the first row without an own id; later ones count
-    on."""
+    """SEND and PREPARE: instance and sequence of the first message id to assign; later rows without an id count on."""
     memo: Any = field(default=None, repr=False)
     """Cache of the transport, such as the encoded bytes."""
 
@@ -59,11 +58,10 @@ def batch_of(parcel: Parcel) -> pa.RecordBatch:
 
 
 def merged_batch(kind: Exchange, parts: Sequence[tuple[Sequence[Row], tuple[int, int]]]) -> pa.RecordBatch:
-    """Return the rows of several parcels of one kind, each with its ``first_id``, as one batch of schema
-    ``REQUEST[kind]``."""
+    """Return the rows of parcels of one kind, each with its ``first_id``, as a batch of schema ``REQUEST[kind]``."""
     all_rows = parts[0][0] if len(parts) == 1 else [row for rows, _ in parts for row in rows]
     if kind in (Exchange.SEND, Exchange.PREPARE):
-        return outgoing_batch(all_rows, b"".join(filled([row[5] for row in rows], *first) for rows, first in parts))
+        return outgoing_batch(all_rows, b"".join(fill_ids([row[5] for row in rows], *first) for rows, first in parts))
     schema = schemas.ENDING if kind is Exchange.END else schemas.SETTLING
     columns = zip(*all_rows, strict=True)
     arrays = [pa.array(column, type_) for column, type_ in zip(columns, schema.types, strict=True)]

@@ -68,8 +68,8 @@ class SetStore(Protocol):
         ...
 
     def epoch(self) -> str:
-        """Return a value of at most 127 characters that stays equal while no recorded entry can have been lost. The
-        first call on a store creates it."""
+        """Return a text (at most 127 characters) that stays equal while no entry can have been lost; created by the
+        first call."""
         ...
 
     def add_halves(self, ids: Sequence[bytes], announced_us: Sequence[int]) -> None:
@@ -89,8 +89,8 @@ class SetStore(Protocol):
         ...
 
     def adopt(self, lease: float, limit: int) -> Run | None:
-        """Return a run with an expired lease, now leased to the caller, with at most ``limit`` of its ids; None if
-        there is none."""
+        """Return a run with an expired lease, now leased to the caller, and at most ``limit`` of its ids; None without
+        one."""
         ...
 
     def left(self, run: str, limit: int) -> tuple[bytes, ...]:

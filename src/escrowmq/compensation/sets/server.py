@@ -37,9 +37,8 @@ class RedisServer:
     """Connections to one Redis. Thread-safe: each exchange uses a separate connection."""
 
     def __init__(self, url: str, *, timeout: float, durability: str) -> None:
-        """Store the settings; does not connect yet. ``timeout``: seconds per response. ``durability``: minimum
-        durability of the server, see :data:`escrowmq.outbox.targets.redis.DURABILITY`. Raises Misuse (BAD_URL,
-        BAD_ARGUMENT)."""
+        """Store the settings without connecting. ``timeout``: seconds per response. ``durability``: minimum of the
+        server, see :data:`escrowmq.outbox.targets.redis.DURABILITY`. Raises Misuse (BAD_URL, BAD_ARGUMENT)."""
         if durability not in DURABILITY:
             raise Misuse(Code.BAD_ARGUMENT, f"durability {durability!r}", f"one of {', '.join(DURABILITY)}")
         try:
@@ -91,8 +90,8 @@ class RedisServer:
 
     def check(self, link: Link) -> dict[str, str]:
         """Check the server and return its INFO fields; done for every new connection. Raises Misuse(BAD_SETTING) if the
-        server does not keep its data, and Overloaded(QUEUE_FULL) for a replica: data written to it is lost when its
-        primary is reachable again."""
+        server does not keep its data, Overloaded(QUEUE_FULL) for a replica, which loses data when its primary
+        returns."""
         [raw] = link.execute(("INFO",))
         pairs = [line.partition(":") for line in raw.decode(errors="replace").splitlines() if ":" in line]
         info = {name: value.strip() for name, _, value in pairs}

@@ -81,8 +81,7 @@ class SqlSets:
         return "when a call returns, its transaction is durable as the database's settings have it"
 
     def epoch(self) -> str:
-        """See the interface. The epoch is a token generated with the store's row, and the result of
-        :func:`.durability.state_of`."""
+        """See the interface. A token generated with the store's row, and the result of :func:`.durability.state_of`."""
         return self._transact(self._epoch)
 
     def add_halves(self, ids: Sequence[bytes], announced_us: Sequence[int]) -> None:
@@ -179,8 +178,8 @@ class SqlSets:
     # One transaction each
 
     def _transact(self, work: Callable[[sa.Connection], _T]) -> _T:
-        """Run ``work`` in a transaction, again if the database undid it because of others. Raises the errors of the
-        interface."""
+        """Run ``work`` in a transaction, again if the database undid it because of others. Raises as the interface
+        states."""
         if self._closed:
             raise Misuse(Code.BAD_ARGUMENT, "the set store is closed")
         if self._own and self._process != os.getpid():

@@ -55,8 +55,8 @@ Engine: TypeAlias = Any
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """One table. ``page(engine, state, group, after)`` returns rows in table order after row ``after``; ``state`` None:
-    any."""
+    """One table. ``page(engine, state, group, after)`` returns rows in table order after row ``after``; ``state`` may
+    be None."""
 
     states: tuple[str, ...]
     """Selectable states; the first is the default."""
@@ -160,8 +160,7 @@ class DatabaseRows:
     # Preview
 
     def preview(self, rows: pa.RecordBatch) -> Outcomes:
-        """Predict the outcomes. ALREADY: no longer there. CHANGED: its state changed. CONFLICT: its state does not
-        allow the act."""
+        """Predict the outcomes. ALREADY: no longer there. CHANGED: other state. CONFLICT: act not allowed."""
         now = self._read_current(rows)
         outcomes = all_of(Outcome.ALREADY, rows.num_rows)
         ids, guards = rows.column("id").to_pylist(), rows.column("guard").to_pylist()

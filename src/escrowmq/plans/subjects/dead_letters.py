@@ -136,8 +136,7 @@ class DeadLetters:
     # Preview
 
     def preview(self, rows: pa.RecordBatch) -> Outcomes:
-        """Predict the outcomes. ALREADY: no longer dead. CHANGED: died again. DAMAGED: its message cannot be delivered
-        again."""
+        """Predict the outcomes. ALREADY: no longer dead. CHANGED: died again. DAMAGED: cannot be delivered again."""
         columns = [rows.column(name).to_pylist() for name in _SHOWN]
         places = list(zip(*columns[:3], strict=True))
         found = self._list_at(shard_of(rows), places)

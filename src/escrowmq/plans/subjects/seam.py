@@ -56,16 +56,13 @@ class Subject(Protocol):
         ...
 
     def do(self, rows: pa.RecordBatch, why: str) -> Outcomes:
-        """Apply the act to a batch, as one recorded act. Raises NOT_APPLIED errors if certainly nothing was done,
-        others if unknown."""
+        """Apply the act to a batch, as one recorded act. Raises NOT_APPLIED errors if nothing was done, else it is
+        unknown."""
         ...
 
     def find_outcomes(self, rows: pa.RecordBatch, token: str, marks: Mapping[str, int]) -> Outcomes:
-        """Return the recorded outcomes of a batch whose ``why`` began with ``token``; NONE for rows that certainly were
-        not done.
-
-        Raises Unknown while that cannot be determined.
-        """
+        """Return the recorded outcomes of a batch whose ``why`` began with ``token``; NONE for rows certainly not done.
+        Raises Unknown while that cannot be determined."""
         ...
 
     def count_failed_again(self, rows: pa.RecordBatch) -> int:

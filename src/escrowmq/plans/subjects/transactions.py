@@ -107,8 +107,8 @@ class Transactions:
     # Preview
 
     def preview(self, rows: pa.RecordBatch) -> Outcomes:
-        """Predict the outcomes. ALREADY: decided the same way (recheck: either way). CONFLICT: the other way. GONE:
-        expired, removed."""
+        """Predict the outcomes. ALREADY: decided the same way, or for a recheck either way. CONFLICT: the other. GONE:
+        removed."""
         ids = rows.column("id").to_pylist()
         left = {identity: row for row, identity in enumerate(ids)}
         outcomes = all_of(Outcome.GONE, rows.num_rows)

@@ -20,7 +20,8 @@ initiates. The port is 7700 unless another is given; with TLS (1.2 or newer) the
 
 | kind | name | head | body |
 | --- | --- | --- | --- |
-| `0x01` | HELLO | `["EscrowMQ" as bin, 2, 1, null]`: version of the format, version of the protocol, credential (not accepted yet) | |
+| `0x01` | HELLO | `["EscrowMQ" as bin, 2, 1, null]`: version of the format, version of the protocol, credential (not \
+accepted yet) | |
 | `0x02` | SEND | | msgpack `[options, rows, [instance, sequence]]` |
 | `0x03` | PREPARE | | the same |
 | `0x04` | END | | msgpack `[options, rows]` |
@@ -39,10 +40,12 @@ initiates. The port is 7700 unless another is given; with TLS (1.2 or newer) the
 
 | kind | name | head | body |
 | --- | --- | --- | --- |
-| `0x81` | WELCOME | `[format, protocol, version, max_request_bytes, max_requests, max_answer_bytes]` | the answer to the action `hello` in JSON |
+| `0x81` | WELCOME | `[format, protocol, version, max_request_bytes, max_requests, max_answer_bytes]` | the answer to \
+the action `hello` in JSON |
 | `0x82` | ROWS | | the answer to SEND and PREPARE: msgpack `[row, ...]` |
 | `0x83` | CODES | | the answer to END and SETTLE: one byte a row |
-| `0x84` | BATCH | of the first of several parts: bytes of the whole message (u64) | the answer to RECEIVE and COLUMNS: a batch, or a part of it |
+| `0x84` | BATCH | of the first of several parts: bytes of the whole message (u64) | the answer to RECEIVE and \
+COLUMNS: a batch, or a part of it |
 | `0x85` | WITHDRAWN | | ; the receive was withdrawn, and nothing was leased for it |
 | `0x86` | ERROR | | msgpack `[code, message, hint, retry_after]`; `retry_after` is seconds or null |
 | `0x87` | RESULT | | the answer to ACTION in JSON |
@@ -63,7 +66,8 @@ below.
 
 | rows of | values |
 | --- | --- |
-| SEND, PREPARE | topic, body, key or null, tag or null, properties (`[[name, value], ...]`) or null, message id or null, queue (-1: the broker chooses), born_us, delay_us, immunity_us, transaction to join or null |
+| SEND, PREPARE | topic, body, key or null, tag or null, properties (`[[name, value], ...]`) or null, message id or \
+null, queue (-1: the broker chooses), born_us, delay_us, immunity_us, transaction to join or null |
 | END | transaction, outcome (0 unknown, 1 commit, 2 rollback) |
 | SETTLE | lease, start, count, act (0 ack, 1 nack, 2 extend, 3 release), delay_us, cause or null |
 | ROWS | code, position, queue, offset, transaction or null |
@@ -103,7 +107,7 @@ big-endian.
 
 ``tests/wire/frames.txt`` has one frame of each kind in bytes. ``examples/protocol/main.go`` is a client in Go: a
 transaction with check-back, a receive, an acknowledgement.
-"""  # noqa: E501 - rows of Markdown tables
+"""
 
 from escrowmq.wire.frames.answers import (
     Welcome,
