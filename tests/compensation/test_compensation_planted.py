@@ -158,7 +158,7 @@ def keys_acknowledged_before_they_are_recorded(patch: pytest.MonkeyPatch) -> Non
             return len(batch)
         return 0
 
-    patch.setattr(HalfSetConsumer, "_consume_batch", some)
+    patch.setattr(HalfSetConsumer, "_receive", some)
 
 
 def entries_before_their_effect(patch: pytest.MonkeyPatch) -> None:

@@ -385,7 +385,7 @@ def test_keys_of_another_broker(world: Make) -> None:
     with blind as scheduler:
         for _ in range(2):
             report = scheduler.run_once()
-            assert "nothing was given that reads the keys again" in report.suspended
+            assert "no function was given that reads the keys again" in report.suspended
     assert not half.ready()
     assert half.problem.code is mq.Code.BAD_SETTING
     with pytest.raises(mq.Overloaded, match="suspended"):

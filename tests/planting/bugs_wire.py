@@ -32,16 +32,16 @@ def swap_key_and_tag(plant: Plant) -> None:
 
 @bug("wire", FRAMES + "test_an_impossible_length_is_refused_before_its_bytes_come[4194301]", "DID NOT RAISE")
 def allow_a_byte_more_than_the_limit(plant: Plant) -> None:
-    real = Assembler._checked
+    real = Assembler._check_length
 
-    @plant.instead(Assembler, "_checked")
+    @plant.instead(Assembler, "_check_length")
     def checked(self: Any, length: int, head: int) -> int:
         return real(self, length - 1, head) + 1
 
 
 @bug("wire", FRAMES + "test_an_impossible_length_is_refused_before_its_bytes_come[8]", "DID NOT RAISE")
 def believe_a_length_without_a_header(plant: Plant) -> None:
-    @plant.instead(Assembler, "_checked")
+    @plant.instead(Assembler, "_check_length")
     def checked(self: Any, length: int, head: int) -> int:
         if length + 4 > self.most:
             raise error(Code.BATCH_TOO_LARGE)
@@ -78,8 +78,8 @@ def join_parts_without_counting_them(plant: Plant) -> None:
 
     @plant.instead(frames.Gatherer, "add")
     def add(self: Any, came: Any) -> Any:
-        if not came.flags & frames.MORE and came.number in self._under_way:
-            return self._under_way.pop(came.number)[0]
+        if not came.flags & frames.MORE and came.number in self._in_progress:
+            return self._in_progress.pop(came.number)[0]
         return real(self, came)
 
 

@@ -33,8 +33,7 @@ MOST_TEXT = 1000
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One line: the start of an act (``act``, ``by``, ``why``, ``what``), the end of the act ``of`` (``ended``), or
-    both."""
+    """One line: start of an act (``act``, ``by``, ``why``, ``what``), end of the act ``of`` (``ended``), or both."""
 
     number: int
     at_us: int

@@ -261,8 +261,7 @@ class Journal:
         return next(self._lines(begin), b"")
 
     def _lines(self, begin: int, end: int = 1 << 62) -> Iterator[bytes]:
-        """Yield complete lines between two positions, without newlines. Raises Overloaded or Corrupt if the disk
-        fails."""
+        """Yield complete lines between two positions, without newlines. Raises the errors of a failed disk."""
         rest, size = b"", _LINE_BYTES if begin else _PIECE
         try:
             with closing(self._disk.open(NAME)) as file:

@@ -174,7 +174,7 @@ class Announcing:
     def resend(self, messages: Messages) -> Announced:
         """Send messages with committed local changes again under their ids, as a scheduler's ``resend`` does. Ends are
         waited for; nothing is announced. The broker's rules for repeats apply: an undecided half message is the same
-        transaction and is committed; a committed one stays; one outside the broker's ``dedup_window`` is created anew,
+        transaction and is committed; a committed one stays; one outside the broker's ``dedup_window`` is created again,
         so consumers must detect repeats by id. Raises Misuse(BAD_ARGUMENT) for a message without an id,
         Rejected(MESSAGE_ID_TAKEN) for different content under the id, Rejected(CONFLICT) for a rolled back one,
         Rejected(EXPIRED), Unknown: try again."""
@@ -203,18 +203,16 @@ class Announcing:
         return True
 
     def commit(self, prepared: Prepared) -> tuple[Code, ...]:
-        """End the transactions after your commit, one way if the producer does so. Returns one code each; never
-        raises."""
+        """End the transactions after your commit, one way if the producer does so. Returns one code each."""
         return self._end(prepared, COMMIT)
 
     def rollback(self, prepared: Prepared) -> tuple[Code, ...]:
-        """Roll back after your change failed. With own ids call it before rolling back your session, which unlocks the
-        mark."""
+        """Roll back after your change failed. With own ids call it before your session's rollback unlocks the mark."""
         return self._end(prepared, ROLLBACK, "answered" if prepared.given else None)
 
     def announce(self, ids: Iterable[Id]) -> Code:
-        """Announce ids whose change is committed; return OK or the failure. With an outbox in a separate
-        transaction."""
+        """Announce ids whose change is committed (with an outbox in a separate transaction); return OK or the
+        failure."""
         raw_ids = [message_id(identity) for identity in ids]
         if self._sender is not None:
             batch = self._intake(self._make_key_messages(raw_ids))

@@ -90,8 +90,7 @@ def list_cases(
     limit: int = 100,
     after: Case | None = None,
 ) -> list[Case]:
-    """Return cases in some states (None: any), of one compensation or of all, by name and id; ``after`` selects the
-    page."""
+    """Return cases in some states (None: any), of one compensation or of all, by name and id, from ``after`` on."""
     wanted = sa.select(trans_compensation_case)
     if name is not None:
         wanted = wanted.where(_C.name == name)
@@ -136,8 +135,8 @@ def settle_cases(
 
 
 def purge_cases(database: Database, older_than: float, name: str | None = None) -> int:
-    """Delete DONE and SETTLED cases unchanged for so many seconds; return their number. An id purged before its key
-    topic entry expires can reappear."""
+    """Delete DONE and SETTLED cases unchanged for ``older_than`` seconds; return their number.
+    Keep settled ones longer than the key topic, because a purged id could reappear."""
     age = age_of(older_than)
     ended = _C.state.in_([CaseState.DONE.value, CaseState.SETTLED.value])
     with transaction(database, trans_compensation_case) as connection:
@@ -153,9 +152,7 @@ def _change_states(
     """Set each case that allows it to state ``to``, and record the operator action."""
 
     def change(connection: sa.Connection, part: list[bytes]) -> dict[bytes, Done]:
-        found = {
-            bytes(row.message_id): CaseState(row.state) for row in _select_rows(connection, name, part, locked=True)
-        }
+        found = {bytes(row.message_id): CaseState(row.state) for row in _find_rows(connection, name, part, locked=True)}
         may = [identity for identity, state in found.items() if state in ALLOWED[to]]
         values = {"state": to.value, "changed_us": database_now_us(connection)}
         values |= {"attempts": 0} if to is CaseState.RETRY else {}
@@ -193,7 +190,7 @@ class Cases:
     def find_settled(self, ids: Sequence[bytes]) -> set[bytes]:
         """Return the ids that an operator has settled."""
         with transaction(self._database, trans_compensation_case) as connection:
-            rows = _select_rows(connection, self._name, ids)
+            rows = _find_rows(connection, self._name, ids)
             return {bytes(row.message_id) for row in rows if row.state == CaseState.SETTLED}
 
     def find_to_retry(self, limit: int) -> list[bytes]:
@@ -213,7 +210,7 @@ class Cases:
     def record_done(self, ids: Sequence[bytes]) -> None:
         """Record completion: delete cases without operator actions, keep the others as DONE."""
         with transaction(self._database, trans_compensation_case) as connection:
-            for row in _select_rows(connection, self._name, ids):
+            for row in _find_rows(connection, self._name, ids):
                 mine = _is_case(self._name, bytes(row.message_id)), _C.state == row.state
                 if row.state == CaseState.TRYING and row.notes is None:
                     connection.execute(sa.delete(trans_compensation_case).where(*mine))
@@ -231,7 +228,7 @@ class Cases:
             first = {"name": self._name, "state": CaseState.TRYING.value, "attempts": 0, "first_us": now_us}
             rows = [{**first, "message_id": i, "changed_us": now_us, "reason": ""} for i in sorted(reasons)]
             connection.execute(insert_if_absent(connection.dialect.name, trans_compensation_case), rows)
-            for row in _select_rows(connection, self._name, sorted(reasons), locked=True):
+            for row in _find_rows(connection, self._name, sorted(reasons), locked=True):
                 identity, state = bytes(row.message_id), CaseState(row.state)
                 if state is CaseState.SETTLED:
                     waiting.add(identity)
@@ -261,7 +258,7 @@ def _is_case(name: str, identity: bytes) -> sa.ColumnElement[bool]:
     return sa.and_(_C.name == name, _C.message_id == identity)
 
 
-def _select_rows(connection: sa.Connection, name: str, ids: Sequence[bytes], *, locked: bool = False) -> list[Any]:
+def _find_rows(connection: sa.Connection, name: str, ids: Sequence[bytes], *, locked: bool = False) -> list[Any]:
     rows: list[Any] = []
     for at in range(0, len(ids), PIECE):
         some = sa.select(trans_compensation_case).where(_C.name == name, _C.message_id.in_(ids[at : at + PIECE]))

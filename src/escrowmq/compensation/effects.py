@@ -170,8 +170,7 @@ class DatabaseEffects:
         self._group = group
 
     def apply(self, messages: Sequence[Any]) -> list[bool | Exception]:
-        """Apply all in one transaction, or else one by one. Raises Misuse(NO_TABLES | SCHEMA_VERSION |
-        NO_TRANSACTION)."""
+        """Apply all in one transaction, else one by one. Raises Misuse(NO_TABLES | SCHEMA_VERSION | NO_TRANSACTION)."""
         if not messages:
             return []
         try:

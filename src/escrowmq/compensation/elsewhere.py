@@ -74,8 +74,8 @@ def of_redis(entries: Iterable[Any]) -> Keys:
 
 
 def of_rabbitmq(messages: Iterable[Any]) -> Keys:
-    """Return keys of ``aio_pika`` messages, or of objects with ``headers``. RabbitMQ has no time: the reading time is
-    used."""
+    """Return keys of ``aio_pika`` messages, or of objects with ``headers``. The time is that of reading: RabbitMQ has
+    none."""
     found: list[tuple[bytes, int]] = []
     for message in messages:
         _append_key(found, message.headers, _now_us(), "RabbitMQ")
@@ -194,13 +194,8 @@ def kafka_again(config: Mapping[str, Any], topic: str) -> Callable[[int], Iterat
     def read(since_us: int) -> Iterator[Keys]:
         import confluent_kafka as kafka
 
-        settings = {
-            "group.id": "escrowmq-read-again",
-            "enable.auto.commit": False,
-            **config,
-            "enable.partition.eof": True,
-        }
-        consumer = kafka.Consumer(settings)
+        conf = {"group.id": "escrowmq-read-again", "enable.auto.commit": False, **config, "enable.partition.eof": True}
+        consumer = kafka.Consumer(conf)
         try:
             metadata = consumer.list_topics(topic, timeout=30).topics[topic]
             if metadata.error is not None:

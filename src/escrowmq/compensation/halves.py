@@ -118,11 +118,9 @@ class HalfSetConsumer:
                     with self._bus.consumer(self.group, self._topic, max_attempts=NEVER_DEAD) as consumer:
                         backoff.worked()
                         while not stopping.is_set() and not _is_idle(last, idle_timeout):
-                            recorded = self._consume_batch(
-                                consumer, POLL if idle_timeout is None else min(POLL, idle_timeout)
-                            )
-                            if recorded:
-                                count, last = count + recorded, time.monotonic()
+                            keys = self._receive(consumer, POLL if idle_timeout is None else min(POLL, idle_timeout))
+                            if keys:
+                                count, last = count + keys, time.monotonic()
                     continue
             except EscrowError as problem:
                 if not _is_temporary(problem):
@@ -134,7 +132,7 @@ class HalfSetConsumer:
                 stopping.wait(min(backoff.failed(), POLL if idle_timeout is None else min(POLL, idle_timeout)))
         return count
 
-    def _consume_batch(self, consumer: Consumer, wait: float) -> int:
+    def _receive(self, consumer: Consumer, wait: float) -> int:
         """Record one batch of keys if it arrives within ``wait`` seconds; return their number."""
         for batch in consumer.batches(self._max, idle_timeout=wait):
             try:

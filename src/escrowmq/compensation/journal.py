@@ -83,7 +83,7 @@ class Journal:
         check_name(name, Code.BAD_GROUP_NAME)
         self.database = database
         self.name = name
-        self._is_own_row = _ROW.name == name
+        self._own_row = _ROW.name == name
 
     def read(self) -> Standing | None:
         """Return the row; None if this compensation never began."""
@@ -101,24 +101,18 @@ class Journal:
             if found is None:
                 now_us = database_now_us(connection)
                 row = {"name": self.name, "version": 1, "epoch": epoch, "settled_us": 0, "changed_us": now_us}
-                row |= {"suspended_us": now_us if epoch is None else None, "reason": _truncate(reason)}
+                row |= {"suspended_us": now_us if epoch is None else None, "reason": _cut(reason)}
                 connection.execute(insert_if_absent(connection.dialect.name, trans_compensation), [row])
                 found = self._read(connection)
                 assert found is not None
             return found
 
     def suspend(self, reason: str) -> bool:
-        """Suspend the use of the store, with the first time and reason. Returns False if already suspended, or never
-        begun."""
+        """Suspend the use of the store, with the first time and reason. Returns False if suspended or never begun."""
         with transaction(self.database) as connection:
             now_us = database_now_us(connection)
-            values = {
-                "suspended_us": now_us,
-                "reason": _truncate(reason),
-                "changed_us": now_us,
-                "version": _ROW.version + 1,
-            }
-            change = sa.update(trans_compensation).where(self._is_own_row, _ROW.suspended_us.is_(None)).values(values)
+            values = {"suspended_us": now_us, "reason": _cut(reason), "changed_us": now_us, "version": _ROW.version + 1}
+            change = sa.update(trans_compensation).where(self._own_row, _ROW.suspended_us.is_(None)).values(values)
             return connection.execute(change).rowcount == 1
 
     def resume(self, seen: Standing, epoch: str) -> bool:
@@ -126,24 +120,23 @@ class Journal:
         row changed meanwhile, so the recovery must be repeated."""
         with transaction(self.database) as connection:
             values = {"epoch": epoch, "suspended_us": None, "changed_us": database_now_us(connection)}
-            return self._compare_and_set(connection, seen, {**values, "version": seen.version + 1})
+            return self._update(connection, seen, {**values, "version": seen.version + 1})
 
     def raise_settled(self, seen: Standing, settled_us: int) -> bool:
-        """Advance ``settled_us``. Returns False if the row changed since ``seen``, or if the time would not
-        increase."""
+        """Advance ``settled_us``. Returns False if the row changed since ``seen``, or without an increase."""
         if seen.suspended or settled_us <= seen.settled_us:
             return False
         with transaction(self.database) as connection:
             values = {"settled_us": settled_us, "changed_us": database_now_us(connection), "version": seen.version + 1}
-            return self._compare_and_set(connection, seen, values)
+            return self._update(connection, seen, values)
 
-    def _compare_and_set(self, connection: sa.Connection, seen: Standing, values: dict[str, Any]) -> bool:
-        change = sa.update(trans_compensation).where(self._is_own_row, _ROW.version == seen.version).values(values)
+    def _update(self, connection: sa.Connection, seen: Standing, values: dict[str, Any]) -> bool:
+        change = sa.update(trans_compensation).where(self._own_row, _ROW.version == seen.version).values(values)
         return connection.execute(change).rowcount == 1
 
     def _read(self, connection: sa.Connection) -> Standing | None:
         columns = [getattr(_ROW, name) for name in Standing.__slots__]
-        row = connection.execute(sa.select(*columns).where(self._is_own_row)).one_or_none()
+        row = connection.execute(sa.select(*columns).where(self._own_row)).one_or_none()
         return None if row is None else Standing(*row)
 
     def now_us(self) -> int:
@@ -168,5 +161,5 @@ class Journal:
             at_us, after = rows[-1].seen_us, bytes(rows[-1].message_id)
 
 
-def _truncate(reason: str | None) -> str | None:
+def _cut(reason: str | None) -> str | None:
     return None if reason is None else reason[:MAX_REASON]

@@ -76,8 +76,7 @@ class RedisEffects:
         return effects
 
     def apply(self, messages: Sequence[Any]) -> list[bool | Exception]:
-        """See :class:`escrowmq.compensation.effects.Effects`: True (new effect), False (had it before) or an error
-        each."""
+        """See :class:`escrowmq.compensation.effects.Effects`: True (new effect), False (had it before) or an error."""
         results: list[bool | Exception] = []
         for at in range(0, len(messages), TOGETHER):
             part = messages[at : at + TOGETHER]

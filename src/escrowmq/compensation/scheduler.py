@@ -59,7 +59,7 @@ Resender = Callable[[bytes, LookedUp | None], object]
 
 CHUNK = 200
 """Ids that are looked up, handled and settled together; the lease is renewed before each chunk."""
-_SHORTEST_LEASE = 0.001
+_BRIEF = 0.001
 """Shortest lease (s), for runs that any scheduler may adopt at once."""
 THREADS = 8
 """Concurrent look-ups and commits."""
@@ -257,9 +257,7 @@ class Scheduler:
             counts["settled"] += len(done)
         if left:
             self._call_store(
-                lambda: self._sets.renew(
-                    run.name, _SHORTEST_LEASE if self._is_stopped(stop) else max(self._retry_after, _SHORTEST_LEASE)
-                )
+                lambda: self._sets.renew(run.name, _BRIEF if self._is_stopped(stop) else max(self._retry_after, _BRIEF))
             )
 
     def _call_store(self, call: Callable[[], Any]) -> Any:

@@ -22,8 +22,7 @@ def is_name(name: str) -> bool:
 
 
 def check_name(name: Any, code: Code) -> str:
-    """Return ``name`` if it is valid for a topic or group. Raises ``code``, as Misuse if it is not a str, else
-    Rejected."""
+    """Return ``name`` if it is valid for a topic or group. Raises ``code``: Misuse for a non-str, else Rejected."""
     if type(name) is not str or not is_name(name):
         raise Rejected(code, f"{name!r:.200}") if isinstance(name, str) else Misuse(code, f"{name!r:.200} is not a str")
     return name

@@ -15,13 +15,13 @@ from escrowmq.plans.subjects.seam import Subject
 NAME = "dry-run.json"
 
 
-def count_outcomes(
+def preview(
     subject: Subject, plan: Plan, rows: FrozenSet, samples: int, progress: Callable[[int, int], None]
 ) -> Counts:
     """Count the predicted outcome of each row, with ``samples`` rows of each outcome."""
     tally, shown = Tally(), dict[Outcome, list[Sample]]()
     for first, batch in rows.batches(plan.next):
-        outcomes = subject.count_outcomes(batch)
+        outcomes = subject.preview(batch)
         tally.add(outcomes)
         for outcome in map(Outcome, np.unique(outcomes).tolist()):
             of_it = shown.setdefault(outcome, [])

@@ -142,7 +142,7 @@ class Plans:
         with frozen.open_set(disk.folder) as rows:
             self._check(made, disk.folder, rows)
             subject = open_subject(where, made.act, made.settings)
-            counts = dry_runs.count_outcomes(subject, made, rows, samples, progress or (lambda done, of: None))
+            counts = dry_runs.preview(subject, made, rows, samples, progress or (lambda done, of: None))
         with suppress(OSError):  # stored only for the page of the plan
             replace_file(
                 disk, dry_runs.NAME, [[json.dumps(counts.to_json(), ensure_ascii=False).encode()]], durable=False

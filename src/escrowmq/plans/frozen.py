@@ -176,7 +176,7 @@ def file_hash(folder: Path) -> str:
 
 
 def _unreadable(path: Path, reason: str) -> EscrowError:
-    return Corrupt(Code.DAMAGED, f"the frozen set {path} cannot be read: {reason:.300}", "make the plan anew")
+    return Corrupt(Code.DAMAGED, f"the frozen set {path} cannot be read: {reason:.300}", "make a new plan")
 
 
 def changed_error(plan: str) -> EscrowError:
@@ -184,5 +184,5 @@ def changed_error(plan: str) -> EscrowError:
     return error(
         Code.DAMAGED,
         f"the frozen set of plan {plan} was changed after the plan was made: its digest differs",
-        "nothing was done; make the plan anew",
+        "nothing was done; make a new plan",
     )

@@ -52,7 +52,7 @@ def make(
     if not rows:
         raise error(Code.NOT_FOUND, "the selection matches no rows", "list the rows, and change the selection")
     reach("plans.set-written")
-    with frozen.opened(folder) as found:
+    with frozen.open_set(folder) as found:
         at = sorted({number * rows // SAMPLES for number in range(SAMPLES)})
         samples = tuple({"row": row, **found.batch_from(row, 1).to_pylist()[0]} for row in at)
     return Plan(

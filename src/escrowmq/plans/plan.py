@@ -92,7 +92,7 @@ def read(disk: Disk, name: str) -> Plan:
         raise disk_error(problem) from problem
     except (ValueError, KeyError, TypeError) as problem:
         raise Corrupt(
-            Code.DAMAGED, f"{NAME} of plan {name} cannot be read: {problem!r:.200}", "make the plan anew"
+            Code.DAMAGED, f"{NAME} of plan {name} cannot be read: {problem!r:.200}", "make a new plan"
         ) from None
     if plan.id != name:
         raise Corrupt(

@@ -181,7 +181,7 @@ class Run:
         until = time.monotonic() + self._patience
         while history.doubt is not None:
             batch = self._rows.batch_from(*history.doubt)
-            found = self._retry(partial(self._subject.find_outcomes, batch, self._reason_prefix(), self._marks))
+            found = self._retry(partial(self._subject.find_outcomes, batch, self._prefix(), self._marks))
             undone = np.flatnonzero(found == Outcome.NONE)
             try:
                 if len(undone):
@@ -189,9 +189,7 @@ class Run:
                     found = found.copy()
                     found[undone] = now
                     if (now == Outcome.ALREADY).any():  # possibly by a delayed request of this run
-                        late = self._retry(
-                            partial(self._subject.find_outcomes, batch, self._reason_prefix(), self._marks)
-                        )
+                        late = self._retry(partial(self._subject.find_outcomes, batch, self._prefix(), self._marks))
                         found[late == Outcome.DONE] = Outcome.DONE
                 self._complete(found)
             except EscrowError as problem:
@@ -215,14 +213,14 @@ class Run:
         if reason is not None:
             raise _Ended("stopped", reason)
 
-    def _reason_prefix(self) -> str:
+    def _prefix(self) -> str:
         """Return the prefix of the reasons for acts on the current batch; it identifies the act in the record."""
         first, rows = self._progress.history.doubt or (0, 0)
         return f"plan {self._plan.id} rows {first}-{first + rows - 1} "
 
     def _reason(self) -> str:
         why = f": {self._plan.why}" if self._plan.why else ""
-        return f"{self._reason_prefix()}of {self._plan.rows}, digest {self._plan.digest[:16]}{why}"
+        return f"{self._prefix()}of {self._plan.rows}, digest {self._plan.digest[:16]}{why}"
 
     # Retries
 

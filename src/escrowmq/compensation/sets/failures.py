@@ -47,7 +47,5 @@ def failure(problem: DBAPIError) -> EscrowError:
 
 def other_shape(text: str) -> Misuse:
     """Return the error for tables with the names of this store but other columns."""
-    hint = (
-        "tables named escrow_half_set, escrow_commit_set, escrow_set_run, escrow_taken, escrow_set_store belong to it"
-    )
+    hint = "tables escrow_half_set, escrow_commit_set, escrow_set_run, escrow_taken, escrow_set_store are its own"
     return Misuse(Code.BAD_SETTING, f"the set store's tables are of another shape: {text}", hint)

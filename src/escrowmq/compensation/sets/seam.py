@@ -68,8 +68,8 @@ class SetStore(Protocol):
         ...
 
     def epoch(self) -> str:
-        """Return a text (at most 127 characters) that stays equal while no entry can have been lost; created by the
-        first call."""
+        """Return a text (at most 127 characters) that stays equal while no entry can be lost; created on the first
+        call."""
         ...
 
     def add_halves(self, ids: Sequence[bytes], announced_us: Sequence[int]) -> None:
@@ -89,8 +89,7 @@ class SetStore(Protocol):
         ...
 
     def adopt(self, lease: float, limit: int) -> Run | None:
-        """Return a run with an expired lease, now leased to the caller, and at most ``limit`` of its ids; None without
-        one."""
+        """Lease a run with an expired lease to the caller; return at most ``limit`` of its ids. None without one."""
         ...
 
     def left(self, run: str, limit: int) -> tuple[bytes, ...]:

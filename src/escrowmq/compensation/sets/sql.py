@@ -178,8 +178,7 @@ class SqlSets:
     # One transaction each
 
     def _transact(self, work: Callable[[sa.Connection], _T]) -> _T:
-        """Run ``work`` in a transaction, again if the database undid it because of others. Raises as the interface
-        states."""
+        """Run ``work`` in a transaction, again if the database undid it because of others."""
         if self._closed:
             raise Misuse(Code.BAD_ARGUMENT, "the set store is closed")
         if self._own and self._process != os.getpid():

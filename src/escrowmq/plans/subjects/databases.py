@@ -55,8 +55,7 @@ Engine: TypeAlias = Any
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """One table. ``page(engine, state, group, after)`` returns rows in table order after row ``after``; ``state`` may
-    be None."""
+    """One table. ``page(engine, state, group, after)`` returns rows in table order after row ``after``."""
 
     states: tuple[str, ...]
     """Selectable states; the first is the default."""

@@ -107,7 +107,7 @@ class Transactions:
     # Preview
 
     def preview(self, rows: pa.RecordBatch) -> Outcomes:
-        """Predict the outcomes. ALREADY: decided the same way, or for a recheck either way. CONFLICT: the other. GONE:
+        """Predict the outcomes. ALREADY: decided the same way (recheck: either way). CONFLICT: the other. GONE:
         removed."""
         ids = rows.column("id").to_pylist()
         left = {identity: row for row, identity in enumerate(ids)}

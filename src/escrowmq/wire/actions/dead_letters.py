@@ -117,7 +117,7 @@ class OfGroupSummary(OfGroup):
 class Summary(TypedDict):
     """Dead letters by group and cause."""
 
-    groups: Annotated[list[OfGroupSummary], "those that have some"]
+    groups: Annotated[list[OfGroupSummary], "groups with dead letters"]
     next: NotRequired[Annotated[int, "`after` of the next request, if there may be more groups"]]
 
 

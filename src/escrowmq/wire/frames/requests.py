@@ -113,7 +113,7 @@ def action_request(number: int, name: str, request: Mapping[str, object]) -> byt
 
 
 def read_request(number: int, request: ReadRequest, credit: int = READ_CREDIT) -> bytes:
-    """Encode a read that may have ``credit`` bytes under way."""
+    """Encode a read that may have ``credit`` bytes in flight."""
     return frame(Kind.READ, number, json.dumps(request).encode(), encoder.encode(credit))
 
 
