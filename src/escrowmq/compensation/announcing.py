@@ -230,11 +230,11 @@ class Announcing:
         return [Message(self.keys, i.hex().encode(), key=i.hex(), message_id=i) for i in ids]
 
     def _prepare(self, messages: Messages, *, only_given: bool = False) -> Prepared:
-        data, own = _find_given_ids(messages)
-        if only_given and not own.all():
+        data, has_id = _find_given_ids(messages)
+        if only_given and not has_id.all():
             hint = "give it the message_id of the first time"
             raise Misuse(Code.BAD_ARGUMENT, "a message without an id cannot be sent again", hint)
-        given = bool(own.any())
+        given = bool(has_id.any())
         # ids find the broker of a batch if all are given; a message without an id can go to any broker
         receipts = self.producer.prepare_batch(self._intake(data) if given else data)
         if not receipts.ok:

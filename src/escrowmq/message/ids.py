@@ -57,10 +57,10 @@ def transactions(ids: pa.Array) -> Iterable[TransactionId | None]:
     if ids.null_count == len(ids):
         return itertools.repeat(None)
     raw = records(ids)
-    made = map(make_transaction_id, raw["shard"].tolist(), raw["epoch"].tolist(), raw["position"].tolist())
+    generated = map(make_transaction_id, raw["shard"].tolist(), raw["epoch"].tolist(), raw["position"].tolist())
     if not ids.null_count:
-        return made
-    return (one if is_valid else None for one, is_valid in zip(made, ids.is_valid().to_pylist(), strict=True))
+        return generated
+    return (one if is_valid else None for one, is_valid in zip(generated, ids.is_valid().to_pylist(), strict=True))
 
 
 def shards(ids: pa.Array) -> npt.NDArray[np.uint32]:
@@ -72,10 +72,10 @@ def fill_ids(given: Sequence[bytes | None], instance: int, sequence: int) -> byt
     """Concatenate message ids, with ids of a series from ``sequence`` on in place of None."""
     count = len(given)
     missing = given.count(None)
-    made = b"".join(message_id_of(instance, number) for number in range(sequence, sequence + missing))
+    generated = b"".join(message_id_of(instance, number) for number in range(sequence, sequence + missing))
     if missing == count:
-        return made
-    new_ids = (made[at : at + 16] for at in itertools.count(0, 16))
+        return generated
+    new_ids = (generated[at : at + 16] for at in itertools.count(0, 16))
     return b"".join(next(new_ids) if one is None else one for one in given)
 
 

@@ -90,8 +90,8 @@ class MessageIds:
         """Concatenate the given ids, with new ones in place of None."""
         if not any(given):
             return self.take(len(given)).tobytes()
-        made = self.take(given.count(None)).tobytes()
-        new_ids = (made[at : at + 16] for at in itertools.count(0, 16))
+        generated = self.take(given.count(None)).tobytes()
+        new_ids = (generated[at : at + 16] for at in itertools.count(0, 16))
         return b"".join(next(new_ids) if identity is None else identity for identity in given)
 
 

@@ -60,12 +60,12 @@ class Brokers:
             raise attendance.refusal()
         return ask(self._router.links[number], call, self._timeout)
 
-    def list_all(self, call: Call[Any], what: str, *unknown: Code) -> Iterator[tuple[brokers.Hello, list[Any]]]:
+    def list_all(self, call: Call[Any], field: str, *unknown: Code) -> Iterator[tuple[brokers.Hello, list[Any]]]:
         """Yield pages of a listing of all available brokers, in turns: the broker's hello response, and the entries.
         Brokers that reject it with a code of ``unknown`` have no entries; if all do, that is an error. If a broker
         becomes unavailable after its first page, that is an error, because the listing would be incomplete."""
         hello = self.hello()[0]
-        turns = {shard: self.pages(shard, call, what) for shard in sorted(hello)}
+        turns = {shard: self.pages(shard, call, field) for shard in sorted(hello)}
         refusals: list[EscrowError] = []
         begun: set[int] = set()
         while turns:
@@ -85,12 +85,12 @@ class Brokers:
         if refusals and not begun:
             raise refusals[0]
 
-    def pages(self, shard: int, call: Call[Any], what: str, limit: int = BATCH_ROWS) -> Iterator[list[Any]]:
+    def pages(self, shard: int, call: Call[Any], field: str, limit: int = BATCH_ROWS) -> Iterator[list[Any]]:
         """Yield pages of a listing of one broker, starting at the ``after`` of the request."""
         request: dict[str, Any] = {**call.request, "limit": limit}
         while True:
             answer: Any = self.request(shard, Call(call.name, request, call.reads_only))
-            yield answer[what]
+            yield answer[field]
             if answer.get("next") is None:
                 return
             request["after"] = answer["next"]
