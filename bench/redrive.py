@@ -160,7 +160,7 @@ def shown(bus: mq.Bus, plans: Plans, plan: str) -> list[bytes]:
     """The dead letters of the frozen set."""
     at = {hello["shard"]: hello["broker"] for hello in bus.admin.hello()}
     found: list[bytes] = []
-    with frozen.opened(plans.folder / plan) as rows:
+    with frozen.open_set(plans.folder / plan) as rows:
         for _, batch in rows.batches():
             columns = [batch.column(name).to_pylist() for name in ("place", "topic", "queue", "offset", "dead_us")]
             found += [name_of(at[place], *rest) for place, *rest in zip(*columns, strict=True)]

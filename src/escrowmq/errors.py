@@ -1,8 +1,8 @@
 """Result codes and exceptions: seven error classes, grouped by how the caller should react.
 
-Every refusal, on the wire, in a log line or in an exception, carries one :class:`Code`. The enumeration is the only
-place where a code gets its number, its branch, its sentence and its hint. The branch has a :class:`Meaning`, from which
-all code derives what it does about a result: repeat it, count it, delete a row. A code's number says nothing.
+Every rejection, on the wire, in a log line or in an exception, carries one :class:`Code`. Only this enumeration defines
+the number, error class, sentence and hint of a code. The error class has a :class:`Meaning`, from which callers derive
+what to do: repeat the call, count it, delete a row. The number itself has no meaning.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from typing import ClassVar
 
 
 class Meaning(Enum):
-    """The meaning of a result for the requested change."""
+    """Whether the requested change was applied, as far as a result shows."""
 
     DONE = "done"
-    """It took effect, now or before."""
+    """Applied, now or before."""
     REFUSED = "refused"
-    """Surely not applied, because of what was asked: the same again would be refused again."""
+    """Not applied because of its content: the same request will be rejected again."""
     NOT_NOW = "not now"
-    """Surely not applied, because of the moment or the caller: the same may be taken later, or from another caller."""
+    """Not applied because of the time or the caller: the same request may succeed later or from another caller."""
     UNKNOWN = "unknown"
-    """It may have been applied."""
+    """May have been applied."""
 
 
 class EscrowError(Exception):
-    """Base of every error that EscrowMQ raises: a code, a sentence on what happened, a hint with the fix."""
+    """Base class of all EscrowMQ errors: a code, a sentence with the problem, a hint with the fix."""
 
     meaning: ClassVar[Meaning] = Meaning.UNKNOWN
-    """What errors of this branch say about the change that was asked for."""
+    """Whether the requested change was applied, for errors of this class."""
 
     def __init__(self, code: Code, message: str | None = None, hint: str | None = None) -> None:
         self.code = code
@@ -39,24 +39,25 @@ class EscrowError(Exception):
 
 
 class Rejected(EscrowError):
-    """Surely not applied; sending the same again will be refused again."""
+    """Not applied; the same request will be rejected again."""
 
     meaning = Meaning.REFUSED
 
 
 class Unknown(EscrowError):
-    """May have been applied: ask again with the same message id or transaction id."""
+    """May have been applied; query or repeat with the same message id or transaction id."""
 
     meaning = Meaning.UNKNOWN
 
     message_id: bytes | None = None
-    """The id of the message in doubt, where the client gave it one: sending it again under this id cannot double it."""
+    """Id of the message in doubt, if the client knows it: a repeated send under this id cannot duplicate the
+    message."""
     left: bool = True
-    """Whether something may have left this process; False where there was not even a connection."""
+    """Whether data may have left this process; False if there was no connection."""
 
 
 class Fenced(EscrowError):
-    """Someone newer took over this name: stop."""
+    """A newer process took over this name: stop."""
 
     meaning = Meaning.NOT_NOW
 
@@ -80,20 +81,20 @@ class Corrupt(EscrowError):
 
 
 class Misuse(EscrowError):
-    """The calling program is wrong; the message says the fix."""
+    """The calling program has an error; the message describes the fix."""
 
     meaning = Meaning.NOT_NOW
 
 
 class Denied(EscrowError):
-    """The principal has no right to do this."""
+    """The principal lacks the permission for this operation."""
 
     meaning = Meaning.NOT_NOW
 
 
 class Code(IntEnum):
-    """One result of one row or one call: the number that travels (``uint8``), the branch of its errors (None: it is no
-    error), the standard sentence, and the hint that says the fix."""
+    """Result of one row or one call: the number on the wire (``uint8``), the error class (None: no error), the standard
+    sentence and the hint."""
 
     branch: type[EscrowError] | None
     sentence: str
@@ -107,7 +108,7 @@ class Code(IntEnum):
 
     @property
     def meaning(self) -> Meaning:
-        """What it says about the change that was asked for."""
+        """Whether the requested change was applied."""
         if self.branch is None:
             return Meaning.UNKNOWN if self.name == "SENT" else Meaning.DONE
         return self.branch.meaning
@@ -115,49 +116,46 @@ class Code(IntEnum):
     # fmt: off
     OK = 0, None, "done"
 
-    # What a decision did. None of these is an error.
+    # Results of a decision; none is an error.
     COMMITTED = 1, None, "this call committed the transaction"
     ROLLED_BACK = 2, None, "this call rolled the transaction back"
     ALREADY_COMMITTED = 3, None, "it was committed before; repeating a commit is harmless"
     ALREADY_ROLLED_BACK = 4, None, "it was rolled back before; repeating a rollback is harmless"
-    NOTED = 5, None, "the answer UNKNOWN was heard; nothing is decided"
+    NOTED = 5, None, "the answer UNKNOWN was recorded; nothing is decided"
 
-    # What a client says where it does not wait for the broker's answer. It never travels, and is no error either.
-    SENT = 6, None, "the end is on its way, and nobody waits for its answer"
+    # Returned by a client that does not wait for the broker's response. Never on the wire, and not an error.
+    SENT = 6, None, "the decision was sent; the producer does not wait for the response"
 
-    # Rejected: surely not applied.
+    # Rejected: not applied.
     CONFLICT = (16, Rejected, "the transaction was already decided the other way",
-        "the first durable decision is final; `escrowmq transactions show ID` says who made it")
+        "the first durable decision is final; `escrowmq transactions show ID` shows its origin")
     UNKNOWN_TRANSACTION = (17, Rejected, "no such transaction on this broker",
-        "ids come from a prepare on the same broker; it may also have left with the log's retention")
+        "ids come from a prepare on the same broker; retention may also have removed it")
     WRONG_GROUP = (18, Rejected, "the transaction belongs to another producer group",
         "end it with a producer of the group that prepared it, which `escrowmq transactions show ID` names")
     EXPIRED = (19, Rejected, "the transaction expired undecided",
         "raise half_retention or retention if decisions can come this late")
     TRANSACTION_DECIDED = (20, Rejected, "a message cannot join a transaction that is already decided",
         "begin a new transaction")
-    UNKNOWN_TOPIC = (21, Rejected, "no such topic, and it is not made by using it",
+    UNKNOWN_TOPIC = (21, Rejected, "no such topic, and it is not created on first use",
         "create it with `escrowmq topics create NAME`; auto_create_topics is off, or a topic of this name was deleted")
-    UNKNOWN_GROUP = 22, Rejected, "no such group", (
-        "`escrowmq groups list` shows them, with --producers those of "
-        "producers"
-    )
+    UNKNOWN_GROUP = (22, Rejected, "no such group",
+        "`escrowmq groups list` shows consumer groups, with --producers producer groups")
     UNKNOWN_SESSION = 23, Rejected, "no such producer session on this broker", "open a new session"
     GROUP_KIND = (24, Rejected, "a producer group serves plain or transactional messages, not both",
-        "use another producer group; `escrowmq groups list --producers` shows the kinds, `escrowmq groups "
-        "alter-producers`"
-        " changes one")
+        "use another producer group; `escrowmq groups list --producers` shows the kinds,"
+        " `escrowmq groups alter-producers` changes one")
     NO_PERMISSION = (25, Rejected, "this broker refuses transactional messages",
         "unset reject_transactional on the broker, or use another broker")
     MESSAGE_ID_TAKEN = (26, Rejected, "this message id names another message of the topic",
-        "its first use had another content, kind, group or transaction; one id, one message of a topic: use a new id")
+        "its first use had other content, another kind, group or transaction: use a new id for each message of a topic")
     LEASE_LOST = (27, Rejected, "the lease on these messages ended; they are being delivered again",
         "acknowledge within the lease, extend it, or raise lease_seconds")
     NOT_FOUND = 28, Rejected, "not found"
     ALREADY_EXISTS = 29, Rejected, "already exists"
-    RANGE_PURGED = (30, Rejected, "part of the range has left the log by retention",
+    RANGE_PURGED = (30, Rejected, "retention has removed part of the range",
         "start from the queue's first offset")
-    TOO_MANY = 31, Rejected, "a limit on how many of these may exist is reached", "see the settings table for the limit"
+    TOO_MANY = 31, Rejected, "the limit on the number of these is reached", "see the settings table for the limit"
     BODY_TOO_LARGE = (32, Rejected, "the body is over the limit",
         "max_body_bytes is 4 MiB by default; store large content elsewhere")
     KEY_TOO_LARGE = 33, Rejected, "the key is over the limit", "max_key_bytes"
@@ -170,35 +168,34 @@ class Code(IntEnum):
     BAD_BATCH = 40, Rejected, "the batch is not of the expected schema, or is damaged", "see escrowmq.schemas"
     BATCH_TOO_LARGE = (41, Rejected, "the batch is over the limit",
         "send fewer rows at a time: max_batch_rows, max_batch_bytes")
-    BAD_REQUEST = 42, Rejected, "the request is not understood"
+    BAD_REQUEST = 42, Rejected, "the request is malformed or unknown"
     SUBSCRIPTION_MISMATCH = (43, Rejected, "the consumer group exists with another subscription",
-        "all consumers of a group use the same; alter the group with `escrowmq groups alter` or bus.admin.alter_group, "
-        "or use"
-        " another name")
+        "all consumers of a group use the same; alter the group with `escrowmq groups alter` or bus.admin.alter_group,"
+        " or use another name")
     GROUP_RULES = (44, Rejected, "the producer group exists with other rules",
         "leave them out, or alter the group with `escrowmq groups alter-producers` or bus.admin.alter_producers")
-    BAD_IMMUNITY = (45, Rejected, "the property CheckImmunityTimeInSeconds is not whole seconds as text, at most "
-                                  "half_retention",
+    BAD_IMMUNITY = (45, Rejected,
+        "the property CheckImmunityTimeInSeconds is not whole seconds as text, at most half_retention",
         'give it as text such as "60"; if check_immunity is given, too, they must agree')
 
-    # Fenced: someone newer took over.
+    # Fenced: a newer process took over.
     FENCED = (64, Fenced, "a newer session of the same producer instance took over",
         "stop this process, or give it another name: bus.producer(..., instance=NAME)")
     LATE_COMMIT = (65, Fenced, "the check-back already answered that this transaction rolled back",
         "roll the local transaction back and do the work again in a new one")
 
-    # Overloaded: come back later.
+    # Overloaded: retry later.
     DISK_FULL = 80, Overloaded, "the broker's disk is full", "free space; no restart is needed"
     TOO_MANY_OPEN = (81, Overloaded, "the producer group has too many undecided transactions",
         "decide some first, or raise max_open_transactions")
     QUEUE_FULL = 82, Overloaded, "too many requests are waiting", "slow down; retry after a moment"
     OUT_OF_RESOURCES = (83, Overloaded, "the broker has no file descriptors or memory left",
-        "no restart is needed; let it open more files (ulimit -n), or see who holds so many connections")
-    BROKER_AWAY = (84, Overloaded, "the broker that this belongs to is away, and nothing was sent to it",
-        'repeat it when that broker is back, or have calls wait for it: producer(..., absent="wait")')
+        "no restart is needed; raise its file limit (ulimit -n), or find the clients with many connections")
+    BROKER_AWAY = (84, Overloaded, "the broker of this record is unreachable; nothing was sent to it",
+        'repeat it when that broker is back, or let calls wait for it: producer(..., absent="wait")')
 
-    NOT_LEADER = (85, Overloaded, "this broker does not lead its shard, and nothing was done",
-        "ask the broker that does; `hello` of any of them tells which one that is")
+    NOT_LEADER = (85, Overloaded, "this broker does not lead its shard; nothing was applied",
+        "send it to the leader; `hello` of any broker of the shard names it")
 
     # Unknown: may have been applied.
     TIMED_OUT = 96, Unknown, "no answer in time", "it may have been applied; repeat with the same id"
@@ -218,9 +215,8 @@ class Code(IntEnum):
     # Misuse: a bug in the calling program.
     BAD_URL = 128, Misuse, "not a broker URL", "use escrow://HOST:PORT[,HOST:PORT...] or file:FOLDER"
     NO_CHECKER = (129, Misuse, "a transactional producer must have a checker",
-        "decorate a function with @producer.checker before the first transaction, or give bus.producer(..., "
-        "checker=...) an"
-        " outbox.Barrier; with unasked=True nobody is asked")
+        "decorate a function with @producer.checker before the first transaction, or give bus.producer(...,"
+        " checker=...) an outbox.Barrier; with unasked=True there is no check-back")
     BAD_SETTING = 130, Misuse, "bad setting"
     BAD_ARGUMENT = 131, Misuse, "bad argument"
     FOLDER_IN_USE = (132, Misuse, "the data folder is in use by another process",
@@ -236,9 +232,8 @@ class Code(IntEnum):
     NO_TRANSACTION = (137, Misuse, "the session has no transaction that could hold this",
         "use a session that commits (not AUTOCOMMIT) and has not failed; roll a failed one back first")
     MISSING_PACKAGE = 138, Misuse, "a package that this needs is not installed", "install the extra that is named"
-    NO_OUTCOME = (139, Misuse, "this is no outcome of a transaction",
-        "return mq.COMMIT, mq.ROLLBACK or mq.UNKNOWN, on every path; the transaction stays undecided and is asked "
-        "about again")
+    NO_OUTCOME = (139, Misuse, "this is not a transaction outcome",
+        "return mq.COMMIT, mq.ROLLBACK or mq.UNKNOWN, on every path; the check-back repeats until then")
 
     # Denied.
     DENIED = 144, Denied, "no right to do this"
@@ -246,7 +241,7 @@ class Code(IntEnum):
 
 
 def error(code: Code, message: str | None = None, hint: str | None = None, retry_after: float = 1.0) -> EscrowError:
-    """Return the error object of the branch that ``code`` belongs to; raises KeyError for a code that is no error."""
+    """Return an error of the class of ``code``. Raises KeyError if ``code`` is not an error."""
     if code.branch is None:
         raise KeyError(code)
     if code.branch is Overloaded:
@@ -255,30 +250,27 @@ def error(code: Code, message: str | None = None, hint: str | None = None, retry
 
 
 def unsent(message: str) -> Unknown:
-    """DISCONNECTED of a request that surely never left this process."""
+    """Return DISCONNECTED for a request that certainly never left this process."""
     problem = Unknown(Code.DISCONNECTED, message)
     problem.left = False
     return problem
 
 
 def flags(codes: Collection[Code]) -> bytes:
-    """256 bytes, one per number that a code can have: 1 for ``codes``, else 0.
-
-    ``np.frombuffer(flags(DONE), np.bool_)[column]`` judges a whole column of codes. A number that this version does not
-    know is in no set, so it is judged as UNKNOWN.
-    """
+    """Return 256 bytes, one per possible code number: 1 for the given codes, else 0. ``np.frombuffer(flags(DONE),
+    np.bool_)[column]`` classifies a whole column of codes. An unknown number is in no set, so it counts as UNKNOWN."""
     return bytes(number in codes for number in range(256))
 
 
 DONE = frozenset(code for code in Code if code.meaning is Meaning.DONE)
-"""Answers of a broker that are no error."""
+"""Broker results that are not errors."""
 REFUSED = frozenset(code for code in Code if code.meaning is Meaning.REFUSED)
-"""Surely not applied, and the same again would be refused again."""
+"""Not applied, and the same request will be rejected again."""
 NOT_APPLIED = REFUSED | {code for code in Code if code.meaning is Meaning.NOT_NOW}
-"""Surely not applied."""
+"""Not applied."""
 AWAY = frozenset({Code.DISCONNECTED, Code.TIMED_OUT, Code.BROKER_AWAY})
-"""Nobody answered: the broker may be back in a moment, and the call can be made again."""
+"""No response: the broker may be back soon, and the call can be repeated."""
 STANDS_COMMITTED = frozenset({Code.COMMITTED, Code.ALREADY_COMMITTED})
 STANDS_ROLLED_BACK = frozenset({Code.ROLLED_BACK, Code.ALREADY_ROLLED_BACK})
 FIRST_ANSWER = {Code.ALREADY_COMMITTED: Code.COMMITTED, Code.ALREADY_ROLLED_BACK: Code.ROLLED_BACK}
-"""What the first answer to a decision was, of which this is the answer to a repetition."""
+"""Maps the result of a repeated decision to the result of the first one."""

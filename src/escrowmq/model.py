@@ -1,4 +1,4 @@
-"""Frozen values that users hold: messages, receipts, ids, outcomes, checks."""
+"""Immutable values of the public interface: messages, receipts, ids, outcomes, checks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ UNKNOWN = Outcome.UNKNOWN
 
 
 class TransactionState(IntEnum):
-    """The state of a transaction in the ledger. Only ``OPEN`` and ``PARKED`` can still change."""
+    """State of a transaction in the ledger. Only ``OPEN`` and ``PARKED`` can still change."""
 
     OPEN = 0
     COMMITTED = 1
@@ -40,7 +40,7 @@ class TransactionState(IntEnum):
 
 
 class DecidedBy(IntEnum):
-    """The author of a decision."""
+    """Origin of a decision."""
 
     PRODUCER = 0
     CHECK = 1
@@ -48,17 +48,17 @@ class DecidedBy(IntEnum):
     EXHAUSTED = 3
     RETENTION = 4
     REPLACED = 5
-    """By a later prepare of the same message id, where the producer chose that (rolled back)."""
+    """A later prepare of the same message id rolled it back, because the producer chose that policy."""
 
 
 class Act(IntEnum):
-    """A consumer's operation on leased messages."""
+    """Operation of a consumer on leased messages."""
 
     ACK = 0
     NACK = 1
     EXTEND = 2
     RELEASE = 3
-    """Give back unseen: it was not handed out, so the attempt does not count."""
+    """Return messages that were not handed to the application; the attempt does not count."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -81,16 +81,14 @@ class TransactionId:
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> TransactionId:
-        """Return the id from its 16 bytes (big-endian shard, epoch, position); raises :class:`Misuse` on another
-        length."""
+        """Parse 16 bytes (big-endian shard, epoch, position). Raises :class:`Misuse` for another length."""
         if len(raw) != _TRANSACTION_ID.size:
             raise Misuse(Code.BAD_ARGUMENT, f"a transaction id has 16 bytes, not {len(raw)}")
         return cls(*_TRANSACTION_ID.unpack(raw))
 
     @classmethod
     def parse(cls, text: str) -> TransactionId:
-        """Return the id from its printed form ``SHARD-EPOCH-POSITION`` (hexadecimal); raises :class:`Misuse`
-        otherwise."""
+        """Parse the printed form ``SHARD-EPOCH-POSITION`` (hexadecimal). Raises :class:`Misuse` for anything else."""
         try:
             shard, epoch, position = (int(part, 16) for part in text.split("-"))
             identity = cls(shard, epoch, position)
@@ -103,12 +101,10 @@ class TransactionId:
 
 
 def message_id(value: str | bytes | uuid.UUID) -> bytes:
-    """Return the 16 bytes that name a message on the wire.
-
-    16 bytes and UUIDs stand for themselves, 32 hexadecimal digits for the bytes they spell; any other string or bytes
-    is digested (BLAKE2b, 128 bits), so the caller's own ids (``"order-17"``) can be used everywhere an id is asked for.
-    Raises :class:`Misuse` for another type, or text that is not valid Unicode.
-    """
+    """Return the 16 bytes that identify a message on the wire. 16 bytes and UUIDs are used unchanged, 32 hexadecimal
+    digits are decoded. Any other string or bytes is hashed (BLAKE2b, 128 bits), so an application's own ids
+    (``"order-17"``) work wherever an id is expected. Raises :class:`Misuse` for another type, or for text that is not
+    valid Unicode."""
     if isinstance(value, uuid.UUID):
         return value.bytes
     if isinstance(value, str):
@@ -129,20 +125,19 @@ def message_id(value: str | bytes | uuid.UUID) -> bytes:
 
 
 def member_id(group: str, instance: str) -> int:
-    """Return the 62-bit number of a named member of a consumer group: the same in every process of that name."""
+    """Return the 62-bit number of a named consumer; it is the same in every process that uses this name."""
     digest = hashlib.blake2b(f"{group}/{instance}".encode(), digest_size=8, person=b"escrowmq-member").digest()
     return int.from_bytes(digest, "big") >> 2
 
 
 @dataclass(frozen=True, slots=True)
 class StoredMessage:
-    """A message as a broker has it, in its queue or not; see ``Bus.view_message``.
+    """A message stored at a broker, in its queue or not; see ``Bus.view_message``.
 
-    ``state`` is ``"plain"``, or that of its transaction: ``"open"``, ``"parked"`` (prepared: it may still become
+    ``state`` is ``"plain"`` or the state of its transaction: ``"open"``, ``"parked"`` (prepared: it may still become
     visible or be rolled back) or ``"committed"``. ``visible``: it is in its queue, at ``offset``; a delayed one is not
     yet. Times are microseconds since 1970 by the broker's clock (``born_us``: by its producer's). ``position`` is its
-    row in the log of ``broker``, an address. ``damaged`` says where the log is damaged under it; its ``body`` is None
-    then.
+    row in the log of ``broker``, an address. ``damaged`` describes log damage at this message; ``body`` is None then.
     """
 
     topic: str
@@ -166,10 +161,10 @@ class StoredMessage:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message as a producer gives it.
+    """A message to send.
 
     ``delay`` and ``check_immunity`` are seconds; ``queue`` None lets the broker choose (by key, else round-robin);
-    ``message_id`` None lets the client make one (see :func:`message_id` for what can be given).
+    ``message_id`` None lets the client generate one (see :func:`message_id` for accepted values).
     """
 
     topic: str
@@ -197,7 +192,7 @@ class MessageOptions(TypedDict, total=False):
 class HalfMessageOptions(MessageOptions, total=False):
     """Options of a half message; ``check_immunity`` is seconds before the first check-back.
 
-    The property ``CheckImmunityTimeInSeconds`` says the same as text (``"60"``); if both are given, they must agree.
+    The property ``CheckImmunityTimeInSeconds`` is the same as text (``"60"``); if both are given, they must agree.
     """
 
     check_immunity: float | None
@@ -205,9 +200,9 @@ class HalfMessageOptions(MessageOptions, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """The broker's durable answer to one message.
+    """Response of the broker to one durable message.
 
-    ``transaction_id`` is set for half messages. ``offset`` is the message's number in its queue, None while it has none
+    ``transaction_id`` is set for half messages. ``offset`` is the message's number in its queue, None if it has none
     (half messages, delayed messages, QoS 0).
     """
 
@@ -221,7 +216,7 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class CheckedMessage:
-    """One half message as a checker sees it."""
+    """One half message, as passed to a checker."""
 
     topic: str
     body: bytes
@@ -234,7 +229,7 @@ class CheckedMessage:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """The broker's question: what became of this transaction? ``attempt`` counts from 1."""
+    """A check-back request for the outcome of a transaction; ``attempt`` counts from 1."""
 
     transaction_id: TransactionId
     attempt: int
@@ -243,11 +238,11 @@ class Check:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckPolicy:
-    """How a producer group's check-back goes; None, each: as the broker's setting of that name says.
+    """Check-back policy of a producer group; None selects the broker setting of the same name.
 
-    ``transaction_timeout`` is seconds before the first question (RocketMQ: ``transactionTimeOut``), ``check_interval``
-    seconds between two about one transaction, ``check_max`` how many there are, ``checks_exhausted`` what follows the
-    last: ``"park"`` (for a person) or ``"rollback"``.
+    ``transaction_timeout`` is seconds before the first check-back (RocketMQ: ``transactionTimeOut``),
+    ``check_interval`` seconds between two check-backs of one transaction, ``check_max`` their maximum number,
+    ``checks_exhausted`` the action after the last: ``"park"`` (for an operator) or ``"rollback"``.
     """
 
     transaction_timeout: float | None = None
@@ -261,22 +256,20 @@ REDELIVERY: Mapping[str, tuple[float, ...]] = {
     "rocketmq": (10.0, 30.0, *(60.0 * minutes for minutes in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 30, 60, 120))),
     "forever": (),
 }
-"""Redelivery by name: seconds before the second, the third, ... delivery; after the last of them a message is a dead
-letter. ``"3x5min"``: three times, five minutes apart. ``"rocketmq"``: RocketMQ's delay levels from 10 s to 2 h, 16
-times. ``"forever"``: until a consumer succeeds, with the back-off of the group; never a dead letter.
-"""
+"""Named redelivery policies: seconds before the second, third, ... delivery; then the message becomes a dead letter.
+``"3x5min"``: three times, five minutes apart. ``"rocketmq"``: RocketMQ's delay levels from 10 s to 2 h, 16 times.
+``"forever"``: until a consumer succeeds, with the back-off of the group; never a dead letter."""
 
 FOREVER = 1 << 30
-"""So many deliveries are never reached."""
+"""Number of deliveries that is never reached."""
 
 
 @dataclass(frozen=True, slots=True)
 class TransactionResult:
     """The result of :meth:`Producer.send_in_transaction`.
 
-    ``outcome`` is what the local transaction returned (an exception or nothing is ``UNKNOWN``), ``status`` what the
-    broker answered to it (SENT where the producer does not wait for that), ``error`` the exception of the local
-    transaction, if it raised one.
+    ``outcome`` is the result of the local transaction (an exception or None counts as ``UNKNOWN``), ``status`` the
+    broker's response (SENT if the producer does not wait for it), ``error`` the local transaction's exception, if any.
     """
 
     receipt: Receipt
@@ -286,6 +279,6 @@ class TransactionResult:
 
     @property
     def transaction_id(self) -> TransactionId:
-        """The transaction that was ended (or left to the check-back)."""
+        """The transaction that was ended, or is left to the check-back."""
         assert self.receipt.transaction_id is not None  # a half message's receipt always has one
         return self.receipt.transaction_id

@@ -1,4 +1,4 @@
-"""Every Arrow schema, with units.
+"""All Arrow schemas, with units.
 
 Times are ``int64`` microseconds since 1970 by the broker's clock (names end in ``_us``); positions, offsets and
 ordinals are ``int64``; -1 means "none". A *position* numbers a row of the log, an *offset* a place in a queue. A
@@ -17,10 +17,10 @@ PROPERTIES = pa.map_(pa.utf8(), pa.utf8())
 ID = pa.binary(16)
 
 TRANSACTION_ID_DTYPE = np.dtype([("shard", ">u4"), ("epoch", ">u4"), ("position", ">u8")])
-"""How the 16 bytes of a transaction id read as a NumPy record."""
+"""NumPy record layout of the 16 bytes of a transaction id."""
 
 MESSAGE_ID_DTYPE = np.dtype([("instance", ">u8"), ("sequence", ">u8")])
-"""How the 16 bytes of a message id read as a NumPy record; clients count ``sequence`` up within one ``instance``."""
+"""NumPy record layout of the 16 bytes of a message id; clients increment ``sequence`` within one ``instance``."""
 
 
 _BINARY, _BOOL, _UTF8 = pa.binary(), pa.bool_(), pa.utf8()
@@ -48,12 +48,12 @@ _CONTENT: dict[str, pa.DataType | _Nullable] = {
 OUTGOING = _schema(
     **_CONTENT,
     queue=_INT32,  # -1: the broker chooses
-    born_us=_INT64,  # the client's clock; carried, never computed with
+    born_us=_INT64,  # the client's clock; stored, never used in calculations
     delay_us=_INT64,  # 0: none; counted from the broker's receipt
     immunity_us=_INT64,  # before the first check; 0: transaction_timeout
     transaction=_Nullable(ID),  # the transaction to join; null: a new one (half messages only)
 )
-"""Messages on their way to a broker, plain or half; one row per message."""
+"""Messages sent to a broker, plain or half; one row per message."""
 
 PRODUCED = _schema(
     code=_UINT8,  # errors.Code
@@ -62,13 +62,13 @@ PRODUCED = _schema(
     offset=_INT64,  # -1: half or delayed
     transaction=_Nullable(ID),  # half messages
 )
-"""The broker's answer to OUTGOING, row for row."""
+"""The broker's response to OUTGOING, row for row."""
 
 ENDING = _schema(transaction=ID, outcome=_UINT8)
-"""Decisions on their way to a broker; ``outcome`` is model.Outcome."""
+"""Decisions sent to a broker; ``outcome`` is model.Outcome."""
 
 ENDED = _schema(code=_UINT8)
-"""The broker's answer to ENDING and SETTLING, row for row."""
+"""The broker's response to ENDING and SETTLING, row for row."""
 
 DELIVERY = _schema(
     **_CONTENT,
@@ -81,20 +81,20 @@ DELIVERY = _schema(
     lease=_INT64,  # -1: browsed, not leased
     attempt=_INT32,  # 1 the first time; 0: browsed
 )
-"""Messages on their way to a consumer."""
+"""Messages sent to a consumer."""
 
 SETTLING = _schema(
     lease=_INT64,
     start=_INT64,  # first offset
-    count=_INT64,  # offsets start .. start+count-1; those not in the lease are passed over
+    count=_INT64,  # offsets start .. start+count-1; those not in the lease are skipped
     act=_UINT8,  # model.Act
     delay_us=_INT64,  # NACK: until redelivery, -1: the group's back-off. EXTEND: from now. Others: ignored
     cause=_Nullable(_UTF8),  # NACK: why; kept with the dead letter
 )
-"""Acknowledgements on their way to a broker: runs of offsets of one lease."""
+"""Acknowledgements sent to a broker: offset ranges of one lease."""
 
 FILE_PIECE = _schema(start=_INT64, content=_BINARY)
-"""A piece of a file of the log on its way to a backup: from which byte on, and its bytes."""
+"""Part of a log file sent to a backup: first byte number, content."""
 
 CHECKS = _schema(
     transaction=ID,
@@ -102,17 +102,17 @@ CHECKS = _schema(
     **_CONTENT,
     born_us=_INT64,
 )
-"""Questions on their way to a producer: one row per message, the rows of one transaction next to each other."""
+"""Check-back requests sent to a producer: one row per message, the rows of one transaction adjacent."""
 
 OP_VIEW = _schema(
     position=_INT64,  # of the decision
     half_position=_INT64,  # of the transaction's first half message
     transaction=ID,
-    state=_UINT8,  # model.TransactionState that it came to
+    state=_UINT8,  # model.TransactionState after the decision
     decided_by=_UINT8,
     decided_us=_INT64,
 )
-"""The system view ``%op``: all decisions, each naming its half message."""
+"""The system view ``%op``: all decisions, each with its half message."""
 
 ACK_VIEW = _schema(
     position=_INT64,  # of the acknowledgement
@@ -121,32 +121,30 @@ ACK_VIEW = _schema(
     topic=_Nullable(_UTF8),
     queue=_Nullable(_INT32),
     start=_INT64,  # first offset
-    count=_INT64,  # what the lease held of the offsets start .. start+count-1 is acknowledged
+    count=_INT64,  # offsets start .. start+count-1 as far as the lease held them
     attempt=_Nullable(_INT32),  # 1 the first time
     lease=_INT64,
 )
-"""The system view ``%acks``: what consumers acknowledged, one row per run of offsets. Nullable columns are null when
-the lease's own row has left with retention.
-"""
+"""The system view ``%acks``: acknowledged messages, one row per offset range. Nullable columns are null if retention
+has removed the lease's own row."""
 
 GROUP_ACT_VIEW = _schema(
-    position=_INT64,  # of the act
+    position=_INT64,  # of the operation
     acted_us=_INT64,
     group=_Nullable(_UTF8),
     topic=_Nullable(_UTF8),
     queue=_Nullable(_INT32),
-    offset=_INT64,  # reset: where the group continues
+    offset=_INT64,  # reset: the offset at which the group continues
     act=_UTF8,  # retry, discard, edit, reset
-    message_id=_Nullable(ID),  # edit: that of the message which the group gets instead; null else, as all that follows
-    edited_from=_Nullable(_UTF8),  # the id of the message that it replaced, in hex
+    message_id=_Nullable(ID),  # edit: id of the replacement message; otherwise null, like all columns below
+    edited_from=_Nullable(_UTF8),  # hex id of the replaced message
     key=_Nullable(_UTF8),
     tag=_Nullable(_UTF8),
     properties=_Nullable(PROPERTIES),
     body=_Nullable(_BINARY),
 )
-"""The system view ``%group-acts``: what persons did to places of consumer groups, oldest first. ``group`` is null if it
-was deleted and another one has its name now.
-"""
+"""The system view ``%group-acts``: operator actions on offsets of consumer groups, oldest first. ``group`` is null if
+the group was deleted and another one has its name now."""
 
 HALF_VIEW = _schema(
     **_CONTENT,
@@ -159,11 +157,11 @@ HALF_VIEW = _schema(
     state=_UINT8,  # as of the read
     checks=_INT32,
 )
-"""The system view ``%half``: all half messages, decided or not, with what became of them."""
+"""The system view ``%half``: all half messages, decided or not, with the state of their transactions."""
 
 
 class Kind(IntEnum):
-    """The kind of a frame of the log. The number is stored; never reuse one."""
+    """Content type of a log frame. The number is stored; never reuse one."""
 
     OPENED = 1
     RULES = 2
@@ -244,7 +242,7 @@ STORED: dict[Kind, pa.Schema] = {
         lease=_INT64,
         start=_INT64,
         count=_INT64,
-        due_us=_INT64,  # -1: let go at once, not charged; -2: the same, and nobody saw it (ledger/groups/settling.py)
+        due_us=_INT64,  # -1: released at once, not charged; -2: the same, never handed out (ledger/groups/settling.py)
     ),
     Kind.DEAD: _schema(lease=_INT64, start=_INT64, count=_INT64, cause=_UTF8),
     Kind.DEAD_SETTLED: _schema(
@@ -253,7 +251,7 @@ STORED: dict[Kind, pa.Schema] = {
         offset=_INT64,
         act=_UINT8,  # 0 retry, 1 discard
     ),
-    Kind.EDITED: pa.schema(  # what one group gets in place of a dead letter: a message, and where it stands
+    Kind.EDITED: pa.schema(  # a message that one group receives instead of a dead letter, and its place
         [
             *_STORED,
             *_schema(group=_INT32, offset=_INT64, position=_INT64),  # of the queue `queue_id`; position of this row
@@ -270,10 +268,10 @@ STORED: dict[Kind, pa.Schema] = {
         batch=_INT64,
     ),
     Kind.JOINED: _schema(
-        epoch=_INT64,  # position of this row; what the member holds is in doubt from now on
+        epoch=_INT64,  # position of this row; deliveries leased to the member are in doubt from here on
         group=_INT32,
         member=_INT64,
-        process=_INT64,  # random, of the client's: tells a new process from one that came back
+        process=_INT64,  # random, generated by the client: distinguishes a new process from one that reconnected
         instance=_UTF8,
     ),
     Kind.KEPT: _schema(lease=_INT64, end=_INT64),  # offsets below are not in doubt
@@ -285,50 +283,49 @@ STORED: dict[Kind, pa.Schema] = {
         attempt=_INT32,
     ),
     Kind.FENCED: _schema(epoch=_INT64, group=_INT32, member=_INT64),
-    Kind.BURIED: _schema(  # as DEAD, of what could not be handed out
+    Kind.BURIED: _schema(  # like DEAD, for messages that could not be delivered
         lease=_INT64,
         start=_INT64,
         count=_INT64,
         cause=_UTF8,
     ),
-    Kind.FORGOTTEN: _schema(epoch=_UINT32),  # producer sessions; a group and its writer go with the last of it
-    Kind.KEYED: _schema(  # retries of an ordered group; offsets that were never delivered become such
+    Kind.FORGOTTEN: _schema(epoch=_UINT32),  # producer sessions; the last one removes its group and writer too
+    Kind.KEYED: _schema(  # retries of an ordered group, including offsets that were never delivered
         group=_INT32,
         queue_id=_INT32,
         offset=_INT64,
         key=_INT64,  # the hash of the message's key (ledger/groups/order.py)
     ),
     Kind.PRODUCERS: _schema(group=_UTF8, rules=_UTF8),  # JSON of ledger.ProducerRules
-    Kind.ALTERED: _schema(group=_INT32, subscription=_UTF8),  # a consumer group from now on
+    Kind.ALTERED: _schema(group=_INT32, subscription=_UTF8),  # new subscription of a consumer group
     Kind.OWNED: _schema(
         epoch=_UINT32,
-        process=_INT64,  # random, of the client's: tells a repeat of a request from a new process
-        transactional=_BOOL,  # the session is, from now on
+        process=_INT64,  # random, generated by the client: distinguishes a repeated request from a new process
+        transactional=_BOOL,  # new value for the session
     ),
-    Kind.GROUP_RESET: _schema(  # an operator's: the group continues at this offset of the queue, its leases there end
+    Kind.GROUP_RESET: _schema(  # by an operator: the group continues at this offset, its leases of the queue end
         group=_INT32,
         queue_id=_INT32,
         offset=_INT64,
     ),
     Kind.GROUP_PAUSED: _schema(group=_INT32, topic=_UTF8, paused=_BOOL),  # topic "": the whole group
-    Kind.GROUP_DELETED: _schema(position=_INT64, group=_INT32),  # position of this row; the number is not given again
-    Kind.TOPIC_ALTERED: _schema(name=_UTF8, retention_us=_INT64, retention_bytes=_INT64),  # -1: the broker's, none
+    Kind.GROUP_DELETED: _schema(position=_INT64, group=_INT32),  # position of this row; the number is never reused
+    Kind.TOPIC_ALTERED: _schema(name=_UTF8, retention_us=_INT64, retention_bytes=_INT64),  # -1: broker's, no limit
     Kind.TOPIC_DELETED: _schema(name=_UTF8),
     Kind.CUT: _schema(queue_id=_INT32, head=_INT64),  # a topic's retention: offsets below are gone
-    Kind.FAILED: _schema(lease=_INT64, start=_INT64, count=_INT64, cause=_UTF8),  # why what RETRIED names failed
+    Kind.FAILED: _schema(lease=_INT64, start=_INT64, count=_INT64, cause=_UTF8),  # why deliveries of RETRIED failed
 }
 """The schema of each kind of frame, version 1 (see log/FORMAT.md)."""
 
 MESSAGES = (Kind.PLAIN, Kind.HALF)
-"""The kinds of frames whose rows are messages."""
+"""Kinds of frames whose rows are messages."""
 
 
 def is_fixed_width(schema: pa.Schema) -> bool:
-    """Return whether every column is of a fixed byte width: such frames are stored as bare columns, without Arrow
-    metadata."""
+    """Decide whether all columns have a fixed byte width: such frames are stored without Arrow metadata."""
     return all(pa.types.is_integer(f.type) for f in schema)
 
 
 def empty(schema: pa.Schema) -> pa.RecordBatch:
-    """Return a batch of no rows."""
+    """Return a batch without rows."""
     return pa.RecordBatch.from_arrays([pa.array([], f.type) for f in schema], schema=schema)

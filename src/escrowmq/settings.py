@@ -1,8 +1,7 @@
-"""One table of settings and limits → flags of ``escrowmq serve``, environment (``ESCROWMQ_…``), TOML, documentation.
+"""The table of settings and limits: source of ``escrowmq serve`` flags, environment (``ESCROWMQ_…``), TOML, docs.
 
 Each field of :class:`BrokerSettings` is one line of the table: name, default, unit, reason. Durations are seconds as
-floats; text forms such as ``"500ms"``, ``"8min"``, ``"72h"``, ``"7d"`` are read too. Sizes are bytes; ``"4MiB"`` is
-read.
+floats; text such as ``"500ms"``, ``"8min"``, ``"72h"``, ``"7d"`` is accepted too. Sizes are bytes; ``"4MiB"`` works.
 """
 
 from __future__ import annotations
@@ -38,34 +37,33 @@ _choice, _flag = partial(_setting, CHOICE), partial(_setting, FLAG)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerSettings:
-    """All settings of a broker. Raises Misuse(BAD_SETTING) naming the setting when a value is out of range."""
+    """All settings of a broker. Raises Misuse(BAD_SETTING) with the name of the setting if a value is out of range."""
 
     # Check-back (systems.md 1.6 to 1.8)
-    transaction_timeout: float = _seconds(6.0, "a half message undecided this long is asked about first", least=0.001)
-    check_interval: float = _seconds(30.0, "between two questions about one transaction", least=0.001)
-    check_max: int = _count(15, "questions about one transaction before it is parked", least=1)
+    transaction_timeout: float = _seconds(6.0, "time before the first check-back of a half message", least=0.001)
+    check_interval: float = _seconds(30.0, "between two check-backs of one transaction", least=0.001)
+    check_max: int = _count(15, "check-backs of one transaction before it is parked", least=1)
     half_retention: float = _seconds(72 * 3600.0, "an undecided half message older than this is parked", least=1)
     checks_exhausted: str = _choice(
-        "park", "what follows the last question: park (for the operator) or rollback", choices=("park", "rollback")
+        "park", "action after the last check-back: park (for the operator) or rollback", choices=("park", "rollback")
     )
-    checks_in_flight: int = _count(20_000, "questions one member may have unanswered; protects slow producers", least=1)
+    checks_in_flight: int = _count(20_000, "unanswered check-backs of one member; protects slow producers", least=1)
 
     # Groups and topics
     reject_transactional: bool = _flag(False, "refuse half messages with NO_PERMISSION")
     mixed_groups: bool = _flag(False, "let a transactional producer group also send plain messages")
-    auto_create_topics: bool = _flag(True, "make a topic at its first message or subscription")
-    default_queues: int = _count(4, "queues of a topic made without a number", least=1)
+    auto_create_topics: bool = _flag(True, "create a topic at its first message or subscription")
+    default_queues: int = _count(4, "queues of a topic created without a number", least=1)
     producer_expiration: float = _seconds(
         30 * 86400.0,
-        "a producer session (of a process, a Spark query) unused this long is forgotten, its group and writer with the "
-        "last",
+        "a producer session (of a process, a Spark query) unused this long is removed; the last removes its group",
         least=1,
     )
 
     # Consumption
     lease_seconds: float = _seconds(60.0, "a consumer must settle its messages within this time", least=0.001)
     max_attempts: int = _count(16, "deliveries of one message to one group before its dead-letter queue", least=1)
-    retry_backoff: float = _seconds(1.0, "before the second delivery; doubles each time")
+    retry_backoff: float = _seconds(1.0, "delay before the second delivery; doubles each time")
     retry_backoff_max: float = _seconds(300.0, "longest time between two deliveries")
 
     # Storage
@@ -73,7 +71,7 @@ class BrokerSettings:
     segment_bytes: int = _bytes(256 << 20, "size at which a segment is sealed", least=1 << 12)
     compression: str = _choice("none", "of message frames", choices=("none", "lz4"))
     dedup_window: float = _seconds(3600.0, "a message id sent again within this time gets its first receipt")
-    dedup_max: int = _count(1 << 20, "runs of message ids remembered; one steady client needs one per window", least=1)
+    dedup_max: int = _count(1 << 20, "ranges of message ids remembered; a steady client needs one each", least=1)
     snapshot_bytes: int = _bytes(
         256 << 20, "log written since the last snapshot before the next; bounds restart time", least=1 << 12
     )
@@ -95,12 +93,10 @@ class BrokerSettings:
     max_groups: int = _count(4096, "producer groups, and consumer groups, of a shard", least=1)
     max_open_transactions: int = _count(4_000_000, "undecided transactions of one producer group", least=1)
     max_transaction_messages: int = _count(10_000, "messages of one transaction", least=1)
-    max_connections: int = _count(
-        4096, "connections of clients; over it the one that is silent longest is closed", least=1
-    )
-    max_calls: int = _count(8192, "streams and reads under way; each takes a thread or two", least=1)
+    max_connections: int = _count(4096, "client connections; over it the one idle longest is closed", least=1)
+    max_calls: int = _count(8192, "streams and reads in progress; each takes a thread or two", least=1)
     max_held_bytes: int = _bytes(
-        256 << 20, "requests, answers and reads under way; over it who does not read is closed", least=1 << 20
+        256 << 20, "requests, responses, reads in progress; over it, connections not read are closed", least=1 << 20
     )
     max_waiting_bytes: int = _bytes(256 << 20, "requests waiting for the writer; more get QUEUE_FULL", least=1 << 10)
     max_writers: int = _count(1_000_000, "writers of numbered batches (Spark queries) remembered", least=1)
@@ -116,9 +112,9 @@ class BrokerSettings:
 
     @classmethod
     def load(cls, path: Path | None = None, overrides: Mapping[str, Any] | None = None) -> BrokerSettings:
-        """Defaults, then the TOML file's table ``[broker]``, then ``ESCROWMQ_NAME`` variables, then ``overrides``.
+        """Load defaults, then the TOML table ``[broker]``, then ``ESCROWMQ_NAME`` variables, then ``overrides``.
 
-        Raises Misuse(BAD_SETTING) for an unknown name (with the nearest right one) or an unreadable value.
+        Raises Misuse(BAD_SETTING) for an unknown name (with the nearest valid one) or an unreadable value.
         """
         values: dict[str, Any] = {}
         if path is not None:
@@ -134,7 +130,7 @@ class BrokerSettings:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> BrokerSettings:
-        """Build settings from names and values, texts included."""
+        """Build settings from names and values; values may be text."""
         known = {f.name: f for f in dataclasses.fields(cls)}
         for name in values:
             if name not in known:
@@ -143,7 +139,7 @@ class BrokerSettings:
 
 
 def nearest(name: str, known: list[str]) -> str:
-    """Return a hint that names the known name most like ``name``."""
+    """Return a hint with the known name closest to ``name``, or an empty string."""
     from difflib import get_close_matches
 
     close = get_close_matches(name, known, n=1, cutoff=0.5)
@@ -158,7 +154,7 @@ _FLAGS = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "
 
 
 def parse_quantity(text: str, unit: str) -> float:
-    """``"8min"`` → 480.0 (seconds), ``"4MiB"`` → 4194304.0 (bytes); ValueError otherwise."""
+    """Convert ``"8min"`` to 480.0 (seconds), ``"4MiB"`` to 4194304.0 (bytes). Raises ValueError for other text."""
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", text)
     if match is None or match[2].lower() not in _UNITS[unit]:
         raise ValueError(f"{text!r} is not a number of {unit} such as {'8min' if unit == SECONDS else '4MiB'}")
@@ -166,7 +162,7 @@ def parse_quantity(text: str, unit: str) -> float:
 
 
 def _read(f: dataclasses.Field[Any], value: Any) -> Any:
-    """``value`` in the type of setting ``f``."""
+    """Convert ``value`` to the type of setting ``f``."""
     unit = f.metadata["unit"]
     try:
         if unit == FLAG:
@@ -174,7 +170,7 @@ def _read(f: dataclasses.Field[Any], value: Any) -> Any:
                 return value
             return _FLAGS[str(value).strip().lower()]
         if isinstance(value, bool) and unit in (SECONDS, BYTES, COUNT):
-            raise TypeError("a switch's value, not a number")
+            raise TypeError("a boolean, not a number")
         if unit in _UNITS:
             number = parse_quantity(value, unit) if isinstance(value, str) else value
             return float(number) if unit == SECONDS else int(number)

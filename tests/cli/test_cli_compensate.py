@@ -83,7 +83,7 @@ def waiting(engine: sa.Engine, count: int = 3) -> list[str]:
     """Cases that wait for a person; their ids."""
     ids = [bytes([number]) * 16 for number in range(count)]
     Journal(engine, "cart").begin("an epoch")
-    Cases(engine, "cart", 1).failed(dict.fromkeys(ids, "no broker has it"))
+    Cases(engine, "cart", 1).record_failures(dict.fromkeys(ids, "no broker has it"))
     return [identity.hex() for identity in ids]
 
 

@@ -49,9 +49,9 @@ def test_journal_and_cases(engine: sa.Engine, monkeypatch) -> None:
     # cases
     cases = Cases(engine, "cart", 2)
     first, second, third = sorted(ids[:3])
-    assert cases.failed({first: "why", second: "why"}) == set()
-    assert cases.failed({first: "again"}) == {first}
-    cases.conflicts({third: "x" * 1000})
+    assert cases.record_failures({first: "why", second: "why"}) == set()
+    assert cases.record_failures({first: "again"}) == {first}
+    cases.record_conflicts({third: "x" * 1000})
     assert [(case.message_id, case.state, case.reason[:5]) for case in list_cases(engine)] == [
         (first, CaseState.STUCK, "again"),
         (third, CaseState.CONFLICT, "xxxxx"),
@@ -62,12 +62,12 @@ def test_journal_and_cases(engine: sa.Engine, monkeypatch) -> None:
     assert list_cases(engine, "other", states=None) == []
     done = retry_cases(engine, "cart", [first, second.hex(), ids[9]], by="ann")
     assert [one.code for one in done] == [mq.Code.OK, mq.Code.CONFLICT, mq.Code.NOT_FOUND]
-    assert cases.to_retry(10) == [first]
-    assert cases.settled([first, third]) == set()
+    assert cases.find_to_retry(10) == [first]
+    assert cases.find_settled([first, third]) == set()
     assert [one.code for one in settle_cases(engine, "cart", [third], by="ann")] == [mq.Code.OK]
-    assert cases.settled([first, third]) == {third}
-    assert cases.failed({third: "again"}) == {third}
-    cases.done([first, second, third])
+    assert cases.find_settled([first, third]) == {third}
+    assert cases.record_failures({third: "again"}) == {third}
+    cases.record_done([first, second, third])
     assert {case.message_id: case.state for case in list_cases(engine, "cart", states=None)} == {
         first: CaseState.DONE,
         third: CaseState.SETTLED,

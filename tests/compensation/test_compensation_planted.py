@@ -154,11 +154,11 @@ def keys_acknowledged_before_they_are_recorded(patch: pytest.MonkeyPatch) -> Non
     def some(self: HalfSetConsumer, consumer: Any, wait: float) -> int:
         for batch in consumer.batches(100, idle_timeout=wait):
             batch.ack()
-            self._take(batch)
+            self._record(batch)
             return len(batch)
         return 0
 
-    patch.setattr(HalfSetConsumer, "_some", some)
+    patch.setattr(HalfSetConsumer, "_receive", some)
 
 
 def entries_before_their_effect(patch: pytest.MonkeyPatch) -> None:
@@ -175,9 +175,9 @@ def entries_before_their_effect(patch: pytest.MonkeyPatch) -> None:
 def settled_before_the_handler(patch: pytest.MonkeyPatch) -> None:
     def work(self: Scheduler, run: Run, counts: Any, stop: Any) -> None:
         self._sets.settle(run.name, run.ids)
-        self._deal(run.ids, counts)
+        self._process(run.ids, counts)
 
-    patch.setattr(Scheduler, "_work", work)
+    patch.setattr(Scheduler, "_process_run", work)
 
 
 def settled_us_is_what_the_group_has_acknowledged(patch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,7 @@ from escrowmq.compensation import (
 )
 from escrowmq.compensation.effects import is_in
 from escrowmq.compensation.feeds import TopicKeys, id_of_key
-from escrowmq.compensation.remedies import State, judged
+from escrowmq.compensation.remedies import State, judge
 from escrowmq.compensation.statistics import METRICS, collector
 from escrowmq.outbox import migrate
 from escrowmq.outbox.acts import list_acts
@@ -389,7 +389,7 @@ def test_keys_of_another_broker(world: Make) -> None:
     with blind as scheduler:
         for _ in range(2):
             report = scheduler.run_once()
-            assert "nothing was given that reads the keys again" in report.suspended
+            assert "no function was given that reads the keys again" in report.suspended
     assert not half.ready()
     assert half.problem.code is mq.Code.BAD_SETTING
     with pytest.raises(mq.Overloaded, match="suspended"):
@@ -528,7 +528,7 @@ def test_a_broker_that_goes_away_between_the_list_of_its_keys_and_their_reading_
 def test_what_a_look_up_says(states: str, away: str, found: State) -> None:
     """Only what everybody was asked about is refused, or nowhere."""
     rows = [{"state": state, "transaction": "t-1"} for state in states.split()]
-    finding = judged(b"x" * 16, rows, away)
+    finding = judge(b"x" * 16, rows, away)
     assert finding.state is found
     assert (
         all(row["state"] in ("open", "parked", "committed", "plain") for row in finding.rows) or found is State.REFUSED

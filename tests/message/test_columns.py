@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from escrowmq import schemas
 from escrowmq.errors import Code, EscrowError
 from escrowmq.message.columns import outgoing_batch
-from escrowmq.message.ids import filled
+from escrowmq.message.ids import fill_ids
 from escrowmq.message.row import OutgoingRow
 from escrowmq.testing.link import TwinLink
 from escrowmq.wire import Exchange, Parcel
@@ -19,7 +19,7 @@ ids = st.none() | st.binary(min_size=16, max_size=16)
 
 @given(st.lists(ids, max_size=20), st.integers(0, 2**64 - 1), st.integers(0, 2**63))
 def test_ids_that_are_not_given_count_on(given_: list[bytes | None], instance: int, sequence: int) -> None:
-    whole = filled(given_, instance, sequence)
+    whole = fill_ids(given_, instance, sequence)
     for row, one in enumerate(given_):
         found = whole[16 * row : 16 * row + 16]
         if one is None:
@@ -49,7 +49,7 @@ rows = st.builds(
 
 @given(st.lists(rows, min_size=1, max_size=9))
 def test_rows_are_their_columns(given_: list[OutgoingRow]) -> None:
-    whole = filled([row.message_id for row in given_], 7, 1)
+    whole = fill_ids([row.message_id for row in given_], 7, 1)
     batch = outgoing_batch(given_, whole)
     batch.validate(full=True)
     assert batch.schema.equals(schemas.OUTGOING)

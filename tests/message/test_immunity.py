@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from escrowmq.errors import Code
-from escrowmq.message.immunity import PROPERTY, immunities
+from escrowmq.message.immunity import PROPERTY, read_immunities
 from escrowmq.message.limits import Limits
 from escrowmq.schemas import PROPERTIES
 from escrowmq.testing.ledgers import outgoing
@@ -35,7 +35,7 @@ def test_a_column_says_what_its_rows_say(rows, cut):
     properties = pa.array([pairs for pairs, _ in rows], PROPERTIES)
     batch = batch.set_column(batch.schema.get_field_index("properties"), "properties", properties)
     batch = batch.slice(min(cut, len(rows)))
-    times, codes = immunities(batch, Limits(half_retention_us=60_000_000))
+    times, codes = read_immunities(batch, Limits(half_retention_us=60_000_000))
     for (pairs, given_us), time_us, code in zip(rows[cut:], times.tolist(), codes.tolist(), strict=True):
         wanted, wanted_code = expected(pairs, given_us)
         assert code == wanted_code
@@ -44,5 +44,5 @@ def test_a_column_says_what_its_rows_say(rows, cut):
 
 def test_what_has_no_such_property_costs_no_copy():
     batch = outgoing([{"immunity_us": 5}])
-    times, _ = immunities(batch, Limits())
+    times, _ = read_immunities(batch, Limits())
     assert np.shares_memory(times, batch.column("immunity_us").to_numpy())

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import escrowmq as mq
 from escrowmq.errors import Code
-from escrowmq.message.limits import Limits, byte_lengths, property_lengths, refusals, the_only_text
+from escrowmq.message.limits import Limits, byte_lengths, common_text, property_lengths, refusals
 from escrowmq.message.row import Checker
 from escrowmq.schemas import OUTGOING, PROPERTIES
 from escrowmq.settings import BrokerSettings
@@ -133,4 +133,4 @@ def test_the_text_that_every_row_has(values, start):
     column = pa.array(values, pa.utf8()).slice(start)
     values = values[start:]
     alike = len(set(values)) == 1 and values[0] is not None and 0 < len(values[0].encode()) <= 256
-    assert the_only_text(column) == (values[0] if alike else None)
+    assert common_text(column) == (values[0] if alike else None)

@@ -298,14 +298,14 @@ def put_in(connection: sa.Connection) -> None:
     ("edit", "line", "told"),
     [
         (sql("UPDATE trans_act SET record = replace(record, 'honest 3', 'forged 3')"), 3, "it was changed"),
-        (sql("UPDATE trans_act SET record = 'x' WHERE number = 3"), 3, "no record of an act"),
+        (sql("UPDATE trans_act SET record = 'x' WHERE number = 3"), 3, "not a record of an act"),
         (sql("DELETE FROM trans_act WHERE number = 3"), 3, "record 3 is missing before it"),
         (sql("DELETE FROM trans_act WHERE number > 3"), 4, "records 4 to 5 are missing at the end"),
         (sql("DELETE FROM trans_act"), 1, "records 1 to 5 are missing at the end"),
         (exchanged, 2, "missing before it"),
-        (put_in, 3, "the line before it is not the one that it follows"),
+        (put_in, 3, "the previous line is not its predecessor"),
         (sql("INSERT INTO trans_act SELECT 9, record FROM trans_act WHERE number = 5"), 6, "somebody put this behind"),
-        (sql("UPDATE trans_act_head SET hash = 'x'"), 5, "it is not the last record"),
+        (sql("UPDATE trans_act_head SET hash = 'x'"), 5, "it is not the last written record"),
         (sql("DELETE FROM trans_act_head"), 6, "trans_act_head, which names the last record, is missing"),
     ],
 )

@@ -166,7 +166,7 @@ def test_compensations(opened: Open, shop: sa.Engine) -> None:
     sets.take(10, 10, NEVER)
     story = the_one(bus, identity.hex(), shop)
     assert (words(story), story.state) == (["taken"], "taken")
-    Cases(shop, "cart", 1).failed({identity: "found nowhere"})
+    Cases(shop, "cart", 1).record_failures({identity: "found nowhere"})
     story = the_one(bus, identity.hex(), shop)
     assert story.state == "stuck"
     assert story.why.startswith("Compensation cart could not deal with it (found nowhere); a person decides.")
@@ -229,7 +229,7 @@ def test_every_kind_of_database(opened: Open, engine: sa.Engine) -> None:
         inbox.claim_tx(connection, group="cart", message_id=identity, topic="orders")
     sets = open_sets(engine, "cart")
     sets.add_halves([identity], [1])
-    Cases(engine, "cart", 1).failed({identity: "found nowhere"})
+    Cases(engine, "cart", 1).record_failures({identity: "found nowhere"})
     assert set(words(the_one(bus, identity.hex(), engine))) == {"consumed", "announced", "case"}
     row = {
         "id": identity,

@@ -240,8 +240,8 @@ def test_stuck_and_unfinished_transactions_of_producers(opened: Open, shop: sa.E
 def test_compensations(opened: Open, shop: sa.Engine) -> None:
     bus = opened()
     cases = Cases(shop, "cart", 1)
-    cases.failed({bytes([n]) * 16: f"order {n} was found nowhere" for n in range(3)})
-    cases.conflicts({b"c" * 16: "it was rolled back"})
+    cases.record_failures({bytes([n]) * 16: f"order {n} was found nowhere" for n in range(3)})
+    cases.record_conflicts({b"c" * 16: "it was rolled back"})
     stuck, conflict = waiting(bus, [shop])
     assert (short(stuck), stuck.cause) == (("case", "cart", 3, True), "order # was found nowhere")
     assert (short(conflict), conflict.selection["state"]) == (("case", "cart", 1, True), "conflict")

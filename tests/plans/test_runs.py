@@ -67,7 +67,7 @@ class World:
     def not_found(self) -> list[str]:
         return []
 
-    def look(self, rows: pa.RecordBatch) -> Any:
+    def preview(self, rows: pa.RecordBatch) -> Any:
         settled = [row in self.done for row in keys(rows)]
         return np.where(settled, Outcome.ALREADY, Outcome.DONE).astype(np.uint8)
 
@@ -81,7 +81,7 @@ class World:
         act: dict[str, Any] = {"why": why, "rows": keys(rows), "ended": None}
         self.record.append(act)
         reach("world.recorded")
-        outcomes = self.look(rows)
+        outcomes = self.preview(rows)
         for row, outcome in zip(act["rows"], outcomes, strict=True):
             if outcome == Outcome.DONE:
                 self.done.setdefault(row, []).append(why)
@@ -99,7 +99,7 @@ class World:
                 ours = [act["why"] in self.done.get(row, []) for row in act["rows"]]
                 act["ended"] = np.where(ours, Outcome.DONE, Outcome.NONE).astype(np.uint8)
 
-    def became(self, rows: pa.RecordBatch, token: str, marks: Mapping[str, int]) -> Any:
+    def find_outcomes(self, rows: pa.RecordBatch, token: str, marks: Mapping[str, int]) -> Any:
         found = np.zeros(rows.num_rows, np.uint8)
         at = {row: number for number, row in enumerate(keys(rows))}
         for act in self.record[marks["3"] :]:
@@ -109,7 +109,7 @@ class World:
                         found[at[row]] = outcome
         return found
 
-    def failed_again(self, rows: pa.RecordBatch) -> int:
+    def count_failed_again(self, rows: pa.RecordBatch) -> int:
         return 0
 
 
@@ -150,8 +150,8 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_killed_anywhere_each_row_is_done_once_and_its_result_is_true(
     sizes: tuple[int, int], fates: list[Any], batch: int, shares: tuple[float, ...]
 ) -> None:
-    world, opened = World(sizes), folder.opened
-    folder.opened = lambda where, act, selection, patient=True: world  # type: ignore[assignment, return-value]
+    world, opened = World(sizes), folder.open_subject
+    folder.open_subject = lambda where, act, selection, patient=True: world  # type: ignore[assignment, return-value]
     try:
         with tempfile.TemporaryDirectory() as name:
             plans = Plans(name)
@@ -183,7 +183,7 @@ def test_killed_anywhere_each_row_is_done_once_and_its_result_is_true(
             assert (found.state, found.in_doubt) == ("finished", 0)
             assert found.outcomes == {one: n for one in ("done", "already") if (n := list(truth.values()).count(one))}
     finally:
-        folder.opened = opened
+        folder.open_subject = opened
 
 
 @given(
@@ -224,5 +224,5 @@ def test_a_rate_is_kept_over_any_batches(rate: float, took: list[float]) -> None
         assert 1 <= most <= max(rate, 1)
         clock[0] += seconds
         rows += most
-        assert not pace.took(most)
+        assert not pace.wait_for(most)
         assert rows <= rate * (clock[0] + 1.0) + 1e-6

@@ -78,8 +78,8 @@ def join_parts_without_counting_them(plant: Plant) -> None:
 
     @plant.instead(frames.Gatherer, "add")
     def add(self: Any, came: Any) -> Any:
-        if not came.flags & frames.MORE and came.number in self._under_way:
-            return self._under_way.pop(came.number)[0]
+        if not came.flags & frames.MORE and came.number in self._in_progress:
+            return self._in_progress.pop(came.number)[0]
         return real(self, came)
 
 

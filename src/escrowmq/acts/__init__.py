@@ -1,4 +1,4 @@
-"""Operator actions: records in a chain of hashes, written before an action runs, and never changed afterwards."""
+"""Operator actions: records in a hash chain, written before an act is applied, and never changed afterwards."""
 
 from escrowmq.acts.chain import Break, Record
 from escrowmq.acts.journal import Done, Journal, Listed

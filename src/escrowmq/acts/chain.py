@@ -1,22 +1,22 @@
-"""The records of acts as lines of JSON, each with the hash of the line before it; and what is wrong with a chain that
-somebody has edited.
+"""Records of acts as lines of JSON, each with the hash of the previous line, and the detection of edited chains.
 
-One line is one record. An act has two: one before it is done, with who, what and why, and one when it has ended, which
-names the first by its number (``of``) and says what came of it::
+One line is one record. An act has two: one before it is applied, with operator, request and reason, and one after it
+has ended, which refers to the first by its number (``of``) and contains the outcome::
 
-    {"act":"transactions.settle","at_us":1790000000000000,"by":"anna@shop-1","n":1,"prev":"5f...","what":{...},"why":"...","hash":"c0..."}
+    {"act":"transactions.settle","at_us":1790000000000000,"by":"anna@shop-1","n":1,"prev":"5f...","what":{...},
+     "why":"...","hash":"c0..."}
     {"at_us":1790000000002000,"ended":{...},"n":2,"of":1,"prev":"c0...","hash":"9e..."}
 
-``hash`` is SHA-256 over the line as it would be without its ``hash`` (keys sorted, ASCII, no spaces); ``prev`` is that
-of the line before, for the first line that of a text which names the shard. So a record that was changed, removed, put
-in or moved breaks the chain at its place. What is missing at the very end is known from the file beside it, which has
-the number and the hash of the last record. Whoever can write both files can forge both: a chain shows edits, it does
-not prevent them. Copy the last hash to a place of your own to show those, too.
+``hash`` is SHA-256 over the line without its ``hash`` (keys sorted, ASCII, no spaces); ``prev`` is that of the previous
+line, for the first line that of a text with the shard's number. So a changed, removed, inserted or moved record breaks
+the chain at its place. The file beside it has the number and the hash of the last record, which reveals missing records
+at the end. With write access to both files both can be forged: a chain shows edits, it does not prevent them. Copy the
+last hash to another place to detect those, too.
 
-A database does an act and records it in one transaction, so there the act and what came of it are one record, with
-``act`` and ``ended``.
+A database applies and records an act in one transaction, so there the act and its outcome are one record, with ``act``
+and ``ended``.
 
-``by`` is the user and the host as the client's operating system names them. Nobody has verified it.
+``by`` is the user and the host from the client's operating system, unverified.
 """
 
 from __future__ import annotations
@@ -28,13 +28,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MOST_TEXT = 1000
-"""Characters of ``by`` and of ``why``: more are cut."""
+"""Maximum characters of ``by`` and of ``why``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One line: the begin of an act (``act``, ``by``, ``why``, ``what``), or the end of the act ``of`` (``ended``); or,
-    in a database, both in one (no ``of``)."""
+    """One line: start of an act (``act``, ``by``, ``why``, ``what``), end of the act ``of`` (``ended``), or both."""
 
     number: int
     at_us: int
@@ -46,7 +45,7 @@ class Record:
     ended: dict[str, Any] | None = None
 
     def sealed(self, previous: str) -> tuple[bytes, str]:
-        """Return the line, its end included, and its hash. ``previous``: the hash of the line before."""
+        """Return the line with its newline, and its hash. ``previous``: the hash of the previous line."""
         fields: dict[str, Any] = {"n": self.number, "at_us": self.at_us, "prev": previous}
         if self.of is None:
             fields |= {"act": self.act, "by": self.by, "why": self.why, "what": self.what}
@@ -60,8 +59,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Break:
-    """A place where the chain does not hold. ``line`` counts from 1; ``number`` is that of the record, if it can be
-    read."""
+    """A place where the chain is broken. ``line`` counts from 1; ``number`` is that of the record, if readable."""
 
     line: int
     number: int | None
@@ -73,29 +71,28 @@ class Break:
 
 
 def origin(place: int | str) -> str:
-    """Return the value that stands for the hash before the first record. It differs between shards, so a file of
-    another shard is noticed. ``place``: a
-    shard's number, or what keeps the record otherwise."""
+    """Return the hash that precedes the first record: it differs between shards, so a file of another shard is
+    detected. ``place``: a shard's number, or the name of another place."""
     named = f"shard {place}" if isinstance(place, int) else place
     return hashlib.sha256(f"EscrowMQ acts of {named}".encode()).hexdigest()
 
 
 def cut(text: str | None) -> str | None:
-    """``by`` or ``why`` as a record keeps it."""
+    """Truncate ``by`` or ``why`` to its stored length."""
     return text if text is None else text[:MOST_TEXT]
 
 
 def parse(line: bytes) -> tuple[Record, str, str]:
-    """Return the record of a line, the hash of the line before, its own. Raises ValueError for what is no record."""
+    """Parse a line; return its record, the previous line's hash and its own. Raises ValueError for anything else."""
     try:
         fields = json.loads(line)
         return _record(fields), _hash_in(fields["prev"]), _hash_in(fields["hash"])
     except (ValueError, KeyError, TypeError, RecursionError) as problem:
-        raise ValueError(f"this is no record of an act: {problem!r:.100}") from None
+        raise ValueError(f"this is not a record of an act: {problem!r:.100}") from None
 
 
 def is_sealed(line: bytes) -> bool:
-    """Return whether the line is, byte for byte, what its content would be sealed as."""
+    """Decide whether the line equals, byte for byte, the sealed form of its content."""
     try:
         fields = json.loads(line)
         fields.pop("hash")
@@ -105,8 +102,7 @@ def is_sealed(line: bytes) -> bool:
 
 
 def successor(line: bytes) -> str:
-    """Return the value that the next line has as ``prev``: the hash of this line, or of its bytes if it carries
-    none."""
+    """Return the ``prev`` of the next line: this line's hash, or the hash of its bytes if it has none."""
     try:
         return parse(line)[2]
     except ValueError:
@@ -114,10 +110,8 @@ def successor(line: bytes) -> str:
 
 
 def verify(lines: Iterable[bytes], place: int | str, last: tuple[int, str] | None) -> tuple[int, list[Break]]:
-    """Return how many records there are, and every place where the chain is broken. ``last``: number and hash of the
-    last
-    record as the file beside it has them (None: there is none); ``place`` as for :func:`origin`; lines come without
-    their ends."""
+    """Return the number of records, and every place where the chain is broken. ``last``: number and hash of the last
+    record from the file beside it (None: no file); ``place`` as for :func:`origin`; lines come without newlines."""
     breaks: list[Break] = []
     previous, number, count = origin(place), 0, 0
     for count, line in enumerate(lines, 1):
@@ -128,9 +122,9 @@ def verify(lines: Iterable[bytes], place: int | str, last: tuple[int, str] | Non
             previous, number = successor(line), number + 1
             continue
         if not is_sealed(line):
-            breaks.append(Break(count, record.number, "it was changed: its hash is not that of its content"))
+            breaks.append(Break(count, record.number, "it was changed: its hash does not match its content"))
         if before != previous:
-            what = "the line before it is not the one that it follows"
+            what = "the previous line is not its predecessor"
             if record.number > number + 1:
                 what = f"{_missing(number + 1, record.number - 1)} missing before it"
             breaks.append(Break(count, record.number, what))
@@ -141,7 +135,7 @@ def verify(lines: Iterable[bytes], place: int | str, last: tuple[int, str] | Non
         if last[0] > number:
             breaks.append(Break(count + 1, last[0], f"{_missing(number + 1, last[0])} missing at the end"))
         elif last[0] == number:
-            breaks.append(Break(count, number, "it is not the last record that was written"))
+            breaks.append(Break(count, number, "it is not the last written record"))
     return count, breaks
 
 
@@ -158,12 +152,10 @@ def _record(fields: dict[str, Any]) -> Record:
     act = fields["act"]
     if not isinstance(act, str):
         raise ValueError("no act is named")
-    return Record(
-        number, at_us, act, fields.get("by"), fields.get("why"), dict(fields["what"]), ended=_read_end(fields)
-    )
+    return Record(number, at_us, act, fields.get("by"), fields.get("why"), dict(fields["what"]), ended=_ended(fields))
 
 
-def _read_end(fields: dict[str, Any]) -> dict[str, Any] | None:
+def _ended(fields: dict[str, Any]) -> dict[str, Any] | None:
     return dict(fields["ended"]) if fields.get("ended") is not None else None
 
 

@@ -1,9 +1,9 @@
-"""The file ``acts.journal`` of a data folder: records are appended, made durable before the act is done, and never
+"""The file ``acts.journal`` of a data folder: records are appended durably before the act is applied, and never
 changed.
 
-Beside it ``acts.last`` has the number and the hash of the last record, written after it. A line that a crash left
-without its end was nobody's: it is cut off when the next record is written. No retention removes records. A data folder
-without acts has neither file.
+The file ``acts.last`` contains the number and the hash of the last record, and is written after it. An incomplete line
+after a crash was never confirmed: the next record overwrites it. Retention removes no records. A data folder without
+acts has neither file.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ logger = logging.getLogger(__name__)
 
 NAME = "acts.journal"
 LAST = "acts.last"
-_PIECE, _FEW = 1 << 20, 4096
+_PIECE, _LINE_BYTES = 1 << 20, 4096
 PAGE_BYTES = 8 << 20
-"""Of one listing: an act of 100,000 ids takes some megabytes."""
+"""Maximum bytes of one listing: an act of 100,000 ids takes some megabytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """An act with its end, if it has one. ``hash``: of the record of its begin."""
+    """An act with its end, if it has one. ``hash``: of the record of its start."""
 
     begun: Record
     ended: Record | None
@@ -42,40 +42,37 @@ class Listed:
 
 @dataclass(slots=True)
 class Done:
-    """The result of an operator action, set before the block that runs it ends."""
+    """Outcome of an act, set before the block that applies it ends."""
 
     ended: dict[str, Any] = field(default_factory=dict)
 
 
 class Journal:
-    """The acts of one shard. Thread-safe; ``clock`` gives microseconds since 1970.
-
-    A journal that only reads (of a folder without a broker) has the same methods but for :meth:`act`.
-    """
+    """The acts of one shard. Thread-safe; ``clock`` returns microseconds since 1970. A read-only journal (of a folder
+    without a broker) has the same methods except :meth:`act`."""
 
     def __init__(self, disk: Disk, shard: int) -> None:
         self._disk = disk
         self._shard = shard
         self._lock = threading.Lock()
         self._file: File | None = None
-        self._acts = array("q")  # number of each act,
-        self._begins = array("q")  # where its record begins,
-        self._ends = array("q")  # and where that of its end begins; -1 without one
+        self._acts = array("q")  # number of each act
+        self._begins = array("q")  # position of its record
+        self._ends = array("q")  # position of the record of its end; -1 without one
         self._size = 0
         self._torn = False
         self._hash = origin(shard)
         self._number = 0
         self._open: dict[int, Record] = {}
-        self._under_way: set[int] = set()
+        self._in_progress: set[int] = set()
         self._failure: EscrowError | None = None
         self.ship: Callable[[bytes], None] | None = None
-        """Of a log that others follow: called with the line of a record, on the thread of the act, before the line is
-        written here. It returns when the line is durable elsewhere; what it raises leaves that open, so nothing is
-        recorded any more."""
+        """For a log with followers: called with the line of a record before it is written here; returns when it is
+        durable elsewhere. After an exception that is unknown, so recording stops. Runs on the thread of the act."""
 
     @property
     def failure(self) -> EscrowError | None:
-        """Why nothing is recorded any more, so that no act is done until the shard is opened anew."""
+        """Reason why recording stopped; no act is applied until the shard is reopened."""
         return self._failure
 
     # Writing
@@ -89,23 +86,23 @@ class Journal:
         by: str | None = None,
         why: str | None = None,
     ) -> Iterator[Done]:
-        """Record an act, durably, before the block does it; and afterwards what came of it, which the block puts into
-        the :class:`Done` that it is given, or the error that it raised.
+        """Record an act durably before the block applies it, and afterwards its outcome from the :class:`Done`, or its
+        error.
 
         Raises Overloaded(DISK_FULL, OUT_OF_RESOURCES) or Unknown(SHARD_STOPPED) if the act cannot be recorded: the
-        block is not entered. If only its end cannot be recorded the act stays open, and what became of it is found out
-        when the shard is opened next.
+        block is not entered. If only its end cannot be recorded the act stays open, and its outcome is determined when
+        the shard is opened next.
         """
         with self._lock:
-            begun = Record(self._next(), now_us(), act, cut(by), cut(why), dict(what))
+            begun = Record(self._next_number(), now_us(), act, cut(by), cut(why), dict(what))
             self._append(begun)
-            self._under_way.add(begun.number)
+            self._in_progress.add(begun.number)
         reach("acts.recorded")
         done = Done()
         try:
             yield done
         except EscrowError as problem:
-            if problem.code is Code.SHARD_STOPPED:  # nobody knows
+            if problem.code is Code.SHARD_STOPPED:  # outcome unknown
                 raise
             done.ended = {"refused": problem.code.name}
             self._end(begun, done, now_us)
@@ -115,23 +112,23 @@ class Journal:
             self._end(begun, done, now_us)
         finally:
             with self._lock:
-                self._under_way.discard(begun.number)
+                self._in_progress.discard(begun.number)
 
     def _end(self, begun: Record, done: Done, now_us: Callable[[], int]) -> None:
         with self._lock, suppress(EscrowError):
-            self._append(Record(self._next(), now_us(), of=begun.number, ended=done.ended))
+            self._append(Record(self._next_number(), now_us(), of=begun.number, ended=done.ended))
 
     def resolve(self, found: Callable[[Record], dict[str, Any]], now_us: int) -> int:
-        """Give every act that a broker's end left without an end what ``found`` finds out about it; how many."""
+        """Record the outcome, from ``found``, of every act that a broker crash left open; return their number."""
         with self._lock:
-            self._read()
-            left = [record for number, record in self._open.items() if number not in self._under_way]
+            self._read_new_lines()
+            left = [record for number, record in self._open.items() if number not in self._in_progress]
             for record in left:
-                self._append(Record(self._next(), now_us, of=record.number, ended=found(record)))
+                self._append(Record(self._next_number(), now_us, of=record.number, ended=found(record)))
             return len(left)
 
-    def _next(self) -> int:
-        self._read()
+    def _next_number(self) -> int:
+        self._read_new_lines()
         return self._number + 1
 
     def _append(self, record: Record) -> None:
@@ -154,35 +151,35 @@ class Journal:
                 self.ship(line)
                 self._file.write_at(self._size, [line])
             self._file.sync()
-        except (OSError, EscrowError) as problem:  # nobody knows what the record holds now
+        except (OSError, EscrowError) as problem:  # the content of the record is unknown now
             self._failure = error(Code.SHARD_STOPPED, f"the record of acts failed: {problem}")
             logger.error("%s", self._failure.message)
             raise self._failure from problem
         self._torn = False
-        self._took(record, len(line))
+        self._index(record, len(line))
         self._number, self._hash = record.number, digest
         self._save_last()
 
     def save_last(self) -> None:
-        """Make the file beside the record again: of a copy, it is derived."""
+        """Rewrite the file beside the record; in a copy it is derived."""
         with self._lock:
-            self._read()
+            self._read_new_lines()
             if self._number:
                 self._save_last()
 
     def _save_last(self) -> None:
         try:
             replace_file(self._disk, LAST, [[f"{self._number} {self._hash}\n".encode()]])
-        except OSError as problem:  # the record stands; the file beside it says more with the next one
+        except OSError as problem:  # the record is safe; the next one updates the file beside it
             logger.warning("the file %s could not be written: %s", LAST, problem)
 
     def follow(self, begin: int, lines: bytes | memoryview) -> None:
-        """Take in whole lines that were recorded elsewhere, and begin at byte ``begin`` of the record. Corrupt(DAMAGED)
-        if they do not follow what there is; Overloaded or Corrupt(LOG_FAILED) if they cannot be written."""
+        """Append complete lines that were recorded elsewhere, at byte ``begin`` of the record. Raises Corrupt(DAMAGED)
+        if they do not follow the existing ones; Overloaded or Corrupt(LOG_FAILED) if they cannot be written."""
         with self._lock:
-            self._read()
+            self._read_new_lines()
             if begin != self._size or bytes(lines[-1:]) != b"\n":
-                what = f"the record of acts has {self._size} bytes, and lines at {begin} are to follow"
+                what = f"the record of acts has {self._size} bytes, but new lines start at {begin}"
                 raise error(Code.DAMAGED, what)
             try:
                 if self._file is None:
@@ -194,13 +191,13 @@ class Journal:
                 raise disk_error(problem) from problem
             self._torn = False
             for line in bytes(lines).split(b"\n")[:-1]:
-                self._took_line(line)
+                self._index_line(line)
             self._save_last()
 
     def read_bytes(self, begin: int, size: int) -> bytes:
-        """Return bytes of the whole lines, from ``begin`` on."""
+        """Return bytes of complete lines, from ``begin`` on."""
         with self._lock:
-            self._read()
+            self._read_new_lines()
             size = min(size, self._size - begin)
             try:
                 with closing(self._disk.open(NAME)) as file:
@@ -220,13 +217,12 @@ class Journal:
     # Reading
 
     def listed(self, after: int = 0, limit: int = 1000, *, newest: bool = False) -> list[Listed]:
-        """Return the first acts with numbers above ``after``, or the ``newest``, in their order: at most ``limit``,
-        and no more than :data:`PAGE_BYTES` bytes of them but for one act that is larger. What cannot be read as a
-        record is left out: see :meth:`verify`."""
+        """Return acts with numbers above ``after``, or the ``newest``, in order: at most ``limit``, and at most
+        :data:`PAGE_BYTES` unless the first is larger. Unreadable records are omitted: see :meth:`verify`."""
         found: list[Listed] = []
         size = 0
         with self._lock:
-            self._read()
+            self._read_new_lines()
             start = bisect_right(self._acts, after)
             if newest:
                 start = max(start, len(self._acts) - limit)
@@ -242,32 +238,31 @@ class Journal:
         return found[::-1] if newest else found
 
     def has_after(self, number: int) -> bool:
-        """Return whether there are acts with higher numbers."""
+        """Decide whether there are acts with higher numbers."""
         with self._lock:
             return bool(self._acts) and self._acts[-1] > number
 
     def extent(self) -> tuple[int, int, str]:
-        """Return the bytes of the whole lines, the number of the last record and its hash, as far as a copy counts."""
+        """Return the bytes of the complete lines, and number and hash of the last record: the valid part for a copy."""
         with self._lock:
-            self._read()
+            self._read_new_lines()
             return self._size, self._number, self._hash
 
     def verify(self) -> tuple[int, str, list[Break]]:
-        """Return how many records there are, the hash of the last one, and every place where the chain is broken."""
+        """Return the number of records, the hash of the last one, and every place where the chain is broken."""
         with self._lock:
-            self._read()
-            count, breaks = verify(self._lines(0, self._size), self._shard, self._last())
+            self._read_new_lines()
+            count, breaks = verify(self._lines(0, self._size), self._shard, self._read_last())
             if self._file is not None and next(self._lines(self._size), None) is not None:
-                breaks.append(Break(count + 1, None, "somebody put this behind the last record"))
+                breaks.append(Break(count + 1, None, "it was appended after the last record"))
             return count, self._hash, breaks
 
     def _line_at(self, begin: int) -> bytes:
         return next(self._lines(begin), b"")
 
     def _lines(self, begin: int, end: int = 1 << 62) -> Iterator[bytes]:
-        """Yield the whole lines between two places, without their ends. Raises Overloaded or Corrupt if the disk
-        fails."""
-        rest, size = b"", _FEW if begin else _PIECE
+        """Yield complete lines between two positions, without newlines. Raises the errors of a failed disk."""
+        rest, size = b"", _LINE_BYTES if begin else _PIECE
         try:
             with closing(self._disk.open(NAME)) as file:
                 while piece := file.read_at(begin, min(size, end - begin)):
@@ -279,45 +274,45 @@ class Journal:
         except OSError as problem:
             raise disk_error(problem) from problem
 
-    def _last(self) -> tuple[int, str] | None:
+    def _read_last(self) -> tuple[int, str] | None:
         try:
             number, digest = read_file(self._disk, LAST).decode().split()
             return int(number), digest
         except (OSError, ValueError):
             return None
 
-    def _read(self) -> None:
-        """Read the lines behind the known ones: at first all; of a folder in use, what was added since."""
+    def _read_new_lines(self) -> None:
+        """Process lines after the known ones: at first all of them; in a folder in use the new ones."""
         try:
             if self._file is not None or NAME not in self._disk.list():
                 return
         except OSError as problem:
             raise disk_error(problem) from problem
-        last = self._last()
+        last = self._read_last()
         lines = self._lines(self._size)
         ahead = next(lines, None)
         while ahead is not None:
             line, ahead = ahead, next(lines, None)
             if ahead is None and not is_sealed(line) and (last is None or last[0] <= self._number):
-                break  # its write was under way when everything stopped, so nobody got an answer
-            self._took_line(line)
-        self._torn = True  # whatever stands behind the last whole line
-        if last is not None and last[0] > self._number:  # somebody cut the end off: the gap is to be seen for ever
-            logger.error("of %s records are missing: %d to %d", NAME, self._number + 1, last[0])
+                break  # a crash interrupted its write, so it was never confirmed
+            self._index_line(line)
+        self._torn = True  # due to bytes after the last complete line
+        if last is not None and last[0] > self._number:  # the end was removed: keep the gap visible
+            logger.error("records of %s are missing: %d to %d", NAME, self._number + 1, last[0])
             self._number, self._hash = last
 
-    def _took_line(self, line: bytes) -> None:
-        """Take in the next whole line, which comes without its end."""
+    def _index_line(self, line: bytes) -> None:
+        """Process the next complete line, without its newline."""
         self._hash = successor(line)
         self._number += 1
         with suppress(ValueError):
             record, _, _ = parse(line)
             self._number = record.number
-            self._took(record, 0)
+            self._index(record, 0)
         self._size += len(line) + 1
 
-    def _took(self, record: Record, size: int) -> None:
-        """Note where a record stands, ``size`` bytes from the end of what is known on."""
+    def _index(self, record: Record, size: int) -> None:
+        """Index a record that starts ``size`` bytes before the end of the known part."""
         if record.of is None:
             self._acts.append(record.number)
             self._begins.append(self._size)

@@ -1,4 +1,4 @@
-"""Operator actions as clients see them, in the same form from a broker and a database; the current operator."""
+"""Renders operator actions for clients (same form from broker and database), and finds the current operator."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from escrowmq.wire.actions.acts import Act, Broken
 
 
 def acting_user() -> str:
-    """Return who acts: user and host, as the operating system names them. Nobody verifies it."""
+    """Return user and host from the operating system, unverified."""
     return f"{_user()}@{socket.gethostname()}"
 
 
@@ -27,13 +27,13 @@ def _user() -> str:
 
 
 def results(codes: Sequence[str]) -> dict[str, Any]:
-    """Summarize the results of an operation on many things: the code of each, or one code if all are equal."""
+    """Return the recorded outcome of an act on many items: the code of each, or only one code if all are equal."""
     kinds = Counter(codes)
     return {"results": dict(kinds)} if len(kinds) < 2 else {"results": dict(kinds), "each": list(codes)}
 
 
-def told(one: Listed) -> Act:
-    """Return an act with what came of it."""
+def to_act(one: Listed) -> Act:
+    """Convert an act with its outcome."""
     begun, ended = one.begun, one.ended
     act = Act(
         number=begun.number, time_us=begun.at_us, act=begun.act or "", by=begun.by, why=begun.why, what=begun.what,
@@ -44,17 +44,17 @@ def told(one: Listed) -> Act:
     return act
 
 
-def in_words(act: Mapping[str, Any], shortly: Callable[[Mapping[str, Any]], str]) -> str:
-    """Describe the result of an operator action; ``shortly`` describes an end without results."""
+def describe_outcome(act: Mapping[str, Any], shortly: Callable[[Mapping[str, Any]], str]) -> str:
+    """Describe the outcome of an act; ``shortly`` describes an end without results."""
     ended = act.get("ended")
     if ended is None:
-        return "under way"
+        return "in progress"
     if "refused" in ended:
         return f"refused: {ended['refused']}"
     if "interrupted" in ended:
         found = ended["found"]
         seen = _counts(found["results"]) if isinstance(found, dict) and "results" in found else found
-        return f"the broker ended meanwhile; found: {seen}"
+        return f"the broker stopped meanwhile; found: {seen}"
     return _counts(ended["results"]) if "results" in ended else shortly(ended)
 
 
@@ -62,8 +62,8 @@ def _counts(results: Mapping[str, int]) -> str:
     return ", ".join(f"{count:,} {code}" for code, count in results.items())
 
 
-def told_breaks(breaks: Iterable[Break]) -> list[Broken]:
-    """Return the places where a chain is broken."""
+def to_broken(breaks: Iterable[Break]) -> list[Broken]:
+    """Convert the places where a chain is broken."""
     broken: list[Broken] = []
     for one in breaks:
         place = Broken(line=one.line, what=one.what)

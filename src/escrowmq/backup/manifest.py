@@ -19,7 +19,7 @@ import msgspec
 from escrowmq.errors import Code, Misuse, error
 from escrowmq.log.report import DamagedLog
 from escrowmq.log.segments import segment_base
-from escrowmq.platform.disk import Disk, checked_name, replace_file
+from escrowmq.platform.disk import Disk, check_file_name, replace_file
 
 NAME = "backup.json"
 FORMAT = 1
@@ -104,7 +104,7 @@ class Manifest:
                 raise ValueError(f"{name} is {getattr(self, name)}")
         if not 0 < self.shard < 1 << 32:
             raise ValueError(f"shard is {self.shard}")
-        names = [checked_name(file.name) for file in self.files]
+        names = [check_file_name(file.name) for file in self.files]
         if len(set(names)) < len(names) or NAME in names:
             raise ValueError("a file is named twice")
         if not any(segment_base(name) == self.first for name in names):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from escrowmq.acts import Done, Journal, Record
-from escrowmq.acts.telling import results, told, told_breaks
+from escrowmq.acts.telling import results, to_act, to_broken
 from escrowmq.broker.reads.readable import Readable
 from escrowmq.errors import EscrowError
 from escrowmq.ledger import listings
@@ -56,7 +56,7 @@ def page(engine: Readable, request: acts.List, most: int) -> acts.Page:
     """One page: as many acts as are asked for, or as go into one answer."""
     journal, newest = engine.log.acts, request.get("newest", False)
     found = journal.listed(request.get("after", 0), request.get("limit", most), newest=newest)
-    answer = acts.Page(acts=[told(one) for one in found])
+    answer = acts.Page(acts=[to_act(one) for one in found])
     if found and not newest and journal.has_after(found[-1].begun.number):
         answer["next"] = found[-1].begun.number
     return answer
@@ -65,7 +65,7 @@ def page(engine: Readable, request: acts.List, most: int) -> acts.Page:
 def verified(engine: Readable) -> acts.Verified:
     """Verify the chain of the record of operator actions."""
     count, last, breaks = engine.log.acts.verify()
-    return {"shard": engine.log.shard, "records": count, "last": last, "broken": told_breaks(breaks)}
+    return {"shard": engine.log.shard, "records": count, "last": last, "broken": to_broken(breaks)}
 
 
 # After a crash

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from escrowmq.acts.telling import in_words
+from escrowmq.acts.telling import describe_outcome
 from escrowmq.cli.failures import Exit
 from escrowmq.cli.options import DEFAULT_URL, Json, Limit, Url, admin_at
 from escrowmq.cli.printing import Columns, cell, duration, moment, notice, print_facts, print_json, print_rows
@@ -58,7 +58,7 @@ def list_(
         "what": "act",
         "about": lambda one: _shortly(one["what"]),
         "why": lambda one: one["why"] or "",
-        "came of it": lambda one: in_words(one, _shortly),
+        "came of it": lambda one: describe_outcome(one, _shortly),
     }
     print_rows(found, json, columns, "no such acts")
 
@@ -90,7 +90,7 @@ def show(
                 **facts,
                 "why": one["why"],
                 **_whole(one),
-                "came of it": in_words(one, _shortly) + took,
+                "came of it": describe_outcome(one, _shortly) + took,
                 "hash": one["hash"],
             }
         )

@@ -1,11 +1,12 @@
-"""Half messages without check-back, repaired by two sets of ids: what was announced less what had its effect.
+"""Half messages without check-back: two sets of ids, announced and handled, and a scheduler that repairs their
+difference.
 
-The producer ends its transactions one way and announces each committed one by its id, in a second topic. Whoever
-handles a message records its id in the *commit set*, together with the effect; whoever reads the announcements records
-them in the *half set*. On a schedule half − commit is taken: each id in it is looked up and handled, once, however
-often it is found.
+The producer ends its transactions one way and announces each committed one by its id, in a second topic. Consumers of
+the messages record the id in the *commit set*, together with the effect. Consumers of the announcements record it in
+the *half set*. A scheduler periodically takes half − commit: it looks up each id and handles it, once, however often it
+is found.
 
-Names load when they are first used; without SQLAlchemy (or redis) they raise Misuse(MISSING_PACKAGE).
+Names load on first use; without SQLAlchemy (or redis) they raise Misuse(MISSING_PACKAGE).
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ __all__ = [  # noqa: RUF022  # grouped, not sorted
     "Announcing",
     "Announced",
     "Prepared",
-    # where the sets live
+    # set stores
     "open_sets",
     "RedisSets",
     "SqlSets",
@@ -77,7 +78,7 @@ __all__ = [  # noqa: RUF022  # grouped, not sorted
     "Report",
     "Statistics",
     "Journal",
-    # a person
+    # operators
     "Case",
     "CaseState",
     "count_cases",

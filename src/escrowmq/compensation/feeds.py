@@ -1,8 +1,7 @@
-"""Sources of announced ids, as far as a scheduler and a recovery must know it: which are read for good, and how to
-read them again.
+"""Sources of announced ids, as a scheduler and a recovery need them: acknowledged positions, and reading again.
 
-``TopicKeys`` is a key topic of ours. Keys that come by another broker are :class:`GivenKeys`: their program reads them,
-gives them to the half set, and says here what it can.
+``TopicKeys`` is a key topic of this broker. :class:`GivenKeys` are keys from another broker: their program reads them,
+passes them to the half set, and provides these functions as far as it can.
 """
 
 from __future__ import annotations
@@ -18,38 +17,36 @@ from escrowmq.client.reading.reading import Partition
 from escrowmq.errors import AWAY, Code, EscrowError, Misuse, Rejected
 
 KeyTimes = tuple[Sequence[bytes], Sequence[int]]
-"""Ids, and when each key was stored (microseconds since 1970)."""
+"""Ids, and the time at which each key was stored (microseconds since 1970)."""
 
 _ROWS = 10_000
 _SLACK_US = 1_000
-"""A reading begins so much earlier: times travel as floating point numbers."""
+"""Reading starts this much earlier (µs), because times travel as floating-point numbers."""
 
 
 class KeyFeed(Protocol):
-    """The keys of one compensation, as the broker has them that carries them."""
+    """The keys of one compensation at their broker."""
 
     def now_us(self) -> int:
-        """Return the clock by which keys are stored; of several the slowest. Raises Overloaded or Unknown if nobody
-        answers."""
+        """Return the time of the clock by which keys are stored, the slowest if there are several. Raises Overloaded or
+        Unknown if no broker responds."""
         ...
 
     def acknowledged_us(self) -> int | None:
-        """Return a time before which every key was acknowledged, so is in the set store; None: that is unknown now.
-
-        It must not be too late by a moment: with an emptied store, keys from before it are not read again.
-        """
+        """Return a time before which every key was acknowledged, so is in the set store; None if unknown now. It must
+        never be too late: if the store was emptied, keys from before it are not read again."""
         ...
 
     def read_again(self, since_us: int) -> Iterator[KeyTimes]:
-        """Return all keys that were stored then or later, acknowledged or not, in parts of at most 10,000; more
-        than that do no harm. Raises an EscrowError if some cannot be read now, or never."""
+        """Yield all keys stored then or later, acknowledged or not, in parts of at most 10,000; extra keys do no harm.
+        Raises an EscrowError if some cannot be read now, or ever."""
         ...
 
 
 def id_of_key(key: str | None, message_id: bytes) -> bytes:
-    """Return the id that a key message announces: its key, 32 hex digits. Anything else stands for its own message id,
-    which is the announced one,
-    too, where our producer made it; a stray message so becomes a case for a person and is not lost."""
+    """Return the id that a key message announces: its key, 32 hex digits, else its own message id. Messages of our
+    producer have the announced id as message id, too. A stray message so becomes a case for an operator and is not
+    lost."""
     if key is not None and len(key) == 32:
         try:
             return bytes.fromhex(key)
@@ -59,7 +56,7 @@ def id_of_key(key: str | None, message_id: bytes) -> bytes:
 
 
 class TopicKeys:
-    """The keys in a topic of ours, consumed by ``group``."""
+    """The keys in a topic of this broker, consumed by ``group``."""
 
     def __init__(self, bus: Bus, topic: str, group: str) -> None:
         self._bus = bus
@@ -67,15 +64,15 @@ class TopicKeys:
         self.group = group
 
     def now_us(self) -> int:
-        """Return the slowest clock of the brokers that are there."""
+        """Return the slowest clock of the reachable brokers."""
         answers = self._bus.admin.hello()
         if not answers:
-            raise away(answers.missing, "no broker tells the time")
+            raise away(answers.missing, "no broker reports its time")
         return min(answer.get("time_us", time.time_ns() // 1000) for answer in answers)
 
     def acknowledged_us(self) -> int | None:
-        """Return the brokers' now, asked first, or the store time of the first key that is not acknowledged,
-        whichever is earlier."""
+        """Return the brokers' time, read first, or the store time of the first unacknowledged key, whichever is
+        earlier."""
         try:
             now_us = self.now_us()
             listed = self._bus.admin.groups()
@@ -101,14 +98,15 @@ class TopicKeys:
         for line in ends:
             first = max(floors.get((line["broker"], line["queue"]), 0), line["head"])
             if first < line["end"]:
-                stored_us = self._read_stored_us((line["shard"], line["queue"]), first)
+                stored_us = self._stored_us((line["shard"], line["queue"]), first)
                 if stored_us is None:
                     return None
                 times.append(stored_us)
         return min(times)
 
-    def _read_stored_us(self, place: Partition, offset: int) -> int | None:
-        """Return when the first message at or after an offset was stored; None: its broker does not say now."""
+    def _stored_us(self, place: Partition, offset: int) -> int | None:
+        """Return the store time of the first message at or after an offset; None if its broker does not provide it
+        now."""
         try:
             with self._bus.reader(self.topic, queues=[place], start={place: offset}, columns=["stored_us"]) as reader:
                 for batch in reader.batches(1, idle_timeout=0.0):
@@ -119,8 +117,8 @@ class TopicKeys:
         return None
 
     def read_again(self, since_us: int) -> Iterator[KeyTimes]:
-        """Yield the keys that the topic holds now, from that time on, acknowledged or not. Overloaded(BROKER_AWAY)
-        if a broker is away."""
+        """Yield the keys of the topic stored since then, acknowledged or not. Raises Overloaded(BROKER_AWAY) if a
+        broker is away."""
         since = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=max(since_us - _SLACK_US, 0))
         try:
             lines = self._bus.admin.offsets(self.topic, time=since)
@@ -128,36 +126,32 @@ class TopicKeys:
             if problem.code is not Code.UNKNOWN_TOPIC:
                 raise
             return
-        what = f"the keys in {self.topic} can only be read in part"
+        incomplete = f"the keys in {self.topic} can only be read in part"
         if missing := lines.missing or self._bus.missing():
-            raise away(missing, what)
+            raise away(missing, incomplete)
         ends = {(line["shard"], line["queue"]): line["end"] for line in lines}
         start = {(line["shard"], line["queue"]): max(line.get("offset_at", 0), line["head"]) for line in lines}
-        left = [place for place, first in start.items() if first < ends[place]]
-        if not left:
+        pending = [place for place, first in start.items() if first < ends[place]]
+        if not pending:
             return
         columns = ["key", "message_id", "stored_us"]
-        chosen = {place: start[place] for place in left}
-        with self._bus.reader(self.topic, queues=left, start=chosen, columns=columns) as reader:
+        chosen = {place: start[place] for place in pending}
+        with self._bus.reader(self.topic, queues=pending, start=chosen, columns=columns) as reader:
             for batch in reader.batches(_ROWS, idle_timeout=5.0):
                 rows = batch.arrow
                 pairs = zip(rows.column("key").to_pylist(), rows.column("message_id").to_pylist(), strict=True)
                 yield [id_of_key(key, identity) for key, identity in pairs], rows.column("stored_us").to_pylist()
-                positions = (
-                    reader.positions()
-                )  # without the queues of a broker that went away just now, until it is back
-                if all(positions.get(place, start[place]) >= ends[place] for place in left):
+                # lacks the queues of a broker that just became unreachable
+                positions = reader.positions()
+                if all(positions.get(place, start[place]) >= ends[place] for place in pending):
                     return
-            raise away(reader.missing, what)
+            raise away(reader.missing, incomplete)
 
 
 class GivenKeys:
-    """Keys that come by another broker: what their program can say of them.
-
-    ``acknowledged_us`` and ``read_again`` as of :class:`KeyFeed`. Without the first ``settled_us`` never moves, so a
-    recovery reads everything again; without the second a store that lost its entries stays suspended, with an error
-    that says so.
-    """
+    """Keys that another broker carries, described by functions of their program. ``acknowledged_us`` and ``read_again``
+    are those of :class:`KeyFeed`. Without the first, ``settled_us`` never advances, so a recovery reads everything
+    again; without the second, a store that lost its entries stays suspended, with an error."""
 
     def __init__(
         self,
@@ -171,20 +165,20 @@ class GivenKeys:
         self._now_us = now_us
 
     def now_us(self) -> int:
-        """Return the clock that was given, or this machine's."""
+        """Return the time of the given clock, else of this machine."""
         return time.time_ns() // 1000 if self._now_us is None else self._now_us()
 
     def acknowledged_us(self) -> int | None:
-        """Return the given time, or None if it is unknown."""
+        """Return the result of the given function, else None (unknown)."""
         return None if self._acknowledged_us is None else self._acknowledged_us()
 
     def read_again(self, since_us: int) -> Iterator[KeyTimes]:
-        """Yield the given keys. Misuse(BAD_SETTING) without it."""
+        """Yield the keys from the given function. Raises Misuse(BAD_SETTING) without it."""
         if self._read_again is None:
-            text = "the set store has lost what it held, and nothing was given that reads the keys again"
+            text = "the set store has lost its entries, and no function was given that reads the keys again"
             raise Misuse(
                 Code.BAD_SETTING,
                 text,
-                "give GivenKeys(read_again=...), then run it again; it stays suspended until then",
+                "give GivenKeys(read_again=...), then run it again; the compensation stays suspended until then",
             )
         yield from self._read_again(since_us)

@@ -1,8 +1,7 @@
-"""The half-set consumer: whoever reads the announcements records them in the half set, and acknowledges them only then.
+"""The half-set consumer: records announcements in the half set, and acknowledges them only then.
 
-What was acknowledged is in the store, or the store was lost: then ``settled_us`` of the journal says from where the
-topic is read again. While the compensation is suspended nothing is taken, so announcements wait where they are safe, at
-the broker.
+An acknowledged announcement is in the store, or the store was lost: then ``settled_us`` of the journal is the time from
+which the topic is read again. During a suspension nothing is consumed, so announcements stay safe at the broker.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from sqlalchemy.exc import DBAPIError
 from escrowmq.client.bus import Bus
 from escrowmq.compensation.feeds import KeyFeed, TopicKeys, id_of_key
 from escrowmq.compensation.journal import Database, Journal
-from escrowmq.compensation.recovery import MARGIN, Recovery, pieces
+from escrowmq.compensation.recovery import MARGIN, Recovery, split_pieces
 from escrowmq.compensation.sets.seam import SetStore
 from escrowmq.errors import Code, EscrowError, error
 from escrowmq.outbox.dialects import in_a_line
@@ -33,18 +32,17 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 NEVER_DEAD = 1 << 30
-"""Deliveries until a key would be a dead letter, and so forgotten: a store may be away for long."""
+"""Deliveries until a key becomes a dead letter, and so is lost: a store may be unavailable for long."""
 POLL = 0.5
-"""Seconds between two looks whether to stop."""
+"""Poll interval (s) for the stop event."""
 FIRST_PAUSE, LAST_PAUSE = 0.2, 5.0
-"""Seconds between two looks whether the store is back."""
+"""Shortest and longest pause (s) between two checks whether the store is available."""
 
 
 class HalfSet:
-    """The half set of one compensation, for whoever has announced ids and their times: what comes by another broker,
-    too.
+    """The half set of one compensation, for any reader of announced ids and their times, also from another broker.
 
-    ``group`` (None: the name of ``sets``) names the marks of the consumers of the messages, which a recovery reads.
+    ``group`` (None: the name of ``sets``) names the marks of the message consumers, which a recovery reads.
     Thread-safe.
     """
 
@@ -56,28 +54,25 @@ class HalfSet:
         self._recovery = Recovery(self.journal, sets, feed, sets.name if group is None else group, margin)
 
     def ready(self) -> bool:
-        """Return whether announcements may be taken from their broker now; a recovery is made if one is needed. Raises
-        Misuse(NO_TABLES | SCHEMA_VERSION), and the database's own errors."""
+        """Decide whether announcements may be consumed now, after a recovery if one is needed. Raises Misuse(NO_TABLES
+        | SCHEMA_VERSION), and the database's own errors."""
         return self._recovery.ensure() is not None
 
     @property
     def problem(self) -> EscrowError | None:
-        """Why :meth:`ready` said no."""
+        """The reason why :meth:`ready` returned False."""
         return self._recovery.problem
 
     def add(self, ids: Sequence[bytes], stored_us: Sequence[int]) -> None:
-        """Record announcements, each with the time at which its broker stored it (microseconds since 1970). Acknowledge
-        them at that broker when this has returned, and not otherwise.
-
-        Raises Overloaded(QUEUE_FULL) while the compensation is suspended, and the errors of a set store, which suspend
-        it.
-        """
+        """Record announcements with the times at which their broker stored them (microseconds since 1970). Acknowledge
+        them at that broker only after this has returned. Raises Overloaded(QUEUE_FULL) while the compensation is
+        suspended, and the errors of a set store, which suspend it."""
         standing = self.journal.read()
         if standing is None or standing.suspended:
-            raise error(Code.QUEUE_FULL, f"compensation {self._sets.name} is suspended", "wait until ready() says so")
+            raise error(Code.QUEUE_FULL, f"compensation {self._sets.name} is suspended", "wait until ready() is True")
         try:
-            for some, times in zip(pieces(ids), pieces(stored_us), strict=True):
-                self._sets.add_halves(some, times)
+            for part, times in zip(split_pieces(ids), split_pieces(stored_us), strict=True):
+                self._sets.add_halves(part, times)
         except EscrowError as problem:
             self._recovery.suspend(problem)
             raise
@@ -85,10 +80,10 @@ class HalfSet:
 
 
 class HalfSetConsumer:
-    """Consumes a key topic of ours into the half set. Several may run at once.
+    """Consumes a key topic of this broker into the half set. Several may run at once.
 
-    ``group`` is the consumer group of the keys (None: the name of ``sets`` and ``.keys``); ``marks`` the group of the
-    consumers of the messages (None: the name of ``sets``). Raises as :class:`Journal`.
+    ``group`` is the consumer group of the keys (None: the name of ``sets`` plus ``.keys``); ``marks`` the group of the
+    message consumers (None: the name of ``sets``). Raises as :class:`Journal`.
     """
 
     def __init__(
@@ -110,66 +105,64 @@ class HalfSetConsumer:
         self.half_set = HalfSet(database, sets, TopicKeys(bus, topic, self.group), group=marks, margin=margin)
 
     def run(self, stop: threading.Event | None = None, idle_timeout: float | None = None) -> int:
-        """Consume until ``stop`` is set, or no key was taken for ``idle_timeout`` seconds; how many were.
-
-        A store, broker or database that is away is waited for. Raises Misuse(NO_TABLES | SCHEMA_VERSION) and what else
-        waiting does not mend.
-        """
-        ended = threading.Event() if stop is None else stop
+        """Consume until ``stop`` is set, or no key arrived for ``idle_timeout`` seconds; return the number of keys.
+        Waits while a store, broker or database is unavailable. Raises Misuse(NO_TABLES | SCHEMA_VERSION) and other
+        permanent errors."""
+        stopping = threading.Event() if stop is None else stop
         backoff = Backoff(FIRST_PAUSE, LAST_PAUSE)
         count, last = 0, time.monotonic()
-        while not ended.is_set() and not _idle(last, idle_timeout):
+        while not stopping.is_set() and not _is_idle(last, idle_timeout):
             before = count
             try:
                 if self.half_set.ready():
                     with self._bus.consumer(self.group, self._topic, max_attempts=NEVER_DEAD) as consumer:
                         backoff.worked()
-                        while not ended.is_set() and not _idle(last, idle_timeout):
-                            taken = self._some(consumer, POLL if idle_timeout is None else min(POLL, idle_timeout))
-                            if taken:
-                                count, last = count + taken, time.monotonic()
+                        while not stopping.is_set() and not _is_idle(last, idle_timeout):
+                            keys = self._receive(consumer, POLL if idle_timeout is None else min(POLL, idle_timeout))
+                            if keys:
+                                count, last = count + keys, time.monotonic()
                     continue
             except EscrowError as problem:
-                if not _passes(problem):
+                if not _is_temporary(problem):
                     raise
                 logger.warning("the half set of %s waits: %s", self.half_set.journal.name, problem)
             except DBAPIError as problem:
                 logger.warning("the half set of %s waits: %s", self.half_set.journal.name, in_a_line(problem))
             if count == before:
-                ended.wait(min(backoff.failed(), POLL if idle_timeout is None else min(POLL, idle_timeout)))
+                stopping.wait(min(backoff.failed(), POLL if idle_timeout is None else min(POLL, idle_timeout)))
         return count
 
-    def _some(self, consumer: Consumer, wait: float) -> int:
-        """Return the keys of one batch, if one comes within ``wait`` seconds."""
+    def _receive(self, consumer: Consumer, wait: float) -> int:
+        """Record one batch of keys if it arrives within ``wait`` seconds; return their number."""
         for batch in consumer.batches(self._max, idle_timeout=wait):
             try:
-                self._take(batch)
+                self._record(batch)
             except BaseException:
                 batch.nack(0.0, "the half set cannot take it", wait=False)
                 raise
             try:
                 batch.ack()
-            except EscrowError as problem:  # they are recorded: recorded again they are the same
+            except EscrowError as problem:  # already recorded; recording them again changes nothing
                 logger.info("%d keys were recorded but not acknowledged: %s", len(batch), problem)
             return len(batch)
         return 0
 
-    def _take(self, batch: ReceivedBatch) -> None:
+    def _record(self, batch: ReceivedBatch) -> None:
         rows = batch.arrow
         pairs = zip(rows.column("key").to_pylist(), rows.column("message_id").to_pylist(), strict=True)
         self.half_set.add([id_of_key(key, identity) for key, identity in pairs], rows.column("stored_us").to_pylist())
 
 
 def keys_group(name: str) -> str:
-    """Return the consumer group that reads the keys of compensation ``name``, unless another is named."""
+    """Return the consumer group that reads the keys of compensation ``name`` unless another is configured."""
     return f"{name}.keys"
 
 
-def _idle(last: float, idle_timeout: float | None) -> bool:
+def _is_idle(last: float, idle_timeout: float | None) -> bool:
     return idle_timeout is not None and time.monotonic() - last >= idle_timeout
 
 
-_PASSING = frozenset(
+_TEMPORARY = frozenset(
     {
         Code.DISCONNECTED,
         Code.TIMED_OUT,
@@ -182,6 +175,6 @@ _PASSING = frozenset(
 )
 
 
-def _passes(problem: EscrowError) -> bool:
-    """Return whether waiting may mend it, or somebody meanwhile."""
-    return problem.code in _PASSING
+def _is_temporary(problem: EscrowError) -> bool:
+    """Decide whether an error is temporary: a retry, or a change made meanwhile, may resolve it."""
+    return problem.code in _TEMPORARY

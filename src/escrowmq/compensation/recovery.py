@@ -1,14 +1,14 @@
-"""Suspension and recovery: what is done when the set store is down, was emptied, or is another one than before.
+"""Suspension and recovery after the set store failed, was emptied or was replaced.
 
 A missing entry of the commit set costs a look-up; a missing entry of the half set would be a lost repair. So:
 
-1. The store does not answer, or its epoch is not the journal's: the journal says *suspended*. The half-set consumer
-   takes nothing.
-2. It answers. Of the same epoch, nothing it held is lost: marks since the suspension are read from ``trans_recv_log``
-   into the commit set. Of another epoch it may lack anything: marks since ``settled_us`` are read, and the key topic is
-   read again from there.
-3. Only then one compare-and-set makes the journal say: this epoch, not suspended. Whoever dies before it leaves the
-   suspension, and another process recovers anew; whatever is recorded twice is one entry.
+1. The store does not respond, or its epoch is not the journal's: the journal records the suspension. The half-set
+   consumer consumes nothing.
+2. The store responds. With the same epoch, no entry is lost: marks since the suspension are copied from
+   ``trans_recv_log`` into the commit set. With another epoch any entry may be lost: marks since ``settled_us`` are
+   copied, and the key topic is read again from there.
+3. Then one compare-and-set updates the journal: this epoch, not suspended. After a crash before it the suspension
+   stays, and another process recovers again; an entry that is recorded twice exists once.
 """
 
 from __future__ import annotations
@@ -28,17 +28,14 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MARGIN = 300.0
-"""Seconds that marks are read from before: a transaction's mark has the time of its beginning, and clocks differ. More
-only costs reading.
-"""
+"""Reading of marks starts so many seconds earlier: a mark has the start time of its transaction, and clocks differ."""
 
-_STOPS = frozenset({Code.NO_TABLES, Code.SCHEMA_VERSION, Code.NO_TRANSACTION})
-"""What no waiting mends."""
+_PERMANENT = frozenset({Code.NO_TABLES, Code.SCHEMA_VERSION, Code.NO_TRANSACTION})
+"""Errors that are permanent: do not retry."""
 
 
 class Recovery:
-    """Looks whether the store can be relied on, and makes it so. Any process of a compensation may, several at once
-    too."""
+    """Checks whether the store is reliable, and recovers it. Several processes may do so concurrently."""
 
     def __init__(self, journal: Journal, sets: SetStore, feed: KeyFeed, group: str, margin: float = MARGIN) -> None:
         self._journal = journal
@@ -47,16 +44,13 @@ class Recovery:
         self._group = group
         self._margin_us = to_us(margin)
         self.recovered = 0
-        """Recoveries that this object has brought to their end."""
+        """Number of recoveries that this object completed."""
         self.problem: EscrowError | None = None
-        """Why the last :meth:`ensure` gave None."""
+        """Reason why the last :meth:`ensure` returned None."""
 
     def ensure(self) -> Standing | None:
-        """Return how the compensation stands, if its store can be relied on (after a recovery, if that was needed);
-        None: it is suspended.
-
-        Raises Misuse(NO_TABLES | SCHEMA_VERSION) and the database's own errors.
-        """
+        """Return the journal's row if the store is reliable, after a recovery if needed; None while suspended. Raises
+        Misuse(NO_TABLES | SCHEMA_VERSION) and the database's own errors."""
         self.problem = None
         try:
             epoch = self._sets.epoch()
@@ -69,12 +63,12 @@ class Recovery:
         if not seen.suspended and seen.epoch == epoch:
             return seen
         if not seen.suspended:
-            self._suspend("the set store is another one than before, or has lost what it held")
+            self._suspend("the set store was replaced, or has lost its entries")
             return self.ensure()
         try:
             done = self._recover(seen, epoch)
         except EscrowError as problem:
-            if problem.code in _STOPS:
+            if problem.code in _PERMANENT:
                 raise
             logger.warning("compensation %s stays suspended: %s", self._journal.name, problem)
             self.problem = problem
@@ -86,7 +80,7 @@ class Recovery:
         return None if found is None or found.suspended else found
 
     def suspend(self, problem: EscrowError) -> None:
-        """Note, once, that the store failed."""
+        """Record the suspension after a failure of the store, unless it is recorded already."""
         self._suspend(str(problem))
 
     def _suspend(self, reason: str) -> None:
@@ -95,34 +89,34 @@ class Recovery:
             reach("compensation.suspended")
 
     def _recover(self, seen: Standing, epoch: str) -> bool:
-        whole = seen.epoch == epoch
+        is_same = seen.epoch == epoch
         assert seen.suspended_us is not None
-        since_us = seen.suspended_us if whole else min(seen.settled_us, seen.suspended_us)
+        since_us = seen.suspended_us if is_same else min(seen.settled_us, seen.suspended_us)
         marks = halves = 0
         now_us = self._journal.now_us()
         for page in self._journal.marks(self._group, max(since_us - self._margin_us, 0)):
-            for ids in pieces(page):
+            for ids in split_pieces(page):
                 self._sets.add_commits(ids, now_us)
                 marks += len(ids)
         reach("compensation.marks-read")
-        if not whole:
+        if not is_same:
             for read, times in self._feed.read_again(seen.settled_us):
-                for ids, stored in zip(pieces(read), pieces(times), strict=True):
+                for ids, stored in zip(split_pieces(read), split_pieces(times), strict=True):
                     self._sets.add_halves(ids, stored)
                     halves += len(ids)
                 reach("compensation.keys-read")
-        if self._sets.epoch() != epoch:  # emptied once more meanwhile: what was put back may be gone
+        if self._sets.epoch() != epoch:  # emptied again meanwhile: the restored entries may be lost
             return False
         reach("compensation.recovering")
         if not self._journal.resume(seen, epoch):
             return False
-        kind = "its own" if whole else "another"
-        text = "compensation %s goes on with %s epoch of its set store; read again: %d marks, %d keys"
+        kind = "its own" if is_same else "another"
+        text = "compensation %s continues with %s epoch of its set store; read again: %d marks, %d keys"
         logger.info(text, self._journal.name, kind, marks, halves)
         return True
 
 
-def pieces(whole: Sequence[T]) -> Iterator[Sequence[T]]:
-    """Parts that a set store takes in one call."""
-    for at in range(0, len(whole), MAX_IDS):
-        yield whole[at : at + MAX_IDS]
+def split_pieces(is_same: Sequence[T]) -> Iterator[Sequence[T]]:
+    """Yield parts that fit into one call of a set store."""
+    for at in range(0, len(is_same), MAX_IDS):
+        yield is_same[at : at + MAX_IDS]

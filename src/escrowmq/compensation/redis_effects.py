@@ -1,13 +1,12 @@
-"""Effects that are in the Redis of the sets itself: effect, mark and entry of the commit set in one ``MULTI``.
+"""Effects in the Redis of the sets itself: effect, mark and commit-set entry in one ``MULTI``.
 
-The mark is a key of its own in that Redis, watched from before it is looked for until the step, so of two who handle a
-message at once one has its step refused and then finds the mark. Redis undoes nothing when a command of a step fails
-while it runs (a value of another kind): the mark is then taken away again, the error raised, and what the other
-commands did stands, and is done again with the next try. So queue commands that cannot fail, or commands that may be
-repeated.
+The mark is a separate key in that Redis, watched before it is read. If two processes handle a message at once, the step
+of one is rejected and its retry finds the mark. Redis does not undo a step when one of its commands fails while running
+(a value of another type): then the mark is removed, the error raised, and the other commands run again with the next
+try. So queue only commands that cannot fail or that may be repeated.
 
-A recovery reads marks of the business database only, so after one the scheduler looks up what these had handled, too,
-and finds their marks here.
+A recovery reads only the marks of the business database, so after a recovery the scheduler also looks up messages that
+were handled here, and finds their marks here.
 """
 
 from __future__ import annotations
@@ -30,19 +29,17 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 TOGETHER = 100
-"""Messages of one step: Redis serves no other client meanwhile."""
+"""Messages per step: Redis serves no other client meanwhile."""
 
 Queue = Callable[[Any, Any], object]
-"""``queue(pipeline, message)``: queue the commands of the effect; their answers are not returned."""
+"""``queue(pipeline, message)``: queue the commands of the effect; their results are not available."""
 
 
 class RedisEffects:
-    """The effects of one consumer group, for its consumers (:meth:`consume`) and, as ``effects``, for the scheduler.
-
-    ``client`` is of the same server and database as ``sets``. ``keep``: seconds that a mark is kept (None: for ever); a
-    message that is redelivered after that has its effect twice, so it must be longer than any redelivery and any
-    recovery can take. Thread-safe.
-    """
+    """Effects of one consumer group, for its consumers (:meth:`consume`) and, as ``effects``, for the scheduler.
+    ``client`` uses the same server and database as ``sets``. ``keep``: seconds until a mark expires (None: never). A
+    message that is redelivered later has its effect twice, so it must exceed the longest possible redelivery and
+    recovery. Thread-safe."""
 
     def __init__(
         self,
@@ -60,8 +57,11 @@ class RedisEffects:
         self._keep_ms = None if keep is None else max(round(keep * 1e3), 1)
 
     def consume(self, consumer: Consumer, *, max_messages: int = TOGETHER, idle_timeout: float | None = None) -> int:
-        """Consume until ``consumer`` is closed, or nothing came for ``idle_timeout`` seconds; how many messages had
-        their effect. What fails goes back (``nack``)."""
+        """Consume until ``consumer`` is closed, or no message arrived for ``idle_timeout`` seconds; failed messages are
+        nacked.
+
+        Returns the number of messages that had their effect.
+        """
         effects = 0
         for batch in consumer.batches(min(max_messages, TOGETHER), idle_timeout=idle_timeout):
             messages = list(batch)
@@ -76,13 +76,12 @@ class RedisEffects:
         return effects
 
     def apply(self, messages: Sequence[Any]) -> list[bool | Exception]:
-        """See :class:`escrowmq.compensation.effects.Effects`: of each message whether it has its effect now, had it
-        before, or why not."""
+        """See :class:`escrowmq.compensation.effects.Effects`: True (new effect), False (had it before) or an error."""
         results: list[bool | Exception] = []
         for at in range(0, len(messages), TOGETHER):
             part = messages[at : at + TOGETHER]
             try:
-                results += self._step(part)
+                results += self._apply_step(part)
             except Exception as problem:
                 if len(part) == 1:
                     results.append(problem)
@@ -90,12 +89,12 @@ class RedisEffects:
                 logger.info("%d messages failed together; doing them one by one: %r", len(part), problem)
                 for message in part:
                     try:
-                        results += self._step([message])
-                    except Exception as own:
-                        results.append(own)
+                        results += self._apply_step([message])
+                    except Exception as message_problem:
+                        results.append(message_problem)
         return results
 
-    def _step(self, messages: Sequence[Any]) -> list[bool]:
+    def _apply_step(self, messages: Sequence[Any]) -> list[bool]:
         marks = [f"{self._prefix}{message.message_id.hex()}:{message.topic}" for message in messages]
         now_us = time.time_ns() // 1000
         with self._client.pipeline(transaction=True) as pipeline:
@@ -105,8 +104,8 @@ class RedisEffects:
                 pipeline.multi()
                 first: list[bool] = []
                 fresh: list[str] = []
-                for message, mark, there in zip(messages, marks, known, strict=True):
-                    first.append(there is None and mark not in fresh)
+                for message, mark, stored in zip(messages, marks, known, strict=True):
+                    first.append(stored is None and mark not in fresh)
                     if first[-1]:
                         fresh.append(mark)
                         self._queue(pipeline, message)
@@ -114,9 +113,9 @@ class RedisEffects:
                 self._sets.add_commits_tx(pipeline, [message.message_id for message in messages], now_us)
                 try:
                     pipeline.execute()
-                except WatchError:  # another has handled one of them meanwhile
+                except WatchError:  # another process has handled one of them meanwhile
                     continue
-                except ExecAbortError:  # nothing was done
+                except ExecAbortError:  # nothing was applied
                     raise
                 except ResponseError:
                     if fresh:
@@ -127,9 +126,8 @@ class RedisEffects:
 
 
 def _flush(consumer: Consumer) -> None:
-    """Wait for the acknowledgements; one that comes too late only means that its message comes again and finds its
-    mark."""
+    """Wait for the acknowledgements; a late one only means that its message is redelivered and finds its mark."""
     try:
         consumer.flush()
     except EscrowError as problem:
-        logger.info("messages were handled, and may come again: %s", problem)
+        logger.info("messages were handled and may be redelivered: %s", problem)

@@ -1,13 +1,13 @@
-"""The meaning of a difference between the two sets, and its repair.
+"""Interpretation of ids in the difference of the two sets, and their repair.
 
-An id that was announced and not recorded as handled is looked up at all brokers:
+An id that was announced but not recorded as handled is looked up at all brokers:
 
 ===================  ==========================================================================================
-open or parked       the confirm was lost: the remedy
-committed, plain     merely early, or its entry was lost: its handler, which finds the mark; or nothing
-rolled back, expired it was announced, so its business change is committed: a conflict, a person decides
-nowhere              not stored anywhere, though all brokers answered: tried again, then a person decides
-unknown              a broker is away, and no other one has it: tried again, for as long as it takes
+open or parked       the confirm was lost: apply the remedy
+committed, plain     still in consumption, or its entry was lost: run its handler, which finds the mark; or nothing
+rolled back, expired it was announced, so its business change is committed: a conflict, an operator decides
+nowhere              not stored anywhere, though all brokers responded: retried, then an operator decides
+unknown              a broker is unavailable, and no other one has it: retried without limit
 ===================  ==========================================================================================
 """
 
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LookedUp:
-    """A message as a broker returned it, for a handler: the same names as a received message has."""
+    """A looked-up message, for a handler: same attributes as a received message."""
 
     topic: str
     key: str | None
@@ -46,7 +46,7 @@ class LookedUp:
 
 
 class State(Enum):
-    """The brokers' finding about an id; the module has the table."""
+    """State of an id at the brokers; see the table of the module."""
 
     OPEN = "open"
     VISIBLE = "visible"
@@ -57,43 +57,44 @@ class State(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One id that was looked up."""
+    """Result of the look-up of one id."""
 
     message_id: bytes
     state: State
     rows: tuple[Mapping[str, Any], ...]
-    """The messages of this id in the topics, as ``Admin.lookup`` lists them; of a REFUSED one why, in ``text``."""
+    """Messages of this id in the topics, in the form of ``Admin.lookup``; of a REFUSED one the reason is in
+    ``text``."""
     text: str = ""
 
 
 class Fate(Enum):
-    """The result of one try to repair an id."""
+    """Result of one try for an id."""
 
     DONE = "done"
     LATER = "later"
-    """A broker is away: that is no try."""
+    """A broker is unavailable; this does not count as a try."""
     FAILED = "failed"
     CONFLICT = "conflict"
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The fate of an id, why, and what was done."""
+    """The fate of an id, its reason, and the work done."""
 
     fate: Fate
     reason: str = ""
     effects: int = 0
-    """Effects that its messages have had now."""
+    """Number of its messages that had their effect in this try."""
     committed: int = 0
-    """Transactions that were committed for it."""
+    """Number of transactions committed for it."""
     resent: int = 0
 
 
-# Looking up
+# Look-ups
 
 
 class LookUps:
-    """Asks all brokers about many ids at once. Thread-safe."""
+    """Looks up many ids at all brokers concurrently. Thread-safe."""
 
     def __init__(self, bus: Bus, topics: Iterable[str], threads: ThreadPoolExecutor) -> None:
         self._bus = bus
@@ -101,7 +102,7 @@ class LookUps:
         self._threads = threads
 
     def find(self, ids: Sequence[bytes]) -> list[Finding]:
-        """Look each id up at the brokers."""
+        """Look up each id."""
         return list(self._threads.map(self._find, ids))
 
     def _find(self, identity: bytes) -> Finding:
@@ -111,20 +112,17 @@ class LookUps:
         except Rejected as problem:
             if problem.code is not Code.UNKNOWN_TOPIC:
                 raise
-            return judged(identity, ())
+            return judge(identity, ())
         except (Overloaded, Unknown, Corrupt) as problem:
             return Finding(identity, State.AWAY, (), str(problem))
         rows = [row for row in answer if row["topic"] in self._topics]
         away = "; ".join(f"{one['broker']}: {one['reason']}" for one in answer.missing)
-        return judged(identity, rows, away)
+        return judge(identity, rows, away)
 
 
-def judged(identity: bytes, rows: Sequence[Mapping[str, Any]], away: str = "") -> Finding:
-    """Judge the rows of a look-up, given the brokers ``away`` that did not answer.
-
-    What is visible or open anywhere is decisive; that something is rolled back, or not there, is so only if
-    everybody was asked.
-    """
+def judge(identity: bytes, rows: Sequence[Mapping[str, Any]], away: str = "") -> Finding:
+    """Interpret the rows of a look-up; ``away`` lists the brokers that did not respond (empty: none). A visible or open
+    message anywhere is decisive; a rolled back or missing one only if all brokers responded."""
     visible = tuple(row for row in rows if row["state"] in ("committed", "plain"))
     undecided = tuple(row for row in rows if row["state"] in ("open", "parked"))
     if undecided:
@@ -135,29 +133,29 @@ def judged(identity: bytes, rows: Sequence[Mapping[str, Any]], away: str = "") -
         return Finding(identity, State.AWAY, (), away)
     if rows:
         states = " and ".join(sorted({f"{row['state'].replace('_', ' ')} ({row['transaction']})" for row in rows}))
-        return Finding(identity, State.REFUSED, tuple(rows), f"it was announced, and its transaction is {states}")
+        return Finding(identity, State.REFUSED, tuple(rows), f"it was announced, but its transaction is {states}")
     return Finding(identity, State.NOWHERE, (), "no broker has it")
 
 
-# Doing something about it
+# Remedies
 
 
 class Remedy(Protocol):
-    """Remedies for ids that were looked up. What is REFUSED or AWAY never comes here; NOWHERE only if
-    ``resends``."""
+    """Repairs ids that were looked up, except REFUSED and AWAY ones; NOWHERE only if ``resends``."""
 
     @property
     def resends(self) -> bool:
-        """Whether it can help where no broker has the message."""
+        """Whether it can repair an id that no broker has."""
         ...
 
     def apply(self, findings: Sequence[Finding]) -> list[Result]:
-        """One result an id, in their order. It may be called again for the same ids, also by two schedulers at once."""
+        """Repair ids; return one result per id, in order. May be called again for the same ids, also by two schedulers
+        at once."""
         ...
 
 
 class Committing:
-    """Commits what is open, by the operator's way: it needs no session of the producer group."""
+    """Commits open transactions as an operator: this needs no session of the producer group."""
 
     def __init__(self, bus: Bus, threads: ThreadPoolExecutor) -> None:
         self._bus = bus
@@ -175,7 +173,7 @@ class Committing:
                     self._bus.admin.commit(transaction, why="its confirm was lost (compensation)") is Code.COMMITTED
                 )
             except EscrowError as problem:
-                if problem.code in (Code.CONFLICT, Code.EXPIRED):  # somebody decided between the look-up and now
+                if problem.code in (Code.CONFLICT, Code.EXPIRED):  # decided by another process since the look-up
                     return Result(Fate.CONFLICT, f"{transaction}: {problem}", committed=committed)
                 if problem.meaning is Meaning.REFUSED:
                     return Result(Fate.FAILED, f"{transaction}: {problem}", committed=committed)
@@ -184,7 +182,7 @@ class Committing:
 
 
 class Commit:
-    """``commit``: commit what is open, and let the consumers do the rest."""
+    """``commit``: commits open transactions, and leaves the effect to the consumers."""
 
     resends = False
 
@@ -192,16 +190,16 @@ class Commit:
         self._committing = committing
 
     def apply(self, findings: Sequence[Finding]) -> list[Result]:
-        """Commit them; what is visible is the consumers' already."""
+        """Commit the open transactions; visible messages are left to the consumers."""
         return self._committing.commit(findings)
 
 
 class Handle:
-    """``handle``: the effect first, marked as the consumer group marks it, then the commit. A delivery that follows
-    finds the mark.
+    """``handle``: the effect first, with the mark of the consumer group, then the commit. A later delivery finds the
+    mark.
 
-    A delayed message that is not visible is only committed: its effect is the consumers', in its time, which its
-    broker's clock tells.
+    A delayed message that is not visible is only committed: the consumers apply its effect when the broker's clock
+    permits.
     """
 
     resends = False
@@ -211,16 +209,16 @@ class Handle:
         self._committing = committing
 
     def apply(self, findings: Sequence[Finding]) -> list[Result]:
-        """Effects of all, then commits of those that have them."""
+        """Apply all effects, then commit where that succeeded."""
         messages: list[LookedUp] = []
         owners: list[int] = []
         failed: dict[int, str] = {}
         for number, finding in enumerate(findings):
             for row in finding.rows:
                 if row["body"] is None:
-                    failed[number] = f"the log is damaged under it: {row['damaged']}"
+                    failed[number] = f"the log is damaged at this message: {row['damaged']}"
                 elif row["visible"] or not row["visible_us"]:
-                    messages.append(looked_up(row))
+                    messages.append(to_looked_up(row))
                     owners.append(number)
         effects = [0] * len(findings)
         for owner, result in zip(owners, self._effects.apply(messages), strict=True):
@@ -237,17 +235,15 @@ class Handle:
                 results.append(Result(Fate.FAILED, failed[number], effects[number]))
                 continue
             end = next(ended)
-            reason = f"it has had its effect, and then: {end.reason}" if end.reason else ""
+            reason = f"it has had its effect, but the commit failed: {end.reason}" if end.reason else ""
             results.append(Result(end.fate, reason, effects[number], end.committed))
         return results
 
 
 class Resend:
     """``resend``: the application sends the message again under the same id, which at the broker is the same message.
-
-    ``function(message_id, message)`` gets what is known of it (None: no broker has it) and ends it in a way that is
-    answered. What is not visible afterwards counts as a failed try.
-    """
+    ``function(message_id, message)`` receives the known message (None: no broker has it) and must wait for the response
+    to its end. A message that is not visible afterwards counts as a failed try."""
 
     resends = True
 
@@ -256,14 +252,14 @@ class Resend:
         self._lookups = lookups
 
     def apply(self, findings: Sequence[Finding]) -> list[Result]:
-        """Send again what is open or nowhere, then look whether it is visible."""
+        """Send open or missing messages again, then check whether they are visible."""
         results: list[Result] = [Result(Fate.DONE)] * len(findings)
         sent: list[int] = []
         for number, finding in enumerate(findings):
             if finding.state is State.VISIBLE:
                 continue
             try:
-                self._function(finding.message_id, looked_up(finding.rows[0]) if finding.rows else None)
+                self._function(finding.message_id, to_looked_up(finding.rows[0]) if finding.rows else None)
                 sent.append(number)
             except Exception as problem:
                 away = isinstance(problem, EscrowError) and problem.code in AWAY
@@ -275,13 +271,13 @@ class Resend:
             elif now.state is State.AWAY:
                 results[number] = Result(Fate.LATER, now.text, resent=1)
             else:
-                text = f"it was sent again, and is still {now.state.value}"
+                text = f"it was sent again, but is still {now.state.value}"
                 results[number] = Result(Fate.FAILED, text, resent=1)
         return results
 
 
-def looked_up(row: Mapping[str, Any]) -> LookedUp:
-    """Return a row of a look-up as a handler gets it."""
+def to_looked_up(row: Mapping[str, Any]) -> LookedUp:
+    """Convert a row of a look-up for a handler."""
     return LookedUp(
         row["topic"],
         row["key"],

@@ -1,16 +1,17 @@
-"""The scheduler: takes the difference of the two sets, looks every id up, and sees to it that each has its effect once.
+"""The scheduler: takes the difference of the two sets, looks every id up, and ensures that each has its effect once.
 
 One run, in this order:
 
-1. Suspended, or the store's epoch changed: recover (``recovery.py``). Without success only step 2.
-2. Cases that a person wants tried again: by the database alone.
-3. Runs whose lease has ended, its own that were left for later among them: adopted.
-4. The difference, of keys announced longer ago than ``grace`` by the brokers' clock: taken, part after part, until
-   nothing is left.
-5. ``settled_us`` of the journal is raised.
+1. If suspended, or if the store's epoch changed: recover (``recovery.py``). Without success only step 2 runs.
+2. Cases with a requested retry: they need only the database.
+3. Adopt runs whose lease has expired, including deferred ones of this scheduler.
+4. Take the difference, of keys announced longer ago than ``grace`` by the brokers' clock, part by part, until it is
+   empty.
+5. Raise ``settled_us`` of the journal.
 
-Each id is settled in the store only when it was dealt with, or a row of ``trans_compensation_case`` waits for a person.
-Whoever dies before leaves its run, which another adopts when its lease ends; whatever is done twice finds its mark.
+An id is settled in the store only when it was repaired, or when a row of ``trans_compensation_case`` waits for an
+operator. After a crash before that, another scheduler adopts the run when its lease expires; repeated work finds its
+mark.
 """
 
 from __future__ import annotations
@@ -59,14 +60,14 @@ Resender = Callable[[bytes, LookedUp | None], object]
 
 CHUNK = 200
 """Ids that are looked up, handled and settled together; the lease is renewed before each chunk."""
-_SOON = 0.001
-"""Seconds: the shortest lease, for what anybody may adopt."""
+_BRIEF = 0.001
+"""Shortest lease (s), for runs that any scheduler may adopt at once."""
 THREADS = 8
-"""Look-ups and commits under way at once."""
+"""Concurrent look-ups and commits."""
 
 
-class _StoreFailed(Exception):
-    """The set store failed in the middle of a run; what it was is its cause."""
+class _StoreError(Exception):
+    """The set store failed during a run; ``problem`` is its error."""
 
     def __init__(self, problem: EscrowError) -> None:
         super().__init__(str(problem))
@@ -74,25 +75,24 @@ class _StoreFailed(Exception):
 
 
 class Scheduler:
-    """Repairs one compensation, whose name is that of ``sets``. Several may run at once, in any number of processes. A
-    context manager.
+    """Repairs one compensation, with the name of ``sets``. Several may run at once, in any processes. A context
+    manager.
 
-    - ``topics``: of the messages (a name, or several). ``keys``: the key topic, or a :class:`KeyFeed` for keys of
-      another broker.
-    - ``group`` (None: the name of ``sets``): whose marks the effects have, that is the consumer group of the messages.
-      ``keys_group``: that of the half-set consumer (None: as :class:`HalfSetConsumer` has it).
-    - ``remedy``: ``"handle"`` runs ``handler(session, message)`` in a transaction of ``database`` (or ``effects``,
-      where the effect is elsewhere) and then commits the half message; ``"commit"`` only commits it; ``"resend"`` calls
+    - ``topics``: topics of the messages (one name or several). ``keys``: the key topic, or a :class:`KeyFeed` for keys
+      of another broker.
+    - ``group`` (None: the name of ``sets``): consumer group of the messages, which owns the marks. ``keys_group``: that
+      of the half-set consumer (None: as in :class:`HalfSetConsumer`).
+    - ``remedy``: ``"handle"`` runs ``handler(session, message)`` in a transaction of ``database`` (or ``effects`` for
+      effects stored elsewhere) and then commits the half message; ``"commit"`` only commits it; ``"resend"`` calls
       ``resend(message_id, message)``, see :class:`Resend`.
-    - ``grace`` (60): seconds that an announcement is left alone; choose it longer than a message usually takes to be
-      handled, or every message is looked up. ``limit`` (1,000): ids of one run of the store; ``lease`` (60): seconds
-      that it holds.
-    - ``max_attempts`` (5) tries of an id that fails or is found nowhere, ``retry_after`` (30) seconds apart; then it is
-      a case for a person.
-    - ``keep_commits`` (7 days): seconds that an entry of the commit set waits for its announcement. One that is dropped
-      too early costs a look-up.
+    - ``grace`` (60): minimum age (s) of an announcement; choose it longer than handling a message usually takes, or
+      every message is looked up. ``limit`` (1,000): ids per run of the store; ``lease`` (60): its duration (s).
+    - ``max_attempts`` (5) tries of an id that fails or is found nowhere, ``retry_after`` (30) seconds apart; then it
+      becomes a case for an operator.
+    - ``keep_commits`` (7 days): seconds that a commit-set entry waits for its announcement. Too short a time costs a
+      look-up.
 
-    Raises Misuse(BAD_ARGUMENT) for what does not fit together, and as :class:`Journal`.
+    Raises Misuse(BAD_ARGUMENT) for arguments that do not fit together, and as :class:`Journal`.
     """
 
     def __init__(
@@ -123,14 +123,14 @@ class Scheduler:
         self.name = sets.name
         self._database = database
         self._sets = sets
-        self._feed = _feed(bus, keys, sets.name, keys_group)
+        self._feed = _make_feed(bus, keys, sets.name, keys_group)
         self._threads = ThreadPoolExecutor(THREADS, "escrowmq-compensation")
         wanted = [topics] if isinstance(topics, str) else list(topics)
         self._lookups = LookUps(bus, wanted, self._threads)
         marks = sets.name if group is None else group
         if effects is None and handler is not None:
             effects = DatabaseEffects(database, handler, marks)
-        self._remedy = _remedy(remedy, effects, resend, Committing(bus, self._threads), self._lookups)
+        self._remedy = _make_remedy(remedy, effects, resend, Committing(bus, self._threads), self._lookups)
         self._journal = Journal(database, sets.name)
         self._recovery = Recovery(self._journal, sets, self._feed, marks, margin)
         self._cases = Cases(database, sets.name, max_attempts)
@@ -144,13 +144,13 @@ class Scheduler:
     @property
     def statistics(self) -> Statistics:
         """The counters of this scheduler. Thread-safe."""
-        return self._counters.now()
+        return self._counters.snapshot()
 
     def run(self, every: float, stop: threading.Event | None = None) -> None:
-        """:meth:`run_once` every ``every`` seconds until ``stop`` is set or :meth:`close` was called. A broker, store
-        or database that is away is waited for; Misuse (no tables, another schema version, ...) is raised."""
+        """Call :meth:`run_once` every ``every`` seconds until ``stop`` is set or :meth:`close` is called. Waits while a
+        broker, store or database is unavailable; raises Misuse (no tables, another schema version, ...)."""
         ended = self._stop if stop is None else stop
-        while not self._stopped(stop):
+        while not self._is_stopped(stop):
             begun = time.monotonic()
             try:
                 self.run_once(stop)
@@ -159,19 +159,16 @@ class Scheduler:
             except EscrowError as problem:
                 if problem.code is Code.CLOSED and self._closed:
                     return
-                logger.warning("a run of compensation %s broke off: %s", self.name, problem)
+                logger.warning("a run of compensation %s was aborted: %s", self.name, problem)
             except DBAPIError as problem:
-                logger.warning("a run of compensation %s broke off: %s", self.name, in_a_line(problem))
-            while (left := begun + every - time.monotonic()) > 0 and not self._stopped(stop):
+                logger.warning("a run of compensation %s was aborted: %s", self.name, in_a_line(problem))
+            while (left := begun + every - time.monotonic()) > 0 and not self._is_stopped(stop):
                 ended.wait(min(left, POLL))
 
     def run_once(self, stop: threading.Event | None = None) -> Report:
-        """One run, as the module says; what it did. A set store that fails is no error: the compensation is suspended,
-        and the report says so. After ``stop`` it takes no more.
-
-        Raises Misuse, the database's own errors, Overloaded or Unknown if no broker answers, and Unknown(CLOSED) after
-        :meth:`close`.
-        """
+        """Do one run (see the module) and return its report; no new ids are taken after ``stop``. A failed set store is
+        not an error: the compensation is suspended, and the report states it. Raises Misuse, the database's own errors,
+        Overloaded or Unknown if no broker responds, and Unknown(CLOSED) after :meth:`close`."""
         with self._running:
             if self._closed:
                 raise error(Code.CLOSED, "the scheduler is closed")
@@ -186,25 +183,24 @@ class Scheduler:
                 standing = self._recovery.ensure()
                 if standing is None:
                     suspended = str(self._recovery.problem or "another process recovers it")
-                self._retry(counts)
+                self._process_retries(counts)
                 if standing is not None:
                     self._adopt(counts, stop)
                     self._take(counts, stop)
                     reach("compensation.settled")
                     self._raise_settled()
-            except _StoreFailed as failure:
+            except _StoreError as failure:
                 self._recovery.suspend(failure.problem)
                 suspended = str(failure.problem)
         except BaseException:
-            self._counters.broke_off()
+            self._counters.add_aborted_run()
             raise
         report = Report(suspended=suspended, recovered=self._recovery.recovered - before, **counts)
-        self._counters.ran(report, **self._levels(suspended is None))
+        self._counters.add_run(report, **self._read_gauges(suspended is None))
         return report
 
     def close(self) -> None:
-        """End :meth:`run`, after the ids that it is at, and let threads go; the set store and the bus are the caller's.
-        Idempotent."""
+        """Stop :meth:`run` after the current ids and release threads; set store and bus stay open. Idempotent."""
         self._stop.set()
         with self._running:
             self._closed = True
@@ -216,84 +212,84 @@ class Scheduler:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # Where ids come from
+    # Sources of ids
 
-    def _retry(self, counts: Counter[str]) -> None:
-        """Retry the cases that an operator wants retried. Two schedulers may both: the marks tell."""
-        ids = self._cases.to_retry(self._limit)
+    def _process_retries(self, counts: Counter[str]) -> None:
+        """Process cases with a requested retry. Two schedulers may do so at once: the marks prevent double effects."""
+        ids = self._cases.find_to_retry(self._limit)
         counts["retried"] += len(ids)
         for at in range(0, len(ids), CHUNK):
-            self._deal(ids[at : at + CHUNK], counts)
+            self._process(ids[at : at + CHUNK], counts)
 
     def _adopt(self, counts: Counter[str], stop: threading.Event | None) -> None:
         seen: set[str] = set()
-        while not self._stopped(stop):
-            run = self._of_store(lambda: self._sets.adopt(self._lease, MAX_IDS))
+        while not self._is_stopped(stop):
+            run = self._call_store(lambda: self._sets.adopt(self._lease, MAX_IDS))
             if run is None or run.name in seen:
                 return
             seen.add(run.name)
             counts["adopted"] += len(run.ids)
-            self._work(run, counts, stop)
+            self._process_run(run, counts, stop)
 
     def _take(self, counts: Counter[str], stop: threading.Event | None) -> None:
         before_us = max(self._feed.now_us() - self._grace_us, 0)
-        while not self._stopped(stop):
-            run = self._of_store(lambda: self._sets.take(before_us, self._limit, self._lease))
+        while not self._is_stopped(stop):
+            run = self._call_store(lambda: self._sets.take(before_us, self._limit, self._lease))
             if run is None:
                 break
             reach("compensation.taken")
             counts["taken"] += len(run.ids)
-            self._work(run, counts, stop)
-        self._of_store(lambda: self._sets.forget_commits(max(time.time_ns() // 1000 - self._keep_us, 0)))
+            self._process_run(run, counts, stop)
+        self._call_store(lambda: self._sets.forget_commits(max(time.time_ns() // 1000 - self._keep_us, 0)))
 
-    def _work(self, run: Run, counts: Counter[str], stop: threading.Event | None) -> None:
-        """Deal with the ids of a run; the rest is retried after ``retry_after``."""
+    def _process_run(self, run: Run, counts: Counter[str], stop: threading.Event | None) -> None:
+        """Process the ids of a run; unsettled ones are retried after ``retry_after``."""
         left = 0
         for at in range(0, len(run.ids), CHUNK):
-            if self._stopped(stop):
+            if self._is_stopped(stop):
                 left += len(run.ids) - at
                 break
-            if at and not self._of_store(lambda: self._sets.renew(run.name, self._lease)):
-                return  # whoever adopted it has settled all of it
+            if at and not self._call_store(lambda: self._sets.renew(run.name, self._lease)):
+                return  # the scheduler that adopted it has settled all of it
             chunk = run.ids[at : at + CHUNK]
-            done = self._deal(chunk, counts)
+            done = self._process(chunk, counts)
             left += len(chunk) - len(done)
-            self._of_store(lambda: self._sets.settle(run.name, done))  # noqa: B023
+            self._call_store(lambda: self._sets.settle(run.name, done))  # noqa: B023
             counts["settled"] += len(done)
         if left:
-            self._of_store(
-                lambda: self._sets.renew(run.name, _SOON if self._stopped(stop) else max(self._retry_after, _SOON))
+            self._call_store(
+                lambda: self._sets.renew(run.name, _BRIEF if self._is_stopped(stop) else max(self._retry_after, _BRIEF))
             )
 
-    def _of_store(self, call: Callable[[], Any]) -> Any:
+    def _call_store(self, call: Callable[[], Any]) -> Any:
         try:
             return call()
         except EscrowError as problem:
             if problem.code is Code.BAD_ARGUMENT:
                 raise
-            raise _StoreFailed(problem) from problem
+            raise _StoreError(problem) from problem
 
-    # What is done with them
+    # Processing of ids
 
-    def _deal(self, ids: Sequence[bytes], counts: Counter[str]) -> list[bytes]:
-        """Look them up and help; those that may be settled in the store: dealt with, or a case for a person."""
-        by_person = self._cases.settled(ids)
+    def _process(self, ids: Sequence[bytes], counts: Counter[str]) -> list[bytes]:
+        """Look up and repair ids. Returns those to settle in the store: repaired, or a case for an operator."""
+        by_person = self._cases.find_settled(ids)
         findings = self._lookups.find([identity for identity in ids if identity not in by_person])
         wanted = [one for one in findings if self._is_for_remedy(one)]
         results = dict(zip([one.message_id for one in wanted], self._remedy.apply(wanted), strict=True))
         for finding in findings:
             if finding.message_id not in results:
-                results[finding.message_id] = _without_remedy(finding)
+                results[finding.message_id] = _result_without_remedy(finding)
         early = sum(one.state is State.VISIBLE for one in findings)
         done = [identity for identity, result in results.items() if result.fate is Fate.DONE]
         conflicts = {identity: one.reason for identity, one in results.items() if one.fate is Fate.CONFLICT}
         failed = {identity: one.reason for identity, one in results.items() if one.fate is Fate.FAILED}
-        self._cases.conflicts(conflicts)
-        stuck = self._cases.failed(failed)
-        self._cases.done(done)
+        self._cases.record_conflicts(conflicts)
+        stuck = self._cases.record_failures(failed)
+        self._cases.record_done(done)
         reach("compensation.case-written")
         for identity, reason in (conflicts | {one: failed[one] for one in stuck}).items():
-            logger.warning("compensation %s: message %s waits for a person: %s", self.name, identity.hex(), reason)
+            logger.warning("compensation %s: message %s waits for an operator: %s", self.name, identity.hex(), reason)
         for name in ("effects", "committed", "resent"):
             counts[name] += sum(getattr(one, name) for one in results.values())
         counts["early"] += early
@@ -307,28 +303,28 @@ class Scheduler:
             return self._remedy.resends
         return finding.state in (State.OPEN, State.VISIBLE)
 
-    def _stopped(self, stop: threading.Event | None) -> bool:
+    def _is_stopped(self, stop: threading.Event | None) -> bool:
         return self._stop.is_set() or (stop is not None and stop.is_set())
 
     # The journal
 
     def _raise_settled(self) -> None:
-        """See ``settled_us`` in ``journal.py``. The order is what makes it right: how the journal stood, what is
-        acknowledged, what the store holds, and whether it still is the store that it was. A key that is acknowledged is
-        in the store before, so at one of the two places it is seen."""
+        """Raise ``settled_us`` (see ``journal.py``). The order makes it correct: read the journal, the acknowledged
+        time and the store's contents, then check that the store is still the same. A key is in the store before it is
+        acknowledged, so it is counted in at least one of the two places."""
         seen = self._journal.read()
         acknowledged_us = self._feed.acknowledged_us()
         if seen is None or acknowledged_us is None:
             return
-        sizes = self._of_store(self._sets.sizes)
-        if self._of_store(self._sets.epoch) != seen.epoch:
+        sizes = self._call_store(self._sets.sizes)
+        if self._call_store(self._sets.epoch) != seen.epoch:
             return
         oldest_us = acknowledged_us if sizes.oldest_us is None else min(sizes.oldest_us, acknowledged_us)
         reach("compensation.settled-known")
         self._journal.raise_settled(seen, oldest_us)
 
-    def _levels(self, sized: bool) -> dict[str, float]:
-        """Gauges after a run; what cannot be asked now stays as it was."""
+    def _read_gauges(self, sized: bool) -> dict[str, float]:
+        """Return the gauges after a run; an unavailable value keeps its previous state."""
         levels: dict[str, float] = {}
         counted = count_cases(self._database, self.name)
         levels["cases"] = sum(counted[state] for state in WAITING)
@@ -344,17 +340,17 @@ class Scheduler:
         return levels
 
 
-def _without_remedy(finding: Finding) -> Result:
+def _result_without_remedy(finding: Finding) -> Result:
     if finding.state is State.AWAY:
         return Result(Fate.LATER, finding.text)
     return Result(Fate.CONFLICT if finding.state is State.REFUSED else Fate.FAILED, finding.text)
 
 
-def _feed(bus: Bus, keys: str | KeyFeed, name: str, group: str | None) -> KeyFeed:
+def _make_feed(bus: Bus, keys: str | KeyFeed, name: str, group: str | None) -> KeyFeed:
     return TopicKeys(bus, keys, group or keys_group(name)) if isinstance(keys, str) else keys
 
 
-def _remedy(
+def _make_remedy(
     name: RemedyName, effects: Effects | None, resend: Resender | None, committing: Committing, lookups: LookUps
 ) -> Remedy:
     if name == "handle" and effects is not None:
@@ -364,4 +360,4 @@ def _remedy(
     if name == "resend" and resend is not None:
         return Resend(resend, lookups)
     hint = 'remedy="handle" with a handler or effects, remedy="resend" with a function, or remedy="commit"'
-    raise Misuse(Code.BAD_ARGUMENT, f"remedy = {name!r} cannot work with what was given", hint)
+    raise Misuse(Code.BAD_ARGUMENT, f"remedy = {name!r} lacks an argument or is unknown", hint)

@@ -1,4 +1,4 @@
-"""The result of one run of a scheduler, the counters of all its runs, and both as Prometheus metrics."""
+"""Report of one scheduler run, counters of all runs, and both as Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The results of one run; counts are of ids unless stated otherwise."""
+    """Results of one run; counts are of ids unless stated otherwise."""
 
     suspended: str | None = None
-    """Why the set store was not used; None: it was."""
+    """Reason why the set store was not used; None if it was."""
     recovered: int = 0
-    """1: this run ended a suspension."""
+    """1 if this run ended a suspension."""
     taken: int = 0
     """Found in the difference."""
     adopted: int = 0
-    """Taken over, or up again, from runs whose lease had ended."""
+    """Adopted, or resumed, from runs whose lease had expired."""
     retried: int = 0
-    """Tried because a person wanted it."""
+    """Retried at the request of an operator."""
     effects: int = 0
-    """Messages whose handler ran to its end for the first time."""
+    """Messages whose handler completed for the first time."""
     committed: int = 0
-    """Transactions whose lost confirm was made up for."""
+    """Transactions committed by the scheduler because their confirm was lost."""
     resent: int = 0
     """Sent again by the application."""
     early: int = 0
-    """Visible already, with their effect or soon to have it: merely early, or without an entry."""
+    """Already visible, with their effect or soon to have it: still in consumption, or without an entry."""
     away: int = 0
-    """Left for later, because a broker was away."""
+    """Deferred because a broker was unavailable."""
     failed: int = 0
-    """Tries that failed and are repeated."""
+    """Failed tries that will be repeated."""
     waiting: int = 0
-    """New for a person: stuck or a conflict."""
+    """New cases for an operator: stuck or a conflict."""
     settled: int = 0
-    """Dealt with: settled in the set store."""
+    """Completed: settled in the set store."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return names and values, for JSON."""
@@ -47,12 +47,12 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """Counts since the start of this scheduler, and how its compensation stood after the last run."""
+    """Counts since the start of this scheduler, and the state of its compensation after the last run."""
 
     runs: int = 0
-    """Runs that came to their end."""
+    """Completed runs."""
     broken_off: int = 0
-    """Runs that an error broke off."""
+    """Runs aborted by an error."""
     suspended_runs: int = 0
     """Runs that could not use the set store."""
     recovered: int = 0
@@ -67,20 +67,19 @@ class Statistics:
     failed: int = 0
     waiting: int = 0
     settled: int = 0
-    """These as of :class:`Report`, added up."""
+    """Sums of the fields of :class:`Report`."""
     suspended: int = 0
-    """1: it was suspended after the last run."""
+    """1 if it was suspended after the last run."""
     half_set: int = 0
     commit_set: int = 0
     in_runs: int = 0
     """Ids in the store after the last run."""
     cases: int = 0
-    """Cases that waited for a person after the last run."""
+    """Cases waiting for an operator after the last run."""
     settled_age: float = 0.0
-    """Seconds between the brokers' clock and ``settled_us`` after the last run: so far back a recovery reads the keys.
-    """
+    """Seconds between the brokers' clock and ``settled_us`` after the last run: the range of keys to recover."""
     idle: float = 0.0
-    """Seconds since a run last came to its end; 0: none has."""
+    """Seconds since the last completed run; 0 if there was none."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return names and numbers, for JSON."""
@@ -88,25 +87,25 @@ class Statistics:
 
 
 class Counters:
-    """The numbers behind :class:`Statistics`. Thread-safe."""
+    """Counters for :class:`Statistics`. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts: dict[str, int] = {}
         self._levels: dict[str, Any] = {}
-        self._ended: float | None = None
+        self._last_completed: float | None = None
 
-    def ran(self, report: Report, **levels: float) -> None:
-        """Note the end of a run; ``levels``: the numbers after it."""
+    def add_run(self, report: Report, **levels: float) -> None:
+        """Count a completed run; ``levels`` are the current gauges."""
         counts = {name: value for name, value in asdict(report).items() if name != "suspended"}
         counts |= {"runs": 1, "suspended_runs": int(report.suspended is not None)}
         with self._lock:
             self._add(counts)
             self._levels.update(levels, suspended=int(report.suspended is not None))
-            self._ended = time.monotonic()
+            self._last_completed = time.monotonic()
 
-    def broke_off(self) -> None:
-        """Note a run that an error broke off."""
+    def add_aborted_run(self) -> None:
+        """Count a run aborted by an error."""
         with self._lock:
             self._add({"broken_off": 1})
 
@@ -114,53 +113,50 @@ class Counters:
         for name, count in counts.items():
             self._counts[name] = self._counts.get(name, 0) + count
 
-    def now(self) -> Statistics:
-        """Return the numbers as of now."""
+    def snapshot(self) -> Statistics:
+        """Return the current numbers."""
         with self._lock:
-            idle = 0.0 if self._ended is None else time.monotonic() - self._ended
+            idle = 0.0 if self._last_completed is None else time.monotonic() - self._last_completed
             return Statistics(**self._counts, **self._levels, idle=idle)
 
 
 # For Prometheus
 
 METRICS: dict[str, tuple[str, str]] = {
-    "runs": ("counter", "runs of the scheduler that came to their end"),
-    "broken_off": ("counter", "runs that an error broke off"),
+    "runs": ("counter", "completed runs of the scheduler"),
+    "broken_off": ("counter", "runs aborted by an error"),
     "suspended_runs": ("counter", "runs that could not use the set store"),
     "recovered": ("counter", "suspensions that this scheduler ended"),
     "taken": ("counter", "ids found in the difference of the two sets"),
-    "adopted": ("counter", "ids taken over, or up again, from runs whose lease had ended"),
-    "retried": ("counter", "ids tried because a person wanted it"),
-    "effects": ("counter", "messages that had their effect by the scheduler"),
-    "committed": ("counter", "transactions whose lost confirm was made up for"),
+    "adopted": ("counter", "ids adopted, or resumed, from runs with an expired lease"),
+    "retried": ("counter", "ids retried at the request of an operator"),
+    "effects": ("counter", "messages handled by the scheduler"),
+    "committed": ("counter", "transactions committed because their confirm was lost"),
     "resent": ("counter", "messages that the application sent again"),
-    "early": ("counter", "ids that were visible already: merely early, or without an entry"),
-    "away": ("counter", "look-ups and commits left for later because a broker was away"),
-    "failed": ("counter", "tries that failed and come again"),
-    "waiting": ("counter", "ids that became a case for a person"),
-    "settled": ("counter", "ids dealt with"),
-    "suspended": ("gauge", "1: the set store is not relied on"),
-    "half_set": ("gauge", "ids announced and not taken"),
-    "commit_set": ("gauge", "ids handled whose announcement was not taken"),
-    "in_runs": ("gauge", "ids taken and not settled"),
-    "cases": ("gauge", "cases that wait for a person"),
-    "settled_age": ("gauge", "seconds back to which a recovery reads the keys"),
-    "idle": ("gauge", "seconds since a run came to its end"),
+    "early": ("counter", "ids already visible: still in consumption, or without an entry"),
+    "away": ("counter", "look-ups and commits deferred because a broker was unavailable"),
+    "failed": ("counter", "failed tries that will be repeated"),
+    "waiting": ("counter", "ids that became a case for an operator"),
+    "settled": ("counter", "completed ids"),
+    "suspended": ("gauge", "1: the set store is not used"),
+    "half_set": ("gauge", "ids announced but not taken"),
+    "commit_set": ("gauge", "ids handled, with an announcement not yet taken"),
+    "in_runs": ("gauge", "ids taken but not settled"),
+    "cases": ("gauge", "cases waiting for an operator"),
+    "settled_age": ("gauge", "age in seconds of the first key that a recovery would read"),
+    "idle": ("gauge", "seconds since the last completed run"),
 }
-"""By name of a number of :class:`Statistics`: its kind and its meaning. Exported as ``escrowmq_compensation_NAME``, in
-seconds with that ending.
-"""
+"""Kind and meaning by name of a :class:`Statistics` number; exported as ``escrowmq_compensation_NAME``, in seconds."""
 
 
 def metric_name(number: str) -> str:
-    """Return the Prometheus name of a number of :class:`Statistics` (counters also end in ``_total``)."""
+    """Return the Prometheus name of a number of :class:`Statistics` (counters also get the suffix ``_total``)."""
     seconds = "_seconds" if number in ("settled_age", "idle") else ""
     return f"escrowmq_compensation_{number}{seconds}"
 
 
 def collector(name: str, statistics: Callable[[], Statistics]) -> Any:
-    """Return a collector of ``prometheus_client`` for the scheduler of compensation ``name`` (a label):
-    ``registry.register(collector(...))``."""
+    """Return a ``prometheus_client`` collector, with the label ``name``, for ``registry.register(collector(...))``."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
     from prometheus_client.registry import Collector
 

@@ -1,4 +1,4 @@
-"""Rows of outgoing messages as one batch of schema OUTGOING."""
+"""Conversion of outgoing rows to a batch of schema OUTGOING."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ _ANY_QUEUE = pa.array(np.full(1 << 16, -1, np.int32))
 
 
 def outgoing_batch(rows: Sequence[tuple[Any, ...]], ids: bytes) -> pa.RecordBatch:
-    """Return rows (at least one) with the fields of :class:`~escrowmq.message.row.OutgoingRow`, and their message
-    ids one after the other."""
+    """Build a batch from rows (at least one :class:`~escrowmq.message.row.OutgoingRow`) and their concatenated ids."""
     n = len(rows)
     topics, bodies, keys, tags, pairs, _, queues, born, delays, immunities, joins = zip(*rows, strict=True)
     arrays = [
@@ -37,7 +36,7 @@ def outgoing_batch(rows: Sequence[tuple[Any, ...]], ids: bytes) -> pa.RecordBatc
 
 
 def optional(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Return a column of values that may be None, and often all are."""
+    """Build a column of values that may be None, and often all are."""
     return pa.nulls(len(values), kind) if values.count(None) == len(values) else pa.array(values, kind)
 
 

@@ -1,8 +1,8 @@
-"""The hash of keys and ids, the same on every machine and in every version: which queue a key belongs to, and where the
-log's look-up files have it.
+"""Hash of keys and ids, equal on all machines and in all versions: it determines a key's queue, and its place in
+look-up files.
 
-Bytes are read as little-endian 64-bit words, the last one padded with zeros, and mixed word by word; the length goes in
-first, so padding cannot make two keys equal. Golden values stand in the tests: changing this moves keys between queues.
+Bytes are read as little-endian 64-bit words, the last one padded with zeros, and mixed word by word, starting with the
+length, so padding cannot make two keys equal. Tests contain golden values: a change would move keys between queues.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _FINISH_2 = np.uint64(0x94D049BB133111EB)
 
 
 def hash_keys(keys: pa.Array) -> UInt64s:
-    """One uint64 per row of a utf8 array; rows without a key get the hash of the empty key."""
-    data, starts, lengths = _bytes_of(keys)
+    """Return one uint64 per row of a utf8 array; rows without a key get the hash of the empty key."""
+    data, starts, lengths = _bytes_and_ranges(keys)
     longest = int(lengths.max(initial=0))
     if longest and len(lengths) and longest == int(lengths.min()):
-        return _of_one_length(data[: len(lengths) * longest].reshape(-1, longest))
+        return _hash_equal_lengths(data[: len(lengths) * longest].reshape(-1, longest))
     hashes = lengths.astype(np.uint64) * _MULTIPLIER
     for word in range((longest + 7) // 8):
         rows = np.flatnonzero(lengths > 8 * word)
@@ -38,21 +38,21 @@ def hash_keys(keys: pa.Array) -> UInt64s:
 
 
 def hash_ids(ids: pa.Array) -> UInt64s:
-    """One uint64 per row of a column of ids: the hash of their 16 bytes."""
+    """Return one uint64 per row of a column of ids: the hash of their 16 bytes."""
     words = np.frombuffer(ids.buffers()[1], np.uint64, 2 * len(ids), 16 * ids.offset).reshape(-1, 2)
-    return _of_words(words, 16)
+    return _hash_words(words, 16)
 
 
-def _of_one_length(rows: npt.NDArray[np.uint8]) -> UInt64s:
-    """Hash byte strings that all have one length, so that no row has to be picked."""
+def _hash_equal_lengths(rows: npt.NDArray[np.uint8]) -> UInt64s:
+    """Hash byte strings of one length, without selecting rows."""
     count, length = rows.shape
     padded = np.zeros((count, length + -length % 8), np.uint8)
     padded[:, :length] = rows
-    return _of_words(padded.view(np.uint64), length)
+    return _hash_words(padded.view(np.uint64), length)
 
 
-def _of_words(words: UInt64s, length: int) -> UInt64s:
-    """Return the hash of each row of words, made of ``length`` bytes."""
+def _hash_words(words: UInt64s, length: int) -> UInt64s:
+    """Hash each row of words, which contains ``length`` bytes."""
     hashes = np.full(len(words), length, np.uint64) * _MULTIPLIER
     for column in range(words.shape[1]):
         hashes ^= words[:, column]
@@ -74,12 +74,12 @@ _MASK = (1 << 64) - 1
 
 
 def hash_key(key: str) -> int:
-    """As :func:`hash_keys`, of one key."""
+    """Hash one key like :func:`hash_keys`."""
     return hash_bytes(key.encode())
 
 
 def hash_bytes(data: bytes) -> int:
-    """As :func:`hash_keys` and :func:`hash_ids`, of the bytes of one key or id."""
+    """Hash the bytes of one key or id like :func:`hash_keys` and :func:`hash_ids`."""
     mixed = len(data) * int(_MULTIPLIER) & _MASK
     for at in range(0, len(data), 8):
         mixed = (mixed ^ int.from_bytes(data[at : at + 8], "little")) * int(_MULTIPLIER) & _MASK
@@ -89,8 +89,8 @@ def hash_bytes(data: bytes) -> int:
     return mixed ^ (mixed >> 31)
 
 
-def _bytes_of(keys: pa.Array) -> tuple[npt.NDArray[np.uint8], Int64s, Int64s]:
-    """Return the bytes of a utf8 array (eight zeros added), each row's start in them and its length."""
+def _bytes_and_ranges(keys: pa.Array) -> tuple[npt.NDArray[np.uint8], Int64s, Int64s]:
+    """Return the bytes of a utf8 array (with eight zeros appended), and each row's start and length."""
     _, offsets_buffer, data_buffer = keys.buffers()
     offsets = np.frombuffer(offsets_buffer, np.int32, len(keys) + 1, 4 * keys.offset).astype(np.int64)
     low, high = int(offsets[0]), int(offsets[-1])

@@ -1,4 +1,4 @@
-"""Ids of 16 bytes, of messages and of transactions, as Arrow columns, NumPy records and values."""
+"""Ids of messages and transactions (16 bytes), as Arrow columns, NumPy records and values."""
 
 from __future__ import annotations
 
@@ -18,24 +18,23 @@ from escrowmq.schemas import ID, TRANSACTION_ID_DTYPE
 
 Int64s = npt.NDArray[np.int64]
 message_id_of = struct.Struct(">QQ").pack
-"""The 16 bytes of a message id of a series, from its instance and its number."""
+"""Packs a message id of a series from its instance and its number (16 bytes)."""
 transaction_id = struct.Struct(">IIQ").pack
-"""The 16 bytes of a transaction id, from its shard, epoch and position."""
+"""Packs a transaction id from its shard, epoch and position (16 bytes)."""
 split_transaction_id = struct.Struct(">IIQ").unpack
-"""Shard, epoch and position of a transaction id of 16 bytes."""
+"""Unpacks shard, epoch and position of a transaction id."""
 
 
 # Columns and NumPy records
 
 
 def records(ids: pa.Array, dtype: npt.DTypeLike = TRANSACTION_ID_DTYPE) -> npt.NDArray[Any]:
-    """Return a column of ids as NumPy records of 16 bytes, not copied. What stands in null rows has no meaning."""
+    """View a column of ids as NumPy records of 16 bytes, without a copy. Null rows contain arbitrary bytes."""
     return np.frombuffer(ids.buffers()[1], dtype, len(ids), 16 * ids.offset)
 
 
 def column_of(raw: bytes | npt.NDArray[Any], valid: npt.NDArray[np.bool_] | None = None) -> pa.FixedSizeBinaryArray:
-    """Return ids that lie one after the other (bytes, or records that nobody changes any more) as a column; null
-    where not ``valid``."""
+    """Build a column from consecutive ids (bytes, or records that are no longer changed); null where not ``valid``."""
     data = pa.py_buffer(raw)
     validity = None if valid is None or valid.all() else pa.array(valid).buffers()[1]
     return pa.FixedSizeBinaryArray.from_buffers(ID, data.size // 16, [validity, data])
@@ -54,14 +53,14 @@ def transaction_ids(
 
 
 def transactions(ids: pa.Array) -> Iterable[TransactionId | None]:
-    """Yield the values of a column of transaction ids; without an end if all are null."""
+    """Return the values of a column of transaction ids; an endless iterator if all are null."""
     if ids.null_count == len(ids):
         return itertools.repeat(None)
     raw = records(ids)
-    made = map(make_transaction_id, raw["shard"].tolist(), raw["epoch"].tolist(), raw["position"].tolist())
+    generated = map(make_transaction_id, raw["shard"].tolist(), raw["epoch"].tolist(), raw["position"].tolist())
     if not ids.null_count:
-        return made
-    return (one if there else None for one, there in zip(made, ids.is_valid().to_pylist(), strict=True))
+        return generated
+    return (one if is_valid else None for one, is_valid in zip(generated, ids.is_valid().to_pylist(), strict=True))
 
 
 def shards(ids: pa.Array) -> npt.NDArray[np.uint32]:
@@ -69,25 +68,24 @@ def shards(ids: pa.Array) -> npt.NDArray[np.uint32]:
     return records(ids)["shard"].astype(np.uint32)
 
 
-def filled(given: Sequence[bytes | None], instance: int, sequence: int) -> bytes:
-    """Return the message ids given, one after the other, with those of a series from ``sequence`` on in the place
-    of None."""
+def fill_ids(given: Sequence[bytes | None], instance: int, sequence: int) -> bytes:
+    """Concatenate message ids, with ids of a series from ``sequence`` on in place of None."""
     count = len(given)
     missing = given.count(None)
-    made = b"".join(message_id_of(instance, number) for number in range(sequence, sequence + missing))
+    generated = b"".join(message_id_of(instance, number) for number in range(sequence, sequence + missing))
     if missing == count:
-        return made
-    ours = (made[at : at + 16] for at in itertools.count(0, 16))
-    return b"".join(next(ours) if one is None else one for one in given)
+        return generated
+    new_ids = (generated[at : at + 16] for at in itertools.count(0, 16))
+    return b"".join(next(new_ids) if one is None else one for one in given)
 
 
-# What users give
+# Input of users
 
 
 def id_column(ids: Any) -> pa.Array:
-    """Transaction ids as one Arrow column of 16 bytes, nulls kept.
+    """Convert transaction ids to one Arrow column of 16 bytes; nulls are kept.
 
-    From an Arrow array, a NumPy array (dtype TRANSACTION_ID_DTYPE or ``S16``-like records), or an iterable of
+    Accepts an Arrow array, a NumPy array (dtype TRANSACTION_ID_DTYPE or ``S16``-like records), or an iterable of
     TransactionId, their printed form, 16 bytes or None. Raises Misuse(BAD_ARGUMENT) for anything else.
     """
     if isinstance(ids, pa.ChunkedArray):
@@ -104,7 +102,7 @@ def id_column(ids: Any) -> pa.Array:
 
 
 def id_bytes(identity: TransactionId | str | bytes) -> bytes:
-    """Return the 16 bytes of a transaction id in any of its forms; Misuse(BAD_ARGUMENT) otherwise."""
+    """Convert a transaction id in any form to its 16 bytes. Raises Misuse(BAD_ARGUMENT) for anything else."""
     if isinstance(identity, TransactionId):
         return bytes(identity)
     if isinstance(identity, str):

@@ -1,11 +1,11 @@
-"""RocketMQ's user property ``CheckImmunityTimeInSeconds``: the message itself says when it is asked about first.
+"""RocketMQ's user property ``CheckImmunityTimeInSeconds``: the message contains the time of its first check-back.
 
-Rules, for half messages (of a plain message it is a property like any other):
+Rules, for half messages (in a plain message it is an ordinary property):
 
-1. Its value is a whole number of seconds as text, at most ``half_retention``; ``"0"`` is no wish, as
+1. Its value is a whole number of seconds as text, at most ``half_retention``; ``"0"`` sets nothing, like
    ``check_immunity=0``.
-2. ``check_immunity`` says the same thing. Both may be given if they agree.
-3. What breaks a rule is refused with BAD_IMMUNITY: RocketMQ passes over what it cannot read.
+2. ``check_immunity`` has the same meaning. Both may be given if they agree.
+3. A violation is rejected with BAD_IMMUNITY; RocketMQ ignores unreadable values.
 """
 
 from __future__ import annotations
@@ -20,33 +20,32 @@ from escrowmq.message.limits import Int64s, RowLimits, UInt8s
 PROPERTY = "CheckImmunityTimeInSeconds"
 
 
-def immunities(batch: pa.RecordBatch, limits: RowLimits) -> tuple[Int64s, UInt8s]:
-    """Of a batch of schema OUTGOING: microseconds before the first question about each row (0: nothing is said), and
-    one code per row, OK or BAD_IMMUNITY."""
+def read_immunities(batch: pa.RecordBatch, limits: RowLimits) -> tuple[Int64s, UInt8s]:
+    """Return the time (µs) before the first check-back of each row (0: not set), and its code, OK or BAD_IMMUNITY."""
     times, properties = batch.column("immunity_us").to_numpy(), batch.column("properties")
     codes = np.zeros(batch.num_rows, np.uint8)
     if properties.null_count == len(properties):
         return times, codes
-    rows, values = named(properties)
+    rows, values = find_property(properties)
     if not len(rows):
         return times, codes
     readable = np.asarray(pc.match_substring_regex(values, r"^[0-9]{1,9}\z"))
-    wished = np.zeros(len(rows), np.int64)
-    wished[readable] = np.asarray(values.filter(pa.array(readable)).cast(pa.int64())) * 1_000_000
+    requested = np.zeros(len(rows), np.int64)
+    requested[readable] = np.asarray(values.filter(pa.array(readable)).cast(pa.int64())) * 1_000_000
     given = times[rows]
-    wrong = ~readable | (wished > limits.half_retention_us) | ((given > 0) & (wished > 0) & (given != wished))
+    wrong = ~readable | (requested > limits.half_retention_us) | ((given > 0) & (requested > 0) & (given != requested))
     codes[rows[wrong]] = Code.BAD_IMMUNITY
     times = times.copy()
-    times[rows] = np.maximum(given, wished)
+    times[rows] = np.maximum(given, requested)
     return times, codes
 
 
-def named(properties: pa.Array) -> tuple[Int64s, pa.Array]:
-    """Return the rows that have the property, and its values. A row that names it twice counts by the first."""
+def find_property(properties: pa.Array) -> tuple[Int64s, pa.Array]:
+    """Return the rows with the property, and its values. If a row has it twice, the first counts."""
     hits = np.flatnonzero(np.asarray(pc.equal(properties.keys, PROPERTY)))
     if not len(hits):
         return hits, pa.array([], pa.utf8())
-    # the child arrays are whole, whatever slice this is, so the offsets address them
+    # the child arrays are whole, also for a slice, so the offsets address them
     bounds = np.frombuffer(properties.buffers()[1], np.int32, len(properties) + 1, 4 * properties.offset)
     rows = np.searchsorted(bounds, hits, side="right") - 1
     inside = (hits >= bounds[0]) & (hits < bounds[-1])

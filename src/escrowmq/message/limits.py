@@ -1,6 +1,6 @@
-"""The limits of one message, and the check of whole batches against them.
+"""Limits of one message, and the check of whole batches against them.
 
-``row.py`` checks single messages by the same rules; ``tests/message/test_limits.py`` holds the two together.
+``row.py`` checks single messages by the same rules; ``tests/message/test_limits.py`` compares both.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from escrowmq.errors import Code
 from escrowmq.platform.times import to_us
 
 _SHORT = 256
-"""Bytes of a text that is looked for in every row of a column."""
+"""Maximum bytes of a text that is searched in every row of a column."""
 
 Int64s = npt.NDArray[np.int64]
 UInt8s = npt.NDArray[np.uint8]
 
 MAX_QUEUE = (1 << 31) - 1
-"""The largest number of a queue: queues travel as int32."""
+"""Largest number of a queue: it is an int32 on the wire."""
 
 MAX_CAUSE = 1024
-"""Characters that are kept of why a message was given back: enough for an exception's line, not for a core dump."""
+"""Stored characters of the cause of a nack: enough for an exception's line, not for a core dump."""
 
 
 class RowLimits(Protocol):
-    """The limits of one message: what :class:`Limits` and the ledger's rules have in common. Bytes, or microseconds."""
+    """Limits of one message, common to :class:`Limits` and the ledger's rules. Bytes, or microseconds."""
 
     @property
     def max_body_bytes(self) -> int: ...
@@ -48,10 +48,9 @@ class RowLimits(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """A broker's limits of messages and batches, as its ``hello`` or its settings say; the defaults until they are
-    known.
+    """Limits of messages and batches from the broker's ``hello`` or settings, or the defaults until they are known.
 
-    A broker that does not say its ``half_retention`` is the only one to check it.
+    If ``hello`` lacks ``half_retention``, only the broker checks it.
     """
 
     max_body_bytes: int = 4 << 20
@@ -65,21 +64,21 @@ class Limits:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Limits:
-        """Return the limits among settings by their names, times in seconds; what is missing has its default."""
+        """Select the limits among settings by name, times in seconds; missing ones get their defaults."""
         given = {name: value for name, value in settings.items() if value is not None}
         given |= {f"{name}_us": to_us(given[name]) for name in ("max_delay", "half_retention") if name in given}
         return cls(**{name: given[name] for name in cls.__slots__ if name in given})
 
 
 def byte_lengths(column: pa.Array) -> Int64s:
-    """Return bytes of each row of a binary or utf8 column; 0 for null."""
+    """Return the bytes of each row of a binary or utf8 column; 0 for null."""
     if not len(column):
-        return np.zeros(0, np.int64)  # such a column may come without any offsets
+        return np.zeros(0, np.int64)  # such a column may have no offsets
     return _without_nulls(np.diff(_offsets(column)).astype(np.int64), column)
 
 
-def the_only_text(column: pa.Array) -> str | None:
-    """Return the text that every row of a utf8 column has; None where they differ, are long, or one is null.
+def common_text(column: pa.Array) -> str | None:
+    """Return the text of all rows of a utf8 column; None if they differ, are long, or one is null.
     Cheaper than a dictionary."""
     size = len(column)
     if not size or column.null_count:
@@ -95,19 +94,19 @@ def the_only_text(column: pa.Array) -> str | None:
 
 
 def property_lengths(column: pa.Array) -> Int64s:
-    """Return bytes of the names and values of each row's properties; 0 for null."""
+    """Return the bytes of the names and values of each row's properties; 0 for null."""
     if column.null_count == len(column):
         return np.zeros(len(column), np.int64)
     bounds = _offsets(column)
-    # keys and items are the whole child arrays, those outside a slice too, so the offsets address them
+    # keys and items are the whole child arrays, also outside a slice, so the offsets address them
     sizes = byte_lengths(column.keys) + byte_lengths(column.items)
     sums = np.concatenate(([0], np.cumsum(sizes)))
     return _without_nulls(sums[bounds[1:]] - sums[bounds[:-1]], column)
 
 
 def has_null_texts(properties: pa.Array) -> bool:
-    """Return whether any row's properties have a null name or value: Arrow's type of maps allows it, the broker
-    does not."""
+    """Decide whether any row's properties have a null name or value: Arrow's map type allows it, the broker does
+    not."""
     if properties.null_count == len(properties):
         return False
     bounds = _offsets(properties)
@@ -126,10 +125,8 @@ def _without_nulls(lengths: Int64s, column: pa.Array) -> Int64s:
 
 
 def refusals(batch: pa.RecordBatch, limits: RowLimits) -> UInt8s:
-    """One code per row of a batch of schema OUTGOING: of the first limit that the row does not keep, else OK (0).
-
-    Names of topics are not looked at: who checks them does it once per name.
-    """
+    """Return one code per row of a batch of schema OUTGOING: the first exceeded limit, else OK (0). Topic names are not
+    checked here, because callers check each name once."""
     codes = np.zeros(batch.num_rows, np.uint8)
 
     def refuse(rows: npt.NDArray[np.bool_], refusal: Code) -> None:

@@ -22,21 +22,21 @@ from escrowmq.platform.times import to_us
 from escrowmq.schemas import MESSAGE_ID_DTYPE
 
 ROW_OVERHEAD = 128
-"""Bytes that a row takes besides its body, about; for the cap on a batch's bytes."""
+"""Approximate bytes of a row besides its body, for the limit of a batch's bytes."""
 
-_REMEMBERED = 10_000
-"""Names of topics that a checker keeps as known to be good."""
+_MAX_KNOWN_TOPICS = 10_000
+"""Maximum number of valid topic names that a checker remembers."""
 
 
 class OutgoingRow(NamedTuple):
-    """A checked message. ``zip(*rows)`` gives the columns; :data:`escrowmq.schemas.OUTGOING` says what each means."""
+    """A checked message. ``zip(*rows)`` yields the columns, which :data:`escrowmq.schemas.OUTGOING` describes."""
 
     topic: str
     body: bytes
     key: str | None
     tag: str | None
     properties: list[tuple[str, str]] | None
-    message_id: bytes | None  # None: made when the batch leaves
+    message_id: bytes | None  # None: generated when the batch is sent
     queue: int
     born_us: int
     delay_us: int
@@ -45,7 +45,7 @@ class OutgoingRow(NamedTuple):
 
 
 def row_size(row: tuple[Any, ...]) -> int:
-    """Return bytes of an outgoing row, about; never fewer than its texts and its body have."""
+    """Return the approximate bytes of an outgoing row, at least those of its texts and its body."""
     size = len(row[1]) + ROW_OVERHEAD
     if row[2] is not None or row[3] is not None:
         size += 4 * (len(row[2] or "") + len(row[3] or ""))
@@ -55,12 +55,12 @@ def row_size(row: tuple[Any, ...]) -> int:
 
 
 class MessageIds:
-    """A series of ids for messages that were given none: 8 random bytes, then a counter from 1, both big-endian.
+    """A series of ids for messages without an own id: 8 random bytes, then a counter from 1, both big-endian.
 
-    They are made when a batch leaves, so the ids of a batch are consecutive, and the broker's de-duplication remembers
-    a steady client as one run. Thread-safe: a lane's sending thread and callers with whole batches take from one
-    series, and an id that was given twice would be taken for a repeat. Of one process: a forked child begins a series
-    of its own.
+    Ids are generated when a batch is sent, so the ids of a batch are consecutive, and the broker's de-duplication
+    stores a steady client as one range. Thread-safe: a lane's sending thread and callers with whole batches share a
+    series, and an id assigned twice would count as a repeat. Not shared between processes: a forked child starts its
+    own series.
     """
 
     def __init__(self) -> None:
@@ -68,19 +68,19 @@ class MessageIds:
         tell_in_child(self)
 
     def forked(self) -> None:
-        """Begin a new series of ids, because this is another process now."""
+        """Start a new series in a forked process."""
         self._instance = int.from_bytes(os.urandom(8), "big")
         self._next = 1
         self._lock = threading.Lock()
 
     def reserve(self, count: int) -> tuple[int, int]:
-        """Return the instance and the first sequence of ``count`` consecutive ids."""
+        """Reserve ``count`` consecutive ids; return their instance and first sequence."""
         with self._lock:
             first, self._next = self._next, self._next + count
         return self._instance, first
 
     def take(self, count: int) -> npt.NDArray[Any]:
-        """``count`` consecutive ids (dtype MESSAGE_ID_DTYPE)."""
+        """Return ``count`` consecutive ids (dtype MESSAGE_ID_DTYPE)."""
         _, first = self.reserve(count)
         ids = np.empty(count, MESSAGE_ID_DTYPE)
         ids["instance"] = self._instance
@@ -88,16 +88,16 @@ class MessageIds:
         return ids
 
     def complete(self, given: Sequence[bytes | None]) -> bytes:
-        """Return the ids given, one after the other, with new ones in the place of None."""
+        """Concatenate the given ids, with new ones in place of None."""
         if not any(given):
             return self.take(len(given)).tobytes()
-        made = self.take(given.count(None)).tobytes()
-        ours = (made[at : at + 16] for at in itertools.count(0, 16))
-        return b"".join(next(ours) if identity is None else identity for identity in given)
+        generated = self.take(given.count(None)).tobytes()
+        new_ids = (generated[at : at + 16] for at in itertools.count(0, 16))
+        return b"".join(next(new_ids) if identity is None else identity for identity in given)
 
 
 class Checker:
-    """Check of messages against one broker's limits before anything leaves. Remembers topic names that it checked."""
+    """Checks messages against one broker's limits before they are sent. Remembers valid topic names."""
 
     __slots__ = ("_topics", "limits")
 
@@ -118,16 +118,14 @@ class Checker:
         check_immunity: float | None = None,
         transaction: bytes | None = None,
     ) -> tuple[Any, ...]:
-        """One message as a plain tuple with the fields of :class:`OutgoingRow`, which is faster to make.
-
-        Raises Misuse(BAD_ARGUMENT) for a wrong type, Rejected for what is over a limit.
-        """
+        """Convert one message to a plain tuple with the fields of :class:`OutgoingRow`, which is faster to create.
+        Raises Misuse(BAD_ARGUMENT) for a wrong type, Rejected if a limit is exceeded."""
         if type(topic) is not str or topic not in self._topics:
             check_name(topic, Code.BAD_TOPIC_NAME)
-            if len(self._topics) < _REMEMBERED:
+            if len(self._topics) < _MAX_KNOWN_TOPICS:
                 self._topics.add(topic)
         if type(body) is not bytes:
-            body = _bytes(body)
+            body = _to_bytes(body)
         limits = self.limits
         if len(body) > limits.max_body_bytes:
             raise Rejected(Code.BODY_TOO_LARGE, f"the body has {len(body)} bytes, the limit is {limits.max_body_bytes}")
@@ -140,19 +138,19 @@ class Checker:
             body,
             key,
             tag,
-            _pairs(properties, limits.max_properties_bytes) if properties else None,
+            _check_properties(properties, limits.max_properties_bytes) if properties else None,
             None if message_id is None else bytes_of(message_id),
-            -1 if queue is None else _queue(queue),
+            -1 if queue is None else _check_queue(queue),
             time_ns() // 1000,
-            0 if delay == 0 else _microseconds(delay, "delay", limits.max_delay_us, "max_delay"),
+            0 if delay == 0 else _to_microseconds(delay, "delay", limits.max_delay_us, "max_delay"),
             0
             if check_immunity is None
-            else _microseconds(check_immunity, "check_immunity", limits.half_retention_us, "half_retention"),
+            else _to_microseconds(check_immunity, "check_immunity", limits.half_retention_us, "half_retention"),
             transaction,
         )
 
     def rows(self, messages: Iterable[Message]) -> list[tuple[Any, ...]]:
-        """Many messages as plain tuples, which were born together. Raises as :meth:`row`."""
+        """Convert many messages to plain tuples with one birth time. Raises as :meth:`row`."""
         rows: list[tuple[Any, ...]] = []
         topics, longest, now = self._topics, self.limits.max_body_bytes, time_ns() // 1000
         for m in messages:
@@ -168,7 +166,7 @@ class Checker:
         return rows
 
     def message(self, message: Message, transaction: bytes | None = None) -> OutgoingRow:
-        """Return the row of a :class:`~escrowmq.model.Message`. Raises as :meth:`row`."""
+        """Convert a :class:`~escrowmq.model.Message` to a row. Raises as :meth:`row`."""
         if not isinstance(message, Message):
             raise Misuse(Code.BAD_ARGUMENT, f"{type(message).__name__} is not a Message")
         m = message
@@ -176,29 +174,29 @@ class Checker:
         return OutgoingRow._make(self.row(*fields, transaction))
 
 
-def _bytes(body: Any) -> bytes:
+def _to_bytes(body: Any) -> bytes:
     if isinstance(body, bytes | bytearray | memoryview):
         return bytes(body)
     hint = "encode it first: text.encode()" if isinstance(body, str) else "bodies are bytes"
     raise Misuse(Code.BAD_ARGUMENT, f"the body is {type(body).__name__}, not bytes", hint)
 
 
-def _check_text(text: Any, what: str, limit: int, code: Code) -> None:
+def _check_text(text: Any, name: str, limit: int, code: Code) -> None:
     if type(text) is not str:
-        raise Misuse(Code.BAD_ARGUMENT, f"the {what} is {type(text).__name__}, not str")
-    size = len(text) if text.isascii() else _byte_length(text, what)
+        raise Misuse(Code.BAD_ARGUMENT, f"the {name} is {type(text).__name__}, not str")
+    size = len(text) if text.isascii() else _byte_length(text, name)
     if size > limit:
-        raise Rejected(code, f"the {what} has {size} bytes, the limit is {limit}")
+        raise Rejected(code, f"the {name} has {size} bytes, the limit is {limit}")
 
 
-def _byte_length(text: str, what: str) -> int:
+def _byte_length(text: str, name: str) -> int:
     try:
         return len(text.encode())
     except UnicodeEncodeError as problem:
-        raise Misuse(Code.BAD_ARGUMENT, f"the {what} is not valid Unicode: {problem}") from None
+        raise Misuse(Code.BAD_ARGUMENT, f"the {name} is not valid Unicode: {problem}") from None
 
 
-def _pairs(properties: Mapping[str, str], limit: int) -> list[tuple[str, str]]:
+def _check_properties(properties: Mapping[str, str], limit: int) -> list[tuple[str, str]]:
     if not isinstance(properties, Mapping):
         raise Misuse(Code.BAD_ARGUMENT, f"properties are {type(properties).__name__}, not a mapping")
     pairs = list(properties.items())
@@ -212,7 +210,7 @@ def _pairs(properties: Mapping[str, str], limit: int) -> list[tuple[str, str]]:
     return pairs
 
 
-def _queue(queue: Any) -> int:
+def _check_queue(queue: Any) -> int:
     if type(queue) is not int:
         raise Misuse(Code.BAD_ARGUMENT, f"queue is {type(queue).__name__}, not int")
     if not 0 <= queue <= MAX_QUEUE:
@@ -220,9 +218,9 @@ def _queue(queue: Any) -> int:
     return queue
 
 
-def _microseconds(seconds: Any, what: str, longest_us: int, setting: str) -> int:
+def _to_microseconds(seconds: Any, name: str, longest_us: int, setting: str) -> int:
     if isinstance(seconds, bool) or not isinstance(seconds, int | float):
-        raise Misuse(Code.BAD_ARGUMENT, f"{what} is {type(seconds).__name__}, not seconds")
+        raise Misuse(Code.BAD_ARGUMENT, f"{name} is {type(seconds).__name__}, not seconds")
     if not 0 <= seconds <= longest_us / 1e6:
-        raise Rejected(Code.BAD_DELAY, f"{what} {seconds} is not within 0 to {longest_us / 1e6} seconds", setting)
+        raise Rejected(Code.BAD_DELAY, f"{name} {seconds} is not within 0 to {longest_us / 1e6} seconds", setting)
     return to_us(seconds)

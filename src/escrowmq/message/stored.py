@@ -1,11 +1,10 @@
-"""A few stored messages as one Arrow IPC record batch message, byte for byte what Arrow makes of them, without its
+"""Encodes a few stored messages as one Arrow IPC record batch message, equal to Arrow's own encoding, but without
 arrays.
 
-A small batch costs Arrow what a batch costs once: a builder, buffers and a wrapper for each of 13 columns, whatever
-they hold. The bytes themselves are simple. Arrow's description of a batch of one schema has a fixed form in which
-nothing but numbers differ, so it is taken once from a batch that Arrow wrote (:func:`_description`), and the numbers
-are put in. Behind it stand the buffers, each padded to 8 bytes. ``tests/message/test_stored.py`` holds the bytes
-against Arrow's.
+For a small batch Arrow has the fixed cost of a batch: a builder, buffers and a wrapper for each of 13 columns. The
+bytes themselves are simple. Arrow's description of a batch of one schema has a fixed form in which only numbers differ,
+so it is taken once from a batch that Arrow wrote (:func:`_description_packer`), and the numbers are inserted. The
+buffers follow, each padded to 8 bytes. ``tests/message/test_stored.py`` compares the bytes with Arrow's.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ _SCHEMA = STORED[Kind.HALF]
 _INT = struct.Struct("<i")
 _ZEROS = bytes(8)
 _ONE = struct.Struct("<ii")
-_MOST_KEPT = 1024
-"""Forms of numbers that are remembered, by their count."""
+_MAX_CACHED = 1024
+"""Maximum number of cached packers of numbers, by row count."""
 
 Pairs = list[tuple[str, str]]
 
@@ -39,10 +38,9 @@ def message(
     ids: bytes,
     *numbers: Sequence[int],
 ) -> tuple[bytes, int, int]:
-    """Return the message, and where in it the bodies begin and end. The columns (at least one row) are those of
-    ``STORED[Kind.HALF]`` in
-    their order, ``ids`` the message ids one after the other. Raises ValueError (UnicodeEncodeError) or
-    OverflowError where a value fits no column."""
+    """Return the message, and the start and end of the bodies in it. The columns (at least one row) are those of
+    ``STORED[Kind.HALF]`` in order, ``ids`` the concatenated message ids. Raises ValueError (UnicodeEncodeError) or
+    OverflowError if a value does not fit its column."""
     size = len(names)
     lengths: list[int] = []
     parts: list[bytes] = []
@@ -63,13 +61,13 @@ def message(
         buffers = chain.from_iterable(zip(starts, lengths, strict=False))
         described = _describe(starts[-1], size, buffers, (no_key, no_tag, no_properties, pairs))
     except struct.error as problem:
-        raise OverflowError(f"a number fits no column: {problem}") from None
+        raise OverflowError(f"a number does not fit its column: {problem}") from None
     start = len(described) + before + len(offsets)
     return b"".join((described, *parts)), start, start + len(data)
 
 
 def _texts(texts: Sequence[str | None], missing: int, lengths: list[int], parts: list[bytes]) -> None:
-    """Append a column of texts: which rows have one (if not all), the offsets, and the texts."""
+    """Append a column of texts: validity (if some are missing), offsets and content."""
     size = len(texts)
     if missing == size:
         bits = (size + 7) // 8
@@ -94,7 +92,7 @@ def _validity(values: Sequence[Any], missing: int, lengths: list[int], parts: li
 
 
 def _offsets(sizes: list[int]) -> bytes:
-    """Return where values of these sizes begin and end, padded."""
+    """Encode the offsets of values of these sizes, padded."""
     if len(sizes) == 1:
         return _ONE.pack(0, sizes[0])
     pad = 4 * (len(sizes) + 1) % 8
@@ -102,11 +100,11 @@ def _offsets(sizes: list[int]) -> bytes:
 
 
 def _properties(properties: Sequence[Pairs | None], lengths: list[int], parts: list[bytes]) -> tuple[int, int]:
-    """Return the column of properties; how many rows have none (None), and how many pairs there are."""
+    """Append the column of properties; return the number of rows without any (None), and of pairs."""
     size, missing = len(properties), properties.count(None)
     if missing == size:
         bits, offsets = (size + 7) // 8, 4 * size + 4
-        lengths += (bits, offsets, 0, 0, offsets, 0, 0, offsets, 0)  # Arrow's nulls share their offsets
+        lengths += (bits, offsets, 0, 0, offsets, 0, 0, offsets, 0)  # Arrow's null arrays share their offsets
         parts.append(bytes(((bits + 7) & ~7) + 3 * ((offsets + 7) & ~7)))
         return missing, 0
     _validity(properties, missing, lengths, parts)
@@ -122,9 +120,9 @@ def _properties(properties: Sequence[Pairs | None], lengths: list[int], parts: l
     return missing, len(pairs)
 
 
-@lru_cache(_MOST_KEPT)
+@lru_cache(_MAX_CACHED)
 def _numbers(size: int) -> tuple[Callable[..., bytes], tuple[int, ...]]:
-    """Packs the columns from ``message_id`` on of ``size`` rows; the lengths of their buffers."""
+    """Return a packer of the columns from ``message_id`` on of ``size`` rows, and the lengths of their buffers."""
     form, lengths = [f"<{16 * size}s"], [0, 16 * size]
     for type_ in _SCHEMA.types[6:]:
         width = type_.bit_width // 8
@@ -135,36 +133,34 @@ def _numbers(size: int) -> tuple[Callable[..., bytes], tuple[int, ...]]:
 
 
 def _describe(body: int, size: int, buffers: Iterable[int], nulls: tuple[int, int, int, int]) -> bytes:
-    """Arrow's description of a batch: ``buffers`` are the start and the length of each, ``nulls`` how many keys, tags
-    and properties are missing, and the number of pairs."""
+    """Encode Arrow's description of a batch: ``buffers`` are start and length of each, ``nulls`` the numbers of missing
+    keys, tags and properties, and the number of pairs."""
     keys, tags, properties, pairs = nulls
     nodes = (size, 0, size, keys, size, tags, size, properties, pairs, 0, pairs, 0, pairs, 0, *(size, 0) * 9)
-    pack, given = _description()
+    pack, given = _description_packer()
     numbers = {"body": (body,), "rows": (size,), "buffers": buffers, "nodes": nodes}
     return pack(*chain.from_iterable([numbers[piece] if isinstance(piece, str) else piece for piece in given]))
 
 
 @cache
-def _description() -> tuple[Callable[..., bytes], tuple[tuple[bytes] | str, ...]]:
-    """Packs the description; the bytes that are always the same, and between them the names of the numbers.
-
-    They are found in a batch that Arrow wrote: a Message of FlatBuffers (format/Message.fbs of Arrow), whose header is
-    a RecordBatch.
-    """
+def _description_packer() -> tuple[Callable[..., bytes], tuple[tuple[bytes] | str, ...]]:
+    """Return a packer of the description, and its template: constant bytes, and names of the numbers between them. The
+    template is found in a batch that Arrow wrote: a Message of FlatBuffers (format/Message.fbs of Arrow), whose header
+    is a RecordBatch."""
     raw = pa.RecordBatch.from_arrays([pa.nulls(1, type_) for type_ in _SCHEMA.types], _SCHEMA.names).serialize()
     data = raw.to_pybytes()
-    root = 8 + _at(data, 8)
-    batch = _follow(data, _field(data, root, 2))
-    nodes, buffers = (_follow(data, _field(data, batch, number)) for number in (1, 2))
+    root = 8 + _read_int(data, 8)
+    batch = _follow_offset(data, _field(data, root, 2))
+    nodes, buffers = (_follow_offset(data, _field(data, batch, number)) for number in (1, 2))
     places = sorted(
         [
             (_field(data, root, 3), 1, "body"),
             (_field(data, batch, 0), 1, "rows"),
-            (nodes + 4, 2 * _at(data, nodes), "nodes"),
-            (buffers + 4, 2 * _at(data, buffers), "buffers"),
+            (nodes + 4, 2 * _read_int(data, nodes), "nodes"),
+            (buffers + 4, 2 * _read_int(data, buffers), "buffers"),
         ]
     )
-    end = 8 + _at(data, 4)
+    end = 8 + _read_int(data, 4)
     form, given, at = ["<"], list[tuple[bytes] | str](), 0
     for place, count, name in places:
         form.append(f"{place - at}s{count}q")
@@ -174,16 +170,16 @@ def _description() -> tuple[Callable[..., bytes], tuple[tuple[bytes] | str, ...]
     return struct.Struct("".join(form)).pack, (*given, (data[at:end],))
 
 
-def _at(data: bytes, place: int) -> int:
+def _read_int(data: bytes, place: int) -> int:
     number: int = _INT.unpack_from(data, place)[0]
     return number
 
 
-def _follow(data: bytes, place: int) -> int:
-    return place + _at(data, place)
+def _follow_offset(data: bytes, place: int) -> int:
+    return place + _read_int(data, place)
 
 
 def _field(data: bytes, table: int, number: int) -> int:
-    """Return where a table's field lies."""
-    slot = table - _at(data, table) + 4 + 2 * number
+    """Where a table's field lies."""
+    slot = table - _read_int(data, table) + 4 + 2 * number
     return table + int.from_bytes(data[slot : slot + 2], "little")

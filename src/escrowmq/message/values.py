@@ -1,8 +1,8 @@
-"""Frozen values made quickly: for tens of thousands of receipts per second a frozen dataclass's own ``__init__`` is too
-slow.
+"""Fast construction of frozen values, because the ``__init__`` of a frozen dataclass is too slow for 10,000s of
+receipts/s.
 
-A frozen dataclass sets each field through ``object.__setattr__``. Here a plain twin with the same slots is filled, and
-then made to be of the frozen class; the result is equal to the other.
+A frozen dataclass sets each field through ``object.__setattr__``. Here a plain twin class with the same slots is
+filled, and then its ``__class__`` is set to the frozen class; the result is indistinguishable.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from escrowmq.model import Receipt, TransactionId
 T = TypeVar("T")
 
 
-def _maker(frozen: type[T]) -> Callable[..., T]:
+def _constructor_of(frozen: type[T]) -> Callable[..., T]:
     names = [field.name for field in fields(frozen)]  # type: ignore[arg-type]
     twin: Any = make_dataclass(frozen.__name__, names, slots=True)
 
     def make(*values: Any) -> T:
-        """Return a value of the class, from all of its fields in their order."""
-        made = twin(*values)
-        made.__class__ = frozen
-        return made  # type: ignore[no-any-return]
+        """Create a value of the class from all of its fields in order."""
+        value = twin(*values)
+        value.__class__ = frozen
+        return value  # type: ignore[no-any-return]
 
     return make
 
 
-make_receipt = _maker(Receipt)
-make_transaction_id = _maker(TransactionId)
+make_receipt = _constructor_of(Receipt)
+make_transaction_id = _constructor_of(TransactionId)

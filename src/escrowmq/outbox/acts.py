@@ -24,7 +24,7 @@ from sqlalchemy.exc import DBAPIError
 from escrowmq import model
 from escrowmq.acts.chain import Break, Record, cut, origin, parse, successor, verify
 from escrowmq.acts.journal import PAGE_BYTES, Listed
-from escrowmq.acts.telling import acting_user, results, told, told_breaks
+from escrowmq.acts.telling import acting_user, results, to_act, to_broken
 from escrowmq.errors import Code, Denied, EscrowError, Misuse, Overloaded, Unknown
 from escrowmq.outbox.dialects import (
     Dialect,
@@ -256,7 +256,7 @@ def _read_acts(engine: sa.Engine, after: int, *, newest: bool = False) -> Iterat
         except ValueError:
             logger.warning("row %d of trans_act is no record of an act", number)
             continue
-        yield told(Listed(made, made, digest)), len(line)
+        yield to_act(Listed(made, made, digest)), len(line)
 
 
 def verify_acts(engine: sa.Engine) -> Verified:
@@ -277,7 +277,7 @@ def verify_acts(engine: sa.Engine) -> Verified:
         "database": shown_address(engine.url.render_as_string(hide_password=False)),
         "records": count,
         "last": origin(PLACE) if head is None else head[1],
-        "broken": told_breaks(breaks),
+        "broken": to_broken(breaks),
     }
 
 

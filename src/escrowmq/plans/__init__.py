@@ -1,5 +1,4 @@
-"""Acts on a frozen set: which rows, what would become of them, and a run that goes step by step and can be gone on
-with.
+"""Bulk operations on a frozen selection: preview, dry run, then runs in resumable steps.
 
 ::
 
@@ -10,7 +9,7 @@ with.
     plans.dry_run(plan.id, bus).by_outcome                     # {"done": 990, "already": 10}
     plans.run(plan.id, bus, ramp=Ramp((1, 10, 100), pause=30), rate=500, stop_after="5%").outcomes
 
-The page is docs/plans.md.
+See docs/plans.md.
 """
 
 from escrowmq.plans.folder import Plans, default_folder

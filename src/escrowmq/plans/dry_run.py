@@ -1,4 +1,4 @@
-"""A dry run: every row that is still to be done is looked at now, and nothing is changed."""
+"""Dry run: predicts the outcome of every unprocessed row without changing anything."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from escrowmq.plans.subjects.seam import Subject
 NAME = "dry-run.json"
 
 
-def look(subject: Subject, plan: Plan, rows: FrozenSet, samples: int, progress: Callable[[int, int], None]) -> Counts:
-    """Count what would become of each row, with ``samples`` rows of each outcome."""
+def preview(
+    subject: Subject, plan: Plan, rows: FrozenSet, samples: int, progress: Callable[[int, int], None]
+) -> Counts:
+    """Count the predicted outcome of each row, with ``samples`` rows of each outcome."""
     tally, shown = Tally(), dict[Outcome, list[Sample]]()
     for first, batch in rows.batches(plan.next):
-        outcomes = subject.look(batch)
+        outcomes = subject.preview(batch)
         tally.add(outcomes)
         for outcome in map(Outcome, np.unique(outcomes).tolist()):
             of_it = shown.setdefault(outcome, [])

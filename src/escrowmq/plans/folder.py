@@ -1,8 +1,8 @@
-"""The operator's folder of plans: a folder a plan, named by its id.
+"""The operator's folder of plans: one folder per plan, named by its id.
 
-``plan.json`` (what was made; written last, so without it there is no plan), ``set.arrow`` (the frozen set), and once it
-has run ``progress.journal``, ``results``, ``lock``; ``dry-run.json`` of the last dry run; ``stop`` while a run is asked
-to stop.
+``plan.json`` (the plan; written last, so without it there is none), ``set.arrow`` (the frozen set), and after the first
+run ``progress.journal``, ``results``, ``lock``; ``dry-run.json`` of the last dry run; ``stop`` as a pending stop
+request.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ import numpy as np
 
 from escrowmq.acts.telling import acting_user
 from escrowmq.errors import Code, EscrowError, Misuse, error
-from escrowmq.plans import dry_run as looking
+from escrowmq.plans import dry_run as dry_runs
 from escrowmq.plans import frozen, making, plan, progress
 from escrowmq.plans.outcomes import Counts, Outcome
 from escrowmq.plans.plan import Plan
 from escrowmq.plans.ramp import Ramp, StopAfter
 from escrowmq.plans.running import Report, Run
-from escrowmq.plans.subjects.opening import Where, opened
+from escrowmq.plans.subjects.opening import Where, open_subject
 from escrowmq.platform.disk import RealDisk, disk_error, replace_file
 
 VARIABLE = "ESCROWMQ_PLANS"
@@ -39,8 +39,7 @@ _ID = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{6}")
 
 
 def default_folder() -> Path:
-    """``ESCROWMQ_PLANS``, or ``escrowmq/plans`` in the user's state directory as the XDG Base Directory Specification
-    names it."""
+    """Return ``ESCROWMQ_PLANS``, else ``escrowmq/plans`` in the user's XDG state directory."""
     if given := os.environ.get(VARIABLE):
         return Path(given)
     state = Path(os.environ.get("XDG_STATE_HOME", ""))
@@ -48,7 +47,7 @@ def default_folder() -> Path:
 
 
 class Plans:
-    """The plans of one folder, which is made when the first one is. Any number of processes may use it at once."""
+    """The plans of one folder, which the first plan creates. Any number of processes may use it at once."""
 
     def __init__(self, folder: str | Path | None = None) -> None:
         self.folder = default_folder() if folder is None else Path(folder)
@@ -64,14 +63,11 @@ class Plans:
         without_missing: bool = False,
         progress: Callable[[int], None] | None = None,
     ) -> Plan:
-        """Freeze the rows that ``selection`` chooses now: what a run acts on is these rows, whatever comes or goes
-        later.
-
-        ``progress`` is called with the number of rows so far. Raises Misuse(BAD_ARGUMENT) for an act or a selection
-        that is none, Rejected(UNKNOWN_GROUP), Rejected(NOT_FOUND) if nothing is chosen, Overloaded(BROKER_AWAY) if a
-        broker is away, unless ``without_missing``.
-        """
-        subject = opened(where, act, selection)
+        """Freeze the rows that ``selection`` matches now: runs act on these rows, whatever changes later. ``progress``
+        receives the current number of rows. Raises Misuse(BAD_ARGUMENT) for an invalid act or selection,
+        Rejected(UNKNOWN_GROUP), Rejected(NOT_FOUND) if no row matches, Overloaded(BROKER_AWAY) if a broker is
+        unavailable, unless ``without_missing``."""
+        subject = open_subject(where, act, selection)
         moment = time.gmtime()
         name = f"{time.strftime('%Y%m%d-%H%M%S', moment)}-{secrets.token_hex(3)}"
         disk = RealDisk(self.folder / name)
@@ -92,14 +88,14 @@ class Plans:
         return made
 
     def get(self, id: str) -> Plan:
-        """One plan and how far it came; ``id`` may be cut short as long as one plan begins with it. Raises
-        Rejected(NOT_FOUND), Corrupt(DAMAGED)."""
+        """Return a plan with its progress; ``id`` may be a unique prefix. Raises Rejected(NOT_FOUND),
+        Corrupt(DAMAGED)."""
         disk = self._disk(id)
         made = plan.read(disk, disk.folder.name)
         history = progress.read(disk)
         if disk.in_use():
             state = "running"
-        elif history.next == made.rows:  # also when it was killed before it could say so
+        elif history.next == made.rows:  # also if it was killed before recording its end
             state = "finished"
         elif history.ended is not None:
             state = str(history.ended["end"])
@@ -117,15 +113,15 @@ class Plans:
         )
 
     def rows(self, id: str, offset: int = 0, limit: int = 100, *, outcome: str | None = None) -> list[dict[str, Any]]:
-        """Return rows of the frozen set from number ``offset`` on, each with its number ``row`` and its
-        ``outcome``; at most ``limit``. ``outcome``: only those that came to it."""
+        """Return at most ``limit`` rows of the frozen set from number ``offset`` on, each with its number ``row`` and
+        ``outcome``. ``outcome`` selects rows with this outcome only."""
         disk = self._disk(id)
         history = progress.read(disk)
         wanted = None if outcome is None else _outcome(outcome)
         found: list[dict[str, Any]] = []
-        with frozen.opened(disk.folder) as rows:
+        with frozen.open_set(disk.folder) as rows:
             if offset < 0:
-                raise Misuse(Code.BAD_ARGUMENT, f"{offset} is no row's number")
+                raise Misuse(Code.BAD_ARGUMENT, f"{offset} is not a row number")
             for first, batch in rows.batches(offset):
                 outcomes = progress.results(disk, first, batch.num_rows, history)
                 chosen = np.arange(len(outcomes)) if wanted is None else np.flatnonzero(outcomes == wanted)
@@ -139,25 +135,24 @@ class Plans:
     def dry_run(
         self, id: str, where: Where, *, samples: int = 3, progress: Callable[[int, int], None] | None = None
     ) -> Counts:
-        """Look at every row that no run has dealt with, and count what would become of it now, with some rows of each
-        outcome. Changes nothing. ``progress`` is called with the rows checked and the rows in all. Raises
-        Corrupt(DAMAGED) for a changed set."""
+        """Predict the outcome of every unprocessed row, and count them, with sample rows; changes nothing. ``progress``
+        receives the number of checked rows and the total. Raises Corrupt(DAMAGED) for a changed set."""
         disk = self._disk(id)
         made = self.get(disk.folder.name)
-        with frozen.opened(disk.folder) as rows:
+        with frozen.open_set(disk.folder) as rows:
             self._check(made, disk.folder, rows)
-            subject = opened(where, made.act, made.settings)
-            counts = looking.look(subject, made, rows, samples, progress or (lambda done, of: None))
-        with suppress(OSError):  # it is only kept for the page of the plan
+            subject = open_subject(where, made.act, made.settings)
+            counts = dry_runs.preview(subject, made, rows, samples, progress or (lambda done, of: None))
+        with suppress(OSError):  # stored only for the page of the plan
             replace_file(
-                disk, looking.NAME, [[json.dumps(counts.to_json(), ensure_ascii=False).encode()]], durable=False
+                disk, dry_runs.NAME, [[json.dumps(counts.to_json(), ensure_ascii=False).encode()]], durable=False
             )
         return counts
 
     def last_dry_run(self, id: str) -> dict[str, Any] | None:
-        """Return the counts of the last dry run, as :meth:`Counts.to_json` has them; None: there was none."""
+        """Return the result of the last dry run in the form of :meth:`Counts.to_json`; None if there was none."""
         try:
-            found = json.loads((self._disk(id).folder / looking.NAME).read_bytes())
+            found = json.loads((self._disk(id).folder / dry_runs.NAME).read_bytes())
         except (OSError, ValueError):
             return None
         return found if isinstance(found, dict) else None
@@ -178,38 +173,36 @@ class Plans:
         progress: Callable[[Report], None] | None = None,
         stop: Event | None = None,
     ) -> Report:
-        """Do the act to every row that no run has dealt with, in their order; what was not done is done by the next
-        run.
+        """Apply the act to every unprocessed row, in order; the next run continues where this one ends.
 
-        ``rate``: rows a second at most. ``stop_after``: so many failures, ``"100"`` or ``"5%"``. ``batch``: rows of one
-        act at most. ``patience``: seconds to wait for a broker that is away. ``digest``: what the plan's must begin
-        with. ``progress`` is called after each batch. ``stop``: an event that stops it after the batch. A refusal ends
-        the run with a report that says so.
+        ``rate``: maximum rows per second. ``stop_after``: number of failures, ``"100"`` or ``"5%"``. ``batch``: maximum
+        rows of one act. ``patience``: seconds to wait for an unavailable broker. ``digest``: required prefix of the
+        plan's digest. ``progress`` is called after each batch. ``stop``: an event that stops it after the batch. A
+        rejection ends the run; it is in the report.
 
-        Raises Corrupt(DAMAGED) for a set that was changed, Rejected(CONFLICT) while another run of the plan is under
-        way, Overloaded(DISK_FULL) if the run cannot be noted.
+        Raises Corrupt(DAMAGED) for a set that was changed, Rejected(CONFLICT) during another run of the plan,
+        Overloaded(DISK_FULL) if the run cannot be recorded.
         """
         disk = self._disk(id)
         made = plan.read(disk, disk.folder.name)
         if digest is not None and not (digest and made.digest.startswith(digest)):
-            raise error(Code.CONFLICT, f"the digest of plan {made.id} is {made.digest}", "look at the plan again")
+            raise error(Code.CONFLICT, f"the digest of plan {made.id} is {made.digest}", "review the plan again")
         limit = stop_after if isinstance(stop_after, StopAfter) else StopAfter.parse(stop_after)
         if not 1 <= batch <= frozen.BATCH_ROWS:
-            raise Misuse(Code.BAD_ARGUMENT, f"{batch!r} rows a batch: it is 1 to {frozen.BATCH_ROWS}")
-        with self._lock_plan(disk, made), frozen.opened(disk.folder) as rows:
+            raise Misuse(Code.BAD_ARGUMENT, f"{batch!r} rows per batch: allowed are 1 to {frozen.BATCH_ROWS}")
+        with self._lock(disk, made), frozen.open_set(disk.folder) as rows:
             self._check(made, disk.folder, rows)
-            asked = disk.folder / STOP
-            asked.unlink(missing_ok=True)
+            stop_file = disk.folder / STOP
+            stop_file.unlink(missing_ok=True)
             run = Run(
-                made, rows, disk, opened(where, made.act, made.settings, patient=False), ramp=ramp or Ramp(), rate=rate,
-                stop_after=limit, batch=batch,
-                patience=patience, progress=progress or (lambda report: None),
-                should_stop=lambda: (stop is not None and stop.is_set()) or asked.exists(),
+                made, rows, disk, open_subject(where, made.act, made.settings, patient=False), ramp=ramp or Ramp(),
+                rate=rate, stop_after=limit, batch=batch, patience=patience, progress=progress or (lambda report: None),
+                should_stop=lambda: (stop is not None and stop.is_set()) or stop_file.exists(),
             )  # fmt: skip
             return run.run(by or acting_user(), why)
 
     def stop(self, id: str) -> bool:
-        """Ask the run of a plan, in whatever process, to stop after its batch. Whether one is under way."""
+        """Request the run of a plan, in any process, to stop after its batch. Returns whether one is in progress."""
         disk = self._disk(id)
         plan.read(disk, disk.folder.name)
         if not disk.in_use():
@@ -221,11 +214,10 @@ class Plans:
         return True
 
     def delete(self, id: str) -> None:
-        """Delete a plan and its results. Raises Rejected(CONFLICT) while it runs. What it did stays in the record of
-        acts."""
+        """Delete a plan and its results; its acts stay recorded. Raises Rejected(CONFLICT) while it runs."""
         disk = self._disk(id)
-        with self._lock_plan(disk, plan.read(disk, disk.folder.name)):
-            (disk.folder / plan.NAME).unlink()  # without it there is no plan, whatever is left
+        with self._lock(disk, plan.read(disk, disk.folder.name)):
+            (disk.folder / plan.NAME).unlink()  # without it the plan does not exist, whatever remains
             shutil.rmtree(disk.folder, ignore_errors=True)
 
     def _disk(self, id: str) -> RealDisk:
@@ -237,17 +229,17 @@ class Plans:
         if not names:
             raise error(Code.NOT_FOUND, f"there is no plan {id!r:.60} in {self.folder}", "see escrowmq plan list")
         if len(names) > 1:
-            raise error(Code.CONFLICT, f"{len(names)} plans begin with {id}", "give more of the id")
+            raise error(Code.CONFLICT, f"{len(names)} plans begin with {id}", "use a longer prefix of the id")
         return RealDisk(self.folder / names[0])
 
     def _check(self, made: Plan, folder: Path, rows: frozen.FrozenSet) -> None:
-        whole = frozen.file_hash(folder) == made.file_hash and len(rows) == made.rows
-        if not whole or rows.digest(made.act, made.settings, made.identity) != made.digest:
-            raise frozen.changed(made.id)
+        is_unchanged = frozen.file_hash(folder) == made.file_hash and len(rows) == made.rows
+        if not is_unchanged or rows.digest(made.act, made.settings, made.identity) != made.digest:
+            raise frozen.changed_error(made.id)
 
     @contextmanager
-    def _lock_plan(self, disk: RealDisk, made: Plan) -> Iterator[None]:
-        """Hold a plan for a run. A process that is killed holds nothing any more."""
+    def _lock(self, disk: RealDisk, made: Plan) -> Iterator[None]:
+        """Lock a plan for a run. The lock of a killed process is released."""
         with ExitStack() as stack:
             try:
                 disk.lock()
@@ -255,14 +247,14 @@ class Plans:
                 if problem.code is not Code.FOLDER_IN_USE:
                     raise
                 hint = f"escrowmq plan stop {made.id} stops it after its batch"
-                raise error(Code.CONFLICT, f"plan {made.id} runs already: {problem.message}", hint) from None
+                raise error(Code.CONFLICT, f"plan {made.id} is already running: {problem.message}", hint) from None
             except OSError as problem:
                 raise disk_error(problem) from problem
             stack.callback(disk.close)
             yield
 
     def list(self) -> list[Plan]:
-        """Return all plans, oldest first. A folder that holds no plan, or one that cannot be read, is left out."""
+        """Return all plans, oldest first, without folders that contain no readable plan."""
         found = []
         with suppress(FileNotFoundError):
             for name in sorted(os.listdir(self.folder)):
@@ -276,4 +268,4 @@ def _outcome(name: str) -> Outcome:
         return Outcome[name.upper()]
     except KeyError:
         names = ", ".join(one.name.lower() for one in Outcome)
-        raise Misuse(Code.BAD_ARGUMENT, f"{name!r:.50} is no outcome", f"one of {names}") from None
+        raise Misuse(Code.BAD_ARGUMENT, f"{name!r:.50} is not an outcome", f"one of {names}") from None

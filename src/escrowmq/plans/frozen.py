@@ -1,9 +1,9 @@
-"""The frozen set of a plan: an Arrow file, written once, in batches, and the digest over what names its rows.
+"""The frozen set of a plan: an Arrow file, written once, in batches, and the digest over the identity of its rows.
 
-The digest is SHA-256 over one line of JSON (the act, what it is done with, and the names of the columns), then batch by
-batch: the number of rows as 8 bytes, and of each of those columns its values: whole numbers as 8 bytes each, of texts
-their lengths in bytes as 8 bytes each (-1: null) and then their UTF-8. All numbers are little-endian. The order of the
-rows counts.
+The digest is SHA-256 over one line of JSON (the act, its settings, and the names of the identity columns), then batch
+by batch: the number of rows as 8 bytes, and of each identity column its values: integers as 8 bytes each; texts as
+their lengths in bytes, 8 bytes each (-1: null), then their UTF-8. All numbers are little-endian. The order of the rows
+counts.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from escrowmq.platform.disk import disk_error
 
 NAME = "set.arrow"
 PLACE = "place"
-"""The column of every set that says where a row lives: the shard of its broker. A batch has rows of one place."""
+"""Column with the place of a row: the shard of its broker. All rows of a batch have one place."""
 BATCH_ROWS = 4096
-"""Rows of a batch of the file. An act on so many is a record of some hundred kilobytes."""
+"""Rows per batch of the file. An act on a full batch is a record of some hundred kilobytes."""
 _PIECE = 1 << 20
 
 
 class Digest:
-    """Takes the rows of a set in, batch by batch."""
+    """Computes the digest of a set, batch by batch."""
 
     def __init__(self, act: str, settings: Mapping[str, Any], identity: Sequence[str]) -> None:
         self._identity = tuple(identity)
@@ -53,15 +53,13 @@ class Digest:
             self._hash.update("".join(text for text in texts.to_pylist() if text is not None).encode())
 
     def hex(self) -> str:
-        """64 hex digits."""
+        """Return 64 hex digits."""
         return self._hash.hexdigest()
 
 
 def write(folder: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Write a set, durably; gives each batch as it is written: of one place, with at most :data:`BATCH_ROWS` rows.
-
-    ``batches`` may be of any size, each of one place. Raises Overloaded(DISK_FULL) and so on.
-    """
+    """Write a set durably; yield each written batch, of one place, with at most :data:`BATCH_ROWS` rows. ``batches``
+    may be of any size, each of one place. Raises Overloaded(DISK_FULL) and similar errors."""
     path = folder / NAME
     options = pa.ipc.IpcWriteOptions(compression="lz4" if pa.Codec.is_available("lz4") else None)
     try:
@@ -77,24 +75,25 @@ def write(folder: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) ->
 
 
 def _pack(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of each place in full batches, except its last. No more waits than a batch of each place."""
-    waiting: dict[int, list[pa.RecordBatch]] = {}
+    """Yield the same rows, regrouped into full batches per place, except its last; buffers at most one batch per
+    place."""
+    pending_by_place: dict[int, list[pa.RecordBatch]] = {}
     for batch in batches:
         if not batch.num_rows:
             continue
         place = batch.column(PLACE)[0].as_py()
-        held = waiting.setdefault(place, [])
-        held.append(batch)
-        if sum(one.num_rows for one in held) < BATCH_ROWS:
+        pending = pending_by_place.setdefault(place, [])
+        pending.append(batch)
+        if sum(one.num_rows for one in pending) < BATCH_ROWS:
             continue
-        joined = _join(held, schema)
+        joined = _join(pending, schema)
         whole = joined.num_rows - joined.num_rows % BATCH_ROWS
         for first in range(0, whole, BATCH_ROWS):
             yield joined.slice(first, BATCH_ROWS)
-        waiting[place] = [joined.slice(whole)] if whole < joined.num_rows else []
-    for held in waiting.values():
-        if held:
-            yield _join(held, schema)
+        pending_by_place[place] = [joined.slice(whole)] if whole < joined.num_rows else []
+    for pending in pending_by_place.values():
+        if pending:
+            yield _join(pending, schema)
 
 
 def _join(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
@@ -110,9 +109,9 @@ class FrozenSet:
             self._file = pa.ipc.open_file(self._map)
             counts = [self._file.get_batch(number).num_rows for number in range(self._file.num_record_batches)]
         except FileNotFoundError:
-            raise _spoilt(path, "it is not there") from None
+            raise _unreadable(path, "the file is missing") from None
         except (pa.ArrowException, OSError) as problem:
-            raise _spoilt(path, str(problem)) from problem
+            raise _unreadable(path, str(problem)) from problem
         self._path = path
         self.schema: pa.Schema = self._file.schema
         self._starts = np.concatenate([[0], np.cumsum(np.array(counts, np.int64))])
@@ -122,13 +121,12 @@ class FrozenSet:
         return int(self._starts[-1])
 
     def close(self) -> None:
-        """Let the file go."""
+        """Close the file."""
         self._held = None
         self._map.close()
 
     def batch_from(self, first: int, most: int) -> pa.RecordBatch:
-        """Return rows from ``first`` on: at most ``most``, and none of the next batch of the file. All are of one
-        place."""
+        """Return at most ``most`` rows from ``first`` on, all from one batch of the file, so of one place."""
         number = int(np.searchsorted(self._starts, first, side="right")) - 1
         return self._batch(number).slice(first - int(self._starts[number]), most)
 
@@ -141,7 +139,7 @@ class FrozenSet:
             first += batch.num_rows
 
     def digest(self, act: str, settings: Mapping[str, Any], identity: Sequence[str]) -> str:
-        """Return the digest of what is in the file now."""
+        """Compute the digest of the current file content."""
         digest = Digest(act, settings, identity)
         for number in range(self._file.num_record_batches):
             digest.add(self._batch(number))
@@ -153,38 +151,38 @@ class FrozenSet:
                 batch = self._file.get_batch(number)
                 batch.validate(full=True)
             except (pa.ArrowException, OSError) as problem:
-                raise _spoilt(self._path, str(problem)) from problem
+                raise _unreadable(self._path, str(problem)) from problem
             self._held = number, batch
         return self._held[1]
 
 
 @contextmanager
-def opened(folder: Path) -> Iterator[FrozenSet]:
-    """Yield the set of a plan's folder. Raises Corrupt(DAMAGED) if it cannot be read."""
+def open_set(folder: Path) -> Iterator[FrozenSet]:
+    """Open the set in a plan's folder. Raises Corrupt(DAMAGED) if it cannot be read."""
     with closing(FrozenSet(folder / NAME)) as found:
         yield found
 
 
 def file_hash(folder: Path) -> str:
-    """SHA-256 of the whole file, 64 hex digits."""
-    made = hashlib.sha256()
+    """Return the SHA-256 of the whole file, 64 hex digits."""
+    digest = hashlib.sha256()
     try:
         with (folder / NAME).open("rb") as file:
             while piece := file.read(_PIECE):
-                made.update(piece)
+                digest.update(piece)
     except OSError as problem:
-        raise _spoilt(folder / NAME, str(problem)) from problem
-    return made.hexdigest()
+        raise _unreadable(folder / NAME, str(problem)) from problem
+    return digest.hexdigest()
 
 
-def _spoilt(path: Path, reason: str) -> EscrowError:
-    return Corrupt(Code.DAMAGED, f"the frozen set {path} cannot be read: {reason:.300}", "make the plan anew")
+def _unreadable(path: Path, reason: str) -> EscrowError:
+    return Corrupt(Code.DAMAGED, f"the frozen set {path} cannot be read: {reason:.300}", "make a new plan")
 
 
-def changed(plan: str) -> EscrowError:
-    """Return the refusal of a set that is not the one that was frozen."""
+def changed_error(plan: str) -> EscrowError:
+    """Return the error for a set that differs from the frozen one."""
     return error(
         Code.DAMAGED,
-        f"the frozen set of plan {plan} was changed after the plan was made: its digest is another one",
-        "nothing was done; make the plan anew",
+        f"the frozen set of plan {plan} was changed after the plan was made: its digest differs",
+        "nothing was done; make a new plan",
     )

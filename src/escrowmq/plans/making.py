@@ -1,4 +1,4 @@
-"""Makes a plan: takes the chosen rows page by page, freezes them, and notes what a person wants to know of them."""
+"""Creates a plan: reads the selected rows page by page, freezes them, and collects a summary for the operator."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from escrowmq.plans.subjects.seam import Subject
 from escrowmq.platform.failpoints import reach
 
 SAMPLES = 10
-"""Rows that a plan shows, spread over its set."""
+"""Number of sample rows in a plan, spread over its set."""
 MOST_VALUES = 1000
-"""Different values of a column that are counted one by one."""
+"""Maximum number of distinct values of a column that are counted separately."""
 SHOWN_VALUES = 20
 _OTHERS = "…"
 
@@ -33,12 +33,12 @@ def make(
     without_missing: bool,
     progress: Callable[[int], None],
 ) -> Plan:
-    """Freeze the rows in ``folder``; the plan but for who made it, when and why."""
+    """Freeze the rows in ``folder``; return the plan without its author, time and reason."""
     missing = subject.missing()
     if missing and not without_missing:
         away = ", ".join(f"{one['broker']} ({one['reason']})" for one in missing)
-        hint = "wait for it, or say --without-missing: then none of its rows are in the plan"
-        raise error(Code.BROKER_AWAY, f"the set would be one in part, away is {away}", hint)
+        hint = "wait for it, or use --without-missing: then none of its rows are in the plan"
+        raise error(Code.BROKER_AWAY, f"the set would be incomplete; unavailable: {away}", hint)
     digest = frozen.Digest(subject.act, subject.settings, subject.identity)
     values: dict[str, Counter[str]] = {column: Counter() for column in subject.counted}
     rows = 0
@@ -50,18 +50,16 @@ def make(
         progress(rows)
     not_found = subject.not_found()
     if not rows:
-        raise error(
-            Code.NOT_FOUND, "nothing is chosen: there is nothing to plan", "see what there is, and choose otherwise"
-        )
+        raise error(Code.NOT_FOUND, "the selection matches no rows", "list the rows, and change the selection")
     reach("plans.set-written")
-    with frozen.opened(folder) as found:
+    with frozen.open_set(folder) as found:
         at = sorted({number * rows // SAMPLES for number in range(SAMPLES)})
         samples = tuple({"row": row, **found.batch_from(row, 1).to_pylist()[0]} for row in at)
     return Plan(
         id=name,
         act=subject.act,
         settings=dict(subject.settings),
-        selection=_describe(selection),
+        selection=_to_stored(selection),
         source=subject.source,
         missing=tuple(missing),
         by="",
@@ -77,8 +75,9 @@ def make(
     )
 
 
-def _describe(selection: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a selection as it is kept: of many ids or items their number, as the set has them."""
+def _to_stored(selection: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a selection as it is stored: long lists of ids or items become their number, because the set contains
+    them."""
     return {
         name: f"{len(value):,} {name}" if isinstance(value, list | tuple) and len(value) > SHOWN_VALUES else value
         for name, value in selection.items()
@@ -93,7 +92,7 @@ def _count(counter: Counter[str], column: pa.Array) -> None:
 
 
 def _largest(counter: Counter[str]) -> dict[str, int]:
-    """Return the most frequent values; the rest as one."""
+    """Return the most frequent values, and the sum of the rest."""
     others = counter.pop(_OTHERS, 0)
     largest = dict(counter.most_common(SHOWN_VALUES))
     others += counter.total() - sum(largest.values())

@@ -1,4 +1,4 @@
-"""Outcomes of the rows of a plan: one number a row, in columns, and how many there are of each."""
+"""Outcome of each row of a plan, as one number per row, and counts of outcomes."""
 
 from __future__ import annotations
 
@@ -14,53 +14,52 @@ Outcomes: TypeAlias = npt.NDArray[np.uint8]
 
 
 class Outcome(IntEnum):
-    """One row's outcome: the number that is stored, and the sentence that a person reads. A dry run says the same of
-    what would happen."""
+    """Outcome of one row: the stored number, and a sentence for operators. In a dry run it is the predicted outcome."""
 
     sentence: str
 
     def __new__(cls, number: int, sentence: str = "") -> Outcome:
-        made = int.__new__(cls, number)
-        made._value_ = number
-        made.sentence = sentence
-        return made
+        outcome = int.__new__(cls, number)
+        outcome._value_ = number
+        outcome.sentence = sentence
+        return outcome
 
     NONE = 0, "nothing was done to it yet"
     DONE = 1, "this plan did it"
-    ALREADY = 2, "somebody had done it, or had settled it, before"
-    CHANGED = 3, "it is another death now than the one in the plan, or it stands otherwise: nothing was done"
+    ALREADY = 2, "it had been done or settled before"
+    CHANGED = 3, "it died again, or its state changed, since the plan was made: nothing was done"
     CONFLICT = 4, "it was decided the other way: nothing was done"
-    DAMAGED = 5, "the log is damaged under it: nothing was done"
-    GONE = 6, "it is not there any more: it left with the log's retention, or its topic or group was deleted"
-    REFUSED = 7, "the broker refused it"
+    DAMAGED = 5, "the log is damaged at this message: nothing was done"
+    GONE = 6, "it no longer exists: retention removed it, or its topic or group was deleted"
+    REFUSED = 7, "the broker rejected it"
 
     @property
     def is_failure(self) -> bool:
-        """Whether a run counts it for ``stop_after``: neither done by this plan, nor done before."""
+        """Whether a run counts it for ``stop_after``: neither done by this plan nor before."""
         return self > Outcome.ALREADY
 
 
 def all_of(outcome: Outcome, rows: int) -> Outcomes:
-    """So many rows that all came to the same."""
+    """Return the same outcome for a number of rows."""
     return np.full(rows, outcome, np.uint8)
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A row of the frozen set, by its number there, and what there is to say of it."""
+    """A row of the frozen set: its number there, its outcome and its columns."""
 
     row: int
     outcome: str
     about: Mapping[str, Any]
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values."""
+        """Return plain values for JSON."""
         return {"row": self.row, "outcome": self.outcome, "about": dict(self.about)}
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """How many rows came to which outcome (by its name in lower case), with some rows of each."""
+    """Number of rows by outcome (its name in lower case), with sample rows of each."""
 
     plan: str
     rows: int
@@ -68,10 +67,10 @@ class Counts:
     by_outcome: Mapping[str, int]
     samples: tuple[Sample, ...] = ()
     handled: int = 0
-    """Rows that runs have dealt with before: a dry run looks at the others."""
+    """Rows that earlier runs processed: a dry run covers only the others."""
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values."""
+        """Return plain values for JSON."""
         return {
             "plan": self.plan,
             "rows": self.rows,
@@ -94,16 +93,16 @@ class Tally:
             self.numbers[number] += count
 
     def take(self, counted: Mapping[str, int]) -> None:
-        """Add what :attr:`by_outcome` once gave."""
+        """Add earlier counts in the form of :attr:`by_outcome`."""
         for name, count in counted.items():
             self.numbers[Outcome[name.upper()]] += count
 
     @property
     def by_outcome(self) -> dict[str, int]:
-        """Those that occur, by name."""
+        """Counts by name, without zeros."""
         return {one.name.lower(): self.numbers[one] for one in Outcome if self.numbers[one]}
 
     @property
     def failures(self) -> int:
-        """Rows that neither this plan nor anybody before did."""
+        """Rows that were done neither by this plan nor before."""
         return sum(self.numbers[one] for one in Outcome if one.is_failure)

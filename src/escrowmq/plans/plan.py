@@ -1,4 +1,4 @@
-"""A plan: what is to be done to which rows, as it was made; and how far its runs came."""
+"""A plan: an act on a frozen set of rows, and the progress of its runs."""
 
 from __future__ import annotations
 
@@ -18,59 +18,57 @@ FORMAT = 1
 @dataclass(frozen=True, slots=True)
 class Plan:
     """A frozen set and an act. ``id`` is also the name of its folder; ``state`` is made, running, stopped, failed,
-    interrupted (a run was killed) or finished; ``outcomes`` counts the rows that are done with."""
+    interrupted (a run was killed) or finished; ``outcomes`` counts the processed rows."""
 
     id: str
     act: str
     settings: Mapping[str, Any]
-    """What the act is done with, such as the consumer group."""
+    """Arguments of the act, such as the consumer group."""
     selection: Mapping[str, Any]
     source: str
-    """Where the rows live, without passwords."""
+    """Addresses of the rows, without passwords."""
     missing: tuple[Missing, ...]
-    """Brokers that were away when the plan was made: none of their rows are in it."""
+    """Brokers that were unavailable when the plan was made: it has none of their rows."""
     by: str
     why: str | None
     made_us: int
     rows: int
     digest: str
-    """SHA-256 over the act and what names and guards each row, in their order."""
+    """SHA-256 over the act and the identifying and guarding columns of each row, in order."""
     file_hash: str
     """SHA-256 of the file of the set."""
     identity: tuple[str, ...]
     samples: tuple[Mapping[str, Any], ...]
     counts: Mapping[str, Mapping[str, int]]
-    """Of some columns: how many rows have which value; ``""`` stands for none, ``…`` for the values that are too many
-    to name."""
+    """Rows per value of some columns; ``""`` is no value, ``…`` stands for further values."""
     not_found: int = 0
-    """Ids of the selection that named nothing."""
+    """Number of ids in the selection without a row."""
 
     state: str = "made"
     reason: str = ""
-    """Why the last run ended."""
+    """Reason why the last run ended."""
     next: int = 0
-    """Rows that are done with."""
+    """Number of processed rows."""
     outcomes: Mapping[str, int] | None = None
     again: int = 0
-    """Rows that were done, and were seen to have failed anew."""
+    """Rows that were done, and then failed again."""
     in_doubt: int = 0
-    """Rows of a batch of which nobody knows yet what became: the next run finds out."""
+    """Rows of a batch with unknown result: the next run resolves them."""
     runs: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values."""
+        """Return plain values for JSON."""
         return {**asdict(self), "outcomes": dict(self.outcomes or {})}
 
 
 _MADE = (
     "id", "act", "settings", "selection", "source", "missing", "by", "why", "made_us", "rows", "digest", "file_hash",
-    "identity",
-    "samples", "counts", "not_found",
+    "identity", "samples", "counts", "not_found",
 )  # fmt: skip
 
 
 def write(disk: Disk, plan: Plan) -> None:
-    """Store what was made: with this file the plan is there."""
+    """Store the plan; it exists once this file does."""
     values = plan.to_json()
     content = {"format": FORMAT, **{name: values[name] for name in _MADE}}
     try:
@@ -80,7 +78,7 @@ def write(disk: Disk, plan: Plan) -> None:
 
 
 def read(disk: Disk, name: str) -> Plan:
-    """Read a plan. Raises FileNotFoundError, Corrupt(DAMAGED, NEWER_FORMAT)."""
+    """Read the stored plan. Raises FileNotFoundError, Corrupt(DAMAGED, NEWER_FORMAT)."""
     try:
         content = json.loads(read_file(disk, NAME))
         if content["format"] > FORMAT:
@@ -94,7 +92,7 @@ def read(disk: Disk, name: str) -> Plan:
         raise disk_error(problem) from problem
     except (ValueError, KeyError, TypeError) as problem:
         raise Corrupt(
-            Code.DAMAGED, f"{NAME} of plan {name} cannot be read: {problem!r:.200}", "make the plan anew"
+            Code.DAMAGED, f"{NAME} of plan {name} cannot be read: {problem!r:.200}", "make a new plan"
         ) from None
     if plan.id != name:
         raise Corrupt(

@@ -1,10 +1,8 @@
-"""Progress of the runs of a plan: a journal that is only appended to, synced before and after each step, and a result
-a row.
+"""Progress of the runs of a plan: an append-only journal, synced before and after each step, and one result per row.
 
-A line of ``progress.journal`` is a checksum (CRC-32, 8 hex digits), a space, and JSON. A line that a crash left without
-its end, or not as it was written, was the last one and is nobody's: it is cut off. Rows are done in their order, so a
-number says how far a run came; at most the one batch that was begun last is in doubt. ``results`` has a byte a row: the
-number of its :class:`~escrowmq.plans.outcomes.Outcome`.
+A line of ``progress.journal`` is a checksum (CRC-32, 8 hex digits), a space, and JSON. A crash can damage only the last
+line; such a line is discarded. Rows are processed in order, so one number describes the progress; at most the batch
+begun last is in doubt. ``results`` has one byte per row: the number of its :class:`~escrowmq.plans.outcomes.Outcome`.
 """
 
 from __future__ import annotations
@@ -29,28 +27,28 @@ RESULTS = "results"
 
 @dataclass(slots=True)
 class History:
-    """The state of the journal."""
+    """The content of the journal."""
 
     next: int = 0
-    """Rows before this one are done with."""
+    """Number of the next row; all rows before it are processed."""
     tally: Tally = field(default_factory=Tally)
     doubt: tuple[int, int] | None = None
-    """First row and number of rows of the batch that was begun, and of which nobody knows what became."""
+    """First row and number of rows of a batch with unknown result."""
     again: int = 0
-    """Rows that were done, and that failed anew soon after."""
+    """Rows that were done, and failed again soon after."""
     runs: list[Mapping[str, Any]] = field(default_factory=list)
     ended: Mapping[str, Any] | None = None
-    """How the last run ended; None while it is under way, or when it was killed."""
+    """The entry of the last run's end; None while it runs, or if it was killed."""
     size: int = 0
-    """Bytes of the journal that are whole."""
+    """Bytes of the intact part of the journal."""
 
     @property
     def failures(self) -> int:
-        """Rows that nobody did, and rows that failed anew."""
+        """Rows that were not done, plus rows that failed again."""
         return self.tally.failures + self.again
 
     def take(self, entry: Mapping[str, Any]) -> None:
-        """Go on by one entry."""
+        """Apply one entry."""
         if "run" in entry:
             self.runs.append(entry)
             self.ended = None
@@ -68,7 +66,7 @@ class History:
 
 
 def read(disk: Disk) -> History:
-    """Return the history of a plan, also while somebody runs it. Raises Corrupt(DAMAGED) if the journal was changed."""
+    """Read the history of a plan, also during a run. Raises Corrupt(DAMAGED) if the journal was changed."""
     history = History()
     try:
         content = read_file(disk, NAME)
@@ -80,9 +78,9 @@ def read(disk: Disk) -> History:
     for number, line in enumerate(lines[:-1], 1):
         entry = _parse(line)
         if entry is None:
-            if number == len(lines) - 1:  # its write was under way when everything stopped
+            if number == len(lines) - 1:  # a crash interrupted its write
                 break
-            raise Corrupt(Code.DAMAGED, f"line {number} of {NAME} was changed", "make the plan anew for what is left")
+            raise Corrupt(Code.DAMAGED, f"line {number} of {NAME} was changed", "make a new plan for the other rows")
         history.take(entry)
         history.size += len(line) + 1
     return history
@@ -109,7 +107,7 @@ class Progress:
         try:
             self._results: File = disk.open(RESULTS, create=True)
             self._journal: File = disk.open(NAME, create=True)
-            if rows:  # whether there is space for all results shows now
+            if rows:  # a lack of space for all results shows now
                 self._results.allocate(rows)
             self._journal.truncate(self.history.size)
             disk.sync_folder()
@@ -117,21 +115,21 @@ class Progress:
             raise disk_error(problem) from problem
 
     def close(self) -> None:
-        """Let the files go."""
+        """Close the files."""
         self._journal.close()
         self._results.close()
 
-    def started(self, **what: Any) -> None:
-        """Note the start of a run."""
-        self._append({"run": len(self.history.runs) + 1, **what})
+    def record_start(self, **fields: Any) -> None:
+        """Record the start of a run."""
+        self._append({"run": len(self.history.runs) + 1, **fields})
 
-    def begin(self, first: int, rows: int) -> None:
-        """Note that a batch is about to be requested. Raises before anything is asked if that cannot be noted."""
+    def record_begin(self, first: int, rows: int) -> None:
+        """Record a batch before it is sent. Raises before anything is sent if that fails."""
         self._append({"begin": first, "rows": rows})
         reach("plans.begun")
 
-    def done(self, first: int, outcomes: Outcomes, at_us: int) -> None:
-        """Note the results of a batch."""
+    def record_done(self, first: int, outcomes: Outcomes, at_us: int) -> None:
+        """Record the results of a batch."""
         try:
             self._results.write_at(first, [outcomes.tobytes()])
             self._results.sync()
@@ -143,23 +141,23 @@ class Progress:
         self._append({"done": first, "rows": len(outcomes), "outcomes": counted.by_outcome, "at_us": at_us})
         reach("plans.done")
 
-    def undone(self, first: int, reason: str) -> None:
-        """Note that a batch which had begun was surely not applied."""
+    def record_undone(self, first: int, reason: str) -> None:
+        """Record that a batch was certainly not applied."""
         self._append({"undone": first, "reason": reason})
 
-    def again(self, rows: int) -> None:
-        """So many rows that were done have failed anew."""
+    def record_again(self, rows: int) -> None:
+        """Record the number of done rows that have failed again."""
         self._append({"again": rows})
 
-    def ended(self, how: str, reason: str, at_us: int) -> None:
-        """Note the end of the run."""
+    def record_end(self, how: str, reason: str, at_us: int) -> None:
+        """Record the end of the run."""
         self._append({"end": how, "reason": reason, "at_us": at_us})
 
     def _append(self, entry: dict[str, Any]) -> None:
         content = json.dumps(entry, ensure_ascii=False).encode()
         line = _checksum(content) + b" " + content + b"\n"
         try:
-            self._journal.truncate(self.history.size)  # what a failed write left
+            self._journal.truncate(self.history.size)  # remove the rest of a failed write
             self._journal.write_at(self.history.size, [line])
             self._journal.sync()
         except OSError as problem:
@@ -169,7 +167,7 @@ class Progress:
 
 
 def results(disk: Disk, first: int, rows: int, history: History) -> Outcomes:
-    """Return the outcomes of these rows; NONE for those of which the journal says nothing."""
+    """Return the outcomes of these rows; NONE for rows without a journal entry."""
     found = np.zeros(rows, np.uint8)
     known = max(min(history.next - first, rows), 0)
     if known:
@@ -181,7 +179,7 @@ def results(disk: Disk, first: int, rows: int, history: History) -> Outcomes:
         codes = np.frombuffer(stored, np.uint8)
         if len(codes) < known or (codes > max(Outcome)).any():
             raise Corrupt(
-                Code.DAMAGED, f"the file {RESULTS} of the plan was changed", "the record of acts has them, too"
+                Code.DAMAGED, f"the file {RESULTS} of the plan was changed", "the record of acts also has them"
             )
         found[:known] = codes
     return found

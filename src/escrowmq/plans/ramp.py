@@ -1,4 +1,4 @@
-"""The speed of a run: in steps that grow, with a pause after each, and no more rows in a second than it may."""
+"""Speed of a run: growing steps with a pause after each, and a maximum number of rows per second."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PAUSE = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Ramp:
-    """A ramp: the run pauses for ``pause`` seconds after each of ``shares`` percent. The last share is 100."""
+    """Steps of a run: it pauses for ``pause`` seconds after each of ``shares`` percent of the set; the last is 100."""
 
     shares: tuple[float, ...] = SHARES
     pause: float = PAUSE
@@ -25,24 +25,22 @@ class Ramp:
         if not self.shares or not rising or self.shares[-1] != 100.0:
             text = ",".join(f"{share:g}" for share in self.shares)
             raise Misuse(
-                Code.BAD_ARGUMENT, f"{text!r} is no ramp", "rising percentages that end with 100, such as 1,10,100"
+                Code.BAD_ARGUMENT, f"{text!r} is not a ramp", "rising percentages that end with 100, such as 1,10,100"
             )
         if not 0 <= self.pause < 1e9:
-            raise Misuse(Code.BAD_ARGUMENT, f"{self.pause!r} is no pause in seconds")
+            raise Misuse(Code.BAD_ARGUMENT, f"{self.pause!r} is not a pause in seconds")
 
     @classmethod
     def parse(cls, text: str, pause: float = PAUSE) -> Ramp:
-        """From ``"1,2,5,10,100"``; ``"100"`` is all at once. Raises Misuse(BAD_ARGUMENT)."""
+        """Parse ``"1,2,5,10,100"``; ``"100"`` means a single step. Raises Misuse(BAD_ARGUMENT)."""
         try:
             shares = tuple(float(part.strip().removesuffix("%")) for part in text.split(","))
         except ValueError:
-            raise Misuse(Code.BAD_ARGUMENT, f"{text!r} is no ramp", "percentages, such as 1,2,5,10,25,50,100") from None
+            raise Misuse(Code.BAD_ARGUMENT, f"{text!r} is not a ramp", "percentages such as 1,2,5,10,50,100") from None
         return cls(shares, pause)
 
     def ends(self, rows: int) -> list[int]:
-        """Return how many rows of ``rows`` are done at the end of each step: rising, the last is ``rows``. A step of a
-        small
-        set that would be empty is left out."""
+        """Return the number of rows done at the end of each step, increasing to ``rows``; empty steps are omitted."""
         found: list[int] = []
         for share in self.shares:
             end = rows if share == 100.0 else min(math.ceil(rows * share / 100.0), rows)
@@ -53,15 +51,14 @@ class Ramp:
 
 @dataclass(frozen=True, slots=True)
 class StopAfter:
-    """When a run stops by itself: after ``count`` failures, or once more than ``share`` percent of what it did are
-    failures."""
+    """Condition to stop a run: ``count`` failures, or failures above ``share`` percent of the processed rows."""
 
     count: int | None = None
     share: float | None = None
 
     @classmethod
     def parse(cls, text: str | None) -> StopAfter:
-        """From ``"100"`` or ``"5%"``; None: never. Raises Misuse(BAD_ARGUMENT)."""
+        """Parse ``"100"`` or ``"5%"``; None: never. Raises Misuse(BAD_ARGUMENT)."""
         if text is None:
             return cls()
         try:
@@ -75,35 +72,35 @@ class StopAfter:
                 raise ValueError
         except ValueError:
             hint = "a number of rows such as 100, or a share such as 5%"
-            raise Misuse(Code.BAD_ARGUMENT, f"{text!r} is no number of failures", hint) from None
+            raise Misuse(Code.BAD_ARGUMENT, f"{text!r} is not a number of failures", hint) from None
         return cls(count)
 
     def why(self, failures: int, handled: int) -> str | None:
-        """Return the reason to stop now; None: continue."""
+        """Return the reason to stop now; None to continue."""
         if self.count is not None and failures >= self.count:
-            return f"{failures:,} failures; it was to stop after {self.count:,}"
+            return f"{failures:,} failures; the limit is {self.count:,}"
         if self.share is not None and handled and failures * 100.0 > self.share * handled:
-            return f"{failures:,} failures of {handled:,} rows; it was to stop above {self.share:g} %"
+            return f"{failures:,} failures of {handled:,} rows; the limit is {self.share:g} %"
         return None
 
 
 class Pace:
-    """Holds a run to ``rate`` rows a second. ``wait(seconds)`` comes back early, with True, if the run is to stop."""
+    """Limits a run to ``rate`` rows per second. ``wait(seconds)`` returns early, with True, if the run should stop."""
 
     def __init__(
         self, rate: float | None, wait: Callable[[float], bool], now: Callable[[], float] = time.monotonic
     ) -> None:
         if rate is not None and not 0 < rate < 1e12:
-            raise Misuse(Code.BAD_ARGUMENT, f"{rate!r} is no number of rows a second")
+            raise Misuse(Code.BAD_ARGUMENT, f"{rate!r} is not a number of rows per second")
         self._rate, self._wait, self._now = rate, wait, now
         self._free_at = now()
 
     def most(self, rows: int) -> int:
-        """Return how many rows the next batch may have: no more than a second's, so that a slow run is an even one."""
+        """Return the maximum size of the next batch: one second's rows, so that a slow run is even."""
         return rows if self._rate is None else max(1, min(rows, int(self._rate)))
 
-    def took(self, rows: int) -> bool:
-        """Wait for as long as these rows are to take, less what has passed. Whether the run is to stop."""
+    def wait_for(self, rows: int) -> bool:
+        """Wait for the time of these rows at the rate, less the elapsed time. Returns True if the run should stop."""
         if self._rate is None:
             return self._wait(0.0)
         self._free_at = max(self._free_at, self._now() - 1.0) + rows / self._rate
@@ -111,5 +108,5 @@ class Pace:
 
 
 def boundaries(first: int, ends: Sequence[int]) -> list[int]:
-    """Return the step ends that a run which continues at row ``first`` still has before it."""
+    """Return the step ends after row ``first``, where a run continues."""
     return [end for end in ends if end > first]

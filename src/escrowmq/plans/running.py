@@ -1,9 +1,7 @@
-"""One run of a plan: batch after batch in the order of the set, each noted before it is asked for and after it was
-answered.
+"""One run of a plan: batch by batch in the order of the set, each recorded before it is sent and after its response.
 
-A batch that was begun and not noted as answered is looked up in the brokers' records of acts before anything else is
-done: what a run before (or this one, when an answer was lost) did is read from there, and only what surely was not done
-is done now.
+A batch without a recorded response is first looked up in the brokers' records of acts: they show the results of an
+earlier run, or of this one after a lost response; only rows that certainly were not done are done now.
 """
 
 from __future__ import annotations
@@ -31,25 +29,24 @@ from escrowmq.platform.failpoints import reach
 
 T = TypeVar("T")
 
-_LOOK = 0.1
-"""Seconds between looks whether the run is to stop, while it waits."""
+_POLL_INTERVAL = 0.1
+"""Poll interval (s) for a stop request while waiting."""
 _NOT_NOW = frozenset({Code.BROKER_AWAY, Code.DISK_FULL, Code.OUT_OF_RESOURCES, Code.QUEUE_FULL})
-"""Surely nothing was done, and it may be over in a moment."""
+"""Errors after which certainly nothing was done, and that may be temporary."""
 _LATER = AWAY | _NOT_NOW
-"""What may be over in a moment, of a question."""
+"""Errors of queries that may be temporary."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """How far a run came. ``state``: running, finished, stopped, failed; ``code``: of the error that ended a failed
-    one."""
+    """Progress of a run. ``state``: running, finished, stopped, failed; ``code``: the error that ended a failed one."""
 
     plan: str
     rows: int
     next: int
-    """Rows that are done with, by this run and those before it."""
+    """Rows processed by this run and earlier ones."""
     outcomes: dict[str, int]
-    """Of all of these."""
+    """Counts of all these rows."""
     again: int
     in_doubt: int
     state: str
@@ -58,21 +55,21 @@ class Report:
     step: int
     steps: int
     handled: int
-    """Rows that this run dealt with."""
+    """Rows processed by this run."""
     seconds: float
 
     @property
     def failures(self) -> int:
-        """Rows that were neither done by the plan nor before, and rows that failed anew after they were done."""
+        """Rows that were done neither by the plan nor before, plus rows that failed again after they were done."""
         return self.again + sum(count for name, count in self.outcomes.items() if Outcome[name.upper()].is_failure)
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values."""
+        """Return plain values for JSON."""
         return {**asdict(self), "failures": self.failures}
 
 
 class _Ended(Exception):
-    """The run is over before the set is."""
+    """Ends the run before the end of the set."""
 
     def __init__(self, state: str, reason: str, code: Code | None = None) -> None:
         super().__init__(reason)
@@ -80,7 +77,7 @@ class _Ended(Exception):
 
 
 class Run:
-    """One run, by a process that holds the plan."""
+    """One run, by a process that holds the plan's lock."""
 
     def __init__(
         self,
@@ -100,7 +97,7 @@ class Run:
         self._plan, self._rows, self._disk, self._subject = plan, rows, disk, subject
         self._ramp, self._rate, self._pace = ramp, rate, Pace(rate, self._wait)
         self._stop_after, self._batch, self._patience = stop_after, min(batch, subject.most), patience
-        self._tell, self._should_stop = progress, should_stop
+        self._report_progress, self._should_stop = progress, should_stop
         self._began = time.monotonic()
         self._ends = ramp.ends(plan.rows)
         self._first = 0
@@ -109,7 +106,7 @@ class Run:
         self._progress: Progress
 
     def run(self, by: str, why: str | None) -> Report:
-        """Go on until the set is done, or something ends the run."""
+        """Run until the set is complete, or something ends the run."""
         self._progress = Progress(self._disk, self._plan.rows)
         try:
             return self._run(by, why)
@@ -120,12 +117,12 @@ class Run:
         history = self._progress.history
         self._first, self._failed_before = history.next, history.failures
         if history.next == self._plan.rows:
-            return self._report("finished", "every row was done with before")
+            return self._report("finished", "every row was processed before")
         state, reason, code = "finished", "", None
         try:
-            self._marks = self._patiently(self._subject.mark)
+            self._marks = self._retry(self._subject.mark)
             marks = dict(history.runs[-1]["marks"]) if history.doubt is not None else self._marks
-            self._progress.started(
+            self._progress.record_start(
                 at_us=_now_us(),
                 by=by,
                 why=why,
@@ -134,103 +131,102 @@ class Run:
                 rate=self._rate,
                 marks=marks,
             )
-            self._marks = marks  # of the run that left something in doubt, as long as it is
+            self._marks = marks  # from the run that left a batch in doubt, until that is resolved
             self._resolve()
-            self._steps()
+            self._run_steps()
         except _Ended as ending:
             state, reason, code = ending.state, ending.reason, ending.code
-        self._progress.ended(state, reason, _now_us())
+        self._progress.record_end(state, reason, _now_us())
         return self._report(state, reason, code)
 
     # Steps
 
-    def _steps(self) -> None:
+    def _run_steps(self) -> None:
         history = self._progress.history
         for end in boundaries(history.next, self._ends):
             first = history.next
             while history.next < end:
-                self._do(self._rows.batch_from(history.next, self._pace.most(min(self._batch, end - history.next))))
+                self._apply(self._rows.batch_from(history.next, self._pace.most(min(self._batch, end - history.next))))
             if end < self._plan.rows:
                 self._pause(first, end)
 
     def _pause(self, first: int, end: int) -> None:
-        """Between steps: wait, then see whether what was done has failed anew."""
+        """Wait between steps, then check whether done rows have failed again."""
         if self._wait(self._ramp.pause):
-            raise _make_stopped()
+            raise _stop_ending()
         batches = self._rows.batches(first, end)  # one after the other: a step may be half of the set
-        if again := sum(self._patiently(partial(self._subject.failed_again, batch)) for _, batch in batches):
-            self._progress.again(again)
-            self._judge()
+        if again := sum(self._retry(partial(self._subject.count_failed_again, batch)) for _, batch in batches):
+            self._progress.record_again(again)
+            self._check_failures()
 
-    def _do(self, batch: pa.RecordBatch) -> None:
-        """One batch."""
+    def _apply(self, batch: pa.RecordBatch) -> None:
+        """Apply the act to one batch."""
         history = self._progress.history
-        self._progress.begin(history.next, batch.num_rows)
+        self._progress.record_begin(history.next, batch.num_rows)
         try:
-            outcomes = self._patiently(partial(self._subject.do, batch, self._why()), _NOT_NOW)
-        except _Ended as ending:  # surely not applied
-            self._progress.undone(history.next, ending.reason)
+            outcomes = self._retry(partial(self._subject.do, batch, self._reason()), _NOT_NOW)
+        except _Ended as ending:  # certainly not applied
+            self._progress.record_undone(history.next, ending.reason)
             raise
-        except EscrowError:  # nobody knows
+        except EscrowError:  # unknown whether applied
             self._resolve()
         else:
             reach("plans.answered")
-            self._took(outcomes)
+            self._complete(outcomes)
 
     def _resolve(self) -> None:
-        """Find out what became of the batch that is in doubt, and do what was not done of it."""
+        """Resolve the batch in doubt, and apply the act to those of its rows that were not done."""
         history = self._progress.history
         backoff = Backoff(0.1, 2.0)
         until = time.monotonic() + self._patience
         while history.doubt is not None:
             batch = self._rows.batch_from(*history.doubt)
-            found = self._patiently(partial(self._subject.became, batch, self._token(), self._marks))
-            left = np.flatnonzero(found == Outcome.NONE)
+            found = self._retry(partial(self._subject.find_outcomes, batch, self._prefix(), self._marks))
+            undone = np.flatnonzero(found == Outcome.NONE)
             try:
-                if len(left):
-                    now = self._patiently(partial(self._subject.do, batch.take(pa.array(left)), self._why()), _NOT_NOW)
+                if len(undone):
+                    now = self._retry(partial(self._subject.do, batch.take(pa.array(undone)), self._reason()), _NOT_NOW)
                     found = found.copy()
-                    found[left] = now
-                    if (now == Outcome.ALREADY).any():  # by a call of ours that was late?
-                        late = self._patiently(partial(self._subject.became, batch, self._token(), self._marks))
+                    found[undone] = now
+                    if (now == Outcome.ALREADY).any():  # possibly by a delayed request of this run
+                        late = self._retry(partial(self._subject.find_outcomes, batch, self._prefix(), self._marks))
                         found[late == Outcome.DONE] = Outcome.DONE
-                self._took(found)
+                self._complete(found)
             except EscrowError as problem:
                 if problem.meaning is not Meaning.UNKNOWN or time.monotonic() > until:
                     raise _Ended("failed", str(problem), problem.code) from problem
                 if self._wait(backoff.failed()):
-                    raise _make_stopped() from problem
+                    raise _stop_ending() from problem
 
-    def _took(self, outcomes: Outcomes) -> None:
+    def _complete(self, outcomes: Outcomes) -> None:
         history = self._progress.history
-        self._progress.done(history.next, outcomes, _now_us())
-        self._tell(self._report("running", ""))
-        self._judge()
-        if self._pace.took(len(outcomes)) and history.next < self._plan.rows:
-            raise _make_stopped()
+        self._progress.record_done(history.next, outcomes, _now_us())
+        self._report_progress(self._report("running", ""))
+        self._check_failures()
+        if self._pace.wait_for(len(outcomes)) and history.next < self._plan.rows:
+            raise _stop_ending()
 
-    def _judge(self) -> None:
-        """End the run if too much has failed in it."""
+    def _check_failures(self) -> None:
+        """End the run if too many rows have failed."""
         history = self._progress.history
         reason = self._stop_after.why(history.failures - self._failed_before, history.next - self._first)
         if reason is not None:
             raise _Ended("stopped", reason)
 
-    def _token(self) -> str:
-        """Return how the reason of each operation on the current batch begins: the record is searched for it."""
+    def _prefix(self) -> str:
+        """Return the prefix of the reasons for acts on the current batch; it identifies the act in the record."""
         first, rows = self._progress.history.doubt or (0, 0)
         return f"plan {self._plan.id} rows {first}-{first + rows - 1} "
 
-    def _why(self) -> str:
+    def _reason(self) -> str:
         why = f": {self._plan.why}" if self._plan.why else ""
-        return f"{self._token()}of {self._plan.rows}, digest {self._plan.digest[:16]}{why}"
+        return f"{self._prefix()}of {self._plan.rows}, digest {self._plan.digest[:16]}{why}"
 
-    # Patience
+    # Retries
 
-    def _patiently(self, act: Callable[[], T], later: Collection[Code] = _LATER) -> T:
-        """Return the result of ``act``; retry while the failure may be temporary. Raises _Ended when that takes too
-        long or is
-        refused, and the error if nobody knows whether something was done."""
+    def _retry(self, act: Callable[[], T], later: Collection[Code] = _LATER) -> T:
+        """Call ``act``, with retries of temporary errors. Raises _Ended on a timeout or a rejection, and the error
+        itself if it is unknown whether something was done."""
         until, backoff = time.monotonic() + self._patience, Backoff(0.1, 2.0)
         while True:
             try:
@@ -242,15 +238,15 @@ class Run:
                 if not (unsent or problem.code in later) or time.monotonic() >= until:
                     raise _Ended("failed", str(problem), problem.code) from problem
                 if self._wait(max(backoff.failed(), getattr(problem, "retry_after", 0.0))):
-                    raise _make_stopped() from problem
+                    raise _stop_ending() from problem
 
     def _wait(self, seconds: float) -> bool:
-        """Wait; whether the run is to stop, which ends the waiting."""
+        """Wait. Returns True early if the run should stop."""
         until = time.monotonic() + seconds
         while not self._should_stop():
             if (left := until - time.monotonic()) <= 0:
                 return False
-            time.sleep(min(left, _LOOK))
+            time.sleep(min(left, _POLL_INTERVAL))
         return True
 
     def _report(self, state: str, reason: str, code: Code | None = None) -> Report:
@@ -272,8 +268,8 @@ class Run:
         )
 
 
-def _make_stopped() -> _Ended:
-    return _Ended("stopped", "it was asked to stop")
+def _stop_ending() -> _Ended:
+    return _Ended("stopped", "a stop was requested")
 
 
 def _now_us() -> int:

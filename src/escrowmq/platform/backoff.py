@@ -9,7 +9,7 @@ from escrowmq.platform.numbers import fraction
 
 
 class Backoff:
-    """How long to leave something alone that failed: doubling, with jitter, up to a limit. Thread-safe."""
+    """Delays after failures: doubling, with jitter, up to a limit. Thread-safe."""
 
     def __init__(self, first: float, last: float) -> None:
         self._first, self._last = first, last
@@ -19,10 +19,10 @@ class Backoff:
         self.failing = False
 
     def failed(self) -> float:
-        """Note a failure. Returns the pause before the next try, in seconds."""
+        """Record a failure; return the delay in seconds."""
         with self._lock:
             now = time.monotonic()
-            if self.failing and now < self._until:  # another worker's try of the same outage
+            if self.failing and now < self._until:  # another worker's attempt during the same outage
                 return self._until - now
             pause = self._next * (0.5 + fraction())
             self.failing = True
@@ -31,7 +31,7 @@ class Backoff:
             return pause
 
     def worked(self) -> bool:
-        """Note a success. Returns whether it had failed before."""
+        """Record a success; return whether there were failures before."""
         if not self.failing:
             return False
         with self._lock:
@@ -39,5 +39,5 @@ class Backoff:
             return True
 
     def left(self) -> float:
-        """Return seconds until it may be tried; 0: now."""
+        """Return the seconds until the next attempt; 0: now."""
         return max(0.0, self._until - time.monotonic()) if self.failing else 0.0

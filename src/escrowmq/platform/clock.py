@@ -1,4 +1,4 @@
-"""Broker time: microseconds that never step back, whatever the wall clock does."""
+"""Broker time: microseconds that never decrease, whatever the wall clock does."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Protocol
 
 
 def uptime() -> float:
-    """Return seconds of a clock that only goes forward, and continues while the machine is suspended, where the system
-    has such a one (Linux). By Python's own monotonic clock a broker that wakes after an hour would take its last proof
-    for
-    new."""
+    """Return the seconds of a monotonic clock that includes suspension of the machine, where the system has one
+    (Linux).
+
+    With Python's own monotonic clock, a broker that resumes after an hour would treat its last proof as recent.
+    """
     if _BOOT_TIME is None:
         return time.monotonic()
     return time.clock_gettime(_BOOT_TIME)
@@ -20,15 +21,14 @@ _BOOT_TIME: int | None = getattr(time, "CLOCK_BOOTTIME", None)
 
 
 class Clock(Protocol):
-    """The engine's clock. ``now_us`` never decreases within one process."""
+    """Clock of the engine. ``now_us`` never decreases within one process."""
 
     def now_us(self) -> int:
         """Return microseconds since 1970."""
 
 
 class ContinuedClock:
-    """Another clock, which continues from ``floor_us`` if it is behind that: broker time continues from the log's last
-    frame."""
+    """Another clock, advanced to ``floor_us`` if it is behind: broker time continues from the log's last frame."""
 
     def __init__(self, clock: Clock, floor_us: int) -> None:
         self._clock = clock
@@ -40,8 +40,7 @@ class ContinuedClock:
 
 
 class SystemClock:
-    """Wall time read once at the start, then carried on by the monotonic clock, so jumps of the wall clock change
-    nothing."""
+    """Wall time read once at the start, then advanced by the monotonic clock, so wall clock jumps have no effect."""
 
     def __init__(self) -> None:
         self._start_wall_ns = time.time_ns()

@@ -1,4 +1,4 @@
-"""Bounds on the files and connections that this process may open."""
+"""Limits of open files and connections of this process."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ from typing import TypeVar
 T = TypeVar("T")
 
 KEPT = 64
-"""Descriptors that connections leave to everything else in the process: the log, databases, connections that it makes
-itself.
-"""
+"""Descriptors reserved for other uses than incoming connections: the log, databases, outgoing connections."""
 RESERVED = 32
-"""Descriptors that no connection gets: the log opens files when nothing else can."""
+"""Descriptors that connections never get: the log opens files when no other descriptor is left."""
 UNLIMITED = 1 << 20
-"""Stands for a limit that there is not."""
+"""Represents the absence of a limit."""
 
 
 _reserve = 0
@@ -26,26 +24,23 @@ _using_reserve = threading.Lock()
 
 
 def raise_descriptor_limit(reserve: int = RESERVED) -> int:
-    """Raise the soft limit of open files to the hard one, which an administrator sets, less ``reserve``; the limit that
-    holds now.
+    """Raise the soft limit of open files to the hard one, which an administrator sets, less ``reserve``; return the new
+    limit.
 
-    The reserve is what :func:`with_reserve` may use when connections have taken all the rest.
+    :func:`with_reserve` may use the reserve when connections have taken all the rest.
     """
     global _reserve
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     _reserve = reserve if hard != resource.RLIM_INFINITY and hard >= 4 * reserve else 0
-    with suppress(OSError, ValueError):  # macOS knows a lower one that it does not tell
+    with suppress(OSError, ValueError):  # macOS has a lower limit that it does not report
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard - _reserve, hard))
     return descriptor_limit()
 
 
 def with_reserve(act: Callable[[], T]) -> T:
-    """Return the result of ``act``, which opens one file; without a free descriptor it gets one of the reserve, if
-    this process has one.
-
-    The limit is lifted for the moment of the call: what accepts connections meanwhile could take one, too, but it waits
-    for a second after it found none.
-    """
+    """Call ``act``, which opens one file; without a free descriptor use the reserve, if this process has one. The limit
+    is raised during the call: an accepting thread could take the descriptor, but it waits for a second after a
+    failure."""
     try:
         return act()
     except OSError as problem:
@@ -61,12 +56,12 @@ def with_reserve(act: Callable[[], T]) -> T:
 
 
 def descriptor_limit() -> int:
-    """Return how many descriptors this process may have."""
+    """Return the maximum number of descriptors of this process."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return UNLIMITED if soft == resource.RLIM_INFINITY else min(soft, UNLIMITED)
 
 
 def connection_share() -> int:
-    """Return how many connections one listening port of this process may have: there may be two, a broker's and a
+    """Return the connections that one listening port of this process may have: there may be two, a broker's and a
     gateway's."""
     return max((descriptor_limit() - KEPT) // 2, 1)

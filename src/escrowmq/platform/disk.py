@@ -19,31 +19,27 @@ from escrowmq.platform.descriptors import with_reserve
 
 LOCK_NAME = "lock"
 _LOCK_BYTES = 4096
-"""What is read of the lock file: two short lines."""
+"""Bytes read of the lock file, which has two short lines."""
 _LOCK_TRIES = 5
 _LOCK_PAUSE = 0.01
-"""Seconds between two tries to take a folder: :meth:`RealDisk.holder` holds the lock for an instant."""
+"""Pause (s) between two tries to lock a folder: :meth:`RealDisk.holder` holds the lock for an instant."""
 TEMPORARY = ".tmp"
-"""Ends the name of a file that is not whole yet."""
+"""Suffix of an incomplete file."""
 _MOST_CHUNKS = 1024  # IOV_MAX of Linux and macOS
-_COPIED = 1 << 16
-"""Bytes up to which what is written in one call is copied into one piece first: that costs less than a view of each."""
+_COPY_BYTES = 1 << 16
+"""Bytes up to which the chunks of one write are first copied into one piece: that costs less than a view of each."""
 
 NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-"""The disk, the quota or the largest file is full."""
+"""The disk or the quota is full, or the file has its maximum size."""
 SHORTAGE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN})
-"""The process or the system has no descriptor or no memory left, which may be over in a moment."""
+"""The process or the system has no descriptor or memory left, which may be temporary."""
 
 
 def disk_error(problem: OSError | MemoryError) -> EscrowError:
-    """Convert a failed operation **that changed nothing which is known to be stored**.
-
-    Overloaded(DISK_FULL) without space, Overloaded(OUT_OF_RESOURCES) without descriptors or memory: both may be over
-    in a
-    moment. Corrupt(LOG_FAILED) for everything else, because nobody knows whether it passes (EIO, EROFS, EACCES,
-    ENOENT...).
-    The table of docs/disk-errors.md says who asks, and what follows.
-    """
+    """Convert the error of an operation **that changed no stored data**. Overloaded(DISK_FULL) without space,
+    Overloaded(OUT_OF_RESOURCES) without descriptors or memory: both may be temporary. Corrupt(LOG_FAILED) for all other
+    errors, which may be permanent (EIO, EROFS, EACCES, ENOENT...). The table of docs/disk-errors.md has the callers and
+    the consequences."""
     number = errno.ENOMEM if isinstance(problem, MemoryError) else problem.errno
     if number in NO_SPACE:
         return error(Code.DISK_FULL)
@@ -56,36 +52,36 @@ class File(Protocol):
     """One open file. Offsets and sizes are bytes."""
 
     def write_at(self, offset: int, chunks: list[bytes | memoryview | pa.Buffer]) -> None:
-        """Write all chunks one after the other from ``offset``. Raises OSError; on error any part may be written."""
+        """Write all chunks one after the other from ``offset``. Raises OSError; then any part may be written."""
 
     def read_at(self, offset: int, size: int) -> bytes:
         """Return up to ``size`` bytes from ``offset``; fewer at the end of the file."""
 
     def map(self, size: int) -> pa.Buffer:
-        """Return the first ``size`` bytes as a buffer that sees later writes and outlives the file's deletion."""
+        """Map the first ``size`` bytes as a buffer that shows later writes and outlives the file's deletion."""
 
     def allocate(self, size: int) -> None:
-        """Make the file at least ``size`` bytes long with its blocks reserved. Raises OSError(ENOSPC) and leaves it as
-        it was."""
+        """Extend the file to at least ``size`` bytes with reserved blocks. Raises OSError(ENOSPC), leaving it
+        unchanged."""
 
     def truncate(self, size: int) -> None: ...
 
     def renamed(self, name: str) -> None:
-        """Note the new ``name`` of the file: it is mapped under it."""
+        """Record the new name of the file on the disk: later maps use it."""
 
     def size(self) -> int: ...
 
     def sync(self) -> None:
-        """Make everything written durable. Raises OSError; after that nothing about the file may be assumed."""
+        """Make all written data durable. Raises OSError; then the state of the file is undefined."""
 
     def close(self) -> None: ...
 
 
 class Disk(Protocol):
-    """One folder, flat: names never contain a separator."""
+    """One flat folder: names never contain a separator."""
 
     def open(self, name: str, *, create: bool = False) -> File:
-        """Return the file, for reading and writing; FileNotFoundError unless ``create``."""
+        """Open a file for reading and writing. Raises FileNotFoundError unless ``create``."""
 
     def list(self) -> list[str]: ...
 
@@ -97,7 +93,7 @@ class Disk(Protocol):
     def sync_folder(self) -> None: ...
 
     def lock(self) -> None:
-        """Take the folder for this process until :meth:`close`; raises Misuse(FOLDER_IN_USE)."""
+        """Lock the folder for this process until :meth:`close`. Raises Misuse(FOLDER_IN_USE)."""
 
     def free_bytes(self) -> int: ...
 
@@ -105,7 +101,7 @@ class Disk(Protocol):
 
 
 class WrappedFile:
-    """A :class:`File` that hands every operation on; a subclass changes some."""
+    """A :class:`File` that forwards every operation; subclasses override some."""
 
     def __init__(self, file: File) -> None:
         self._file = file
@@ -148,7 +144,7 @@ class WrappedFile:
 
 
 class WrappedDisk:
-    """A :class:`Disk` that hands every operation on; a subclass changes some."""
+    """A :class:`Disk` that forwards every operation; subclasses override some."""
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
@@ -186,22 +182,22 @@ class WrappedDisk:
         self._disk.close()
 
 
-def checked_name(name: str) -> str:
-    """``name`` if it names a file of the folder itself; Misuse otherwise, so that no name becomes a path."""
+def check_file_name(name: str) -> str:
+    """Return ``name`` if it is a file of the folder itself. Raises Misuse otherwise, so that no name becomes a path."""
     if not name or name in (".", "..") or "/" in name or "\\" in name or "\0" in name:
         raise Misuse(Code.BAD_ARGUMENT, f"{name!r} is not a file name")
     return name
 
 
 def read_file(disk: Disk, name: str, size: int | None = None) -> bytes:
-    """Return the first ``size`` bytes of a file, or all of it."""
+    """Read the first ``size`` bytes of a file, or all of it."""
     with closing(disk.open(name)) as file:
         return file.read_at(0, file.size() if size is None else size)
 
 
 def map_file(disk: Disk, name: str, size: int | None = None) -> pa.Buffer:
-    """Return the first ``size`` bytes of a file, or all of it, as a buffer that outlives the file's deletion; no
-    descriptor stays open."""
+    """Map the first ``size`` bytes of a file, or all of it, as a buffer that outlives the file's deletion; closes the
+    file."""
     with closing(disk.open(name)) as file:
         return file.map(file.size() if size is None else size)
 
@@ -214,17 +210,18 @@ def replace_file(
     durable: bool = True,
     step: int | None = None,
 ) -> None:
-    """Make or replace a file as a whole: written under a temporary name, ``durable`` before it is renamed and after.
+    """Create or replace a whole file: written under a temporary name; if ``durable``, synced before and after the
+    rename.
 
-    ``parts`` are written one after the other; with ``step`` they are synced after so many bytes each, so that others
-    who sync on this disk do not wait for all of a large file. OSError leaves what there was.
+    ``parts`` are written one after the other; with ``step`` they are synced after so many bytes each, so that
+    concurrent syncs on this disk do not wait for all of a large file. An OSError leaves the old file.
     """
     temporary = name + TEMPORARY
     try:
         with closing(disk.open(temporary, create=True)) as file:
             file.truncate(0)
             end = synced = 0
-            for chunks in parts if step is None else _in_steps(parts, step):
+            for chunks in parts if step is None else _split(parts, step):
                 if step is not None and end - synced >= step:
                     file.sync()
                     synced = end
@@ -241,10 +238,10 @@ def replace_file(
         raise
 
 
-def _in_steps(
+def _split(
     parts: Iterable[list[bytes | memoryview | pa.Buffer]], step: int
 ) -> Iterator[list[bytes | memoryview | pa.Buffer]]:
-    """Yield the bytes, at most ``step`` at a time."""
+    """Split into pieces of at most ``step`` bytes."""
     for chunks in parts:
         for chunk in chunks:
             view = memoryview(chunk)
@@ -253,25 +250,22 @@ def _in_steps(
 
 
 class Holder(NamedTuple):
-    """The process that has a folder: its number as text ("unknown" if it cannot be read), and the URL at which it
-    serves (None: it named none)."""
+    """The process that has locked a folder: its number as text ("unknown" if unreadable), and its URL (None if
+    unset)."""
 
     process: str
     url: str | None = None
 
 
 def _read_holder(descriptor: int) -> Holder:
-    """Read an open lock file. A line counts when it is whole."""
+    """Read an open lock file; only complete lines count."""
     lines = os.pread(descriptor, _LOCK_BYTES, 0).decode("utf-8", "replace").split("\n")[:-1]
     return Holder(lines[0] if lines else "unknown", lines[1] if len(lines) > 1 else None)
 
 
 def note_url(folder: str | Path, url: str) -> None:
-    """Write the URL at which this process serves into the lock file of a folder that it has, for readers of the folder.
-
-    Nobody else can read it, and it is gone as soon as another process takes the folder. A failure is passed over:
-    readers then cannot ask.
-    """
+    """Write the URL of this process into the lock file of a folder that it has locked, for readers of the folder. Only
+    this user can read it, and the next owner overwrites it. A failure is ignored: then readers have no URL."""
     with suppress(OSError):
         descriptor = os.open(Path(folder) / LOCK_NAME, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
@@ -284,7 +278,7 @@ def note_url(folder: str | Path, url: str) -> None:
 
 
 class RealDisk:
-    """A folder of the file system. ``read_only`` neither makes nor changes anything: for looking at a folder in use."""
+    """A folder of the file system. ``read_only`` neither creates nor changes anything, for reading a folder in use."""
 
     def __init__(self, folder: str | Path, *, read_only: bool = False) -> None:
         self.folder = Path(folder)
@@ -303,10 +297,10 @@ class RealDisk:
             raise Misuse(Code.NOT_A_DATA_FOLDER, f"{self.folder} is not a folder")
 
     def open(self, name: str, *, create: bool = False) -> RealFile:
-        """Return the file of that name; FileNotFoundError unless ``create``."""
+        """Open the file of that name. Raises FileNotFoundError unless ``create``."""
         flags = os.O_RDONLY if self._read_only else os.O_RDWR | (os.O_CREAT if create else 0)
-        flags |= os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe would keep who opens it waiting
-        path = self.folder / checked_name(name)
+        flags |= os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # opening a pipe would block
+        path = self.folder / check_file_name(name)
         number = with_reserve(lambda: os.open(path, flags, 0o600))
         if not stat.S_ISREG(os.fstat(number).st_mode):
             os.close(number)
@@ -314,17 +308,17 @@ class RealDisk:
         return RealFile(path, number)
 
     def list(self) -> list[str]:
-        """Return names of everything in the folder, sorted."""
+        """Return the sorted names of all entries of the folder."""
         return sorted(os.listdir(self.folder))
 
     def rename(self, old: str, new: str) -> None:
-        """Replace ``new`` by ``old`` atomically. An open file keeps its content; tell it its name before it is mapped
-        again."""
-        os.replace(self.folder / checked_name(old), self.folder / checked_name(new))
+        """Replace ``new`` by ``old`` atomically. An open file keeps its content; call its ``renamed`` before it is
+        mapped again."""
+        os.replace(self.folder / check_file_name(old), self.folder / check_file_name(new))
 
     def remove(self, name: str) -> None:
         """Delete one file."""
-        os.unlink(self.folder / checked_name(name))
+        os.unlink(self.folder / check_file_name(name))
 
     def sync_folder(self) -> None:
         """Make creations, renames and removals durable. Needs no descriptor while the folder is locked."""
@@ -334,7 +328,7 @@ class RealDisk:
             _sync_path(self.folder)
 
     def lock(self) -> None:
-        """Take the folder until :meth:`close`; Misuse(FOLDER_IN_USE) names the process that has it."""
+        """Lock the folder until :meth:`close`. Raises Misuse(FOLDER_IN_USE) with the process that has it."""
         try:
             descriptor = os.open(self.folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as problem:
@@ -351,27 +345,28 @@ class RealDisk:
             hint = f"stop that process, or connect to it: {holder.url}" if holder.url else None
             raise Misuse(Code.FOLDER_IN_USE, f"{self.folder} is in use by process {holder.process}", hint) from None
         os.ftruncate(descriptor, 0)
-        with suppress(OSError):  # a full disk: the lock holds all the same, only the number is missing
+        with suppress(OSError):  # on a full disk the lock still holds, only the number is missing
             os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         self._lock = descriptor
         try:
-            # Kept open: when a segment has begun, nothing may fail any more for want of a descriptor.
+            # Kept open: after the start of a segment, no operation may fail for lack of a descriptor.
             self._opened = os.open(self.folder, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             self.close()
             raise
 
     def in_use(self) -> bool:
-        """Return whether a process has the folder."""
+        """Return whether a process has locked the folder."""
         return self.holder() is not None
 
     def holder(self) -> Holder | None:
-        """Return the process that has the folder, or None. Makes nothing, and holds the lock for an instant at most."""
+        """Return the process that has locked the folder, or None. Creates nothing, and holds the lock for an instant at
+        most."""
         try:
             descriptor = os.open(self.folder / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except FileNotFoundError:
             return None
-        except PermissionError:  # another user's: whether it is held cannot be known
+        except PermissionError:  # owned by another user: the state is unknown
             return Holder("unknown")
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -382,12 +377,12 @@ class RealDisk:
         return None
 
     def free_bytes(self) -> int:
-        """Return bytes that this process may still write."""
+        """Return the bytes that this process may still write."""
         state = os.statvfs(self.folder)
         return state.f_bavail * state.f_frsize
 
     def close(self) -> None:
-        """Give the folder back."""
+        """Unlock the folder."""
         for descriptor in (self._opened, self._lock):
             if descriptor is not None:
                 os.close(descriptor)
@@ -395,7 +390,7 @@ class RealDisk:
 
 
 class RealFile:
-    """A file of a :class:`RealDisk`. It is mapped by its name: a map then keeps no descriptor open."""
+    """A file of a :class:`RealDisk`. It is mapped by its name, so a map keeps no descriptor open."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self._path = path
@@ -403,7 +398,7 @@ class RealFile:
 
     def write_at(self, offset: int, chunks: list[bytes | memoryview | pa.Buffer]) -> None:
         """Write all chunks one after the other from ``offset``, in as few calls as the system allows."""
-        if sum(map(len, chunks)) <= _COPIED:
+        if sum(map(len, chunks)) <= _COPY_BYTES:
             chunks = [b"".join(chunks)]
         views = [memoryview(chunk).cast("B") for chunk in chunks if len(chunk)]
         while views:
@@ -412,10 +407,10 @@ class RealFile:
             if written == 0:
                 raise OSError(errno.EIO, "nothing was written", str(self._path))
             offset += written
-            views = _after(views, written) if len(views) > 1 or written < len(views[0]) else []
+            views = _drop_written(views, written) if len(views) > 1 or written < len(views[0]) else []
 
     def read_at(self, offset: int, size: int) -> bytes:
-        """Return up to ``size`` bytes from ``offset``."""
+        """Read up to ``size`` bytes from ``offset``."""
         parts = []
         while size > 0 and (part := os.pread(self._descriptor, min(size, 1 << 30), offset)):
             parts.append(part)
@@ -424,36 +419,36 @@ class RealFile:
         return b"".join(parts)
 
     def map(self, size: int) -> pa.Buffer:
-        """Return the first ``size`` bytes, shared with the page cache. No descriptor stays open for it."""
+        """Map the first ``size`` bytes, shared with the page cache. No descriptor stays open for it."""
         if size == 0:
             return pa.py_buffer(b"")
         with with_reserve(lambda: pa.memory_map(str(self._path), "r")) as mapped:
             return mapped.read_buffer(size)
 
     def allocate(self, size: int) -> None:
-        """Make the file at least ``size`` bytes long with its blocks reserved."""
+        """Extend the file to at least ``size`` bytes with reserved blocks."""
         before = self.size()
         try:
             os.posix_fallocate(self._descriptor, 0, max(size, before))
         except OSError:
-            if self.size() != before:  # some file systems keep what they got before they ran full
+            if self.size() != before:  # some file systems keep the blocks reserved before the error
                 os.ftruncate(self._descriptor, before)
             raise
 
     def truncate(self, size: int) -> None:
-        """Cut (or extend with zeros) to ``size`` bytes."""
+        """Truncate, or extend with zeros, to ``size`` bytes."""
         os.ftruncate(self._descriptor, size)
 
     def renamed(self, name: str) -> None:
-        """Note the new ``name`` of the file."""
-        self._path = self._path.with_name(checked_name(name))
+        """Record the new name of the file."""
+        self._path = self._path.with_name(check_file_name(name))
 
     def size(self) -> int:
-        """Return bytes, the reserved tail included."""
+        """Return the size in bytes, including the reserved tail."""
         return os.fstat(self._descriptor).st_size
 
     def sync(self) -> None:
-        """Make everything written durable, and the size."""
+        """Make all written data and the size durable."""
         os.fdatasync(self._descriptor)
 
     def close(self) -> None:
@@ -463,8 +458,8 @@ class RealFile:
             self._descriptor = -1
 
 
-def _after(views: list[memoryview], written: int) -> list[memoryview]:
-    """Return the rest of ``views`` after their first ``written`` bytes."""
+def _drop_written(views: list[memoryview], written: int) -> list[memoryview]:
+    """Return ``views`` without their first ``written`` bytes."""
     for index, view in enumerate(views):
         if written < len(view):
             return [view[written:], *views[index + 1 :]]
@@ -473,7 +468,7 @@ def _after(views: list[memoryview], written: int) -> list[memoryview]:
 
 
 def _lock(descriptor: int) -> None:
-    """Lock the open lock file. Raises OSError when another process has it."""
+    """Lock the open lock file. Raises OSError if another process holds it."""
     for left in reversed(range(_LOCK_TRIES)):
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

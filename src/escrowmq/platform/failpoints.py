@@ -1,14 +1,13 @@
-"""Named places at which a process can be made to die, so that "killed between every two steps" is a test and not a
-hope.
+"""Named points at which a process can be killed, to test crashes between every two steps.
 
-``ESCROWMQ_FAILPOINT=relay.sent`` kills this process (SIGKILL: no cleanup, no flush) the first time it comes to that
-place, ``relay.sent:3`` the third time; several with commas between. Unset, a failpoint costs one comparison. Names are
+``ESCROWMQ_FAILPOINT=relay.sent`` kills this process (SIGKILL: no cleanup, no flush) when it first reaches that point,
+``relay.sent:3`` at the third time; several are separated by commas. Unset, a failpoint costs one comparison. Names are
 ``room.what-was-just-done``.
 
-With ``ESCROWMQ_FAILPOINT_TELL=FOLDER`` the process does not die: it makes the file ``FOLDER/NAME`` (with its process
-number) and stands still until the file is gone. Whoever made the run can kill there what it likes, this process,
-another, or a whole cluster; of many processes that come to a place, the first stands still, the others continue, and
-each place tells once. FOLDER may be a link: when it leads to another folder, each place may tell once more, there.
+With ``ESCROWMQ_FAILPOINT_TELL=FOLDER`` the process is not killed: it creates the file ``FOLDER/NAME`` (with its process
+number) and blocks until the file is removed. Meanwhile the test can kill any process, or a whole cluster. If several
+processes reach a point, only the first one blocks, and each point is reported once. FOLDER may be a link: when it
+points to another folder, each point may be reported once more, there.
 """
 
 from __future__ import annotations
@@ -25,18 +24,18 @@ from escrowmq.errors import Code, Misuse
 VARIABLE = "ESCROWMQ_FAILPOINT"
 TELL_VARIABLE = "ESCROWMQ_FAILPOINT_TELL"
 _POLL = 0.01
-"""Seconds between looks whether the file is gone."""
+"""Poll interval (s) for the removal of the file."""
 
 
-def _act(name: str) -> None:
+def _trigger(name: str) -> None:
     folder = os.environ.get(TELL_VARIABLE)
     if folder is None:
         os.kill(os.getpid(), signal.SIGKILL)
     else:
-        _stand_still(Path(folder).resolve(), name)
+        _block(Path(folder).resolve(), name)
 
 
-def _stand_still(folder: Path, name: str) -> None:
+def _block(folder: Path, name: str) -> None:
     file, done = folder / name, folder / f"{name}.told"
     try:
         os.close(os.open(done, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
@@ -44,51 +43,50 @@ def _stand_still(folder: Path, name: str) -> None:
         return
     written = folder / f"{name}.{os.getpid()}"
     written.write_text(f"{os.getpid()}\n")
-    written.rename(file)  # whole when it is seen
+    written.rename(file)  # complete when it becomes visible
     while file.exists():
         time.sleep(_POLL)
 
 
 class Failpoint:
-    """One armed place: acts the ``count``-th time that it is reached, and with ``again`` every time after it.
-    Thread-safe."""
+    """One armed point: acts when reached the ``count``-th time, and with ``again`` every later time. Thread-safe."""
 
     def __init__(self, name: str, count: int, act: Callable[[], None], *, again: bool = False) -> None:
         self.name = name
         self._left = count
-        self._act = act
+        self._trigger = act
         self._again = again
         self._lock = threading.Lock()
 
     def reached(self) -> None:
-        """Count; act when the count is used up."""
+        """Count; act when the count is reached."""
         with self._lock:
             self._left -= 1
             now = self._left == 0 or (self._again and self._left < 0)
         if now:
-            self._act()
+            self._trigger()
 
 
 def parse(text: str, act: Callable[[], None] | None = None) -> Failpoint:
-    """Return the failpoint that ``NAME`` or ``NAME:COUNT`` names; raises Misuse(BAD_SETTING) for anything else."""
+    """Parse ``NAME`` or ``NAME:COUNT``. Raises Misuse(BAD_SETTING) for anything else."""
     name, colon, count = text.partition(":")
     if not name or "/" in name or (colon and not (count.isdecimal() and int(count) > 0)):
         raise Misuse(Code.BAD_SETTING, f"{VARIABLE} = {text!r}", "NAME, or NAME:COUNT with a count of at least 1")
     tells = act is None and TELL_VARIABLE in os.environ
-    return Failpoint(name, int(count or 1), act or (lambda: _act(name)), again=tells)
+    return Failpoint(name, int(count or 1), act or (lambda: _trigger(name)), again=tells)
 
 
 _armed: dict[str, Failpoint] = {}
 
 
 def reach(name: str) -> None:
-    """Say that the place ``name`` was reached."""
+    """Report that the process reached the point ``name``."""
     if _armed and (point := _armed.get(name)) is not None:
         point.reached()
 
 
 def arm(*failpoints: Failpoint) -> None:
-    """Arm these places in this process, and no others (tests that raise instead of dying; none: disarm)."""
+    """Arm only these points in this process (for tests that raise instead of crashing; none: disarm all)."""
     global _armed
     _armed = {point.name: point for point in failpoints}
 

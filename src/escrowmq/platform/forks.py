@@ -1,6 +1,4 @@
-"""Notification of objects in a forked child: their threads are gone there, and what they hold belongs to the
-parent.
-"""
+"""Notifies objects in a forked child: there their threads are gone, and their resources belong to the parent."""
 
 from __future__ import annotations
 
@@ -15,21 +13,21 @@ class InChild(Protocol):
     """An object that may stay open across a fork."""
 
     def forked(self) -> None:
-        """Make new locks in the child of a fork; wait for no thread, and leave everything outside the process alone."""
+        """Create new locks in the child, wait for no thread, and do not touch anything outside the process."""
         ...
 
 
-_known: weakref.WeakSet[InChild] = weakref.WeakSet()
+_registered: weakref.WeakSet[InChild] = weakref.WeakSet()
 
 
 def tell_in_child(one: InChild) -> None:
-    """Call its ``forked`` in every child that this process forks from now on, while it lives."""
-    _known.add(one)
+    """Call ``forked`` of an object in every child that this process forks from now on, while the object lives."""
+    _registered.add(one)
 
 
-def _tell() -> None:
-    for one in list(_known):
+def _notify_all() -> None:
+    for one in list(_registered):
         one.forked()
 
 
-os.register_at_fork(after_in_child=_tell)
+os.register_at_fork(after_in_child=_notify_all)

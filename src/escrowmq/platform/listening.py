@@ -1,6 +1,4 @@
-"""Addresses: those at which servers listen, of which unprotected ones outside the loopback interface are refused, and
-those that are shown.
-"""
+"""Addresses of servers (unprotected ones are restricted to loopback), and their display without secrets."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ _SECRET = re.compile(r"passw|pwd|passphrase|secret|token|credential|api_?key", r
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """Host and port of ``HOST:PORT`` or ``[V6]:PORT``; Misuse(BAD_URL) otherwise."""
+    """Parse ``HOST:PORT`` or ``[V6]:PORT``. Raises Misuse(BAD_URL) otherwise."""
     host, colon, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]") if host.startswith("[") else host
     if not colon or not host or not (port.isascii() and port.isdigit()) or int(port) > 65_535:
@@ -26,28 +24,27 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach ``host``. A name is not, whatever it looks like, but for
-    ``localhost``."""
+    """Decide whether only this machine can reach ``host``. Of names only ``localhost`` counts."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
 
 
-def host_name(asked: str) -> str:
-    """Return the name in a ``Host`` header, without its port, in small letters; empty if it is no name."""
+def host_name(header: str) -> str:
+    """Return the name in a ``Host`` header, without its port, in lower case; empty if it is invalid."""
     try:
-        return (urlsplit("//" + asked).hostname or "").lower()
+        return (urlsplit("//" + header).hostname or "").lower()
     except ValueError:
         return ""
 
 
-def may_be_asked_as(name: str, listens_at: str) -> bool:
-    """Return whether a request for this host name is meant for a server that listens at ``listens_at``.
+def accepts_host_name(name: str, listens_at: str) -> bool:
+    """Return whether a request for this host name is valid for a server that listens at ``listens_at``.
 
-    A page of another site can have its own name point to a loopback address, and then read what the server answers. So
-    a server that only this machine reaches is asked for by a loopback name, or by an address; one that other machines
-    reach may have any name.
+    This prevents DNS rebinding: another site can point its own name to a loopback address, and let its page read the
+    responses. So a server on a loopback address accepts only loopback names and addresses; other servers accept any
+    name.
     """
     if not is_loopback(listens_at) or is_loopback(name) or name == listens_at.lower():
         return True
@@ -59,7 +56,7 @@ def may_be_asked_as(name: str, listens_at: str) -> bool:
 
 
 def check_address(host: str, insecure: bool) -> None:
-    """Denied unless ``host`` is loopback, or ``insecure`` is spelled out."""
+    """Raise Denied unless ``host`` is loopback, or ``insecure`` is set."""
     if not insecure and not is_loopback(host):
         raise Denied(
             Code.DENIED,
@@ -69,22 +66,21 @@ def check_address(host: str, insecure: bool) -> None:
 
 
 def shown(host: str) -> str:
-    """``host`` as it stands in a URL."""
+    """Return ``host`` in URL form."""
     return f"[{host}]" if ":" in host else host
 
 
 def shown_address(address: str) -> str:
-    """Return a URL with ``***`` in place of each password: that of its user, and each value of its query whose name
-    means a secret.
+    """Return a URL with ``***`` for each password: that of its user, and query values with secret names.
 
     >>> shown_address("postgresql://shop:x@db/orders?sslmode=require&sslpassword=y")
     'postgresql://shop:***@db/orders?sslmode=require&sslpassword=***'
     """
     head, question, query = address.partition("?")
-    hidden = [_hide(part) for part in re.split(r"([&;])", query)]
+    hidden = [_hide_secret(part) for part in re.split(r"([&;])", query)]
     return _USER.sub(r"\1:***@", head) + question + "".join(hidden)
 
 
-def _hide(part: str) -> str:
+def _hide_secret(part: str) -> str:
     name, equals, _ = part.partition("=")
     return f"{name}=***" if equals and _SECRET.search(name) else part

@@ -1,4 +1,4 @@
-"""The log of a process on standard error: lines for people, or one JSON object a line for machines."""
+"""The log of a process on standard error: lines of text, or one JSON object per line."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ EVENTS = "escrowmq.events"
 
 
 def tell(level: int, what: str, sentence: str, /, **facts: Any) -> None:
-    """One line for operators: ``what`` happened is its field ``event``."""
+    """Log one line for operators; ``what`` is its field ``event``."""
     logging.getLogger(EVENTS).log(level, sentence, extra={"facts": {"event": what, **facts}})
 
 
 class JsonLines(logging.Formatter):
-    """One object a line: ``time`` (UTC), ``level``, ``logger``, ``message``, the line's facts, ``exception``."""
+    """One object per line: ``time`` (UTC), ``level``, ``logger``, ``message``, facts, and ``exception``."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the record as JSON in ASCII, so that nothing that a client sent can begin a line of its own."""
+        """Format the record as ASCII JSON, so that no data from a client can start a new line."""
         seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         line: dict[str, Any] = {
             "time": f"{seconds}.{int(record.msecs):03d}Z",
@@ -39,28 +39,27 @@ class JsonLines(logging.Formatter):
 
 
 class PlainLines(logging.Formatter):
-    """Time, level and message; what a client sent cannot begin a line of its own, nor move the cursor."""
+    """Time, level and message; data from a client can neither start a new line nor move the cursor."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(message)s")
 
     def formatException(self, ei: Any) -> str:
-        """Return the traceback, each line moved in, so that none of them looks like a line of the log."""
-        return "\n".join(f"    {_visible(line)}" for line in super().formatException(ei).splitlines())
+        """Format the traceback with indented lines, so that none looks like a line of the log."""
+        return "\n".join(f"    {_escape_controls(line)}" for line in super().formatException(ei).splitlines())
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """Return the line without its exception, control characters escaped."""
-        return _visible(super().formatMessage(record))
+        """Format the line without its exception, with control characters escaped."""
+        return _escape_controls(super().formatMessage(record))
 
 
-def _visible(line: str) -> str:
+def _escape_controls(line: str) -> str:
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in line)
 
 
 def log_to_stderr(level: str, *, as_json: bool) -> None:
-    """Have everything from ``level`` (one of :data:`LEVELS`) on written to standard error, unless the program around
-    has said already where its log goes."""
+    """Write records from ``level`` (see :data:`LEVELS`) to standard error, unless the program configured logging."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if as_json else PlainLines())
-    handler.setLevel(level.upper())  # also of loggers that listen to more, for others than this log
+    handler.setLevel(level.upper())  # also for loggers with a lower level, for other handlers
     logging.basicConfig(level=level.upper(), handlers=[handler])

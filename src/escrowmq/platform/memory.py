@@ -1,7 +1,7 @@
 """Makes the C allocator keep freed memory for the next batch, for processes that read a lot.
 
-A batch is some megabytes. Allocators give such a piece back to the system at once, and the system zeroes every page of
-the next one: in a virtual machine that costs a reader more than copying the bytes.
+A batch is some megabytes. Allocators return such a piece to the system at once, and the system zeroes every page of the
+next one: in a virtual machine that costs a reader more than copying the bytes.
 """
 
 from __future__ import annotations
@@ -13,15 +13,14 @@ import pyarrow as pa
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _KEPT = 256 << 20
-"""Bytes of freed memory that stay with the process."""
+"""Bytes of freed memory that the process keeps."""
 _LARGEST = 32 << 20
-"""Bytes of one piece that may be kept, the most that the GNU C library takes."""
+"""Maximum bytes of one kept piece, the largest value that the GNU C library accepts."""
 
 
 @functools.cache
 def keep_freed_memory() -> bool:
-    """For this process, from now on, once. Whether the C library can do it: the GNU one (Linux); elsewhere nothing
-    changes."""
+    """Enable it once for this process. Returns whether the C library supports it: only the GNU one (Linux)."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, TypeError, AttributeError):

@@ -1,4 +1,4 @@
-"""Random numbers from the system: they distinguish objects of clients, and spread pauses."""
+"""Unique random numbers to identify client objects, and to spread pauses."""
 
 from __future__ import annotations
 
@@ -9,16 +9,13 @@ _TWO = struct.Struct("<II")
 
 
 def own_number() -> int:
-    """Return a random number of 62 bits that no other object has. From the system, not from ``random``: programs that
-    begin alike with
-    ``random.seed`` would have the same numbers."""
+    """Return a unique random number of 62 bits. It comes from the system, not from ``random``: programs that start with
+    the same ``random.seed`` would have the same numbers."""
     return int.from_bytes(os.urandom(8), "big") >> 2
 
 
 def fraction() -> float:
-    """Return a random number, 0 <= it < 1, of 53 bits, from the system.
-
-    A thread that waits must not move on the numbers of ``random``, which the program around it may have seeded.
-    """
+    """Return a random number of 53 bits in [0, 1), from the system: a waiting thread must not consume numbers of
+    ``random``, which the program may have seeded (Hypothesis detects that, and fails a concurrent test)."""
     high, low = _TWO.unpack(os.urandom(_TWO.size))
     return float(((high >> 5) * (1 << 26) + (low >> 6)) / (1 << 53))

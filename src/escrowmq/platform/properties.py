@@ -1,6 +1,4 @@
-"""Settings in a file of lines ``NAME=VALUE``, as Kafka's own programs read them: for what should not stand in a
-command, which others can see.
-"""
+"""Settings from a file of ``NAME=VALUE`` lines, as for Kafka's own programs: command lines would expose secrets."""
 
 from __future__ import annotations
 
@@ -10,9 +8,8 @@ from escrowmq.errors import Code, error
 
 
 def read_properties(path: str | Path) -> dict[str, str]:
-    """Return the settings of a file; lines that are empty or begin with ``#`` say nothing, and nothing is unescaped.
-    Misuse(BAD_SETTING) names the file and the number of
-    a line that is wrong, never what is in it."""
+    """Read the settings of a file; empty lines and lines starting with ``#`` are ignored, and nothing is unescaped.
+    Raises Misuse(BAD_SETTING) with the file and the number of an invalid line, never with its content."""
     try:
         lines = Path(path).expanduser().read_text().splitlines()
     except (OSError, UnicodeDecodeError) as problem:
@@ -24,7 +21,7 @@ def read_properties(path: str | Path) -> dict[str, str]:
         if not line or line.startswith("#"):
             continue
         if not equals or not name or name in found:
-            wrong = "a setting that was given already" if name in found else "not NAME=VALUE"
+            wrong = "a repeated setting" if name in found else "not NAME=VALUE"
             raise error(Code.BAD_SETTING, f"{path}: line {number} is {wrong}")
         found[name] = value
     return found

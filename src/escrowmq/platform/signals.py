@@ -11,7 +11,7 @@ from types import FrameType
 
 @contextmanager
 def stop_signals(act: Callable[[], None]) -> Iterator[None]:
-    """SIGTERM and SIGINT call ``act``, and what they did before is restored; only the main thread may ask for that."""
+    """Call ``act`` on SIGTERM and SIGINT within the block, then restore the handlers. Main thread only."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -15,7 +15,7 @@ import pyarrow as pa
 from escrowmq.client.links.router import broker_of
 from escrowmq.client.producing.producer import Producer
 from escrowmq.errors import Code, Misuse, Rejected, error
-from escrowmq.message.immunity import named
+from escrowmq.message.immunity import find_property
 from escrowmq.platform.times import to_us
 from escrowmq.schemas import ID
 from escrowmq.settings import nearest
@@ -93,7 +93,7 @@ class Preparation:
         columns["body"] = columns["body"].cast(pa.binary())
         times = np.full(batch.num_rows, self._immunity_us, np.int64)
         if "properties" in columns and pa.types.is_map(columns["properties"].type):
-            times[named(columns["properties"])[0]] = 0  # such a row says it itself
+            times[find_property(columns["properties"])[0]] = 0  # such a row says it itself
         columns["immunity_us"] = pa.array(times)
         return pa.RecordBatch.from_pydict(columns)
 

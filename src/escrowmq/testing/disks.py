@@ -26,7 +26,7 @@ from typing import Any, Literal, TypeVar
 import pyarrow as pa
 
 from escrowmq.errors import Code, Misuse
-from escrowmq.platform.disk import RealDisk, RealFile, checked_name
+from escrowmq.platform.disk import RealDisk, RealFile, check_file_name
 
 _T = TypeVar("_T")
 
@@ -121,11 +121,11 @@ class MemoryDisk:
     def __init__(self, files: dict[str, bytes] | None = None) -> None:
         self._nodes: dict[str, _Node] = {}
         for name, data in (files or {}).items():
-            self._nodes[checked_name(name)] = _Node(bytearray(data), bytes(data))
+            self._nodes[check_file_name(name)] = _Node(bytearray(data), bytes(data))
         self._locked = False
 
     def open(self, name: str, *, create: bool = False) -> MemoryFile:
-        if create and checked_name(name) not in self._nodes:
+        if create and check_file_name(name) not in self._nodes:
             self._change_names(("create", name, ""))
         self._existing(name)
         return MemoryFile(self, self._nodes[name])
@@ -135,7 +135,7 @@ class MemoryDisk:
 
     def rename(self, old: str, new: str) -> None:
         self._existing(old)
-        self._change_names(("rename", old, checked_name(new)))
+        self._change_names(("rename", old, check_file_name(new)))
 
     def remove(self, name: str) -> None:
         self._existing(name)
@@ -175,7 +175,7 @@ class MemoryDisk:
     # What files ask for
 
     def _existing(self, name: str) -> None:
-        if checked_name(name) not in self._nodes:
+        if check_file_name(name) not in self._nodes:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
 
     def _change_names(self, change: tuple[str, str, str]) -> None:

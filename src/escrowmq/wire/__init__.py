@@ -1,6 +1,4 @@
-"""The client-broker protocol: the calls of a broker, over a connection (:mod:`escrowmq.wire.frames`), or as function
-calls when embedded.
-"""
+"""The client-broker protocol: calls of a broker, over a connection (:mod:`escrowmq.wire.frames`) or embedded."""
 
 from escrowmq.wire.actions.action import Action, Call
 from escrowmq.wire.exchanges import (

@@ -1,10 +1,9 @@
-"""A connected socket, plain or with TLS, below brokers, clients and event loops: nothing above knows which of the two
-it is.
+"""A connected socket, plain or with TLS, for brokers, clients and event loops, with the same interface for both.
 
-A channel never blocks in :meth:`Channel.send`; :meth:`Channel.recv_into` waits if the socket is a blocking one. One
-thread receives; any number of threads send, one at a time (the caller holds its own lock, which orders frames). TLS
-runs through ``ssl.SSLObject`` and two memory BIOs under a lock that is never held during a system call: an
-``SSLSocket`` must not be read by one thread and written by another.
+:meth:`Channel.send` never blocks; :meth:`Channel.recv_into` waits if the socket is a blocking one. One thread receives;
+any number of threads send, one at a time (the caller holds its own lock, which orders frames). TLS uses
+``ssl.SSLObject`` and two memory BIOs under a lock that is never held during a system call: an ``SSLSocket`` must not be
+read by one thread and written by another.
 """
 
 from __future__ import annotations
@@ -21,24 +20,22 @@ from escrowmq.errors import Code, Misuse
 
 Piece = bytes | bytearray | memoryview
 MAX_PIECES = 64
-"""Pieces that one system call sends; the system's limit is 1,024."""
+"""Pieces per system call; the system's limit is 1,024."""
 _TLS_PIECE = 64 << 10
-"""Bytes that are encrypted in one call."""
+"""Bytes encrypted per call."""
 _TLS_UNSENT = 256 << 10
-"""Encrypted bytes that may wait for the socket; while there are more, nothing further is taken."""
+"""Limit of encrypted bytes waiting for the socket; above it no further bytes are accepted."""
 _TLS_RECORD = 17_000
-"""A record of TLS, at most, with what the protocol adds to it."""
+"""Maximum size of a TLS record, with the protocol's overhead."""
 _RAW_BYTES = 64 << 10
 _GATHER_BYTES = 256 << 10
-"""Bytes for which a read waits that certainly follow: otherwise each record of 16 KiB wakes the reader."""
+"""Maximum bytes for which a read waits if they certainly follow: otherwise each record of 16 KiB wakes the reader."""
 KEEPALIVE = (15, 5, 3, 20)
-"""A client notices within half a minute that the other end of a connection is gone."""
+"""With these values a client detects a lost peer within half a minute."""
 
 
 class Channel(Protocol):
-    """The interface of both kinds of channels. All methods raise OSError (``ssl.SSLError`` is one) when the connection
-    is broken.
-    """
+    """Interface of both channels. All methods raise OSError (``ssl.SSLError`` is one) when the connection is broken."""
 
     @property
     def tls(self) -> bool: ...
@@ -57,29 +54,27 @@ class Channel(Protocol):
         """Set whether :meth:`recv_into` waits."""
 
     def settimeout(self, seconds: float) -> None:
-        """Let :meth:`recv_into` wait for so long at most."""
+        """Set the timeout of :meth:`recv_into`."""
 
     def send(self, pieces: Sequence[Piece]) -> int:
-        """Send without waiting. Returns how many bytes were taken, from the first on; 0 if the socket takes nothing
-        now."""
+        """Send without waiting. Returns the number of accepted bytes; 0 if the socket accepts none now."""
 
     def flush(self) -> bool:
-        """Send encrypted bytes that wait, without waiting. Returns whether none is left."""
+        """Send waiting encrypted bytes, without waiting. Returns whether all were sent."""
 
     def recv_into(self, view: memoryview, rest: int = 0) -> int:
-        """Receive into ``view``; returns the number of bytes, 0 at the end of the stream. ``rest``: bytes that will
-        certainly follow.
+        """Receive into ``view``; return the number of bytes, 0 at the end of the stream. ``rest``: bytes that certainly
+        follow.
 
-        Raises BlockingIOError if nothing has come and the socket does not block, TimeoutError after its time limit.
+        Raises BlockingIOError if nothing arrived and the socket does not block, TimeoutError after its timeout.
         """
 
     def keep_alive(self, idle: int, interval: int, count: int, unacknowledged: int = 0) -> None:
-        """Let the system ask whether the other side is there, after ``idle`` seconds of silence, every ``interval``
-        seconds.
+        """Enable the system's keep-alive probes after ``idle`` seconds of silence, every ``interval`` seconds.
 
-        After ``count`` questions without an answer the connection is broken, and so is one whose bytes were not
-        acknowledged for ``unacknowledged`` seconds (0: the system's own time, which is many minutes). Small frames
-        leave at once. Nothing to do for a Unix socket.
+        After ``count`` unanswered probes the connection is broken, and also if sent bytes were not acknowledged for
+        ``unacknowledged`` seconds (0: the system's default, many minutes). Small frames are sent at once. No effect for
+        a Unix socket.
         """
 
     def shutdown(self, how: int) -> None: ...
@@ -88,7 +83,7 @@ class Channel(Protocol):
 
 
 class _SocketChannel:
-    """The part of the socket that both kinds share."""
+    """Common parts of both channels."""
 
     __slots__ = ("_socket",)
 
@@ -104,7 +99,7 @@ class _SocketChannel:
         self._socket.setblocking(blocking)
 
     def settimeout(self, seconds: float) -> None:
-        """Let :meth:`recv_into` wait for so long at most."""
+        """Set the timeout of :meth:`recv_into`."""
         self._socket.settimeout(seconds)
 
     def keep_alive(self, idle: int, interval: int, count: int, unacknowledged: int = 0) -> None:
@@ -117,7 +112,7 @@ class _SocketChannel:
         if unacknowledged:
             options["TCP_USER_TIMEOUT"] = 1000 * unacknowledged
         for name, value in options.items():
-            if (option := getattr(socket, name, None)) is not None:  # not every system has them
+            if (option := getattr(socket, name, None)) is not None:  # not available on every system
                 self._socket.setsockopt(socket.IPPROTO_TCP, option, value)
 
     def close(self) -> None:
@@ -126,7 +121,7 @@ class _SocketChannel:
 
 
 class PlainChannel(_SocketChannel):
-    """A socket as it is."""
+    """A socket without TLS."""
 
     __slots__ = ()
     tls = unsent = buffered = False
@@ -156,7 +151,7 @@ class PlainChannel(_SocketChannel):
 
 
 class TlsChannel(_SocketChannel):
-    """A socket with TLS. The handshake happens while the first bytes are sent and received."""
+    """A socket with TLS. The handshake runs while the first bytes are sent and received."""
 
     __slots__ = ("_in", "_lock", "_object", "_out", "_raw", "_sending", "_waiting", "buffered")
     tls = True
@@ -170,7 +165,7 @@ class TlsChannel(_SocketChannel):
         self._object = context.wrap_bio(self._in, self._out, server_side=server, server_hostname=name)
         self._lock = threading.Lock()  # the SSL object and its BIOs; never held during a system call
         self._sending = threading.Lock()  # the order of encrypted bytes on the socket
-        self._waiting = b""  # encrypted bytes that the socket did not take
+        self._waiting = b""  # encrypted bytes that the socket did not accept
 
     @property
     def unsent(self) -> bool:
@@ -224,9 +219,9 @@ class TlsChannel(_SocketChannel):
                     incoming = self._in.pending
             except ssl.SSLError:
                 with suppress(OSError):
-                    self.flush()  # the alert that names the reason
+                    self.flush()  # the alert with the reason
                 raise
-            self.flush()  # what the handshake sends
+            self.flush()  # output of the handshake
             if count or ended:
                 return count
             raw = self._receive_raw(rest - _TLS_RECORD - incoming)
@@ -237,7 +232,7 @@ class TlsChannel(_SocketChannel):
                     self._in.write_eof()
 
     def _decrypt_into(self, view: memoryview) -> tuple[int, bool]:
-        """Decrypt what is there. Returns the number of bytes, and whether the stream ended. With the lock held."""
+        """Decrypt the received bytes. Returns the number of bytes, and whether the stream ended. Requires the lock."""
         count, ended = 0, False
         try:
             while count < len(view) and not ended:
@@ -251,13 +246,13 @@ class TlsChannel(_SocketChannel):
         return count, ended
 
     def _receive_raw(self, certain: int) -> bytes:
-        """Receive encrypted bytes; waits for as many as certainly follow after the handshake, if the socket blocks."""
+        """Receive encrypted bytes; on a blocking socket, after the handshake, wait for bytes that certainly follow."""
         if certain > _RAW_BYTES and self._socket.gettimeout() is None and self._object.version() is not None:
             return self._socket.recv(min(certain, _GATHER_BYTES), socket.MSG_WAITALL)
         return self._socket.recv(_RAW_BYTES)
 
     def shutdown(self, how: int) -> None:
-        """Shut the socket down; a peer that reads is notified of the end first, if the socket takes it."""
+        """Shut the socket down; if the socket accepts it, a reading peer is notified of the end first."""
         if how != socket.SHUT_RD:
             with suppress(ssl.SSLError, OSError):
                 with self._lock, suppress(ssl.SSLWantReadError):
@@ -267,8 +262,7 @@ class TlsChannel(_SocketChannel):
 
 
 def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
-    """Return the TLS settings of a broker: its certificate (with its chain) and key, as PEM files. Raises
-    Misuse(BAD_SETTING)."""
+    """Return the TLS settings of a broker with certificate chain and key (PEM files). Raises Misuse(BAD_SETTING)."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
@@ -283,7 +277,7 @@ def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
 
 
 def client_context(authorities: Path | None = None) -> ssl.SSLContext:
-    """Return the TLS settings of a client that trusts the system's authorities, or only those of a PEM file. Raises
+    """Return the TLS settings of a client that trusts the system's CAs, or those of a PEM file. Raises
     Misuse(BAD_SETTING)."""
     try:
         return ssl.create_default_context(cafile=authorities)
@@ -292,8 +286,8 @@ def client_context(authorities: Path | None = None) -> ssl.SSLContext:
 
 
 def connect(host: str, port: int, seconds: float, context: ssl.SSLContext | None = None) -> Channel:
-    """Connect to a broker within ``seconds``; afterwards the socket blocks for as long at most. With ``port`` 0 the
-    host is the path of a Unix socket. Raises OSError."""
+    """Connect to a broker within ``seconds``, which then is the socket's timeout. With ``port`` 0 the host is the path
+    of a Unix socket. Raises OSError."""
     if port:
         connected = socket.create_connection((host, port), seconds)
     else:

@@ -1,6 +1,4 @@
-"""Exchanges and reads, which carry batches: exchanges, with one request and one answer schema per kind and JSON
-options, and reads.
-"""
+"""Calls that carry batches: exchanges, with a request schema, an answer schema and JSON options per kind, and reads."""
 
 from __future__ import annotations
 
@@ -35,11 +33,7 @@ class ProducingOptions(TypedDict):
 class PrepareOptions(ProducingOptions):
     """Options of ``prepare``."""
 
-    replace: NotRequired[
-        Annotated[
-            bool, "the last prepare of a message id counts while it is undecided: another content takes its place"
-        ]
-    ]
+    replace: NotRequired[Annotated[bool, "a later prepare of an undecided message id replaces its content"]]
 
 
 class SendOptions(ProducingOptions):
@@ -62,20 +56,20 @@ class SettleOptions(TypedDict):
 
 
 class ReceiveOptions(TypedDict):
-    """Options of ``receive``. The answer is empty when nothing came within ``wait_ms`` (long poll)."""
+    """Options of ``receive``. The answer is empty if nothing arrived within ``wait_ms`` (long poll)."""
 
     group: ConsumerGroup
-    member: Annotated[int, "random number by which a consumer calls itself"]
+    member: Annotated[int, "random number that identifies the consumer"]
     max_messages: NotRequired[Annotated[int, Bounds(1), "messages, at most; 1,000 unless given"]]
     max_bytes: NotRequired[Annotated[int, Bounds(1), "bytes, at most, of several messages"]]
     wait_ms: NotRequired[Annotated[int, "milliseconds to wait for the first message; 0 unless given"]]
     lease_ms: NotRequired[Annotated[int | None, Bounds(1, 1 << 40), "length of the lease; the broker's unless given"]]
     one_by_one: NotRequired[
-        Annotated[bool, "the consumer takes messages one after the other: the last attempt of one is given alone"]
+        Annotated[bool, "the consumer handles messages singly: a message at its last attempt is delivered alone"]
     ]
-    epoch: NotRequired[Annotated[int | None, "of `groups.join`, in groups that hold what is in doubt"]]
+    epoch: NotRequired[Annotated[int | None, "from `groups.join`, in groups with `in_doubt` `hold`"]]
     return_rest: NotRequired[
-        Annotated[bool, "what does not fit is given back, instead of being kept for the member's next receive"]
+        Annotated[bool, "messages that do not fit are returned, not kept for the member's next receive"]
     ]
 
 
@@ -90,8 +84,7 @@ _KINDS: dict[Exchange, tuple[pa.Schema, pa.Schema, type[ExchangeOptions]]] = {
 REQUEST = {kind: request for kind, (request, _, _) in _KINDS.items()}
 ANSWER = {kind: answer for kind, (_, answer, _) in _KINDS.items()}
 OPTIONS = {kind: options for kind, (_, _, options) in _KINDS.items()}
-"""What goes with each kind of exchange: the schema of its requests, that of its answers, and the type of its options.
-"""
+"""Request schema, answer schema and options type of each kind of exchange."""
 
 
 # Reads
@@ -106,32 +99,29 @@ VIEWS: dict[str, pa.Schema] = {
     ACK_VIEW_NAME: schemas.ACK_VIEW,
     GROUP_ACT_VIEW_NAME: schemas.GROUP_ACT_VIEW,
 }
-"""The system views that are read by log position."""
+"""System views that are read by log position."""
 DAMAGED_COLUMN = "damaged"
-"""A column that every source has beside its own, if it is asked for by name: where the log is damaged under the row,
-else null.
-"""
+"""Optional column of every source, sent if requested by name: position of log damage at the row, else null."""
 
 
 def read_schema(source: str, *, damaged: bool) -> pa.Schema:
-    """Return the columns of a source. With ``damaged`` that column, too, and every column is nullable: the content of
-    a damaged row
-    is null."""
+    """Return the columns of a source. With ``damaged`` that column is added, and all are nullable: the content of a
+    damaged row is null."""
     own = VIEWS.get(source, schemas.DELIVERY)
     if not damaged:
         return own
     return pa.schema([*(field.with_nullable(True) for field in own), pa.field(DAMAGED_COLUMN, pa.utf8())])
 
 
-DEAD_LETTER_PREFIX = "%dead-letters."  # + consumer group: its dead-letter queue, readable like a topic
-FILE_PREFIX = "%file."  # + the name of a file that the action backup.files lists; its rows are pieces of it, in order
+DEAD_LETTER_PREFIX = "%dead-letters."  # + consumer group: its dead letters, readable like a topic
+FILE_PREFIX = "%file."  # + the name of a file listed by the action backup.files; its rows are pieces of it, in order
 
 
 class ReadRequest(TypedDict):
-    """The range to read: one queue of a topic, a system view, the dead letters of a group, or a file of the log; then,
-    which rows and columns.
+    """Source, rows and columns to read; the source is a queue, a system view, dead letters of a group, or a log file.
 
-    The filters, from ``tags`` on, are applied before rows are counted. What is not asked for is neither read nor sent.
+    The filters, from ``tags`` on, are applied before rows are counted. Columns that are not requested are neither read
+    nor sent.
     """
 
     source: Annotated[
@@ -141,14 +131,12 @@ class ReadRequest(TypedDict):
     start: NotRequired[
         Annotated[
             int | None,
-            "offset (of a view: log position; of dead letters: when they died, microseconds since 1970; of a file: "
-            "byte); none, or 0 without `end`: the first",
+            "offset (view: log position; dead letters: time of death, microseconds since 1970; file: byte);"
+            " none, or 0 without `end`: the first",
         ]
     ]
     end: NotRequired[
-        Annotated[
-            int | None, "offset or position to stop before; none: what is durable now; of a file: byte, and needed"
-        ]
+        Annotated[int | None, "offset or position to stop before; none: the durable end; of a file: byte, required"]
     ]
     max_rows: NotRequired[Annotated[int | None, "rows, at most"]]
     columns: NotRequired[Annotated[list[str] | None, "columns to send, in this order; none: all but `damaged`"]]

@@ -1,11 +1,11 @@
 """The interface between clients and brokers: a :class:`Link` is one broker, over any transport.
 
-Four shapes:
+It has four kinds of calls:
 
-- *exchanges* carry batches both ways, pipelined, answered row for row; the answer's rows match the request's;
+- *exchanges* carry batches in both directions, pipelined; the answer's rows match the request's;
 - *parcels* are exchanges of a few rows, which stay rows;
-- *actions* are small questions and admin acts, JSON both ways (:mod:`escrowmq.wire.actions`);
-- *reads* stream batches out: browsing topics and the system views.
+- *actions* are small queries and operations with JSON in both directions (:mod:`escrowmq.wire.actions`);
+- *reads* stream batches to the client: topics and system views.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from escrowmq.wire.parcels import Done, Parcel
 
 
 class CheckStream(Protocol):
-    """A live check-back subscription; closing it takes the member off the list of those to ask."""
+    """A live check-back subscription; closing it removes the member from check-backs."""
 
     def close(self) -> None: ...
 
     @property
     def broken(self) -> bool:
-        """Whether the carrier lost it (the client should open another)."""
+        """Whether the connection was lost; the client should open another subscription."""
         ...
 
     @property
     def problem(self) -> EscrowError | None:
-        """Why, if it is known."""
+        """The cause, if known."""
         ...
 
 
 class Link(Protocol):
-    """One broker, as a client sees it. Thread-safe. All errors are EscrowError."""
+    """Client interface of one broker. Thread-safe. All errors are EscrowError."""
 
     @property
     def address(self) -> str: ...
@@ -49,36 +49,33 @@ class Link(Protocol):
     def exchange(self, kind: Exchange, batch: pa.RecordBatch, options: ExchangeOptions) -> Future[pa.RecordBatch]:
         """Start one exchange; the future's answer has schema ``ANSWER[kind]``, or raises EscrowError.
 
-        Requests of one kind on one link keep their order. Unknown(DISCONNECTED) if the carrier broke after the request
-        may have left; the link then reconnects by itself, with back-off, when it is used again.
+        Requests of one kind on one link keep their order. Unknown(DISCONNECTED) if the connection broke after the
+        request may have been sent; the link then reconnects with back-off on its next use.
         """
         ...
 
     def parcel(self, parcel: Parcel, done: Done) -> None:
-        """Start a request of a few rows, answered as :meth:`exchange` would answer the same batch
-        (:mod:`escrowmq.wire.parcels`).
+        """Start a request of a few rows; the answer equals that of :meth:`exchange` (:mod:`escrowmq.wire.parcels`).
 
         ``done`` is called once, on any thread. Parcels and exchanges of one kind on one link keep their order.
         """
         ...
 
     def action(self, name: str, request: Mapping[str, object], timeout: float) -> Json:
-        """One JSON question; raises EscrowError, Unknown(TIMED_OUT) after ``timeout`` seconds. :func:`ask` has the
+        """Send one JSON query. Raises EscrowError, Unknown(TIMED_OUT) after ``timeout`` seconds. :func:`ask` adds
         types."""
         ...
 
     def read(self, request: ReadRequest) -> pa.RecordBatchReader:
-        """Browse a topic, a system view or dead letters. Columns that are not asked for are not read.
+        """Read a topic, a system view or dead letters; columns that are not requested are not read.
 
-        Rejected(RANGE_PURGED) if a range has partly left the log, at once or in the middle of the stream.
+        Rejected(RANGE_PURGED) if retention removed part of a range, at once or in the middle of the stream.
         """
         ...
 
     def watch(self, session: int, on_checks: Callable[[pa.RecordBatch], None]) -> CheckStream:
-        """Be a member to ask: ``on_checks`` gets batches of schema CHECKS, on a thread of the link, until closed.
-
-        Answers go back through ``exchange(Exchange.END, ..., {"session": s, "by": DecidedBy.CHECK})``.
-        """
+        """Subscribe to check-backs: ``on_checks`` gets batches of schema CHECKS, on a thread of the link, until closed.
+        Answers are sent by ``exchange(Exchange.END, ..., {"session": s, "by": DecidedBy.CHECK})``."""
         ...
 
     def close(self) -> None: ...
@@ -86,17 +83,17 @@ class Link(Protocol):
 
 @runtime_checkable
 class LoopLink(Protocol):
-    """A link that an event loop can drive itself."""
+    """Additional interface of a link that an event loop can drive."""
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Belong to this loop from now on; called once, before the first request. Then ``parcel`` and ``exchange``
-        never block, and what they are answered comes on the loop where that is possible."""
+        """Bind the link to this loop; called once, before the first request. Then ``parcel`` and ``exchange`` never
+        block, and answers arrive on the loop where possible."""
         ...
 
 
 @runtime_checkable
 class ReturningLink(Protocol):
-    """A link whose connection may be lost."""
+    """Additional interface of a link that may lose its connection."""
 
     @property
     def there(self) -> bool:
@@ -104,11 +101,11 @@ class ReturningLink(Protocol):
         ...
 
     def when_there(self, call: Callable[[], None]) -> Callable[[], None]:
-        """Look for a connection, and call ``call`` once, on a thread that others need, when there is one (at once if
-        there is), or when the link is closed. Returns what takes that back."""
+        """Call ``call`` once when the link is connected or closed, at once if it is now; starts connecting if needed.
+        The call is on the I/O thread: it must not block. Returns a function that cancels it."""
         ...
 
 
 def ask(link: Link, call: Call[Answer], timeout: float) -> Answer:
-    """Return the answer of one action, typed: ``ask(link, topics.LIST({}), 5.0)``. Raises as :meth:`Link.action`."""
+    """Send one action, with types: ``ask(link, topics.LIST({}), 5.0)``. Raises as :meth:`Link.action`."""
     return cast(Answer, link.action(call.name, call.request, timeout))

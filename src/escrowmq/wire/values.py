@@ -1,8 +1,8 @@
-"""The values in requests, options and answers: what each means, in which unit, and within which bounds.
+"""Values in requests, options and answers: meaning, unit and bounds.
 
-A ``TypedDict`` of :mod:`escrowmq.wire` is the one description of a JSON object. Texts in an ``Annotated`` type are what
-the generated page ``docs/reference/protocol.md`` says of a field; :class:`Bounds` are checked by the broker when a
-request comes in. :func:`fields_of` gives both for every field of such a type.
+A ``TypedDict`` of :mod:`escrowmq.wire` is the only description of a JSON object. Texts in an ``Annotated`` type
+describe the field on the generated page ``docs/reference/protocol.md``; the broker checks :class:`Bounds` of incoming
+requests. :func:`fields_of` returns both for every field of such a type.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LARGEST_NUMBER = (1 << 63) - 1
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The least and the largest value of a number, both allowed. Whole numbers without bounds go from 0 to 2^63-1."""
+    """Inclusive minimum and maximum of a number. Integers without bounds range from 0 to 2^63-1."""
 
     least: int = 0
     most: int = LARGEST_NUMBER
@@ -49,7 +49,7 @@ PageLimit = Annotated[int, Bounds(1, MAX_PAGE), "entries per page, 1,000 unless 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """One type of value. ``kind`` has neither ``Annotated`` nor ``None`` around it; ``null``: null is a value, too."""
+    """One type of value. ``kind`` is without ``Annotated`` and ``None``; ``null``: null is allowed."""
 
     kind: Any
     null: bool
@@ -58,12 +58,12 @@ class Value:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The words of a ``Literal``; none for other kinds."""
+        """The words of a ``Literal``; empty for other kinds."""
         return get_args(self.kind) if get_origin(self.kind) is Literal else ()
 
     @property
     def items(self) -> list[Value]:
-        """What a list (one) or a tuple (several) is made of; nothing for other kinds."""
+        """Item types of a list (one) or a tuple (several); empty for other kinds."""
         return [value_of(item) for item in get_args(self.kind)] if get_origin(self.kind) in (list, tuple) else []
 
 
@@ -77,7 +77,7 @@ class Field:
 
 
 def value_of(hint: Any, bounds: Bounds = Bounds(), meaning: str = "") -> Value:
-    """Return the meaning of a type hint: outer bounds override inner ones, outer meanings come before inner ones."""
+    """Interpret a type hint: outer bounds replace inner ones, outer meanings precede inner ones."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin is NotRequired:
         return value_of(inner[0], bounds, meaning)
@@ -96,6 +96,6 @@ def value_of(hint: Any, bounds: Bounds = Bounds(), meaning: str = "") -> Value:
 
 @cache
 def fields_of(shape: Any) -> tuple[Field, ...]:
-    """Return the fields of a TypedDict; none of a plain mapping."""
+    """Return the fields of a TypedDict; none for a plain mapping."""
     hints = get_type_hints(shape, include_extras=True) if is_typeddict(shape) else {}
     return tuple(Field(name, get_origin(hint) is not NotRequired, value_of(hint)) for name, hint in hints.items())

@@ -24,7 +24,7 @@ from escrowmq.broker.serving.serve import serve
 from escrowmq.client.bus import Bus
 from escrowmq.errors import Code, Denied, Misuse
 from escrowmq.model import Message
-from escrowmq.platform.listening import may_be_asked_as, parse_address
+from escrowmq.platform.listening import accepts_host_name, parse_address
 from escrowmq.settings import BrokerSettings
 from escrowmq.testing.ledgers import outgoing
 from escrowmq.wire import Exchange
@@ -133,7 +133,7 @@ def test_a_page_of_another_site_learns_nothing():
      ("127.0.0.1", "192.168.0.1", True), ("::1", "::1", True)],
 )  # fmt: skip
 def test_names_that_a_server_may_have(listens, name, may):
-    assert may_be_asked_as(name, listens) is may
+    assert accepts_host_name(name, listens) is may
 
 
 def test_each_topic_and_group_has_its_numbers(tmp_path):

@@ -104,15 +104,15 @@ def _links(opened: Any) -> Any:
     class Opened:
         def __enter__(self) -> Link:
             link = opened.__enter__()
-            ask = link.ask
+            execute = link.execute
 
             def forgetful(*commands: Command) -> list[Any]:
-                answers = ask(*commands)
+                answers = execute(*commands)
                 if commands and commands[0][0] == "WATCH":
-                    ask(("UNWATCH",))
+                    execute(("UNWATCH",))
                 return answers
 
-            link.ask = forgetful
+            link.execute = forgetful
             return link
 
         def __exit__(self, *problem: Any) -> Any:

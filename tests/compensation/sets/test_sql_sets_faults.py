@@ -324,7 +324,7 @@ def test_commits_of_a_server_that_answers_early_are_waited_for(postgresql_site: 
     sets = postgresql_site.open(new_store_name())
     assert isinstance(sets, SqlSets)
     sets.epoch()
-    seen = sets._do(lambda connection: connection.exec_driver_sql("SHOW synchronous_commit").scalar())
+    seen = sets._transact(lambda connection: connection.exec_driver_sql("SHOW synchronous_commit").scalar())
     assert seen == "on"
     sets.close()
 

@@ -16,7 +16,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
-from escrowmq.platform.listening import host_name, may_be_asked_as
+from escrowmq.platform.listening import accepts_host_name, host_name
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
@@ -119,7 +119,7 @@ class HttpServer:
     def _answer(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         try:
             asked = environ.get("HTTP_HOST", "")
-            if asked and not may_be_asked_as(host_name(asked), self._host):
+            if asked and not accepts_host_name(host_name(asked), self._host):
                 code, content_type, body = (
                     421,
                     _TEXT,

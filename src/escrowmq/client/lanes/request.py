@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from escrowmq.errors import Code, EscrowError, Unknown, error
-from escrowmq.message.ids import filled
+from escrowmq.message.ids import fill_ids
 from escrowmq.wire import Exchange, ExchangeOptions
 from escrowmq.wire.parcels import PARCEL_BYTES, PARCEL_ROWS, Answer, Parcel, Row
 
@@ -220,7 +220,7 @@ class Request:
             return self.memo if self.rows is not None else None
         if self.parcel is None or self.parcel.first_id == NO_ID:
             return None
-        return filled([row[ID_FIELD] for row in self.rows], *self.parcel.first_id)
+        return fill_ids([row[ID_FIELD] for row in self.rows], *self.parcel.first_id)
 
     def _name_rows(self) -> Sequence[Row]:
         """Return the rows, each with its message id where it was given one as part of a parcel."""

@@ -1,1 +1,1 @@
-"""Stores of the two sets: one contract (``seam.py``), kept by Redis and by SQL databases."""
+"""Implementations of the two sets: one interface (``seam.py``), for Redis and for SQL databases."""

@@ -1,6 +1,6 @@
-"""Whether a SQL database may lose what it has committed, and by which sign that would be noticed.
+"""Durability of a SQL database: whether it may lose commits, and how that is detected.
 
-A store's epoch has that sign in it. A database that is restored from a backup gives none: delete its row of
+A store's epoch contains the indicator. A database restored from a backup has none: delete its row of
 ``escrow_set_store``, and the store has another epoch.
 """
 
@@ -16,7 +16,7 @@ from escrowmq.outbox.dialects import insert_if_absent
 from escrowmq.outbox.tables import BIG
 
 BOOT = Path("/proc/sys/kernel/random/boot_id")
-"""Linux draws it at each start of the machine."""
+"""Linux generates it at each start of the machine."""
 
 _POSTGRESQL = """
 SELECT substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8)
@@ -33,23 +33,20 @@ set_start = sa.Table(
     mysql_engine="MEMORY",
     mariadb_engine="MEMORY",
 )
-"""MariaDB and MySQL: a table in memory, which every start of the server empties."""
+"""MariaDB and MySQL: an in-memory table, which every start of the server empties."""
 
 
 def commits_late(connection: sa.Connection, dialect: str) -> bool:
-    """Return whether commits of this connection are answered before they are durable, and a transaction can ask for
-    better."""
+    """Decide whether commits of this connection return before they are durable, and a transaction can change that."""
     return dialect == "postgresql" and connection.exec_driver_sql("SHOW synchronous_commit").scalar() == "off"
 
 
 def state_of(connection: sa.Connection, dialect: str) -> str:
-    """Return a text that changes when this database may have lost committed data; at most 60 characters.
+    """Return a text that changes when this database may have lost commits; at most 60 characters.
 
-    PostgreSQL: the timeline, since a replica that took over has another, and with ``fsync = off`` the time of its
-    start. MariaDB and MySQL, where
-    ``innodb_flush_log_at_trx_commit`` is not 1: the start of the server. SQLite, where ``synchronous`` is not FULL:
-    the start of the machine.
-    Raises Misuse(BAD_SETTING) where there is no such sign.
+    PostgreSQL: the timeline, because a promoted replica has another, and with ``fsync = off`` the time of its start.
+    MariaDB and MySQL, if ``innodb_flush_log_at_trx_commit`` is not 1: the start of the server. SQLite, if
+    ``synchronous`` is not FULL: the start of the machine. Raises Misuse(BAD_SETTING) if there is no such indicator.
     """
     if dialect == "postgresql":
         return f".{connection.exec_driver_sql(_POSTGRESQL).scalar()}"
@@ -58,7 +55,7 @@ def state_of(connection: sa.Connection, dialect: str) -> str:
     if connection.exec_driver_sql(_SQLITE).scalar() not in ("0delete", "0wal", "1wal"):
         return ""
     if not BOOT.exists():
-        text = "this SQLite may lose what it has committed when the machine fails, and nobody would notice"
+        text = "this SQLite may lose commits when the machine fails, and that cannot be detected here"
         raise Misuse(Code.BAD_SETTING, text, "PRAGMA synchronous = FULL")
     return f".{BOOT.read_text().strip()}"
 

@@ -1,4 +1,4 @@
-"""The meaning of a database's error for the caller of a set store."""
+"""Conversion of database errors into the errors of a set store."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _DAMAGED = {"malformed", "file is not a database"}
 
 
 def is_missing(problem: DBAPIError) -> bool:
-    """Return whether a table is not there."""
+    """Decide whether a table is missing."""
     return has_mark(problem, _NO_TABLE)
 
 
@@ -46,9 +46,6 @@ def failure(problem: DBAPIError) -> EscrowError:
 
 
 def other_shape(text: str) -> Misuse:
-    """For tables that have the names of ours, and are others."""
-    hint = (
-        "tables named escrow_half_set, escrow_commit_set, escrow_set_run, escrow_taken and escrow_set_store are the "
-        "store's own"
-    )
+    """Return the error for tables with the names of this store but other columns."""
+    hint = "tables escrow_half_set, escrow_commit_set, escrow_set_run, escrow_taken, escrow_set_store are its own"
     return Misuse(Code.BAD_SETTING, f"the set store's tables are of another shape: {text}", hint)

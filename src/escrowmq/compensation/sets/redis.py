@@ -1,11 +1,11 @@
-"""Two sets in Redis: sorted sets by time, and the difference as one step of the server (``MULTI ... EXEC``).
+"""Two sets in Redis: sorted sets by time; the difference is one step of the server (``MULTI ... EXEC``).
 
 Keys, all in one slot: ``half`` and ``commit``, id → time; ``run:NAME``, id → time of its announcement, for each run;
-``leases``, run → end of its lease; ``token``, drawn when the store was made; ``turn``, which every step that moves ids
-between runs sets anew, and watches: so such steps go one after the other, and one that another came before is computed
-again. Announcements and entries are one command each, and disturb nobody.
+``leases``, run → end of its lease; ``token``, generated with the store; ``turn``, written and watched by every step
+that moves ids between runs, so such steps run one after the other, and one that was overtaken is computed again.
+Announcements and entries are one command each and do not interfere.
 
-A step gets its ids in the call, at most a thousand: it costs the same however large the sets are.
+A step lists its ids, at most a thousand, so its cost does not depend on the size of the sets.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     import redis
 
 STEP_IDS = 1_000
-"""Ids that one step of ``take`` looks at: Redis serves no other client meanwhile."""
+"""Ids per step of ``take``: Redis serves no other client meanwhile."""
 PATIENT_PART = 4
-"""``take`` gives what it has when this part of the lease is over."""
+"""Divisor of the lease: after this part of it ``take`` returns the ids that it has."""
 _TRIES = 200
-"""Of a step that others came before; each time one of them has done its own."""
+"""Tries of a step that others overtake; each time one of them has completed its own."""
 _PAUSE = 0.002
 
 
@@ -46,13 +46,10 @@ class RedisSets:
     """One pair of sets in a Redis; see :class:`escrowmq.compensation.sets.seam.SetStore`."""
 
     def __init__(self, url: str, name: str, *, timeout: float = 10.0, durability: str = "memory") -> None:
-        """``timeout``: seconds of one answer. ``durability``: what the server must keep to at least, ``memory``,
-        ``everysec`` or ``always``; one that keeps to less is refused by the first call with Misuse(BAD_SETTING).
-        ``memory`` loses nothing either: a restart changes the epoch, and what was lost is read again. Does not connect
-        yet. For one primary, with or without replicas.
-
-        Raises Misuse (BAD_URL, BAD_ARGUMENT), Rejected(BAD_GROUP_NAME).
-        """
+        """Store the settings; does not connect yet. For one primary, with or without replicas. ``timeout``: seconds per
+        response. ``durability``: minimum durability of the server, ``memory``, ``everysec`` or ``always``; the first
+        call rejects a lower one with Misuse(BAD_SETTING). ``memory`` loses nothing either: a restart changes the epoch,
+        and lost entries are read again. Raises Misuse (BAD_URL, BAD_ARGUMENT), Rejected(BAD_GROUP_NAME)."""
         self._name = check_store_name(name)
         self._server = RedisServer(url, timeout=timeout, durability=durability)
         self._durability = durability
@@ -63,49 +60,49 @@ class RedisSets:
 
     @property
     def name(self) -> str:
-        """See the contract."""
+        """See the interface."""
         return self._name
 
     @property
     def keeps(self) -> str:
-        """In words: when what was recorded is safe."""
+        """Description of the point in time at which entries are safe."""
         return f"{DURABILITY[self._durability]}; a restart changes the epoch, so that what may be lost is read again"
 
     def epoch(self) -> str:
-        """See the contract. It is a token under the store's own key, the server's run id, which every start draws, and
-        its replication id, which changes when it takes over from another or has followed one. Raises as the contract
-        says."""
+        """See the interface. The epoch is a token under the store's own key, the server's run id, generated at every
+        start, and its replication id, which changes when it is promoted or has followed another. Raises as the
+        interface states."""
         with self._open() as link:
-            told = self._server.check(link)
-            [token] = link.ask(("GET", self._token))
+            info = self._server.check(link)
+            [token] = link.execute(("GET", self._token))
             if token is None:
-                _, token = link.ask(("SET", self._token, secrets.token_hex(8), "NX"), ("GET", self._token))
+                _, token = link.execute(("SET", self._token, secrets.token_hex(8), "NX"), ("GET", self._token))
             if token is None:
                 raise Overloaded(Code.QUEUE_FULL, "the Redis of the sets is being emptied", "repeat it")
-            return f"{token.decode()}.{told.get('run_id', '')}.{told.get('master_replid', '')}"
+            return f"{token.decode()}.{info.get('run_id', '')}.{info.get('master_replid', '')}"
 
     def add_halves(self, ids: Sequence[bytes], announced_us: Sequence[int]) -> None:
-        """See the contract. One command."""
+        """See the interface. One command."""
         earliest = check_halves(ids, announced_us)
         if earliest:
             with self._open() as link:
-                link.ask(("ZADD", self._half, "LT", *_make_scored(earliest.items())))
+                link.execute(("ZADD", self._half, "LT", *_score_pairs(earliest.items())))
             reach("sets.halves-added")
 
     def add_commits(self, ids: Sequence[bytes], now_us: int) -> None:
-        """See the contract. One command."""
+        """See the interface. One command."""
         check_ids(ids)
         check_time(now_us)
         if ids:
             with self._open() as link:
-                link.ask(("ZADD", self._commit, "NX", *_make_scored((identity, now_us) for identity in ids)))
+                link.execute(("ZADD", self._commit, "NX", *_score_pairs((identity, now_us) for identity in ids)))
             reach("sets.commits-added")
 
     def add_commits_tx(self, pipeline: redis.client.Pipeline, ids: Sequence[bytes], now_us: int) -> None:
-        """:meth:`add_commits` inside your ``MULTI``, for an effect that is in this Redis itself: it stands or falls
-        with your commands.
+        """Do :meth:`add_commits` inside your ``MULTI``, atomically with your commands, for an effect in this Redis
+        itself.
 
-        ``pipeline`` is one with ``transaction=True`` on the same server and database. Raises Misuse(BAD_ARGUMENT).
+        ``pipeline`` has ``transaction=True`` and the same server and database. Raises Misuse(BAD_ARGUMENT).
         """
         check_ids(ids)
         check_time(now_us)
@@ -113,38 +110,40 @@ class RedisSets:
             pipeline.zadd(self._commit, dict.fromkeys(ids, now_us), nx=True)
 
     def take(self, before_us: int, limit: int, lease: float) -> Run | None:
-        """See the contract; the atomic step is repeated for every thousand ids that are looked at."""
+        """See the interface; the atomic step is repeated for every thousand ids."""
         check_time(before_us)
         check_limit(limit)
-        lasts_us, begun, run = lease_us(lease), time.monotonic(), secrets.token_hex(8)
+        duration_us, begun, run = lease_us(lease), time.monotonic(), secrets.token_hex(8)
         ids: list[bytes] = []
         more = True
         with self._open() as link:
             while more and len(ids) * 2 < limit and not (ids and (time.monotonic() - begun) * PATIENT_PART > lease):
                 most = min(STEP_IDS, limit - len(ids))
-                seen, kept = self._take(link, run, before_us, most, lasts_us)
+                seen, kept = self._take(link, run, before_us, most, duration_us)
                 reach("sets.taken")
                 ids += kept
                 more = seen == most
             if ids:
                 return Run(run, tuple(ids))
-            link.ask(("ZREM", self._leases, run))
+            link.execute(("ZREM", self._leases, run))
         return None
 
     def adopt(self, lease: float, limit: int) -> Run | None:
-        """See the contract."""
+        """See the interface."""
         check_limit(limit)
-        lasts_us = lease_us(lease)
+        duration_us = lease_us(lease)
         with self._open() as link:
-            for _ in self._tries():
-                _, now, first = link.ask(("WATCH", self._turn), ("TIME",), ("ZRANGE", self._leases, 0, 0, "WITHSCORES"))
-                if not first or int(float(first[1])) > _us(now):
+            for _ in self._retries():
+                _, now, first = link.execute(
+                    ("WATCH", self._turn), ("TIME",), ("ZRANGE", self._leases, 0, 0, "WITHSCORES")
+                )
+                if not first or int(float(first[1])) > _to_us(now):
                     link.unwatch()
                     return None
                 run = first[0].decode()
                 reach("sets.adopting")
-                commands: list[Command] = [self._next(), ("ZRANGE", self._run(run), 0, limit - 1)]
-                commands += [("ZADD", self._leases, "XX", _us(now) + lasts_us, run)]
+                commands: list[Command] = [self._invalidate_others(), ("ZRANGE", self._run_key(run), 0, limit - 1)]
+                commands += [("ZADD", self._leases, "XX", _to_us(now) + duration_us, run)]
                 answers = link.step(*commands)
                 if answers is None:
                     continue
@@ -152,125 +151,122 @@ class RedisSets:
                 if answers[1]:
                     reach("sets.adopted")
                     return Run(run, tuple(answers[1]))
-                self._end(link, run)
-        raise _make_overloaded()
+                self._release_if_empty(link, run)
+        raise _contention_error()
 
     def left(self, run: str, limit: int) -> tuple[bytes, ...]:
-        """See the contract."""
+        """See the interface."""
         check_limit(limit)
         with self._open() as link:
-            [ids] = link.ask(("ZRANGE", self._run(run), 0, limit - 1))
+            [ids] = link.execute(("ZRANGE", self._run_key(run), 0, limit - 1))
             return tuple(ids)
 
     def renew(self, run: str, lease: float) -> bool:
-        """See the contract."""
-        lasts_us = lease_us(lease)
+        """See the interface."""
+        duration_us = lease_us(lease)
         with self._open() as link:
-            [now] = link.ask(("TIME",))
-            until = ("ZADD", self._leases, "XX", _us(now) + lasts_us, run)
-            answers = link.step(self._next(), until, ("ZSCORE", self._leases, run)) or [None]
+            [now] = link.execute(("TIME",))
+            until = ("ZADD", self._leases, "XX", _to_us(now) + duration_us, run)
+            answers = link.step(self._invalidate_others(), until, ("ZSCORE", self._leases, run)) or [None]
             raise_first(answers)
             return answers[-1] is not None
 
     def settle(self, run: str, ids: Sequence[bytes]) -> None:
-        """See the contract."""
+        """See the interface."""
         check_ids(ids)
         if not ids:
             return
         with self._open() as link:
-            key = self._run(run)
-            link.ask(*(("ZREM", key, *ids[at : at + STEP_IDS]) for at in range(0, len(ids), STEP_IDS)))
+            key = self._run_key(run)
+            link.execute(*(("ZREM", key, *ids[at : at + STEP_IDS]) for at in range(0, len(ids), STEP_IDS)))
             reach("sets.settled")
-            self._end(link, run)
+            self._release_if_empty(link, run)
 
     def forget_commits(self, before_us: int) -> int:
-        """See the contract; whether an id was announced is asked a moment before its entry goes: an entry that is
-        missed costs a look-up."""
+        """See the interface; the announcement is checked just before the entry is removed: a wrongly removed entry
+        costs a look-up."""
         check_time(before_us)
         forgotten = passed = 0
         with self._open() as link:
             while True:
                 early = ("ZRANGE", self._commit, "-inf", f"({before_us}", "BYSCORE", "LIMIT", passed, STEP_IDS)
-                [ids] = link.ask(early)
+                [ids] = link.execute(early)
                 if not ids:
                     return forgotten
-                [announced] = link.ask(("ZMSCORE", self._half, *ids))
+                [announced] = link.execute(("ZMSCORE", self._half, *ids))
                 alone = [identity for identity, us in zip(ids, announced, strict=True) if us is None]
                 passed += len(ids) - len(alone)
                 if alone:
-                    forgotten += link.ask(("ZREM", self._commit, *alone))[0]
+                    forgotten += link.execute(("ZREM", self._commit, *alone))[0]
 
     def sizes(self) -> Sizes:
-        """See the contract."""
+        """See the interface."""
         with self._open() as link:
-            # The half set before the runs: an id that is taken meanwhile is seen twice, never not at all. A full Redis
-            # answers this, too.
-            first, half, commits, runs = link.ask(
+            # The half set before the runs: an id taken meanwhile is counted twice, never missed.
+            first, half, commits, runs = link.execute(
                 ("ZRANGE", self._half, 0, 0, "WITHSCORES"),
                 ("ZCARD", self._half),
                 ("ZCARD", self._commit),
                 ("ZRANGE", self._leases, 0, -1),
             )
-            keys = [self._run(run.decode()) for run in runs]
-            held = link.ask(*(c for key in keys for c in (("ZCARD", key), ("ZRANGE", key, 0, 0, "WITHSCORES"))))
-        times = [int(float(told[1])) for told in (first, *held[1::2]) if told]
+            keys = [self._run_key(run.decode()) for run in runs]
+            held = link.execute(*(c for key in keys for c in (("ZCARD", key), ("ZRANGE", key, 0, 0, "WITHSCORES"))))
+        times = [int(float(pair[1])) for pair in (first, *held[1::2]) if pair]
         return Sizes(half, commits, sum(held[::2]), sum(bool(count) for count in held[::2]), min(times, default=None))
 
     def close(self) -> None:
-        """See the contract."""
+        """See the interface."""
         self._closed = True
         self._server.close()
 
-    # The steps
+    # Steps
 
     def _open(self) -> Any:
         if self._closed:
             raise Misuse(Code.BAD_ARGUMENT, "the set store is closed")
         return self._server.link()
 
-    def _run(self, run: str) -> str:
+    def _run_key(self, run: str) -> str:
         return f"{self._prefix}run:{run}"
 
-    def _next(self) -> Command:
-        """For a step: let those who watch know that others came before them. SET takes a key of any kind, so this never
+    def _invalidate_others(self) -> Command:
+        """Return the command by which a step invalidates concurrent steps. SET accepts a key of any type, so it never
         fails."""
         return ("SET", self._turn, secrets.token_hex(8))
 
-    def _tries(self) -> Any:
+    def _retries(self) -> Any:
         for tried in range(_TRIES):
             if tried:
                 time.sleep(_PAUSE * secrets.randbelow(min(tried, 10)))
             yield tried
 
-    def _take(self, link: Link, run: str, before_us: int, most: int, lasts_us: int) -> tuple[int, list[bytes]]:
-        """One step: how many ids were found in the half set, and those that the run now has.
-
-        What is read before is only which ids there are. None of them leaves the half set but by such a step, so that
-        all of them are there when it runs; which of them the commit set has is found out in the step.
-        """
-        for _ in self._tries():
+    def _take(self, link: Link, run: str, before_us: int, most: int, duration_us: int) -> tuple[int, list[bytes]]:
+        """Do one step; return the number of ids found in the half set, and those that entered the run. The ids are read
+        before the step. They leave the half set only by such a step, so all of them are there when it runs; the step
+        itself tests which of them the commit set has."""
+        for _ in self._retries():
             early = ("ZRANGE", self._half, "-inf", f"({before_us}", "BYSCORE", "LIMIT", 0, most, "WITHSCORES")
             kinds = [("TYPE", self._commit), ("TYPE", self._leases)]
-            _, now, found, *told, runs = link.ask(
+            _, now, found, *types, runs = link.execute(
                 ("WATCH", self._turn), ("TIME",), early, *kinds, ("ZRANGE", self._leases, 0, -1)
             )
             if not found:
                 link.unwatch()
                 return 0, []
-            keys = [self._run(other.decode()) for other in runs]
-            told += link.ask(*(("TYPE", key) for key in keys))
-            # An error of a command undoes nothing of a step, so the kinds of the keys are looked at before.
-            if bad := next((kind for kind in told if kind not in (b"zset", b"none")), None):
+            keys = [self._run_key(other.decode()) for other in runs]
+            types += link.execute(*(("TYPE", key) for key in keys))
+            # A failed command does not undo a step, so the types of the keys are checked first.
+            if bad := next((kind for kind in types if kind not in (b"zset", b"none")), None):
                 raise wrong_type(f"a {bad.decode()} instead of a sorted set")
             ids, times = found[::2], found[1::2]
             reach("sets.taking")
             step, kept = f"{self._prefix}step:{run}", f"{self._prefix}kept:{run}"
             answers = link.step(
-                self._next(),
+                self._invalidate_others(),
                 ("ZADD", step, *(part for pair in zip(times, ids, strict=True) for part in pair)),
                 ("ZDIFFSTORE", kept, 2 + len(keys), step, self._commit, *keys),
-                ("ZUNIONSTORE", self._run(run), 2, self._run(run), kept),
-                ("ZADD", self._leases, _us(now) + lasts_us, run),
+                ("ZUNIONSTORE", self._run_key(run), 2, self._run_key(run), kept),
+                ("ZADD", self._leases, _to_us(now) + duration_us, run),
                 ("ZRANGE", kept, 0, -1),
                 ("ZREM", self._half, *ids),
                 ("ZREM", self._commit, *ids),
@@ -279,21 +275,18 @@ class RedisSets:
             if answers is None:
                 continue
             if any(isinstance(answer, Exception) for answer in answers):
-                # Somebody has put something else under a key since it was looked at: the ids go back to where they
-                # were.
-                back = _make_scored((i, int(float(us))) for i, us in zip(ids, times, strict=True))
-                link.ask(("ZADD", self._half, "LT", *back))
+                # A key was overwritten since the check: the ids return to the half set.
+                back = _score_pairs((i, int(float(us))) for i, us in zip(ids, times, strict=True))
+                link.execute(("ZADD", self._half, "LT", *back))
                 raise_first(answers)
             return len(ids), answers[5]
-        raise _make_overloaded()
+        raise _contention_error()
 
-    def _end(self, link: Link, run: str) -> None:
-        """Let the lease of a run go that has no ids; one that was given some at this moment keeps it.
-
-        A full Redis refuses every step, this one, too: the lease of nothing is then let go by whoever would adopt it.
-        """
-        key = self._run(run)
-        _, count = link.ask(("WATCH", key), ("ZCARD", key))
+    def _release_if_empty(self, link: Link, run: str) -> None:
+        """Release the lease of a run without ids; a run that received some meanwhile keeps it. A full Redis rejects
+        every step, including this one: then the next adopter releases the lease."""
+        key = self._run_key(run)
+        _, count = link.execute(("WATCH", key), ("ZCARD", key))
         if count:
             link.unwatch()
             return
@@ -301,16 +294,14 @@ class RedisSets:
             link.step(("ZREM", self._leases, run))
 
 
-def _make_scored(pairs: Any) -> list[Any]:
+def _score_pairs(pairs: Any) -> list[Any]:
     return [part for identity, time_us in pairs for part in (time_us, identity)]
 
 
-def _us(told: list[bytes]) -> int:
-    """Return the answer to TIME in microseconds."""
-    return int(told[0]) * 1_000_000 + int(told[1])
+def _to_us(response: list[bytes]) -> int:
+    """Convert the response of TIME to microseconds."""
+    return int(response[0]) * 1_000_000 + int(response[1])
 
 
-def _make_overloaded() -> Overloaded:
-    return Overloaded(
-        Code.QUEUE_FULL, "other schedulers came before this one each time", "repeat it; nothing was recorded"
-    )
+def _contention_error() -> Overloaded:
+    return Overloaded(Code.QUEUE_FULL, "other schedulers interrupted every try", "repeat it; nothing was recorded")

@@ -1,8 +1,7 @@
-"""One Redis, as the set store uses it: connections that are checked when they are made, exchanges of several commands,
-and what errors mean.
+"""Redis connections of the set store: checked when opened, exchanges of several commands, conversion of errors.
 
-``redis``'s own pipelines hide what is sent when, and which connection a WATCH is on; here an exchange is one write and
-its answers.
+``redis``'s own pipelines hide when a command is sent, and which connection a WATCH is on; here an exchange is one write
+and its responses.
 """
 
 from __future__ import annotations
@@ -35,12 +34,11 @@ _DENIED = ("NOPERM", "NOAUTH", "WRONGPASS")
 
 
 class RedisServer:
-    """The connections to one Redis. May be used from any thread, each exchange on a connection of its own."""
+    """Connections to one Redis. Thread-safe: each exchange uses a separate connection."""
 
     def __init__(self, url: str, *, timeout: float, durability: str) -> None:
-        """``timeout``: seconds of one answer. ``durability``: what the server must keep to at least, see
-        :data:`escrowmq.outbox.targets.redis.DURABILITY`. Does not connect yet. Raises Misuse (BAD_URL, BAD_ARGUMENT).
-        """
+        """Store the settings without connecting. ``timeout``: seconds per response. ``durability``: minimum of the
+        server, see :data:`escrowmq.outbox.targets.redis.DURABILITY`. Raises Misuse (BAD_URL, BAD_ARGUMENT)."""
         if durability not in DURABILITY:
             raise Misuse(Code.BAD_ARGUMENT, f"durability {durability!r}", f"one of {', '.join(DURABILITY)}")
         try:
@@ -51,7 +49,7 @@ class RedisServer:
             raise Misuse(Code.BAD_URL, str(problem), "redis://[:PASSWORD@]HOST:PORT/DATABASE") from None
         if str(self._pool.connection_kwargs["protocol"]) != "2":
             raise Misuse(Code.BAD_URL, "the set store speaks RESP 2", "leave protocol out of the URL")
-        # whatever the URL says: answers as this module reads them, and nothing is ever sent twice
+        # overrides the URL: raw responses as this module reads them, and no command is ever sent twice
         self._pool.connection_kwargs |= {
             "decode_responses": False,
             "retry": Retry(NoBackoff(), 0),
@@ -61,8 +59,7 @@ class RedisServer:
 
     @contextmanager
     def link(self) -> Iterator[Link]:
-        """Yield a connection for some exchanges; after any error it is given up, with whatever was queued or
-        watched on it."""
+        """Open a connection for some exchanges; any error closes it, with its queued and watched state."""
         try:
             connection: Any = self._pool.get_connection()
         except EscrowError:
@@ -79,7 +76,7 @@ class RedisServer:
             self._pool.release(connection)
 
     def close(self) -> None:
-        """Let idle connections go; those in use go when they are done."""
+        """Close idle connections; connections in use close after their use."""
         pool: Any = self._pool
         pool.disconnect(inuse_connections=False)
 
@@ -92,47 +89,44 @@ class RedisServer:
             raise
 
     def check(self, link: Link) -> dict[str, str]:
-        """Return the server keeps what it is given, or Misuse(BAD_SETTING); what it says of itself (INFO). Asked on
-        every new connection.
-
-        A replica is Overloaded(QUEUE_FULL): what it takes, if it does, is gone when its primary is reachable again.
-        """
-        [raw] = link.ask(("INFO",))
+        """Check the server and return its INFO fields; done for every new connection. Raises Misuse(BAD_SETTING) if the
+        server does not keep its data, Overloaded(QUEUE_FULL) for a replica, which loses data when its primary
+        returns."""
+        [raw] = link.execute(("INFO",))
         pairs = [line.partition(":") for line in raw.decode(errors="replace").splitlines() if ":" in line]
-        told = {name: value.strip() for name, _, value in pairs}
-        if told.get("role") == "slave":
+        info = {name: value.strip() for name, _, value in pairs}
+        if info.get("role") == "slave":
             raise Overloaded(
                 Code.QUEUE_FULL, "this Redis is a replica", "name its primary, or wait until this one takes over"
             )
-        policy = told.get("maxmemory_policy", "noeviction")
-        if told.get("maxmemory", "0") != "0" and policy.startswith("allkeys"):
-            text = f"this Redis throws the sets away when its memory is full (maxmemory-policy {policy})"
+        policy = info.get("maxmemory_policy", "noeviction")
+        if info.get("maxmemory", "0") != "0" and policy.startswith("allkeys"):
+            text = f"this Redis evicts the sets when its memory is full (maxmemory-policy {policy})"
             raise Misuse(Code.BAD_SETTING, text, "set maxmemory-policy noeviction")
         if self._durability != "memory":
             self._check_durable(link)
-        return told
+        return info
 
     def _check_durable(self, link: Link) -> None:
-        [answer] = link.ask(("CONFIG", "GET", "append*"))
+        [answer] = link.execute(("CONFIG", "GET", "append*"))
         settings = dict(zip(map(bytes.decode, answer[::2]), map(bytes.decode, answer[1::2]), strict=True))
         kept = settings.get("appendfsync", "no") if settings.get("appendonly") == "yes" else "no"
         if STRENGTH.index(kept) < STRENGTH.index(self._durability):
             raise Misuse(
                 Code.BAD_SETTING,
-                f"durability={self._durability!r} is asked for, and this Redis keeps to less",
-                f"set appendonly yes and appendfsync {self._durability}, or ask the set store for less",
+                f"durability={self._durability!r} is required, but this Redis guarantees less",
+                f"set appendonly yes and appendfsync {self._durability}, or give the set store a lower durability",
             )
 
 
 class Link:
-    """One connection, for the time of some exchanges."""
+    """One connection, for the duration of some exchanges."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
 
-    def ask(self, *commands: Command) -> list[Any]:
-        """Return the answers to commands that are sent together, each a step of its own. Raises the first error
-        among them."""
+    def execute(self, *commands: Command) -> list[Any]:
+        """Send commands together, each a separate step; return their responses. Raises the first error among them."""
         answers = self._exchange(commands)
         for answer in answers:
             if isinstance(answer, Exception):
@@ -140,11 +134,10 @@ class Link:
         return answers
 
     def step(self, *commands: Command) -> list[Any] | None:
-        """Return the answers to commands that Redis runs as one step (MULTI ... EXEC), all in one write; None: what
-        was watched has changed,
-        and nothing was done. An error while they are queued, such as a full memory, means that none of them was done.
-        An error of one of them while they run undoes nothing: it stands in its place among the answers, for the
-        caller to mend."""
+        """Run commands as one step (MULTI ... EXEC) in one write; return their responses. None: a watched key has
+        changed, and nothing was applied. An error while they are queued, such as a full memory, means that none was
+        applied. An error of one command while running undoes nothing: it is in its place among the responses, and the
+        caller must handle it."""
         *queued, done = self._exchange([("MULTI",), *commands, ("EXEC",)])
         for answer in (*queued, done):
             if isinstance(answer, Exception) and not isinstance(answer, ExecAbortError):
@@ -155,8 +148,8 @@ class Link:
         return answers
 
     def unwatch(self) -> None:
-        """Forget what was watched."""
-        self.ask(("UNWATCH",))
+        """Clear the watched keys."""
+        self.execute(("UNWATCH",))
 
     def _exchange(self, commands: Sequence[Command]) -> list[Any]:
         connection = self._connection
@@ -168,7 +161,7 @@ class Link:
                     answers.append(connection.read_response())
                 except (ResponseError, BusyLoadingError) as problem:
                     answers.append(problem)
-                    if isinstance(problem, BusyLoadingError):  # the client has hung up on it
+                    if isinstance(problem, BusyLoadingError):  # the client has closed the connection
                         raise
         except (RedisError, OSError) as problem:
             raise failure(problem) from problem
@@ -176,7 +169,7 @@ class Link:
 
 
 def raise_first(answers: Sequence[Any]) -> None:
-    """Raise the first error among the answers of a step."""
+    """Raise the first error among the responses of a step."""
     for answer in answers:
         if isinstance(answer, Exception):
             raise failure(answer)
@@ -185,7 +178,7 @@ def raise_first(answers: Sequence[Any]) -> None:
 def failure(problem: Exception, *, sent: bool = True) -> EscrowError:
     """Convert an error of Redis or of its client; ``sent``: whether a command may have reached the server."""
     text = str(problem) or type(problem).__name__
-    # the client takes the first word away from the errors that it knows
+    # the client removes the first word of the errors that it knows
     word = getattr(problem, "status_code", None) or text.split(maxsplit=1)[0]
     if isinstance(problem, OutOfMemoryError) or word in ("OOM", "MISCONF") or "OOM" in text:
         return Overloaded(
@@ -206,8 +199,8 @@ def failure(problem: Exception, *, sent: bool = True) -> EscrowError:
     if isinstance(problem, ResponseError) and not isinstance(problem, redis.ConnectionError):
         return Misuse(
             Code.BAD_SETTING,
-            f"the Redis of the sets refuses a command: {text}",
-            "it must be Redis 6.2 or later, or what speaks as it does",
+            f"the Redis of the sets rejects a command: {text}",
+            "it must be Redis 6.2 or later, or a compatible server",
         )
     late = isinstance(problem, redis.TimeoutError) or text.startswith("Timeout")  # while connecting it is wrapped
     hint = None if sent else "is the server there, and the URL right? Nothing was sent to it"
@@ -217,7 +210,7 @@ def failure(problem: Exception, *, sent: bool = True) -> EscrowError:
 
 
 def wrong_type(text: str) -> Misuse:
-    """For a key of ours that holds something else."""
+    """Return the error for a key of the store that has another type."""
     return Misuse(
         Code.BAD_SETTING,
         f"a key of the sets holds something else: {text}",

@@ -1,8 +1,8 @@
 """Two sets in a SQL database: SQLite, which needs no server, PostgreSQL, MariaDB or MySQL.
 
-The row of ``escrow_set_store`` is the lock of all that moves ids between runs: it is taken first, so that these calls
-go one after the other. Announcements and entries take no such lock. Each call is one transaction; ``take`` is one for
-every thousand ids.
+The row of ``escrow_set_store`` is the lock of all calls that move ids between runs: it is locked first, so these calls
+run one after the other. Announcements and entries take no such lock. Each call is one transaction; ``take`` is one per
+thousand ids.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from escrowmq.outbox.session import AnySession
 from escrowmq.platform.failpoints import reach
 
 STEP_IDS = 1_000
-"""Ids that one transaction of ``take`` looks at: so long are its locks held."""
+"""Ids per transaction of ``take``, which limits how long its locks are held."""
 PATIENT_PART = 4
-"""``take`` gives what it has when this part of the lease is over."""
+"""Divisor of the lease: after this part of it ``take`` returns the ids that it has."""
 _TRIES = 6
-"""Of a transaction that the database undoes because of others at the same moment."""
+"""Tries of a transaction that the database undoes because of concurrent ones."""
 _PAUSE = 0.01
 _MAKING = 0x65736372_6F777365
 _T = TypeVar("_T")
@@ -50,10 +50,10 @@ class SqlSets:
     """One pair of sets in the database of ``engine``; see :class:`escrowmq.compensation.sets.seam.SetStore`."""
 
     def __init__(self, engine: sa.Engine, name: str, *, own: bool = False) -> None:
-        """``own``: :meth:`close` disposes of the engine. Does not connect yet: the tables are made by the first call
-        that needs them.
+        """Store the settings; does not connect yet: the first call creates the tables. ``own``: :meth:`close` disposes
+        of the engine.
 
-        Raises Misuse(BAD_ARGUMENT) for what is no engine of a known database, Rejected(BAD_GROUP_NAME).
+        Raises Misuse(BAD_ARGUMENT) for anything but an engine of a known database, Rejected(BAD_GROUP_NAME).
         """
         self._name = check_store_name(name)
         self._dialect = Dialect(engine)
@@ -67,45 +67,44 @@ class SqlSets:
 
     @property
     def name(self) -> str:
-        """See the contract."""
+        """See the interface."""
         return self._name
 
     @property
     def engine(self) -> sa.Engine:
-        """Of the database that it is in."""
+        """Engine of the database that holds the store."""
         return self._engine
 
     @property
     def keeps(self) -> str:
-        """In words: when what was recorded is safe."""
+        """Description of the point in time at which entries are safe."""
         return "when a call returns, its transaction is durable as the database's settings have it"
 
     def epoch(self) -> str:
-        """See the contract. It is a token drawn when the store's row was made, and what :func:`.durability.state_of`
-        says of the database."""
-        return self._do(self._epoch)
+        """See the interface. A token generated with the store's row, and the result of :func:`.durability.state_of`."""
+        return self._transact(self._epoch)
 
     def add_halves(self, ids: Sequence[bytes], announced_us: Sequence[int]) -> None:
-        """See the contract."""
+        """See the interface."""
         earliest = check_halves(ids, announced_us)
         if earliest:
-            self._do(lambda connection: self._announce(connection, earliest))
+            self._transact(lambda connection: self._insert_halves(connection, earliest))
             reach("sets.halves-added")
 
     def add_commits(self, ids: Sequence[bytes], now_us: int) -> None:
-        """See the contract."""
+        """See the interface."""
         check_ids(ids)
         check_time(now_us)
         if ids:
-            self._do(lambda connection: self._enter(connection, ids, now_us))
+            self._transact(lambda connection: self._insert_commits(connection, ids, now_us))
             reach("sets.commits-added")
 
     def add_commits_tx(self, session: AnySession, ids: Sequence[bytes], now_us: int) -> None:
-        """:meth:`add_commits` inside your transaction, which must be one of this store's database: effect, mark and
-        entry are then one step.
+        """Do :meth:`add_commits` inside your transaction of this store's database: effect, mark and entry are then one
+        step.
 
-        The database's errors are those of your transaction, and go through as they are. Raises Misuse(NO_TABLES) if no
-        other call has made the tables yet: call :meth:`epoch` once before.
+        Errors of the database pass through unchanged. Raises Misuse(NO_TABLES) if no other call has created the tables
+        yet: call :meth:`epoch` once before.
         """
         check_ids(ids)
         check_time(now_us)
@@ -114,82 +113,81 @@ class SqlSets:
             hint = "call epoch() once before the first transaction"
             raise Misuse(Code.NO_TABLES, "the set store has no tables yet", hint)
         if ids:
-            self._enter(connection, ids, now_us)
+            self._insert_commits(connection, ids, now_us)
 
     def take(self, before_us: int, limit: int, lease: float) -> Run | None:
-        """See the contract; the atomic step is repeated for every thousand ids that are looked at."""
+        """See the interface; the atomic step is repeated for every thousand ids."""
         check_time(before_us)
         check_limit(limit)
-        lasts_us, begun, run = lease_us(lease), time.monotonic(), secrets.token_hex(8)
+        duration_us, begun, run = lease_us(lease), time.monotonic(), secrets.token_hex(8)
         ids: list[bytes] = []
         more = True
         while more and len(ids) * 2 < limit and not (ids and (time.monotonic() - begun) * PATIENT_PART > lease):
             most = min(STEP_IDS, limit - len(ids))
-            seen, kept = self._do(lambda connection: self._take(connection, run, before_us, most, lasts_us))  # noqa: B023
+            seen, kept = self._transact(lambda c: self._take(c, run, before_us, most, duration_us))  # noqa: B023
             reach("sets.taken")
             ids += kept
             more = seen == most
         return Run(run, tuple(ids)) if ids else None
 
     def adopt(self, lease: float, limit: int) -> Run | None:
-        """See the contract."""
+        """See the interface."""
         check_limit(limit)
-        lasts_us = lease_us(lease)
-        run = self._do(lambda connection: self._adopt(connection, lasts_us, limit))
+        duration_us = lease_us(lease)
+        run = self._transact(lambda connection: self._adopt(connection, duration_us, limit))
         reach("sets.adopted")
         return run
 
     def left(self, run: str, limit: int) -> tuple[bytes, ...]:
-        """See the contract."""
+        """See the interface."""
         check_limit(limit)
-        return self._do(lambda connection: self._left(connection, run, limit))
+        return self._transact(lambda connection: self._left(connection, run, limit))
 
     def renew(self, run: str, lease: float) -> bool:
-        """See the contract."""
-        lasts_us = lease_us(lease)
+        """See the interface."""
+        duration_us = lease_us(lease)
         of_run = (set_run.c.store == self._store, set_run.c.run == run)
-        until = sa.update(set_run).where(*of_run).values(leased_until_us=self._dialect.now_us + lasts_us)
-        return self._do(lambda connection: bool(connection.execute(until).rowcount))
+        until = sa.update(set_run).where(*of_run).values(leased_until_us=self._dialect.now_us + duration_us)
+        return self._transact(lambda connection: bool(connection.execute(until).rowcount))
 
     def settle(self, run: str, ids: Sequence[bytes]) -> None:
-        """See the contract."""
+        """See the interface."""
         check_ids(ids)
         if ids:
-            self._do(lambda connection: self._settle(connection, run, ids))
+            self._transact(lambda connection: self._settle(connection, run, ids))
             reach("sets.settled")
 
     def forget_commits(self, before_us: int) -> int:
-        """See the contract."""
+        """See the interface."""
         check_time(before_us)
         forgotten = 0
-        while count := self._do(lambda connection: self._forget(connection, before_us)):
+        while count := self._transact(lambda connection: self._forget(connection, before_us)):
             forgotten += count
         return forgotten
 
     def sizes(self) -> Sizes:
-        """See the contract. Counting goes through all rows."""
-        return self._do(self._sizes)
+        """See the interface. Counting reads all rows."""
+        return self._transact(self._sizes)
 
     def close(self) -> None:
-        """See the contract."""
+        """See the interface."""
         self._closed = True
         if self._own:
             self._engine.dispose()
 
     # One transaction each
 
-    def _do(self, work: Callable[[sa.Connection], _T]) -> _T:
-        """``work`` in a transaction, again where the database undid it because of others; its errors as the contract
-        has them."""
+    def _transact(self, work: Callable[[sa.Connection], _T]) -> _T:
+        """Run ``work`` in a transaction, again if the database undid it because of others."""
         if self._closed:
             raise Misuse(Code.BAD_ARGUMENT, "the set store is closed")
         if self._own and self._process != os.getpid():
-            self._engine.dispose(close=False)  # a fork: the connections are the parent's
+            self._engine.dispose(close=False)  # after a fork: the connections belong to the parent
             self._process = os.getpid()
         for left in reversed(range(_TRIES)):
             try:
                 if not self._ready:
-                    self._make()
+                    self._create_tables()
                 with self._dialect.transaction() as connection:
                     if self._commits_late:
                         connection.exec_driver_sql("SET LOCAL synchronous_commit = on")
@@ -197,13 +195,13 @@ class SqlSets:
             except DBAPIError as problem:
                 missing = is_missing(problem) and self._ready
                 if missing:
-                    self._ready = False  # dropped under our hands: they are made again, and the token with them
+                    self._ready = False  # dropped meanwhile: they are created again, with a new token
                 if not left or not (missing or may_repeat(problem)):
                     raise failure(problem) from problem
             time.sleep(_PAUSE * (_TRIES - left) * (1 + secrets.randbelow(100) / 100))
         raise Misuse(Code.BAD_ARGUMENT, "no try was left")
 
-    def _make(self) -> None:
+    def _create_tables(self) -> None:
         with self._dialect.transaction() as connection:
             if self._dialect.name == "postgresql":
                 connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_MAKING)))
@@ -218,9 +216,9 @@ class SqlSets:
         self._ready = True
 
     def _lock(self, connection: sa.Connection) -> str:
-        """Wait for all others that move ids; the token."""
-        mine = set_store.c.store == self._store
-        locked = sa.select(set_store.c.token).where(mine).with_for_update()
+        """Lock the row of the store, after all other calls that move ids; return the token."""
+        is_own = set_store.c.store == self._store
+        locked = sa.select(set_store.c.token).where(is_own).with_for_update()
         token = connection.scalar(locked)
         if token is None:
             row = {"store": self._store, "name": self._name, "token": secrets.token_hex(16)}
@@ -233,7 +231,7 @@ class SqlSets:
         token = self._lock(connection) if token is None else token
         return f"{token}{state_of(connection, self._dialect.name)}"
 
-    def _announce(self, connection: sa.Connection, earliest: dict[bytes, int]) -> None:
+    def _insert_halves(self, connection: sa.Connection, earliest: dict[bytes, int]) -> None:
         rows = [{"store": self._store, "id": identity, "announced_us": us} for identity, us in earliest.items()]
         if self._dialect.name == "mysql":
             insert = mysql.insert(half_set)
@@ -255,8 +253,8 @@ class SqlSets:
         set_ = {"announced_us": post.excluded.announced_us}
         connection.execute(post.on_conflict_do_update(index_elements=["store", "id"], set_=set_, where=earlier))
 
-    def _enter(self, connection: sa.Connection, ids: Sequence[bytes], now_us: int) -> None:
-        wanted = sorted(set(ids))  # one order for all: those that overlap wait, they do not deadlock
+    def _insert_commits(self, connection: sa.Connection, ids: Sequence[bytes], now_us: int) -> None:
+        wanted = sorted(set(ids))  # the same order in all calls: overlapping ones wait instead of deadlocking
         if self._dialect.name == "postgresql":
             found = sa.select(
                 sa.literal(self._store, sa.BigInteger), sa.func.unnest(_ids(wanted)), sa.literal(now_us, sa.BigInteger)
@@ -268,9 +266,9 @@ class SqlSets:
         connection.execute(insert_if_absent(self._dialect.name, commit_set), rows)
 
     def _take(
-        self, connection: sa.Connection, run: str, before_us: int, most: int, lasts_us: int
+        self, connection: sa.Connection, run: str, before_us: int, most: int, duration_us: int
     ) -> tuple[int, list[bytes]]:
-        """One step: how many ids were found in the half set, and those that the run now has."""
+        """Do one step; return the number of ids found in the half set, and those that entered the run."""
         self._lock(connection)
         h = half_set.c
         early = sa.select(h.id, h.announced_us).where(h.store == self._store, h.announced_us < before_us)
@@ -278,35 +276,35 @@ class SqlSets:
         times = {bytes(identity): us for identity, us in connection.execute(early)}
         if not times:
             return 0, []
-        there = {
-            bytes(i) for i in connection.scalars(sa.select(commit_set.c.id).where(*self._among(commit_set, times)))
+        committed = {
+            bytes(i) for i in connection.scalars(sa.select(commit_set.c.id).where(*self._where_ids(commit_set, times)))
         }
-        others = {bytes(i) for i in connection.scalars(sa.select(taken.c.id).where(*self._among(taken, times)))}
-        kept = [identity for identity in times if identity not in there and identity not in others]
-        connection.execute(sa.delete(half_set).where(*self._among(half_set, times)))
-        if there:
-            connection.execute(sa.delete(commit_set).where(*self._among(commit_set, there)))
+        others = {bytes(i) for i in connection.scalars(sa.select(taken.c.id).where(*self._where_ids(taken, times)))}
+        kept = [identity for identity in times if identity not in committed and identity not in others]
+        connection.execute(sa.delete(half_set).where(*self._where_ids(half_set, times)))
+        if committed:
+            connection.execute(sa.delete(commit_set).where(*self._where_ids(commit_set, committed)))
         reach("sets.taking")
         if kept:
             rows = [{"store": self._store, "id": i, "run": run, "announced_us": times[i]} for i in kept]
             connection.execute(sa.insert(taken).inline(), rows)
-            self._lease(connection, run, lasts_us)
+            self._lease(connection, run, duration_us)
         return len(times), kept
 
-    def _lease(self, connection: sa.Connection, run: str, lasts_us: int) -> None:
-        until = self._dialect.now_us + lasts_us
+    def _lease(self, connection: sa.Connection, run: str, duration_us: int) -> None:
+        until = self._dialect.now_us + duration_us
         of_run = (set_run.c.store == self._store, set_run.c.run == run)
         if not connection.execute(sa.update(set_run).where(*of_run).values(leased_until_us=until)).rowcount:
             connection.execute(sa.insert(set_run).values(store=self._store, run=run, leased_until_us=until))
 
-    def _adopt(self, connection: sa.Connection, lasts_us: int, limit: int) -> Run | None:
+    def _adopt(self, connection: sa.Connection, duration_us: int, limit: int) -> Run | None:
         self._lock(connection)
         r = set_run.c
         expired = sa.select(r.run).where(r.store == self._store, r.leased_until_us <= self._dialect.now_us)
         for run in connection.scalars(expired.order_by(r.leased_until_us)).all():
             ids = self._left(connection, run, limit)
             if ids:
-                self._lease(connection, run, lasts_us)
+                self._lease(connection, run, duration_us)
                 return Run(run, ids)
             connection.execute(sa.delete(set_run).where(r.store == self._store, r.run == run))
         return None
@@ -319,7 +317,7 @@ class SqlSets:
         self._lock(connection)
         for at in range(0, len(ids), STEP_IDS):
             part = ids[at : at + STEP_IDS]
-            connection.execute(sa.delete(taken).where(*self._among(taken, part), taken.c.run == run))
+            connection.execute(sa.delete(taken).where(*self._where_ids(taken, part), taken.c.run == run))
         if not self._left(connection, run, 1):
             connection.execute(sa.delete(set_run).where(set_run.c.store == self._store, set_run.c.run == run))
 
@@ -329,11 +327,11 @@ class SqlSets:
         old = sa.select(c.id).where(c.store == self._store, c.entered_us < before_us, ~announced)
         ids = connection.scalars(old.order_by(c.entered_us).limit(STEP_IDS)).all()
         if ids:
-            connection.execute(sa.delete(commit_set).where(*self._among(commit_set, ids)))
+            connection.execute(sa.delete(commit_set).where(*self._where_ids(commit_set, ids)))
         return len(ids)
 
     def _sizes(self, connection: sa.Connection) -> Sizes:
-        # The half set before the runs: an id that is taken between the two reads is seen twice, never not at all.
+        # The half set before the runs: an id taken between the two reads is counted twice, never missed.
         half, oldest = self._count(connection, half_set, half_set.c.announced_us)
         in_runs, oldest_taken = self._count(connection, taken, taken.c.announced_us)
         commits, _ = self._count(connection, commit_set, commit_set.c.entered_us)
@@ -342,13 +340,13 @@ class SqlSets:
         return Sizes(half, commits, in_runs, runs, min(times, default=None))
 
     def _count(self, connection: sa.Connection, table: sa.Table, time_us: sa.Column[int]) -> tuple[int, int | None]:
-        mine = table.c.store == self._store
-        # the earliest first, so that whoever was taken between the two statements is still counted as waiting
-        oldest = connection.scalar(sa.select(sa.func.min(time_us)).where(mine))
-        return int(connection.scalar(sa.select(sa.func.count()).select_from(table).where(mine)) or 0), oldest
+        is_own = table.c.store == self._store
+        # the earliest first, so that an id taken between the two statements is still counted as waiting
+        oldest = connection.scalar(sa.select(sa.func.min(time_us)).where(is_own))
+        return int(connection.scalar(sa.select(sa.func.count()).select_from(table).where(is_own)) or 0), oldest
 
-    def _among(self, table: sa.Table, ids: Iterable[bytes]) -> tuple[sa.ColumnElement[bool], ...]:
-        """For a WHERE: this store's rows of these ids."""
+    def _where_ids(self, table: sa.Table, ids: Iterable[bytes]) -> tuple[sa.ColumnElement[bool], ...]:
+        """Return WHERE conditions: this store's rows of these ids."""
         column = table.c.id
         known = column == sa.any_(_ids(ids)) if self._dialect.name == "postgresql" else column.in_(list(ids))
         return table.c.store == self._store, known

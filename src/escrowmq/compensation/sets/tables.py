@@ -1,8 +1,7 @@
-"""The tables of a set store in a SQL database. They are made when they are first used, in whatever database was named.
+"""Tables of a set store in a SQL database, created on first use in the given database.
 
-Units: times are ``BIGINT`` microseconds since 1970 (UTC); ids are 16 raw bytes. ``store`` is a number that follows from
-the name of the pair of sets (:func:`number_of`), so that nobody has to look it up, and no row can come to stand under a
-number that means another.
+Units: times are ``BIGINT`` microseconds since 1970 (UTC); ids are 16 raw bytes. ``store`` is a number derived from the
+name of the pair of sets (:func:`number_of`), so no look-up is needed, and no row can get a number with another meaning.
 """
 
 from __future__ import annotations
@@ -18,13 +17,12 @@ metadata = sa.MetaData()
 
 
 def number_of(name: str) -> int:
-    """Return the number under which rows of the pair of sets ``name`` stand: 64 bits of its digest, as SQL's signed
-    integers go."""
+    """Return the number of the pair of sets ``name`` in rows: 64 bits of its digest, as a signed SQL integer."""
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big", signed=True)
 
 
 def _table(name: str, *columns: sa.Column[Any]) -> sa.Table:
-    # InnoDB whatever the server's default engine is; SQLite without row ids: the primary key is the table
+    # InnoDB even if the server's default engine is another; SQLite without row ids: the primary key is the table
     store = sa.Column("store", BIG, primary_key=True, autoincrement=False)
     return sa.Table(
         name, metadata, store, *columns, mysql_engine="InnoDB", mariadb_engine="InnoDB", sqlite_with_rowid=False
@@ -34,7 +32,7 @@ def _table(name: str, *columns: sa.Column[Any]) -> sa.Table:
 set_store = _table(
     "escrow_set_store",
     sa.Column("name", NAME, nullable=False),
-    sa.Column("token", sa.String(32), nullable=False),  # drawn when the row was made; the epoch goes by it
+    sa.Column("token", sa.String(32), nullable=False),  # generated with the row; part of the epoch
 )
 
 half_set = _table(

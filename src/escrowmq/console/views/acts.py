@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from escrowmq.acts.telling import in_words
+from escrowmq.acts.telling import describe_outcome
 from escrowmq.client.links.presence import Missing
 from escrowmq.console.asked import Asked, Page
 from escrowmq.console.core import Console
@@ -30,7 +30,7 @@ def acts(console: Console, asked: Asked) -> Page:
         console, lambda engine, name: [{**one, "broker": name} for one in list_acts(engine, NEWEST, newest=True)]
     )
     found: list[Any] = sorted([*listed, *kept], key=lambda one: -one["time_us"])[:NEWEST]
-    rows = [{**one, "about": _shortly(one["what"]), "ending": in_words(one, _shortly)} for one in found]
+    rows = [{**one, "about": _shortly(one["what"]), "ending": describe_outcome(one, _shortly)} for one in found]
     return Page("acts.html", "Acts", {"rows": rows, "most": NEWEST, "missing": [*listed.missing, *away]}, ROOM, live=10)
 
 
@@ -54,7 +54,7 @@ def act(console: Console, asked: Asked) -> Page:
         raise error(Code.NOT_FOUND, f"there is no act {number}")
     what = {name: _printed(value) for name, value in found["what"].items() if name not in ("by", "why")}
     ended = {name: _printed(value) for name, value in (found.get("ended") or {}).items()}
-    values = {"act": found, "what": what, "ended": ended, "ending": in_words(found, _shortly)}
+    values = {"act": found, "what": what, "ended": ended, "ending": describe_outcome(found, _shortly)}
     return Page("act.html", f"Act {number}", values, ROOM)
 
 

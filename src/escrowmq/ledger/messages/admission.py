@@ -18,7 +18,7 @@ from escrowmq.ledger.columns.arrays import Int64s, UInt8s, all_equal, all_true
 from escrowmq.ledger.commands import Rules
 from escrowmq.ledger.queues.topics import Topics
 from escrowmq.message.hashes import hash_keys
-from escrowmq.message.limits import refusals, the_only_text
+from escrowmq.message.limits import common_text, refusals
 from escrowmq.message.names import is_name
 
 
@@ -56,7 +56,7 @@ class TopicNames:
 def topics_of(batch: pa.RecordBatch, topics: Topics) -> TopicNames:
     """Return the topics that a batch of schema OUTGOING names."""
     column, size = batch.column("topic"), batch.num_rows
-    if (only := the_only_text(column)) is not None:
+    if (only := common_text(column)) is not None:
         topic = topics.by_name.get(only)
         number = topics.made if topic is None else topic.number
         return TopicNames([only], np.zeros(size, np.int32), np.full(size, number, np.int32))

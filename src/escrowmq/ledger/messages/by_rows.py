@@ -27,7 +27,7 @@ from escrowmq.ledger.transactions.halves import Halves
 from escrowmq.ledger.transactions.sessions import Sessions
 from escrowmq.ledger.transactions.table import NONE, OPEN, TransactionTable
 from escrowmq.message.hashes import hash_key
-from escrowmq.message.ids import filled, transaction_id
+from escrowmq.message.ids import fill_ids, transaction_id
 from escrowmq.message.immunity import PROPERTY
 from escrowmq.schemas import Kind
 
@@ -86,7 +86,7 @@ class ProducingRows:
             tags,
             pairs,
             bodies,
-            b"".join([filled([row[5] for row in part.rows], *part.first_id) for part in parts]),
+            b"".join([fill_ids([row[5] for row in part.rows], *part.first_id) for part in parts]),
             queues,
             queue_ids,
             born,

@@ -35,7 +35,7 @@ from escrowmq.ledger.transactions.sessions import Sessions
 from escrowmq.ledger.transactions.spanning import queue_ids_of
 from escrowmq.ledger.transactions.table import NONE, OPEN, PARKED, ROLLED_BACK, TransactionTable, decided
 from escrowmq.message.ids import transaction_ids
-from escrowmq.message.immunity import immunities
+from escrowmq.message.immunity import read_immunities
 from escrowmq.model import DecidedBy
 from escrowmq.schemas import PRODUCED, STORED, Kind
 
@@ -148,7 +148,7 @@ class Producing:
             codes = _first(codes, check_limits(batch, self._topics, rules))
         if not half:
             return codes, batch.column("immunity_us").to_numpy()
-        immunity, wrong = immunities(batch, rules)
+        immunity, wrong = read_immunities(batch, rules)
         return _first(codes, wrong), immunity
 
     def repeats_of(self, command: Prepare, trimmed_position: int) -> Repeats | None:

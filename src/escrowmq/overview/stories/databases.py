@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from escrowmq.acts.chain import parse
 from escrowmq.acts.journal import Listed
-from escrowmq.acts.telling import told
+from escrowmq.acts.telling import to_act
 from escrowmq.compensation.sets.tables import commit_set, half_set, set_store, taken
 from escrowmq.outbox.sending import lane_of
 from escrowmq.outbox.tables import (
@@ -152,7 +152,7 @@ class Reader:
                 continue
             for name in made.what.get("messages", ()):
                 if name in names:
-                    names[name].acts.append(told(Listed(made, made, digest)))
+                    names[name].acts.append(to_act(Listed(made, made, digest)))
         if newest > RECORDS:
             self.notes.append(f"{self.name}: of the record of acts only the newest {RECORDS:,} were looked at.")
 

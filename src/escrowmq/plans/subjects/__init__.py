@@ -1,1 +1,1 @@
-"""The kinds of rows on which plans act: their selection, their state now, and the operation on a batch."""
+"""Kinds of rows for plans: selection, current state, and acts on batches."""

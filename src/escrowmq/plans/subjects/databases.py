@@ -1,9 +1,9 @@
-"""Rows of a database that wait for a person: of the outbox, of producer-driven transactions (STUCK), and cases of a
+"""Rows of a database that wait for an operator: of the outbox, of producer-driven transactions (STUCK), and cases of a
 compensation.
 
-Each act is one transaction of the database with its record, so after a kill the record says exactly what was done. Rows
-are guarded by how they stood: before an act those of the batch are looked at again, and one that stands otherwise is
-left alone. Between that look and the act lies a moment in which somebody else may act on the row, too.
+Each act and its record are one database transaction, so after a kill the record shows exactly what was done. Rows are
+guarded by their state: before an act the rows of the batch are read again, and a changed one is skipped. Between that
+read and the act another process may still act on the row.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from escrowmq.errors import Code, Misuse
 from escrowmq.overview.waits.grouping import masked
 from escrowmq.plans.frozen import PLACE
 from escrowmq.plans.outcomes import Outcome, Outcomes, all_of
-from escrowmq.plans.subjects.brokers import ended
-from escrowmq.plans.subjects.seam import checked_ids, checked_selection
+from escrowmq.plans.subjects.brokers import results_of
+from escrowmq.plans.subjects.seam import check_ids, check_selection
 from escrowmq.platform.listening import shown_address
 from escrowmq.platform.times import to_us
 
@@ -35,50 +35,47 @@ ACTS = (
 SCHEMA = pa.schema(
     [
         (PLACE, pa.int64()), ("id", pa.string()), ("guard", pa.string()), ("seq", pa.int64()), ("group", pa.string()),
-        ("topic", pa.string()), ("key", pa.string()), ("state", pa.string()), ("attempts", pa.int64()), ("born_us",
-        pa.int64()),
-        ("reason", pa.string()),
+        ("topic", pa.string()), ("key", pa.string()), ("state", pa.string()), ("attempts", pa.int64()),
+        ("born_us", pa.int64()), ("reason", pa.string()),
     ]
 )  # fmt: skip
 IDENTITY = (PLACE, "id", "guard")
 MOST = 1000
-"""Rows of an act: as many as one transaction of the record takes."""
+"""Maximum rows of an act: those that fit into one transaction of the record."""
 _TEXT = 2000
 _SELECTION: dict[str, type | tuple[type, ...]] = {
     "database": str, "state": str, "group": str, "compensation": str, "topic": str, "key": str, "error": str,
-    "reason": str,
-    "containing": str, "older_than": (int, float), "ids": (list, tuple),
+    "reason": str, "containing": str, "older_than": (int, float), "ids": (list, tuple),
 }  # fmt: skip
 _OUTCOMES = {"OK": Outcome.DONE, "NOT_FOUND": Outcome.ALREADY, "CONFLICT": Outcome.CONFLICT}
 
 Row = dict[str, Any]
 Engine: TypeAlias = Any
-"""Of SQLAlchemy, which is an extra: only what is imported from the outbox knows it."""
+"""A SQLAlchemy engine. SQLAlchemy is an extra: only code that imports the outbox uses its types."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """One table. ``pages(state, group, after)`` gives rows in the order of the table, behind the row ``after``;
-    ``state`` None: in any."""
+    """One table. ``page(engine, state, group, after)`` returns rows in table order after row ``after``."""
 
     states: tuple[str, ...]
-    """That can be chosen; the first if none is."""
+    """Selectable states; the first is the default."""
     waiting: frozenset[str]
-    """In which a row waits for a person."""
+    """States in which a row waits for an operator."""
     page: Callable[[Engine, str | None, str | None, Row | None], list[Row]]
     before: Callable[[Row], Row | None]
-    """A place just before a row; None: the begin."""
+    """Returns a place just before a row; None: the beginning."""
     order: Callable[[Row], Any]
     may: Callable[[str], frozenset[str]]
-    """From which states an act is allowed."""
+    """Returns the states in which an act is allowed."""
     act: Callable[[Engine, str, str | None, list[str], str], Sequence[Any]]
-    """Does the act of this name; one result an id."""
+    """Applies the act of this name; returns one result per id."""
 
 
 class DatabaseRows:
-    """The rows that ``selection`` chooses: ``state``, ``topic``, ``key``, ``error`` or ``reason`` (as the overview
-    groups them: numbers and ids do not count), ``containing`` (a part of that text), ``older_than`` (seconds), ``ids``;
-    ``group`` (of producers) for stuck rows, ``compensation`` for its cases."""
+    """The rows of ``selection``: ``state``, ``topic``, ``key``, ``error`` or ``reason`` (grouped as in the overview:
+    numbers and ids do not count), ``containing`` (part of that text), ``older_than`` (seconds), ``ids``; ``group`` (of
+    producers) for stuck rows, ``compensation`` for its cases."""
 
     schema: pa.Schema = SCHEMA
     identity: Sequence[str] = IDENTITY
@@ -86,33 +83,33 @@ class DatabaseRows:
     most: int = MOST
 
     def __init__(self, engine: Engine, act: str, selection: Mapping[str, Any], *, patient: bool = True) -> None:
-        chosen = checked_selection(selection, _SELECTION)
+        chosen = check_selection(selection, _SELECTION)
         self.act, self._engine = act, engine
         table, _, self._name = act.partition(".")
         self._kind = _kinds()[table]
         named = chosen.pop("database", self.source)
         if named != self.source:
-            raise Misuse(Code.BAD_ARGUMENT, f"the selection is of {named}, and this is {self.source}")
+            raise Misuse(Code.BAD_ARGUMENT, f"the selection is of {named}, but this is {self.source}")
         self._state = chosen.pop("state", self._kind.states[0]).lower()
         if self._state not in self._kind.states:
             names = ", ".join(self._kind.states)
-            raise Misuse(Code.BAD_ARGUMENT, f"{self._state!r} cannot be planned for", f"one of {names}")
+            raise Misuse(Code.BAD_ARGUMENT, f"{self._state!r} is not a state for plans", f"one of {names}")
         self._group: str | None = (
             chosen.pop("compensation", None) if table == "compensation" else chosen.pop("group", None)
         )
         if table == "compensation" and self._group is None:
-            raise Misuse(Code.BAD_ARGUMENT, "of which compensation? The selection names none")
+            raise Misuse(Code.BAD_ARGUMENT, "the selection has no compensation")
         self._settings = {"compensation": self._group} if table == "compensation" else {}
-        self._ids = checked_ids(chosen.pop("ids", None))
+        self._ids = check_ids(chosen.pop("ids", None))
         self._reason: str | None = chosen.pop("error", None) or chosen.pop("reason", None)
         self._containing: str | None = chosen.pop("containing", None)
         self._older_us = to_us(chosen.pop("older_than", 0))
         self._wanted = chosen
-        self._left: set[str] = set()
+        self._unmatched_ids: set[str] = set()
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """The compensation, of cases."""
+        """The compensation of cases."""
         return self._settings
 
     @property
@@ -121,14 +118,14 @@ class DatabaseRows:
         return shown_address(self._engine.url.render_as_string(hide_password=False))
 
     def missing(self) -> list[Missing]:
-        """None: a database that is away is an error."""
+        """Return an empty list: an unavailable database is an error."""
         return []
 
-    # Choosing
+    # Selection
 
     def pages(self) -> Iterator[pa.RecordBatch]:
-        """Yield the chosen rows, in the order of the table."""
-        self._left = set(self._ids or ())
+        """Yield the matching rows, in the order of the table."""
+        self._unmatched_ids = set(self._ids or ())
         now_us, after = self._now_us(), None
         while page := self._kind.page(self._engine, self._state, self._group, after):
             after = page[-1]
@@ -146,13 +143,13 @@ class DatabaseRows:
         if self._reason is not None and masked(reason) != masked(self._reason):
             return False
         if self._ids is not None:
-            self._left.discard(row["id"])
+            self._unmatched_ids.discard(row["id"])
             return row["id"] in self._ids
         return True
 
     def not_found(self) -> list[str]:
-        """Return the ids that name no such row."""
-        return sorted(self._left)
+        """Return the ids without such a row."""
+        return sorted(self._unmatched_ids)
 
     def _now_us(self) -> int:
         from escrowmq.outbox.dialects import database_now_us
@@ -160,11 +157,11 @@ class DatabaseRows:
         with self._engine.connect() as connection:
             return database_now_us(connection)
 
-    # Looking
+    # Preview
 
-    def look(self, rows: pa.RecordBatch) -> Outcomes:
-        """Preview each row. ALREADY: it is gone; CHANGED: it differs; CONFLICT: its state forbids the operation."""
-        now = self._now(rows)
+    def preview(self, rows: pa.RecordBatch) -> Outcomes:
+        """Predict the outcomes. ALREADY: no longer there. CHANGED: other state. CONFLICT: act not allowed."""
+        now = self._read_current(rows)
         outcomes = all_of(Outcome.ALREADY, rows.num_rows)
         ids, guards = rows.column("id").to_pylist(), rows.column("guard").to_pylist()
         for at, (identity, guard) in enumerate(zip(ids, guards, strict=True)):
@@ -176,8 +173,8 @@ class DatabaseRows:
                 outcomes[at] = Outcome.DONE if row["state"] in self._kind.may(self._name) else Outcome.CONFLICT
         return outcomes
 
-    def _now(self, rows: pa.RecordBatch) -> dict[str, Row]:
-        """Return how the rows of a batch stand, by id."""
+    def _read_current(self, rows: pa.RecordBatch) -> dict[str, Row]:
+        """Return the current rows of a batch by id."""
         wanted = rows.to_pylist()
         ids, last = {row["id"] for row in wanted}, max(map(self._kind.order, wanted))
         found: dict[str, Row] = {}
@@ -189,24 +186,24 @@ class DatabaseRows:
                 break
         return found
 
-    def failed_again(self, rows: pa.RecordBatch) -> int:
-        """Return how many that were retried wait for a person again."""
+    def count_failed_again(self, rows: pa.RecordBatch) -> int:
+        """Count the retried rows that wait for an operator again."""
         if self._name != "retry":
             return 0
-        return sum(row["state"] in self._kind.waiting for row in self._now(rows).values())
+        return sum(row["state"] in self._kind.waiting for row in self._read_current(rows).values())
 
-    # Doing
+    # Acts
 
     def mark(self) -> dict[str, int]:
-        """Return where the record of the database ends."""
+        """Return the number of the last recorded act of the database."""
         from escrowmq.outbox.acts import list_acts
 
         newest = list_acts(self._engine, 1, newest=True)
         return {"0": newest[-1]["number"] if newest else 0}
 
     def do(self, rows: pa.RecordBatch, why: str) -> Outcomes:
-        """One act, which is one transaction."""
-        outcomes = self.look(rows)
+        """Apply one act, which is one transaction."""
+        outcomes = self.preview(rows)
         at = np.flatnonzero(outcomes == Outcome.DONE)
         ids = rows.column("id").take(pa.array(at)).to_pylist()
         if ids:
@@ -214,8 +211,8 @@ class DatabaseRows:
             outcomes[at] = [_OUTCOMES.get(one.code.name, Outcome.REFUSED) for one in done]
         return outcomes
 
-    def became(self, rows: pa.RecordBatch, token: str, marks: Mapping[str, int]) -> Outcomes:
-        """Return the recorded result of each row; a row without an operation has none."""
+    def find_outcomes(self, rows: pa.RecordBatch, token: str, marks: Mapping[str, int]) -> Outcomes:
+        """Return the recorded outcome of each row; rows without an act are not recorded."""
         from escrowmq.outbox.acts import each_act
 
         wanted = {identity: at for at, identity in enumerate(rows.column("id").to_pylist())}
@@ -224,17 +221,17 @@ class DatabaseRows:
             if not (act["why"] or "").startswith(token):
                 continue
             ids = act["what"]["messages"]
-            for identity, result in zip(ids, ended(act, len(ids)), strict=False):
+            for identity, result in zip(ids, results_of(act, len(ids)), strict=False):
                 if identity in wanted:
                     outcomes[wanted[identity]] = _OUTCOMES.get(result, Outcome.REFUSED)
         return outcomes
 
 
-# The tables
+# Tables
 
 
 def _kinds() -> dict[str, _Kind]:
-    """Made when it is asked for: SQLAlchemy is an extra."""
+    """Create the kinds on use: SQLAlchemy is an extra."""
     return {"outbox": _outbox(), "stuck": _stuck(), "compensation": _compensation()}
 
 
@@ -244,7 +241,7 @@ def _outbox() -> _Kind:
     from escrowmq.overview.stories.database_events import error_of
 
     still = {State.WAITING, State.DISCARDED, State.SENT, State.DONE}
-    """The other states change by themselves while the relay works."""
+    """The relay changes the other states while it works."""
 
     def page(engine: Engine, state: str | None, _group: str | None, after: Row | None) -> list[Row]:
         wanted = None if state is None else State[state.upper()]
@@ -288,8 +285,8 @@ def _stuck() -> _Kind:
         return [
             {
                 "id": one.id.hex(), "group": one.group, "topic": one.topic, "key": one.key,
-                "state": one.state.name.lower(),
-                "attempts": one.attempts, "born_us": one.created_us, "reason": one.reason,
+                "state": one.state.name.lower(), "attempts": one.attempts, "born_us": one.created_us,
+                "reason": one.reason,
                 "guard": f"{one.state.name} {one.was.name if one.was is not None else '-'} {one.reason or '-'}",
             }
             for one in found[:MOST]
@@ -328,8 +325,7 @@ def _compensation() -> _Kind:
         return [
             {
                 "id": one.message_id.hex(), "group": one.name, "state": one.state.name.lower(),
-                "attempts": one.attempts,
-                "born_us": one.first_us, "reason": one.reason, "topic": None, "key": None,
+                "attempts": one.attempts, "born_us": one.first_us, "reason": one.reason, "topic": None, "key": None,
                 "guard": f"{one.state.name} {one.attempts} {one.changed_us}",
             }
             for one in found
@@ -346,7 +342,7 @@ def _compensation() -> _Kind:
         page=page,
         before=_before_id,
         order=lambda row: row["id"],
-        may=lambda name: frozenset(state.name.lower() for state in cases.MAY[to[name]]),
+        may=lambda name: frozenset(state.name.lower() for state in cases.ALLOWED[to[name]]),
         act=act,
     )
 

@@ -1,4 +1,4 @@
-"""The operations of plans, and the kind of rows of each."""
+"""The acts of plans, and their kinds of rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from escrowmq.plans.subjects.seam import Subject
 from escrowmq.settings import nearest
 
 Where: TypeAlias = Bus | Any
-"""Where the rows of a plan live: a bus, or the engine of a database."""
+"""The place of a plan's rows: a bus, or the engine of a database."""
 
 _KINDS: tuple[tuple[tuple[str, ...], Callable[..., Subject]], ...] = (
     (dead_letters.ACTS, dead_letters.DeadLetters),
@@ -20,13 +20,12 @@ _KINDS: tuple[tuple[tuple[str, ...], Callable[..., Subject]], ...] = (
     (databases.ACTS, databases.DatabaseRows),
 )
 ACTS = tuple(act for acts, _ in _KINDS for act in acts)
-"""The acts that a plan can have."""
+"""All acts of plans."""
 
 
-def opened(where: Where, act: str, selection: Mapping[str, Any], *, patient: bool = True) -> Subject:
-    """Return the rows of an act; ``patient``: it waits by itself for a broker that is away. Raises
-    Misuse(BAD_ARGUMENT) for an act or a selection
-    that is none."""
+def open_subject(where: Where, act: str, selection: Mapping[str, Any], *, patient: bool = True) -> Subject:
+    """Open the rows of an act; ``patient``: wait for an unavailable broker. Raises Misuse(BAD_ARGUMENT) for an invalid
+    act or selection."""
     for acts, kind in _KINDS:
         if act in acts:
             if isinstance(where, Bus) == is_of_database(act):
@@ -34,9 +33,9 @@ def opened(where: Where, act: str, selection: Mapping[str, Any], *, patient: boo
                 raise Misuse(Code.BAD_ARGUMENT, f"{act} acts on rows of {wanted}")
             return kind(where, act, selection, patient=patient)
     hint = nearest(act, list(ACTS)) or f"one of {', '.join(ACTS)}"
-    raise Misuse(Code.BAD_ARGUMENT, f"{act!r:.50} is no act of a plan", hint)
+    raise Misuse(Code.BAD_ARGUMENT, f"{act!r:.50} is not an act of a plan", hint)
 
 
 def is_of_database(act: str) -> bool:
-    """Return whether an act is about rows of a database."""
+    """Decide whether an act changes rows of a database."""
     return act in databases.ACTS

@@ -1,6 +1,6 @@
-"""Transactions: commit, roll back, or ask their producers again.
+"""Transactions: commit, roll back, or repeat their check-back.
 
-A transaction is named by its id, which nothing else ever gets, and needs no other guard: its first decision is final.
+A transaction is identified by its unique id and needs no other guard: its first decision is final.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from escrowmq.client.links.presence import Missing
 from escrowmq.errors import Code, Misuse
 from escrowmq.plans.frozen import BATCH_ROWS, PLACE
 from escrowmq.plans.outcomes import Outcome, Outcomes, all_of
-from escrowmq.plans.subjects.brokers import Brokers, batch_of, ended, shard_of, tolerated
-from escrowmq.plans.subjects.seam import checked_ids, checked_selection
+from escrowmq.plans.subjects.brokers import Brokers, batch_of, results_of, shard_of, tolerate
+from escrowmq.plans.subjects.seam import check_ids, check_selection
 from escrowmq.wire.actions import transactions
 
 ACTS = ("transactions.commit", "transactions.rollback", "transactions.recheck")
 SCHEMA = pa.schema(
     [
-        (PLACE, pa.int64()), ("id", pa.string()), ("position", pa.int64()), ("group", pa.string()), ("instance",
-        pa.string()),
-        ("state", pa.string()), ("checks", pa.int64()), ("messages", pa.int64()), ("prepared_us", pa.int64()),
+        (PLACE, pa.int64()), ("id", pa.string()), ("position", pa.int64()), ("group", pa.string()),
+        ("instance", pa.string()), ("state", pa.string()), ("checks", pa.int64()), ("messages", pa.int64()),
+        ("prepared_us", pa.int64()),
     ]
 )  # fmt: skip
 IDENTITY = (PLACE, "id")
@@ -41,13 +41,13 @@ _OUTCOMES = {
 }  # fmt: skip
 _NOT_THERE = (Code.UNKNOWN_TRANSACTION, Code.WRONG_SHARD)
 _FEW = 64
-"""Decided transactions that are looked up one by one; more of them are found in the listing."""
+"""Maximum number of decided transactions that are looked up singly; more are found in the listing."""
 _ENDS = {"transactions.commit": "committed", "transactions.rollback": "rolled_back"}
 
 
 class Transactions:
-    """The transactions that ``selection`` chooses: ``state`` (undecided, open, parked), producer ``group``,
-    ``older_than`` (seconds since the prepare), ``cause`` (why it waits, as a summary says), ``ids``."""
+    """The transactions of ``selection``: ``state`` (undecided, open, parked), producer ``group``, ``older_than``
+    (seconds since the prepare), ``cause`` (why it is undecided, as in a summary), ``ids``."""
 
     schema: pa.Schema = SCHEMA
     identity: Sequence[str] = IDENTITY
@@ -55,37 +55,37 @@ class Transactions:
     counted: Sequence[str] = ("group", "state")
 
     def __init__(self, bus: Bus, act: str, selection: Mapping[str, Any], *, patient: bool = True) -> None:
-        chosen = checked_selection(selection, _SELECTION)
+        chosen = check_selection(selection, _SELECTION)
         self._state = chosen.get("state", "undecided").lower()
         if self._state not in _STATES:
-            raise Misuse(Code.BAD_ARGUMENT, f"{self._state!r} cannot be planned for", f"one of {', '.join(_STATES)}")
+            raise Misuse(Code.BAD_ARGUMENT, f"{self._state!r} is not a state for plans", f"one of {', '.join(_STATES)}")
         self.act = act
-        self._ids = checked_ids(chosen.get("ids"))
+        self._ids = check_ids(chosen.get("ids"))
         self._group: str | None = chosen.get("group")
         self._older_than: float | None = chosen.get("older_than")
         self._cause: transactions.Cause | None = chosen.get("cause")
-        self._left: set[str] = set()
+        self._unmatched_ids: set[str] = set()
         self._brokers = Brokers(bus, patient=patient)
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """Nothing: a transaction's id says all."""
+        """Empty: the id of a transaction is sufficient."""
         return {}
 
     @property
     def source(self) -> str:
-        """The brokers."""
+        """The addresses of the brokers."""
         return self._brokers.source
 
     def missing(self) -> list[Missing]:
-        """Return the brokers that do not answer now."""
+        """Return the brokers that do not respond now."""
         return self._brokers.hello()[1]
 
-    # Choosing
+    # Selection
 
     def pages(self) -> Iterator[pa.RecordBatch]:
-        """Yield the chosen rows; Rejected(UNKNOWN_GROUP) if no broker has the group."""
-        self._left = set(self._ids or ())
+        """Yield the matching rows. Raises Rejected(UNKNOWN_GROUP) if no broker has the group."""
+        self._unmatched_ids = set(self._ids or ())
         request: transactions.List = {"state": self._state}
         if self._group is not None:
             request["group"] = self._group
@@ -94,41 +94,41 @@ class Transactions:
         if self._cause is not None:
             request["cause"] = self._cause
         call = transactions.LIST(request)
-        for hello, listed in self._brokers.listed(call, "transactions", Code.UNKNOWN_GROUP):
+        for hello, listed in self._brokers.list_all(call, "transactions", Code.UNKNOWN_GROUP):
             rows = listed if self._ids is None else [one for one in listed if one["id"] in self._ids]
-            self._left.difference_update(one["id"] for one in rows)
+            self._unmatched_ids.difference_update(one["id"] for one in rows)
             if rows:
                 yield batch_of(SCHEMA, hello["shard"], rows)
 
     def not_found(self) -> list[str]:
-        """Return the ids that name no such transaction."""
-        return sorted(self._left)
+        """Return the ids without such a transaction."""
+        return sorted(self._unmatched_ids)
 
-    # Looking
+    # Preview
 
-    def look(self, rows: pa.RecordBatch) -> Outcomes:
-        """ALREADY: decided the same way (asked again: decided either way). CONFLICT: decided the other way. GONE:
-        expired, or left."""
+    def preview(self, rows: pa.RecordBatch) -> Outcomes:
+        """Predict the outcomes. ALREADY: decided the same way (recheck: either way). CONFLICT: the other. GONE:
+        removed."""
         ids = rows.column("id").to_pylist()
         left = {identity: row for row, identity in enumerate(ids)}
         outcomes = all_of(Outcome.GONE, rows.num_rows)
-        self._look_for(rows, "undecided", left, outcomes)
+        self._find_in_state(rows, "undecided", left, outcomes)
         if len(left) <= _FEW:
             for identity, row in left.items():
                 call = transactions.SHOW({"id": identity})
-                shown = tolerated(partial(self._brokers.asked, shard_of(rows), call), *_NOT_THERE)
-                outcomes[row] = Outcome.GONE if shown is None else self._would(shown["state"])
+                shown = tolerate(partial(self._brokers.request, shard_of(rows), call), *_NOT_THERE)
+                outcomes[row] = Outcome.GONE if shown is None else self._expected_outcome(shown["state"])
             return outcomes
         for state in ("committed", "rolled_back", "expired"):
             if left:
-                self._look_for(rows, state, left, outcomes)
+                self._find_in_state(rows, state, left, outcomes)
         return outcomes
 
-    def _look_for(self, rows: pa.RecordBatch, state: str, left: dict[str, int], outcomes: Outcomes) -> None:
-        """Find those of ``left`` that are in this state now, and take them out of it."""
+    def _find_in_state(self, rows: pa.RecordBatch, state: str, left: dict[str, int], outcomes: Outcomes) -> None:
+        """Set the outcomes of rows in ``left`` that are in this state now, and remove them from it."""
         positions = rows.column("position").to_pylist()
         request: transactions.List = {"state": state, "after": min(positions) - 1}
-        last, outcome = max(positions), self._would(state)
+        last, outcome = max(positions), self._expected_outcome(state)
         for page in self._brokers.pages(shard_of(rows), transactions.LIST(request), "transactions"):
             for one in page:
                 if (row := left.pop(one["id"], None)) is not None:
@@ -136,59 +136,60 @@ class Transactions:
             if not left or (page and page[-1]["position"] >= last):
                 return
 
-    def _would(self, state: str) -> Outcome:
+    def _expected_outcome(self, state: str) -> Outcome:
         if state == "undecided":
             return Outcome.DONE
         if state == "expired":
             return Outcome.GONE
         return Outcome.ALREADY if self.act not in _ENDS or state == _ENDS[self.act] else Outcome.CONFLICT
 
-    def failed_again(self, rows: pa.RecordBatch) -> int:
-        """None: a decision is final."""
+    def count_failed_again(self, rows: pa.RecordBatch) -> int:
+        """Return 0: a decision is final."""
         return 0
 
-    # Doing
+    # Acts
 
     def mark(self) -> dict[str, int]:
-        """Return where each broker's record of acts ends."""
+        """Return the number of the last recorded act of each broker."""
         return self._brokers.marks()
 
     def do(self, rows: pa.RecordBatch, why: str) -> Outcomes:
-        """One act."""
+        """Apply one act."""
         ids, end = rows.column("id").to_pylist(), self.act.rpartition(".")[2]
         if end == "recheck":
             call = transactions.RECHECK(signed(transactions.Recheck(ids=ids), why))
         else:
             outcome = cast(Literal["commit", "rollback"], end)
             call = transactions.SETTLE(signed(transactions.Settle(ids=ids, outcome=outcome), why))
-        codes = self._brokers.asked(shard_of(rows), call)["codes"]
-        return _judge(codes)
+        codes = self._brokers.request(shard_of(rows), call)["codes"]
+        return _to_outcomes(codes)
 
-    def became(self, rows: pa.RecordBatch, token: str, marks: Mapping[str, int]) -> Outcomes:
-        """DONE for a row that any act under this token did; else what the last of them said."""
+    def find_outcomes(self, rows: pa.RecordBatch, token: str, marks: Mapping[str, int]) -> Outcomes:
+        """Return DONE for a row done by any act with this token, otherwise the result of the last of them."""
         shard, wanted = shard_of(rows), {one: row for row, one in enumerate(rows.column("id").to_pylist())}
         outcomes = all_of(Outcome.NONE, rows.num_rows)
-        for act in self._brokers.recorded(shard, token, marks.get(str(shard), 0)):
+        for act in self._brokers.find_acts(shard, token, marks.get(str(shard), 0)):
             ids = act["what"]["ids"]
-            for one, result in zip(ids, ended(act, len(ids)), strict=False):
+            for one, result in zip(ids, results_of(act, len(ids)), strict=False):
                 row = wanted.get(one)
                 if row is not None and outcomes[row] != Outcome.DONE:
-                    outcomes[row] = self._convert(result)
+                    outcomes[row] = self._to_outcome(result)
         return outcomes
 
-    def _convert(self, result: str) -> Outcome:
-        """Convert a result, or a state that a broker found at its start (``committed by operator``) after a crash
-        interrupted the action: what is still undecided, or was asked again, is done now."""
+    def _to_outcome(self, result: str) -> Outcome:
+        """Convert a recorded result to an outcome. A state (``committed by operator``) is what a broker found at its
+        start after a crash had interrupted the act: a transaction that is still undecided, or was to be rechecked, is
+        done now."""
         if result in Code.__members__:
             return _OUTCOMES.get(result, Outcome.REFUSED)
         state, _, by = result.partition(" by ")
         if state in ("open", "parked"):
             return Outcome.NONE
-        would = self._would(state)
+        would = self._expected_outcome(state)
         return Outcome.DONE if would == Outcome.ALREADY and by == "operator" and self.act in _ENDS else would
 
 
-def _judge(codes: list[str]) -> Outcomes:
+def _to_outcomes(codes: list[str]) -> Outcomes:
     outcomes = all_of(Outcome.DONE, len(codes))
     for row, code in enumerate(codes):
         outcomes[row] = _OUTCOMES.get(code, Outcome.REFUSED)

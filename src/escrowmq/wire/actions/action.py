@@ -1,4 +1,4 @@
-"""An action: a name, the types of its request and answer, and whether it only reads."""
+"""Definition of an action: its name, the types of request and answer, and whether it only reads."""
 
 from __future__ import annotations
 
@@ -29,40 +29,40 @@ class Paged(TypedDict):
 
 
 class Signed(TypedDict):
-    """An operator's act: it is recorded before it is done."""
+    """An operator action, which is recorded before it is applied."""
 
-    by: NotRequired[Annotated[str, "who acts, as the client names them: nobody has verified it"]]
-    why: NotRequired[Annotated[str, "the reason, for whoever reads the record later"]]
+    by: NotRequired[Annotated[str, "operator, as given by the client, unverified"]]
+    why: NotRequired[Annotated[str, "the reason, for the record"]]
 
 
 class Results(TypedDict):
-    """The result for each id or item of a request."""
+    """Result of each id or item of a request."""
 
     codes: Annotated[list[str], "one result per id or item, by name"]
 
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[Answer]):
-    """One call of an action: its name and its request. The type of its answer is known to the type checker only."""
+    """One call of an action: its name and its request. Only the type checker knows the type of its answer."""
 
     name: str
     request: Mapping[str, object]
     reads_only: bool = False
-    """Whether it changes nothing, answered or not."""
+    """Whether it changes nothing, even if it gets no answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Action(Generic[Request, Answer]):
-    """One action. Calling it makes a :class:`Call`: ``topics.CREATE({"name": "orders"})``."""
+    """One action. Calling it creates a :class:`Call`: ``topics.CREATE({"name": "orders"})``."""
 
     name: str
     request: type[Request]
     answer: type[Answer]
     sentence: str
-    """What it does, for the generated page."""
+    """Description for the generated page."""
     reads_only: bool = False
-    """Whether it only looks at what is stored, so that a data folder without a running broker answers it, too."""
+    """Whether it only reads, so that a data folder without a running broker can answer it, too."""
 
     def __call__(self, request: Request) -> Call[Answer]:
-        """One call with this request."""
+        """Create a call with this request."""
         return Call(self.name, request, self.reads_only)

@@ -1,4 +1,4 @@
-"""Actions on the record of operators' acts."""
+"""Actions on the record of operator actions."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ Hash = Annotated[str, "64 hex digits"]
 
 
 class List(Paged):
-    """Which acts."""
+    """Page of acts."""
 
-    after: NotRequired[Annotated[ActNumber, "`next` of the page before"]]
+    after: NotRequired[Annotated[ActNumber, "`next` of the previous page"]]
     newest: NotRequired[Annotated[bool, "the last ones instead of the first"]]
 
 
 class Act(TypedDict):
-    """An operator action."""
+    """One operator action."""
 
     number: ActNumber
     time_us: TimeUs
     act: Annotated[str, "the action's name"]
-    by: Annotated[str | None, "who, unverified; null: the client did not say"]
-    why: Annotated[str | None, "the reason; null: none was given"]
-    what: Annotated[dict[str, Any], "the request, with everything that it was about"]
-    ended_us: NotRequired[Annotated[TimeUs, "absent while it is under way"]]
+    by: Annotated[str | None, "operator, unverified; null: not given by the client"]
+    why: Annotated[str | None, "the reason; null: none"]
+    what: Annotated[dict[str, Any], "the request, with everything it affected"]
+    ended_us: NotRequired[Annotated[TimeUs, "absent while it is in progress"]]
     ended: NotRequired[
-        Annotated[dict[str, Any], "what came of it: `results` by code, `refused`, or what was `found` after a crash"]
+        Annotated[dict[str, Any], "outcome: `results` by code, `refused`, or the state `found` after a crash"]
     ]
     hash: Annotated[Hash, "of its record"]
 
@@ -42,7 +42,7 @@ class Page(TypedDict):
 
 
 class Broken(TypedDict):
-    """A place where the chain of records does not hold."""
+    """A place where the chain of records is broken."""
 
     line: Annotated[int, "in the file `acts.journal`, from 1"]
     number: NotRequired[ActNumber]
@@ -50,15 +50,15 @@ class Broken(TypedDict):
 
 
 class Verified(TypedDict):
-    """The verification of the chain."""
+    """Result of checking the chain."""
 
     shard: Annotated[int, "number of the shard"]
     records: Annotated[int, "lines of the file; an act that has ended has two"]
-    last: Annotated[Hash, "of the last record: keep it elsewhere, and compare"]
+    last: Annotated[Hash, "of the last record: store it elsewhere for comparison"]
     broken: list[Broken]
 
 
-LIST = Action("acts.list", List, Page, "What operators did, by pages.", reads_only=True)
+LIST = Action("acts.list", List, Page, "Operator actions, by pages.", reads_only=True)
 VERIFY = Action(
-    "acts.verify", Nothing, Verified, "Whether a record of an act was changed, removed or moved.", reads_only=True
+    "acts.verify", Nothing, Verified, "Check whether a record of an act was changed, removed or moved.", reads_only=True
 )

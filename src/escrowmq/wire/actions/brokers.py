@@ -1,4 +1,4 @@
-"""Actions on a broker itself: who it is, whether it works, its numbers."""
+"""Actions on a broker itself: identity, health, metrics."""
 
 from __future__ import annotations
 
@@ -8,75 +8,68 @@ from escrowmq.wire.actions.action import Action, Nothing, Signed
 
 
 class Hello(TypedDict):
-    """A broker's identity and limits."""
+    """Identity and limits of a broker."""
 
     protocol: Annotated[int, "version of this protocol"]
     version: Annotated[str, "of the program"]
     shard: Annotated[int, "number of its shard, part of every transaction id"]
     epoch: Annotated[int, "how often its log was opened"]
-    time_us: NotRequired[Annotated[int, "broker time now, microseconds since 1970; not told by 0.1.0"]]
+    time_us: NotRequired[Annotated[int, "broker time now, microseconds since 1970; absent in 0.1.0"]]
     limits: Annotated[dict[str, float], "every setting whose name begins with `max_`, by name"]
     role: NotRequired[
-        Annotated[
-            str, "`leader`, or `standby`: of a log that several brokers follow; absent: it has its log for itself"
-        ]
+        Annotated[str, "`leader` or `standby`, if several brokers follow the log; absent: it has its own log"]
     ]
-    leader: NotRequired[Annotated[str, "URL of the broker that leads; absent: it is not known, or the log is its own"]]
+    leader: NotRequired[Annotated[str, "URL of the leader; absent: unknown, or the broker has its own log"]]
     replicas: NotRequired[Annotated[list[str], "URLs of the brokers of this shard, itself included"]]
     again_ms: NotRequired[
         Annotated[
             int,
-            "of a standby that many ask: it need not be asked who leads again before so many milliseconds; absent: it "
-            "may",
+            "of a busy standby: minimum delay (ms) before the next query for the leader; absent: none",
         ]
     ]
 
 
 class Health(TypedDict):
-    """Whether a broker works."""
+    """Health of a broker."""
 
     status: Annotated[
         str,
-        "`ok`, `damaged` (the log, in places: the rest goes on), `full` (the disk: messages are refused), `standby` "
-        "(it follows, another leads), `stopping`, `stopped`; `incomplete` (a data folder that is only read, and may "
-        "lack "
-        "what was acknowledged last)",
+        "`ok`, `damaged` (parts of the log; the rest works), `full` (the disk: messages are rejected), `standby` "
+        "(another broker leads), `stopping`, `stopped`; `incomplete` (a data folder opened read-only; it may lack "
+        "the last acknowledged records)",
     ]
     reason: Annotated[
         str,
-        "empty when it is ok; of `damaged` the places, of `standby` who leads and how far it has followed, of "
-        "`incomplete` what may be missing and why",
+        "empty if ok; of `damaged` the places, of `standby` the leader and the progress, of "
+        "`incomplete` the possibly missing part and why",
     ]
     missing: NotRequired[
-        Annotated[str, "of a data folder that is only read: what it may lack, and why; absent: nothing"]
+        Annotated[str, "of a data folder opened read-only: the possibly missing part, and why; absent: none"]
     ]
 
 
 class StepDown(Signed):
-    """A leader that is to hand over."""
+    """Request to a leader to hand over."""
 
     epoch: Annotated[
-        int, "as `hello` said it; refused if the log was opened again since, so that a call made twice hands over once"
+        int, "from `hello`; rejected if the log was opened again since, so that a repeated call hands over once"
     ]
 
 
 class SteppedDown(TypedDict):
-    """The result. Without ``leader`` no broker took over in time: this one claims its log again by itself."""
+    """Result of stepping down. Without ``leader`` no broker took over in time: this one claims its log again."""
 
-    epoch: Annotated[
-        int, "how often the log was opened when it stepped down: by another one since, if there is a leader"
-    ]
-    seconds: Annotated[float, "from stepping down to the answer"]
-    leader: NotRequired[Annotated[str, "URL of the broker that leads now"]]
+    epoch: Annotated[int, "number of log openings at the hand-over; a new leader has opened it once more"]
+    seconds: Annotated[float, "duration until the answer"]
+    leader: NotRequired[Annotated[str, "URL of the new leader"]]
 
 
-HELLO = Action("hello", Nothing, Hello, "Who this broker is and what its limits are.", reads_only=True)
-HEALTH = Action("health", Nothing, Health, "Whether the broker works; answered even when it does not.", reads_only=True)
+HELLO = Action("hello", Nothing, Hello, "Identity and limits of this broker.", reads_only=True)
+HEALTH = Action("health", Nothing, Health, "Health of the broker; answered even if it does not work.", reads_only=True)
 STATS = Action("stats", Nothing, dict[str, float], "One number per metric, by name.")
 STEP_DOWN = Action(
     "step_down",
     StepDown,
     SteppedDown,
-    "Let another broker of the shard lead: requests under way are answered, the log is released, another one takes "
-    "over.",
+    "Hand the shard to another broker: open requests are answered, the log is released, another one takes over.",
 )

@@ -21,7 +21,7 @@ from escrowmq.wire.values import (
 
 
 class Item(TypedDict):
-    """Where a dead letter stands."""
+    """Position of a dead letter."""
 
     topic: TopicName
     queue: QueueNumber
@@ -29,36 +29,36 @@ class Item(TypedDict):
 
 
 class List(OfGroup, Paged):
-    """The group, a selection of its dead letters, and the page."""
+    """Group, filters and page of dead letters."""
 
-    after: NotRequired[Annotated[list[int], "`next` of the page before"]]
+    after: NotRequired[Annotated[list[int], "`next` of the previous page"]]
     cause: NotRequired[Annotated[str, "of this cause as a summary groups them: its numbers and ids do not count"]]
     topic: NotRequired[TopicName]
     older_than: NotRequired[Annotated[Seconds, "dead for so long, at least"]]
-    items: NotRequired[Annotated[list[Item], "those of them that are dead letters, instead of all"]]
+    items: NotRequired[Annotated[list[Item], "only the dead letters among these"]]
 
 
 class Shown(Item):
-    """A dead letter as it was shown to whoever decides about it."""
+    """A dead letter in the version that the operator has seen."""
 
     dead_us: NotRequired[
-        Annotated[int, "`dead_us` as listed: if it died again since, the result is CONFLICT, and nothing is done"]
+        Annotated[int, "`dead_us` as listed: if it died again since, the result is CONFLICT, and nothing changes"]
     ]
-    attempts: NotRequired[Annotated[int, "`attempts` as listed, to the same end"]]
+    attempts: NotRequired[Annotated[int, "`attempts` as listed, with the same effect"]]
 
 
 class DeadLetter(Item):
-    """One message that was given up for a consumer group."""
+    """One message that failed for a consumer group for the last time."""
 
     queue_id: QueueId
     position: Position
     attempts: Annotated[int, "deliveries"]
     cause: Annotated[str, "of the last failure"]
-    dead_us: Annotated[TimeUs, "when it was given up"]
+    dead_us: Annotated[TimeUs, "time of its death"]
     key: str | None
     tag: str | None
-    message_id: Annotated[MessageId | None, "null: damaged, nothing of the message is left"]
-    damaged: Annotated[str | None, "where the log is damaged under it; null: it is whole"]
+    message_id: Annotated[MessageId | None, "null: the message is damaged completely"]
+    damaged: Annotated[str | None, "position of log damage; null: intact"]
 
 
 class Page(TypedDict):
@@ -69,12 +69,12 @@ class Page(TypedDict):
 
 
 class Summarize(Paged):
-    """The groups whose dead letters are summed up, and how many causes are distinguished."""
+    """Groups of a summary, and its number of separate causes."""
 
     group: NotRequired[Annotated[ConsumerGroup, "all that have some, unless given"]]
-    causes: NotRequired[Annotated[int, Bounds(1, 1000), "causes of a group that are told apart, 20 unless given"]]
+    causes: NotRequired[Annotated[int, Bounds(1, 1000), "separate causes per group, 20 unless given"]]
     samples: NotRequired[Annotated[int, Bounds(0, 5), "dead letters shown of each cause, 3 unless given"]]
-    after: NotRequired[Annotated[int, Bounds(-1), "`next` of the answer before"]]
+    after: NotRequired[Annotated[int, Bounds(-1), "`next` of the previous answer"]]
 
 
 class Sample(Item):
@@ -82,11 +82,11 @@ class Sample(Item):
 
     attempts: Annotated[int, "deliveries"]
     cause: Annotated[str, "of the last failure"]
-    dead_us: Annotated[TimeUs, "when it was given up"]
+    dead_us: Annotated[TimeUs, "time of its death"]
 
 
 class Times(TypedDict):
-    """How many dead letters, and since when."""
+    """Number of dead letters, with their first and last time."""
 
     count: int
     oldest_us: Annotated[TimeUs, "the first death"]
@@ -94,14 +94,14 @@ class Times(TypedDict):
 
 
 class Cause(Times):
-    """The dead letters of like causes."""
+    """The dead letters of similar causes."""
 
-    cause: Annotated[str, "first line, `#` for numbers and ids; `cause` of `dead_letters.list` wants it so"]
+    cause: Annotated[str, "first line, `#` for numbers and ids; the form for `cause` of `dead_letters.list`"]
     samples: list[Sample]
 
 
 class Others(Times):
-    """The dead letters of all other causes."""
+    """The dead letters of all further causes."""
 
     causes: Annotated[int, "how many causes these are"]
 
@@ -117,48 +117,46 @@ class OfGroupSummary(OfGroup):
 class Summary(TypedDict):
     """Dead letters by group and cause."""
 
-    groups: Annotated[list[OfGroupSummary], "those that have some"]
+    groups: Annotated[list[OfGroupSummary], "groups with dead letters"]
     next: NotRequired[Annotated[int, "`after` of the next request, if there may be more groups"]]
 
 
 class Settle(OfGroup, Signed):
-    """Which dead letters, and what to do with them."""
+    """The dead letters to settle, and the operation."""
 
-    act: Annotated[Literal["retry", "discard"], "`retry`: deliver again, attempts counted anew; `discard`: for good"]
+    act: Annotated[Literal["retry", "discard"], "`retry`: deliver again, attempts counted from 0; `discard`: permanent"]
     items: NotRequired[list[Shown]]
     all: NotRequired[Annotated[bool, "all of the group instead of `items`, by pages"]]
-    limit: NotRequired[Annotated[PageLimit, "of `all`: at most so many at a time"]]
-    after: NotRequired[Annotated[list[int], "of `all`: `next` of the answer before"]]
+    limit: NotRequired[Annotated[PageLimit, "of `all`: maximum per request"]]
+    after: NotRequired[Annotated[list[int], "of `all`: `next` of the previous answer"]]
 
 
 class Settled(Results):
-    """The result for each: OK, NOT_FOUND (it is no dead letter, or no longer), CONFLICT (it is another death now),
-    DAMAGED (its content is lost: it cannot be delivered again)."""
+    """Result of each item: OK, NOT_FOUND (no dead letter, or no longer), CONFLICT (it died again), DAMAGED (its content
+    is lost: it cannot be delivered again)."""
 
     next: NotRequired[Annotated[list[int], "of `all`: `after` of the next request, if there may be more"]]
 
 
 class Edit(OfGroup, Shown, Signed):
-    """Another message in place of one dead letter. What is not given is as it was."""
+    """Replacement message for one dead letter. Missing fields keep their value."""
 
-    message_id: Annotated[MessageId, "of the new message, chosen at random; the same again is the same edit, done once"]
+    message_id: Annotated[MessageId, "of the new message, random; a repeated request with it is applied once"]
     body_base64: NotRequired[
-        Annotated[list[str], "the body in pieces of at most 65,536 characters, each whole in itself"]
+        Annotated[list[str], "the body in pieces of at most 65,536 characters, each complete base64"]
     ]
     key: NotRequired[str]
     tag: NotRequired[str]
-    properties: NotRequired[Annotated[list[tuple[str, str]], "names and values to be set"]]
-    without: NotRequired[Annotated[list[str], "`key`, `tag` and names of properties to be left out"]]
+    properties: NotRequired[Annotated[list[tuple[str, str]], "names and values to set"]]
+    without: NotRequired[Annotated[list[str], "`key`, `tag` and names of properties to remove"]]
 
 
 class Edited(TypedDict):
-    """The result."""
+    """Result of an edit."""
 
     message_id: Annotated[MessageId, "of the new message"]
-    edited_from: Annotated[
-        MessageId | None, "of the message that it replaces; null: that one is damaged, and its id is lost"
-    ]
-    repeated: Annotated[bool, "it was done before, and nothing was done now"]
+    edited_from: Annotated[MessageId | None, "of the replaced message; null: it is damaged, and its id is lost"]
+    repeated: Annotated[bool, "it had been applied before"]
 
 
 EDIT = Action(

@@ -22,61 +22,59 @@ from escrowmq.wire.values import (
 )
 
 InDoubt = Annotated[
-    Literal["redeliver", "hold"], "`redeliver`: when their lease ends; `hold`: until it comes back or is fenced"
+    Literal["redeliver", "hold"], "`redeliver`: when their lease ends; `hold`: kept until it returns or is fenced"
 ]
 
 
-Delays = "before the second, the third, … delivery, the last for all that follow; instead of a back-off"
+Delays = "before the second, the third, … delivery, the last value for all further ones; instead of a back-off"
 
 
 class Subscribe(OfGroup):
-    """The subscription of a group, the same for all its members."""
+    """Subscription of a group; the same for all its members."""
 
     topics: Annotated[list[str], "names of topics"]
     tags: NotRequired[Annotated[list[str], "messages with one of these tags; all unless given"]]
-    ordered: NotRequired[Annotated[bool, "messages of one key one after another, also after one failed"]]
+    ordered: NotRequired[Annotated[bool, "messages of one key in order, also after a failure"]]
     start: NotRequired[Annotated[str, "in queues new to it: `earliest` (default), `latest`, microseconds since 1970"]]
     max_attempts: NotRequired[Annotated[int, Bounds(1, 1 << 30), "deliveries until a message is a dead letter"]]
     retry_backoff: NotRequired[Annotated[Seconds, "before the second delivery; doubled each time"]]
     retry_backoff_max: NotRequired[Annotated[Seconds, "before a delivery, at most"]]
     retry_delays: NotRequired[Annotated[list[Seconds], Delays]]
-    in_doubt: NotRequired[
-        Annotated[InDoubt, "what becomes of the messages of a silent member; `redeliver` unless given"]
-    ]
+    in_doubt: NotRequired[Annotated[InDoubt, "policy for the messages of a silent member; `redeliver` unless given"]]
 
 
 class Subscribed(TypedDict):
-    """The group."""
+    """Result of a subscription."""
 
     group: Annotated[int, "number of the consumer group"]
-    created: Annotated[bool, "it did not exist"]
-    start: NotRequired[Annotated[str, "where it began in the queues that there were"]]
-    lease_seconds: NotRequired[Annotated[Seconds, "how long a lease lasts unless a receive says otherwise"]]
+    created: Annotated[bool, "true: the group is new"]
+    start: NotRequired[Annotated[str, "its start in the queues that existed then"]]
+    lease_seconds: NotRequired[Annotated[Seconds, "default duration of a lease"]]
 
 
 class Alter(OfGroup, Signed):
-    """The new subscription of a group; what is not given stays."""
+    """New subscription of a group; missing fields keep their value."""
 
     topics: NotRequired[Annotated[list[str], "names of topics"]]
-    tags: NotRequired[Annotated[list[str], "messages with one of these tags, of those not passed over yet; none: all"]]
-    ordered: NotRequired[Annotated[bool, "messages of one key one after another; CONFLICT while something is leased"]]
+    tags: NotRequired[Annotated[list[str], "messages with one of these tags, among those not yet skipped; none: all"]]
+    ordered: NotRequired[Annotated[bool, "messages of one key in order; CONFLICT while something is leased"]]
     in_doubt: NotRequired[Annotated[InDoubt, "CONFLICT while something is leased"]]
     start: NotRequired[Annotated[str, "in queues new to the group, as of `groups.subscribe`"]]
     max_attempts: NotRequired[Annotated[int, Bounds(1, 1 << 30), "deliveries until a message is a dead letter"]]
     retry_backoff: NotRequired[Annotated[Seconds, "before the second delivery; doubled each time"]]
     retry_backoff_max: NotRequired[Annotated[Seconds, "before a delivery, at most"]]
     retry_delays: NotRequired[Annotated[list[Seconds], Delays]]
-    default_redelivery: NotRequired[Annotated[bool, "begin with the broker's settings of redelivery"]]
+    default_redelivery: NotRequired[Annotated[bool, "start from the broker's redelivery settings"]]
 
 
 class Subscription(TypedDict):
-    """The subscription of a group."""
+    """Subscription of a group."""
 
     topics: list[str]
     tags: Annotated[list[str], "empty: all"]
     ordered: bool
     in_doubt: InDoubt
-    start: Annotated[str, "where it began in the queues that there were"]
+    start: Annotated[str, "its start in the queues that existed then"]
     max_attempts: Annotated[int, "deliveries until a message is a dead letter"]
     retry_backoff: Annotated[Seconds, "before the second delivery; doubled each time"]
     retry_backoff_max: Annotated[Seconds, "before a delivery, at most"]
@@ -92,72 +90,68 @@ class Place(TypedDict):
 
 
 class Reset(OfGroup, Signed):
-    """Where a group is to continue: at `start`, at an `offset`, by `shift`, or at `places`: one of the four."""
+    """New position of a group: exactly one of `start`, `offset`, `shift` and `places`."""
 
-    topic: NotRequired[Annotated[str, "in its queues only; in those of all topics unless given"]]
-    queue: NotRequired[Annotated[QueueNumber, "in this queue of the topic only"]]
-    start: NotRequired[Annotated[str, "`earliest`, `latest`, or microseconds since 1970: what became visible then"]]
+    topic: NotRequired[Annotated[str, "only in its queues; in all topics unless given"]]
+    queue: NotRequired[Annotated[QueueNumber, "only in this queue of the topic"]]
+    start: NotRequired[Annotated[str, "`earliest`, `latest`, or microseconds since 1970 (time of visibility)"]]
     offset: NotRequired[Annotated[Offset, "of the queue, which must be given"]]
     shift: NotRequired[
-        Annotated[int, Bounds(-LARGEST_NUMBER, LARGEST_NUMBER), "offsets from where it is, back if below 0"]
+        Annotated[int, Bounds(-LARGEST_NUMBER, LARGEST_NUMBER), "offsets from the current position, back if negative"]
     ]
-    places: NotRequired[
-        Annotated[list[Place], "as an answer has shown them; what has left the log since is passed over"]
-    ]
-    force: NotRequired[Annotated[bool, "also what members of a group of `in_doubt` `hold` hold; else CONFLICT"]]
-    dry_run: NotRequired[Annotated[bool, "answer what it would do, and do nothing"]]
+    places: NotRequired[Annotated[list[Place], "from an earlier answer; offsets that left the log since are skipped"]]
+    force: NotRequired[Annotated[bool, "also messages held by members if `in_doubt` is `hold`; else CONFLICT"]]
+    dry_run: NotRequired[Annotated[bool, "only report the effect"]]
 
 
 class Moved(TypedDict):
-    """Where a group continues in one queue, and messages by what becomes of them."""
+    """New position of a group in one queue, and the affected messages."""
 
     queue_id: QueueId
     topic: TopicName
     queue: QueueNumber
     end: End
-    was: Annotated[Offset, "where it was: the first to be delivered, or not settled"]
-    now: Annotated[Offset, "where it goes on"]
-    again: Annotated[int, "were settled, and are delivered again"]
-    skipped: Annotated[int, "were to be delivered, and are passed over"]
-    leased: Annotated[int, "were held by members, whose leases end"]
-    dead: Annotated[int, "were dead letters, and are delivered again"]
+    was: Annotated[Offset, "previous position: the first not delivered, or not settled"]
+    now: Annotated[Offset, "new position"]
+    again: Annotated[int, "settled ones that are redelivered"]
+    skipped: Annotated[int, "undelivered ones that are skipped"]
+    leased: Annotated[int, "held by members, whose leases end"]
+    dead: Annotated[int, "dead letters that are redelivered"]
 
 
 class Moves(TypedDict):
-    """The result of a reset, or its preview."""
+    """Effect of a reset, real or predicted."""
 
     queues: list[Moved]
 
 
 class Pause(OfGroup, Signed):
-    """Topics to pause or resume for a group."""
+    """Topics of a group to pause or resume."""
 
     topics: NotRequired[Annotated[list[str], "of the group's; all of them unless given"]]
 
 
 class Paused(TypedDict):
-    """The topics that are paused now."""
+    """What is paused after the call."""
 
     all: Annotated[bool, "the whole group"]
-    topics: Annotated[list[str], "those that are paused by name"]
-    leased: Annotated[int, "messages that members hold: they may be settled"]
+    topics: Annotated[list[str], "the topics paused by name"]
+    leased: Annotated[int, "messages held by members, which can still be settled"]
 
 
 class Delete(OfGroup, Signed):
-    """The group that is to be forgotten."""
+    """The group to delete."""
 
-    number: NotRequired[
-        Annotated[int, "that of the group that is meant; UNKNOWN_GROUP if another one has its name now"]
-    ]
-    force: NotRequired[Annotated[bool, "also while consumers wait for messages or hold some; else CONFLICT"]]
+    number: NotRequired[Annotated[int, "number of the group; UNKNOWN_GROUP if another one has its name now"]]
+    force: NotRequired[Annotated[bool, "also while consumers wait for or hold messages; else CONFLICT"]]
 
 
 class Deleted(TypedDict):
-    """Losses with a deleted group; counts are messages, except members."""
+    """Removed parts of a group; counts are messages, except members."""
 
-    number: Annotated[int, "that of the group"]
+    number: Annotated[int, "number of the group"]
     leased: Annotated[int, "held by members"]
-    retrying: Annotated[int, "were to be delivered again"]
+    retrying: Annotated[int, "waiting for redelivery"]
     dead_letters: int
     members: Annotated[int, "named ones"]
 
@@ -169,15 +163,15 @@ class NamedMember(OfGroup):
 
 
 class FenceMember(NamedMember, Signed):
-    """The member that is to be shut out."""
+    """The member to fence."""
 
 
 class Join(NamedMember):
-    """The process that wants to be a named member of a group of `in_doubt` `hold`."""
+    """A process that becomes a named member of a group with `in_doubt` `hold`."""
 
     process: Annotated[int, "random number of the process"]
-    resume: NotRequired[Annotated[bool, "it is the member already, and lost an answer"]]
-    keep: NotRequired[Annotated[list[Pair], "[lease, offset behind the last of its messages that reached the process]"]]
+    resume: NotRequired[Annotated[bool, "it already is the member, and lost an answer"]]
+    keep: NotRequired[Annotated[list[Pair], "[lease, offset after its last message that reached the process]"]]
 
 
 class Joined(TypedDict):
@@ -188,30 +182,30 @@ class Joined(TypedDict):
 
 
 class HeldLease(TypedDict):
-    """Messages that one lease still holds."""
+    """Messages of one lease."""
 
     lease: Annotated[int, "number of the lease"]
     topic: TopicName
     queue: QueueNumber
-    first: Annotated[Offset, "the first that is not settled"]
-    last: Annotated[Offset, "the last that is not settled"]
-    messages: Annotated[int, "how many are not settled"]
-    in_doubt: Annotated[int, "how many of these were handed to a process that may have died with them"]
+    first: Annotated[Offset, "the first unsettled one"]
+    last: Annotated[Offset, "the last unsettled one"]
+    messages: Annotated[int, "unsettled ones"]
+    in_doubt: Annotated[int, "those delivered to a process that may have crashed"]
     attempt: Annotated[int, "1 the first time"]
     deadline_us: Annotated[TimeUs | None, "when the lease ends; null: not by time"]
 
 
 class Member(TypedDict):
-    """One member of a consumer group and what it holds. An unnamed one has no instance, epoch, fenced and joined_us."""
+    """One member of a consumer group and its messages. An unnamed one has no instance, epoch, fenced and joined_us."""
 
     member: int
     instance: Instance | None
     epoch: int | None
-    fenced: Annotated[bool | None, "its process is shut out"]
+    fenced: Annotated[bool | None, "its process is fenced"]
     joined_us: TimeUs | None
-    leases: Annotated[int, "how many it holds"]
-    messages: Annotated[int, "how many it holds"]
-    in_doubt: Annotated[int, "how many of these are in doubt"]
+    leases: Annotated[int, "held ones"]
+    messages: Annotated[int, "held ones"]
+    in_doubt: Annotated[int, "those in doubt"]
     held: Annotated[list[HeldLease], "oldest first"]
 
 
@@ -222,27 +216,27 @@ class Members(TypedDict):
 
 
 class Fenced(TypedDict):
-    """The member, which is shut out."""
+    """The fenced member."""
 
     member: int
-    messages: Annotated[int, "given back to the group"]
+    messages: Annotated[int, "returned to the group"]
 
 
 class GroupQueue(NumberedQueue):
-    """Where a consumer group stands in one queue. The counts are messages by state."""
+    """Position of a consumer group in one queue. The counts are messages by state."""
 
     topic: TopicName
     floor: Annotated[Offset, "everything below is settled"]
     next: Annotated[Offset, "everything from there on waits"]
     waiting: int
     leased: int
-    retrying: Annotated[int, "wait for their next delivery; in an ordered group also those behind them, by key"]
+    retrying: Annotated[int, "waiting for redelivery; in an ordered group also later ones of their keys"]
     dead: int
     acked: int
-    filtered: Annotated[int, "passed over because of their tags"]
-    discarded: Annotated[int, "dead letters that a person let go"]
-    expired: Annotated[int, "left the log by retention"]
-    skipped: Annotated[int, "before the group's start, or passed over by a reset"]
+    filtered: Annotated[int, "skipped because of their tags"]
+    discarded: Annotated[int, "dead letters discarded by an operator"]
+    expired: Annotated[int, "removed by retention"]
+    skipped: Annotated[int, "before the group's start, or skipped by a reset"]
 
 
 class Group(Subscription):
@@ -252,9 +246,9 @@ class Group(Subscription):
     name: ConsumerGroup
     leases: Annotated[int, "unsettled ones"]
     dead_letters: int
-    paused: NotRequired[Annotated[bool, "nothing is handed out"]]
-    paused_topics: NotRequired[Annotated[list[str], "nothing of these is handed out"]]
-    paused_us: NotRequired[Annotated[TimeUs | None, "since when something is paused; null: nothing is"]]
+    paused: NotRequired[Annotated[bool, "nothing is delivered"]]
+    paused_topics: NotRequired[Annotated[list[str], "nothing of these is delivered"]]
+    paused_us: NotRequired[Annotated[TimeUs | None, "start of the pause; null: nothing is paused"]]
     queues: list[GroupQueue]
 
 
@@ -264,13 +258,15 @@ class Groups(TypedDict):
     groups: list[Group]
 
 
-SUBSCRIBE = Action("groups.subscribe", Subscribe, Subscribed, "Make a consumer group, or join it.")
-ALTER = Action("groups.alter", Alter, Subscription, "Give a consumer group another subscription.")
-RESET = Action("groups.reset", Reset, Moves, "Set where a consumer group goes on.")
-PAUSE = Action("groups.pause", Pause, Paused, "Hand out nothing to a consumer group.")
-RESUME = Action("groups.resume", Pause, Paused, "Hand out messages to a consumer group again.")
-DELETE = Action("groups.delete", Delete, Deleted, "Forget a consumer group with all that it did.")
-JOIN = Action("groups.join", Join, Joined, "Be a named member of a consumer group of `in_doubt` `hold`.")
-MEMBERS = Action("groups.members", OfGroup, Members, "Which member of a consumer group holds what.", reads_only=True)
-FENCE = Action("groups.fence", FenceMember, Fenced, "Give back to a consumer group what a silent named member holds.")
-LIST = Action("groups.list", Nothing, Groups, "All consumer groups, with where they stand.", reads_only=True)
+SUBSCRIBE = Action("groups.subscribe", Subscribe, Subscribed, "Create a consumer group, or join it.")
+ALTER = Action("groups.alter", Alter, Subscription, "Change the subscription of a consumer group.")
+RESET = Action("groups.reset", Reset, Moves, "Set the position of a consumer group.")
+PAUSE = Action("groups.pause", Pause, Paused, "Stop deliveries to a consumer group.")
+RESUME = Action("groups.resume", Pause, Paused, "Resume deliveries to a consumer group.")
+DELETE = Action("groups.delete", Delete, Deleted, "Delete a consumer group with its state.")
+JOIN = Action("groups.join", Join, Joined, "Become a named member of a consumer group with `in_doubt` `hold`.")
+MEMBERS = Action(
+    "groups.members", OfGroup, Members, "Members of a consumer group with their messages.", reads_only=True
+)
+FENCE = Action("groups.fence", FenceMember, Fenced, "Fence a silent named member, and release its messages.")
+LIST = Action("groups.list", Nothing, Groups, "All consumer groups, with their positions.", reads_only=True)

@@ -1,4 +1,4 @@
-"""Looking up single messages."""
+"""Look-ups of single messages."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class MessageFields(TypedDict):
     key: str | None
     tag: str | None
     properties: dict[str, str]
-    message_id: Annotated[MessageId | None, "null: damaged, nothing of the message is left"]
+    message_id: Annotated[MessageId | None, "null: the message is damaged completely"]
     position: Position
     transaction: Annotated[str | None, "its transaction's id as printed; null: a plain message"]
-    born_us: Annotated[TimeUs, "when its producer made it"]
-    stored_us: Annotated[TimeUs, "when it became durable"]
-    visible_us: Annotated[TimeUs, "not delivered before; 0: at once"]
-    damaged: Annotated[str | None, "where the log is damaged under its body, or all of it; null: it is whole"]
+    born_us: Annotated[TimeUs, "creation time at its producer"]
+    stored_us: Annotated[TimeUs, "time when it became durable"]
+    visible_us: Annotated[TimeUs, "earliest delivery; 0: at once"]
+    damaged: Annotated[str | None, "position of log damage in its body or all of it; null: intact"]
 
 
 class Message(MessageFields):
@@ -32,22 +32,22 @@ class Message(MessageFields):
 
     body_base64: Annotated[str | None, "its body, base64; null: damaged, or withheld"]
     withheld: NotRequired[
-        Annotated[bool, "true: it was rolled back or has expired; `transactions.reveal` gives its body"]
+        Annotated[bool, "true: it was rolled back or has expired; `transactions.reveal` returns its body"]
     ]
 
 
 class Standing(TypedDict):
-    """A found message."""
+    """Current state of a message."""
 
     state: Annotated[
         State | Literal["plain", "edited"],
-        "of its transaction; `edited`: a person put it in place of a dead letter, for one consumer group",
+        "of its transaction; `edited`: an operator replaced a dead letter of one consumer group by it",
     ]
-    offset: Annotated[Offset | None, "null: not in its queue (yet); of an edited one: where the group gets it"]
+    offset: Annotated[Offset | None, "null: not in its queue (yet); of an edited one: its place for the group"]
     visible: Annotated[bool, "it is in its queue"]
-    group: NotRequired[Annotated[ConsumerGroup, "of an edited one: who gets it"]]
+    group: NotRequired[Annotated[ConsumerGroup, "of an edited one: its consumer group"]]
     edited_from: NotRequired[
-        Annotated[MessageId | None, "of an edited one: the id of the message that it replaced; null: that was damaged"]
+        Annotated[MessageId | None, "of an edited one: the id of the replaced message; null: it was damaged"]
     ]
 
 
@@ -56,9 +56,9 @@ class FoundMessage(Message, Standing):
 
 
 class Lookup(TypedDict):
-    """The message id or key to look for."""
+    """Search criterion: a message id, or a key."""
 
-    message_id: NotRequired[Annotated[str, "32 hex digits, or the text that it was made of"]]
+    message_id: NotRequired[Annotated[str, "32 hex digits, or the text that it is derived from"]]
     key: NotRequired[str]
     topic: NotRequired[Annotated[TopicName, "in this topic only"]]
     limit: NotRequired[Annotated[int, Bounds(1, 1000), "messages, at most; 100 unless given"]]
@@ -68,22 +68,20 @@ class Found(TypedDict):
     """The messages, newest first."""
 
     messages: list[FoundMessage]
-    unreadable: NotRequired[
-        Annotated[int, "damaged messages that could not be compared; any of them may be one of those"]
-    ]
+    unreadable: NotRequired[Annotated[int, "damaged messages that could not be compared; any of them may match"]]
 
 
 class View(TypedDict):
     """One message of a topic, by its id or else by its key."""
 
     topic: TopicName
-    id_or_key: Annotated[str, "32 hex digits, or the text that the id was made of; a key if no message has that id"]
+    id_or_key: Annotated[str, "32 hex digits, or the text that the id is derived from; a key if no message has that id"]
 
 
 class Viewed(TypedDict):
-    """The newest message that stands or still may."""
+    """The newest message that is committed or may still become so."""
 
-    message: Annotated[FoundMessage | None, "null: there is none, or it was rolled back or has expired"]
+    message: Annotated[FoundMessage | None, "null: none, rolled back or expired"]
 
 
 VIEW = Action(

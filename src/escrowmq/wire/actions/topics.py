@@ -24,7 +24,7 @@ RetentionName = Literal["retention", "retention_size"]
 
 
 class QueueRange(TypedDict):
-    """Which offsets of a queue are stored."""
+    """Stored offsets of a queue."""
 
     queue: QueueNumber
     head: Head
@@ -38,16 +38,16 @@ class NumberedQueue(QueueRange):
 
 
 class KeptQueue(NumberedQueue):
-    """One queue of a topic, and how much is in it."""
+    """One queue of a topic, and its size."""
 
-    bytes: NotRequired[Annotated[int, "of the messages that it keeps: their bodies, and 100 for the rest of each"]]
+    bytes: NotRequired[Annotated[int, "of its messages: their bodies, and 100 for the rest of each"]]
 
 
 class Retention(TypedDict):
-    """A topic's own settings. What is not given: the broker's `retention`, and any number of bytes."""
+    """Retention set for a topic. Missing values: the broker's `retention`, and any number of bytes."""
 
-    retention: NotRequired[Annotated[Seconds, "that messages stay after they became visible"]]
-    retention_size: NotRequired[Annotated[int, Bounds(1), "bytes that each of its queues keeps at most"]]
+    retention: NotRequired[Annotated[Seconds, "retention of messages after they became visible"]]
+    retention_size: NotRequired[Annotated[int, Bounds(1), "maximum bytes per queue"]]
 
 
 class Topic(Retention):
@@ -64,7 +64,7 @@ class Topics(TypedDict):
 
 
 class AskOffsets(TypedDict):
-    """The topic whose offsets are wanted."""
+    """Topic and queue of requested offsets."""
 
     topic: Annotated[TopicName, "or a system view: then the range of log positions, as queue 0"]
     queue: NotRequired[Annotated[QueueNumber, "all queues unless given"]]
@@ -72,35 +72,35 @@ class AskOffsets(TypedDict):
 
 
 class QueueOffsets(QueueRange):
-    """Which offsets of a queue are stored, and where a time is among them."""
+    """Stored offsets of a queue, and the offset at a time."""
 
     offset_at: NotRequired[Annotated[Offset, "with `time_us`: the first visible then or later, `end` without one"]]
 
 
 class Offsets(TypedDict):
-    """Where the queues of a topic begin and end."""
+    """First and last offsets of the queues of a topic."""
 
     shard: Annotated[int, "number of the broker's shard"]
     queues: list[QueueOffsets]
 
 
 class Wait(TypedDict):
-    """The condition to wait for."""
+    """Condition to wait for."""
 
     topic: TopicName
     after: NotRequired[Annotated[list[Pair], "[queue, offset]: wait for a message at that offset or later"]]
-    every: NotRequired[Annotated[bool, "wait on queues not named, too, from offset 0; the topic may be yet to come"]]
+    every: NotRequired[Annotated[bool, "also wait on all other queues, from offset 0; the topic need not exist yet"]]
     wait_ms: NotRequired[Annotated[int, "milliseconds, at most 60,000; 0 unless given"]]
 
 
 class Ready(TypedDict):
-    """The queues that have such messages; none when the time is over."""
+    """The queues with such messages; none after the timeout."""
 
     queues: list[QueueRange]
 
 
 class Create(TypedDict):
-    """The topic to make."""
+    """The topic to create."""
 
     name: TopicName
     queues: NotRequired[Annotated[int, Bounds(1, MAX_QUEUE), "how many; the broker's default unless given"]]
@@ -108,22 +108,22 @@ class Create(TypedDict):
 
 
 class Created(TypedDict):
-    """The topic as it is now."""
+    """The current topic."""
 
     name: TopicName
     queues: Annotated[int, "how many"]
 
 
 class Alter(Retention, Signed):
-    """New settings of a topic. What is not given stays."""
+    """New settings of a topic. Missing fields keep their value."""
 
     name: TopicName
     queues: NotRequired[Annotated[int, Bounds(1, MAX_QUEUE), "how many; never fewer than it has"]]
-    reset: NotRequired[Annotated[list[RetentionName], "goes back to the broker's"]]
+    reset: NotRequired[Annotated[list[RetentionName], "returns to the broker's"]]
 
 
 class Altered(Retention):
-    """The topic's settings now."""
+    """Current settings of a topic."""
 
     name: TopicName
     queues: Annotated[int, "how many"]
@@ -134,21 +134,21 @@ class Delete(Signed):
 
     name: TopicName
     force: NotRequired[
-        Annotated[bool, "roll back what is undecided, and take it from its groups, instead of refusing with CONFLICT"]
+        Annotated[bool, "roll back undecided transactions and unsubscribe its groups, instead of CONFLICT"]
     ]
-    check: NotRequired[Annotated[bool, "do nothing: only refuse, or say what would go"]]
+    check: NotRequired[Annotated[bool, "change nothing: only reject, or report the effect"]]
 
 
 class Deleted(TypedDict):
-    """Losses with a deleted topic, or their preview."""
+    """Removed parts of a topic, real or predicted."""
 
     name: TopicName
-    deleted: Annotated[bool, "false: it was only asked for"]
+    deleted: Annotated[bool, "false: it was only checked"]
     queues: Annotated[int, "how many it had"]
-    messages: Annotated[int, "that it kept"]
-    delayed: Annotated[int, "that waited for their time"]
-    rolled_back: Annotated[int, "transactions that were undecided"]
-    groups: list[Annotated[ConsumerGroup, "consumed it"]]
+    messages: Annotated[int, "stored ones"]
+    delayed: Annotated[int, "delayed ones"]
+    rolled_back: Annotated[int, "undecided transactions"]
+    groups: list[Annotated[ConsumerGroup, "was subscribed"]]
     dead_letters: Annotated[int, "of all groups"]
 
 
@@ -157,8 +157,7 @@ OFFSETS = Action(
     "topics.offsets",
     AskOffsets,
     Offsets,
-    "Where the queues of a topic begin and end, and which offset became visible at a time. A system view has one "
-    "queue, numbered 0.",
+    "Offsets of the queues of a topic: first, last, and at a time. A system view has one queue, numbered 0.",
     reads_only=True,
 )
 WAIT = Action(
@@ -168,16 +167,16 @@ WAIT = Action(
     "Wait until queues of a topic, or of a system view, have messages at given offsets or later.",
     reads_only=True,
 )
-CREATE = Action("topics.create", Create, Created, "Make a topic, or give it more queues.")
+CREATE = Action("topics.create", Create, Created, "Create a topic, or add queues to it.")
 ALTER = Action(
     "topics.alter",
     Alter,
     Altered,
-    "Give a topic more queues, or a retention of its own; what is beyond it is let go of at once.",
+    "Add queues to a topic, or set its retention; messages beyond it are removed at once.",
 )
 DELETE = Action(
     "topics.delete",
     Delete,
     Deleted,
-    "Delete a topic with all that is in it. Only `topics.create` makes its name anew, as another topic.",
+    "Delete a topic with its messages. Only `topics.create` can reuse its name, for another topic.",
 )

@@ -1,4 +1,4 @@
-"""Actions on transactions: listings, one in full, and decisions by an operator."""
+"""Actions on transactions: listings, details, and decisions by an operator."""
 
 from __future__ import annotations
 
@@ -13,22 +13,21 @@ Decider = Literal["producer", "check", "operator", "exhausted", "retention", "re
 
 Cause = Annotated[
     Literal["not_due", "due", "unanswered", "asked_out", "aged"],
-    "why it waits: `not_due`, its first question comes later; `due`, a question is due, and nobody of its group was "
-    "there to be asked;"
-    " `unanswered`, it was asked about without a decision, and waits for the next question or the end of waiting; "
-    "`asked_out`, parked after the last"
-    " question; `aged`, parked before that: `half_retention` ended, or it cannot be read",
+    "reason for waiting: `not_due`, its first check-back is later; `due`, a check-back is due, but no member of its"
+    " group was connected; `unanswered`, checked without a decision, it waits for the next check-back or for parking;"
+    " `asked_out`, parked after the last check-back; `aged`, parked earlier: `half_retention` ended, or it is"
+    " unreadable",
 ]
 
 
 class List(Paged):
-    """Which transactions are asked for."""
+    """Filters of a listing."""
 
     state: NotRequired[Annotated[str, "a state, or `undecided`: open and parked ones"]]
     group: NotRequired[ProducerGroup]
     older_than: NotRequired[Annotated[Seconds, "since the prepare, at least"]]
     cause: NotRequired[Cause]
-    after: NotRequired[Annotated[Position, Bounds(-1), "`next` of the page before"]]
+    after: NotRequired[Annotated[Position, Bounds(-1), "`next` of the previous page"]]
 
 
 class Summary(TypedDict):
@@ -36,19 +35,19 @@ class Summary(TypedDict):
 
     id: TransactionText
     position: Annotated[Position, "of its first half message"]
-    group: Annotated[ProducerGroup | None, "null: its producers are forgotten"]
-    instance: Annotated[Instance | None, "null: its producers are forgotten"]
+    group: Annotated[ProducerGroup | None, "null: its producer sessions were removed"]
+    instance: Annotated[Instance | None, "null: its producer sessions were removed"]
     state: State
     checks: Annotated[int, "check-backs so far"]
     prepared_us: TimeUs
-    due_us: NotRequired[Annotated[TimeUs, "of open ones: when the next check-back is due"]]
+    due_us: NotRequired[Annotated[TimeUs, "of open ones: time of the next check-back"]]
     decided_by: NotRequired[Annotated[Decider, "of decided ones"]]
 
 
 class Transaction(Summary):
     """One transaction of a listing."""
 
-    messages: Annotated[int, "how many half messages"]
+    messages: Annotated[int, "number of half messages"]
 
 
 class Page(TypedDict):
@@ -59,33 +58,29 @@ class Page(TypedDict):
 
 
 class Show(TypedDict):
-    """Which transaction."""
+    """Identifies a transaction."""
 
     id: TransactionText
 
 
 class Event(TypedDict):
-    """An event of a transaction."""
+    """One event of a transaction."""
 
     time_us: TimeUs
     event: Literal["prepared", "checked", "parked", "reopened", "committed", "rolled_back", "expired"]
     position: NotRequired[Annotated[Position, "of all but `prepared`"]]
-    messages: NotRequired[Annotated[int, "of `prepared`: how many half messages became durable then"]]
+    messages: NotRequired[Annotated[int, "of `prepared`: number of half messages that became durable"]]
     attempt: NotRequired[Annotated[int, "of `checked`: 1 the first time"]]
     by: NotRequired[Annotated[Decider, "of decisions"]]
-    session: NotRequired[Annotated[int, "of decisions: the session that brought it; 0 without one"]]
+    session: NotRequired[Annotated[int, "of decisions: the session that sent it; 0 without one"]]
 
 
 class Details(Summary):
-    """One transaction but for its messages."""
+    """One transaction without its messages."""
 
-    asked_session: NotRequired[
-        Annotated[int | None, "the session that is asked about it at this moment; null: none is"]
-    ]
+    asked_session: NotRequired[Annotated[int | None, "the session with a current check-back of it; null: none"]]
     unknown_us: NotRequired[
-        Annotated[
-            TimeUs | None, "when UNKNOWN was last answered about it; null: not since the broker's start, or long ago"
-        ]
+        Annotated[TimeUs | None, "time of the last answer UNKNOWN; null: not since the broker's start, or long ago"]
     ]
     message_count: Annotated[int, "half messages of the transaction"]
     timeline: Annotated[list[Event], "oldest first"]
@@ -98,13 +93,13 @@ class Shown(Details):
 
 
 class Reveal(Signed):
-    """The transaction whose bodies an operator asks for."""
+    """The transaction whose bodies an operator requests."""
 
     id: TransactionText
 
 
 class Body(TypedDict):
-    """The withheld content of a message."""
+    """Withheld content of a message."""
 
     position: Position
     body_base64: Annotated[str | None, "base64; null: damaged"]
@@ -113,33 +108,33 @@ class Body(TypedDict):
 class Revealed(TypedDict):
     """The bodies of a transaction's messages."""
 
-    bodies: Annotated[list[Body], "of the messages that `transactions.show` gives"]
+    bodies: Annotated[list[Body], "of the messages in `transactions.show`"]
 
 
 class Summarize(Paged):
-    """Of which producer groups the undecided transactions are summed up."""
+    """Producer groups of a summary of undecided transactions."""
 
     group: NotRequired[Annotated[ProducerGroup, "all that have some, unless given"]]
     samples: NotRequired[Annotated[int, Bounds(0, 5), "transactions shown of each cause, 3 unless given"]]
-    after: NotRequired[Annotated[int, Bounds(-1), "`next` of the answer before"]]
+    after: NotRequired[Annotated[int, Bounds(-1), "`next` of the previous answer"]]
 
 
 class Waiting(TypedDict):
-    """Undecided transactions of one producer group that wait for the same reason."""
+    """Undecided transactions of one producer group with the same cause."""
 
-    state: Annotated[Literal["open", "parked"], "parked ones wait for a person"]
+    state: Annotated[Literal["open", "parked"], "parked ones wait for an operator"]
     cause: Cause
     count: int
     oldest_us: Annotated[TimeUs, "the first prepare"]
     newest_us: Annotated[TimeUs, "the last prepare"]
-    checks: Annotated[tuple[int, int], "check-backs so far: the least and the most"]
+    checks: Annotated[tuple[int, int], "check-backs so far: minimum and maximum"]
     samples: Annotated[list[Transaction], "the oldest"]
 
 
 class OfGroup(TypedDict):
-    """Undecided transactions of a producer group."""
+    """Undecided transactions of one producer group."""
 
-    group: Annotated[ProducerGroup | None, "null: its producers are forgotten"]
+    group: Annotated[ProducerGroup | None, "null: its producer sessions were removed"]
     number: Annotated[int, "of the group, at this broker"]
     causes: list[Waiting]
 
@@ -147,12 +142,12 @@ class OfGroup(TypedDict):
 class Undecided(TypedDict):
     """Undecided transactions by producer group and cause."""
 
-    groups: Annotated[list[OfGroup], "those that have something undecided"]
+    groups: Annotated[list[OfGroup], "groups with undecided transactions"]
     next: NotRequired[Annotated[int, "`after` of the next page, if this one is full"]]
 
 
 class Recheck(Signed):
-    """Which transactions."""
+    """The transactions to recheck."""
 
     ids: Annotated[list[str], "transaction ids as printed"]
 
@@ -168,9 +163,9 @@ SUMMARY = Action(
     "transactions.summary", Summarize, Undecided, "Undecided transactions by producer group and cause.", reads_only=True
 )
 SHOW = Action("transactions.show", Show, Shown, "One transaction with its messages and its timeline.", reads_only=True)
-SETTLE = Action("transactions.settle", Settle, Results, "Decide transactions by an operator's hand.")
+SETTLE = Action("transactions.settle", Settle, Results, "Decide transactions as an operator.")
 RECHECK = Action(
-    "transactions.recheck", Recheck, Results, "Ask about undecided transactions anew, all check-backs unspent."
+    "transactions.recheck", Recheck, Results, "Restart the check-backs of undecided transactions, with the count at 0."
 )
 REVEAL = Action(
     "transactions.reveal",

@@ -13,50 +13,50 @@ Batch = Annotated[int, "number of a batch"]
 
 
 class OfWriter(TypedDict):
-    """Which writer."""
+    """Identifies a writer."""
 
     writer: Annotated[str, "any text, such as a query's id; or 32 hex digits as listed"]
 
 
 class Forget(OfWriter, Signed):
-    """The writer that is to be forgotten."""
+    """The writer to forget."""
 
 
 class Commit(OfWriter):
     """One batch of a writer."""
 
     batch: Annotated[Batch, "higher than that of the batch before"]
-    transactions: Annotated[list[str], "ids as printed of the transactions that make up the batch"]
+    transactions: Annotated[list[str], "printed ids of the transactions of the batch"]
     session: SessionNumber
 
 
 class Committed(TypedDict):
-    """The result of the batch."""
+    """Result of a batch commit."""
 
     status: Annotated[Status, "ALREADY_COMMITTED: this batch, or a later one, was decided before"]
-    last: Annotated[Batch, "the last one that is decided now"]
-    rolled_back: Annotated[int, "transactions of this attempt that lost"]
+    last: Annotated[Batch, "the last decided one"]
+    rolled_back: Annotated[int, "transactions of this attempt that were rolled back"]
 
 
 class Shown(TypedDict):
-    """Where a writer stands."""
+    """Last batch of a writer."""
 
-    batch: Annotated[Batch | None, "the last one that is decided; null: none is"]
+    batch: Annotated[Batch | None, "the last decided one; null: none"]
 
 
 class List(Paged):
-    """Which page."""
+    """Page of a listing."""
 
-    after: NotRequired[Annotated[str, "`next` of the page before"]]
+    after: NotRequired[Annotated[str, "`next` of the previous page"]]
 
 
 class WriterListed(Undecided):
     """One writer."""
 
     writer: Annotated[str, "32 hex digits"]
-    batch: Annotated[Batch, "the last one that is decided"]
-    decided_us: Annotated[TimeUs, "when it was decided"]
-    used_us: Annotated[TimeUs, "when anything was done under its producer group"]
+    batch: Annotated[Batch, "the last decided one"]
+    decided_us: Annotated[TimeUs, "time of its decision"]
+    used_us: Annotated[TimeUs, "last activity of its producer group"]
 
 
 class Page(TypedDict):
@@ -67,10 +67,10 @@ class Page(TypedDict):
 
 
 class Forgotten(TypedDict):
-    """The forgotten writer."""
+    """Result of ``forget``: the removed group and sessions."""
 
-    group: Annotated[ProducerGroup, "the writer's"]
-    sessions: Annotated[int, "how many of its sessions"]
+    group: Annotated[ProducerGroup, "of the writer"]
+    sessions: Annotated[int, "removed sessions"]
 
 
 COMMIT = Action("writers.commit", Commit, Committed, "Commit the transactions of one batch of a writer, once.")

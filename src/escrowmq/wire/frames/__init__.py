@@ -1,8 +1,8 @@
-"""The frames in which clients and brokers speak: the whole protocol, byte by byte.
+"""The frames between clients and brokers: the whole protocol, byte by byte.
 
-A client speaks to a broker over one connection, a TCP socket with TLS or without, or a Unix socket. It carries
-everything: small requests as rows, Arrow batches of any size, actions, reads as streams, and the checks that a broker
-sends by itself. Port 7700 unless another is given; with TLS (1.2 or newer) the handshake comes first.
+A client uses one connection to a broker, a TCP socket with TLS or without, or a Unix socket. It carries everything:
+small requests as rows, Arrow batches of any size, actions, reads as streams, and the check-backs that the broker
+initiates. The port is 7700 unless another is given; with TLS (1.2 or newer) the handshake comes first.
 
 **Frames.** Both sides send frames. All numbers of the header are little-endian:
 
@@ -20,7 +20,8 @@ sends by itself. Port 7700 unless another is given; with TLS (1.2 or newer) the 
 
 | kind | name | head | body |
 | --- | --- | --- | --- |
-| `0x01` | HELLO | `["EscrowMQ" as bin, 2, 1, null]`: version of the format, version of the protocol, credential (none is accepted yet) | |
+| `0x01` | HELLO | `["EscrowMQ" as bin, 2, 1, null]`: version of the format, version of the protocol, credential (not \
+accepted yet) | |
 | `0x02` | SEND | | msgpack `[options, rows, [instance, sequence]]` |
 | `0x03` | PREPARE | | the same |
 | `0x04` | END | | msgpack `[options, rows]` |
@@ -29,7 +30,7 @@ sends by itself. Port 7700 unless another is given; with TLS (1.2 or newer) the 
 | `0x07` | COLUMNS | `[kind, options]`: a kind from `0x02` to `0x05` | a batch of the exchange's request schema |
 | `0x08` | CANCEL | | ; the number is that of a receive, a read or a watch |
 | `0x09` | PING | | at most 64 bytes |
-| `0x0a` | GOODBYE | | ; the client sends no more |
+| `0x0a` | GOODBYE | | ; the client sends no further frames |
 | `0x0b` | ACTION | the action's name | its request in JSON |
 | `0x0c` | READ | credit in bytes | the read request in JSON |
 | `0x0d` | CREDIT | bytes in addition | ; the number is that of the read |
@@ -39,10 +40,12 @@ sends by itself. Port 7700 unless another is given; with TLS (1.2 or newer) the 
 
 | kind | name | head | body |
 | --- | --- | --- | --- |
-| `0x81` | WELCOME | `[format, protocol, version, max_request_bytes, max_requests, max_answer_bytes]` | the answer to the action `hello` in JSON |
+| `0x81` | WELCOME | `[format, protocol, version, max_request_bytes, max_requests, max_answer_bytes]` | the answer to \
+the action `hello` in JSON |
 | `0x82` | ROWS | | the answer to SEND and PREPARE: msgpack `[row, ...]` |
 | `0x83` | CODES | | the answer to END and SETTLE: one byte a row |
-| `0x84` | BATCH | of the first of several parts: bytes of the whole message (u64) | the answer to RECEIVE and COLUMNS: a batch, or a part of it |
+| `0x84` | BATCH | of the first of several parts: bytes of the whole message (u64) | the answer to RECEIVE and \
+COLUMNS: a batch, or a part of it |
 | `0x85` | WITHDRAWN | | ; the receive was withdrawn, and nothing was leased for it |
 | `0x86` | ERROR | | msgpack `[code, message, hint, retry_after]`; `retry_after` is seconds or null |
 | `0x87` | RESULT | | the answer to ACTION in JSON |
@@ -63,7 +66,8 @@ below.
 
 | rows of | values |
 | --- | --- |
-| SEND, PREPARE | topic, body, key or null, tag or null, properties (`[[name, value], ...]`) or null, message id or null, queue (-1: the broker chooses), born_us, delay_us, immunity_us, transaction to join or null |
+| SEND, PREPARE | topic, body, key or null, tag or null, properties (`[[name, value], ...]`) or null, message id or \
+null, queue (-1: the broker chooses), born_us, delay_us, immunity_us, transaction to join or null |
 | END | transaction, outcome (0 unknown, 1 commit, 2 rollback) |
 | SETTLE | lease, start, count, act (0 ack, 1 nack, 2 extend, 3 release), delay_us, cause or null |
 | ROWS | code, position, queue, offset, transaction or null |
@@ -74,37 +78,36 @@ big-endian.
 **Rules**
 
 1. The client's first frame is HELLO, of at most 2048 bytes. The broker answers WELCOME, or ERROR with the number 0 and
-   closes. The client sends nothing before that answer. WELCOME says whether this broker leads (`role`), and who does
-   (`leader`). A client that has not greeted within 5 s is disconnected, and so is one that does not complete a frame
-   within 60 s after its first byte.
+   closes. The client sends nothing before that answer. WELCOME shows whether this broker leads (`role`), and the URL of
+   the leader (`leader`). A client that does not send HELLO within 5 s is disconnected, and so is one that does not
+   complete a frame within 60 s after its first byte.
 2. A number must be unique among the client's requests without a final answer. Requests of one connection *take effect*
    in the order in which they were sent; answers come in any order. Final answers are ROWS, CODES, the last part of
    BATCH, WITHDRAWN, RESULT, DONE and ERROR; each request gets one.
-3. A content that cannot be read, or an unknown kind with a number, is answered with ERROR (`BAD_BATCH`, `BAD_REQUEST`)
-   to its number, nothing of it takes effect, and the connection continues. An impossible header (a length that is too
-   short or over the limit), and whatever else breaks these rules, is answered with ERROR with the number 0, and the
+3. Unreadable content, or an unknown kind with a number, is answered with ERROR (`BAD_BATCH`, `BAD_REQUEST`) to its
+   number, nothing of it takes effect, and the connection stays open. An impossible header (a length that is too short
+   or over the limit), and any other violation of these rules, is answered with ERROR with the number 0, and the
    connection is closed.
 4. A frame of a request has at most `max_request_bytes` bytes, a whole message of an answer at most `max_answer_bytes`.
 5. Answers of more than 1 MiB are sent in parts. Small answers of the same connection are sent between two parts.
-6. A read sends SCHEMA, batches, then DONE. It begins no further batch while its credit is used up; the client gives
-   credit back with CREDIT for the bytes of bodies that it has consumed. Our client begins with 8 MiB and renews at
-   half.
-7. A watch makes the connection one that the broker may ask about the session's transactions: CHECKS come under the
-   watch's number until CANCEL, which is answered with DONE. ERROR ends it (the session is fenced, the broker stops).
-   Answers to checks are END or COLUMNS requests with the options `{"session": S, "by": 1}`.
+6. A read sends SCHEMA, batches, then DONE. It begins no further batch while its credit is used up; the client returns
+   credit with CREDIT for the bytes of bodies that it has consumed. Our client begins with 8 MiB and renews at half.
+7. A watch registers the connection for check-backs of the session's transactions: CHECKS arrive under the watch's
+   number until CANCEL, which is answered with DONE. ERROR ends it (the session is fenced, the broker stops). Answers to
+   checks are END or COLUMNS requests with the options `{"session": S, "by": 1}`.
 8. CANCEL of a receive: if something was leased for it before, BATCH is its answer; else WITHDRAWN. CANCEL of a number
    without an open request does nothing.
-9. Receives that wait are withdrawn when the connection ends, for whatever reason, and by GOODBYE; the other requests
-   take effect all the same. Reads and watches end with ERROR (`SHARD_STOPPED`), never with DONE: a read that ended
-   with DONE is whole. After GOODBYE the broker answers what has begun, then closes.
-10. GONE: the broker stops, or stops leading. What it has begun is still answered; later requests are answered with
-    `SHARD_STOPPED` or `NOT_LEADER`, or not at all.
-11. Nothing is sent to keep a connection alive; the system probes the other side after a minute of silence. PING is for
-    a client that waits for an answer and wants to know whether the broker still works.
+9. Waiting receives are withdrawn when the connection ends for any reason, and by GOODBYE; the other requests still
+   take effect. Reads and watches end with ERROR (`SHARD_STOPPED`), never with DONE: a read that ended with DONE is
+   complete. After GOODBYE the broker answers the requests that it has begun, then closes.
+10. GONE: the broker stops, or stops leading. Requests that it has begun are still answered; later ones are answered
+    with `SHARD_STOPPED` or `NOT_LEADER`, or not at all.
+11. Nothing is sent to keep a connection alive; the system probes the other side after a minute of silence. A client
+    that waits for an answer uses PING to check whether the broker still works.
 
 ``tests/wire/frames.txt`` has one frame of each kind in bytes. ``examples/protocol/main.go`` is a client in Go: a
 transaction with check-back, a receive, an acknowledgement.
-"""  # noqa: E501  # rows of a table
+"""
 
 from escrowmq.wire.frames.answers import (
     Welcome,

@@ -1,7 +1,6 @@
-"""Frames of the broker: its welcome, the answers to requests, refusals and checks. Encoded here and decoded by the
-client.
+"""Frames that a broker sends: its welcome, answers, rejections and checks. Encoded here, decoded by the client.
 
-The package's docstring has their contents.
+The package's docstring describes their contents.
 """
 
 from __future__ import annotations
@@ -33,17 +32,17 @@ from escrowmq.wire.parcels import Answer, Row
 
 
 class Welcome(NamedTuple):
-    """The broker's identity, and its limits for this connection."""
+    """Identity of the broker and its limits for this connection."""
 
     format: UInt32
     protocol: UInt32
     version: str
     max_request_bytes: UInt63
-    """A whole frame of a request."""
+    """Maximum size of a request frame."""
     max_requests: UInt63
-    """Requests without an answer; more are not read from the connection until some are answered."""
+    """Maximum number of unanswered requests; further ones are not read from the connection."""
     max_answer_bytes: UInt63
-    """A whole message of an answer, all parts together."""
+    """Maximum size of an answer message, all parts together."""
 
 
 _Refusal = tuple[UInt8, str, str, Annotated[float, msgspec.Meta(ge=0, le=1e6)] | None]
@@ -62,9 +61,9 @@ def welcome(limits: Welcome, hello: Json) -> bytes:
 
 def rows_answer(number: int, rows: list[Row]) -> bytearray:
     """Encode the answer to a parcel of SEND or PREPARE."""
-    made = begin_frame()
-    encoder.encode_into(rows, made, HEADER_BYTES)
-    return finish_frame(made, Kind.ROWS, number)
+    buffer = begin_frame()
+    encoder.encode_into(rows, buffer, HEADER_BYTES)
+    return finish_frame(buffer, Kind.ROWS, number)
 
 
 def codes_answer(number: int, codes: bytes) -> bytes:
@@ -115,14 +114,14 @@ def result(number: int, answer: Json) -> bytes:
 
 
 def withdrawn(number: int) -> bytes:
-    """Encode the answer to a receive that was withdrawn before anything was leased for it."""
+    """Encode the answer to a receive that was withdrawn before it got a lease."""
     return frame(Kind.WITHDRAWN, number)
 
 
 def refused(number: int, problem: EscrowError) -> bytes:
-    """Encode why a request, or with the number 0 the connection, is refused. Long texts are cut."""
+    """Encode the error of a rejected request, or with the number 0 of the connection. Long texts are truncated."""
     retry_after = float(problem.retry_after) if isinstance(problem, Overloaded) else None
-    content = (int(problem.code), _cut(problem.message), _cut(problem.hint), retry_after)
+    content = (int(problem.code), _truncate(problem.message), _truncate(problem.hint), retry_after)
     return frame(Kind.ERROR, number, encoder.encode(content))
 
 
@@ -136,37 +135,36 @@ def gone() -> bytes:
     return frame(Kind.GONE, 0)
 
 
-def _cut(text: str) -> str:
+def _truncate(text: str) -> str:
     return text[:LONGEST_MESSAGE].encode(errors="replace").decode()
 
 
-# Decoded by the client. Each raises Rejected(BAD_REQUEST) for content that cannot be read: the connection is of no use
-# then
+# Decoded by the client. Each raises Rejected(BAD_REQUEST) for unreadable content: the connection is unusable then
 
 
-def read_welcome(came: Frame) -> tuple[Welcome, Json]:
-    """Decode the broker's limits, and what its action ``hello`` answers."""
-    return cast(Welcome, _decode(_read_welcome, came.head)), unpack_json(bytes(came.body))
+def read_welcome(received: Frame) -> tuple[Welcome, Json]:
+    """Decode the broker's limits, and its answer to the action ``hello``."""
+    return cast(Welcome, _decode(_read_welcome, received.head)), unpack_json(bytes(received.body))
 
 
-def read_rows(came: Frame) -> Answer:
+def read_rows(received: Frame) -> Answer:
     """Decode the answer to a parcel: ROWS as tuples, CODES as bytes."""
-    return bytes(came.body) if came.kind == Kind.CODES else cast(Answer, _decode(_read_rows, came.body))
+    return bytes(received.body) if received.kind == Kind.CODES else cast(Answer, _decode(_read_rows, received.body))
 
 
-def read_result(came: Frame) -> Json:
+def read_result(received: Frame) -> Json:
     """Decode the answer to an action."""
-    return unpack_json(bytes(came.body))
+    return unpack_json(bytes(received.body))
 
 
-def read_schema(came: Frame) -> pa.Schema:
-    """Decode the schema of a read. Raises Rejected(BAD_BATCH), too."""
-    return decode_schema(came.body)
+def read_schema(received: Frame) -> pa.Schema:
+    """Decode the schema of a read. Raises Rejected(BAD_BATCH) as well."""
+    return decode_schema(received.body)
 
 
-def read_refusal(came: Frame) -> EscrowError:
+def read_refusal(received: Frame) -> EscrowError:
     """Decode an ERROR; it is returned, not raised. A code of a newer version becomes BAD_REQUEST with its text."""
-    number, message, hint, retry_after = _decode(_read_refusal, came.body)
+    number, message, hint, retry_after = _decode(_read_refusal, received.body)
     try:
         return error(Code(number), message, hint, 1.0 if retry_after is None else retry_after)
     except (KeyError, ValueError):

@@ -1,8 +1,8 @@
 """Record batches as bytes: one encapsulated Arrow IPC message each, without its schema, which both sides know.
 
-A compressed body is rejected before Arrow sees it: the memory that a few kilobytes of it may expand to has no bound.
-Whether a body is compressed stands in the message's flatbuffer: ``Message.header`` is a ``RecordBatch``, whose fourth
-field is ``compression``.
+A compressed body is rejected before Arrow reads it: a few kilobytes could expand to any amount of memory. The message's
+flatbuffer shows whether a body is compressed: ``Message.header`` is a ``RecordBatch``, whose fourth field is
+``compression``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from escrowmq.errors import Code, EscrowError, error
 from escrowmq.wire.frames.frame import PART_BYTES, Piece, Pieces, size_of
 
 SCATTER_BYTES = 128 << 10
-"""Larger batches are sent from the buffers in which they lie, without a copy; for smaller ones a copy is cheaper."""
+"""Larger batches are sent from their own buffers, without a copy; for smaller ones a copy is cheaper."""
 _JOIN_BYTES = 4096
 """Smaller pieces of a message are joined."""
 
@@ -35,7 +35,7 @@ def encode_batch(batch: pa.RecordBatch) -> Pieces:
     with pa.ipc.new_stream(pa.PythonFile(sink, mode="w"), batch.schema) as stream:
         stream.write_batch(batch)
         written = sink.pieces
-        sink.pieces = []  # the end of the stream is not part of the message
+        sink.pieces = []  # the end-of-stream marker is not part of the message
     return _join(written, batch.schema.serialize().size)
 
 
@@ -60,7 +60,7 @@ def _join(written: list[Any], skip: int) -> Pieces:
 
 
 class _Sink:
-    """A file that keeps what is written to it."""
+    """A file object that collects the written pieces."""
 
     closed = False
 
@@ -120,11 +120,11 @@ def decode_batch(raw: memoryview, schema: pa.Schema) -> pa.RecordBatch:
     try:
         compressed = _is_compressed(raw)
     except (struct.error, ValueError, IndexError):
-        raise _bad("it is no message of a record batch") from None
+        raise _bad("it is not a record batch message") from None
     if compressed:
         raise _bad("its body is compressed")
     buffer = pa.py_buffer(raw)
-    if buffer.address % 8:  # a small frame stands where the one before it ended
+    if buffer.address % 8:  # a small frame starts at the end of the previous one
         buffer = pa.py_buffer(bytes(raw))
     try:
         return pa.ipc.read_record_batch(buffer, schema)
@@ -145,10 +145,10 @@ def _bad(why: str) -> EscrowError:
 
 
 def _is_compressed(raw: memoryview) -> bool:
-    """Return whether the message's batch names a compression. Raises ValueError for anything but a batch's message."""
+    """Return whether the batch in a message is compressed. Raises ValueError for any other message."""
     if raw[:4] != _CONTINUED:
         raise ValueError("no encapsulated message")
-    start = 8  # of the flatbuffer; before it the mark and the length
+    start = 8  # position of the flatbuffer, after mark and length
     message = start + _number(_AT, raw, start)
     kind = _field(raw, message, _HEADER_TYPE)
     header = _field(raw, message, _HEADER)
@@ -158,7 +158,7 @@ def _is_compressed(raw: memoryview) -> bool:
 
 
 def _field(raw: memoryview, table: int, number: int) -> int | None:
-    """Return where a field of a table lies; None if the table lacks it."""
+    """Return the position of a field of a table; None if the table lacks it."""
     shape = table - _number(_BACK, raw, table)
     entry = 4 + 2 * number
     if shape < 0 or entry + 2 > _number(_SHORT, raw, shape):

@@ -1,9 +1,7 @@
-"""The header of a frame, the kinds, and the assembly of frames from received bytes. The package's docstring has the
-layout.
+"""Header and kinds of frames, and the assembly of frames from received bytes. The package's docstring has the layout.
 
-Kind and number stand before the content, so that a frame whose content cannot be read is refused under its number, and
-the frames after it are read. A length over the limit means that the boundary between frames is lost: the connection is
-closed.
+Kind and number precede the content, so that a frame with unreadable content is rejected under its number, and later
+frames are still read. With a length over the limit the boundary between frames is lost: the connection is closed.
 """
 
 from __future__ import annotations
@@ -18,29 +16,29 @@ import pyarrow as pa
 from escrowmq.errors import Code, error
 
 FORMAT_VERSION = 2
-"""1 was that of version 0.1, for small requests alone."""
+"""Format 1 belongs to version 0.1 and supports small requests only."""
 HEADER = struct.Struct("<IBBHQ")
 HEADER_BYTES = HEADER.size
 MORE = 0x01
 PART_BYTES = 1 << 20
-"""Body bytes of one part of an answer, at most."""
+"""Maximum body bytes of one part of an answer."""
 SCRATCH_BYTES = 1 << 16
-"""Bytes that are received in one call into memory that all small frames share."""
+"""Bytes received per call into memory that all small frames share."""
 
 _LENGTH = struct.Struct("<I")
 _COUNTED = HEADER_BYTES - _LENGTH.size
-"""Bytes of a header that its length counts."""
+"""Header bytes that its length field counts."""
 _ROOM = bytes(HEADER_BYTES)
 _NOTHING = memoryview(b"")
 
 Piece = bytes | bytearray | memoryview | Any
 """Bytes, or a ``pa.Buffer``."""
 Pieces = list[Piece]
-"""One frame, in the pieces that a channel sends in this order."""
+"""One frame, in the pieces that a channel sends in order."""
 
 
 class Kind(IntEnum):
-    """The kind of a frame. Kinds of the broker have the highest bit. A number is never used again for another kind."""
+    """Type of a frame. Kinds of the broker have the highest bit. A number is never reused for another kind."""
 
     HELLO = 0x01
     SEND = 0x02
@@ -73,13 +71,13 @@ class Kind(IntEnum):
 
 
 IN_PARTS = frozenset({Kind.BATCH, Kind.PART, Kind.CHECKS})
-"""Answers that may come in parts."""
+"""Answers that may be split into parts."""
 CONTINUED = frozenset({Kind.SCHEMA, Kind.PART, Kind.CHECKS})
-"""Answers after which others come under the same number."""
+"""Answers that are followed by others with the same number."""
 
 
 class Frame(NamedTuple):
-    """One whole frame. ``kind`` need not be a :class:`Kind`: the reader of the frame judges it."""
+    """One complete frame. ``kind`` need not be a :class:`Kind`: the reader of the frame checks it."""
 
     kind: int
     flags: int
@@ -117,7 +115,7 @@ def size_of(pieces: Sequence[Piece]) -> int:
 
 
 def is_large(frame: Frame) -> bool:
-    """Return whether an :class:`Assembler` gave a frame memory of its own."""
+    """Return whether an :class:`Assembler` allocated separate memory for a frame."""
     return HEADER_BYTES + len(frame.head) + (-len(frame.head) % 8) + len(frame.body) > SCRATCH_BYTES
 
 
@@ -135,17 +133,17 @@ def drop_bytes(pieces: Sequence[Piece], count: int) -> Pieces:
 
 
 Place = Callable[[int, int, int, memoryview, int], memoryview | None]
-"""Given kind, flags, number, head and size of a large body: the memory that shall receive the body, or None for memory
-of its own."""
+"""Called with kind, flags, number, head and size of a large body; returns the memory for it, or None to allocate
+some."""
 
 
 class Assembler:
-    """Assembles frames of at most ``most`` bytes from what is received into the memory that :meth:`target` names.
+    """Assembles frames of at most ``most`` bytes from data received into the memory of :meth:`target`.
 
     Small frames are received into ``scratch``, which assemblers of one thread may share. A frame of more than
-    ``SCRATCH_BYTES`` gets memory of its own from glibc's pool (mimalloc would map new pages for each), after
-    ``may_take(bytes)`` has allowed it; while it does not, :meth:`target` returns an empty view. An announced length
-    alone takes no memory. Not thread-safe.
+    ``SCRATCH_BYTES`` gets separate memory from glibc's pool (mimalloc would map new pages for each), once
+    ``may_take(bytes)`` allows it; until then :meth:`target` returns an empty view. An announced length alone takes no
+    memory. Not thread-safe.
     """
 
     __slots__ = (
@@ -175,26 +173,25 @@ class Assembler:
         self.may_take = may_take
         self.place = place
         self.frames = 0
-        """Frames that were completed."""
+        """Completed frames."""
         self.claimed = 0
-        """Length (bytes) that the header of the unfinished frame announces; 0: none, or its header is not complete."""
+        """Length (bytes) in the header of the unfinished frame; 0: none, or its header is incomplete."""
         self._scratch = memoryview(bytearray(SCRATCH_BYTES)) if scratch is None else scratch
         self._rest: bytearray | None = None  # start of an unfinished frame
-        self._wanted = 0  # while the rest is shorter, it need not be parsed
+        self._wanted = 0  # a shorter rest need not be parsed
         self._refused = False  # a large frame waits for its memory
-        self._skipped = 0  # bytes of a frame that nobody wants
+        self._skipped = 0  # remaining bytes of a frame to discard
         self._large: Frame | None = None
-        self._body = _NOTHING  # what is missing of the large frame's body
+        self._body = _NOTHING  # missing part of the large frame's body
 
     @property
     def small(self) -> int:
-        """Return the bytes of memory that an unfinished frame uses without having asked ``may_take``."""
+        """Return the memory (bytes) of an unfinished frame that did not require ``may_take``."""
         return len(self._rest or b"")
 
     @property
     def waiting(self) -> int:
-        """Return the bytes that came of an unfinished frame. Memory that no byte has come for takes none of the
-        machine's."""
+        """Return the received bytes of an unfinished frame. Memory without received bytes uses no physical memory."""
         return self.small + (len(self._large.body) - len(self._body) if self._large is not None else 0)
 
     @property
@@ -210,7 +207,7 @@ class Assembler:
         return Frame(kind, flags, number, memoryview(bytes(self._rest[HEADER_BYTES : HEADER_BYTES + head])), _NOTHING)
 
     def skip(self) -> None:
-        """Receive the rest of the large frame that may not take its memory, and drop it."""
+        """Receive and discard the rest of the large frame that was denied memory."""
         assert self._refused
         assert self._rest is not None
         self._skipped = self.claimed - len(self._rest)
@@ -218,11 +215,11 @@ class Assembler:
 
     @property
     def rest(self) -> int:
-        """Return the bytes that will certainly follow for the large frame under way; 0 if there is none."""
+        """Return the bytes that will certainly follow for the current large frame; 0 if there is none."""
         return len(self._body)
 
     def target(self) -> memoryview:
-        """Return the writable memory for the next bytes; empty while a large frame may not take its memory."""
+        """Return the writable memory for the next bytes; empty while a large frame is denied memory."""
         if self._large is not None:
             return self._body
         if self._skipped:
@@ -234,10 +231,10 @@ class Assembler:
         return self._scratch
 
     def filled(self, count: int) -> list[Frame]:
-        """Take in ``count`` bytes that were written to the last target. Returns the frames that they complete.
+        """Process ``count`` bytes written to the last target. Returns the frames that they complete.
 
-        Heads and bodies stay valid as long as they are held. Raises Rejected(BAD_REQUEST) for an impossible length,
-        Rejected(BATCH_TOO_LARGE) for one over the limit: the connection is of no use then.
+        Heads and bodies stay valid while referenced. Raises Rejected(BAD_REQUEST) for an impossible length,
+        Rejected(BATCH_TOO_LARGE) for one over the limit: the connection is unusable then.
         """
         if self._large is not None:
             self._body = self._body[count:]
@@ -275,8 +272,8 @@ class Assembler:
         return found
 
     def _keep(self, rest: memoryview) -> None:
-        """Keep the start of an unfinished frame. A large one gets its memory by :meth:`target`: its place may depend
-        on the frames before it."""
+        """Keep the start of an unfinished frame. :meth:`target` allocates a large one: its place may depend on earlier
+        frames."""
         wanted = HEADER_BYTES
         if len(rest) >= HEADER_BYTES:
             length, _, _, head, _ = HEADER.unpack_from(rest)
@@ -289,8 +286,7 @@ class Assembler:
         self._rest, self._wanted = bytearray(rest), wanted
 
     def _begin_large(self, rest: memoryview) -> bool:
-        """Give a large frame whose header and head are complete its own memory. Returns False while it may not take
-        it."""
+        """Allocate memory for a large frame with complete header and head. Returns False if that is denied."""
         length, kind, flags, head, number = HEADER.unpack_from(rest)
         body_at = HEADER_BYTES + head + (-head % 8)
         size = length + _LENGTH.size - body_at
@@ -302,13 +298,13 @@ class Assembler:
         body = self.place(kind, flags, number, copied_head, size) if self.place is not None else None
         if body is None:
             body = allocate(size)
-        there = rest[body_at:]
-        body[: len(there)] = there
-        self._large, self._body = Frame(kind, flags, number, copied_head, body), body[len(there) :]
+        received = rest[body_at:]
+        body[: len(received)] = received
+        self._large, self._body = Frame(kind, flags, number, copied_head, body), body[len(received) :]
         return True
 
     def _check_length(self, length: int, head: int) -> int:
-        """Return the bytes of the whole frame."""
+        """Return the size (bytes) of the whole frame."""
         least = _COUNTED + head + (-head % 8)
         if length < least:
             raise error(Code.BAD_REQUEST, f"a frame announces {length} bytes; its header and head alone have {least}")
@@ -324,50 +320,48 @@ def allocate(size: int) -> memoryview:
 
 
 class Gatherer:
-    """Joins the parts of answers over one connection, each received at its place in the whole message.
+    """Joins the parts of answers over one connection; each part is received at its place in the whole message.
 
-    The first part's head says how many bytes the message has; ``most`` bounds it.
+    The first part's head has the size of the message; ``most`` limits it.
     """
 
-    __slots__ = ("_under_way", "most")
+    __slots__ = ("_in_progress", "most")
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self._under_way: dict[
-            int, tuple[memoryview, int]
-        ] = {}  # by number: the message, and where its next part begins
+        self._in_progress: dict[int, tuple[memoryview, int]] = {}  # by number: message, start of its next part
 
     def place(self, kind: int, flags: int, number: int, head: memoryview, size: int) -> memoryview | None:
-        """Return where the body of a large part belongs, for :class:`Assembler`; None if it is a message of its own."""
-        if kind not in IN_PARTS or not (flags & MORE or number in self._under_way):
+        """Return the memory for the body of a large part, for :class:`Assembler`; None if it is a separate message."""
+        if kind not in IN_PARTS or not (flags & MORE or number in self._in_progress):
             return None
         return self._reserve(number, head, size)
 
     def add(self, frame: Frame) -> memoryview | None:
-        """Add a part. Returns the whole message when it is the last one, else None.
+        """Add a part. Returns the whole message after its last part, else None.
 
-        Raises Rejected(BAD_REQUEST) for parts that do not fit: the connection is of no use then.
+        Raises Rejected(BAD_REQUEST) for parts that do not fit: the connection is unusable then.
         """
         number, body = frame.number, frame.body
-        if not frame.flags & MORE and number not in self._under_way:
+        if not frame.flags & MORE and number not in self._in_progress:
             return body
-        known = self._under_way.get(number)
-        if known is None or body.obj is not known[0].obj:  # it was not received in its place
+        known = self._in_progress.get(number)
+        if known is None or body.obj is not known[0].obj:  # it was received elsewhere
             self._reserve(number, frame.head, len(body))[:] = body
         if frame.flags & MORE:
             return None
-        message, end = self._under_way.pop(number)
+        message, end = self._in_progress.pop(number)
         if end < len(message):
             raise error(Code.BAD_REQUEST, f"the parts of answer {number} do not make up its size")
         return message
 
     def forget(self, number: int) -> None:
-        """Drop what was received of an answer that ended early."""
-        self._under_way.pop(number, None)
+        """Discard the received parts of an answer that ended early."""
+        self._in_progress.pop(number, None)
 
     def _reserve(self, number: int, head: memoryview, size: int) -> memoryview:
         """Return the memory of the next part."""
-        known = self._under_way.get(number)
+        known = self._in_progress.get(number)
         if known is None:
             whole = read_size(head)
             if not 0 < whole <= self.most:
@@ -376,7 +370,7 @@ class Gatherer:
         message, at = known
         if not 0 < size <= len(message) - at:
             raise error(Code.BAD_REQUEST, f"the parts of answer {number} exceed its size")
-        self._under_way[number] = message, at + size
+        self._in_progress[number] = message, at + size
         return message[at : at + size]
 
 

@@ -1,5 +1,4 @@
-"""Frames of the client: each kind is a frame, encoded here and decoded by the broker. The package's docstring has their
-contents."""
+"""Frames that a client sends: encoded here, decoded by the broker. The package's docstring describes their contents."""
 
 from __future__ import annotations
 
@@ -49,12 +48,11 @@ MAGIC = b"EscrowMQ"
 MAX_PING_BYTES = 64
 MAX_CREDENTIAL_BYTES = 1024
 MAX_HELLO_BYTES = 2048
-"""A whole frame of a client that has not been welcomed."""
+"""Maximum size of a frame before the broker's welcome."""
 FRAME_ROOM = 64 << 10
-"""Bytes that a frame may have beside the batch or the JSON that it carries: header, head, and Arrow's description of
-the batch."""
+"""Bytes that a frame may have besides its batch or JSON: header, head, and Arrow's description of the batch."""
 READ_CREDIT = 8 << 20
-"""Bytes of a read that may be under way; a client renews the credit at half."""
+"""Bytes of a read that may be in flight; a client renews the credit at half."""
 
 
 class Hello(NamedTuple):
@@ -87,14 +85,14 @@ def hello(credential: str | None = None) -> bytes:
 
 def parcel_request(number: int, parcel: Parcel) -> bytearray:
     """Encode a parcel."""
-    made, options = begin_frame(), pack_options(parcel.options)
+    buffer, options = begin_frame(), pack_options(parcel.options)
     content: tuple[Any, ...]
     if parcel.kind in (Exchange.SEND, Exchange.PREPARE):
         content = (options, parcel.rows, parcel.first_id)
     else:
         content = (options, parcel.rows)
-    encoder.encode_into(content, made, HEADER_BYTES)
-    return finish_frame(made, NUMBER_OF[parcel.kind], number)
+    encoder.encode_into(content, buffer, HEADER_BYTES)
+    return finish_frame(buffer, NUMBER_OF[parcel.kind], number)
 
 
 def columns_request(number: int, kind: Exchange, batch: pa.RecordBatch, options: ExchangeOptions) -> Pieces:
@@ -115,7 +113,7 @@ def action_request(number: int, name: str, request: Mapping[str, object]) -> byt
 
 
 def read_request(number: int, request: ReadRequest, credit: int = READ_CREDIT) -> bytes:
-    """Encode a read that may have ``credit`` bytes under way."""
+    """Encode a read that may have ``credit`` bytes in flight."""
     return frame(Kind.READ, number, json.dumps(request).encode(), encoder.encode(credit))
 
 
@@ -130,12 +128,12 @@ def watch(number: int, session: int) -> bytes:
 
 
 def cancel(number: int) -> bytes:
-    """Encode the end of a receive, a read or a watch. It is answered all the same."""
+    """Encode the end of a receive, a read or a watch. The broker still answers it."""
     return frame(Kind.CANCEL, number)
 
 
 def ping(content: bytes = b"") -> bytes:
-    """Encode a probe of the connection: the same content comes back at once."""
+    """Encode a probe of the connection: the broker returns the same content at once."""
     return frame(Kind.PING, 0, content)
 
 
@@ -147,92 +145,92 @@ def goodbye() -> bytes:
 # Decoded by the broker
 
 
-def read_hello(came: Frame) -> Hello:
+def read_hello(received: Frame) -> Hello:
     """Decode a greeting. Raises Rejected(BAD_REQUEST) unless it is one of this version."""
     try:
-        said: Hello = _read_hello(came.head)
+        greeting: Hello = _read_hello(received.head)
     except UNREADABLE as problem:
         raise error(Code.BAD_REQUEST, f"the greeting cannot be read: {problem}") from None
-    if said.magic != MAGIC:
+    if greeting.magic != MAGIC:
         raise error(Code.BAD_REQUEST, "the greeting is not one of EscrowMQ")
-    if said.format != FORMAT_VERSION or said.protocol != PROTOCOL_VERSION:
-        text = f"format {said.format} of protocol {said.protocol}"
+    if greeting.format != FORMAT_VERSION or greeting.protocol != PROTOCOL_VERSION:
+        text = f"format {greeting.format} of protocol {greeting.protocol}"
         raise error(
             Code.BAD_REQUEST, f"{text}; this broker speaks format {FORMAT_VERSION} of protocol {PROTOCOL_VERSION}"
         )
-    if said.credential is not None:
+    if greeting.credential is not None:
         raise error(Code.BAD_REQUEST, "this broker takes no credentials")
-    return said
+    return greeting
 
 
-def read_parcel(came: Frame) -> Parcel:
+def read_parcel(received: Frame) -> Parcel:
     """Decode a frame of kind SEND, PREPARE, END or SETTLE. Raises Rejected(BAD_BATCH, BAD_REQUEST)."""
-    kind = cast(Kind, came.kind)
+    kind = cast(Kind, received.kind)
     try:
-        read = _READ_ROWS[kind](came.body)
+        read = _READ_ROWS[kind](received.body)
     except UNREADABLE as problem:
         raise error(Code.BAD_BATCH, f"the rows cannot be read: {problem}", "see docs/reference/protocol.md") from None
     return Parcel(EXCHANGE_OF[kind], read[1], _options(read[0]), *read[2:])
 
 
-def read_receive(came: Frame) -> ExchangeOptions:
+def read_receive(received: Frame) -> ExchangeOptions:
     """Decode the options of a receive. Raises Rejected(BAD_REQUEST)."""
-    return _options(bytes(came.head))
+    return _options(bytes(received.head))
 
 
-def read_columns(came: Frame) -> tuple[Exchange, pa.RecordBatch, ExchangeOptions]:
+def read_columns(received: Frame) -> tuple[Exchange, pa.RecordBatch, ExchangeOptions]:
     """Decode a batch, which shares the frame's memory. It has the kind's schema; its content is not validated.
 
     Raises Rejected(BAD_BATCH, BAD_REQUEST).
     """
     try:
-        number, options = _read_columns(came.head)
+        number, options = _read_columns(received.head)
     except UNREADABLE as problem:
         raise error(Code.BAD_BATCH, f"the batch cannot be read: {problem}", "see docs/reference/protocol.md") from None
     kind = EXCHANGE_OF[number]
-    return kind, decode_batch(came.body, REQUEST[kind]), _options(options)
+    return kind, decode_batch(received.body, REQUEST[kind]), _options(options)
 
 
-def action_name(came: Frame) -> str:
+def action_name(received: Frame) -> str:
     """Return the name of an action; empty if it cannot be read."""
     try:
-        return str(_read_name(came.head))
+        return str(_read_name(received.head))
     except UNREADABLE:
         return ""
 
 
-def read_action(came: Frame) -> tuple[str, Json]:
+def read_action(received: Frame) -> tuple[str, Json]:
     """Decode the name and the request of an action. Raises Rejected(BAD_REQUEST, BATCH_TOO_LARGE)."""
     try:
-        name = _read_name(came.head)
+        name = _read_name(received.head)
     except UNREADABLE as problem:
         raise error(Code.BAD_REQUEST, f"the name of the action cannot be read: {problem}") from None
-    return name, unpack_request(bytes(came.body), MAX_REQUEST_BYTES) if came.body else {}
+    return name, unpack_request(bytes(received.body), MAX_REQUEST_BYTES) if received.body else {}
 
 
-def read_read(came: Frame) -> tuple[Json, int]:
+def read_read(received: Frame) -> tuple[Json, int]:
     """Decode a read request and its credit (bytes). Raises Rejected(BAD_REQUEST, BATCH_TOO_LARGE)."""
-    return unpack_request(bytes(came.body[: MAX_OPTIONS_BYTES + 1])), _number(came)
+    return unpack_request(bytes(received.body[: MAX_OPTIONS_BYTES + 1])), _number(received)
 
 
-def read_credit(came: Frame) -> int:
+def read_credit(received: Frame) -> int:
     """Decode the bytes that a read may send in addition. Raises Rejected(BAD_REQUEST)."""
-    return _number(came)
+    return _number(received)
 
 
-def read_watch(came: Frame) -> int:
+def read_watch(received: Frame) -> int:
     """Decode the session of a watch. Raises Rejected(BAD_REQUEST)."""
-    return _number(came)
+    return _number(received)
 
 
-def _number(came: Frame) -> int:
+def _number(received: Frame) -> int:
     try:
-        return int(_read_number(came.head))
+        return int(_read_number(received.head))
     except UNREADABLE as problem:
-        raise error(Code.BAD_REQUEST, f"the head of frame {came.kind:#04x} is no number: {problem}") from None
+        raise error(Code.BAD_REQUEST, f"the head of frame {received.kind:#04x} is not a number: {problem}") from None
 
 
 @lru_cache(1024)
 def _options(raw: bytes) -> ExchangeOptions:
-    """Decode options. All requests with the same options share the result, which nobody changes."""
+    """Decode options. All requests with the same options share the result, which must not be changed."""
     return cast(ExchangeOptions, MappingProxyType(unpack_options(raw)))

@@ -1,5 +1,5 @@
-"""The types of rows and options as they travel in msgpack. Decoding checks them in C: a value of another type, a
-number that does not fit its column, an id that has not 16 bytes, a text that is not UTF-8 never gets past it."""
+"""Types of rows and options in msgpack. Decoding checks them in C: it rejects a value of another type, a number that
+does not fit its column, an id without 16 bytes, a text that is not UTF-8."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ Int32 = Annotated[int, msgspec.Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
 UInt8 = Annotated[int, msgspec.Meta(ge=0, le=255)]
 UInt32 = Annotated[int, msgspec.Meta(ge=0, le=(1 << 32) - 1)]
 UInt63 = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
-UInt64 = Annotated[int, msgspec.Meta(ge=0)]  # msgpack has none that is larger
+UInt64 = Annotated[int, msgspec.Meta(ge=0)]  # the largest of msgpack
 Id = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 OptionsBytes = Annotated[bytes, msgspec.Meta(max_length=MAX_OPTIONS_BYTES)]
-"""Options lie in a request as bytes, which are a map in msgpack: equal ones are known again without being read."""
+"""Options are bytes inside a request, a map in msgpack: a repeated map is recognized without decoding."""
 
 Outgoing = tuple[
     str,  # topic
@@ -47,7 +47,7 @@ Produced = tuple[UInt8, Int64, Int32, Int64, Id | None]  # code, position, queue
 
 _SOME = msgspec.Meta(min_length=1, max_length=PARCEL_ROWS)
 FirstId = tuple[UInt64, UInt63]
-"""Instance and sequence; a sequence leaves room to count on from it."""
+"""Instance and sequence; the limit leaves room to count on from it."""
 PRODUCING = tuple[OptionsBytes, Annotated[list[Outgoing], _SOME], FirstId]
 ENDING = tuple[OptionsBytes, Annotated[list[Ending], _SOME]]
 SETTLING = tuple[OptionsBytes, Annotated[list[Settling], _SOME]]
@@ -64,11 +64,11 @@ EXCHANGE_OF = {number: kind for kind, number in NUMBER_OF.items()}
 
 encoder = msgspec.msgpack.Encoder()
 UNREADABLE = (msgspec.MsgspecError, UnicodeError, RecursionError)
-"""What a decoder raises."""
+"""Exceptions of a decoder."""
 
 
 def decoder(shape: Any) -> Callable[[Any], Any]:
-    """Return a function that reads one value of this type; it raises one of ``UNREADABLE``."""
+    """Return a function that decodes one value of this type; it raises one of ``UNREADABLE``."""
     return msgspec.msgpack.Decoder(shape).decode
 
 
@@ -76,12 +76,12 @@ _decode_options = decoder(Annotated[dict[str, int | str | bool | None], msgspec.
 
 
 def pack_options(options: Mapping[str, Any]) -> bytes:
-    """Options as they lie in a request."""
+    """Encode options for a request."""
     return encoder.encode(dict(options))
 
 
 def unpack_options(raw: bytes) -> dict[str, Any]:
-    """Return the inverse of :func:`pack_options`; Rejected(BAD_REQUEST)."""
+    """Decode :func:`pack_options`. Raises Rejected(BAD_REQUEST)."""
     try:
         return dict(_decode_options(raw))
     except UNREADABLE as problem:
