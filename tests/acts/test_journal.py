@@ -129,7 +129,7 @@ def test_on_a_full_disk_nothing_is_done_and_acts_go_on_with_space() -> None:
     disk, done = FaultDisk(), list[str]()
     journal = Journal(disk, SHARD)
     do(journal, done, "a")
-    disk.budget = disk._count_used() + 100
+    disk.budget = disk._used_bytes() + 100
     with pytest.raises(Overloaded) as refused:
         do(journal, done, "b")
     assert refused.value.code is Code.DISK_FULL
@@ -158,7 +158,7 @@ def test_an_act_whose_end_finds_no_space_is_left_open() -> None:
     disk = FaultDisk()
     journal = Journal(disk, SHARD)
     with journal.act("settle", {"ids": ["a"]}, clock()) as act:
-        disk.budget = disk._count_used()
+        disk.budget = disk._used_bytes()
         act.ended = {"results": {}}
     assert [one.ended for one in journal.listed()] == [None]
     disk.budget = None

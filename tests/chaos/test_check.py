@@ -23,7 +23,7 @@ from escrowmq_lab.databases import open_engine
 
 class Once(Mode):
     name = "once"
-    told = "each effect exactly once"
+    promise = "each effect exactly once"
 
     def place(self, site: Site) -> None: ...
 

@@ -15,7 +15,7 @@ import pytest
 import escrowmq as mq
 from escrowmq import outbox
 from escrowmq_lab.chaos.books import Books
-from escrowmq_lab.chaos.modes.barrier import refused, stands
+from escrowmq_lab.chaos.modes.barrier import check_decided, check_opposite_rejected
 from escrowmq_lab.chaos.modes.offsets import OffsetsMode
 from escrowmq_lab.chaos.modes.seam import Contradiction, KeyOrder, Site, key_of
 from escrowmq_lab.databases import open_engine
@@ -24,12 +24,12 @@ from escrowmq_lab.databases import open_engine
 @pytest.mark.parametrize("code", [mq.Code.CONFLICT, mq.Code.UNKNOWN_TRANSACTION, mq.Code.EXPIRED, mq.Code.WRONG_GROUP])
 def test_a_decision_of_the_database_that_the_broker_refuses(code: mq.Code) -> None:
     with pytest.raises(Contradiction, match=code.name):
-        stands(np.array([mq.Code.COMMITTED, code], np.uint8))
+        check_decided(np.array([mq.Code.COMMITTED, code], np.uint8))
 
 
 def test_what_a_fault_explains_is_no_contradiction_and_stands_for_nothing() -> None:
     codes = [mq.Code.COMMITTED, mq.Code.TIMED_OUT, mq.Code.BROKER_AWAY, mq.Code.ALREADY_COMMITTED, mq.Code.LOG_FAILED]
-    assert stands(np.array(codes, np.uint8)).tolist() == [True, False, False, True, False]
+    assert check_decided(np.array(codes, np.uint8)).tolist() == [True, False, False, True, False]
 
 
 def test_a_broker_that_takes_the_other_decision(tmp_path: Path) -> None:
@@ -37,9 +37,9 @@ def test_a_broker_that_takes_the_other_decision(tmp_path: Path) -> None:
         producer = bus.producer("p", unasked=True)
         transactions = producer.prepare_batch([mq.Message("t", b"1"), mq.Message("t", b"2")]).transactions
         assert producer.end_batch(transactions.slice(0, 1), mq.COMMIT).ok
-        refused(producer, transactions.slice(0, 1), mq.ROLLBACK)
+        check_opposite_rejected(producer, transactions.slice(0, 1), mq.ROLLBACK)
         with pytest.raises(Contradiction, match="ROLLED_BACK"):
-            refused(producer, transactions, mq.ROLLBACK)
+            check_opposite_rejected(producer, transactions, mq.ROLLBACK)
 
 
 def id_of_number(number: int) -> str:
@@ -62,7 +62,7 @@ def test_a_refusal_of_a_pledged_message(tmp_path: Path) -> None:
         producer = bus.producer("p", qos=2)
         producer.send(mode.topic(1), b"another body", key=mode.key(one), message_id=mode.addressed([one])[0].message_id)
         with pytest.raises(Contradiction, match="MESSAGE_ID_TAKEN"):
-            mode._taken(producer, [one])
+            mode._send_batch(producer, [one])
 
 
 def test_a_key_out_of_order() -> None:
@@ -85,13 +85,13 @@ def test_what_an_earlier_process_owes_is_sent_first_and_in_its_order(tmp_path: P
     books.confirm("offsets", ids[:2])
     with mq.connect(f"file:{tmp_path / 'data'}") as bus:
         site = Site("producer-1", 1, 1, bus, "", engine, books, tmp_path, Random(1), rate=1e6)
-        assert OffsetsMode()._owed(site) == ids[2:]
+        assert OffsetsMode()._read_pending(site) == ids[2:]
         sent: list[list[str]] = []
 
         class Noting(OffsetsMode):
             def _taken(self, producer: mq.Producer, ids: Sequence[str]) -> Any:
                 sent.append(list(ids))
-                return super()._taken(producer, ids)
+                return super()._send_batch(producer, ids)
 
             def _send(self, *given: Any) -> Any:
                 done = super()._send(*given)
@@ -101,5 +101,5 @@ def test_what_an_earlier_process_owes_is_sent_first_and_in_its_order(tmp_path: P
         site.closing.set()
         Noting().place(site)
         assert sent == [ids[2:]]
-        assert OffsetsMode()._owed(site) == []
+        assert OffsetsMode()._read_pending(site) == []
     engine.dispose()

@@ -46,7 +46,7 @@ def write(monkey: Monkey, ids: list[str]) -> None:
 def test_a_look_counts_what_stands_in_the_databases_and_how_fast_it_grows(monkey: Monkey) -> None:
     progress = Progress(Options(rounds=7))
     assert progress.look(1000.0) is None
-    progress.told(monkey)
+    progress.update(monkey)
     assert "round 3 of 7: 0 placed (0/s)" in progress.look(1000.0).line()  # type: ignore[union-attr]
     write(monkey, [f"a-{n}" for n in range(10)])
     monkey.happenings.append(Happening(2, "broker-1", Blow.KILL, 1, 2))
@@ -63,7 +63,7 @@ def test_a_look_counts_what_stands_in_the_databases_and_how_fast_it_grows(monkey
 
 def test_a_database_that_cannot_answer_leaves_the_numbers_as_they_were(monkey: Monkey) -> None:
     progress = Progress(Options(rounds=7))
-    progress.told(monkey)
+    progress.update(monkey)
     write(monkey, ["a", "b", "c"])
     assert progress.look(1.0).counts["effects"] == 1  # type: ignore[union-attr]
     with monkey.engines["consumer-1"].begin() as connection:
@@ -76,9 +76,9 @@ def test_a_database_that_cannot_answer_leaves_the_numbers_as_they_were(monkey: M
 def test_without_a_terminal_it_is_a_line_now_and_then(monkey: Monkey) -> None:
     out = io.StringIO()
     progress = Progress(Options(rounds=7), Console(file=out, width=40))
-    progress.told(monkey)
+    progress.update(monkey)
     for at in range(0, 40):
-        look = progress.look(progress._begun + at / 4)
+        look = progress.look(progress._started_at + at / 4)
         assert look is not None
         progress.show(look)
     assert out.getvalue().count("\n") == 9.75 // LINE_SECONDS
@@ -90,7 +90,7 @@ def test_on_a_terminal_it_is_live_and_leaves_nothing(monkey: Monkey) -> None:
     console = Console(file=out, force_terminal=True, width=100)
     monkey.struck["broker-2"] = Blow.SILENCE
     with Progress(Options(rounds=7), console) as progress:
-        progress.told(monkey)
+        progress.update(monkey)
         look = progress.look()
         assert look is not None
         progress.show(look)

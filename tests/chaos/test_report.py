@@ -71,7 +71,7 @@ def synthetic(rounds: int = 12, seed: int = 0, period: float = 3.0) -> Record:
         happenings=happenings,
         findings=findings,
         flow=flow,
-        told={name: mode.told for name, mode in MODES.items()},
+        promises={name: mode.promise for name, mode in MODES.items()},
         repeats=frozenset(name for name, mode in MODES.items() if mode.repeats),
     )
 
@@ -130,7 +130,7 @@ def test_a_run_where_all_held(tmp_path: Path) -> None:
     assert "What was broken" not in words
     for name in MODES:
         assert name in words
-        assert MODES[name].told in words
+        assert MODES[name].promise in words
     assert record.command in words
     numbers = json.loads((tmp_path / "made" / JSON).read_text())
     assert numbers["ok"]

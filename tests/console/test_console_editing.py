@@ -14,7 +14,7 @@ from console_visitor import Visitor
 from console_world import fail_all, served_broker
 
 import escrowmq as mq
-from escrowmq.console.asked import Asked
+from escrowmq.console.asked import Params
 from escrowmq.console.views.changing.dead_letters import _changes
 
 
@@ -116,12 +116,12 @@ def test_another_death_than_the_one_shown_is_left_alone(visitor: Visitor, bus: m
 def test_what_a_form_does_not_change_stays_as_it_was(old: bytes | None, sent: str, changed: bytes | None) -> None:
     message = {"body": old, "key": "a\nb", "tag": None, "properties": {"p\n": "v\r\nw", "ESCROWMQ_X": "kept"}}
     form = {"body": (sent,), "key": ("ab",), "tag": ("",), "property_name": ("p", ""), "property_value": ("vw", "")}
-    changes = _changes(Asked("/", form=form), message)
+    changes = _changes(Params("/", form=form), message)
     assert changes == ({} if changed is None else {"body": changed})
 
 
 def test_fields_are_taken_away_and_put_in() -> None:
     message = {"body": b"x", "key": "k", "tag": "t", "properties": {"a": "1", "b": "2"}}
     form = {"body": ("x",), "key": ("",), "tag": ("u",), "property_name": ("a", "c"), "property_value": ("9", "3")}
-    changes = _changes(Asked("/", form=form), message)
+    changes = _changes(Params("/", form=form), message)
     assert changes == {"tag": "u", "properties": {"a": "9", "c": "3"}, "without": ["key", "b"]}

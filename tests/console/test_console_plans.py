@@ -87,7 +87,7 @@ def test_from_the_form_to_the_last_row(visitor: Visitor, bus: mq.Bus, dead: str)
     assert "<strong>10 rows</strong>" in page
     assert "KeyError: &#39;sku&#39;" in page
     assert visitor.post(path + "/dry-run") == path
-    page = until(visitor, path, lambda page: "Looking:" not in page)
+    page = until(visitor, path, lambda page: "Checking:" not in page)
     assert "it would be done" in page
     assert len(bus.admin.dead_letters(dead)) == 30, "a dry run changes nothing"
     page = run_of(visitor, path)
@@ -292,7 +292,7 @@ def test_work_is_bounded_and_told() -> None:
     jobs, gate = Jobs(), threading.Event()
 
     def wait(job: Job) -> str:
-        job.told = "half"
+        job.progress = "half"
         assert gate.wait(30)
         return "/there"
 

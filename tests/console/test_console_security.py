@@ -18,7 +18,7 @@ from console_world import HARMS
 
 import escrowmq as mq
 from escrowmq.console import ConsoleSettings, beside
-from escrowmq.console.asked import Asked
+from escrowmq.console.asked import Params
 from escrowmq.console.tokens import Tokens
 from escrowmq.errors import Denied
 from escrowmq.testing.link import TwinLink
@@ -248,11 +248,11 @@ def test_a_body_is_downloaded_and_never_shown(visitor: Visitor) -> None:
 def test_values_of_an_address_are_bounded_and_numbers_are_numbers() -> None:
     from escrowmq.errors import Misuse
 
-    asked = Asked("/", query={"a": "x" * 5000, "b": "-1", "c": "9" * 19, "d": " ", "e": "٣"})
+    params = Params("/", query={"a": "x" * 5000, "b": "-1", "c": "9" * 19, "d": " ", "e": "٣"})
     for name in "abce":
         with pytest.raises(Misuse, match=r"letters|whole number"):
-            asked.number(name, 0)
-    assert asked.number("d", 7) == 7
+            params.number(name, 0)
+    assert params.number("d", 7) == 7
 
 
 def test_a_page_says_what_it_refuses(visitor: Visitor) -> None:

@@ -25,7 +25,7 @@ class Played:
 
     def hear(self, who: str, kind: str, at: float = 0.0, **details: Any) -> News | None:
         child = cast(Child, SimpleNamespace(name=who))
-        return self.brokers.hear(ChildEvent(child, int(at * 1e6), kind, details))
+        return self.brokers.on_event(ChildEvent(child, int(at * 1e6), kind, details))
 
     def begin(self) -> None:
         """The first leads, the second follows."""
@@ -34,7 +34,7 @@ class Played:
         self.hear(B, "ready", url="escrow://127.0.0.1:2")
 
     def kill(self, who: str, at: float) -> None:
-        self.brokers.killed(who, int(at * 1e6))
+        self.brokers.on_killed(who, int(at * 1e6))
 
     def order(self, begun: float, placed: float) -> News | None:
         return self.hear("shop", "placed", placed, order="1", begun_us=int(begun * 1e6))
@@ -58,9 +58,9 @@ def test_everybody_is_told_of_both_brokers(played: Played) -> None:
 def test_the_leader_is_killed_only_beside_a_standby_and_after_the_last_change(played: Played) -> None:
     brokers = played.brokers
     played.hear(A, "ready", url="")
-    assert (brokers.stands(A), brokers.victim) == (False, None)  # nobody leads
+    assert (brokers.is_ready(A), brokers.victim) == (False, None)  # nobody leads
     played.hear(A, "leads", epoch=1)
-    assert (brokers.stands(A), brokers.stands(B), brokers.victim) == (True, False, None)
+    assert (brokers.is_ready(A), brokers.is_ready(B), brokers.victim) == (True, False, None)
     played.hear(B, "ready", url="")
     assert brokers.victim == A
     played.kill(A, 1.0)

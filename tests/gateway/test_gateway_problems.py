@@ -16,7 +16,7 @@ import escrowmq as mq
 from damaging import flip
 from escrowmq.connecting import links
 from escrowmq.errors import Code, Misuse, Overloaded, Rejected, Unknown, error
-from escrowmq.gateway.problems import described, refusal, status_of
+from escrowmq.gateway.problems import problem_response, status_of, to_problem
 from escrowmq.gateway.settling import LeaseHandle
 from escrowmq.model import message_id
 from escrowmq.testing.link import TwinLink
@@ -33,10 +33,10 @@ def test_every_code_has_a_status_of_its_branch(code: Code) -> None:
         assert status == 504
     elif isinstance(problem, Overloaded):
         assert status in (429, 503)
-        assert refusal(problem).headers["retry-after"] == "1"
+        assert problem_response(problem).headers["retry-after"] == "1"
     else:
         assert 400 <= status < 500 or code in (Code.DAMAGED, Code.NEWER_FORMAT, Code.LOG_FAILED)
-    told = described(problem)
+    told = to_problem(problem)
     assert (told.code, told.name, told.message) == (int(code), code.name, problem.message)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from escrowmq.gateway import addresses, asking, producers, signing
 from escrowmq.gateway.admission import Admission
-from escrowmq.gateway.asking import Asker
+from escrowmq.gateway.asking import HttpChecker
 from escrowmq.gateway.routes import messages
 from escrowmq.gateway.settling import LeaseHandle
 from escrowmq.gateway.signing import ReplayGuard
@@ -80,9 +80,9 @@ def follow_a_redirect(plant: Plant) -> None:
 
 @bug("gateway", ASKING + "test_an_address_in_a_message_is_never_asked", "assert elsewhere.asked == []")
 def ask_the_address_that_a_message_names(plant: Plant) -> None:
-    real = Asker._ask
+    real = HttpChecker._ask
 
-    @plant.instead(Asker, "_ask")
+    @plant.instead(HttpChecker, "_ask")
     async def ask(self: Any, checks: Any) -> Any:
         named = [message.properties.get("check_back") for check in checks for message in check.messages]
         if named and named[0]:
@@ -141,16 +141,16 @@ def let_the_pages_of_other_sites_in(plant: Plant) -> None:
     "assert client.ok(path, given, **headers) == client.ok(path, given, **headers)",
 )
 def make_one_id_of_all_messages_of_a_request(plant: Plant) -> None:
-    real = messages.scoped
+    real = messages.idempotent_id
 
-    @plant.instead(messages, "scoped")
+    @plant.instead(messages, "idempotent_id")
     def scoped(key: Any, request: Any, number: int) -> Any:
         return real(key, request, 0)
 
 
 @bug("gateway", ENDPOINTS + "test_an_id_names_one_message_of_its_topic[embedded]", "MESSAGE_ID_TAKEN")
 def take_an_idempotency_key_for_no_id(plant: Plant) -> None:
-    @plant.instead(messages, "scoped")
+    @plant.instead(messages, "idempotent_id")
     def scoped(key: Any, request: Any, number: int) -> None:
         return None
 

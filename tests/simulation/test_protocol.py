@@ -23,7 +23,7 @@ from escrowmq_lab.simulation.protocol import COMMANDS, COMMIT, COMMITTED, EVENTS
 def test_no_state_breaks_a_promise() -> None:
     explored = protocol.explore(Model())
     print(f"{explored.states} states, {explored.steps} steps")
-    assert explored.problem is None, (explored.problem, explored.way)
+    assert explored.problem is None, (explored.problem, explored.path)
     assert explored.states > 1000
     rules = {name for name, rule in COMMANDS.items() if not rule.startswith("outside")}
     assert rules <= explored.names, "every rule was used"
@@ -31,8 +31,8 @@ def test_no_state_breaks_a_promise() -> None:
 
 
 class AnswerBeforeTheSync(Model):
-    def answered(self, state: State, fact: str) -> State:
-        return state._replace(told=state.told | {fact})
+    def add_response(self, state: State, fact: str) -> State:
+        return state._replace(reported=state.reported | {fact})
 
 
 class AcceptTheOpposite(Model):
@@ -87,8 +87,8 @@ class LetALateRequestFence(Model):
 
 
 class CountAfterTheQuestion(Model):
-    def counted(self, state: State) -> State:
-        return state._replace(asked=state.asked + 1)
+    def queue_check(self, state: State) -> State:
+        return state._replace(checks_sent=state.checks_sent + 1)
 
 
 class AskTheDecided(Model):
@@ -128,7 +128,7 @@ class NeverPark(Model):
 class RollBackWhileSomebodyCommits(Model):
     def tick(self, state: State) -> Iterator[Step]:
         for name, after in super().tick(state):
-            yield name, self.answered(after._replace(memory=after.memory._replace(placed=1)), COMMITTED)
+            yield name, self.add_response(after._replace(memory=after.memory._replace(placed=1)), COMMITTED)
 
 
 MISTAKES: dict[type[Model], str] = {
@@ -155,7 +155,7 @@ def test_a_mistake_in_the_rules_is_found(mistake: type[Model]) -> None:
     explored = protocol.explore(mistake())
     assert explored.problem is not None
     assert MISTAKES[mistake] in explored.problem
-    assert explored.way, "and the shortest way there is told"
+    assert explored.path, "and the shortest way there is told"
 
 
 def test_the_model_knows_every_command_and_event() -> None:

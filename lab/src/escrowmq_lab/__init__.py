@@ -1,1 +1,1 @@
-"""The laboratory of EscrowMQ: simulation, chaos with real processes, benchmarks, and the servers that tests start."""
+"""The laboratory of EscrowMQ: simulation, chaos with real processes, benchmarks, and servers for tests."""

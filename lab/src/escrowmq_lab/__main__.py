@@ -1,4 +1,4 @@
-"""``python -m escrowmq_lab``."""
+"""Entry point of ``python -m escrowmq_lab``."""
 
 from escrowmq_lab.cli.main import main
 

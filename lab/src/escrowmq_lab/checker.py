@@ -1,31 +1,34 @@
-"""Checks recorded histories for lost, repeated or wrong messages, by id and never by count.
+"""A history checker: finds lost, repeated or wrong messages in recorded histories, by id and never by count.
 
 Sets of values (see ``Report``):
 
-- *committed*: sent plainly with *ok*, or prepared with *ok* in a transaction whose commit is *ok* or that stands
-  committed at the end; *ended otherwise*: rolled back in the same sense;
-- *seen*: what stands in a queue at the end, or was delivered to anybody at any time.
+- *committed*: sent plainly with *ok*, or prepared with *ok* in a transaction whose commit is *ok* or that is committed
+  at the end; *ended otherwise*: rolled back in the same sense;
+- *seen*: in a queue at the end, or delivered to any group at any time.
 
-What is checked:
+Violations:
 
 | violation | when |
 | --- | --- |
-| lost | committed, and it does not stand in its queue at the end, or a group of its topic never got it (nor made a dead letter of it) |
+| lost | committed, but not in its queue at the end, or never delivered to a group of its topic (nor made a dead letter
+of it) |
 | resurrected | seen, though it was rolled back or its send failed |
-| unexpected | seen, and nobody tried to send it |
-| repeated | the same value at two places of the topic, brokers counted |
-| altered | a payload that is not what its hash says |
-| leaked | seen without anybody having tried to commit it, or delivered before anybody had |
-| torn | a transaction of which some messages stand and others do not |
+| unexpected | seen, but never sent |
+| repeated | the same value at two places of the topic, over all brokers |
+| altered | a payload that does not match its hash |
+| leaked | seen without any attempt to commit it, or delivered before the first attempt |
+| torn | a transaction of which only some messages are visible |
 | contradiction | a transaction with both outcomes, or with another state than was answered |
-| moved | one place with two values; or a delivery from another place than where it stands, or than was told |
+| moved | one place with two values; or a delivery or receipt that names another place than the message's |
 | gap | offsets of a queue that are missing at the end |
-| unacked | delivered to a group again, as a later attempt under a later lease, after an acknowledgement that was *ok*, and that no reset by an operator has undone since |
-| overasked | more questions than allowed, or the same attempt number twice, or fewer checks stored than asked; the last two not of what an operator had asked anew |
+| unacked | redelivered to a group, as a later attempt under a later lease, after an acknowledgement that was *ok* and
+that no later reset by an operator has undone |
+| overasked | more check-backs than allowed, or the same attempt number twice, or fewer stored than sent; the last two
+not after an operator's recheck |
 | unsettled | a transaction still open at the end |
 
-*recovered* (seen, its call was *unknown*) is fine, and counted.
-"""  # noqa: E501  # rows of a table
+*recovered* (seen, its call was *unknown*) is allowed, and counted.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ DECIDED = {Act.COMMIT: "committed", Act.ROLLBACK: "rolled_back"}
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One broken promise: what, about which value or transaction, and the events that tell of it."""
+    """One broken promise: its kind, the value or transaction, and the events that prove it."""
 
     what: str
     subject: str
@@ -57,7 +60,7 @@ class Violation:
 
 @dataclass(slots=True)
 class Report:
-    """What the checker found. ``counts``: events by "act kind", and sizes of the sets."""
+    """The findings of the history checker. ``counts``: events by "act kind", and sizes of the sets."""
 
     violations: list[Violation] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
@@ -68,7 +71,7 @@ class Report:
         return not self.violations
 
     def named(self, what: str) -> list[str]:
-        """Subjects of the violations of one kind."""
+        """Return the subjects of the violations of one kind."""
         return sorted(v.subject for v in self.violations if v.what == what)
 
     def __str__(self) -> str:
@@ -78,7 +81,7 @@ class Report:
 
 
 def check(events: Iterable[Event], *, check_max: int | None = None) -> Report:
-    """Check a whole history, its last phase included."""
+    """Check a whole history, including its last phase."""
     return _Check(list(events), check_max).run()
 
 
@@ -87,23 +90,23 @@ class _Check:
         self.events = events
         self.check_max = check_max
         self.report = Report()
-        self.about: dict[str, list[Event]] = defaultdict(list)  # by value and by transaction
+        self.events_of: dict[str, list[Event]] = defaultdict(list)  # by value and by transaction
         self.transaction_of: dict[str, str] = {}
         self.topic_of: dict[str, str | None] = {}
         self.sent: dict[str, Kind] = {}  # value -> how its send or prepare ended
         self.ended: dict[str, dict[str, Kind]] = defaultdict(dict)  # transaction -> outcome tried -> how
         self.state: dict[str, str] = {}  # transaction -> at the end
-        self.stands: dict[str, list[Place]] = defaultdict(list)
-        self.got: dict[str, set[str]] = defaultdict(set)  # group -> values
+        self.stored_at: dict[str, list[Place]] = defaultdict(list)
+        self.received: dict[str, set[str]] = defaultdict(set)  # group -> values
         self.groups_of: dict[str | None, set[str]] = defaultdict(set)  # topic -> groups
         self.delivered_at: dict[str, set[Place]] = defaultdict(set)
-        self.asked: dict[str, list[int]] = defaultdict(list)
+        self.check_attempts: dict[str, list[int]] = defaultdict(list)
         self.stored_checks: dict[str, int] = {}
         self.rechecks: Counter[str] = Counter()
-        self.told: dict[str, tuple[str | None, int | None, int]] = {}  # value -> topic, queue, offset
+        self.reported_at: dict[str, tuple[str | None, int | None, int]] = {}  # value -> topic, queue, offset
         self.done_without: set[tuple[str, str]] = (
             set()
-        )  # group, value: dead letters, let go or not; passed over by a reset
+        )  # group, value: dead letters, discarded or not; skipped by a reset
         self._resets = Resets()
 
     def run(self) -> Report:
@@ -111,20 +114,20 @@ class _Check:
         for event in self.events:
             self.report.counts[f"{event.act} {event.kind}"] += 1
             for subject in {event.value, event.transaction} - {None}:
-                self.about[str(subject)].append(event)
-            self._take(event, acked)
-        self._messages()
-        self._places()
-        self._transactions()
-        self._questions()
+                self.events_of[str(subject)].append(event)
+            self._process(event, acked)
+        self._check_messages()
+        self._check_places()
+        self._check_transactions()
+        self._check_check_backs()
         return self.report
 
-    def _wrong(self, what: str, subject: str, detail: str) -> None:
-        self.report.violations.append(Violation(what, subject, detail, tuple(self.about[subject])))
+    def _add_violation(self, what: str, subject: str, detail: str) -> None:
+        self.report.violations.append(Violation(what, subject, detail, tuple(self.events_of[subject])))
 
     # One event after the other
 
-    def _take(self, event: Event, acked: dict[tuple[str | None, str], Event]) -> None:
+    def _process(self, event: Event, acked: dict[tuple[str | None, str], Event]) -> None:
         value, transaction = event.value or "", event.transaction
         holds = self._resets.see(event)
         if event.act in (Act.SEND, Act.PREPARE):
@@ -133,13 +136,13 @@ class _Check:
             if transaction is not None:
                 self.transaction_of[value] = transaction
             if event.kind is Kind.OK and event.offset is not None:
-                self.told[value] = (event.topic, event.queue, event.offset)
+                self.reported_at[value] = (event.topic, event.queue, event.offset)
         elif event.act in DECIDED and transaction is not None:
             self.ended[transaction][DECIDED[event.act]] = event.kind
         elif event.act is Act.ANSWER and transaction is not None and value in DECIDED.values():
             self.ended[transaction].setdefault(value, Kind.UNKNOWN)
         elif event.act is Act.ASKED and transaction is not None:
-            self.asked[transaction].append(event.attempt or 0)
+            self.check_attempts[transaction].append(event.attempt or 0)
         elif event.act is Act.FATE and event.note in ("dead", "discarded", "skipped"):
             self.done_without.add((event.group or "", value))
         elif event.act is Act.RECHECK and event.kind is Kind.INVOKE and transaction is not None:
@@ -148,44 +151,46 @@ class _Check:
             self.state[transaction] = value
             self.stored_checks[transaction] = event.attempt or 0
         elif event.act is Act.STANDS:
-            self.stands[value].append(_place(event))
-            self._look(event)
+            self.stored_at[value].append(_place(event))
+            self._check_intact(event)
         elif event.act is Act.RECEIVE:
-            self._received(event, value, acked)
+            self._on_receive(event, value, acked)
         elif event.act is Act.ACK and event.kind is Kind.OK and holds:
             acked[event.group, value] = event
         elif event.act is Act.RESET:
             for key in [key for key in acked if key[0] == event.group]:
                 del acked[key]
 
-    def _received(self, event: Event, value: str, acked: dict[tuple[str | None, str], Event]) -> None:
+    def _on_receive(self, event: Event, value: str, acked: dict[tuple[str | None, str], Event]) -> None:
         group = event.group or ""
-        self.got[group].add(value)
+        self.received[group].add(value)
         self.groups_of[event.topic].add(group)
         self.delivered_at[value].add(_place(event))
-        self._look(event)
+        self._check_intact(event)
         before = acked.get((event.group, value))
         if before is not None and (event.attempt or 0) > (before.attempt or 0) and not _is_older(event, before):
-            self._wrong("unacked", value, f"{group} acknowledged it and got it again as attempt {event.attempt}")
+            self._add_violation(
+                "unacked", value, f"{group} acknowledged it and got it again as attempt {event.attempt}"
+            )
         owner = self.transaction_of.get(value)
         if owner is not None and "committed" not in self.ended.get(owner, {}):
-            self._wrong("leaked", value, f"delivered to {group} before anybody committed {owner}")
+            self._add_violation("leaked", value, f"delivered to {group} before anybody committed {owner}")
 
-    def _look(self, event: Event) -> None:
+    def _check_intact(self, event: Event) -> None:
         if event.intact is False:
-            self._wrong("altered", event.value or f"{_place(event)}", "the payload is not what its hash says")
+            self._add_violation("altered", event.value or f"{_place(event)}", "the payload is not what its hash says")
 
     # The whole
 
     def _outcome(self, transaction: str) -> str | None:
-        """Return the certain outcome of a transaction, by its final state or by an answer, or None."""
+        """Return the certain outcome of a transaction, by its final state or by a response; None if uncertain."""
         for outcome, kind in self.ended.get(transaction, {}).items():
             if kind is Kind.OK:
                 return outcome
         return self.state.get(transaction)
 
-    def _messages(self) -> None:
-        seen = {*self.stands, *(value for values in self.got.values() for value in values)}
+    def _check_messages(self) -> None:
+        seen = {*self.stored_at, *(value for values in self.received.values() for value in values)}
         committed: set[str] = set()
         dead: set[str] = set()
         for value, kind in self.sent.items():
@@ -195,101 +200,109 @@ class _Check:
             elif kind is Kind.FAIL or outcome == "rolled_back":
                 dead.add(value)
         for value in sorted(committed):
-            if value not in self.stands:
-                self._wrong("lost", value, "it does not stand in any queue")
+            if value not in self.stored_at:
+                self._add_violation("lost", value, "it does not stand in any queue")
                 continue
             for group in sorted(self.groups_of[self.topic_of[value]]):
-                if value not in self.got[group] and (group, value) not in self.done_without:
-                    self._wrong("lost", value, f"group {group} never got it")
+                if value not in self.received[group] and (group, value) not in self.done_without:
+                    self._add_violation("lost", value, f"group {group} never got it")
         for value in sorted(seen & dead):
-            self._wrong("resurrected", value, "it was rolled back, or its send failed")
+            self._add_violation("resurrected", value, "it was rolled back, or its send failed")
         for value in sorted(seen - set(self.sent)):
-            self._wrong("unexpected", value, "nobody tried to send it")
+            self._add_violation("unexpected", value, "nobody tried to send it")
         for value in sorted(seen & set(self.transaction_of)):
             owner = self.transaction_of[value]
             if "committed" not in self.ended.get(owner, {}):
-                self._wrong("leaked", value, f"nobody committed {owner}")
+                self._add_violation("leaked", value, f"nobody committed {owner}")
         unknown = {v for v in seen if self.sent.get(v) in (Kind.UNKNOWN, Kind.INVOKE)}
         self.report.counts |= Counter({"committed": len(committed), "seen": len(seen), "recovered": len(unknown)})
 
-    def _places(self) -> None:
-        held: dict[Place, str] = {}
+    def _check_places(self) -> None:
+        occupied: dict[Place, str] = {}
         offsets: dict[tuple[str | None, str | None, int | None], list[int]] = defaultdict(list)
-        for value, places in self.stands.items():
+        for value, places in self.stored_at.items():
             if len(places) > 1:
-                self._wrong("repeated", value, f"it stands at {places}")
+                self._add_violation("repeated", value, f"it stands at {places}")
             for place in places:
                 offsets[place[:3]].append(place[3] or 0)
-                if held.setdefault(place, value) != value:
-                    self._wrong("moved", value, f"{held[place]} stands at {place} too")
-            if value in self.told and self.told[value] not in [place[1:] for place in places]:
-                self._wrong("moved", value, f"told to stand at {self.told[value]}, it stands at {places}")
+                if occupied.setdefault(place, value) != value:
+                    self._add_violation("moved", value, f"{occupied[place]} stands at {place} too")
+            if value in self.reported_at and self.reported_at[value] not in [place[1:] for place in places]:
+                self._add_violation(
+                    "moved", value, f"reported_at to stand at {self.reported_at[value]}, it stands at {places}"
+                )
             known = {*places, *((None, *place[1:]) for place in places)}  # a consumer may not know the broker
             if strange := self.delivered_at[value] - known:
-                self._wrong("moved", value, f"delivered from {sorted(map(str, strange))}, it stands at {places}")
+                self._add_violation(
+                    "moved", value, f"delivered from {sorted(map(str, strange))}, it stands at {places}"
+                )
         for queue, found in offsets.items():
             missing = sorted(set(range(min(found), max(found) + 1)) - set(found))
             if missing:
-                self._wrong("gap", f"{queue}", f"offsets {missing[:10]} are missing")
+                self._add_violation("gap", f"{queue}", f"offsets {missing[:10]} are missing")
 
-    def _transactions(self) -> None:
+    def _check_transactions(self) -> None:
         values: dict[str, set[str]] = defaultdict(set)
         for value, owner in self.transaction_of.items():
             values[owner].add(value)
         for name, members in values.items():
             stored = {v for v in members if self.sent[v] is Kind.OK}
-            standing = {v for v in members if v in self.stands}
+            standing = {v for v in members if v in self.stored_at}
             if standing and not stored <= standing:
-                self._wrong("torn", name, f"{sorted(standing)} stand, {sorted(stored - standing)} do not")
+                self._add_violation("torn", name, f"{sorted(standing)} stand, {sorted(stored - standing)} do not")
         for name, outcomes in self.ended.items():
             sure = {outcome for outcome, kind in outcomes.items() if kind is Kind.OK}
             if len(sure) > 1:
-                self._wrong("contradiction", name, "both outcomes were answered with ok")
+                self._add_violation("contradiction", name, "both outcomes were answered with ok")
             final = self.state.get(name)
             if final is not None and sure and final not in sure:
-                self._wrong("contradiction", name, f"{sorted(sure)} was answered and it stands {final}")
+                self._add_violation("contradiction", name, f"{sorted(sure)} was answered and it stands {final}")
         for name, final in self.state.items():
             self.report.counts[f"transactions {final}"] += 1
             if final == "open":
-                self._wrong("unsettled", name, "it is still open")
+                self._add_violation("unsettled", name, "it is still open")
 
-    def _questions(self) -> None:
-        for name, attempts in self.asked.items():
-            again = self.rechecks[name]  # each may be applied more than once: its answer is lost, and it is repeated
+    def _check_check_backs(self) -> None:
+        for name, attempts in self.check_attempts.items():
+            again = self.rechecks[name]  # each may be applied more than once: its response is lost, and it is repeated
             if not again and len(set(attempts)) < len(attempts):
-                self._wrong("overasked", name, f"asked as attempts {attempts}")
+                self._add_violation("overasked", name, f"asked as attempts {attempts}")
             if self.check_max is not None and max(attempts) > self.check_max:
-                self._wrong("overasked", name, f"asked as attempt {max(attempts)}; {self.check_max} are allowed")
+                self._add_violation(
+                    "overasked", name, f"asked as attempt {max(attempts)}; {self.check_max} are allowed"
+                )
             if not again and self.stored_checks.get(name, max(attempts)) < max(attempts):
-                self._wrong("overasked", name, f"asked {max(attempts)} times, {self.stored_checks[name]} are stored")
+                self._add_violation(
+                    "overasked", name, f"asked {max(attempts)} times, {self.stored_checks[name]} are stored"
+                )
 
 
 class Resets:
-    """Which acknowledgements hold: those that were begun when no reset of their group by an operator was under way, and
-    ended before the next one was begun. A reset whose end is unknown may still come to pass."""
+    """Tracks valid acknowledgements: those that began when no reset of their group was running, and ended before the
+    next one began. A reset with an unknown result may still take effect."""
 
     def __init__(self) -> None:
-        self._under_way: Counter[str | None] = Counter()
+        self._running: Counter[str | None] = Counter()
         self._count: Counter[str | None] = Counter()
-        self._begun: dict[tuple[str, str | None, str | None], int | None] = {}
+        self._starts: dict[tuple[str, str | None, str | None], int | None] = {}
 
     def see(self, event: Event) -> bool:
-        """Take the next event in; whether it is an acknowledgement that holds, if it is *ok*."""
+        """Process the next event. Returns whether it is an acknowledgement that is valid if it is *ok*."""
         group = event.group
         if event.act is Act.RESET:
             self._count[group] += 1
-            self._under_way[group] += (event.kind is Kind.INVOKE) - (event.kind in (Kind.OK, Kind.FAIL))
+            self._running[group] += (event.kind is Kind.INVOKE) - (event.kind in (Kind.OK, Kind.FAIL))
         if event.act is not Act.ACK:
             return False
-        now = None if self._under_way[group] else self._count[group]
+        now = None if self._running[group] else self._count[group]
         name = event.process, group, event.value
         if event.kind is Kind.INVOKE:
-            self._begun[name] = now
-        return now is not None and self._begun.get(name, now) == now
+            self._starts[name] = now
+        return now is not None and self._starts.get(name, now) == now
 
 
 def _is_older(event: Event, other: Event) -> bool:
-    """Return whether a delivery is of a lease that was made before that of the other event."""
+    """Decide whether a delivery belongs to an older lease than that of the other event."""
     return event.lease is not None and other.lease is not None and event.lease <= other.lease
 
 

@@ -1,8 +1,6 @@
-"""Databases of a run: SQLite files in a folder, or databases made on a real server and dropped with the run.
-
-For examples and tests that need several databases at once. Nothing is dropped that was not made here: a database that
-exists already is refused by name.
-"""
+"""Databases of a run: SQLite files in a folder, or databases created on a real server and dropped with the run. For
+examples and tests that need several databases at once. Only databases created here are dropped: an existing one is
+rejected by name."""
 
 from __future__ import annotations
 
@@ -24,12 +22,12 @@ _SERVERS = ("postgresql", "mysql", "mariadb")
 def databases(
     names: Sequence[str], folder: Path, server: str | None = None, *, keep: bool = False
 ) -> Iterator[list[str]]:
-    """SQLAlchemy URLs of fresh databases called ``names``.
+    """Provide SQLAlchemy URLs of new databases called ``names``.
 
-    ``server`` None: SQLite files ``folder/NAME.db``, left there afterwards. Else the URL of any database of a
-    PostgreSQL, MariaDB or MySQL server, as a user who may create databases; they are dropped at the end unless
-    ``keep``. Raises Misuse(BAD_URL) for another kind of URL or a server that is away, Misuse(BAD_ARGUMENT) if a name is
-    taken.
+    ``server`` None: SQLite files ``folder/NAME.db``, which remain. Else the URL of any database of a PostgreSQL,
+    MariaDB or MySQL server, as a user who may create databases; they are dropped at the end unless ``keep``.
+
+    Raises Misuse(BAD_URL) for another kind of URL or an unreachable server, Misuse(BAD_ARGUMENT) if a name is taken.
     """
     if server is None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -52,8 +50,7 @@ def databases(
 
 
 def open_engine(url: str, **options: Any) -> sa.Engine:
-    """Return an engine of :func:`escrowmq.outbox.engines.open_locking`; commits of SQLite are durable when they
-    return (WAL, synchronous FULL)."""
+    """Open an engine like :func:`escrowmq.outbox.engines.open_locking`, with durable commits of SQLite (WAL, FULL)."""
     engine = open_locking(url, **options)
     if engine.dialect.name == "sqlite":
 
@@ -67,8 +64,7 @@ def open_engine(url: str, **options: Any) -> sa.Engine:
 
 @contextlib.contextmanager
 def snapshot(engine: sa.Engine) -> Iterator[sa.Connection]:
-    """Yield a connection on which all reads see the database as it is at one moment; it neither waits for locks nor
-    holds any."""
+    """Provide a connection whose reads all see one snapshot; it neither waits for locks nor holds any."""
     if engine.dialect.name == "sqlite":
         engine = engine.execution_options(begin="BEGIN")
     else:
@@ -80,7 +76,7 @@ def snapshot(engine: sa.Engine) -> Iterator[sa.Connection]:
 def _create(admin: sa.Engine, name: str) -> None:
     try:
         with admin.connect() as connection:
-            if name in _existing(connection):
+            if name in _existing_names(connection):
                 raise Misuse(
                     Code.BAD_ARGUMENT, f"the server has a database {name} already", "drop it yourself if it is old"
                 )
@@ -93,7 +89,7 @@ def _create(admin: sa.Engine, name: str) -> None:
         raise Misuse(Code.BAD_URL, what, "is it running, and may this user create databases?") from problem
 
 
-def _existing(connection: sa.Connection) -> set[str]:
+def _existing_names(connection: sa.Connection) -> set[str]:
     table = "pg_catalog.pg_database" if connection.dialect.name == "postgresql" else "information_schema.schemata"
     column = "datname" if connection.dialect.name == "postgresql" else "schema_name"
     return {row[0] for row in connection.exec_driver_sql(f"SELECT {column} FROM {table}")}
@@ -102,7 +98,7 @@ def _existing(connection: sa.Connection) -> set[str]:
 def _drop(admin: sa.Engine, name: str) -> None:
     postgres = admin.dialect.name == "postgresql"
     with admin.connect() as connection:
-        if not postgres:  # a session of a killed process may still hold a lock that the drop would wait for
+        if not postgres:  # a session of a killed process may still hold a lock that would block the drop
             left = sa.text("SELECT id FROM information_schema.processlist WHERE db = :name")
             for thread in connection.scalars(left, {"name": name}).all():
                 with contextlib.suppress(sa.exc.DBAPIError):

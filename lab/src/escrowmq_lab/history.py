@@ -1,10 +1,7 @@
-"""Recorded histories: one JSON line per event, written before a call and after it returns.
-
-A call is *invoked*, and then *ok* (it surely happened), *fail* (it surely did not) or *unknown* (a timeout, a broken
-connection, a killed process). Messages are named by their ``value`` (``writer-counter``), transactions by the name that
-their writer gave them; what was observed rather than done (deliveries, questions, what stands in a queue at the end) is
-recorded as *ok* alone.
-"""
+"""Recorded histories: one JSON line per event, written before a call and after it returns. A call is *invoked*, and
+then *ok* (it took effect), *fail* (it did not) or *unknown* (a timeout, a broken connection, a killed process).
+Messages are named by their ``value`` (``writer-counter``), transactions by the name that their writer chose;
+observations (deliveries, check-backs, the contents of a queue at the end) are recorded as *ok* only."""
 
 from __future__ import annotations
 
@@ -24,33 +21,31 @@ from escrowmq.errors import NOT_APPLIED, EscrowError
 
 
 class Act(StrEnum):
-    """What an event is about."""
+    """The kinds of events."""
 
     SEND = "send"  # a plain message
     PREPARE = "prepare"  # a half message
     COMMIT = "commit"
     ROLLBACK = "rollback"
-    ANSWER = "answer"  # what a checker said; ``value`` is the outcome
-    ASKED = "asked"  # a question; ``attempt`` counts from 1
+    ANSWER = "answer"  # the response of a checker; ``value`` is the outcome
+    ASKED = "asked"  # a check-back; ``attempt`` counts from 1
     RECEIVE = "receive"  # a delivery to a consumer group
     ACK = "ack"
     STANDS = "stands"  # the last phase: a message in its queue
     STATE = "state"  # the last phase: a transaction; ``value`` is its state, ``attempt`` its checks
     KILL = "kill"
-    EFFECT = "effect"  # what a delivery did in the consumer's database
-    RECHECK = "recheck"  # an operator has a transaction asked about anew
-    OPERATE = "operate"  # what else an operator did; ``note`` says it
-    DISCARD = "discard"  # an operator lets a dead letter go
-    RESET = "reset"  # an operator sets where a group goes on, ``value`` "forward" or "back", or deletes it
-    MOVED = "moved"  # what a reset said: the group goes on in the queue at ``offset``
-    PAUSED = (
-        "paused"  # an operator pauses a group (``position``: the log's, afterwards), or, ``value`` "no", has it go on
-    )
-    FATE = "fate"  # the last phase: what became of a message for a group, where that is not "acked"; ``note`` says it
+    EFFECT = "effect"  # the effect of a delivery in the consumer's database
+    RECHECK = "recheck"  # an operator restarts the check-back of a transaction
+    OPERATE = "operate"  # another operator action; named in ``note``
+    DISCARD = "discard"  # an operator discards a dead letter
+    RESET = "reset"  # an operator resets a group, ``value`` "forward" or "back", or deletes it
+    MOVED = "moved"  # the result of a reset: the group continues in the queue at ``offset``
+    PAUSED = "paused"  # an operator pauses a group (``position``: the log's, afterwards) or, ``value`` "no", resumes it
+    FATE = "fate"  # the last phase: the state of a message for a group, other than "acked", in ``note``
 
 
 class Kind(StrEnum):
-    """How far it is known to have come."""
+    """The result of a call, as far as known."""
 
     INVOKE = "invoke"
     OK = "ok"
@@ -60,7 +55,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One line. ``at_us``: wall time, microseconds, for people; the order of lines is what counts."""
+    """One line. ``at_us``: wall time, microseconds, for people; only the order of lines counts."""
 
     process: str
     act: Act
@@ -75,25 +70,25 @@ class Event:
     group: str | None = None
     attempt: int | None = None
     intact: bool | None = None
-    """Whether the payload was what its hash says."""
+    """Whether the payload matches its hash."""
     key: str | None = None
     position: int | None = None
-    """In the log of its broker."""
+    """Position in the log of its broker."""
     lease: int | None = None
-    """Of a delivery or an acknowledgement; leases of one broker rise."""
+    """Lease of a delivery or an acknowledgement; leases of one broker increase."""
     due_us: int | None = None
-    """Not to be delivered before this, by the broker's clock."""
+    """Earliest delivery time, by the broker's clock."""
     note: str | None = None
     at_us: int = 0
 
     def line(self) -> str:
-        """Return the event as a line of JSON, without what it does not have."""
+        """Encode the event as a line of JSON, without absent fields."""
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         return json.dumps({name: value for name, value in fields.items() if value is not None})
 
     @classmethod
     def parse(cls, line: str) -> Event:
-        """Return the event of a line; ValueError or KeyError for anything else."""
+        """Parse the event of a line; ValueError or KeyError for anything else."""
         fields = json.loads(line)
         return cls(**{**fields, "act": Act(fields["act"]), "kind": Kind(fields["kind"])})
 
@@ -117,8 +112,7 @@ class History:
 
     @contextlib.contextmanager
     def call(self, process: str, act: Act, **details: Any) -> Iterator[Call]:
-        """Record an invocation and how it ended: *ok*, *fail* or *unknown*, by what was raised; EscrowErrors go no
-        further."""
+        """Record an invocation and its result, *ok*, *fail* or *unknown* by the exception; suppresses EscrowErrors."""
         self.add(process, act, Kind.INVOKE, **details)
         call, note = Call(details), None
         try:
@@ -139,21 +133,21 @@ class History:
 
 @dataclass(slots=True)
 class Call:
-    """An invoked call. ``result`` is how it ended; set ``details`` while it runs to have more in the record."""
+    """An invoked call with its ``result``; set ``details`` while it runs to extend the record."""
 
     details: dict[str, Any]
     result: Kind = Kind.INVOKE
 
 
 def kind_of(problem: BaseException) -> Kind:
-    """Return what an exception says about the call: one that is surely not applied did not happen."""
+    """Return the result of a call that raised an exception: *fail* only if it was certainly not applied."""
     if isinstance(problem, EscrowError) and problem.code in NOT_APPLIED:
         return Kind.FAIL
     return Kind.UNKNOWN
 
 
 def read(path: Path) -> Iterator[Event]:
-    """Yield the events of a file; the last line of a killed process may be torn and is passed over."""
+    """Read the events of a file; the last line of a killed process may be incomplete and is skipped."""
     with path.open(encoding="utf-8") as lines:
         for line in lines:
             if line.endswith("\n"):
@@ -161,7 +155,7 @@ def read(path: Path) -> Iterator[Event]:
 
 
 def payload(value: str, size: int = 200, **more: Any) -> bytes:
-    """Return a body that says what it is and can be checked: JSON with the value, filler and a hash over all of it."""
+    """Return a verifiable body: JSON with the value, filler and a hash over all of it."""
     content = {"value": value, **more, "filler": "x" * max(size - len(value), 0)}
     text = json.dumps(content, sort_keys=True)
     return json.dumps({"hash": hashlib.blake2b(text.encode(), digest_size=8).hexdigest(), "content": content}).encode()

@@ -1,4 +1,4 @@
-"""Programs that examples and tests start, listen to, and kill: each says what it has done, a line at a time."""
+"""Programs that examples and tests start, read and kill: each prints its progress in lines."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ STOP_SECONDS = 30.0
 
 
 class Program:
-    """A running program. What it logs on standard error is added to the file ``log``; it ends when its standard input
-    does."""
+    """A running program. Its standard error goes to the file ``log``; it ends when its standard input is closed."""
 
     def __init__(
         self, name: str, command: Sequence[str | Path], log: Path, environment: Mapping[str, str] | None = None
     ) -> None:
         self.name = name
-        self._said: list[str] = []
+        self._lines: list[str] = []
         with log.open("ab") as file:
             self._process = subprocess.Popen(
                 command,
@@ -32,50 +31,50 @@ class Program:
             )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._mouth, self._ear = self._process.stdin, self._process.stdout
+        self._input, self._output = self._process.stdin, self._process.stdout
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended."""
+        """Whether it is still running."""
         return self._process.poll() is None
 
     def heard(self, word: str) -> str | None:
         """Return the rest of the last line that begins with ``word``; None if there is none."""
-        return next((line[len(word) + 1 :] for line in reversed(self._said) if line.split()[0] == word), None)
+        return next((line[len(word) + 1 :] for line in reversed(self._lines) if line.split()[0] == word), None)
 
     def say(self, line: str) -> None:
-        """Tell it something; one that has died hears nothing, and that is no error."""
+        """Write a line to its input; ignored if it has died."""
         with contextlib.suppress(BrokenPipeError):
-            self._mouth.write(line + "\n")
-            self._mouth.flush()
+            self._input.write(line + "\n")
+            self._input.flush()
 
     def kill(self) -> None:
-        """SIGKILL: no cleanup, no flush."""
+        """Send SIGKILL: no cleanup, no flush."""
         self._process.kill()
-        self._end()
+        self._reap()
 
     def stop(self) -> None:
-        """Let it end by itself; kill it if it has not after :data:`STOP_SECONDS`."""
-        self._hang_up()
+        """Request it to end; kill it after :data:`STOP_SECONDS`."""
+        self._close_input()
         try:
             self._process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
-        self._end()
+        self._reap()
 
-    def _end(self) -> None:
+    def _reap(self) -> None:
         self._process.wait()
-        self._hang_up()
+        self._close_input()
         self._listener.join()
-        self._ear.close()
+        self._output.close()
 
-    def _hang_up(self) -> None:
+    def _close_input(self) -> None:
         with contextlib.suppress(BrokenPipeError):
-            self._mouth.close()
+            self._input.close()
 
     def _listen(self) -> None:
-        for line in self._ear:
+        for line in self._output:
             if line.strip():
-                self._said.append(line.strip())
+                self._lines.append(line.strip())

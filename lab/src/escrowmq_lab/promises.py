@@ -1,4 +1,4 @@
-"""Promises beside those of :mod:`escrowmq_lab.checker`, each as one pure function from a history to its violations."""
+"""Promises beyond those of :mod:`escrowmq_lab.checker`, each as a pure function from a history to its violations."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from escrowmq_lab.history import Act, Event, Kind
 
 
 def disordered(events: Sequence[Event], ordered: Iterable[str] = ()) -> list[Violation]:
-    """I19, I20: plain messages of one key that one process sent one after the other, each with *ok* before the next,
-    stand in that order in their queue; and the groups ``ordered`` were given the messages of each key first in the
-    order in which they stand."""
+    """Check I19, I20: plain messages of one key that a process sent one after the other, each *ok* before the next, are
+    in that order in their queue; and the groups ``ordered`` first received the messages of each key in queue order."""
     found: list[Violation] = []
     stands = {e.value: e for e in events if e.act is Act.STANDS}
     sent: dict[tuple[str, str | None, str | None], list[Event]] = defaultdict(list)
@@ -49,7 +48,7 @@ def _delivered_in_order(events: Sequence[Event], ordered: set[str], stands: dict
 
 
 def early(events: Sequence[Event]) -> list[Violation]:
-    """I21: nothing is delivered before its time. Events say their time by the broker's clock."""
+    """Check I21: no message is delivered before its time, by the broker's clock."""
     due = {e.value: e.due_us for e in events if e.due_us is not None}
     return [
         Violation("early", str(e.value), f"delivered {(due[e.value] or 0) - e.at_us} us before its time", (e,))
@@ -59,7 +58,7 @@ def early(events: Sequence[Event]) -> list[Violation]:
 
 
 def scattered(events: Sequence[Event]) -> list[Violation]:
-    """I4: the messages of one transaction stand in a queue as one run, nothing foreign between them."""
+    """Check I4: the messages of one transaction are contiguous in a queue."""
     owner = {e.value: e.transaction for e in events if e.act is Act.PREPARE}
     queues: dict[tuple[str | None, ...], list[tuple[int, str | None]]] = defaultdict(list)
     place: tuple[str | None, ...]
@@ -82,7 +81,7 @@ def scattered(events: Sequence[Event]) -> list[Violation]:
 
 
 def uncopied(events: Sequence[Event], source: str, target: str) -> list[Violation]:
-    """I1, I9: what stands in ``source`` stands in ``target``, as "copy of" its value."""
+    """Check I1, I9: messages in ``source`` are in ``target``, as "copy of" their values."""
     stands: dict[str | None, set[str]] = defaultdict(set)
     for event in events:
         if event.act is Act.STANDS:
@@ -95,12 +94,11 @@ def uncopied(events: Sequence[Event], source: str, target: str) -> list[Violatio
 
 
 def fenced_alone(events: Sequence[Event], named: Iterable[str] = ()) -> list[Violation]:
-    """I7: a process that was never started again, and whose name no other one has (but for those ``named``), is not
-    fenced."""
+    """Check I7: a process that was never restarted, with a unique name (except for ``named``), is not fenced."""
     shared, again = set(named), set[str]()
     found: list[Violation] = []
     for event in events:
-        if event.act is Act.KILL:  # a request of the one that died may be served after those of its successor
+        if event.act is Act.KILL:  # a request of the dead process may be served after those of its successor
             again.add(event.process)
         elif event.process not in again | shared and "newer session" in (event.note or ""):
             detail = f"{event.process} was fenced, and there is no newer process of its name"
@@ -110,12 +108,11 @@ def fenced_alone(events: Sequence[Event], named: Iterable[str] = ()) -> list[Vio
 
 
 def undead(events: Sequence[Event]) -> list[Violation]:
-    """I7: what was refused with FENCED once does nothing durable afterwards: no later call of that process on its
-    transactions is *ok*."""
+    """Check I7: after a FENCED rejection no call of that process on its transactions is *ok*."""
     fenced: dict[str, Event] = {}
     found: list[Violation] = []
     for event in events:
-        if event.act is Act.KILL:  # what runs under its name then is a newer process
+        if event.act is Act.KILL:  # a process with its name is then a newer one
             fenced.pop(event.process, None)
         if event.act not in (Act.PREPARE, Act.COMMIT, Act.ROLLBACK):
             continue
@@ -128,9 +125,9 @@ def undead(events: Sequence[Event]) -> list[Violation]:
 
 
 def unaccounted(events: Sequence[Event]) -> list[Violation]:
-    """I22, I25, I26: for every group whose members note what they acknowledge, each message that stands in its topics
-    is acknowledged, a dead letter, was let go by an operator, or passed over by an operator's reset; what was
-    acknowledged with *ok*, and no reset undid that, is no dead letter."""
+    """Check I22, I25, I26: for every group whose members record acknowledgements, each message in its topics is
+    acknowledged, a dead letter, discarded by an operator, or skipped by an operator's reset; a message acknowledged
+    with *ok*, without a later reset, is no dead letter."""
     resets, moved, unsure = Resets(), dict[tuple[str, str | None, int | None], int](), set[str]()
     acked: dict[str, dict[str, Kind]] = defaultdict(dict)
     topics: dict[str, set[str | None]] = defaultdict(set)
@@ -180,8 +177,7 @@ def unaccounted(events: Sequence[Event]) -> list[Violation]:
 
 
 def handed_out_while_paused(events: Sequence[Event]) -> list[Violation]:
-    """Of a group that an operator paused, and did not begin to resume yet, nothing is delivered under a lease from
-    after the pause."""
+    """Check that a paused group, until its resume begins, gets no delivery under a lease from after the pause."""
     since: dict[str | None, int] = {}
     found: list[Violation] = []
     for event in events:
@@ -196,10 +192,8 @@ def handed_out_while_paused(events: Sequence[Event]) -> list[Violation]:
 
 
 def overattempted(events: Sequence[Event], group: str, most: int) -> list[Violation]:
-    """Check I25: a message delivered as attempt ``most`` or later is not delivered as the next attempt.
-
-    ``most`` is the highest bound in these events. What failed before the bound was set may come once more.
-    """
+    """Check I25: a message delivered to a group as attempt ``most``, the highest limit in these events, or a later one,
+    is not delivered as the next attempt. A message that failed before the limit was set may come once more."""
     found: list[Violation] = []
     delivered: dict[tuple[str | None, int], Event] = {}
     for event in events:
@@ -214,8 +208,7 @@ def overattempted(events: Sequence[Event], group: str, most: int) -> list[Violat
 
 
 def unpaired(events: Sequence[Event]) -> list[Violation]:
-    """I24, I37 to I40: what a local transaction committed with its row had exactly one effect, under the id of the row;
-    what it rolled back had none."""
+    """Check I24, I37 to I40: a committed row had exactly one effect, under the row's id; a rolled back one had none."""
     sent: dict[str, Event] = {e.value or "": e for e in events if e.act is Act.SEND}
     effects: dict[str, list[Event]] = defaultdict(list)
     for event in events:

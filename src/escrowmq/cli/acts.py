@@ -1,4 +1,4 @@
-"""``escrowmq acts``: what operators did, and whether the record of it was touched."""
+"""``escrowmq acts``: the recorded operator actions, and the verification of their record."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ InDatabase = Annotated[
     ),
 ]
 _SHORT = 3
-"""Things of a list that a table shows."""
+"""List items that a table shows."""
 
 
 @app.command("list")
@@ -45,7 +45,7 @@ def list_(
     database_url: InDatabase = None,
     json: Json = False,
 ) -> None:
-    """List operator actions, the newest last."""
+    """List operator actions, oldest first."""
     with _listing(url, database_url) as (listing, every):
         narrowed = act is not None or by is not None or about is not None
         listed = every() if narrowed else listing(limit, newest=True)
@@ -56,9 +56,9 @@ def list_(
         "when": lambda one: moment(one["time_us"]),
         "by": lambda one: one["by"] or "not said",
         "what": "act",
-        "about": lambda one: _shortly(one["what"]),
+        "about": lambda one: _summarize(one["what"]),
         "why": lambda one: one["why"] or "",
-        "came of it": lambda one: describe_outcome(one, _shortly),
+        "came of it": lambda one: describe_outcome(one, _summarize),
     }
     print_rows(found, json, columns, "no such acts")
 
@@ -78,7 +78,9 @@ def show(
     if json:
         return print_json(found)
     for one in found:
-        us = one.get("ended_us", one["time_us"]) - one["time_us"]  # 0 in a database: the act and its record are one
+        us = (
+            one.get("ended_us", one["time_us"]) - one["time_us"]
+        )  # 0 in a database: the action and its record share a transaction
         took = f" (after {duration(us / 1e6)})" if us else ""
         facts = {
             "act": f"{number}: {one['act']}",
@@ -89,8 +91,8 @@ def show(
             {
                 **facts,
                 "why": one["why"],
-                **_whole(one),
-                "came of it": describe_outcome(one, _shortly) + took,
+                **_list_arguments(one),
+                "came of it": describe_outcome(one, _summarize) + took,
                 "hash": one["hash"],
             }
         )
@@ -100,8 +102,7 @@ def show(
 def verify(url: Url = DEFAULT_URL, database_url: InDatabase = None, json: Json = False) -> None:
     """Verify the hash chain of operator actions. Exit code 1, with the places, if a record was altered.
 
-    Whoever can write the file and the one beside it (of a database: both tables) can forge both: note the last hash
-    elsewhere, and compare.
+    A user who can write the record can forge the chain: keep the last hash elsewhere, and compare.
     """
     found: list[Any]
     if database_url is None:
@@ -128,7 +129,7 @@ def verify(url: Url = DEFAULT_URL, database_url: InDatabase = None, json: Json =
 def _listing(
     url: str, database_url: str | None
 ) -> Iterator[tuple[Callable[..., Iterable[Any]], Callable[[], Iterable[Any]]]]:
-    """Open two functions that list operator actions of a broker or a database: some of them, and all."""
+    """Provide two functions for a broker or a database: one lists some actions, the other iterates over all."""
     if database_url is None:
         with admin_at(url) as admin:
             yield admin.acts, admin.acts
@@ -148,9 +149,8 @@ def _is_wanted(one: Mapping[str, Any], act: str | None, by: str | None, about: s
     )
 
 
-def _whole(one: Mapping[str, Any]) -> dict[str, Any]:
-    """Render the subject of an action; each item of a list on a line, with its own result and note if they are
-    recorded."""
+def _list_arguments(one: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of an action; each list item on a line, with its own result and note if recorded."""
     ended = one.get("ended", {})
     each, notes = ended.get("each", ()), ended.get("notes", {})
     facts: dict[str, Any] = {}
@@ -170,11 +170,11 @@ def _item(item: Any) -> str:
     return " ".join(map(str, item)) if isinstance(item, list) else str(item)
 
 
-def _shortly(what: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {_few(value)}" for name, value in what.items())
+def _summarize(what: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {_first_items(value)}" for name, value in what.items())
 
 
-def _few(value: Any) -> str:
+def _first_items(value: Any) -> str:
     if not isinstance(value, list):
         return str(value)
     shown = [_item(one) for one in value[:_SHORT]]

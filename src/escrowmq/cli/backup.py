@@ -1,4 +1,4 @@
-"""``escrowmq backup`` and ``escrowmq restore``: a copy of a shard that is in use, and a data folder made of it."""
+"""``escrowmq backup`` and ``escrowmq restore``: copy a shard that is in use, and create a data folder from the copy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from escrowmq.backup import Contents, Manifest
 
 _EVERY = 0.2
-"""Seconds between two lines of progress on a screen."""
+"""Interval (s) between progress updates on a terminal."""
 
 
 def backup(
@@ -38,9 +38,9 @@ def backup(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Back up a running broker: everything acknowledged up to a moment, checked frame by frame.
+    """Back up a running broker: every acknowledged write up to some moment, verified frame by frame.
 
-    Broken off, it goes on where it was when it is called again; what has no manifest is no backup.
+    An interrupted backup resumes when the command is repeated; a folder without a manifest is not a backup.
     """
     from escrowmq.backup import FolderSource, back_up, take
     from escrowmq.connecting import connect
@@ -54,18 +54,18 @@ def backup(
         raise error(Code.BAD_ARGUMENT, "--rate must be more than nothing")
     check_reachable(url)
     began = time.monotonic()
-    with _progress("copied") as told:
+    with _progress("copied") as on_progress:
         if url.startswith("file:"):
             source = FolderSource(Path(url.removeprefix("file:").removeprefix("//")))
-            manifest = take(source, RealDisk(to), rate=most, damaged_too=damaged_too, progress=told)
+            manifest = take(source, RealDisk(to), rate=most, damaged_too=damaged_too, progress=on_progress)
         else:
             with connect(url) as bus:
-                manifest = back_up(bus, to, rate=most, damaged_too=damaged_too, progress=told)
+                manifest = back_up(bus, to, rate=most, damaged_too=damaged_too, progress=on_progress)
     seconds = time.monotonic() - began
     if json:
-        return print_json(_facts(manifest) | {"seconds": round(seconds, 3)})
-    print_facts(_describe(manifest) | {"in": str(to), "took": f"{seconds:.1f} s"})
-    _tell_damage(manifest)
+        return print_json(_manifest_to_json(manifest) | {"seconds": round(seconds, 3)})
+    print_facts(_manifest_facts(manifest) | {"in": str(to), "took": f"{seconds:.1f} s"})
+    _print_damage(manifest)
 
 
 def restore(
@@ -84,7 +84,7 @@ def restore(
 ) -> None:
     """Restore a data folder from a backup, or verify a backup. Everything is checked before anything is visible.
 
-    Without --as-new-shard it is the same shard: the broker that it is a copy of must not run any more.
+    Without --as-new-shard it is the same shard: the original broker must not run any more.
     """
     from escrowmq.acts.telling import acting_user
     from escrowmq.backup import restore as restore_
@@ -96,18 +96,20 @@ def restore(
     source = RealDisk(folder, read_only=True)
     if to is None:
         manifest, found = verify(source)
-        facts, more = _describe(manifest), {}
+        facts, more = _manifest_facts(manifest), {}
     else:
-        with _progress("restored") as told:
-            made = restore_(source, RealDisk(to), as_new_shard=as_new_shard, by=acting_user(), why=why, progress=told)
+        with _progress("restored") as on_progress:
+            made = restore_(
+                source, RealDisk(to), as_new_shard=as_new_shard, by=acting_user(), why=why, progress=on_progress
+            )
         manifest, found = made.manifest, made.contents
         more = {"restored": {"folder": str(to), "shard": made.shard, "epoch": made.epoch}}
-        facts = _describe(manifest) | {"made": str(to), "its shard": f"{made.shard:08x}"}
+        facts = _manifest_facts(manifest) | {"made": str(to), "its shard": f"{made.shard:08x}"}
     if json:
-        return print_json(_facts(manifest) | {"contents": found.to_json(), **more})
+        return print_json(_manifest_to_json(manifest) | {"contents": found.to_json(), **more})
     print_facts(facts)
     _print_contents(found)
-    _tell_damage(manifest)
+    _print_damage(manifest)
     notice(
         "everything checks"
         if to is None
@@ -115,14 +117,14 @@ def restore(
     )
 
 
-def _facts(manifest: Manifest) -> dict[str, Any]:
+def _manifest_to_json(manifest: Manifest) -> dict[str, Any]:
     import dataclasses
 
     fields = dataclasses.asdict(manifest)
     return {**fields, "files": len(manifest.files), "bytes": manifest.size}
 
 
-def _describe(manifest: Manifest) -> dict[str, Any]:
+def _manifest_facts(manifest: Manifest) -> dict[str, Any]:
     return {
         "shard": f"{manifest.shard:08x}",
         "from": manifest.source,
@@ -148,13 +150,13 @@ def _print_contents(found: Contents) -> None:
     print_facts({"undecided transactions": found.undecided + found.parked, "of them parked": found.parked})
 
 
-def _tell_damage(manifest: Manifest) -> None:
+def _print_damage(manifest: Manifest) -> None:
     for place in manifest.damaged:
         notice(f"damaged, copied as it is: {place}")
 
 
 class _progress:
-    """Progress on standard error, if that is a screen."""
+    """A progress display on standard error, if that is a terminal."""
 
     def __init__(self, verb: str) -> None:
         self._verb = verb
@@ -162,9 +164,9 @@ class _progress:
         self._next = 0.0
 
     def __enter__(self) -> Callable[[int, int], None]:
-        return self._tell
+        return self._show_progress
 
-    def _tell(self, done: int, all_: int) -> None:
+    def _show_progress(self, done: int, all_: int) -> None:
         if self._console.is_terminal and (now := time.monotonic()) >= self._next:
             self._next = now + _EVERY
             self._console.print(f"{self._verb} {size(done)} of {size(all_)}   ", end="\r", highlight=False)

@@ -1,6 +1,4 @@
-"""``escrowmq compensate``: repair half messages whose one-way confirm was lost; see how that stands, and deal with what
-waits for a person.
-"""
+"""``escrowmq compensate``: repair half messages whose one-way confirm was lost, show the state, and resolve cases."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 import typer
 from rich.text import Text
 
-from escrowmq.cli.exporting import Insecure, Metrics, exported
+from escrowmq.cli.exporting import Insecure, Metrics, serve_metrics
 from escrowmq.cli.failures import Exit, finish
 from escrowmq.cli.options import DEFAULT_URL, Json, Limit, LogJson, LogLevel, Url, Why, bus_at, seconds, start_log
 from escrowmq.cli.outbox import DatabaseUrl, Ids
@@ -61,7 +59,7 @@ _STYLES = {
     "done": "green",
 }
 HALF_SECONDS = 1.0
-"""With --once: the keys are read until none came for so long."""
+"""With --once: idle time (s) after which reading the keys ends."""
 
 
 @app.command("run")
@@ -89,7 +87,8 @@ def run(
         ),
     ] = None,
     group: Annotated[
-        str | None, typer.Option("--group", "-g", help="The consumer group whose marks the effects have; else NAME.")
+        str | None,
+        typer.Option("--group", "-g", help="The consumer group whose marks the effects have; else NAME."),
     ] = None,
     keys_group: Annotated[
         str | None, typer.Option("--keys-group", help="The consumer group that reads the keys; else NAME.keys.")
@@ -118,8 +117,8 @@ def run(
 ) -> None:
     """Read the announcements, and repair on a schedule what has had no effect, until SIGTERM or Ctrl-C.
 
-    Any number of these may run for one NAME. A broker, database or set store that is away is waited for. With --once
-    the exit code is 4 if the set store could not be used, and 1 if cases wait for a person.
+    Any number of processes may run for one NAME; each waits for an unreachable broker, database or set store. With
+    --once the exit code is 4 if the set store failed, and 1 if cases need an operator.
     """
     from escrowmq.compensation import HalfSetConsumer, Scheduler
     from escrowmq.compensation.statistics import collector
@@ -134,13 +133,13 @@ def run(
             f"--remedy {remedy} needs a --handler" if handler is None else "--remedy commit has no use for a --handler"
         )
         raise error(Code.BAD_ARGUMENT, text, "--handler MODULE:FUNCTION")
-    function = None if handler is None else loaded(handler, "--handler")
+    function = None if handler is None else load_function(handler, "--handler")
     times: dict[str, Any] = {
-        "grace": _time(grace, "--grace"),
-        "lease": _time(lease, "--lease"),
-        "retry_after": _time(retry_after, "--retry-after"),
+        "grace": _parse_time(grace, "--grace"),
+        "lease": _parse_time(lease, "--lease"),
+        "retry_after": _parse_time(retry_after, "--retry-after"),
     }
-    pause = _time(every, "--every")
+    pause = _parse_time(every, "--every")
     stop = threading.Event()
     with ExitStack() as stack:
         engine, store = stack.enter_context(_open(database_url, sets, name))
@@ -165,11 +164,11 @@ def run(
         reading = None if without_keys else HalfSetConsumer(bus, keys, engine, store, group=keys_group, marks=group)
         stack.enter_context(stop_signals(stop.set))
         if once:
-            _once(scheduler, reading, stop, json)
+            _run_once(scheduler, reading, stop, json)
             return
         made = lambda: collector(name, lambda: scheduler.statistics)  # noqa: E731
         health = lambda: {"status": "suspended" if scheduler.statistics.suspended else "ok"}  # noqa: E731
-        at = stack.enter_context(exported(metrics, insecure, made, health))
+        at = stack.enter_context(serve_metrics(metrics, insecure, made, health))
         if json:
             print_json_line({"event": "started", "name": name, "metrics": at})
         else:
@@ -180,9 +179,9 @@ def run(
 
 @app.command("status")
 def status(name: Name, database_url: DatabaseUrl, sets: Sets = None, json: Json = False) -> None:
-    """Show the state of a compensation: its sets, suspension, last run, and cases for a person.
+    """Show the state of a compensation: its sets, suspension, last run, and open cases.
 
-    The exit code is 1 if it is suspended, its set store does not answer, or cases wait.
+    Exit code 1 if it is suspended, its set store does not respond, or cases wait.
     """
     from escrowmq.compensation import CaseState, Journal, count_cases
 
@@ -249,7 +248,7 @@ def list_(
     ] = None,
     json: Json = False,
 ) -> None:
-    """List cases: ids that a scheduler could not resolve; by default those that need a person."""
+    """List cases: ids that a scheduler could not resolve; by default those that need an operator."""
     from escrowmq import outbox
     from escrowmq.compensation import list_cases
     from escrowmq.compensation.cases import WAITING, CaseState
@@ -258,7 +257,7 @@ def list_(
         raise error(Code.BAD_ARGUMENT, f"--state {state}", f"one of {', '.join(_STYLES)}, waiting, all")
     wanted = {"waiting": WAITING, "all": None}.get(state) if state in ("waiting", "all") else {CaseState[state.upper()]}
     with outbox.engines.opened(database_url) as engine:
-        found = list_cases(engine, name, states=wanted, limit=limit, after=_place(after))
+        found = list_cases(engine, name, states=wanted, limit=limit, after=_parse_case(after))
     rows = [
         {slot: getattr(case, slot) for slot in case.__slots__}
         | {"message_id": case.message_id.hex(), "state": case.state.name.lower()}
@@ -279,22 +278,22 @@ def list_(
 
 @app.command("retry")
 def retry(name: Name, ids: Ids, database_url: DatabaseUrl, why: Why = None, json: Json = False) -> None:
-    """Retry ids in the next run, with new tries. The action is recorded (`escrowmq acts list`)."""
+    """Retry ids in the next run, with new attempts. The action is recorded (`escrowmq acts list`)."""
     from escrowmq.compensation import retry_cases
 
-    _each(retry_cases, name, ids, database_url, why, json)
+    _apply_to_each(retry_cases, name, ids, database_url, why, json)
 
 
 @app.command("settle")
 def settle(name: Name, ids: Ids, database_url: DatabaseUrl, why: Why = None, json: Json = False) -> None:
-    """Close cases that a person has resolved. The action is recorded; `retry` reopens them."""
+    """Close cases that an operator has resolved. The action is recorded; `retry` reopens them."""
     from escrowmq.compensation import settle_cases
 
-    _each(settle_cases, name, ids, database_url, why, json)
+    _apply_to_each(settle_cases, name, ids, database_url, why, json)
 
 
-def _each(act: Callable[..., Any], name: str, ids: list[str], url: str, why: str | None, json: bool) -> None:
-    """Do one act to every id; each has its own result, the exit code is that of the first that failed."""
+def _apply_to_each(act: Callable[..., Any], name: str, ids: list[str], url: str, why: str | None, json: bool) -> None:
+    """Apply one operation to every id and print each result; the exit code is that of the first failure."""
     from escrowmq import outbox
 
     with outbox.engines.opened(url) as engine:
@@ -303,12 +302,8 @@ def _each(act: Callable[..., Any], name: str, ids: list[str], url: str, why: str
     finish("message id", [(r.message_id.hex(), r.code, s) for r, s in zip(results, states, strict=True)], json)
 
 
-# What `run` is made of
-
-
-def loaded(text: str, option: str) -> Callable[..., Any]:
-    """Return the function that ``MODULE:FUNCTION`` names; modules of the working directory are found, too. Raises
-    Misuse(BAD_ARGUMENT)."""
+def load_function(text: str, option: str) -> Callable[..., Any]:
+    """Return the function named by ``MODULE:FUNCTION``, also in the working directory. Raises Misuse(BAD_ARGUMENT)."""
     module, colon, path = text.partition(":")
     if not (module and colon and path):
         raise error(Code.BAD_ARGUMENT, f"{option} {text!r} is not MODULE:FUNCTION", "such as cart.handlers:put")
@@ -330,7 +325,7 @@ def loaded(text: str, option: str) -> Callable[..., Any]:
     return cast(Callable[..., Any], found)
 
 
-def _once(scheduler: Scheduler, reading: HalfSetConsumer | None, stop: threading.Event, json: bool) -> None:
+def _run_once(scheduler: Scheduler, reading: HalfSetConsumer | None, stop: threading.Event, json: bool) -> None:
     if reading is not None:
         reading.run(stop, idle_timeout=HALF_SECONDS)
     report = scheduler.run_once(stop)
@@ -346,7 +341,7 @@ def _once(scheduler: Scheduler, reading: HalfSetConsumer | None, stop: threading
 def _run(
     scheduler: Scheduler, reading: HalfSetConsumer | None, every: float, stop: threading.Event, json: bool
 ) -> None:
-    """Until ``stop`` is set; what either part raises ends both, and is raised."""
+    """Run scheduler and key reader until ``stop`` is set; an error of either one ends both and is raised."""
     failures: list[BaseException] = []
 
     def part(act: Callable[[], object]) -> None:
@@ -364,10 +359,10 @@ def _run(
     for thread in threads:
         thread.start()
     shown = scheduler.statistics
-    while not stop.wait(1.0):  # not without a limit: a signal's handler runs when this thread wakes
+    while not stop.wait(1.0):  # with a timeout: a signal handler runs only when this thread wakes
         now = scheduler.statistics
         if now.runs != shown.runs or now.broken_off != shown.broken_off:
-            if json or _facts(now) != _facts(shown):
+            if json or _changing_numbers(now) != _changing_numbers(shown):
                 _show("run", now, json)
             shown = now
     for thread in threads:
@@ -376,8 +371,8 @@ def _run(
         raise failures[0]
 
 
-def _facts(numbers: Statistics) -> dict[str, Any]:
-    """Select the numbers that are worth a line when they change."""
+def _changing_numbers(numbers: Statistics) -> dict[str, Any]:
+    """Return the numbers whose change is worth a new line."""
     return {
         n: v for n, v in numbers.as_dict().items() if n not in ("runs", "idle", "settled_age", "half_set", "commit_set")
     }
@@ -397,7 +392,7 @@ def _show(event: str, numbers: Report | Statistics, json: bool) -> None:
 
 @contextmanager
 def _open(database_url: str, sets: str | None, name: str) -> Iterator[tuple[Any, SetStore]]:
-    """Yield the business database, and the set store: another one, or in it."""
+    """Open the business database, and the set store in it or elsewhere."""
     from escrowmq import outbox
     from escrowmq.compensation import open_sets
 
@@ -409,8 +404,8 @@ def _open(database_url: str, sets: str | None, name: str) -> Iterator[tuple[Any,
             store.close()
 
 
-def _place(after: str | None) -> Any:
-    """Return the case that ``NAME/ID`` names, as ``list_cases`` takes it."""
+def _parse_case(after: str | None) -> Any:
+    """Parse ``NAME/ID`` as the case that ``list_cases`` starts after."""
     if after is None:
         return None
     from escrowmq.compensation import Case, CaseState
@@ -422,5 +417,5 @@ def _place(after: str | None) -> Any:
     return Case(name, message_id(identity), CaseState.TRYING, 0, 0, 0, "", None)
 
 
-def _time(text: str, option: str) -> float:
+def _parse_time(text: str, option: str) -> float:
     return seconds(text, option) or 0.0

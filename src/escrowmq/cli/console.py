@@ -1,4 +1,4 @@
-"""``escrowmq console``: web pages over brokers and databases, for the person at the controls."""
+"""``escrowmq console``: the web console over brokers and databases, for operators."""
 
 from __future__ import annotations
 

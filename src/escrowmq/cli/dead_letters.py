@@ -11,7 +11,7 @@ import typer
 
 from escrowmq.cli.failures import Exit
 from escrowmq.cli.options import DEFAULT_URL, Json, Limit, Url, Why, admin_at, seconds
-from escrowmq.cli.plan import PlansFolder, Yes, planned
+from escrowmq.cli.plan import PlansFolder, Yes, run_as_plan
 from escrowmq.cli.printing import Columns, body_text, cell, moment, notice, print_facts, print_json, print_rows
 from escrowmq.cli.rows import plain
 from escrowmq.errors import Code, error
@@ -62,7 +62,7 @@ def list_(
     age = seconds(older_than, "--older-than")
     with admin_at(url) as admin:
         found = admin.dead_letters(group, limit, cause=cause, topic=topic, older_than=age)
-        letters = [{"place": _place(letter), **letter} for letter in found[:limit]]
+        letters = [{"place": _format_place(letter), **letter} for letter in found[:limit]]
     columns: Columns = {
         "message": "place",
         ">attempts": "attempts",
@@ -88,7 +88,7 @@ def summary(
         return print_json([plain(one) for one in groups])
     rows: list[dict[str, Any]] = []
     for one in groups:
-        rows += [{"group": one["group"], **cause, "like": _like(cause["samples"])} for cause in one["causes"]]
+        rows += [{"group": one["group"], **cause, "like": _sample(cause["samples"])} for cause in one["causes"]]
         if (others := one.get("others")) is not None:
             rows.append({"group": one["group"], **others, "cause": f"({others['causes']:,} other causes)", "like": ""})
     columns: Columns = {
@@ -144,9 +144,9 @@ def retry(
     url: Url = DEFAULT_URL,
     json: Json = False,
 ) -> None:
-    """Deliver dead letters to the group again, with new attempts. Name them, or select them for a plan."""
-    if chosen := _select("retry", group, places, all_, cause, topic, older_than):
-        return planned("dead_letters.retry", chosen, why, url, yes=yes, folder=plans, json=json)
+    """Redeliver dead letters to the group, with new attempts. Name them, or select them for a plan."""
+    if chosen := _parse_selection("retry", group, places, all_, cause, topic, older_than):
+        return run_as_plan("dead_letters.retry", chosen, why, url, yes=yes, folder=plans, json=json)
     _settle(group, places or [], why, url, json, "retry")
 
 
@@ -164,9 +164,9 @@ def discard(
     url: Url = DEFAULT_URL,
     json: Json = False,
 ) -> None:
-    """Discard dead letters: the group does not get them again. Name them, or select them for a plan."""
-    if chosen := _select("discard", group, places, all_, cause, topic, older_than):
-        return planned("dead_letters.discard", chosen, why, url, yes=yes, folder=plans, json=json)
+    """Discard dead letters: the group does not receive them again. Name them, or select them for a plan."""
+    if chosen := _parse_selection("discard", group, places, all_, cause, topic, older_than):
+        return run_as_plan("dead_letters.discard", chosen, why, url, yes=yes, folder=plans, json=json)
     _settle(group, places or [], why, url, json, "discard")
 
 
@@ -191,7 +191,7 @@ def edit(
     url: Url = DEFAULT_URL,
     json: Json = False,
 ) -> None:
-    """Deliver an edited message to the group in place of a dead letter. Options that are not given stay as they are."""
+    """Deliver an edited message to the group in place of a dead letter. Omitted options remain unchanged."""
     topic, queue, offset = _parse(place)
     pairs = {}
     for text in properties or ():
@@ -217,7 +217,7 @@ def edit(
     notice(f"{group} gets message {done['message_id']} in place of {done['edited_from'] or 'a damaged one'}")
 
 
-def _select(
+def _parse_selection(
     act: str,
     group: str,
     places: list[str] | None,
@@ -226,7 +226,7 @@ def _select(
     topic: str | None,
     older_than: str | None,
 ) -> dict[str, Any] | None:
-    """Return the selection of a plan; None where places are named."""
+    """Return the selection for a plan; None if places are named."""
     given = {"cause": cause, "topic": topic, "older_than": seconds(older_than, "--older-than")}
     chosen = {name: value for name, value in given.items() if value is not None}
     if bool(places) == (everything or bool(chosen)):
@@ -236,7 +236,7 @@ def _select(
 
 
 def _settle(group: str, places: list[str], why: str | None, url: str, json: bool, act: str) -> None:
-    """Do one act to the named letters; exit code 1 when some of them were not there."""
+    """Apply one operation to the named dead letters; exit code 1 if some of them do not exist."""
     items = [dict(zip(("topic", "queue", "offset"), _parse(place), strict=True)) for place in places]
     with admin_at(url) as admin:
         do = admin.retry_dead_letters if act == "retry" else admin.discard_dead_letters
@@ -249,16 +249,16 @@ def _settle(group: str, places: list[str], why: str | None, url: str, json: bool
         raise typer.Exit(Exit.FINDING)
 
 
-def _like(samples: list[Any]) -> str:
-    return _place(samples[0]) if samples else ""
+def _sample(samples: list[Any]) -> str:
+    return _format_place(samples[0]) if samples else ""
 
 
-def _place(letter: Mapping[str, Any]) -> str:
+def _format_place(letter: Mapping[str, Any]) -> str:
     return f"{letter['topic']}/{letter['queue']}/{letter['offset']}"
 
 
 def _parse(place: str) -> tuple[str, int, int]:
-    """``orders/0/17`` → topic, queue, offset."""
+    """Parse ``orders/0/17`` into topic, queue, offset."""
     parts = place.split("/")
     if len(parts) != 3 or not (parts[1].isdecimal() and parts[2].isdecimal()):
         raise error(Code.BAD_ARGUMENT, f"{place!r} is not TOPIC/QUEUE/OFFSET", "such as orders/0/17")

@@ -1,4 +1,4 @@
-"""Serving a command's metrics and health beside its work."""
+"""Metrics and health of a command, served while it runs."""
 
 from __future__ import annotations
 
@@ -17,14 +17,11 @@ Insecure = Annotated[bool, typer.Option("--insecure", help="Allow --metrics an a
 
 
 @contextmanager
-def exported(
+def serve_metrics(
     address: str | None, insecure: bool, collector: Callable[[], Any], health: Callable[[], Mapping[str, Any]]
 ) -> Iterator[str | None]:
-    """Serve what ``collector`` makes a collector of, and ``health``, at ``HOST:PORT``; its URL. None: nothing is
-    served.
-
-    Raises Misuse for an address that is none, cannot be had, or that others can reach without ``insecure``.
-    """
+    """Serve a collector made by ``collector``, and ``health``, at ``HOST:PORT``. Yields the URL, or None without an
+    address. Raises Misuse for an address that is invalid, in use, or reachable by others without ``insecure``."""
     if address is None:
         yield None
         return

@@ -1,4 +1,4 @@
-"""Errors as a person and as a script see them: a red line on stderr, and an exit code with a meaning."""
+"""Errors for people and scripts: a red line on stderr, and a meaningful exit code."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from escrowmq import errors
-from escrowmq.cli.flags import hiding
+from escrowmq.cli.flags import hide_options
 from escrowmq.cli.printing import RUN, print_json, print_table, show_missing
 from escrowmq.errors import DONE, Code, EscrowError
 from escrowmq.platform.extras import EXTRAS, LAB, missing_package
 
 
 class Exit(IntEnum):
-    """Exit codes of every command: the number, its meaning in docs/reference/command-line.md, and the branch of errors
-    that ends so."""
+    """Exit codes of every command: number, meaning (for docs/reference/command-line.md), and the error class that maps
+    to it."""
 
     meaning: str
     branch: type[EscrowError] | None
@@ -45,17 +45,17 @@ class Exit(IntEnum):
 
 
 def exit_code(problem: EscrowError) -> Exit:
-    """Return the exit code of an error's branch."""
+    """Return the exit code of an error's class."""
     return next((code for code in Exit if code.branch and isinstance(problem, code.branch)), Exit.FINDING)
 
 
 def exit_code_of(codes: Sequence[Code]) -> Exit:
-    """Return the exit code of a call with one result per row: that of the first row that failed."""
+    """Return the exit code of a call with one result per row: that of the first failed row."""
     return next((exit_code(errors.error(code)) for code in codes if code not in DONE), Exit.OK)
 
 
 def show_error(problem: EscrowError) -> None:
-    """One red line with code and message on stderr, and the hint below it."""
+    """Print a red line with code and message on stderr, and the hint below it."""
     line = Text.assemble((problem.code.name, "bold red"), (f": {problem.message}", "red"))
     if problem.hint:
         line.append(f"\nhint: {problem.hint}", "default")
@@ -63,7 +63,7 @@ def show_error(problem: EscrowError) -> None:
 
 
 def finish(head: str, results: Sequence[tuple[str, Code, dict[str, Any]]], json: bool) -> None:
-    """Print one result per id, with more fields if there are, and exit with the code of the first that failed."""
+    """Print one result per id, with further fields if any, and exit with the code of the first failure."""
     if json:
         print_json([{"id": i, "result": code.name, **more, "ok": code in DONE} for i, code, more in results])
     else:
@@ -75,11 +75,11 @@ def finish(head: str, results: Sequence[tuple[str, Code, dict[str, Any]]], json:
 
 
 class Commands(TyperGroup):
-    """A group of commands that turns every EscrowError into its line and exit code."""
+    """A command group that converts every EscrowError to an error line and exit code."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Show the commands on one screen: without the options of shell completion, which a user sets up once."""
-        with hiding(self, {"install_completion", "show_completion"}):
+        """Show the commands on one screen, without the options of shell completion, which users need once."""
+        with hide_options(self, {"install_completion", "show_completion"}):
             super().format_help(ctx, formatter)
 
     def invoke(self, ctx: Any) -> Any:

@@ -1,4 +1,4 @@
-"""``escrowmq find``: what became of a message, over brokers and databases, and why it waits."""
+"""``escrowmq find``: the history of a message, over brokers and databases, and why it waits."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def find(
 
 @contextmanager
 def engines_at(urls: Sequence[str] | None) -> Iterator[list[Any]]:
-    """Engines for the databases that a command names. Raises Misuse(BAD_URL, NO_TABLES, MISSING_PACKAGE)."""
+    """Open the databases that a command names. Raises Misuse(BAD_URL, NO_TABLES, MISSING_PACKAGE)."""
     with ExitStack() as stack:
         if not urls:
             yield []
@@ -76,15 +76,14 @@ def engines_at(urls: Sequence[str] | None) -> Iterator[list[Any]]:
 
 
 def stop_if_away(missing: Sequence[Missing], brokers: Sequence[str]) -> None:
-    """Name who did not answer, and end with exit code 5 if that is every broker; with 9 at the end of the command
-    otherwise."""
+    """Record unreachable brokers (exit code 9 at the end of the command); exit with code 5 at once if all are."""
     RUN.missing += missing
     if {*brokers} <= {one["broker"] for one in missing}:
         raise typer.Exit(Exit.OVERLOADED)
 
 
 def _print_story(story: Story) -> None:
-    """One message: what it is, why it waits, and what happened to it, a line each."""
+    """Print one message: its fields, why it waits, and its events, a line each."""
     out = console()
     head = Text.assemble((cell(story.title).plain, "bold"))
     for name, value in (("key", story.key), ("tag", story.tag), ("transaction", story.transaction)):
@@ -94,7 +93,7 @@ def _print_story(story: Story) -> None:
     if story.body is not None:
         out.print(Text("  ").append(cell(body_text(story.body.encode(), 200)).plain, "dim"), soft_wrap=True)
     out.print(Text("  ").append(cell(story.why).plain, "bold yellow" if story.waits else "green"), soft_wrap=True)
-    shown = _short([event.where for event in story.events])
+    shown = _shorten([event.where for event in story.events])
     width = max(map(len, shown.values()), default=0)
     for event in story.events:
         line = Text("  ").append((moment(event.time_us) or "(time unknown)").ljust(24), "dim")
@@ -108,9 +107,8 @@ def _print_story(story: Story) -> None:
     out.print()
 
 
-def _short(wheres: Sequence[str]) -> dict[str, str]:
-    """Brokers and databases by the last part of their names, or by the whole of it where that is not enough to tell
-    them apart."""
+def _shorten(wheres: Sequence[str]) -> dict[str, str]:
+    """Shorten brokers and databases to the last part of their names, unless that is ambiguous."""
     names = {where: cell(where.rstrip("/").rpartition("/")[2] or where).plain for where in wheres}
     alike = len(set(names.values())) < len(names)
     return {where: cell(where).plain for where in names} if alike else names

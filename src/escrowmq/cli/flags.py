@@ -1,4 +1,4 @@
-"""Generates one flag of ``escrowmq serve`` for each entry of the settings table."""
+"""Flags of ``escrowmq serve``: one for each entry of the settings table."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ MOST_USED = frozenset(
         "help",
     }
 )
-"""Parameters in ``serve --help``; ``--help-all`` shows all."""
+"""Parameters shown by ``serve --help``; ``--help-all`` shows all."""
 
 
 @contextmanager
-def hiding(command: Any, names: Set[str]) -> Iterator[None]:
-    """Leave these options of a command out of its help, within the block."""
+def hide_options(command: Any, names: Set[str]) -> Iterator[None]:
+    """Hide these options from a command's help within the block."""
     hidden = [param for param in command.params if param.name in names and not getattr(param, "hidden", True)]
     for param in hidden:
         param.hidden = True
@@ -58,11 +58,11 @@ def hiding(command: Any, names: Set[str]) -> Iterator[None]:
 
 
 class FewFlags(TyperCommand):
-    """A command with more flags than fit a screen: ``--help`` shows those that are used most."""
+    """A command with more flags than fit on a screen: ``--help`` shows the most used ones."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Show the help; all of it if the context says so."""
-        with hiding(
+        """Show the help; complete if the context requests it."""
+        with hide_options(
             self, set() if ctx.meta.get("every flag") else {str(param.name) for param in self.params} - MOST_USED
         ):
             super().format_help(ctx, formatter)
@@ -82,7 +82,7 @@ HelpAll = Annotated[
 
 
 class Line(NamedTuple):
-    """One line of the settings table, ready to be shown."""
+    """A row of the settings table, ready for display."""
 
     name: str
     unit: str
@@ -93,7 +93,7 @@ class Line(NamedTuple):
 
     @property
     def default_text(self) -> str:
-        """The default with its unit, as a person says it; it can be typed back in."""
+        """The default with its unit; accepted as input."""
         if self.unit == settings.FLAG:
             return "on" if self.default else "off"
         return _TEXTS.get(self.unit, str)(self.default)
@@ -105,11 +105,9 @@ def lines() -> list[Line]:
 
 
 def takes_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Give ``command`` one flag per setting; the values that were given are its argument ``overrides`` (a dict).
-
-    Flags are read as text, in the same way as the environment and TOML, so that ``--check-interval 500ms`` works and
-    a wrong value gives the same error.
-    """
+    """Give ``command`` one flag per setting; its argument ``overrides`` receives the given values (a dict). Flags are
+    parsed as text, like the environment and TOML, so that ``--check-interval 500ms`` works and a wrong value gives the
+    same error."""
     table = lines()
     own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "overrides"]
     flags = [

@@ -1,4 +1,4 @@
-"""``escrowmq groups reset | pause | resume | delete``: what an operator does to a whole consumer group."""
+"""``escrowmq groups reset | pause | resume | delete``: operations on a whole consumer group."""
 
 from __future__ import annotations
 
@@ -41,16 +41,18 @@ def reset(
     url: Url = DEFAULT_URL,
     json: Json = False,
 ) -> None:
-    """Set the offsets of a consumer group: it gets earlier messages again, or skips messages.
+    """Set the offsets of a consumer group: it receives earlier messages again, or skips messages.
 
-    Consumers that run go on from there. What they hold of these queues is delivered anew; their acknowledgements of it
-    are refused.
+    Running consumers continue from there. Their leased messages of these queues are redelivered; acknowledgements of
+    those are rejected.
     """
     if (to is not None) + (offset is not None) + (by is not None) != 1:
         raise error(Code.BAD_ARGUMENT, "where to? give one of --to, --offset and --by")
     where: dict[str, Any] = {"offset": offset, "shift": by, "topic": topic, "queue": queue, "force": force}
     with admin_at(url) as admin:
-        moves = admin.reset_group(name, None if to is None else _start(to, admin), dry_run=dry_run, why=why, **where)
+        moves = admin.reset_group(
+            name, None if to is None else _parse_start(to, admin), dry_run=dry_run, why=why, **where
+        )
     columns: Columns = {
         "queue": lambda move: f"{move['topic']}/{move['queue']}",
         ">was at": "was",
@@ -63,17 +65,17 @@ def reset(
     }
     print_rows(moves, json, columns, "no queues yet")
     if not json:
-        notice(f"{name} {'would go' if dry_run else 'goes'} on: {_sums(moves)}")
+        notice(f"{name} {'would go' if dry_run else 'goes'} on: {_total(moves)}")
 
 
-def _sums(moves: Sequence[Mapping[str, Any]]) -> str:
+def _total(moves: Sequence[Mapping[str, Any]]) -> str:
     again, passed = (sum(move[name] for move in moves) for name in ("again", "skipped"))
     dead = sum(move["dead"] for move in moves)
     return f"{again + dead:,} messages again, {passed:,} passed over"
 
 
-def _start(text: str, admin: Admin) -> str | datetime:
-    """Return where a group is to continue, as people write it. Raises Misuse(BAD_ARGUMENT)."""
+def _parse_start(text: str, admin: Admin) -> str | datetime:
+    """Parse the start position for a group. Raises Misuse(BAD_ARGUMENT)."""
     if text in ("earliest", "latest", "end"):
         return "latest" if text == "end" else text
     if text[:1].isdigit() and text[-1:].isalpha() and "T" not in text:
@@ -90,7 +92,7 @@ def _start(text: str, admin: Admin) -> str | datetime:
 def pause(name: Name, topics: Topics = None, why: Why = None, url: Url = DEFAULT_URL, json: Json = False) -> None:
     """Pause delivery to a consumer group.
 
-    What its consumers hold they may acknowledge; nothing counts as an attempt meanwhile.
+    Consumers may still acknowledge leased messages; a pause counts as no attempt.
     """
     with admin_at(url) as admin:
         _show(name, admin.pause_group(name, topics, why=why), json)
@@ -111,7 +113,7 @@ def _show(name: str, found: Sequence[Mapping[str, Any]], json: bool) -> None:
 
 
 def paused_words(everything: bool, topics: Sequence[str]) -> str:
-    """Describe which parts of a group are paused."""
+    """Describe which part of a group is paused."""
     if everything:
         return "is paused"
     return f"is paused for {', '.join(topics)}" if topics else "is handed messages"
@@ -128,15 +130,15 @@ def delete(
 ) -> None:
     """Delete a consumer group with its offsets, retries and dead letters.
 
-    The messages stay. The same name is a new group afterwards, which begins where its first consumer says.
+    The messages remain. A later group of this name is new and starts where its first consumer specifies.
     """
     with admin_at(url) as admin:
         found = admin.delete_group(name, force=force, why=why)
     if json:
         return print_json(found)
     for one in found:
-        went = (
+        counts = (
             f"with {one['dead_letters']:,} dead letters, {one['retrying']:,} retries and {one['leased']:,} held "
             "messages"
         )
-        typer.echo(f"{one['broker']}: {name} is deleted {went}")
+        typer.echo(f"{one['broker']}: {name} is deleted {counts}")

@@ -1,5 +1,6 @@
-"""``escrowmq groups``: list consumer and producer groups, show their progress, list and fence members;
-``group_acts.py`` has the acts on a whole group.
+"""``escrowmq groups``: list consumer and producer groups, show their progress, list and fence members.
+
+``group_acts.py`` has the operations on a whole group.
 """
 
 from __future__ import annotations
@@ -73,7 +74,8 @@ def alter(
     redelivery: Annotated[
         str | None,
         typer.Option(
-            "--redelivery", help="3x5min, rocketmq, forever, a list such as 10s,1min, or broker: as the settings say."
+            "--redelivery",
+            help="3x5min, rocketmq, forever, a list such as 10s,1min, or broker: as the settings say.",
         ),
     ] = None,
     attempts: Annotated[
@@ -85,9 +87,9 @@ def alter(
     url: Url = DEFAULT_URL,
     json: Json = False,
 ) -> None:
-    """Change a consumer group's subscription or redelivery. Options that are not given stay as they are.
+    """Change a consumer group's subscription or redelivery. Omitted options remain unchanged.
 
-    Consumers that run get what the new subscription chooses; those that start must name it.
+    Running consumers follow the new subscription; new ones must specify it.
     """
     changes: dict[str, Any] = {
         "topics": topics or None,
@@ -132,9 +134,9 @@ def alter_producers(
     url: Url = DEFAULT_URL,
     json: Json = False,
 ) -> None:
-    """Change a producer group's kind and check-back rules. Options that are not given stay as they are.
+    """Change a producer group's kind and check-back rules. Omitted options remain unchanged.
 
-    --kind plain puts a group right that somebody prepared under by mistake.
+    --kind plain repairs a group under which messages were prepared by mistake.
     """
     rules: dict[str, Any] = {
         "kind": kind,
@@ -180,7 +182,7 @@ def show(
             ">stored": lambda queue: _offsets(queue["head"], queue["end"]),
             ">settled before": "floor",
             ">waiting": "waiting",
-            **{f">{state}": state for state in _states(group)},
+            **{f">{state}": state for state in _count_names(group)},
         }
         print_rows(group["queues"], json, columns, "no queues yet")
 
@@ -191,7 +193,7 @@ def members(
     url: Url = DEFAULT_URL,
     json: Json = False,
 ) -> None:
-    """List the members of a consumer group and the messages that they hold, in doubt or not."""
+    """List the members of a consumer group with their messages, in doubt or not."""
     with admin_at(url) as admin:
         found = admin.members(name)
     columns: Columns = {
@@ -215,7 +217,7 @@ def fence(
 ) -> None:
     """Return a silent member's messages to its group, and fence its process.
 
-    Its messages are delivered to others, flagged as repeats; its late acknowledgements are refused.
+    Its messages are redelivered to others, flagged as repeats; its late acknowledgements are rejected.
     """
     with admin_at(url) as admin:
         messages = admin.fence(name, instance, why=why)
@@ -229,7 +231,7 @@ for _act in (group_acts.reset, group_acts.pause, group_acts.resume, group_acts.d
 
 
 def _check_back(group: Mapping[str, Any]) -> str:
-    """First question, interval, count and what follows, if any of these is the group's own."""
+    """Describe the group's own check-back rules: first check, interval, count and outcome; empty if there are none."""
     if not set(group.get("own", ())) - {"kind"}:
         return ""
     first, between = duration(group["transaction_timeout"]), duration(group["check_interval"])
@@ -237,7 +239,7 @@ def _check_back(group: Mapping[str, Any]) -> str:
 
 
 def _format_leases(leases: Sequence[Mapping[str, Any]]) -> str:
-    """Return the offsets of the first few leases."""
+    """Format the offset ranges of the first few leases."""
     shown = [f"{x['topic']}/{x['queue']} {x['first']}-{x['last']}" for x in leases[:SHOWN_LEASES]]
     return ", ".join(shown) + (f" and {len(leases) - SHOWN_LEASES} more" if len(leases) > SHOWN_LEASES else "")
 
@@ -245,8 +247,8 @@ def _format_leases(leases: Sequence[Mapping[str, Any]]) -> str:
 _FIXED = {"queue_id", "topic", "queue", "head", "end", "floor", "next", "waiting"}
 
 
-def _states(group: Mapping[str, Any]) -> list[str]:
-    """Return the other counts per queue that the broker sends, by name, where any queue has one."""
+def _count_names(group: Mapping[str, Any]) -> list[str]:
+    """Return the names of further counts per queue that the broker sends, if any queue has them."""
     names = [name for name in (group["queues"][0] if group["queues"] else {}) if name not in _FIXED]
     return [name for name in names if any(queue.get(name) for queue in group["queues"])]
 
@@ -256,7 +258,7 @@ def _offsets(head: int, end: int) -> str:
 
 
 def _subscription(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a group consumes, as facts."""
+    """Return a group's subscription as facts."""
     from escrowmq.client.consuming.options import start_words
 
     return {
@@ -265,12 +267,12 @@ def _subscription(group: Mapping[str, Any]) -> dict[str, Any]:
         "order": _order(group),
         "in doubt": "held" if group["in_doubt"] == "hold" else "redelivered",
         "redelivery": _redelivery(group),
-        "began at": start_words(group.get("start", "")),  # 0.1.0 does not say this
+        "began at": start_words(group.get("start", "")),  # version 0.1.0 does not send this
     }
 
 
 def _redelivery(group: Mapping[str, Any]) -> str:
-    if "max_attempts" not in group:  # 0.1.0
+    if "max_attempts" not in group:  # version 0.1.0
         return ""
     times = ", ".join(duration(delay) for delay in group["retry_delays"])
     if not times:
@@ -280,7 +282,7 @@ def _redelivery(group: Mapping[str, Any]) -> str:
 
 
 def _describe_pause(group: Mapping[str, Any]) -> str:
-    """Return whether a group is paused, or of which topics; empty: it is not (or its broker is older)."""
+    """Return "yes" if a group is paused, else its paused topics; empty if none (or the broker is older)."""
     return "yes" if group.get("paused") else ", ".join(group.get("paused_topics", ()))
 
 

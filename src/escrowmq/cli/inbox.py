@@ -1,6 +1,4 @@
-"""``escrowmq inbox``: what consumers have noted in their own database: marks of handled messages, offsets, stored
-prepares; and how a person changes it.
-"""
+"""``escrowmq inbox``: the records of consumers in their database (handled messages, offsets, stored prepares)."""
 
 from __future__ import annotations
 
@@ -36,7 +34,7 @@ Slots = Annotated[
 
 @app.command("list")
 def list_(group: Group, database_url: DatabaseUrl, limit: Limit = 100, after: After = None, json: Json = False) -> None:
-    """List marks of messages that a group has handled, by id."""
+    """List records of messages that a group has handled, by id."""
     from escrowmq import outbox
 
     with outbox.engines.opened(database_url) as engine:
@@ -58,7 +56,7 @@ def list_(group: Group, database_url: DatabaseUrl, limit: Limit = 100, after: Af
 def forget(
     group: Group, ids: Ids, database_url: DatabaseUrl, topic: OfTopic = None, why: Why = None, json: Json = False
 ) -> None:
-    """Delete marks: redelivered messages are handled again. The action is recorded (`escrowmq acts list`)."""
+    """Delete records of handled messages, so that redeliveries are handled again. The action is recorded."""
     from escrowmq import outbox
 
     with outbox.engines.opened(database_url) as engine:
@@ -158,7 +156,7 @@ def move(
     why: Why = None,
     json: Json = False,
 ) -> None:
-    """Move offsets that nobody owns, back or forward. The action is recorded (`escrowmq acts list`)."""
+    """Move offsets without an owner, back or forward. The action is recorded (`escrowmq acts list`)."""
     from escrowmq import outbox
 
     wanted = dict.fromkeys(map(slot_of, slots), to)
@@ -188,13 +186,13 @@ def fence(
 
 
 def shown(slot: Slot) -> str:
-    """Return a slot as these commands name it."""
+    """Format a slot in the syntax of these commands."""
     whole = f"{slot.shard:08x}/{slot.queue}"
     return whole if slot.stride == 1 else f"{whole}/{slot.stride}/{slot.part}"
 
 
 def slot_of(text: str) -> Slot:
-    """Return the slot that a text names. Raises Misuse(BAD_ARGUMENT)."""
+    """Parse a slot. Raises Misuse(BAD_ARGUMENT)."""
     from escrowmq.outbox.modes import Slot
 
     shard, *numbers = text.split("/")
@@ -208,6 +206,6 @@ def slot_of(text: str) -> Slot:
 
 
 def _finish(results: list[Done], json: bool) -> None:
-    """One result an id; the exit code is that of the first that failed."""
+    """Print one result per id; the exit code is that of the first failure."""
     rows: list[tuple[str, Code, dict[str, Any]]] = [(one.id.hex(), one.code, {}) for one in results]
     finish("message id", rows, json)

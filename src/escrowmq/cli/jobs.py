@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from escrowmq.cli.exporting import Insecure, Metrics, exported
+from escrowmq.cli.exporting import Insecure, Metrics, serve_metrics
 from escrowmq.cli.failures import Exit
 from escrowmq.cli.options import DEFAULT_URL, PATIENCE, Json, Url, broker_time, check_folder, check_reachable, seconds
 from escrowmq.cli.printing import console, moment, notice, print_facts, print_json, print_json_line, print_table
@@ -239,7 +239,7 @@ def _sweep_on_schedule(
             _show_swept(found, print_json_line if json else None)
 
     made = lambda: schedule.collector(totals)  # noqa: E731
-    with stop_signals(stop.set), exported(metrics, insecure, made, lambda: {"status": "ok"}) as at:
+    with stop_signals(stop.set), serve_metrics(metrics, insecure, made, lambda: {"status": "ok"}) as at:
         notice(f"sweeping every {pause:g} s{f', metrics at {at}' if at else ''}; Ctrl-C stops it")
         schedule.keep_sweeping(run, products, pause, stop, totals=totals, on_run=show, alarm=alarm)
 

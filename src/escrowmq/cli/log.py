@@ -1,4 +1,4 @@
-"""``escrowmq log``: print the frames of a stored log, check it for damage, make the topics of one in Kafka."""
+"""``escrowmq log``: print the frames of a stored log, check it for damage, create the topics of a log in Kafka."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ app = typer.Typer(no_args_is_help=True, help="The commit log of a data folder.")
 
 @app.callback()
 def _group() -> None:
-    """Inspect the commit log of a data folder."""
+    """Inspect or copy the commit log of a data folder."""
 
 
 @app.command("dump")
@@ -37,9 +37,9 @@ def dump(
     check: Annotated[bool, typer.Option("--check", help="Print no frames, check everything: what is damaged.")] = False,
     json: JsonLines = False,
 ) -> None:
-    """Print the frames of a log, damage in its place. Takes no lock and changes nothing.
+    """Print the frames of a log, with damage in its place. Takes no lock and changes nothing.
 
-    Exit code 6 when anything is damaged.
+    Exit code 6 if any damage is found.
     """
     from escrowmq.log.dump import dump as entries
     from escrowmq.log.dump import findings, line
@@ -83,10 +83,10 @@ def create(
     ] = None,
     json: JsonLines = False,
 ) -> None:
-    """Make the topics of a log in Kafka, TOPIC and TOPIC.base, kept as a log must be.
+    """Create the topics of a log in Kafka, TOPIC and TOPIC.base, with the settings that a log requires.
 
-    A topic that is there is only looked at: exit code 2 names the setting that would lose data, and what to set it to.
-    Three replicas are made; a cluster with fewer nodes needs ?replication=N.
+    Existing topics are only checked: exit code 2 names the setting that would lose data, and its required value. Topics
+    get three replicas; a cluster with fewer nodes needs ?replication=N.
     """
     from escrowmq.log.kafka.cluster.address import KafkaAddress
     from escrowmq.log.kafka.cluster.opening import create_topics
@@ -97,8 +97,8 @@ def create(
         if json:
             print_json_line({"topic": topic, "made": topic in made, "replicas": parsed.replicas})
         else:
-            told = "made" if topic in made else "is there, and kept as a log must be"
-            console().print(Text(f"{topic}: {told}"), soft_wrap=True)
+            result = "made" if topic in made else "is there, and kept as a log must be"
+            console().print(Text(f"{topic}: {result}"), soft_wrap=True)
 
 
 @app.command("copy")
@@ -109,7 +109,7 @@ def copy(
 ) -> None:
     """Copy a whole log from a folder to Kafka, or from Kafka to a folder, and verify the copy by its digest.
 
-    The source stays as it is. Do not run both afterwards: they are the same shard.
+    The source is not changed. Do not run both afterwards: they are the same shard.
     """
     from importlib.metadata import version
 

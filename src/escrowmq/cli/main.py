@@ -1,4 +1,4 @@
-"""The command ``escrowmq``: its name, its commands, and what happens when one fails."""
+"""The command ``escrowmq``: its name, its subcommands, and its handling of failures."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ _COMMANDS: tuple[tuple[str, str, Callable[..., Any] | typer.Typer, str], ...] = 
     (DATABASES, "compensate", compensate.app, "Repair announced messages that had no effect."),
     (DATABASES, "sweep", jobs.sweep, "Settle orders and freezes that are overdue."),
 )
-"""Panel, name, what it does, and its line in the list of commands: short, so that the list fits a screen."""
+"""Panel, name, function, and line in the list of commands: short, so that the list fits on a screen."""
 
 for _panel, _command, _does, _line in _COMMANDS:
     if isinstance(_does, typer.Typer):
@@ -87,8 +87,8 @@ for _panel, _command, _does, _line in _COMMANDS:
         app.command(_command, rich_help_panel=_panel, short_help=_line)(_does)
 
 
-def _add_moved(name: str) -> None:
-    """Have a command that went to the lab say so."""
+def _register_moved(name: str) -> None:
+    """Register a command that moved to the lab, with an error that says so."""
 
     @app.command(name, hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
     def moved() -> None:
@@ -97,7 +97,7 @@ def _add_moved(name: str) -> None:
 
 
 for _gone in ("bench", "simulate", "chaos"):
-    _add_moved(_gone)
+    _register_moved(_gone)
 
 
 def _show_version(wanted: bool) -> None:
@@ -112,7 +112,7 @@ def _options(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """EscrowMQ: a message stays in escrow until the local transaction that it speaks of has decided."""
+    """EscrowMQ: a message stays in escrow until its local transaction has decided."""
 
 
 def main() -> None:

@@ -1,6 +1,4 @@
-"""``escrowmq send``, ``tail`` and ``lookup``: send messages, print a topic or a system view, find messages by key
-or id.
-"""
+"""``escrowmq send``, ``tail`` and ``lookup``: send messages, print a topic or view, find messages by key or id."""
 
 from __future__ import annotations
 
@@ -53,10 +51,10 @@ if TYPE_CHECKING:
 
 BATCH = 1000
 BAR_FROM = 20 * BATCH
-"""Messages from which on a progress bar is shown."""
-LOOK_AGAIN_SECONDS = 0.25
+"""Number of messages from which a progress bar is shown."""
+POLL_SECONDS = 0.25
 LAST = 10
-"""Messages that ``tail`` shows unless asked otherwise."""
+"""Default number of messages that ``tail`` shows."""
 
 Row = dict[str, Any]
 _VIEW_LINES = {
@@ -106,12 +104,12 @@ def send(
                 yield Message(
                     topic,
                     content.replace(b"{n}", number.encode()) if count > 1 else content,
-                    key=_add_number(key, number, count),
+                    key=_insert_number(key, number, count),
                     tag=tag,
                     properties=named,
                     delay=wait,
                     queue=queue,
-                    message_id=_add_number(message_id, number, count),
+                    message_id=_insert_number(message_id, number, count),
                 )
 
     total = len(bodies) * count
@@ -160,7 +158,7 @@ def _bodies(body: str | None, file: Path | None, lines: bool) -> list[bytes]:
     return content.splitlines() if lines else [content]
 
 
-def _add_number(text: str | None, number: str, count: int) -> str | None:
+def _insert_number(text: str | None, number: str, count: int) -> str | None:
     return text.replace("{n}", number) if text is not None and count > 1 else text
 
 
@@ -188,18 +186,18 @@ def _show(receipt: Receipt, json: bool) -> None:
 
 @dataclass(slots=True)
 class QueueReader:
-    """One queue of one broker (a view counts as a queue), read up to before ``next``."""
+    """One queue of one broker (a view counts as a queue); rows before ``next`` are read."""
 
     admin: Admin
     source: str
     queue: int
     next: int
     wanted: dict[str, Any]
-    """Filters of :meth:`Admin.read`."""
+    """Filters for :meth:`Admin.read`."""
 
     @property
     def numbered_by(self) -> str:
-        """The column that rises: offsets in a topic, log positions in a view."""
+        """The increasing column: offsets in a topic, log positions in a view."""
         return "position" if self.source in VIEWS else "offset"
 
     @property
@@ -208,7 +206,7 @@ class QueueReader:
         return names
 
     def read(self, most: int | None = None) -> Iterator[Row]:
-        """Yield the rows from ``next`` on; moves ``next`` behind them."""
+        """Read the rows from ``next`` on, and advance ``next``."""
         for batch in self.admin.read(
             self.source, queue=self.queue, start=self.next, max_rows=most, columns=self._columns, **self.wanted
         ):
@@ -254,8 +252,7 @@ def tail(
 ) -> None:
     """Show messages of a topic or rows of a system view (%half, %op, %acks, %group-acts, %dead-letters.GROUP).
 
-    Without --from-start: the last 10, or as many as --limit says. Where the number is limited, they come in the order
-    in which they were stored.
+    Without --from-start: the last 10, or --limit. If limited, rows are in the order in which they were stored.
     """
     ago = seconds(since, "--since")
     wanted: dict[str, Any] = {
@@ -275,7 +272,7 @@ def tail(
                     reader.show(row, json)
         else:
             rows = [(row, r) for r in readers for row in (r.read(most) if from_start else deque(r.read(), most))]
-            rows.sort(key=lambda found: _read_stored_us(found[0]))
+            rows.sort(key=lambda found: _stored_time(found[0]))
             for row, reader in rows[:most] if from_start else rows[-most:]:
                 reader.show(row, json)
         if later is not None:
@@ -284,27 +281,26 @@ def tail(
             _follow(readers, json)
 
 
-def _read_stored_us(row: Row) -> int:
-    """Return when a row of a topic or a view was stored (of several brokers each by its own clock)."""
+def _stored_time(row: Row) -> int:
+    """Return the time when a row of a topic or view was stored (by the clock of its broker)."""
     return next(
         (row[name] for name in ("stored_us", "decided_us", "acked_us", "acted_us") if row.get(name) is not None), 0
     )
 
 
-def _interrupt(stop: threading.Event) -> None:
-    """Note the first signal: what is raised while a library tidies up is lost, and printed. The second one ends
-    whatever blocks."""
+def _on_signal(stop: threading.Event) -> None:
+    """Set ``stop`` at the first signal (an exception in library cleanup would be lost); raise at the second one."""
     if stop.is_set():
         raise KeyboardInterrupt
     stop.set()
 
 
 def _follow_dead(reader: Reader, shown_by: QueueReader, json: bool) -> None:
-    """As :func:`_follow`: dead letters come in the order in which they die, in whatever queue they stand."""
+    """Follow like :func:`_follow`, but in the order in which messages became dead letters, over all queues."""
     stop = threading.Event()
-    with stop_signals(partial(_interrupt, stop)):
+    with stop_signals(partial(_on_signal, stop)):
         while not stop.is_set():
-            for batch in reader.batches(idle_timeout=LOOK_AGAIN_SECONDS):
+            for batch in reader.batches(idle_timeout=POLL_SECONDS):
                 for row in batch.arrow.to_pylist():
                     shown_by.show(row, json)
                 if stop.is_set():
@@ -313,9 +309,9 @@ def _follow_dead(reader: Reader, shown_by: QueueReader, json: bool) -> None:
 
 
 def _follow(readers: list[QueueReader], json: bool) -> None:
-    """Show what comes until Ctrl-C."""
+    """Show new rows until Ctrl-C."""
     stop = threading.Event()
-    with stop_signals(partial(_interrupt, stop)):
+    with stop_signals(partial(_on_signal, stop)):
         while not stop.is_set():
             before = [reader.next for reader in readers]
             for reader in readers:
@@ -324,17 +320,16 @@ def _follow(readers: list[QueueReader], json: bool) -> None:
                         reader.show(row, json)
                         if stop.is_set():
                             break
-                except EscrowError as problem:  # of several brokers, one may go and come back
+                except EscrowError as problem:  # one of several brokers may be unreachable for a while
                     if problem.code not in AWAY or len(readers) == 1:
                         raise
             if before == [reader.next for reader in readers]:
-                stop.wait(LOOK_AGAIN_SECONDS)
+                stop.wait(POLL_SECONDS)
     raise KeyboardInterrupt
 
 
 def _readers(bus: Bus, source: str, queue: int | None, last: int | None, wanted: dict[str, Any]) -> list[QueueReader]:
-    """One reader per queue of the source; ``last``: only so many messages from the end of each (all of them, where they
-    are filtered)."""
+    """Create a reader per queue of the source. ``last``: start this many messages before the end (without filters)."""
     from escrowmq.client.admin import Admin
     from escrowmq.client.links.router import Router
 
@@ -388,7 +383,7 @@ def lookup(
         print_facts(_facts(found[0]))
     else:
         columns: Columns = {
-            "message": _address,
+            "message": _format_address,
             "state": lambda m: state(m["state"]),
             "key": "key",
             "tag": "tag",
@@ -402,12 +397,12 @@ def lookup(
 
 
 def _facts(message: dict[str, Any]) -> dict[str, Any]:
-    """Return everything about one message."""
+    """Return all facts about one message."""
     return {
-        "message": _address(message),
+        "message": _format_address(message),
         "state": state(message["state"]),
         "message id": message["message_id"],
-        **_edit(message),
+        **_edit_facts(message),
         "transaction": message["transaction"],
         "key": message["key"],
         "tag": message["tag"],
@@ -420,14 +415,14 @@ def _facts(message: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _edit(message: dict[str, Any]) -> dict[str, Any]:
-    """Of an edited message: what it replaced, and for whom."""
+def _edit_facts(message: dict[str, Any]) -> dict[str, Any]:
+    """Return the replaced message and the group of an edited message."""
     if message["state"] != "edited":
         return {}
     return {"in place of": message["edited_from"] or "a damaged message", "for group": message["group"]}
 
 
-def _address(message: dict[str, Any]) -> str:
-    """Return where consumers find it; only the topic while they do not."""
+def _format_address(message: dict[str, Any]) -> str:
+    """Return the position where consumers find a message; only the topic if it is not visible."""
     offset = message["offset"]
     return message["topic"] if offset is None else f"{message['topic']}/{message['queue']}/{offset}"

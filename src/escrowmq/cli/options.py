@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 DEFAULT_URL = "escrow://127.0.0.1:7700"
 PATIENCE = 10.0
-"""Seconds that a command waits for its broker."""
+"""Timeout (s) of a command's requests to its broker."""
 
 Url = Annotated[
     str,
@@ -36,8 +36,8 @@ Json = Annotated[bool, typer.Option("--json", help="JSON on standard output, for
 JsonLines = Annotated[bool, typer.Option("--json", help="One JSON object a line, for scripts.")]
 
 
-def _reason(why: str | None) -> str | None:
-    """Refuse a reason without a word: the record would have none."""
+def _check_reason(why: str | None) -> str | None:
+    """Reject a blank reason, which the record could not show."""
     if why is not None and not why.strip():
         raise error(Code.BAD_ARGUMENT, "--why gives no reason", "write one, or leave --why out")
     return why
@@ -49,7 +49,7 @@ Why = Annotated[
         "--why",
         help="The reason, for the record of acts: see escrowmq acts.",
         show_default=False,
-        callback=_reason,
+        callback=_check_reason,
     ),
 ]
 LogLevel = Annotated[
@@ -65,8 +65,7 @@ Limit = Annotated[int, typer.Option("--limit", "-n", min=1, help="At most this m
 
 
 def check_folder(folder: Path, option: str) -> None:
-    """Make the folder that a command will write into, before its work begins. Raises Misuse(BAD_ARGUMENT) if nothing
-    can be written there."""
+    """Create the output folder of a command before its work begins. Raises Misuse(BAD_ARGUMENT) if not writable."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -77,16 +76,14 @@ def check_folder(folder: Path, option: str) -> None:
 
 
 REFUSED_SECONDS = 1.0
-"""Time (s) for which a command tries an address that refuses connections: its broker may just be starting."""
+"""Time (s) for which a command retries an address that refuses connections: its broker may be starting."""
 _TRY_SECONDS = 0.1
 
 
 def check_reachable(url: str) -> None:
-    """Raise Overloaded(BROKER_AWAY) if every address of ``url`` refuses connections, or has no such host.
-
-    A client waits for a broker that is away, but a person has mistyped an address or forgotten to start one. Addresses
-    that are silent are left to the client. Nothing is sent.
-    """
+    """Raise Overloaded(BROKER_AWAY) if every address of ``url`` refuses connections or has no such host. A client would
+    wait for an unreachable broker, but a user may have mistyped an address or not started one. Addresses that do not
+    respond are left to the client. Nothing is sent."""
     if not url.startswith("escrow://"):
         return
     from escrowmq.wire.addresses import parse_address
@@ -94,17 +91,17 @@ def check_reachable(url: str) -> None:
     parts = url.removeprefix("escrow://").partition("?")[0].rstrip("/").replace("|", ",").split(",")
     addresses = [address for part in parts if (address := parse_address(part)) is not None]
     deadline = time.monotonic() + REFUSED_SECONDS
-    reasons = {address: _refusal(address.host, address.port) for address in addresses}
+    reasons = {address: _try_connect(address.host, address.port) for address in addresses}
     while reasons and all(reasons.values()) and time.monotonic() < deadline:
         time.sleep(_TRY_SECONDS)
-        reasons = {address: _refusal(address.host, address.port) for address in addresses}
+        reasons = {address: _try_connect(address.host, address.port) for address in addresses}
     if reasons and all(reasons.values()):
         text = "; ".join(f"{address.location}: {reason}" for address, reason in reasons.items())
         raise error(Code.BROKER_AWAY, f"no broker answers at {text}", "is one running there (escrowmq serve)?")
 
 
-def _refusal(host: str, port: int) -> str | None:
-    """Return why nobody can be there; None if somebody may be."""
+def _try_connect(host: str, port: int) -> str | None:
+    """Return why a connection is impossible; None if it may be possible."""
     try:
         socket.create_connection((host, port), REFUSED_SECONDS).close()
     except ConnectionRefusedError:
@@ -118,9 +115,8 @@ def _refusal(host: str, port: int) -> str | None:
 
 @contextmanager
 def bus_at(url: str, *, make: bool = False) -> Iterator[Bus]:
-    """Yield a connection for the time of a command. A folder that holds no log is made by a command that writes
-    (``make``), and refused by
-    one that looks: its name is mistyped. Raises Misuse(NOT_A_DATA_FOLDER)."""
+    """Connect to the broker(s) for the duration of a command. With ``make`` a folder without a log is created. Without
+    it, as for commands that only read, raises Misuse(NOT_A_DATA_FOLDER): the name is mistyped."""
     from escrowmq.connecting import connect
 
     if not make and url.startswith("file:"):
@@ -136,32 +132,33 @@ def bus_at(url: str, *, make: bool = False) -> Iterator[Bus]:
 
 @contextmanager
 def admin_at(url: str, *, make: bool = False) -> Iterator[Admin]:
-    """Yield the admin face of the broker(s) at ``url``, with a command's patience. Those of several that are away are
-    named on standard
-    error, and noted for the exit code."""
+    """Provide the admin interface of the broker(s) at ``url`` with a command's timeout. Unreachable brokers are
+    recorded for the exit code and named on standard error."""
     from escrowmq.client.admin import Admin
 
-    logging.getLogger("escrowmq.client.links.presence").setLevel(logging.ERROR)  # it is printed at the end
+    logging.getLogger("escrowmq.client.links.presence").setLevel(
+        logging.ERROR
+    )  # unreachable brokers are reported at the end
     with bus_at(url, make=make) as bus:
         yield Admin(bus.router, PATIENCE)
         RUN.missing += bus.missing()
 
 
 def broker_time(admin: Admin) -> int:
-    """Microseconds since 1970 by the broker's clock, of which all times in its answers are (of several brokers the
-    earliest); by this machine's for a broker that does not tell it."""
+    """Return microseconds since 1970 by the clock of the brokers (the earliest), which stamps all times in their
+    responses; by this machine's clock if a broker does not send it."""
     return min((hello["time_us"] for hello in admin.hello() if "time_us" in hello), default=time.time_ns() // 1000)
 
 
 def start_log(level: str, as_json: bool) -> None:
-    """Log to standard error from now on. Raises Misuse(BAD_ARGUMENT) for a level that is none."""
+    """Log to standard error from now on. Raises Misuse(BAD_ARGUMENT) for an unknown level."""
     if level.lower() not in LEVELS:
         raise error(Code.BAD_ARGUMENT, f"--log-level: {level!r} is none of {', '.join(LEVELS)}")
     log_to_stderr(level, as_json=as_json)
 
 
 def seconds(text: str | None, option: str) -> float | None:
-    """Return a duration as people write it (``5min``) in seconds. Raises Misuse(BAD_ARGUMENT) that names the option."""
+    """Parse a duration such as ``5min`` into seconds. Raises Misuse(BAD_ARGUMENT) that names the option."""
     if text is None:
         return None
     try:
@@ -171,12 +168,12 @@ def seconds(text: str | None, option: str) -> float | None:
 
 
 def broker_or(read: Callable[[str, str], float | None], text: str | None, option: str) -> Any:
-    """Convert a text with ``read``; the word ``broker`` stays."""
+    """Parse a text with ``read``; return the word ``broker`` unchanged."""
     return text if text is None or text == "broker" else read(text, option)
 
 
 def size(text: str, option: str) -> int:
-    """Return a size as people write it (``10GB``) in bytes. Raises Misuse(BAD_ARGUMENT) that names the option."""
+    """Parse a size such as ``10GB`` into bytes. Raises Misuse(BAD_ARGUMENT) that names the option."""
     try:
         return int(parse_quantity(text, BYTES))
     except ValueError as problem:
@@ -184,7 +181,7 @@ def size(text: str, option: str) -> int:
 
 
 def pairs(texts: Iterable[str] | None, option: str) -> dict[str, str]:
-    """``NAME=VALUE`` texts as a dict. Raises Misuse(BAD_ARGUMENT) that names the option."""
+    """Parse ``NAME=VALUE`` texts into a dict. Raises Misuse(BAD_ARGUMENT) that names the option."""
     made = {}
     for text in texts or ():
         name, equals, value = text.partition("=")

@@ -1,6 +1,4 @@
-"""``escrowmq outbox``: create the outbox tables, run the relay, list and show messages, retry, discard or
-settle failed ones.
-"""
+"""``escrowmq outbox``: create the tables, run the relay, list, show, retry, discard or settle messages."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from escrowmq.cli.exporting import Insecure, Metrics, exported
+from escrowmq.cli.exporting import Insecure, Metrics, serve_metrics
 from escrowmq.cli.failures import Exit, finish
 from escrowmq.cli.options import DEFAULT_URL, Json, Limit, LogJson, LogLevel, Why, pairs, seconds, start_log
 from escrowmq.cli.printing import (
@@ -62,7 +60,7 @@ _STYLES = {
 
 @app.command("migrate")
 def migrate(database_url: DatabaseUrl, json: Json = False) -> None:
-    """Create the tables, or upgrade them to this version. Safe to repeat, and to run twice at once."""
+    """Create the tables, or upgrade them to this version. Repeating it, even concurrently, is safe."""
     from escrowmq import outbox
 
     with outbox.engines.opened(database_url, make=True) as engine:
@@ -86,7 +84,7 @@ def list_(
     after: Annotated[int, typer.Option("--after", metavar="SEQ", help="Only rows after this one: the next page.")] = 0,
     json: Json = False,
 ) -> None:
-    """List messages of the table, without bodies; by default those that need a person."""
+    """List messages of the table, without bodies; by default those that need an operator."""
     if state not in (*_STYLES, "all"):
         raise error(Code.BAD_ARGUMENT, f"--state {state}", f"one of {', '.join(_STYLES)}, all")
     from escrowmq import outbox
@@ -105,7 +103,7 @@ def list_(
         "created": lambda row: moment(row["created_us"]),
         "error": lambda row: (row["error"] or "").partition("\n")[0] or None,
     }
-    print_rows([_plain(row) for row in found], json, columns, "no such messages")
+    print_rows([_to_json(row) for row in found], json, columns, "no such messages")
 
 
 @app.command("show")
@@ -120,7 +118,7 @@ def show(
     with outbox.engines.opened(database_url) as engine:
         row = outbox.attention.show(engine, message_id)
     if json:
-        return print_json(_plain(row))
+        return print_json(_to_json(row))
     facts = {"message id": row.id.hex(), "state": _state(row.state.name.lower())}
     facts |= {name: getattr(row, name) for name in ("seq", "topic", "key", "tag", "attempts")}
     times = ("created", "due", "sent", "done")
@@ -134,23 +132,23 @@ def show(
 @app.command("retry")
 def retry(database_url: DatabaseUrl, ids: Ids, why: Why = None, json: Json = False) -> None:
     """Send waiting or discarded messages again, with new attempts. The action is recorded (`escrowmq acts list`)."""
-    _each(database_url, ids, why, json, "retry")
+    _apply_to_each(database_url, ids, why, json, "retry")
 
 
 @app.command("discard")
 def discard(database_url: DatabaseUrl, ids: Ids, why: Why = None, json: Json = False) -> None:
-    """Discard messages; `retry` brings them back. The action is recorded (`escrowmq acts list`)."""
-    _each(database_url, ids, why, json, "discard")
+    """Discard messages; `retry` restores them. The action is recorded (`escrowmq acts list`)."""
+    _apply_to_each(database_url, ids, why, json, "discard")
 
 
 @app.command("settle")
 def settle(database_url: DatabaseUrl, ids: Ids, why: Why = None, json: Json = False) -> None:
     """Mark messages as done without sending them. The action is recorded (`escrowmq acts list`)."""
-    _each(database_url, ids, why, json, "settle")
+    _apply_to_each(database_url, ids, why, json, "settle")
 
 
-def _each(url: str, ids: list[str], why: str | None, json: bool, act: str) -> None:
-    """Do one act to every id; each has its own result, the exit code is that of the first that failed."""
+def _apply_to_each(url: str, ids: list[str], why: str | None, json: bool, act: str) -> None:
+    """Apply one operation to every id and print each result; the exit code is that of the first failure."""
     from escrowmq import outbox
 
     with outbox.engines.opened(url) as engine:
@@ -159,8 +157,8 @@ def _each(url: str, ids: list[str], why: str | None, json: bool, act: str) -> No
     finish("message id", [(r.id.hex(), r.code, state) for r, state in zip(results, states, strict=True)], json)
 
 
-def _plain(row: Row) -> dict[str, Any]:
-    """Return a row in JSON's values; a listed one has no body."""
+def _to_json(row: Row) -> dict[str, Any]:
+    """Convert a row to JSON values; listed rows have no body."""
     fields = {name: getattr(row, name) for name in row.__slots__}
     if fields["body"] is None:
         del fields["body"]
@@ -193,7 +191,8 @@ def relay(
     workers: Annotated[int, typer.Option("--workers", min=1, max=64, help="Threads.")] = 2,
     batch_rows: Annotated[int, typer.Option("--batch-rows", min=1, max=65_536, help="Rows of one batch.")] = 4000,
     redeliveries: Annotated[
-        int, typer.Option("--redeliveries", min=0, help="Tries after a refusal, before it waits for a person.")
+        int,
+        typer.Option("--redeliveries", min=0, help="Tries after a refusal, before it waits for a person."),
     ] = 3,
     redelivery_interval: Annotated[
         str, typer.Option("--redelivery-interval", metavar="TIME", help="Between two such tries.")
@@ -229,9 +228,9 @@ def relay(
 ) -> None:
     """Relay committed messages until SIGTERM or Ctrl-C. The current batch is finished first.
 
-    Several relays on one database share the work. With --once the exit code is 4 if rows are left that a relay still
-    has to send, and they are counted; rows that wait for a person are named apart. What a killed relay had leased is
-    sent when its lease has ended.
+    Several relays on one database share the work. With --once the exit code is 4 if unsent rows remain, which are
+    counted; rows that need an operator are counted separately. Rows leased by a killed relay are sent after the lease
+    expires.
     """
     from escrowmq import outbox
     from escrowmq.outbox.relay import Relay
@@ -266,7 +265,7 @@ def relay(
             all_sent = _drain(running, wait, json)
         else:
             made = lambda: collector(shown(to), lambda: running.statistics, running.backlog)  # noqa: E731
-            at = stack.enter_context(exported(metrics, insecure, made, lambda: {"status": "ok"}))
+            at = stack.enter_context(serve_metrics(metrics, insecure, made, lambda: {"status": "ok"}))
             all_sent = _run(running, shown(to), every, json, at)
             _show(running, json)
     if not all_sent:
@@ -274,8 +273,7 @@ def relay(
 
 
 def _drain(running: Relay, patience: float | None, json: bool) -> bool:
-    """Send what is there; whether the table has nothing left that a relay has to send. Raises what the database raises
-    that is away."""
+    """Send all pending rows. Returns whether no unsent rows remain. Raises the error of an unreachable database."""
     with stop_signals(running.ask_to_stop):
         drained = running.drain(patience)
     left = running.backlog()

@@ -1,4 +1,4 @@
-"""``escrowmq plan``: bulk operations on a frozen set of rows: make, preview, run in steps, stop, resume."""
+"""``escrowmq plan``: bulk operations on a frozen selection: make, inspect, run in steps, stop and resume."""
 
 from __future__ import annotations
 
@@ -16,7 +16,15 @@ from rich.text import Text
 
 from escrowmq.cli.failures import Exit
 from escrowmq.cli.options import DEFAULT_URL, Json, Url, Why, bus_at, seconds
-from escrowmq.cli.plan_printing import STATES, counted, finish, row_columns, show_counts, show_plan, told
+from escrowmq.cli.plan_printing import (
+    STATES,
+    finish,
+    format_outcomes,
+    progress_line,
+    row_columns,
+    show_counts,
+    show_plan,
+)
 from escrowmq.cli.printing import (
     RUN,
     Columns,
@@ -135,14 +143,14 @@ def make(
     """Make a plan: select rows, freeze the selection, and preview it. Nothing is changed."""
     selection = {
         "group": group, "topic": topic, "cause": cause, "containing": containing, "key": key, "tag": tag,
-        "state": state,
-        "older_than": seconds(older_than, "--older-than"), "ids": None if ids is None else _lines(ids),
+        "state": state, "older_than": seconds(older_than, "--older-than"),
+        "ids": None if ids is None else _read_lines(ids),
         "compensation": compensation,
     }  # fmt: skip
     if _is_of_database(act):
         selection["error"] = selection.pop("cause")
-    with _where(act, url, database_url) as where:
-        made = _made(_plans(plans), where, act, selection, why, without_missing)
+    with _open_source(act, url, database_url) as where:
+        made = _make_plan(_plans(plans), where, act, selection, why, without_missing)
     if json:
         print_json(made.to_json())
     else:
@@ -176,7 +184,7 @@ def show(plan: PlanId, plans: PlansFolder = None, json: Json = False) -> None:
         return print_json({**found.to_json(), "dry_run": last})
     show_plan(found)
     if last is not None:
-        notice(f"the last dry run, {moment(last['at_us'])}: {counted(last['by_outcome'])}")
+        notice(f"the last dry run, {moment(last['at_us'])}: {format_outcomes(last['by_outcome'])}")
 
 
 @app.command("rows")
@@ -215,7 +223,10 @@ def dry_run(
     Exit code 1 if some would fail.
     """
     folder = _plans(plans)
-    with _where(folder.get(plan).act, url, database_url) as where, Console(stderr=True).status("looking") as status:
+    with (
+        _open_source(folder.get(plan).act, url, database_url) as where,
+        Console(stderr=True).status("looking") as status,
+    ):
         counts = folder.dry_run(
             plan, where, progress=lambda done, of: status.update(f"looked at {done:,} of {of:,} rows")
         )
@@ -251,8 +262,8 @@ def run(
     folder = _plans(plans)
     found = folder.get(plan)
     if not yes:
-        _ask(found)
-    with _where(found.act, url, database_url) as where:
+        _confirm(found)
+    with _open_source(found.act, url, database_url) as where:
         report = _run(folder, found, where, ramp, pause, rate, stop_after, batch, digest)
     finish(found, report, json)
 
@@ -273,17 +284,16 @@ def delete(plan: PlanId, plans: PlansFolder = None) -> None:
     notice("deleted")
 
 
-def planned(
+def run_as_plan(
     act: str, selection: Mapping[str, Any], why: str | None, url: str, *, yes: bool, folder: Path | None, json: bool
 ) -> None:
-    """Run a bulk command such as ``transactions commit --group ...``: freeze a plan, show it, ask, and run it at
-    once."""
+    """Make a plan of the current rows, show it, confirm, and run it at once (``transactions commit --group ...``)."""
     plans = _plans(folder)
-    with _where(act, url, None) as bus:
-        made = _made(plans, bus, act, selection, why, without_missing=False)
+    with _open_source(act, url, None) as bus:
+        made = _make_plan(plans, bus, act, selection, why, without_missing=False)
         if not yes:
             show_plan(made)
-            _ask(made)
+            _confirm(made)
         report = _run(plans, made, bus, "100", "0s", None, None, BATCH)
     finish(made, report, json)
 
@@ -295,10 +305,12 @@ def _plans(folder: Path | None) -> Plans:
 
 
 @contextmanager
-def _where(act: str, url: str, database_url: str | None) -> Iterator[Where]:
-    """Where the rows of an act live."""
+def _open_source(act: str, url: str, database_url: str | None) -> Iterator[Where]:
+    """Open the broker or database that contains the rows of an operation."""
     if not _is_of_database(act):
-        logging.getLogger("escrowmq.client.links.presence").setLevel(logging.ERROR)  # the plan names who is away
+        logging.getLogger("escrowmq.client.links.presence").setLevel(
+            logging.ERROR
+        )  # the plan reports unreachable brokers
         with bus_at(url) as bus:
             yield bus
         return
@@ -316,8 +328,8 @@ def _is_of_database(act: str) -> bool:
     return is_of_database(act)
 
 
-def _lines(name: str) -> list[str]:
-    """Return the words of a file, one a line."""
+def _read_lines(name: str) -> list[str]:
+    """Read the lines of a file."""
     try:
         text = sys.stdin.read() if name == "-" else Path(name).read_text()
     except (OSError, UnicodeDecodeError) as problem:
@@ -325,7 +337,7 @@ def _lines(name: str) -> list[str]:
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
-def _made(
+def _make_plan(
     plans: Plans, where: Where, act: str, selection: Mapping[str, Any], why: str | None, without_missing: bool
 ) -> Plan:
     with Console(stderr=True).status("choosing") as status:
@@ -354,9 +366,9 @@ def _run(
 ) -> Report:
     from escrowmq.plans import Ramp
 
-    asked = threading.Event()
+    stopping = threading.Event()
     steps = Ramp.parse(ramp, seconds(pause, "--pause") or 0.0)
-    with stop_signals(asked.set), Console(stderr=True).status("running") as status:
+    with stop_signals(stopping.set), Console(stderr=True).status("running") as status:
         report = plans.run(
             plan.id,
             where,
@@ -365,16 +377,16 @@ def _run(
             stop_after=stop_after,
             batch=batch,
             digest=digest,
-            progress=lambda now: status.update(told(now)),
-            stop=asked,
+            progress=lambda now: status.update(progress_line(now)),
+            stop=stopping,
         )
-    if asked.is_set() and report.state == "stopped":
+    if stopping.is_set() and report.state == "stopped":
         notice(f"stopped; escrowmq plan run {plan.id} goes on")
     return report
 
 
-def _ask(plan: Plan) -> None:
-    """Ask a person. Without one there must be --yes."""
+def _confirm(plan: Plan) -> None:
+    """Ask for confirmation. Without a terminal, --yes is required."""
     if not sys.stdin.isatty():
         hint = f"say --yes; or look at it, and run it: escrowmq plan run {plan.id}"
         raise error(Code.BAD_ARGUMENT, "nobody is there to be asked", hint)

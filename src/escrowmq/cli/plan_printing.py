@@ -1,4 +1,4 @@
-"""The output of ``escrowmq plan``: plans, rows, dry runs, progress and results of runs."""
+"""The output of ``escrowmq plan``: plans, rows, results of dry runs, progress and reports of runs."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ STATES = {
 _OUTCOMES = {"done": "green", "already": "cyan", "none": "dim"}
 
 
-def told(report: Report) -> str:
-    """How a run goes, on one line."""
+def progress_line(report: Report) -> str:
+    """Describe the progress of a run on one line."""
     rate = report.handled / report.seconds if report.seconds else 0.0
     share = 100.0 * report.next / report.rows
     return (
         f"step {report.step} of {report.steps}: {report.next:,} of {report.rows:,} rows ({share:.3g} %), {rate:,.0f} "
         "rows/s;"
-        f" {counted(report.outcomes)}" + (f"; {report.again:,} failed anew" if report.again else "")
+        f" {format_outcomes(report.outcomes)}" + (f"; {report.again:,} failed anew" if report.again else "")
     )
 
 
 def finish(plan: Plan, report: Report, json: bool) -> None:
-    """Print the report, and leave with its exit code."""
+    """Print the report, and exit with its code."""
     if json:
         print_json(report.to_json())
     else:
@@ -46,9 +46,9 @@ def finish(plan: Plan, report: Report, json: bool) -> None:
             "plan": plan.id,
             "act": plan.act,
             "state": Text(report.state, STATES.get(report.state, "")),
-            "rows": f"{report.next:,} of {report.rows:,} done with, {report.handled:,} by this run in "
-            f"{duration(report.seconds)}",
-            "results": counted(report.outcomes) or "none",
+            "rows": f"{report.next:,} of {report.rows:,} done with, {report.handled:,} by this run in"
+            f" {duration(report.seconds)}",
+            "results": format_outcomes(report.outcomes) or "none",
         }
         if report.again:
             facts["failed anew"] = f"{report.again:,} rows that were done"
@@ -67,13 +67,13 @@ def finish(plan: Plan, report: Report, json: bool) -> None:
         raise typer.Exit(Exit.FINDING)
 
 
-def counted(outcomes: Mapping[str, int]) -> str:
-    """How many rows came to which outcome."""
+def format_outcomes(outcomes: Mapping[str, int]) -> str:
+    """Format the number of rows by outcome."""
     return ", ".join(f"{count:,} {name}" for name, count in outcomes.items())
 
 
 def show_plan(plan: Plan) -> None:
-    """Print a plan: its subject, its progress, samples."""
+    """Print a plan: its selection, progress and samples."""
     facts: dict[str, Any] = {
         "plan": plan.id,
         "act": plan.act,
@@ -91,7 +91,7 @@ def show_plan(plan: Plan) -> None:
     if plan.not_found:
         facts["not found"] = f"{plan.not_found:,} of the ids name nothing"
     if plan.runs:
-        facts["done with"] = f"{plan.next:,}: {counted(plan.outcomes or {}) or 'none'}"
+        facts["done with"] = f"{plan.next:,}: {format_outcomes(plan.outcomes or {}) or 'none'}"
     if plan.again:
         facts["failed anew"] = plan.again
     if plan.in_doubt:
@@ -122,7 +122,7 @@ def show_counts(counts: Counts) -> None:
 
 
 def row_columns(rows: Iterable[Mapping[str, Any]], *, result: bool = False) -> Columns:
-    """Choose the columns of a table of rows: none that only programs need, and none that is empty in all rows."""
+    """Choose the columns of a table of rows, without internal and empty ones."""
     hidden = {"row", "outcome", "place", "position", "queue_id", "instance", "topic", "queue", "offset", "damaged"}
     given = list(dict.fromkeys(name for row in rows for name, value in row.items() if value is not None))
     columns: Columns = {">row": "row"}

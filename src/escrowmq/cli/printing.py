@@ -1,4 +1,4 @@
-"""The output of commands: tables that fit the screen, JSON with stable keys, times and durations that people read."""
+"""The output of commands: tables that fit the terminal, JSON with stable keys, readable times and durations."""
 
 from __future__ import annotations
 
@@ -32,35 +32,34 @@ _STATE_STYLES = {
 
 @dataclass(slots=True)
 class Run:
-    """State of a command that its end needs."""
+    """State of the running command, for its end."""
 
     missing: list[Missing] = field(default_factory=list)
-    """Brokers, of several, that were away."""
+    """Unreachable brokers, if others were reachable."""
     json: bool = False
-    """Whether it printed JSON."""
+    """Whether the command printed JSON."""
 
 
 RUN = Run()
-"""Of the command that runs: there is one in a process."""
+"""The running command; there is one per process."""
 
 Columns = dict[str, str | Callable[[Any], Any]]
-"""The columns of a table of rows: a head, and the name of a field or a function of a row."""
+"""Columns of a table: a heading, and the name of a field or a function of a row."""
 
 
 def console() -> Console:
-    """Return standard output, as wide as the screen; a new one at each call so that a redirection is seen."""
+    """Return standard output, as wide as the terminal; created at each call to follow redirection."""
     return Console(highlight=False)
 
 
 WHOLE = 40
-"""Letters of a word that a table never breaks: ids, which people copy."""
+"""Maximum width of a word that a table never breaks: ids, which users copy."""
 PIPED = 1 << 20
-"""Letters of a line where standard output is no screen: nothing is broken there."""
+"""Line width if standard output is not a terminal: no line is broken."""
 
 
 def _print_whole(table: Table) -> None:
-    """Print a table so that no id is broken: on a screen that is too narrow its lines run over, and in a pipe they are
-    as long as they are."""
+    """Print a table without breaking ids: a narrow terminal wraps whole lines, a pipe never breaks them."""
     out = console()
     if not out.is_terminal:
         out.width = PIPED
@@ -74,12 +73,12 @@ def _longest_word(texts: Iterable[Text]) -> int:
 
 
 def notice(text: str) -> None:
-    """Print a line for a person, on stderr: standard output is for scripts."""
+    """Print a line for users on stderr; standard output is for scripts."""
     Console(stderr=True, highlight=False, soft_wrap=True).print(Text(text))
 
 
 def show_missing() -> None:
-    """Name the brokers that were away, on stderr: a line each, or one JSON object."""
+    """Print the unreachable brokers on stderr: a line each, or one JSON object."""
     if RUN.json and RUN.missing:
         print(json.dumps({"missing": RUN.missing}, ensure_ascii=False), file=sys.stderr)
         return
@@ -88,7 +87,7 @@ def show_missing() -> None:
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON document, indented on a screen, on one line otherwise."""
+    """Print one JSON document, indented on a terminal, else on one line."""
     RUN.json = True
     print(json.dumps(value, ensure_ascii=False, indent=2 if sys.stdout.isatty() else None))
 
@@ -100,7 +99,7 @@ def print_json_line(value: Mapping[str, Any]) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], empty: str) -> None:
-    """Print a table, or the notice ``empty`` if there are no rows. A column ``">name"`` is aligned to the right."""
+    """Print a table, or the notice ``empty`` if there are no rows. A column ``">name"`` is right-aligned."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=False)
     shown = [[cell(value) for value in row] for row in rows]
     for number, column in enumerate(columns):
@@ -135,7 +134,7 @@ def print_facts(facts: Mapping[str, Any]) -> None:
 
 
 def cell(value: Any) -> Text:
-    """Return a value as a table shows it: never read as markup, control characters made visible."""
+    """Convert a value for a table: never parsed as markup, with control characters escaped."""
     if isinstance(value, Text):
         return value
     if value is None:
@@ -145,22 +144,22 @@ def cell(value: Any) -> Text:
 
 
 def state(name: str) -> Text:
-    """Return a transaction's state in its colour."""
+    """Format a transaction's state in its colour."""
     return Text(name, _STATE_STYLES.get(name, ""))
 
 
 def age(time_us: int | None, now_us: int) -> str | None:
-    """How long ago microseconds since 1970 were, by the same clock as ``now_us``; None for 0, which stands for none."""
+    """Format the age of a time (microseconds since 1970) by the clock of ``now_us``; None for 0, which means none."""
     return duration(max(now_us - time_us, 0) / 1e6) if time_us else None
 
 
 def ago(time_us: int | None, now_us: int) -> str | None:
-    """:func:`age` as ``2 h ago``."""
+    """Format :func:`age` as ``2 h ago``."""
     return None if (text := age(time_us, now_us)) is None else f"{text} ago"
 
 
 def size(count: int) -> str:
-    """``4194304`` → ``4 MiB``: the largest unit that leaves a short number."""
+    """Format ``4194304`` as ``4 MiB``: with the largest unit that gives a short number."""
     for power, name in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
         if count >= 1 << power:
             return f"{count / (1 << power):.4g} {name}"
@@ -168,6 +167,6 @@ def size(count: int) -> str:
 
 
 def body_text(body: bytes, most: int = 200) -> str:
-    """Return a body as one line of text, cut at ``most`` characters; bytes that are not UTF-8 as ``\\xNN``."""
+    r"""Decode a body as one line of text, cut at ``most`` characters; bytes that are not UTF-8 become ``\\xNN``."""
     text = body[: 4 * most].decode("utf-8", "backslashreplace")
     return text if len(text) <= most and len(body) <= 4 * most else text[: most - 1] + "…"

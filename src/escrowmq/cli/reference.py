@@ -1,4 +1,4 @@
-"""The generated pages: ``python -m escrowmq.cli.reference docs/reference`` writes them, a test compares them."""
+"""The generated pages of ``docs/``: ``python -m escrowmq.cli.reference docs`` writes them, a test compares them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _MADE = "<!-- Made by `make docs`; edit the code it is made from, not this page.
 
 
 def settings_page() -> str:
-    """``docs/reference/settings.md``: every setting of a broker."""
+    """Render ``docs/reference/settings.md``: every setting of a broker."""
     rows = [
-        (f"`{line.name}`", f"`{line.default_text}`", _range(line.unit, line.least, line.choices), line.reason)
+        (f"`{line.name}`", f"`{line.default_text}`", _format_range(line.unit, line.least, line.choices), line.reason)
         for line in lines()
     ]
     return (
@@ -39,7 +39,7 @@ def settings_page() -> str:
 
 
 def errors_page() -> str:
-    """``docs/reference/errors.md``: every code, by what the caller can do."""
+    """Render ``docs/reference/errors.md``: every code, by the caller's options."""
     parts = [
         "# Results and errors\n\n"
         + _MADE
@@ -66,7 +66,7 @@ def errors_page() -> str:
 
 
 def command_line_page() -> str:
-    """``docs/reference/command-line.md``: every command with its options, and the exit codes."""
+    """Render ``docs/reference/command-line.md``: every command with its options, and the exit codes."""
     import typer.main
 
     from escrowmq.cli.main import app
@@ -89,7 +89,7 @@ def command_line_page() -> str:
 
 
 def metrics_page() -> str:
-    """Return ``metrics.md``: every metric of a broker, a relay and its table, and a compensation scheduler."""
+    """Render ``metrics.md``: every metric of a broker, a relay and its table, and a compensation."""
     from escrowmq.broker.serving.metrics import COUNTER, LABELLED, METRICS
     from escrowmq.compensation.statistics import METRICS as COMPENSATION
     from escrowmq.compensation.statistics import metric_name
@@ -155,7 +155,7 @@ def metrics_page() -> str:
 
 
 def protocol_page() -> str:
-    """``docs/reference/protocol.md``: every call of a broker, and how it travels."""
+    """Render ``docs/reference/protocol.md``: every call of a broker, and its encoding."""
     parts = [
         "# The protocol\n\n"
         + _MADE
@@ -170,7 +170,7 @@ def protocol_page() -> str:
         parts.append(f"### `{kind}`\n\n" + _table(("", "columns"), columns) + _fields("option", wire.OPTIONS[kind]))
     checks = [("answer", _columns(schemas.CHECKS))]
     parts.append("### Checks\n\nWhat a watch is sent.\n\n" + _table(("", "columns"), checks))
-    parts.append(f"## Reads\n\n{_doc(wire.ReadRequest)}" + _fields("request", wire.ReadRequest))
+    parts.append(f"## Reads\n\n{_format_doc(wire.ReadRequest)}" + _fields("request", wire.ReadRequest))
     parts.append("## Actions\n")
     for action in ACTIONS.values():
         also = " A data folder without a broker answers it, too." if action.reads_only else ""
@@ -186,7 +186,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "metrics.md": metrics_page,
     "protocol.md": protocol_page,
 }
-"""Page name → what makes its text."""
+"""Page name and the function that renders it."""
 
 
 def write(folder: Path) -> None:
@@ -195,7 +195,7 @@ def write(folder: Path) -> None:
         (folder / name).write_text(make())
 
 
-def _range(unit: str, least: float, choices: tuple[str, ...]) -> str:
+def _format_range(unit: str, least: float, choices: tuple[str, ...]) -> str:
     if choices:
         return " or ".join(f"`{choice}`" for choice in choices)
     if unit == settings.FLAG:
@@ -204,12 +204,12 @@ def _range(unit: str, least: float, choices: tuple[str, ...]) -> str:
 
 
 def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    """Return a Markdown table."""
+    """Render a Markdown table."""
     made = [head, ("---",) * len(head), *rows]
     return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |\n" for row in made)
 
 
-def _doc(thing: Any) -> str:
+def _format_doc(thing: Any) -> str:
     return inspect.cleandoc(thing.__doc__ or "").replace("``", "`") + "\n"
 
 
@@ -217,22 +217,22 @@ def _columns(schema: Any) -> str:
     return ", ".join(f"`{column.name}` {column.type}" for column in schema) or "none"
 
 
-def _fields(what: str, shape: Any) -> str:
-    """Return a table of the fields of an object, with those of the objects inside it."""
+def _fields(heading: str, shape: Any) -> str:
+    """Render a table of the fields of an object, with those of nested objects."""
     rows = list(_field_rows(shape, ""))
-    return "\n" + _table((what, "type", "meaning"), rows) if rows else ""
+    return "\n" + _table((heading, "type", "meaning"), rows) if rows else ""
 
 
 def _field_rows(shape: Any, inside: str) -> Iterator[tuple[str, str, str]]:
     for field in fields_of(shape):
         value, name = field.value, inside + field.name
         entry = value.items[0] if value.items else value
-        yield f"`{name}`{'' if field.required else ' ?'}", _kind(value), value.meaning
+        yield f"`{name}`{'' if field.required else ' ?'}", _describe_type(value), value.meaning
         yield from _field_rows(entry.kind, f"{name}{'[]' if value.items else ''}.")
 
 
-def _kind(value: Value) -> str:
-    """Return the type of a value in words, with the bounds of a number."""
+def _describe_type(value: Value) -> str:
+    """Describe the type of a value in words, with the bounds of a number."""
     least, most = value.bounds.least, value.bounds.most
     if value.choices:
         *others, last = (f"`{choice}`" for choice in value.choices)
@@ -240,7 +240,7 @@ def _kind(value: Value) -> str:
     elif get_origin(value.kind) is tuple:
         shown = f"list of {len(value.items)}"
     elif value.items:
-        shown = f"list of {_kind(value.items[0])}s".replace("list of 2s", "pairs")
+        shown = f"list of {_describe_type(value.items[0])}s".replace("list of 2s", "pairs")
     else:
         shown = _KINDS.get(value.kind, "object")
     if value.kind is int and value.bounds != Bounds():
@@ -252,7 +252,7 @@ _KINDS = {int: "integer", float: "number", str: "text", bool: "true or false"}
 
 
 def _commands(command: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Every command below ``command``, in the order of definition."""
+    """Iterate over all commands below ``command``, in the order of definition."""
     children = getattr(command, "commands", None)
     if children is None:
         yield name, command
@@ -266,7 +266,7 @@ def _first_paragraph(command: Any) -> str:
 
 
 def _parameters(command: Any) -> str:
-    """Return a table of arguments and options; the flags of settings are on their own page."""
+    """Render a table of arguments and options; the flags of settings are on their own page."""
     named = {line.name for line in lines()}
     rows = []
     for parameter in command.params:

@@ -1,6 +1,4 @@
-"""Messages, decisions and acknowledgements as JSON and as lines of text: printed ids, times in microseconds, bodies as
-text.
-"""
+"""Messages, decisions and acknowledgements as JSON and as lines: printed ids, microseconds, text bodies."""
 
 from __future__ import annotations
 
@@ -15,11 +13,9 @@ from escrowmq.model import DecidedBy, TransactionId, TransactionState
 
 
 def plain(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row, from Arrow or from the admin face, in JSON's values.
-
-    ``message_id`` is 32 hexadecimal digits and ``transaction`` the printed id. ``body`` is the text; a body that is not
-    UTF-8 has ``body`` null and ``body_base64`` besides.
-    """
+    """Convert a row, from Arrow or from the admin interface, to JSON values. ``message_id`` is 32 hexadecimal digits
+    and ``transaction`` the printed id. ``body`` is the text; a body that is not UTF-8 has ``body`` null and
+    ``body_base64`` in addition."""
     made: dict[str, Any] = {}
     for name, value in row.items():
         if name == "transaction" and isinstance(value, bytes):
@@ -54,7 +50,7 @@ def body_of(message: Mapping[str, Any], most: int) -> str:
 
 
 def message_line(row: Mapping[str, Any], where: str) -> Text:
-    """One message on one line: where it is, time, key, tag, body."""
+    """Format one message on one line: position, time, key, tag, body."""
     parts = [(where, "bold"), (moment(row.get("stored_us")) or "", "dim")]
     parts += [(f"{name}={cell(row[name])}", "cyan") for name in ("key", "tag") if row.get(name) is not None]
     if row.get("damaged"):
@@ -63,7 +59,7 @@ def message_line(row: Mapping[str, Any], where: str) -> Text:
 
 
 def half_line(row: Mapping[str, Any], where: str) -> Text:
-    """One half message on one line: where it is, its transaction and state, then the message."""
+    """Format one half message on one line: position, transaction and state, then the message."""
     state = TransactionState(row["state"]).name.lower()
     transaction = str(TransactionId.from_bytes(row["transaction"])) if row["transaction"] else "unknown"
     checks = f"checks={row['checks']}" if row["checks"] else ""
@@ -75,7 +71,7 @@ def half_line(row: Mapping[str, Any], where: str) -> Text:
 
 
 def op_line(row: Mapping[str, Any], where: str) -> Text:
-    """One decision on one line: where it is, which transaction, what it came to, by whom."""
+    """Format one decision on one line: position, transaction, result, decider."""
     if row.get("damaged"):
         return _damaged_line(row, where, "decided_us")
     return _line(
@@ -91,7 +87,7 @@ def op_line(row: Mapping[str, Any], where: str) -> Text:
 
 
 def ack_line(row: Mapping[str, Any], where: str) -> Text:
-    """One acknowledgement on one line: where it is, when, whose, and which offsets of which queue."""
+    """Format one acknowledgement on one line: position, time, group, queue and offsets."""
     if row.get("damaged"):
         return _damaged_line(row, where, "acked_us")
     last = row["start"] + row["count"] - 1
@@ -110,8 +106,7 @@ def ack_line(row: Mapping[str, Any], where: str) -> Text:
 
 
 def group_act_line(row: Mapping[str, Any], where: str) -> Text:
-    """One act on a place of a consumer group on one line: where it is, when, whose, what was done to which place, and
-    what is there instead."""
+    """Format one operator action on a group's message on one line: position, time, group, action, message."""
     if row.get("damaged"):
         return _damaged_line(row, where, "acted_us")
     instead = f"instead={row['message_id'].hex()}" if row["message_id"] else ""

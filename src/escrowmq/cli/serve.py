@@ -1,6 +1,4 @@
-"""``escrowmq serve`` and ``escrowmq gateway``: a broker on the network, and HTTP over brokers, in its process or
-another.
-"""
+"""``escrowmq serve`` and ``escrowmq gateway``: a broker on the network, and HTTP over brokers."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ if TYPE_CHECKING:
     from escrowmq.wire import Link
 
 SWITCH_SECONDS = 0.001
-"""How long a thread of the broker may keep the interpreter from another that has a request or an answer in hand."""
+"""Thread switch interval (s): how long a broker thread may delay another that has a request or response."""
 
 webhooks = typer.Typer(no_args_is_help=True, help="Webhooks for parked transactions, dead letters and other events.")
 
@@ -72,7 +70,8 @@ def serve(
     silence: Annotated[
         float | None,
         typer.Option(
-            "--silence", help="With --log: seconds without a sign of the leader after which this broker takes over; 2."
+            "--silence",
+            help="With --log: seconds without a sign of the leader after which this broker takes over; 2.",
         ),
     ] = None,
     advertise: Annotated[
@@ -133,23 +132,26 @@ def serve(
 ) -> None:
     """Serve a data folder until SIGTERM or Ctrl-C; both stop it cleanly.
 
-    With --json one line is printed on standard output once the broker answers: {"url": "escrow://127.0.0.1:7700",
-    "socket": null, "metrics": null, "folder": "data", "shard": 1, "epoch": 1, "pid": 1}, and "http" and "asks" with
-    --http, "console" with --console. Exit code 6 when a write or sync of the log failed.
+    With --json one line is printed on standard output once the broker answers:
+    {"url": "escrow://127.0.0.1:7700", "socket": null, "metrics": null, "folder": "data", "shard": 1, "epoch": 1, "pid":
+    1},
+    and "http" and "asks" with --http, "console" with --console.
+
+    Exit code 6 when a write or sync of the log failed.
     """
     from escrowmq.broker.serving.serve import serve as run
 
     start_log(log_level, log_json)
-    _refuse_gone(lean, lean_port, lean_socket)
+    _reject_removed_options(lean, lean_port, lean_socket)
 
-    telling = _webhooks(config, webhook, {"folder": str(folder)})
+    notifier = _webhooks(config, webhook, {"folder": str(folder)})
 
     def announce(ready: dict[str, Any]) -> None:
-        if telling:
-            telling.source = {
-                **telling.source,
+        if notifier:
+            notifier.source = {
+                **notifier.source,
                 **{name: ready[name] for name in ("url", "shard", "epoch")},
-            }  # read meanwhile
+            }  # read by other threads meanwhile
         if json:
             print_json_line({**ready, "pid": os.getpid()})
         else:
@@ -165,7 +167,7 @@ def serve(
     if http is not None:
         from escrowmq.gateway import beside as run_gateway
 
-        configured = _read_config(config, ask)
+        configured = _gateway_options(config, ask)
         beside.append(lambda link: run_gateway([link], listen=http, insecure=insecure, **configured))
     if console is not None:
         from escrowmq.console import beside as run_console
@@ -173,7 +175,7 @@ def serve(
         beside.append(lambda link: run_console([link], listen=console, insecure=insecure))
     sys.setswitchinterval(SWITCH_SECONDS)
     raise_descriptor_limit()
-    with telling or nullcontext():
+    with notifier or nullcontext():
         status = run(
             folder,
             listen=listen,
@@ -183,14 +185,14 @@ def serve(
             settings=BrokerSettings.load(config, overrides),
             insecure=insecure,
             announce=announce,
-            beside=_all_of(beside) if beside else None,
+            beside=_combine(beside) if beside else None,
             replication=_replication(log, silence, advertise, replicas),
         )
     if status:
         raise typer.Exit(Exit.CORRUPT)
 
 
-def _refuse_gone(lean: bool | None, port: str | None, path: str | None) -> None:
+def _reject_removed_options(lean: bool | None, port: str | None, path: str | None) -> None:
     """Raise Misuse(BAD_ARGUMENT) for options of the second port that brokers of version 0.1 had."""
     if lean is not None or port is not None:
         raise error(
@@ -203,7 +205,7 @@ def _refuse_gone(lean: bool | None, port: str | None, path: str | None) -> None:
 
 
 def _tls(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
-    """Return the TLS settings, if there are some."""
+    """Return the TLS settings, or None without a certificate."""
     if certificate is None and key is None:
         return None
     if certificate is None or key is None:
@@ -216,7 +218,7 @@ def _tls(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
 def _replication(
     log: str | None, silence: float | None, advertise: str | None, replicas: str | None
 ) -> Replication | None:
-    """Return the log that is shared with others, if there is one."""
+    """Return the configuration of a shared log, or None without one."""
     from escrowmq.broker.serving.brokers import SILENCE, Replication
 
     if log is None:
@@ -245,7 +247,7 @@ def _replication(
 
 
 def _addresses(replicas: str) -> list[str]:
-    """``escrow://A|B`` as the URLs of A and B."""
+    """Split ``escrow://A|B`` into the URLs of A and B."""
     prefix = "escrows://" if replicas.startswith("escrows://") else "escrow://"
     hosts = replicas.removeprefix(prefix).split("|")
     if not replicas.startswith(prefix) or not all(hosts):
@@ -253,8 +255,8 @@ def _addresses(replicas: str) -> list[str]:
     return [prefix + host for host in hosts]
 
 
-def _all_of(beside: list[Beside]) -> Beside:
-    """Several things that run beside a broker, as one; what each announces is announced together."""
+def _combine(beside: list[Beside]) -> Beside:
+    """Combine several services that run beside a broker, and their announcements, into one."""
 
     @contextmanager
     def run(link: Link) -> Iterator[dict[str, Any]]:
@@ -281,7 +283,7 @@ def gateway(
 ) -> None:
     """Serve the HTTP gateway, for clients with short connections, until SIGTERM or Ctrl-C.
 
-    With --json one line is printed on standard output once requests are taken:
+    With --json one line is printed on standard output once requests are accepted:
     {"http": "http://127.0.0.1:7780", "asks": ["shop"], "url": "escrow://127.0.0.1:7700", "pid": 1}.
     """
     from escrowmq.gateway import serve as run
@@ -295,7 +297,7 @@ def gateway(
             notice(f"serving {ready['http']} for {ready['url']}; see {ready['http']}/docs; Ctrl-C stops it")
 
     raise_descriptor_limit()
-    run(url, listen=listen, insecure=insecure, announce=announce, **_read_config(config, ask))
+    run(url, listen=listen, insecure=insecure, announce=announce, **_gateway_options(config, ask))
 
 
 @webhooks.command("test")
@@ -304,7 +306,7 @@ def webhooks_test(
     config: Annotated[Path | None, typer.Option("--config", help="A TOML file with tables \\[webhook.NAME].")] = None,
     json: Annotated[bool, typer.Option("--json", help="JSON instead of a table.")] = False,
 ) -> None:
-    """Send a test event (`escrowmq.test`) to each address, once; print its answer. Exit code 4 if one refuses it."""
+    """Send a test event (`escrowmq.test`) to each webhook once, and print its response. Exit code 4 if one fails."""
     hooks = _webhooks(config, webhook, {"command": "webhooks test"})
     if hooks is None:
         raise error(Code.BAD_ARGUMENT, "there is no address to try", "name one: --webhook or --config")
@@ -318,8 +320,8 @@ def webhooks_test(
 
 
 def _webhooks(config: Path | None, flags: list[str] | None, source: dict[str, Any]) -> Webhooks | None:
-    """Return those of the file's tables and the flags; None: there are none."""
-    tables = _tables(config).get("webhook")
+    """Create the webhooks of the file's tables and the flags; None without any."""
+    tables = _read_tables(config).get("webhook")
     if not flags and not tables:
         return None
     from escrowmq.gateway.webhooks import Webhooks, read_hooks
@@ -327,18 +329,18 @@ def _webhooks(config: Path | None, flags: list[str] | None, source: dict[str, An
     return Webhooks(read_hooks(flags or (), tables), source)
 
 
-def _read_config(config: Path | None, ask: list[str] | None) -> dict[str, Any]:
-    """Addresses and limits from the file's tables and the flags."""
+def _gateway_options(config: Path | None, ask: list[str] | None) -> dict[str, Any]:
+    """Return addresses and limits from the file's tables and the flags."""
     from escrowmq.gateway import GatewaySettings, read_addresses
 
-    tables = _tables(config)
+    tables = _read_tables(config)
     return {
         "addresses": read_addresses(ask or (), tables.get("check_back")),
         "settings": GatewaySettings.of(tables.get("gateway", {})),
     }
 
 
-def _tables(config: Path | None) -> dict[str, Any]:
+def _read_tables(config: Path | None) -> dict[str, Any]:
     tables: dict[str, Any] = {}
     if config is not None:
         try:

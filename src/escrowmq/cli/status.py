@@ -1,4 +1,4 @@
-"""``escrowmq status``: the state of everything, on one screen, and pending work."""
+"""``escrowmq status``: the state of everything on one screen, and pending work."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from escrowmq.overview import Cause, Status
 
 MOST_ROWS = 30
-"""Rows of one table; of more it is said how many."""
+"""Maximum rows of one table; further rows are counted."""
 _STYLES = {"ok": "green", "damaged": "yellow", "incomplete": "yellow"}
 
 
@@ -41,11 +41,12 @@ def status(
         float, typer.Option("--every", min=0.1, max=3600.0, help="With --watch: seconds between two.")
     ] = 2.0,
     times: Annotated[
-        int | None, typer.Option("--times", min=1, help="With --watch: so often, and no more.", show_default=False)
+        int | None,
+        typer.Option("--times", min=1, help="With --watch: so often, and no more.", show_default=False),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Show how brokers, topics, groups and outboxes stand, and what waits. Exit code 1 if something needs a person."""
+    """Show brokers, topics, groups and outboxes, and pending work. Exit code 1 if an operator is needed."""
     from escrowmq import overview
 
     with ExitStack() as stack:
@@ -79,29 +80,36 @@ def _show(now: Status, json: bool, *, clear: bool) -> None:
         ("broker", "status", ">log", ">free", ">log/s", ">asked/s", "reason"),
         [
             (one.broker, Text(one.status, _STYLES.get(one.status, "bold red")), _size(one.log_bytes),
-            _size(one.free_bytes),
-             _size(one.log_bytes_per_second), _rate(one.asked_per_second), one.reason or None)
+             _size(one.free_bytes), _size(one.log_bytes_per_second), _rate(one.asked_per_second), one.reason or None)
             for one in now.brokers
         ],
         "no brokers",
     )  # fmt: skip
-    _table(("topic", ">stored", ">per second"), [(one.topic, one.stored, _rate(one.per_second)) for one in now.topics])
-    _table(
+    _print_limited(
+        ("topic", ">stored", ">per second"), [(one.topic, one.stored, _rate(one.per_second)) for one in now.topics]
+    )
+    _print_limited(
         ("consumer group", "topic", ">lag", ">behind", ">leased", ">retrying", ">dead", ">asking", ""),
         [
             (one.group, one.topic, one.lag, duration(one.lag_seconds) if one.lag else None, one.leased, one.retrying,
-             _bad(one.dead), one.receiving, Text("paused", "yellow") if one.paused else "")
+             _highlight(one.dead), one.receiving, Text("paused", "yellow") if one.paused else "")
             for one in sorted(now.groups, key=lambda one: -one.lag)
         ],
     )  # fmt: skip
-    _table(
+    _print_limited(
         ("producer group", ">open", ">oldest", ">parked", ">connected"),
         [
-            (one.group, one.open, duration(one.oldest_seconds) if one.open else None, _bad(one.parked), one.connected)
+            (
+                one.group,
+                one.open,
+                duration(one.oldest_seconds) if one.open else None,
+                _highlight(one.parked),
+                one.connected,
+            )
             for one in sorted(now.producers, key=lambda one: (-one.parked, -one.open))
         ],
     )
-    _table(
+    _print_limited(
         ("outbox", ">pending", ">retrying", ">held", ">for a person", ">oldest", ">relays"),
         [
             (
@@ -109,25 +117,25 @@ def _show(now: Status, json: bool, *, clear: bool) -> None:
                 one.pending,
                 one.retrying,
                 one.held,
-                _bad(one.waiting),
+                _highlight(one.waiting),
                 duration(one.lag_seconds) if one.lag_seconds else None,
                 one.relays,
             )
             for one in now.databases
         ],
     )
-    _causes(now)
+    _print_causes(now)
     notice(f"{moment(now.now_us)}: {_verdict(now)}")
 
 
-def _causes(now: Status) -> None:
+def _print_causes(now: Status) -> None:
     several = len({cause.where for cause in now.waiting}) > 1
     heads = ("waits for", ">how many", ">oldest", "what, and why", *(["where"] if several else []))
-    _table(
+    _print_limited(
         heads,
         [
             (Text("a person", "bold magenta") if cause.needs_person else "others",
-            f"{cause.count:,}{'+' if cause.at_least else ''}",
+             f"{cause.count:,}{'+' if cause.at_least else ''}",
              age(cause.oldest_us, now.now_us), cause.sentence, *([cause.where] if several else []))
             for cause in now.waiting
         ],
@@ -141,7 +149,7 @@ def _verdict(now: Status) -> str:
     return "something waits, and nothing needs a person" if now.waiting else "nothing waits"
 
 
-def _table(heads: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
+def _print_limited(heads: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
     if not rows:
         return
     print_table(heads, rows[:MOST_ROWS], "")
@@ -157,5 +165,5 @@ def _rate(value: float | None) -> str | None:
     return None if value is None else f"{value:,.1f}"
 
 
-def _bad(count: int) -> Text | int:
+def _highlight(count: int) -> Text | int:
     return Text(cell(count).plain, "bold magenta") if count else 0

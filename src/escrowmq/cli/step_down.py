@@ -1,4 +1,4 @@
-"""``escrowmq step-down``: a planned hand-over from the broker that leads a shard to another one."""
+"""``escrowmq step-down``: a planned hand-over of a shard's leadership to another broker."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from escrowmq.cli.printing import Columns, print_rows
 def step_down(url: Url = DEFAULT_URL, why: Why = None, json: Json = False) -> None:
     """Make the leading broker hand over to a standby, for example before maintenance of its machine.
 
-    Requests under way are answered; those that come meanwhile are refused, and sent to the new leader by the clients.
-    It is for brokers with a log on Kafka (docs/failover.md). The broker goes on as a standby. If no other one takes
-    over, it claims its log again after some seconds.
+    It answers requests in flight and rejects new ones, which clients send to the new leader. It requires a log on Kafka
+    (docs/failover.md). The broker continues as a standby. If no other broker takes over, it leads again after some
+    seconds.
     """
     with admin_at(url) as admin:
         found = admin.step_down(why=why)

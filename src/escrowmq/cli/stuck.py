@@ -1,6 +1,4 @@
-"""``escrowmq stuck``: rows of producer-driven transactions that wait for a person, because the broker holds another
-decision than the row.
-"""
+"""``escrowmq stuck``: producer-driven transactions whose decision differs from the broker's, for an operator."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ def list_(
     after: Annotated[str | None, typer.Option("--after", metavar="ID", help="Only rows after this one.")] = None,
     json: Json = False,
 ) -> None:
-    """List rows that need a person, with the broker's answer."""
+    """List rows that need an operator, with the broker's response."""
     if state not in _STATES:
         raise error(Code.BAD_ARGUMENT, f"--state {state}", f"one of {', '.join(_STATES)}")
     from escrowmq import outbox
@@ -69,7 +67,7 @@ def retry(database_url: DatabaseUrl, ids: Ids, why: Why = None, json: Json = Fal
     """Retry the decision at the program's next redrive. The action is recorded (`escrowmq acts list`)."""
     from escrowmq import outbox
 
-    _each(outbox.modes.retry_stuck, database_url, ids, why, json)
+    _apply_to_each(outbox.modes.retry_stuck, database_url, ids, why, json)
 
 
 @app.command("commit")
@@ -77,7 +75,7 @@ def commit(database_url: DatabaseUrl, ids: Ids, why: Why = None, json: Json = Fa
     """Commit these transactions. The action is recorded (`escrowmq acts list`)."""
     from escrowmq import outbox
 
-    _each(outbox.modes.commit_stuck, database_url, ids, why, json)
+    _apply_to_each(outbox.modes.commit_stuck, database_url, ids, why, json)
 
 
 @app.command("rollback")
@@ -85,19 +83,19 @@ def rollback(database_url: DatabaseUrl, ids: Ids, why: Why = None, json: Json = 
     """Roll back these transactions. The action is recorded (`escrowmq acts list`)."""
     from escrowmq import outbox
 
-    _each(outbox.modes.rollback_stuck, database_url, ids, why, json)
+    _apply_to_each(outbox.modes.rollback_stuck, database_url, ids, why, json)
 
 
 @app.command("resend")
 def resend(database_url: DatabaseUrl, ids: Ids, why: Why = None, json: Json = False) -> None:
     """Prepare and commit messages whose transactions are lost. The action is recorded (`escrowmq acts list`).
 
-    Within the broker's dedup_window it gives the first transaction again. If that was committed there are two messages
-    of the id afterwards.
+    Within the broker's dedup_window this returns the first transaction; if that was committed, two messages have the
+    id.
     """
     from escrowmq import outbox
 
-    _each(outbox.modes.resend_stuck, database_url, ids, why, json)
+    _apply_to_each(outbox.modes.resend_stuck, database_url, ids, why, json)
 
 
 @app.command("settle")
@@ -105,11 +103,11 @@ def settle(database_url: DatabaseUrl, ids: Ids, why: Why = None, json: Json = Fa
     """Delete resolved rows; the broker keeps its state. The action is recorded (`escrowmq acts list`)."""
     from escrowmq import outbox
 
-    _each(outbox.modes.settle_stuck, database_url, ids, why, json)
+    _apply_to_each(outbox.modes.settle_stuck, database_url, ids, why, json)
 
 
-def _each(act: Callable[..., Any], url: str, ids: list[str], why: str | None, json: bool) -> None:
-    """Do one act to every id; each has its own result, the exit code is that of the first that failed."""
+def _apply_to_each(act: Callable[..., Any], url: str, ids: list[str], why: str | None, json: bool) -> None:
+    """Apply one operation to every id and print each result; the exit code is that of the first failure."""
     from escrowmq import outbox
 
     with outbox.engines.opened(url) as engine:

@@ -1,4 +1,4 @@
-"""``escrowmq topics``: list, create, alter and delete."""
+"""``escrowmq topics``: list, create, alter and delete topics."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ app = typer.Typer(no_args_is_help=True, help="Topics and their queues.")
 
 @app.command("list")
 def list_(url: Url = DEFAULT_URL, json: Json = False) -> None:
-    """List topics with what each queue holds (first and next offset)."""
+    """List topics with the offsets of each queue (first and next)."""
     with admin_at(url) as admin:
         topics = admin.topics()
     if json:
@@ -33,7 +33,7 @@ def list_(url: Url = DEFAULT_URL, json: Json = False) -> None:
             queue["end"],
             queue["end"] - queue["head"],
             size_text(queue.get("bytes", 0)),
-            _keeps(topic),
+            _describe_retention(topic),
             topic["broker"],
         ]
         for topic in topics
@@ -42,14 +42,14 @@ def list_(url: Url = DEFAULT_URL, json: Json = False) -> None:
     hidden = set()
     if len({topic["broker"] for topic in topics}) < 2:
         hidden.add("broker")
-    if not any(map(_keeps, topics)):
+    if not any(map(_describe_retention, topics)):
         hidden.add("keeps")
     shown = [at for at, name in enumerate(columns) if name not in hidden]
     print_table([columns[at] for at in shown], [[row[at] for at in shown] for row in rows], "no topics yet")
 
 
-def _keeps(topic: Retention) -> str:
-    """Describe the retention settings of a topic; empty if it has none of its own."""
+def _describe_retention(topic: Retention) -> str:
+    """Describe a topic's own retention; empty if it has none."""
     words = []
     if "retention" in topic:
         words.append(duration(topic["retention"]))
@@ -70,7 +70,7 @@ def create(
     url: Url = DEFAULT_URL,
     json: Json = False,
 ) -> None:
-    """Create a topic, or give it more queues with --may-exist."""
+    """Create a topic, or add queues to it with --may-exist."""
     with admin_at(url, make=True) as admin:
         made = admin.create_topic(name, queues, may_exist=may_exist)
     if json:
@@ -95,12 +95,12 @@ def alter(
     url: Url = DEFAULT_URL,
     json: Json = False,
 ) -> None:
-    """Change a topic's retention or number of queues. Options that are not given stay as they are.
+    """Change a topic's retention or number of queues. Omitted options remain unchanged.
 
-    What is beyond the retention is let go of at once; groups that had not consumed it count it as expired.
-    More queues change which queue the messages of a key go to.
+    Messages beyond the retention are deleted at once; groups that had not consumed them count them as expired. Adding
+    queues changes the queue of a key's messages.
     """
-    with admin_at(url) as admin, _existing():
+    with admin_at(url) as admin, _expect_existing():
         found = admin.alter_topic(
             name,
             why=why,
@@ -111,13 +111,13 @@ def alter(
     if json:
         return print_json(found)
     for topic in found:
-        keeps = _keeps(topic) or "as the broker's settings say"
+        keeps = _describe_retention(topic) or "as the broker's settings say"
         print_facts({"topic": name, "queues": topic["queues"], "keeps": keeps, "broker": topic["broker"]})
 
 
 @contextmanager
-def _existing() -> Iterator[None]:
-    """Around an action on a topic that must exist: to create it is no advice."""
+def _expect_existing() -> Iterator[None]:
+    """Replace the hint of UNKNOWN_TOPIC, since creating the topic is not the remedy here."""
     try:
         yield
     except EscrowError as problem:
@@ -139,10 +139,10 @@ def delete(
 ) -> None:
     """Delete a topic and all its messages. This cannot be undone.
 
-    Without --force it is refused while half messages are undecided or a group consumes it. Only
-    escrowmq topics create makes a topic of this name again; it is another topic.
+    Without --force it fails while half messages are undecided or a group consumes it. Afterwards only escrowmq topics
+    create can create a topic of this name, which is a new one.
     """
-    with admin_at(url) as admin, _existing():
+    with admin_at(url) as admin, _expect_existing():
         found = admin.delete_topic(name, force=force, check=dry_run, why=why)
     columns: Columns = {
         "topic": "name",

@@ -1,4 +1,4 @@
-"""``escrowmq transactions``: list, show, and decide manually."""
+"""``escrowmq transactions``: list, show, commit, roll back and recheck transactions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from escrowmq.cli.failures import finish, show_error
 from escrowmq.cli.options import DEFAULT_URL, Json, Limit, Url, Why, admin_at, broker_time, seconds
-from escrowmq.cli.plan import PlansFolder, Yes, planned
+from escrowmq.cli.plan import PlansFolder, Yes, run_as_plan
 from escrowmq.cli.printing import (
     Columns,
     ago,
@@ -116,20 +116,20 @@ def summary(
         "oldest": lambda row: ago(row["oldest_us"], now_us),
         "newest": lambda row: ago(row["newest_us"], now_us),
         "cause": "cause",
-        "why": lambda row: _why(row["cause"], *row["checks"]),
+        "why": lambda row: _explain_cause(row["cause"], *row["checks"]),
         "such as": lambda row: row["samples"][0]["id"] if row["samples"] else "",
     }
     print_rows(rows, False, columns, "nothing is undecided")
 
 
-def _why(cause: str, least: int, most: int) -> str:
-    asked = f"asked {least}" + (f" to {most}" if most > least else "") + (" time" if most == 1 else " times")
+def _explain_cause(cause: str, least: int, most: int) -> str:
+    checked = f"asked {least}" + (f" to {most}" if most > least else "") + (" time" if most == 1 else " times")
     return {
         "not_due": "the first question comes later",
         "due": "a question is due, and no producer of the group was there to be asked",
-        "unanswered": f"{asked} without a decision; it is asked again, or parked",
-        "asked_out": f"{asked} without a decision; it waits for a person",
-        "aged": f"half_retention ended, or it cannot be read ({asked}); it waits for a person",
+        "unanswered": f"{checked} without a decision; it is checked again, or parked",
+        "asked_out": f"{checked} without a decision; it waits for a person",
+        "aged": f"half_retention ended, or it cannot be read ({checked}); it waits for a person",
     }.get(cause, cause)
 
 
@@ -178,9 +178,9 @@ def commit(
     json: Json = False,
 ) -> None:
     """Commit undecided transactions: their messages become visible. Name them, or select them for a plan."""
-    if chosen := _select("commit", ids, state_, group, older_than):
-        return planned("transactions.commit", chosen, why, url, yes=yes, folder=plans, json=json)
-    _each(ids or [], why, url, json, "commit", group)
+    if chosen := _parse_selection("commit", ids, state_, group, older_than):
+        return run_as_plan("transactions.commit", chosen, why, url, yes=yes, folder=plans, json=json)
+    _apply_to_each(ids or [], why, url, json, "commit", group)
 
 
 @app.command("rollback")
@@ -196,9 +196,9 @@ def rollback(
     json: Json = False,
 ) -> None:
     """Roll back undecided transactions: their messages never become visible. Name them, or select them for a plan."""
-    if chosen := _select("roll back", ids, state_, group, older_than):
-        return planned("transactions.rollback", chosen, why, url, yes=yes, folder=plans, json=json)
-    _each(ids or [], why, url, json, "rollback", group)
+    if chosen := _parse_selection("roll back", ids, state_, group, older_than):
+        return run_as_plan("transactions.rollback", chosen, why, url, yes=yes, folder=plans, json=json)
+    _apply_to_each(ids or [], why, url, json, "rollback", group)
 
 
 @app.command("recheck")
@@ -214,27 +214,27 @@ def recheck(
     json: Json = False,
 ) -> None:
     """Reopen parked transactions and restart their check-back. Name them, or select them for a plan."""
-    if chosen := _select("ask about again", ids, state_, group, older_than):
-        return planned("transactions.recheck", chosen, why, url, yes=yes, folder=plans, json=json)
-    _each(ids or [], why, url, json, "recheck", group)
+    if chosen := _parse_selection("ask about again", ids, state_, group, older_than):
+        return run_as_plan("transactions.recheck", chosen, why, url, yes=yes, folder=plans, json=json)
+    _apply_to_each(ids or [], why, url, json, "recheck", group)
 
 
-def _select(
+def _parse_selection(
     what: str, ids: list[str] | None, state_: str | None, group: str | None, older_than: str | None
 ) -> dict[str, Any] | None:
-    """Return the selection of a plan; None where ids are named."""
+    """Return the selection for a plan; None if ids are named."""
     given = {"state": state_, "group": group, "older_than": seconds(older_than, "--older-than")}
     chosen = {name: value for name, value in given.items() if value is not None}
     if ids and chosen.keys() == {"group"}:
-        return None  # the group in which messages of these ids are looked up
+        return None  # the group in which messages with these ids are looked up
     if bool(ids) == bool(chosen):
         hint = "name some by their ids, or choose by --group, --state, --older-than"
         raise error(Code.BAD_ARGUMENT, f"which transactions to {what}?", hint)
     return chosen or None
 
 
-def _each(ids: list[str], why: str | None, url: str, json: bool, act: str, group: str | None) -> None:
-    """Do one act to every id; each has its own result, the exit code is that of the first that failed."""
+def _apply_to_each(ids: list[str], why: str | None, url: str, json: bool, act: str, group: str | None) -> None:
+    """Apply one operation to every id and print each result; the exit code is that of the first failure."""
     results: list[tuple[str, Code, dict[str, Any]]] = []
     with admin_at(url) as admin:
         do: Callable[..., Code] = getattr(admin, act)

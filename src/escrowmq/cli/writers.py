@@ -18,7 +18,7 @@ app = typer.Typer(
 def list_(url: Url = DEFAULT_URL, json: Json = False) -> None:
     """List writers with their last batch, longest idle first.
 
-    One whose producer group has done nothing for the broker's producer_expiration is forgotten by itself.
+    A writer whose producer group is idle for the broker's producer_expiration is forgotten automatically.
     """
     with admin_at(url) as admin:
         found = sorted(admin.writers(), key=lambda writer: int(writer["used_us"]))
@@ -44,9 +44,9 @@ def forget(
     url: Url = DEFAULT_URL,
     json: Json = False,
 ) -> None:
-    """Delete a writer and its producer group. Refused while it has undecided transactions.
+    """Delete a writer and its producer group. It fails while the writer has undecided transactions.
 
-    Should it write again, its next batch counts, also if it is a repeat of the last one.
+    If it writes again, its next batch is stored even if it repeats the last one.
     """
     with admin_at(url) as admin:
         found = admin.forget_writer(writer, why=why)

@@ -1,4 +1,4 @@
-"""The console: web pages for the person at the controls, over the broker's client, the overview and the plans.
+"""The web console for operators, over the broker's client, the overview and the plans.
 
 It needs ``escrowmq[console]`` and raises Misuse(MISSING_PACKAGE) without it.
 """

@@ -1,4 +1,4 @@
-"""The console's application: paths and their pages, rendering of answers as HTML, error pages."""
+"""The console's application: routes, rendering of responses as HTML, and error pages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from escrowmq.console import words
-from escrowmq.console.asked import Answer, Asked, Download, Page, Redirect
+from escrowmq.console.asked import Answer, Download, Page, Params, Redirect
 from escrowmq.console.core import Console
 from escrowmq.console.guard import Refused
 from escrowmq.console.views import plans
@@ -35,12 +35,12 @@ _STATIC = {"console.css": "text/css", "console.js": "text/javascript", "mark.svg
 
 
 def own_path(path: str) -> str:
-    """Return a path that leads to this site: a browser reads ``//name`` as another one."""
+    """Return a path on this site: a browser reads ``//name`` as another host."""
     return "/" + path.lstrip("/\\")
 
 
 def build(console: Console) -> Starlette:
-    """Return the application over a console; the console's owner closes it."""
+    """Return the application over a console; the caller closes the console."""
     templates = _templates(console)
     files = {name: (_HERE / "static" / name).read_bytes() for name in _STATIC}
 
@@ -75,11 +75,11 @@ def build(console: Console) -> Starlette:
         async def serve(request: Request) -> Response:
             if (refused := request.state.refused) is not None:
                 return problem_page(request, refused.problem, refused.status)
-            asked = Asked(request.url.path, request.path_params, dict(request.query_params), request.state.form)
+            params = Params(request.url.path, request.path_params, dict(request.query_params), request.state.form)
             try:
                 loop = asyncio.get_running_loop()
-                # A page is made whole on its thread, template and all: a long one must not keep the others waiting.
-                work = loop.run_in_executor(console.threads, lambda: respond(request, view(console, asked)))
+                # A page is rendered on its thread, template included: a long one must not delay the others.
+                work = loop.run_in_executor(console.threads, lambda: respond(request, view(console, params)))
                 return await asyncio.wait_for(asyncio.shield(work), console.settings.page_timeout)
             except TimeoutError:
                 text = f"there was no answer within {console.settings.page_timeout:g} seconds"
@@ -127,7 +127,7 @@ def _templates(console: Console) -> Environment:
     )
     made.filters.update(words.FILTERS)
     made.filters["id"] = id
-    shown: Mapping[str, Any] = {
+    globals_: Mapping[str, Any] = {
         "rooms": ROOMS,
         "brokers": console.addresses,
         "databases": list(console.engines),
@@ -136,5 +136,5 @@ def _templates(console: Console) -> Environment:
         "forever": FOREVER,
         "version": version("escrowmq"),
     }
-    made.globals.update(shown)
+    made.globals.update(globals_)
     return made

@@ -1,4 +1,4 @@
-"""The request for a page, and its four kinds of answer: a page, a part of it, a way elsewhere, a file."""
+"""The parameters of a page request, and its four kinds of response: a page, a redirect, a file."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 from escrowmq.errors import Code, error
 
 MAX_TEXT = 4096
-"""Letters of one value in an address."""
+"""Maximum length of one value in an address."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """One request: the values of its address (``places`` of its path, ``query`` behind it) and of its form."""
+class Params:
+    """Parameters of one request: the values of its address (``places`` in its path, ``query``) and of its form."""
 
     path: str
     places: Mapping[str, str] = field(default_factory=dict)
@@ -22,31 +22,30 @@ class Asked:
     form: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def text(self, name: str) -> str | None:
-        """Return a value of the address, without the blanks around it; None for none. Raises Misuse(BAD_ARGUMENT)
-        if it is too long."""
+        """Return a query value without surrounding blanks; None if empty. Raises Misuse(BAD_ARGUMENT) if too long."""
         value = self.query.get(name, "").strip()
         if len(value) > MAX_TEXT:
             raise error(Code.BAD_ARGUMENT, f"{name} has more than {MAX_TEXT:,} letters")
         return value or None
 
     def number(self, name: str, default: int) -> int:
-        """Return a whole number of the address, not negative. Raises Misuse(BAD_ARGUMENT)."""
-        return _number(name, self.text(name), default)
+        """Return a query value as a number, 0 or more. Raises Misuse(BAD_ARGUMENT)."""
+        return _parse_number(name, self.text(name), default)
 
-    def one(self, name: str) -> str:
-        """Return a value of the form; empty for none."""
+    def form_value(self, name: str) -> str:
+        """Return a form value; empty if absent."""
         return (self.form.get(name) or ("",))[0]
 
-    def said(self, name: str) -> str | None:
-        """Return a value of the form without the blanks around it; None for none."""
-        return self.one(name).strip() or None
+    def form_text(self, name: str) -> str | None:
+        """Return a form value without surrounding blanks; None if it is empty."""
+        return self.form_value(name).strip() or None
 
-    def counted(self, name: str, default: int) -> int:
-        """Return a whole number of the form, not negative. Raises Misuse(BAD_ARGUMENT)."""
-        return _number(name, self.said(name), default)
+    def form_number(self, name: str, default: int) -> int:
+        """Return a form value as a number, 0 or more. Raises Misuse(BAD_ARGUMENT)."""
+        return _parse_number(name, self.form_text(name), default)
 
 
-def _number(name: str, text: str | None, default: int) -> int:
+def _parse_number(name: str, text: str | None, default: int) -> int:
     if text is None:
         return default
     if not (text.isascii() and text.isdigit()) or len(text) > 18:
@@ -56,27 +55,27 @@ def _number(name: str, text: str | None, default: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page: its template and what stands in it. ``live``: seconds after which it looks again; 0: never."""
+    """A page: its template and values. ``live``: refresh interval in seconds; 0: never."""
 
     template: str
     title: str
     values: Mapping[str, Any]
     room: str = ""
-    """Which entry of the menu it belongs to."""
+    """Its entry in the menu."""
     live: int = 0
     status: int = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Redirect:
-    """After a form: the page to look at (a path of this console)."""
+    """A redirect after a form, to a path of this console."""
 
     to: str
 
 
 @dataclass(frozen=True, slots=True)
 class Download:
-    """A file for the person's disk; it is never shown by the browser."""
+    """A file to download; the browser never displays it."""
 
     name: str
     content: bytes

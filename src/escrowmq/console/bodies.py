@@ -1,6 +1,4 @@
-"""A message's body for the eye: as JSON, as text, or as hexadecimal digits; always as text of the page, never as
-markup.
-"""
+"""A message's body for display: as JSON, text or hexadecimal digits; always plain text of the page, never markup."""
 
 from __future__ import annotations
 
@@ -11,11 +9,11 @@ from dataclasses import dataclass
 from escrowmq.console.words import lines
 
 MOST = 64 << 10
-"""Bytes of a body that a page shows."""
+"""Maximum bytes of a body that a page shows."""
 HEX_MOST = 8 << 10
-"""Bytes of them in hexadecimal digits: each takes five letters."""
+"""Maximum bytes shown in hexadecimal digits: each takes five characters."""
 DEEPEST = 40
-"""Levels that are moved in; deeper ones stand below each other."""
+"""Maximum indentation levels; deeper values are not indented further."""
 KINDS = ("json", "text", "hex")
 
 _TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|[{}\[\],:]|[^\s{}\[\],:"]+')
@@ -23,32 +21,32 @@ _TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|[{}\[\],:]|[^\s{}\[\],:"]+')
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """A body as it is shown: in which of ``kinds``, how much of it."""
+    """A body as displayed: in one of ``kinds``, and how much of it."""
 
     size: int
     kind: str
     kinds: tuple[str, ...]
     text: str
     shown: int
-    """Bytes of it that the text is made of."""
+    """Number of its bytes in ``text``."""
 
 
 def shown(body: bytes, wanted: str | None = None) -> Body:
-    """Return a body in the kind that is wanted, else in the most readable one that it can be."""
+    """Format a body in the requested kind if possible, else in the most readable one."""
     start = body[:MOST]
-    text = _text(start, len(body) > MOST)
-    neat = _neat(text) if text is not None and len(body) <= MOST else None
+    text = _decode(start, len(body) > MOST)
+    neat = _format_json(text) if text is not None and len(body) <= MOST else None
     kinds = tuple(kind for kind in KINDS if kind == "hex" or (neat if kind == "json" else text) is not None)
     kind = wanted if wanted in kinds else kinds[0]
     if kind == "json":
         return Body(len(body), kind, kinds, lines(neat or ""), len(start))
     if kind == "text":
         return Body(len(body), kind, kinds, lines(text or ""), len(start))
-    return Body(len(body), kind, kinds, _hex(body[:HEX_MOST]), min(len(body), HEX_MOST))
+    return Body(len(body), kind, kinds, _format_hex(body[:HEX_MOST]), min(len(body), HEX_MOST))
 
 
-def _text(start: bytes, cut: bool) -> str | None:
-    """UTF-8, or None. A letter that the cut went through is left out."""
+def _decode(start: bytes, cut: bool) -> str | None:
+    """Decode UTF-8; None if invalid. A character cut at the end is dropped."""
     for shorter in range(4 if cut else 1):
         try:
             return start[: len(start) - shorter].decode()
@@ -58,8 +56,8 @@ def _text(start: bytes, cut: bool) -> str | None:
     return None
 
 
-def _neat(text: str) -> str | None:
-    """JSON with one value a line, every letter of its values as it was sent; None if it is no object and no list."""
+def _format_json(text: str) -> str | None:
+    """Format JSON with one value per line and unchanged characters; None if it is not an object or list."""
     if text.lstrip()[:1] not in ("{", "["):
         return None
     try:
@@ -74,24 +72,24 @@ def _neat(text: str) -> str | None:
             depth += 1
             made.append(token)
             if tokens[number + 1] not in "}]":
-                made.append(_line(depth))
+                made.append(_new_line(depth))
         elif token in "}]":
             depth -= 1
             if tokens[number - 1] not in "{[":
-                made.append(_line(depth))
+                made.append(_new_line(depth))
             made.append(token)
         elif token == ",":
-            made.append("," + _line(depth))
+            made.append("," + _new_line(depth))
         else:
             made.append(": " if token == ":" else token)
     return "".join(made)
 
 
-def _line(depth: int) -> str:
+def _new_line(depth: int) -> str:
     return "\n" + "  " * min(depth, DEEPEST)
 
 
-def _hex(start: bytes) -> str:
+def _format_hex(start: bytes) -> str:
     rows = []
     for at in range(0, len(start), 16):
         row = start[at : at + 16]

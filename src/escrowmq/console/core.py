@@ -1,6 +1,4 @@
-"""Objects that all pages share: the bus with a page's patience, the databases, the plans, the samples, the broker's
-time.
-"""
+"""State shared by all pages: the bus with a page's timeout, databases, plans, samples, the broker's time."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ from escrowmq.plans import Plan, Plans, is_of_database
 from escrowmq.wire import Call, ReadRequest
 
 THREADS = 12
-"""Pages that are made at once: each waits for brokers most of its time."""
+"""Pages rendered concurrently: each waits for brokers most of its time."""
 
 
 class Console:
@@ -39,18 +37,18 @@ class Console:
         self.url = url
         self.settings = settings
         self.engines = dict(engines or {})
-        """Databases by the name that a person reads: the URL without its password."""
+        """Databases by display name: the URL without its password."""
         self.sampler = Sampler(bus.router, settings.sample_seconds, settings.samples, settings.call_timeout)
         self.plans = Plans(plans)
         self.jobs = Jobs()
         self.threads = ThreadPoolExecutor(THREADS, "escrowmq-console")
 
     def start(self) -> None:
-        """Begin to sample."""
+        """Start sampling."""
         self.sampler.start()
 
     def close(self) -> None:
-        """End the samples, then the connections: whoever still waits for a broker fails at once."""
+        """Stop sampling, then close the connections: requests that wait for a broker fail at once."""
         self.threads.shutdown(wait=False, cancel_futures=True)
         self.jobs.close()
         self.bus.close()
@@ -61,30 +59,28 @@ class Console:
 
     @property
     def timeout(self) -> float:
-        """Seconds for one question: few while nobody answers, as a person waits for the page that says so."""
+        """Timeout (s) of one request: short while no broker responds, so that the page with the error is fast."""
         last = self.sampler.last()
         away = last is not None and bool(last.problem)
         return self.settings.absent_timeout if away else self.settings.call_timeout
 
     @property
     def admin(self) -> Admin:
-        """The admin face with a page's patience."""
+        """The admin interface with a page's timeout."""
         return Admin(self.bus.router, self.timeout)
 
     @property
     def addresses(self) -> list[str]:
-        """The brokers, by number."""
+        """The addresses of the brokers, by number."""
         return [link.address for link in self.bus.router.links]
 
     @property
     def source(self) -> str:
-        """The brokers as plans name them."""
+        """The brokers as named in plans."""
         return ", ".join(self.addresses)
 
     def where(self, act: str, database: str | None = None) -> Any:
-        """Return where the rows of an act live: the brokers, or the ``database`` of that name (None: the only one).
-        Raises
-        Misuse(BAD_ARGUMENT)."""
+        """Return the bus, or the engine of ``database`` (None: the only one). Raises Misuse(BAD_ARGUMENT)."""
         if not is_of_database(act):
             return self.bus
         if database is None and len(self.engines) == 1:
@@ -99,15 +95,15 @@ class Console:
         return self.engines[database]
 
     def place_of(self, plan: Plan) -> Any:
-        """Return where the rows of a plan live; as :meth:`where`."""
+        """Return the source of a plan's rows, like :meth:`where`."""
         return self.where(plan.act, plan.source if is_of_database(plan.act) else None)
 
     def is_foreign(self, plan: Plan) -> bool:
-        """Return whether a plan is about brokers or a database that this console does not speak to."""
+        """Decide whether a plan belongs to brokers or a database that this console is not connected to."""
         return plan.source not in self.engines if is_of_database(plan.act) else plan.source != self.source
 
     def now_us(self) -> int:
-        """Return the broker's time, by the last look at its clock."""
+        """Return the broker's time, by the last sample of its clock."""
         last = self.sampler.last()
         return time.time_ns() // 1000 + (0 if last is None else last.skew_us)
 
@@ -116,11 +112,11 @@ class Console:
         return paging.page(self.bus.router, call, what, cursor, self.timeout)
 
     def ask(self, number: int, call: Call[Any]) -> Any:
-        """One broker's answer."""
+        """Return one broker's response."""
         return self.bus.router.ask(number, call, time.monotonic() + self.timeout, longest=self.timeout)
 
     def number_of(self, address: str | None) -> int:
-        """Return the number of a broker by its address; of the only one without. Raises Misuse(BAD_ARGUMENT)."""
+        """Return a broker's number by address; without one, of the only broker. Raises Misuse(BAD_ARGUMENT)."""
         if address is None and len(self.addresses) == 1:
             return 0
         if address not in self.addresses:
@@ -128,6 +124,6 @@ class Console:
         return self.addresses.index(address)
 
     def rows(self, number: int, request: ReadRequest) -> list[dict[str, Any]]:
-        """Read stored messages of one broker, with bodies: ask for few."""
+        """Read whole stored messages from one broker: request only a few."""
         found: list[dict[str, Any]] = self.bus.router.links[number].read(request).read_all().to_pylist()
         return found

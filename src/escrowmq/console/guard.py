@@ -1,16 +1,14 @@
-"""The console's door: who may ask, how much they may send, and what every answer says to the browser.
+"""Access control of the console: allowed hosts and origins, limits on forms, and security headers.
 
 Rules:
 
-1. A request for a host's name that is not this console's is refused (a foreign page could have its own name point to
-   this machine).
-2. A form counts only if it comes from a page of this console: by ``Origin``, and by the token in it
+1. A request for another host name is rejected (a foreign page could resolve its own name to this machine).
+2. A form is accepted only from a page of this console: by ``Origin``, and by its token
    (:mod:`escrowmq.console.tokens`).
-3. A form has bounds in bytes, fields and time. Forms that are being read and pages that are being made have a bound
-   each, so that slow forms keep nobody from a page; a form over its bound takes the place of the one that has been read
-   for longest.
-4. No answer may be kept, framed, sniffed or read by another site, and a page loads scripts, styles and pictures from
-   here only.
+3. A form has limits in bytes, fields and time. Concurrent forms and concurrent pages have separate limits, so that slow
+   forms block no page; a form above the limit displaces the oldest one.
+4. No response may be cached, framed, sniffed or read by another site; a page loads scripts, styles and images only from
+   here.
 """
 
 from __future__ import annotations
@@ -28,9 +26,8 @@ from escrowmq.errors import Code, Denied, EscrowError, Overloaded, Rejected
 from escrowmq.platform.listening import host_name, is_loopback
 
 HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src "
-    "'self'; "
-    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
     "X-Frame-Options": "DENY",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "same-origin",
@@ -42,7 +39,7 @@ FORM_TYPE = "application/x-www-form-urlencoded"
 
 
 class Refused(Exception):
-    """A request that does not come in: why, and as which status."""
+    """A rejected request: the error and the HTTP status."""
 
     def __init__(self, problem: EscrowError, status: int) -> None:
         super().__init__(str(problem))
@@ -50,8 +47,7 @@ class Refused(Exception):
 
 
 class Guard:
-    """ASGI middleware around the console's application. ``hosts``: names under which it may be asked for, in small
-    letters."""
+    """ASGI middleware around the console's application. ``hosts``: accepted host names, in lower case."""
 
     def __init__(self, app: ASGIApp, settings: ConsoleSettings, tokens: Tokens, hosts: Collection[str]) -> None:
         self._app = app
@@ -59,11 +55,11 @@ class Guard:
         self._tokens = tokens
         self._hosts = frozenset(hosts)
         self._requests = 0
-        self._forms: dict[asyncio.Timeout, None] = {}
-        """Forms that are being read, the oldest first."""
+        self._reading: dict[asyncio.Timeout, None] = {}
+        """Forms being read, oldest first."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+        """Check one request and pass it to the application."""
         if scope["type"] != "http":
             return
         headers = Headers(scope=scope)
@@ -79,13 +75,13 @@ class Guard:
                 if known is None:
                     given.append("Set-Cookie", f"{self._tokens.name}={cookie}; Path=/; HttpOnly; SameSite=Strict")
                 if state["refused"] is not None:
-                    given["Connection"] = "close"  # its form was perhaps not read
+                    given["Connection"] = "close"  # its form may be unread
             await send(message)
 
         try:
             self._check(scope["method"], headers)
             if scope["method"] == "POST":
-                state["form"] = self._form(await self._read_in_time(headers, receive))
+                state["form"] = self._parse_form(await self._read_in_time(headers, receive))
                 if not self._tokens.fits(known, state["form"].pop("token", ("",))[0]):
                     raise Refused(
                         Denied(
@@ -111,31 +107,31 @@ class Guard:
             self._requests -= 1
 
     def _check(self, method: str, headers: Headers) -> None:
-        asked = headers.get("host", "")
-        name = host_name(asked)
+        host = headers.get("host", "")
+        name = host_name(host)
         if not (name in self._hosts or is_loopback(name)):
             hint = "ask for an address of this machine, or name this one with --host when the console starts"
-            raise Refused(Denied(Code.DENIED, f"this console is not {asked!r:.100}", hint), 403)
-        if method == "POST" and headers.get("origin", "").partition("://")[2] != asked:
+            raise Refused(Denied(Code.DENIED, f"this console is not {host!r:.100}", hint), 403)
+        if method == "POST" and headers.get("origin", "").partition("://")[2] != host:
             raise Refused(Denied(Code.DENIED, "a page of another site may not send forms here"), 403)
         if method not in ("GET", "HEAD", "POST"):
             raise Refused(Rejected(Code.BAD_REQUEST, "a console takes GET, HEAD and POST"), 405)
 
     async def _read_in_time(self, headers: Headers, receive: Receive) -> bytes:
-        """Read a form; raises TimeoutError if it does not come in time, or others need its place."""
+        """Read a form. Raises TimeoutError if it is too slow, or displaced by others."""
         async with asyncio.timeout(self._settings.form_timeout) as limit:
-            self._forms[limit] = None
+            self._reading[limit] = None
             try:
-                if len(self._forms) > self._settings.max_forms:
-                    oldest = next(iter(self._forms))
-                    del self._forms[oldest]
+                if len(self._reading) > self._settings.max_forms:
+                    oldest = next(iter(self._reading))
+                    del self._reading[oldest]
                     oldest.reschedule(asyncio.get_running_loop().time())
                 return await self._read(headers, receive)
             finally:
-                self._forms.pop(limit, None)
+                self._reading.pop(limit, None)
 
     async def _read(self, headers: Headers, receive: Receive) -> bytes:
-        """Return the form's bytes, within the bound."""
+        """Read the form's bytes, up to the limit."""
         most = self._settings.max_form_bytes
         large = Refused(Rejected(Code.BATCH_TOO_LARGE, f"a form has at most {most:,} bytes"), 413)
         declared = headers.get("content-length", "")
@@ -154,7 +150,7 @@ class Guard:
             if not message.get("more_body", False):
                 return bytes(read)
 
-    def _form(self, body: bytes) -> dict[str, tuple[str, ...]]:
+    def _parse_form(self, body: bytes) -> dict[str, tuple[str, ...]]:
         try:
             pairs = parse_qsl(
                 body.decode("ascii"),

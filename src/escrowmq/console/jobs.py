@@ -1,6 +1,4 @@
-"""Work that takes longer than a page may: making a plan, its dry run, its run. Each is a thread of the console's, and
-can be looked at.
-"""
+"""Work that takes longer than a page may: making, dry-running and running a plan, on threads that pages inspect."""
 
 from __future__ import annotations
 
@@ -16,21 +14,20 @@ logger = logging.getLogger(__name__)
 
 AT_ONCE = 8
 KEPT = 64
-"""Jobs that have ended, and can still be looked at."""
+"""Number of finished jobs that are kept."""
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One piece of work. ``about``: the plan that it works on, if there is one yet; ``to``: where its result is, once
-    it has ended well."""
+    """One job. ``about``: the id of its plan, if any; ``to``: the path of its result, once it has succeeded."""
 
     id: str
-    what: str
+    kind: str
     about: str
     stop: threading.Event = field(default_factory=threading.Event)
     ended: threading.Event = field(default_factory=threading.Event)
-    told: str = ""
-    """How far it is, in a few words."""
+    progress: str = ""
+    """Progress in a few words."""
     to: str = ""
     problem: EscrowError | None = None
 
@@ -44,16 +41,15 @@ class Jobs:
         self._threads: dict[str, threading.Thread] = {}
         self._closed = False
 
-    def begin(self, what: str, about: str, work: Callable[[Job], str]) -> Job:
-        """Do ``work`` on a thread; it gives the path of its result. Raises TOO_MANY, CONFLICT while the same is done
-        already."""
-        job = Job(secrets.token_hex(8), what, about)
+    def begin(self, kind: str, about: str, work: Callable[[Job], str]) -> Job:
+        """Run ``work``, which returns its result's path, on a thread. Raises TOO_MANY, or CONFLICT if it is running."""
+        job = Job(secrets.token_hex(8), kind, about)
         with self._lock:
             running = [one for one in self._jobs.values() if not one.ended.is_set()]
             if self._closed or len(running) >= AT_ONCE:
                 raise error(Code.TOO_MANY, "this console does enough at once", "wait until something has ended")
-            if about and any((one.what, one.about) == (what, about) for one in running):
-                raise error(Code.CONFLICT, f"the {what} of {about} is under way already", "look at its page")
+            if about and any((one.kind, one.about) == (kind, about) for one in running):
+                raise error(Code.CONFLICT, f"the {kind} of {about} is under way already", "look at its page")
             for old in [id for id, one in self._jobs.items() if one.ended.is_set()][: -KEPT or None]:
                 del self._jobs[old]
             self._jobs[job.id] = job
@@ -72,13 +68,13 @@ class Jobs:
                 )
             return self._jobs[id]
 
-    def of(self, what: str, about: str) -> Job | None:
-        """Return the newest job of a kind on a plan; None: there was none."""
+    def of(self, kind: str, about: str) -> Job | None:
+        """Return the newest job of a kind for a plan; None if there is none."""
         with self._lock:
-            return next((one for one in reversed(self._jobs.values()) if (one.what, one.about) == (what, about)), None)
+            return next((one for one in reversed(self._jobs.values()) if (one.kind, one.about) == (kind, about)), None)
 
     def close(self) -> None:
-        """Have all of them stop where they can be resumed, and wait for it."""
+        """Stop all jobs at a resumable point, and wait for them."""
         with self._lock:
             self._closed = True
             threads = list(self._threads.values())
@@ -92,8 +88,8 @@ class Jobs:
             job.to = work(job)
         except EscrowError as problem:
             job.problem = problem
-        except Exception as problem:  # it is shown on the page and in the log
-            logger.error("%s failed", job.what, exc_info=problem)
+        except Exception as problem:  # shown on the page, and logged
+            logger.error("%s failed", job.kind, exc_info=problem)
             job.problem = Unknown(Code.CLOSED, f"the console failed: {type(problem).__name__}: {problem}")
         finally:
             job.ended.set()

@@ -1,4 +1,4 @@
-"""Bounds of the console: time, requests, bytes, rows. Each holds before the memory or the time is spent."""
+"""Limits of the console: time, requests, bytes, rows. Each is checked before the memory or time is used."""
 
 from __future__ import annotations
 
@@ -9,35 +9,34 @@ from escrowmq.message.names import MAX_NAME
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsoleSettings:
-    """How a console behaves. ``hosts`` are names under which it may be asked for, besides those of the loopback
-    interface."""
+    """The settings of a console. ``hosts`` are accepted host names besides those of the loopback interface."""
 
     hosts: tuple[str, ...] = ()
     call_timeout: float = 5.0
-    """Seconds that one question to the brokers may take."""
+    """Timeout (s) of one request to the brokers."""
     absent_timeout: float = 1.0
-    """The same while the last look at the brokers came to nothing."""
+    """The same while the last sample got no response."""
     page_timeout: float = 12.0
-    """Seconds after which a page says that the broker is slow."""
+    """Timeout (s) of a page."""
     sample_seconds: float = 2.0
-    """Between two looks at the brokers' numbers."""
+    """Interval (s) between samples of the brokers' numbers."""
     samples: int = 450
-    """Looks that are kept: a quarter of an hour."""
+    """Number of samples kept: a quarter of an hour."""
     max_requests: int = 32
-    """Pages that are being made. Over it: 503."""
+    """Concurrent pages. Above: 503."""
     max_forms: int = 16
-    """Forms that are being read. Over it the one that has been read for longest ends with 408."""
+    """Forms being read concurrently. Above: the oldest one ends with 408."""
     max_form_bytes: int = 4 << 20
-    """One form. Over it: 413."""
+    """Size of one form. Above: 413."""
     max_fields: int = 512
     """Fields of one form."""
     form_timeout: float = 30.0
-    """Seconds that a browser may take to send a form."""
+    """Timeout (s) for a browser to send a form."""
 
 
 PAGE_ROWS = 50
-"""Rows of a page, of each broker."""
+"""Rows per page and broker."""
 EDITABLE_BYTES = 1 << 20
-"""The largest body that the page can edit: a form triples it, at worst."""
+"""The largest body that a page can edit: a form may triple its size."""
 MAX_TYPED = MAX_NAME + 1
-"""Letters of a typed confirmation."""
+"""Maximum length of a typed confirmation."""

@@ -1,6 +1,4 @@
-"""Pages of long listings over several brokers: one cursor holds the place at each of them, so that a page costs what it
-shows.
-"""
+"""Pages of long listings over several brokers: one cursor holds the position at each, so pages read only their rows."""
 
 from __future__ import annotations
 
@@ -23,8 +21,7 @@ _END = "end"
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """One page: its rows (each with its ``broker``), the cursor of the next page (None: this is the last), and who is
-    away."""
+    """One page: its rows (each with its ``broker``), the next page's cursor (None: the last), unreachable brokers."""
 
     rows: list[dict[str, Any]]
     next: str | None
@@ -34,9 +31,8 @@ class Rows:
 def page(
     router: Router, call: Call[Any], what: str, cursor: str | None, timeout: float, limit: int = PAGE_ROWS
 ) -> Rows:
-    """Return the page of a listing behind ``cursor``: at most ``limit`` entries ``what`` of each broker. Raises
-    Misuse(BAD_ARGUMENT)."""
-    places = _read(cursor)
+    """Return the page after ``cursor``: at most ``limit`` entries ``what`` per broker. Raises Misuse(BAD_ARGUMENT)."""
+    places = _decode(cursor)
 
     def ask(number: int) -> tuple[list[dict[str, Any]], Any]:
         after = places.get(str(number))
@@ -52,27 +48,27 @@ def page(
     rows = [row for found, _ in answers.values for row in found]
     nexts = {str(number): after for number, (_, after) in answers.found}
     more = any(after != _END for after in nexts.values())
-    return Rows(rows, _write({**places, **nexts}) if more else None, answers.missing)
+    return Rows(rows, _encode({**places, **nexts}) if more else None, answers.missing)
 
 
-def _write(places: Mapping[str, Any]) -> str:
+def _encode(places: Mapping[str, Any]) -> str:
     return base64.urlsafe_b64encode(json.dumps(places, separators=(",", ":")).encode()).decode().rstrip("=")
 
 
-def _read(cursor: str | None) -> dict[str, Any]:
+def _decode(cursor: str | None) -> dict[str, Any]:
     if cursor is None:
         return {}
     try:
         places = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
-        if not isinstance(places, dict) or not all(_sound(after) for after in places.values()):
+        if not isinstance(places, dict) or not all(_is_position(after) for after in places.values()):
             raise ValueError
     except (ValueError, binascii.Error, RecursionError):
         raise error(Code.BAD_ARGUMENT, "this address names no page of the listing", "begin at its first page") from None
     return places
 
 
-def _sound(after: Any) -> bool:
-    """Return whether this can be a place in a listing: a number, a text, or a few of them."""
+def _is_position(after: Any) -> bool:
+    """Decide whether a value can be a position in a listing: a number, a text, or a few of them."""
     if isinstance(after, list):
         return len(after) <= 8 and all(isinstance(one, int | str) for one in after)
     return isinstance(after, int | str)

@@ -1,4 +1,4 @@
-"""Small pictures of numbers over time, as SVG made here: no script, no style of their own."""
+"""Small charts of numbers over time, as SVG without scripts or inline styles."""
 
 from __future__ import annotations
 
@@ -15,11 +15,8 @@ _LINE = Markup('<path class="line" d="{}"/>')
 
 
 def spark(times: Sequence[float], values: Sequence[float | None], span: float, label: str) -> Markup:
-    """Return a line of ``values`` at ``times`` (seconds, rising) over the last ``span`` seconds. Where a value is None
-    the line is broken.
-
-    It begins at zero, so that a flat line near the top is no news and a rise is one.
-    """
+    """Draw ``values`` at ``times`` (seconds, ascending) over the last ``span`` seconds. The line has gaps where a value
+    is None. The axis starts at zero, so that a flat line near the top is normal and a rise is visible."""
     points = [(time, value) for time, value in zip(times, values, strict=True) if not times or time >= times[-1] - span]
     known = [value for _, value in points if value is not None]
     if not known:
@@ -36,13 +33,13 @@ def spark(times: Sequence[float], values: Sequence[float | None], span: float, l
     drawn = [piece for piece in pieces if piece]
     ground = HEIGHT - EDGE
     under = " ".join(
-        f"M{piece[0][0]:.1f} {ground} L{_way(piece)} L{piece[-1][0]:.1f} {ground} Z"
+        f"M{piece[0][0]:.1f} {ground} L{_points(piece)} L{piece[-1][0]:.1f} {ground} Z"
         for piece in drawn
         if len(piece) > 1
     )
-    lines = Markup("").join(_LINE.format(f"M{_way(piece if len(piece) > 1 else piece * 2)}") for piece in drawn)
+    lines = Markup("").join(_LINE.format(f"M{_points(piece if len(piece) > 1 else piece * 2)}") for piece in drawn)
     return _PICTURE.format(width=WIDTH, height=HEIGHT, label=label, under=under, lines=lines)
 
 
-def _way(piece: Sequence[tuple[float, float]]) -> str:
+def _points(piece: Sequence[tuple[float, float]]) -> str:
     return " L".join(f"{across:.1f} {down:.1f}" for across, down in piece)

@@ -1,6 +1,4 @@
-"""Looks at the brokers' numbers every few seconds and keeps the last quarter of an hour of them, for the pictures of
-the overview.
-"""
+"""Sampling of the brokers' numbers every few seconds, kept for a quarter of an hour, for the charts of the overview."""
 
 from __future__ import annotations
 
@@ -18,38 +16,37 @@ from escrowmq.wire.actions import brokers, groups
 logger = logging.getLogger(__name__)
 
 SLOW_EVERY = 5
-"""Where groups stand costs a broker more than its counters: it is asked at every fifth look."""
+"""Group progress costs a broker more than its counters: it is read with every fifth sample."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One look: the numbers of each broker that answered, by its address, and how long it took to answer a small
-    question."""
+    """One sample: the numbers of each broker that responded, by address, and its response time to a small request."""
 
     at: float
-    """Monotonic seconds."""
+    """Monotonic time (s)."""
     numbers: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     answered: Mapping[str, float] = field(default_factory=dict)
     skew_us: int = 0
     """The broker's clock minus this machine's."""
     lag: float | None = None
-    """Messages that consumer groups have yet to do, over all groups."""
+    """Pending messages over all consumer groups."""
     dead: float | None = None
     problem: str = ""
-    """Why nobody answered."""
+    """The reason why no broker responded."""
 
     def total(self, name: str) -> float | None:
-        """Return a number over all brokers; None if none said it."""
+        """Sum a number over all brokers; None if none reported it."""
         found = [numbers[name] for numbers in self.numbers.values() if name in numbers]
         return sum(found) if found else None
 
     def largest(self, name: str) -> float | None:
-        """Return the largest of a number; None if no broker said it."""
+        """Return the maximum of a number; None if no broker reported it."""
         return max((numbers[name] for numbers in self.numbers.values() if name in numbers), default=None)
 
 
 class Sampler:
-    """A thread that samples until it is closed. ``every`` is seconds; ``keep`` how many looks are kept."""
+    """A thread that samples until it is closed. ``every``: interval in seconds; ``keep``: number of samples kept."""
 
     def __init__(self, router: Router, every: float, keep: int, timeout: float) -> None:
         self._router = router
@@ -57,35 +54,35 @@ class Sampler:
         self._timeout = timeout
         self._samples: deque[Sample] = deque(maxlen=keep)
         self._closed = threading.Event()
-        self._looks = 0
-        self._standing: tuple[float | None, float | None] = (None, None)
+        self._taken = 0
+        self._last_totals: tuple[float | None, float | None] = (None, None)
         self._thread = threading.Thread(target=self._work, name="escrowmq-console-samples", daemon=True)
-        self._news = threading.Condition()
+        self._changed = threading.Condition()
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def close(self) -> None:
-        """End after the look that is under way."""
+        """Stop after the current sample."""
         self._closed.set()
         if self._thread.is_alive():
             self._thread.join()
 
     def samples(self) -> list[Sample]:
-        """Return the kept samples, oldest first."""
-        with self._news:
+        """Return the samples, oldest first."""
+        with self._changed:
             return list(self._samples)
 
     def last(self) -> Sample | None:
-        """Return the newest look; None before the first has come to its end."""
-        with self._news:
+        """Return the newest sample; None before the first is complete."""
+        with self._changed:
             return self._samples[-1] if self._samples else None
 
     def wait(self, ready: Callable[[list[Sample]], bool], timeout: float) -> bool:
-        """Until the samples are as wanted."""
-        with self._news:
-            return self._news.wait_for(lambda: ready(list(self._samples)), timeout)
+        """Wait until the samples satisfy ``ready``."""
+        with self._changed:
+            return self._changed.wait_for(lambda: ready(list(self._samples)), timeout)
 
     def _work(self) -> None:
         while not self._closed.is_set():
@@ -93,32 +90,32 @@ class Sampler:
                 sample = self.look()
             except EscrowError as problem:
                 sample = Sample(time.monotonic(), problem=str(problem))
-            except Exception as problem:  # the next look may be better; a page that stands still says so by its times
+            except Exception as problem:  # the next sample may succeed; the times on the page show that it is stale
                 logger.error("a look at the brokers failed", exc_info=problem)
                 sample = Sample(time.monotonic(), problem=f"{type(problem).__name__}: {problem}")
-            with self._news:
+            with self._changed:
                 self._samples.append(sample)
-                self._news.notify_all()
+                self._changed.notify_all()
             self._closed.wait(self._every)
 
     def look(self) -> Sample:
-        """One look. Raises EscrowError if no broker answers."""
+        """Take one sample. Raises EscrowError if no broker responds."""
 
         def ask(number: int) -> tuple[float, int, dict[str, float]]:
             deadline = time.monotonic() + self._timeout
-            begun = time.perf_counter()
+            started = time.perf_counter()
             hello = self._router.ask(number, brokers.HELLO({}), deadline, longest=self._timeout)
-            took = time.perf_counter() - begun
+            took = time.perf_counter() - started
             skew = hello["time_us"] - time.time_ns() // 1000 if "time_us" in hello else 0
             stats = self._router.ask(number, brokers.STATS({}), deadline, longest=self._timeout)
             return took, skew, stats
 
         answers = self._router.every(ask, self._timeout + 1.0)
         addresses = {number: self._router.links[number].address for number, _ in answers.found}
-        if self._looks % SLOW_EVERY == 0:
-            self._standing = self._stand()
-        self._looks += 1
-        lag, dead = self._standing
+        if self._taken % SLOW_EVERY == 0:
+            self._last_totals = self._read_totals()
+        self._taken += 1
+        lag, dead = self._last_totals
         return Sample(
             time.monotonic(),
             {addresses[number]: stats for number, (_, _, stats) in answers.found},
@@ -128,8 +125,8 @@ class Sampler:
             dead,
         )
 
-    def _stand(self) -> tuple[float, float]:
-        """Over all groups: messages to be done, and dead letters."""
+    def _read_totals(self) -> tuple[float, float]:
+        """Return pending messages and dead letters over all groups."""
 
         def ask(number: int) -> tuple[int, int]:
             deadline = time.monotonic() + self._timeout

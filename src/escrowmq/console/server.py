@@ -1,4 +1,4 @@
-"""A console as a process, or as a thread beside a broker: listen, announce, serve until it is asked to stop."""
+"""The console as a process, or as a thread beside a broker: listen, announce, serve until stopped."""
 
 from __future__ import annotations
 
@@ -35,20 +35,18 @@ def serve(
     announce: Announce = lambda _: None,
 ) -> None:
     """Serve the console over the broker(s) at ``url`` until SIGTERM or SIGINT; call it from the main thread.
-
     ``databases`` are URLs of databases with EscrowMQ's tables, ``plans`` the folder of plans (None: the user's).
     ``announce`` is called once, when pages are served, with {"console": URL, "url": ``url``}. Raises Misuse(BAD_URL),
-    Denied for an address that is not loopback without ``insecure``.
-    """
+    Denied for an address that is not loopback without ``insecure``."""
     host, listening = listen_on(listen, insecure)
 
     async def main(console: Console) -> None:
         stopping = asyncio.Event()
         stop_by_signal(stopping)
-        await _answer(console, listening, host, lambda at: announce({**at, "url": url}), stopping)
+        await _serve(console, listening, host, lambda at: announce({**at, "url": url}), stopping)
 
     with listening, ExitStack() as opened:
-        engines = _engines(databases)
+        engines = _open_engines(databases)
         console = Console(connect(url), url, settings or ConsoleSettings(), engines, plans)
         opened.callback(console.close)
         asyncio.run(main(console))
@@ -65,23 +63,20 @@ def beside(
     settings: ConsoleSettings | None = None,
     insecure: bool = False,
 ) -> Iterator[dict[str, Any]]:
-    """Serve the console over links of this process, on a thread of its own, while the context lasts; gives {"console":
-    URL}.
-
-    The links are closed at the end.
-    """
+    """Serve the console over links of this process, on a separate thread, while the context lasts. Yields {"console":
+    URL}; closes the links at the end."""
     host, listening = listen_on(listen, insecure)
-    console = Console(Bus(links), url, settings or ConsoleSettings(), _engines(databases), plans)
+    console = Console(Bus(links), url, settings or ConsoleSettings(), _open_engines(databases), plans)
 
     async def main(announce: Announce, stopping: asyncio.Event) -> None:
-        await _answer(console, listening, host, announce, stopping)
+        await _serve(console, listening, host, announce, stopping)
 
     with listening, ExitStack() as opened:
         opened.callback(console.close)
         yield opened.enter_context(on_thread(main, "console"))
 
 
-async def _answer(
+async def _serve(
     console: Console, listening: socket.socket, host: str, announce: Announce, stopping: asyncio.Event
 ) -> None:
     console.start()
@@ -92,8 +87,8 @@ async def _answer(
     await answer_until(app, limits, listening, host, lambda at: announce({"console": at["http"]}), stopping)
 
 
-def _engines(databases: Sequence[str]) -> Mapping[str, Any]:
-    """Return an engine for each database, by its URL without the password."""
+def _open_engines(databases: Sequence[str]) -> Mapping[str, Any]:
+    """Open an engine for each database, by its URL without the password."""
     if not databases:
         return {}
     from escrowmq.outbox.engines import open_engine

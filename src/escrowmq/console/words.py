@@ -1,4 +1,4 @@
-"""Numbers, times, sizes and foreign texts as they stand on a page."""
+"""Formatting of numbers, times, sizes and foreign texts for pages."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from markupsafe import Markup
 NONE = "–"
 _LINES = re.compile(r"\r\n|\n|\r")
 _FIRST_US, _LAST_US = 0, 253_402_300_799_000_000
-"""1970 to the year 9999: what a calendar can show."""
+"""1970 to the year 9999: the range of the calendar."""
 
 
 def number(value: float | None) -> str:
-    """``1234567`` → ``1,234,567``; a fraction keeps three digits."""
+    """Format ``1234567`` as ``1,234,567``; a fraction keeps three digits."""
     if value is None:
         return NONE
     if isinstance(value, float) and not value.is_integer():
@@ -26,7 +26,7 @@ def number(value: float | None) -> str:
 
 
 def moment(time_us: int | None) -> str | Markup:
-    """Return a time with its zone, for people and, in ``datetime``, for programs."""
+    """Format a time with its zone; ``datetime`` holds it for programs."""
     if not time_us or not _FIRST_US < time_us <= _LAST_US:
         return NONE
     at = datetime.fromtimestamp(time_us / 1e6, UTC)
@@ -37,7 +37,7 @@ def moment(time_us: int | None) -> str | Markup:
 
 
 def duration(seconds: float | None) -> str:
-    """Return the two largest units: ``0.25`` → ``250 ms``, ``90`` → ``1 min 30 s``."""
+    """Format the two largest units: ``0.25`` as ``250 ms``, ``90`` as ``1 min 30 s``."""
     if seconds is None:
         return NONE
     if seconds < 1:
@@ -53,12 +53,12 @@ def duration(seconds: float | None) -> str:
 
 
 def age(time_us: int | None, now_us: int) -> str:
-    """Return how long ago a time was."""
+    """Format the age of a time."""
     return duration(max(now_us - time_us, 0) / 1e6) if time_us else NONE
 
 
 def size(count: float | None) -> str:
-    """``4194304`` → ``4 MiB``."""
+    """Format ``4194304`` as ``4 MiB``."""
     if count is None:
         return NONE
     for power, name in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
@@ -68,8 +68,7 @@ def size(count: float | None) -> str:
 
 
 def visible(text: Any, most: int = 2000) -> str:
-    """Return a foreign text in one piece: what would move the cursor, or turn the direction of the line, is spelled
-    out; long ones are cut."""
+    """Escape control and direction characters of a foreign text, and cut a long one."""
     if text is None:
         return NONE
     whole = str(text)
@@ -80,31 +79,30 @@ def visible(text: Any, most: int = 2000) -> str:
 
 
 def listed(values: Mapping[str, Any] | None) -> list[tuple[str, str]]:
-    """Return a mapping as names and texts, in its order."""
+    """Convert a mapping to names and texts, in its order."""
     return [(visible(name), visible(value)) for name, value in (values or {}).items()]
 
 
 def plural(count: int, one: str, many: str | None = None) -> str:
-    """``1 message``, ``2 messages``."""
+    """Format a count: ``1 message``, ``2 messages``."""
     return f"{number(count)} {one if count == 1 else many or one + 's'}"
 
 
 def preview(body: bytes, most: int = 160) -> str:
-    """Return the beginning of a body on one line; bytes that are no text as ``\\xNN``."""
+    r"""Decode the beginning of a body on one line; bytes that are not text become ``\\xNN``."""
     text = body[: 4 * most].decode("utf-8", "backslashreplace")
     return visible(text if len(text) <= most and len(body) <= 4 * most else text[: most - 1] + "…")
 
 
 def lines(text: str) -> str:
-    """Return a foreign text of several lines: lines and tabs stay, all else that a screen would act on is spelled
-    out."""
+    """Escape a foreign text of several lines; line ends and tabs are kept."""
     return "\n".join(
         "\t".join(visible(part, len(part) + 1) for part in line.split("\t")) for line in _LINES.split(text)
     )
 
 
 def as_json(value: Any) -> str:
-    """Return a plain value as JSON, for an address."""
+    """Encode a plain value as JSON, for an address."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=dict)
 
 
@@ -121,4 +119,4 @@ FILTERS = {
     "lines": lines,
     "tojson_text": as_json,
 }
-"""The names under which templates use them."""
+"""The filter names in templates."""

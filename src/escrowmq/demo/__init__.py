@@ -1,4 +1,4 @@
-"""The demonstration: a shop, a cart service and a points service, killed again and again, and the audit's verdict."""
+"""The demonstration: a shop, a cart service and a points service, killed repeatedly, and the audit's verdict."""
 
 from escrowmq.demo.director import DemoOptions
 from escrowmq.demo.run import run

@@ -1,12 +1,12 @@
 """The three SQLite databases of the demo, and the manifest by which the audit compares them with the log.
 
-Every column is one that the audit compares, so that no row can be changed manually unnoticed. The business tables have
-no unique constraint: exactly-once is the work of ``trans_barrier`` and ``trans_recv_log``, not of an insert that fails,
-and a row doubled manually can be shown to be found.
+The audit compares every column, so that no manual change goes unnoticed. The business tables have no unique constraint:
+exactly-once is the work of ``trans_barrier`` and ``trans_recv_log``, not of an insert that fails, and the audit can be
+shown to find a row that was duplicated manually.
 
 ``trans_barrier`` holds the outcome of each transaction as the orders database knows it. The local transaction inserts
-*committed* beside its order; the answer to a check inserts *rolled back* and reads which of the two stands. So the
-answer is never a guess: after *rolled back* a late local transaction fails on the row.
+*committed* with its order; the answer to a check-back inserts *rolled back* and reads which of the two is stored. So
+the answer is never a guess: after *rolled back* a late local transaction fails on the row.
 
 ``trans_recv_log`` holds the id of each message whose effect is in the database; both are written in one transaction.
 """
@@ -53,10 +53,8 @@ POINTS_COLUMNS = ("customer_id", "points")
 
 
 class Database:
-    """One SQLite database, made if it is not there; commits are durable when they return (WAL, synchronous FULL).
-
-    One connection under a lock: SQLite has one writer anyway, and waiting for a lock is fairer than retrying.
-    """
+    """One SQLite database, created if it does not exist; commits are durable when they return (WAL, synchronous FULL).
+    One connection under a lock: SQLite has one writer anyway, and waiting for a lock is fairer than retrying."""
 
     def __init__(self, path: Path, schema: str) -> None:
         self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=30.0)
@@ -67,13 +65,13 @@ class Database:
 
     @contextmanager
     def using(self) -> Iterator[sqlite3.Connection]:
-        """Yield the connection, for one thread at a time; each statement commits by itself."""
+        """Provide the connection to one thread at a time; each statement commits by itself."""
         with self._lock:
             yield self._connection
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Yield the connection in a transaction, which is rolled back if the block raises."""
+        """Provide the connection in a transaction, which is rolled back if the block raises."""
         with self.using() as connection:
             connection.execute("BEGIN IMMEDIATE")
             try:
@@ -90,13 +88,13 @@ class Database:
 
 
 def insert(connection: sqlite3.Connection, table: str, *row: Any, repeat_ok: bool = False) -> bool:
-    """Insert one row; whether it is new. A row whose key is there raises IntegrityError, unless ``repeat_ok``."""
+    """Insert one row. Returns whether it is new. Raises IntegrityError for an existing key, unless ``repeat_ok``."""
     verb, marks = "INSERT OR IGNORE" if repeat_ok else "INSERT", ", ".join("?" * len(row))
     return connection.execute(f"{verb} INTO {table} VALUES ({marks})", row).rowcount > 0
 
 
 def manifest(log: str) -> dict[str, Any]:
-    """Return what the audit compares; ``log`` is the broker's data folder within the run folder."""
+    """Return the manifest for the audit; ``log`` is the broker's data folder in the run folder."""
     barrier, orders, cart, points = "table:barrier", "table:orders", "table:carts", "table:points"
     return {
         "log": log,
@@ -123,25 +121,25 @@ def manifest(log: str) -> dict[str, Any]:
         },
         "topics": ["orders", "points"],
         "comparisons": [
-            _pair("file:placed", orders, ORDER_COLUMNS),
-            _pair(barrier, orders, ["transaction_id"]),
-            # The barrier says which orders must have a message; the order's row only what must be in it.
-            _pair(barrier, "topic:orders", ["transaction_id"]),
-            _pair(barrier, "topic:points", ["transaction_id"]),
-            _pair(orders, "topic:orders", ORDER_COLUMNS, ["altered"]),
-            _pair(orders, "topic:points", POINTS_COLUMNS, ["altered"]),
-            _pair("half:orders", "topic:orders", ["message_id", "transaction_id", "tag", "properties", "body"]),
-            _pair("half:points", "topic:points", ["message_id", "transaction_id", "tag", "properties", "body"]),
-            _pair("topic:orders", cart, [*CART_COLUMNS, "message_id"]),
-            _pair("topic:orders", "table:cart log", ["message_id"]),
-            _pair("topic:points", points, [*POINTS_COLUMNS, "message_id"]),
-            _pair("topic:points", "table:points log", ["message_id"]),
+            _comparison("file:placed", orders, ORDER_COLUMNS),
+            _comparison(barrier, orders, ["transaction_id"]),
+            # The barrier shows which orders must have a message; the order's row only its content.
+            _comparison(barrier, "topic:orders", ["transaction_id"]),
+            _comparison(barrier, "topic:points", ["transaction_id"]),
+            _comparison(orders, "topic:orders", ORDER_COLUMNS, ["altered"]),
+            _comparison(orders, "topic:points", POINTS_COLUMNS, ["altered"]),
+            _comparison("half:orders", "topic:orders", ["message_id", "transaction_id", "tag", "properties", "body"]),
+            _comparison("half:points", "topic:points", ["message_id", "transaction_id", "tag", "properties", "body"]),
+            _comparison("topic:orders", cart, [*CART_COLUMNS, "message_id"]),
+            _comparison("topic:orders", "table:cart log", ["message_id"]),
+            _comparison("topic:points", points, [*POINTS_COLUMNS, "message_id"]),
+            _comparison("topic:points", "table:points log", ["message_id"]),
         ],
         "consumers": {"cart": "carts", "points": "points"},
         "events": "events.jsonl",
     }
 
 
-def _pair(expected: str, found: str, columns: Any, judges: list[str] | None = None) -> dict[str, Any]:
+def _comparison(expected: str, found: str, columns: Any, judges: list[str] | None = None) -> dict[str, Any]:
     pair = {"expected": expected, "found": found, "columns": list(columns)}
     return pair if judges is None else {**pair, "judges": judges}

@@ -1,8 +1,8 @@
-"""The director of the demo: starts the processes, kills some, and starts them again, until all is done.
+"""The director of the demo: starts the processes, kills some, and restarts them, until all work is done.
 
-It acts on events of its processes, never on a guess of how long something takes: a process says when it is ready and
-when it has come to a failpoint; the run is over when every order has been dealt with, nothing is left undecided, and
-the consumers have applied all that was committed.
+It acts on events of its processes, never on estimated durations: a process reports when it is ready and when it has
+reached a failpoint; the run is over when every order is processed, nothing is undecided, and the consumers have applied
+all committed messages.
 """
 
 from __future__ import annotations
@@ -24,42 +24,41 @@ from escrowmq.demo.services import KINDS
 from escrowmq.errors import Code, EscrowError, Misuse, Unknown
 
 SETTINGS = {
-    # Shorter than a broker's usual times, so that what a kill leaves behind is settled while one watches.
+    # Shorter than the defaults, so that the effects of a kill are resolved within seconds.
     "transaction_timeout": 2.0,
     "check_interval": 1.0,
     "lease_seconds": 5.0,
     "retry_backoff": 0.1,
-    # A broker that is killed is back as soon as it has replayed what came after its last snapshot.
+    # A killed broker is back as soon as it has replayed the log after its last snapshot.
     "snapshot_bytes": 4 << 20,
 }
-LOOK_SECONDS = 0.2
-"""How often the broker is asked what is still undecided, once all orders are placed."""
+POLL_SECONDS = 0.2
+"""Poll interval (s) for undecided transactions, once all orders are placed."""
 PATIENCE_SECONDS = 90.0
-"""A run in which nothing happens for this long is stopped and audited as it stands."""
+"""Time (s) without progress after which a run is stopped and audited."""
 SERVICES = tuple(KINDS.values())
-_OF_THE_LIVING = ("ready", "leads", "at failpoint", "ended")
-"""Events that mean nothing any more once their process is killed; what a process has done is done."""
+_OF_RUNNING = ("ready", "leads", "at failpoint", "ended")
+"""Events that are ignored once their process is killed; completed work still counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoOptions:
-    """Raises Misuse(BAD_ARGUMENT) for numbers that make no sense.
+    """Options of the demo. Raises Misuse(BAD_ARGUMENT) for invalid numbers.
 
     ``folder`` None: a new folder ``demo-run`` (``demo-run-2``, ...) in the working directory. ``orders`` None:
-    ``count`` generated ones, the same for the same ``seed``. Kills are numbers of ``kill -9``. ``log``: None, the log
-    is in the run folder, or "kafka": it is in a Kafka that the demo starts, a leader and a standby share it, and the
-    broker that is killed is the one that leads.
+    ``count`` generated ones, the same for the same ``seed``. Kills are numbers of ``kill -9``. ``log`` None: the log is
+    in the run folder; "kafka": the demo starts a Kafka for a leader and a standby, and kills the leader.
     """
 
     folder: Path | None = None
     orders: Path | None = None
     count: int = 2000
     seed: int = 1
-    limit: int | None = None  # use only the first so many orders
+    limit: int | None = None  # maximum number of orders
     shop_kills: int = 4  # between the database commit and the COMMIT
     broker_kills: int = 2
     service_kills: int = 1  # of each consumer, between its database commit and its ack
-    threads: int = 24  # tills of the shop: orders placed at the same time
+    threads: int = 24  # tills of the shop: orders placed concurrently
     audit: bool = True
     log: str | None = None
 
@@ -76,7 +75,7 @@ class DemoOptions:
                 raise Misuse(Code.BAD_ARGUMENT, f"{name} must be at least 1")
 
     def run_folder(self) -> Path:
-        """Return the folder to use, made if need be. Raises Misuse(BAD_ARGUMENT) if it is there and not empty."""
+        """Return the folder to use, created if necessary. Raises Misuse(BAD_ARGUMENT) if it exists and is not empty."""
         if self.folder is None:
             names = ["demo-run", *(f"demo-run-{n}" for n in range(2, 10_000))]
             folder = next(path for name in names if not (path := Path(name)).exists())
@@ -89,7 +88,7 @@ class DemoOptions:
 
 
 class Director:
-    """One run. :meth:`direct` returns when it is over; the brokers are there until :meth:`end`, or :meth:`close`."""
+    """One run. :meth:`direct` returns when it is over; the brokers run until :meth:`end`, or :meth:`close`."""
 
     def __init__(self, options: DemoOptions, folder: Path, orders: pa.Table, screen: Screen, brokers: Brokers) -> None:
         self._options = options
@@ -109,38 +108,38 @@ class Director:
         self._placed: set[str] = set()
         self._cancelled: set[str] = set()
         self._applied = {kind.name: 0 for kind in SERVICES}
-        self._noted = dict.fromkeys(self._applied, 0.0)
+        self._last_noted = dict.fromkeys(self._applied, 0.0)
         self._shop_done = False
 
     def direct(self) -> None:
-        """Start, kill, restart, wait for the end; everybody but the brokers ends."""
+        """Start, kill and restart processes until all work is done, then stop all but the brokers."""
         try:
             for name in self._brokers.names:
-                self._start(name)
-                self._until(partial(self._brokers.stands, name))
+                self._start_child(name)
+                self._wait_until(partial(self._brokers.is_ready, name))
             for kind in SERVICES:
-                self._start(kind.name)
-            self._start("shop")
-            self._until(lambda: self._shop_done and not self._broker_kills and self._brokers.victim is not None)
+                self._start_child(kind.name)
+            self._start_child("shop")
+            self._wait_until(lambda: self._shop_done and not self._broker_kills and self._brokers.victim is not None)
             self._settle()
             for name in (*KINDS, "shop"):
-                self._end(name)
+                self._stop_child(name)
         finally:
             for name, number in self._applied.items():
                 self._diary.note("progress", name, number=number)
 
     def end(self) -> None:
-        """Stop the brokers, as an operator does."""
+        """Stop the brokers, like an operator."""
         for name in self._brokers.names:
-            self._end(name)
+            self._stop_child(name)
 
     def close(self) -> None:
-        """Kill what runs still."""
+        """Kill the remaining processes."""
         for child in self._children.values():
             child.kill()
         self._diary.close()
 
-    def _start(self, name: str) -> None:
+    def _start_child(self, name: str) -> None:
         role = "broker" if name in self._brokers.names else "shop" if name == "shop" else "service"
         self._children[name] = Child(name, role, self._config(name), self._folder, self._events)
         self._diary.note("started", name)
@@ -162,21 +161,21 @@ class Director:
         stop_after = max(stops[0] - self._applied[name], 1) if stops else None
         return {"url": url, "folder": folder, "kind": name, "stop_after": stop_after}
 
-    def _end(self, name: str) -> None:
+    def _stop_child(self, name: str) -> None:
         self._children.pop(name).stop()
 
     def _kill(self, name: str, where: str) -> None:
-        """``kill -9`` a process and start it again."""
+        """Kill a process with ``kill -9`` and start it again."""
         child, at_us = self._children.pop(name), now_us()
         child.kill()
         if name in self._brokers.names:
-            self._brokers.killed(name, at_us)
+            self._brokers.on_killed(name, at_us)
         self._diary.note("killed", name, where=where)
         self._screen.say(f"[bold]kill -9[/] {name} {where}")
-        self._start(name)
+        self._start_child(name)
 
-    def _until(self, holds: Any) -> None:
-        """Handle events until ``holds()``. Raises Unknown(TIMED_OUT) when no event comes for PATIENCE_SECONDS."""
+    def _wait_until(self, holds: Any) -> None:
+        """Handle events until ``holds()``. Raises Unknown(TIMED_OUT) without an event for PATIENCE_SECONDS."""
         while not holds():
             try:
                 event = self._events.get(timeout=PATIENCE_SECONDS)
@@ -187,66 +186,66 @@ class Director:
             self._handle(event)
 
     def _handle(self, event: ChildEvent) -> None:
-        self._take(event)
-        self._strike()
+        self._process(event)
+        self._kill_broker_if_due()
 
-    def _take(self, event: ChildEvent) -> None:
+    def _process(self, event: ChildEvent) -> None:
         name = event.child.name
-        if event.kind in _OF_THE_LIVING and self._children.get(name) is not event.child:
-            return  # of a process that is no more
-        if news := self._brokers.hear(event):
+        if event.kind in _OF_RUNNING and self._children.get(name) is not event.child:
+            return  # of a process that no longer runs
+        if news := self._brokers.on_event(event):
             self._diary.note(news.event, news.who, event.at_us, **news.facts)
             self._screen.say(news.line)
         match event.kind:
             case "ready":
-                self._ready(name, event.details)
+                self._on_ready(name, event.details)
             case "placed" | "cancelled":
-                self._handle_event(event)
+                self._on_order(event)
             case "done":
                 self._shop_done = True
             case "asked":
                 self._diary.note("asked", name, event.at_us, **event.details)
-                self._screen.asked()
+                self._screen.count_check()
             case "progress":
-                self._progress(name, event)
+                self._on_progress(name, event)
             case "at failpoint":
-                self._at_failpoint(name, event.details)
+                self._on_failpoint(name, event.details)
             case "ended":
                 code = event.details["code"]
                 log = self._folder / "nodes" / f"{name}.log"
                 raise Unknown(Code.DISCONNECTED, f"the {name} process ended by itself with code {code}", f"see {log}")
 
-    def _handle_event(self, event: ChildEvent) -> None:
+    def _on_order(self, event: ChildEvent) -> None:
         (self._placed if event.kind == "placed" else self._cancelled).add(event.details["order"])
-        self._screen.update("shop", self._dealt)
+        self._screen.update("shop", self._processed)
 
     @property
-    def _dealt(self) -> int:
-        """How many orders are dealt with."""
+    def _processed(self) -> int:
+        """Number of processed orders."""
         return len(self._placed) + len(self._cancelled)
 
-    def _strike(self) -> None:
-        """Kill a broker, if it is time to and may be done; else it is looked at again with the next event."""
+    def _kill_broker_if_due(self) -> None:
+        """Kill a broker if it is due and possible; called after every event."""
         victim = self._brokers.victim
-        if self._broker_kills and self._dealt >= self._broker_kills[0] and victim is not None:
+        if self._broker_kills and self._processed >= self._broker_kills[0] and victim is not None:
             self._broker_kills.pop(0)
             self._kill(victim, self._brokers.where)
 
-    def _ready(self, name: str, details: dict[str, Any]) -> None:
+    def _on_ready(self, name: str, details: dict[str, Any]) -> None:
         if name == "shop":
             self._placed.update(details["placed"])
         elif name in self._applied:
             self._applied[name] = max(self._applied[name], details["number"])
 
-    def _progress(self, name: str, event: ChildEvent) -> None:
+    def _on_progress(self, name: str, event: ChildEvent) -> None:
         self._applied[name] = max(self._applied[name], event.details["number"])
         self._screen.update(name, self._applied[name])
         now = time.monotonic()
-        if now - self._noted[name] > LOOK_SECONDS:
-            self._noted[name] = now
+        if now - self._last_noted[name] > POLL_SECONDS:
+            self._last_noted[name] = now
             self._diary.note("progress", name, event.at_us, **event.details)
 
-    def _at_failpoint(self, name: str, details: dict[str, Any]) -> None:
+    def _on_failpoint(self, name: str, details: dict[str, Any]) -> None:
         if name == "shop":
             self._stop_at.discard(details["order"])
         else:
@@ -261,15 +260,15 @@ class Director:
         with connect(self._brokers.url) as bus:
             while time.monotonic() < patience:
                 try:
-                    standing = _standing(bus)
-                except EscrowError:  # the broker may just be starting again
-                    standing = None
-                if standing == {"open": 0, **self._applied}:
+                    progress = _read_progress(bus)
+                except EscrowError:  # the broker may be restarting
+                    progress = None
+                if progress == {"open": 0, **self._applied}:
                     return
-                state = (standing, dict(self._applied))
+                state = (progress, dict(self._applied))
                 if state != before:
                     before, patience = state, time.monotonic() + PATIENCE_SECONDS
-                self._handle_for(LOOK_SECONDS)
+                self._handle_for(POLL_SECONDS)
         self._screen.say(f"[red]nothing has moved for {PATIENCE_SECONDS:.0f} s: {before}; auditing what there is[/]")
 
     def _handle_for(self, seconds: float) -> None:
@@ -281,15 +280,15 @@ class Director:
                 return
 
 
-def _standing(bus: Any) -> dict[str, int]:
-    """Undecided transactions (``open``), and for each service how many messages its topic holds."""
+def _read_progress(bus: Any) -> dict[str, int]:
+    """Return the number of undecided transactions (``open``), and of messages per service topic."""
     topics = {topic["name"]: sum(queue["end"] for queue in topic["queues"]) for topic in bus.admin.topics()}
     undecided = sum(group["open"] for group in bus.admin.producers())
     return {"open": undecided, **{kind.name: topics.get(kind.topic, 0) for kind in SERVICES}}
 
 
 def _spread(items: Any, count: int, shift: float = 0.5) -> list[Any]:
-    """``count`` of the items, evenly spread, the first ``shift`` of a step from the beginning."""
+    """Return ``count`` of the items, evenly spaced, starting at ``shift`` of a step."""
     every = list(items)
     count = min(count, len(every))
     return [every[int((n + shift) * len(every) / count)] for n in range(count)]

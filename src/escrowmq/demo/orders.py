@@ -1,8 +1,6 @@
-"""Orders: invoice lines from a file (or made up) → one row per order. All in Arrow columns.
-
-An order is what the rest of the demo works on (schema ``ORDERS``); its columns are text and whole numbers only, so that
-two databases and a JSON message can be compared exactly.
-"""
+"""Orders: invoice lines from a file (or generated), one row per order. All in Arrow columns. The rest of the demo works
+on orders (schema ``ORDERS``); their columns are only text and integers, so that two databases and a JSON message can be
+compared exactly."""
 
 from __future__ import annotations
 
@@ -28,33 +26,31 @@ LINES = pa.schema(
         ("Country", pa.utf8()),
     ]
 )
-"""Invoice lines, as the UCI data set "Online Retail" has them."""
+"""Invoice lines, as in the UCI data set "Online Retail"."""
 
 ORDERS = pa.schema(
     [
         ("order_id", pa.utf8()),
-        ("cancelled", pa.bool_()),  # its local transaction refuses it
+        ("cancelled", pa.bool_()),  # its local transaction rejects it
         ("customer_id", pa.utf8()),  # null: unknown
         ("country", pa.utf8()),
         ("placed_at", pa.utf8()),
         ("units", pa.int64()),
         ("amount_cents", pa.int64()),
-        ("points", pa.int64()),  # one for each whole unit of money
+        ("points", pa.int64()),  # one per whole unit of money
         ("lines", pa.utf8()),  # STOCK*QUANTITY@CENTS;...
     ]
 )
 
 
 def read_orders(path: Path, limit: int | None = None) -> pa.Table:
-    """Return the orders of a .parquet or .csv file of invoice lines, in the order of their first lines (schema ORDERS).
-
-    Raises Misuse(BAD_ARGUMENT) that says what is wrong with the file: missing, unreadable, columns lacking, empty.
-    """
-    return to_orders(_lines_of(path), limit)
+    """Read the orders of a .parquet or .csv file of invoice lines, in the order of their first lines (schema ORDERS).
+    Raises Misuse(BAD_ARGUMENT) with the defect of the file: missing, unreadable, columns missing, empty."""
+    return to_orders(_read_lines(path), limit)
 
 
 def generate_orders(count: int, seed: int) -> pa.Table:
-    """``count`` made-up orders, about every seventh a cancellation; the same for the same seed (schema ORDERS)."""
+    """Generate ``count`` orders, about every seventh a cancellation; the same for the same seed (schema ORDERS)."""
     random = np.random.default_rng(seed)
     sizes = np.minimum(1 + random.geometric(0.08, count), 60)
     cancelled = random.random(count) < 0.15
@@ -82,7 +78,7 @@ def generate_orders(count: int, seed: int) -> pa.Table:
 
 
 def to_orders(lines: pa.Table, limit: int | None = None) -> pa.Table:
-    """Lines (schema LINES) → orders (schema ORDERS)."""
+    """Convert lines (schema LINES) to orders (schema ORDERS)."""
     price = lines["UnitPrice"].combine_chunks()
     quantity = lines["Quantity"].combine_chunks()
     cents = pc.cast(pc.round(pc.multiply(price, 100.0)), pa.int64())
@@ -120,8 +116,8 @@ def to_orders(lines: pa.Table, limit: int | None = None) -> pa.Table:
     return pa.table([columns[f.name] for f in ORDERS], schema=ORDERS)
 
 
-def _lines_of(path: Path) -> pa.Table:
-    """Return the file's lines in schema LINES."""
+def _read_lines(path: Path) -> pa.Table:
+    """Read the file's lines in schema LINES."""
     if not path.is_file():
         raise Misuse(Code.BAD_ARGUMENT, f"no orders file {path}")
     readers = {".parquet": pq.read_table, ".csv": _read_csv}
@@ -144,7 +140,7 @@ def _lines_of(path: Path) -> pa.Table:
 
 
 def _read_csv(path: Path) -> pa.Table:
-    """Return columns that are names stay text (an invoice number may have a letter); UTF-8, else Latin-1."""
+    """Read a CSV file; text columns stay text (an invoice number may contain a letter). UTF-8, else Latin-1."""
     texts = {f.name: pa.utf8() for f in LINES if pa.types.is_string(f.type)}
     convert = pa.csv.ConvertOptions(column_types=texts, strings_can_be_null=True, null_values=[""])
     try:
@@ -156,8 +152,7 @@ def _read_csv(path: Path) -> pa.Table:
 
 
 def _cast(path: Path, column: pa.ChunkedArray, field: pa.Field) -> pa.Array:
-    """Return a column in its type; names and numbers must be there, other texts become empty, unknown customers
-    stay null."""
+    """Cast a column. Names and numbers are required, other missing texts become empty, unknown customers stay null."""
     try:
         if pa.types.is_timestamp(column.type):
             column = pc.strftime(pc.cast(column, pa.timestamp("s"), safe=False), "%Y-%m-%dT%H:%M:%S")

@@ -1,4 +1,4 @@
-"""The processes of the demo: starts them, reads their events, ends them. Only those that were started here."""
+"""The processes of the demo: starts them, reads their events, stops them. Only those started here."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from queue import SimpleQueue
 from typing import Any
 
 STOP_SECONDS = 20.0
-"""A process that was asked to end and has not by then is killed."""
+"""Time (s) for a process to stop on request before it is killed."""
 
 
 def now_us() -> int:
-    """Wall time, microseconds since 1970."""
+    """Return wall time, microseconds since 1970."""
     return time.time_ns() // 1000
 
 
@@ -32,7 +32,7 @@ class ChildEvent:
 
 
 class Child:
-    """One process. Its events go into the queue ``events``, its log into ``nodes/NAME.log`` of the run folder."""
+    """One process. Its events go to the queue ``events``, its log to ``nodes/NAME.log`` of the run folder."""
 
     def __init__(
         self, name: str, role: str, config: dict[str, Any], folder: Path, events: SimpleQueue[ChildEvent]
@@ -54,12 +54,12 @@ class Child:
         self._listener.start()
 
     def kill(self) -> None:
-        """``kill -9``, and wait until it is gone."""
+        """Kill it with ``kill -9``, and wait for its end."""
         self._process.kill()
         self._reap()
 
     def stop(self) -> None:
-        """Ask it to end, by ending its input; kill it if it does not."""
+        """Request it to stop, by closing its input; kill it if it does not."""
         self._close_input()
         try:
             self._process.wait(STOP_SECONDS)
@@ -85,14 +85,14 @@ class Child:
             for line in lines:
                 try:
                     details = json.loads(line)
-                except ValueError:  # the last line of a killed process can be half a line
+                except ValueError:  # the last line of a killed process may be incomplete
                     continue
                 self._events.put(ChildEvent(self, now_us(), details.pop("event"), details))
         self._events.put(ChildEvent(self, now_us(), "ended", {"code": self._process.wait()}))
 
 
 class Diary:
-    """``events.jsonl`` of the run folder."""
+    """The file ``events.jsonl`` of the run folder."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("a", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The demo from start to end: orders, brokers, the director, the audit, and the files of the run folder."""
+"""The whole demo: orders, brokers, the director, the audit, and the run folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from escrowmq.demo.brokers import LOG, LeaderAndStandby, OneBroker, bring_home, check_kafka, own_kafka
+from escrowmq.demo.brokers import LOG, LeaderAndStandby, OneBroker, check_kafka, copy_log, run_kafka
 from escrowmq.demo.databases import manifest
 from escrowmq.demo.director import DemoOptions, Director
 from escrowmq.demo.orders import generate_orders, read_orders
@@ -26,11 +26,9 @@ if TYPE_CHECKING:
 
 
 def run(options: DemoOptions, console: Console | None = None) -> Verdict | None:
-    """Run the demo; the audit's verdict (None with ``audit=False``). ``verdict.settled`` means success.
-
-    The run folder keeps everything: databases, the broker's data, events.jsonl, verdict.json and report.html. Raises
-    Misuse for a bad orders file or folder and for what is not installed, Unknown if a process ends by itself.
-    """
+    """Run the demo. Returns the audit's verdict (None with ``audit=False``); ``verdict.settled`` means success. The run
+    folder keeps everything: databases, the broker's data, events.jsonl, verdict.json and report.html. Raises Misuse for
+    a bad orders file or folder and for missing packages, Unknown if a process ends by itself."""
     screen = Screen(console)
     orders = (
         read_orders(options.orders, options.limit) if options.orders else generate_orders(options.count, options.seed)
@@ -39,7 +37,7 @@ def run(options: DemoOptions, console: Console | None = None) -> Verdict | None:
     if options.audit:
         from escrowmq.pipeline.java import find_java
 
-        find_java()  # better now than after the run
+        find_java()  # fail now rather than after the run
     if options.log is not None:
         with screen.waiting("looking for Kafka; the first time Maven fetches it"):
             check_kafka()
@@ -55,39 +53,38 @@ def run(options: DemoOptions, console: Console | None = None) -> Verdict | None:
 
 
 def _on_one_broker(options: DemoOptions, folder: Path, orders: pa.Table, screen: Screen) -> Verdict | None:
-    """Return the audit reads the log from the broker's folder, when the broker has ended."""
+    """Run on one broker. The audit reads the log from the broker's folder, after the broker has ended."""
     _describe(folder, LOG)
     brokers = OneBroker(folder)
     with closing(Director(options, folder, orders, screen, brokers)) as director:
-        with screen.running(orders.num_rows, brokers.said, folder):
+        with screen.running(orders.num_rows, brokers.description, folder):
             director.direct()
         director.end()
     return _audit(folder, screen) if options.audit else None
 
 
 def _on_kafka(options: DemoOptions, folder: Path, orders: pa.Table, screen: Screen) -> Verdict | None:
-    """Return the audit asks whichever broker leads; then the log is copied into the run folder, for audits when
-    Kafka is gone."""
+    """Run on Kafka. The audit reads from the leader; then the log is copied into the run folder, for later audits."""
     with ExitStack() as stack:
-        stack.enter_context(_redirect_log(folder / "nodes" / "demo.log"))
+        stack.enter_context(_log_to(folder / "nodes" / "demo.log"))
         with screen.waiting("starting Kafka"):
-            address = stack.enter_context(own_kafka(folder))
+            address = stack.enter_context(run_kafka(folder))
         brokers = LeaderAndStandby(folder, address)
         _describe(folder, brokers.url)
         with closing(Director(options, folder, orders, screen, brokers)) as director:
-            with screen.running(orders.num_rows, brokers.said, folder):
+            with screen.running(orders.num_rows, brokers.description, folder):
                 director.direct()
             verdict = _audit(folder, screen) if options.audit else None
             director.end()
         with screen.waiting("copying the log out of Kafka"):
-            bring_home(address, folder)
+            copy_log(address, folder)
     _describe(folder, LOG)
     return verdict
 
 
 @contextmanager
-def _redirect_log(path: Path) -> Iterator[None]:
-    """Send the log lines of this process to a file beside those of the others, instead of between the progress bars."""
+def _log_to(path: Path) -> Iterator[None]:
+    """Write this process's log to the folder of the other logs, instead of between the progress bars."""
     path.parent.mkdir(exist_ok=True)
     handler = logging.FileHandler(path, delay=True, encoding="utf-8")
     handler.setFormatter(PlainLines())
@@ -101,7 +98,7 @@ def _redirect_log(path: Path) -> Iterator[None]:
 
 
 def _describe(folder: Path, log: str) -> None:
-    """Write the manifest; ``log``: the broker's data folder within the run folder, or a URL."""
+    """Write the manifest; ``log``: the broker's data folder in the run folder, or a URL."""
     (folder / "manifest.json").write_text(json.dumps(manifest(log), indent=2) + "\n")
 
 

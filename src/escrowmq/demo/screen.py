@@ -23,7 +23,7 @@ _ROWS = {"shop": "orders dealt with", "cart": "carts cleared", "points": "points
 
 
 class Screen:
-    """Progress bars while processes run, then a spinner, then the verdict. On no terminal: plain lines."""
+    """Progress bars while processes run, then a spinner, then the verdict. Without a terminal: plain lines."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(highlight=False)
@@ -35,7 +35,7 @@ class Screen:
 
     @contextlib.contextmanager
     def running(self, orders: int, brokers: str, folder: Path) -> Iterator[None]:
-        """Bars for ``orders`` orders; ``brokers`` says what they run on."""
+        """Show progress bars for ``orders`` orders; ``brokers`` describes the brokers."""
         self._orders = max(orders, 1)
         self.say(f"[bold]{orders:,} orders[/] · {brokers}, shop, cart and points as processes of their own · {folder}")
         columns = [
@@ -54,15 +54,15 @@ class Screen:
                 self._progress = None
 
     def update(self, name: str, number: int) -> None:
-        """Set a bar's value; without bars, print a line for every tenth of the orders."""
+        """Update a bar; without bars, print a line for every tenth of the orders."""
         if self._progress is not None:
             self._progress.update(self._tasks[name], completed=number)
         if name == "shop" and not self._console.is_terminal and number * 10 // self._orders > self._tenths:
             self._tenths = number * 10 // self._orders
             self.say(f"{number:,} orders dealt with, {self._checks} checks asked")
 
-    def asked(self) -> None:
-        """Count a check-back of the broker."""
+    def count_check(self) -> None:
+        """Count one check-back."""
         self._checks += 1
         self.update("checks", self._checks)
 
@@ -72,7 +72,7 @@ class Screen:
 
     @contextlib.contextmanager
     def waiting(self, text: str) -> Iterator[None]:
-        """Yield a spinner; where there is no terminal, a line."""
+        """Show a spinner; without a terminal, print a line."""
         if not self._console.is_terminal:
             self.say(text)
         with self._console.status(text):
@@ -80,14 +80,14 @@ class Screen:
 
     @contextlib.contextmanager
     def auditing(self) -> Iterator[Callable[[str], None]]:
-        """Yield a spinner with what the audit is doing."""
+        """Show a spinner with the progress of the audit."""
         columns = [SpinnerColumn(), TextColumn("audit: {task.description}"), TimeElapsedColumn()]
         with Progress(*columns, console=self._console, transient=True) as progress:
             task = progress.add_task("")
             yield lambda text: progress.update(task, description=text)
 
     def show(self, verdict: Verdict, folder: Path) -> None:
-        """Print the verdict, its findings, and where the rest is."""
+        """Print the verdict, its findings, and the paths of the reports."""
         show_verdict(self._console, verdict)
         self._console.print(f"report   {folder / 'report.html'}\nverdict  {folder / 'verdict.json'}", soft_wrap=True)
         self._console.print(f"again    escrowmq audit {shlex.quote(str(folder))}", soft_wrap=True)

@@ -36,7 +36,7 @@ KINDS = {kind.name: kind for kind in (CART, POINTS)}
 
 
 class Service:
-    """Applies batches of messages. The marks and the effects of a batch are one database transaction."""
+    """Applies batches of messages; a batch's effects and records of handled ids share a database transaction."""
 
     def __init__(self, kind: Kind, folder: Path) -> None:
         self._kind = kind
@@ -49,7 +49,7 @@ class Service:
             return int(connection.execute(f"SELECT count(*) FROM {self._kind.table}").fetchone()[0])
 
     def apply(self, batch: pa.RecordBatch) -> int:
-        """Apply the messages that were not applied before; their number. Durable when it returns."""
+        """Apply new messages. Returns their number. Durable when it returns."""
         columns = (batch.column(name).to_pylist() for name in ("message_id", "key", "body"))
         with self._database.transaction() as connection:
             return sum(
@@ -57,20 +57,19 @@ class Service:
                 for message_id, key, body in zip(*columns, strict=True)
             )
 
-    def run(self, batches: Any, tell: Callable[..., None], stop_after: int | None) -> None:
-        """Consume until the batches end. Once ``stop_after`` messages were applied, ``tell`` gets the event "at
-        failpoint"."""
+    def run(self, batches: Any, report: Callable[..., None], stop_after: int | None) -> None:
+        """Consume until the batches end. After ``stop_after`` messages ``report`` gets the event "at failpoint"."""
         total, done = self.applied(), 0
         for batch in batches:
             fresh = self.apply(batch.arrow)
             total, done = total + fresh, done + fresh
             if stop_after is not None and done >= stop_after:
-                tell("at failpoint", where=AFTER_DATABASE_COMMIT)
+                report("at failpoint", where=AFTER_DATABASE_COMMIT)
             try:
                 batch.ack()
-            except EscrowError as problem:  # the broker was away: these come again, and are known by their marks
-                tell("retry", code=problem.code.name)
-            tell("progress", number=total, repeats=len(batch.arrow) - fresh)
+            except EscrowError as problem:  # the broker was unreachable: redeliveries are recognized by their records
+                report("retry", code=problem.code.name)
+            report("progress", number=total, repeats=len(batch.arrow) - fresh)
 
     def _apply_one(
         self, connection: sqlite3.Connection, message_id: str, order_id: str, content: dict[str, Any]

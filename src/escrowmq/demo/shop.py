@@ -1,8 +1,6 @@
-"""The shop: places orders with transactional messages and answers the broker's check-backs.
-
-One order is one database transaction and one message transaction, whose two messages (to the cart and to the points
-service) become visible together, or never. Tills work side by side; each waits for its own order.
-"""
+"""The shop: places orders with transactional messages and answers the broker's check-backs. One order is one database
+transaction and one message transaction, whose two messages (to the cart and the points service) become visible
+together, or never. Tills work concurrently; each waits for its own order."""
 
 from __future__ import annotations
 
@@ -28,11 +26,11 @@ Order = dict[str, Any]
 
 
 class OrderCancelled(Exception):
-    """The local transaction refused the order."""
+    """Rejection of an order by its local transaction."""
 
 
 class OrdersDatabase:
-    """``orders.db``: orders, and the outcome of each transaction; one database transaction per order."""
+    """The database ``orders.db``: orders, and the outcome of each transaction; one database transaction per order."""
 
     def __init__(self, path: Path) -> None:
         self._database = Database(path, ORDERS_DB)
@@ -44,8 +42,7 @@ class OrdersDatabase:
             return {row[0] for row in connection.execute("SELECT order_id FROM orders")}
 
     def place(self, order: Order, transaction_id: str) -> None:
-        """Run the local transaction of an order. Raises OrderCancelled, or IntegrityError if a check has settled it
-        before."""
+        """Run the local transaction. Raises OrderCancelled, or IntegrityError if a check-back has settled it before."""
         with self._database.transaction() as connection:
             insert(connection, "orders", order["order_id"], *(order[name] for name in ORDER_COLUMNS), transaction_id)
             insert(connection, "trans_barrier", transaction_id, order["order_id"], COMMITTED)
@@ -53,7 +50,7 @@ class OrdersDatabase:
                 raise OrderCancelled(order["order_id"])
 
     def outcome(self, transaction_id: str, order_id: str | None) -> Outcome:
-        """Return the outcome of a transaction; one that has left no trace is settled as rolled back."""
+        """Return the outcome of a transaction; one without a trace is settled as rolled back."""
         with self._database.using() as connection:
             insert(connection, "trans_barrier", transaction_id, order_id, ROLLED_BACK, repeat_ok=True)
             look = "SELECT outcome FROM trans_barrier WHERE transaction_id = ?"
@@ -62,55 +59,53 @@ class OrdersDatabase:
 
 
 class Shop:
-    """Places orders with several tills. ``tell`` gets every event; it may end the process, or wait to be ended."""
+    """Places orders with several tills. ``report`` gets every event; it may end the process, or never return."""
 
-    def __init__(self, producer: Producer, database: OrdersDatabase, tell: Callable[..., None]) -> None:
+    def __init__(self, producer: Producer, database: OrdersDatabase, report: Callable[..., None]) -> None:
         self._producer = producer
         self._database = database
-        self._tell = tell
+        self._report = report
         self._running: set[str] = set()
         self._stop = threading.Event()
         producer.checker(self.answer)
 
     def stop(self) -> None:
-        """Let each till finish its order, and stop."""
+        """Stop each till after its current order."""
         self._stop.set()
 
     def answer(self, check: Check) -> Outcome:
-        """Return the checker: look the transaction up in the orders database, unless a till is still at it."""
+        """Answer a check-back from the orders database, unless a till is still processing the order."""
         transaction_id = str(check.transaction_id)
         running = transaction_id in self._running
         outcome = UNKNOWN if running else self._database.outcome(transaction_id, check.messages[0].key)
-        self._tell("asked", transaction=transaction_id, attempt=check.attempt, answer=outcome.name.lower())
+        self._report("asked", transaction=transaction_id, attempt=check.attempt, answer=outcome.name.lower())
         return outcome
 
     def serve(self, orders: Iterable[Order], tills: int, stop_at: set[str]) -> None:
-        """Place all orders, ``tills`` at a time; at those in ``stop_at`` ``tell`` gets the event "at failpoint"."""
+        """Place all orders, ``tills`` at a time; at those in ``stop_at`` ``report`` gets the event "at failpoint"."""
         with ThreadPoolExecutor(tills, "till") as pool:
-            for done in [pool.submit(self.place_surely, order, order["order_id"] in stop_at) for order in orders]:
+            for done in [pool.submit(self.place_with_retry, order, order["order_id"] in stop_at) for order in orders]:
                 done.result()
 
-    def place_surely(self, order: Order, stop_there: bool = False) -> None:
-        """Place an order, again if the broker could not be reached before the database commit."""
+    def place_with_retry(self, order: Order, stop_there: bool = False) -> None:
+        """Place an order; retry if the broker was unreachable before the database commit."""
         while not self._stop.is_set():
             begun_us = now_us()
             try:
                 placed = self.place(order, stop_there)
             except EscrowError as problem:
-                self._tell("retry", order=order["order_id"], code=problem.code.name)
+                self._report("retry", order=order["order_id"], code=problem.code.name)
                 self._stop.wait(0.05)
-            except sqlite3.IntegrityError:  # a check came first and settled this attempt as rolled back
-                self._tell("retry", order=order["order_id"], code="SETTLED_BY_CHECK")
+            except sqlite3.IntegrityError:  # a check-back came first and settled this attempt as rolled back
+                self._report("retry", order=order["order_id"], code="SETTLED_BY_CHECK")
             else:
-                self._tell("placed" if placed else "cancelled", order=order["order_id"], begun_us=begun_us)
+                self._report("placed" if placed else "cancelled", order=order["order_id"], begun_us=begun_us)
                 return
 
     def place(self, order: Order, stop_there: bool = False) -> bool:
-        """One order, once: True if it is in the database, False if it was cancelled.
-
-        Raises EscrowError while it is in neither. Once it is in the database, the shop need not care about
-        a COMMIT without an answer: the broker will ask, and :meth:`answer` knows.
-        """
+        """Place one order once. Returns True if it is in the database, False if it was cancelled. Raises EscrowError if
+        it is in neither state. Once it is in the database, the shop may ignore a COMMIT without a response: the broker
+        will send a check-back, and :meth:`answer` knows the outcome."""
         body = _body(order, ORDER_COLUMNS)
         points = _body(order, ("customer_id", "points"))
         placed = False
@@ -123,7 +118,7 @@ class Shop:
                 self._database.place(order, running)
                 placed = True
                 if stop_there:
-                    self._tell("at failpoint", where=AFTER_DATABASE_COMMIT, order=order["order_id"])
+                    self._report("at failpoint", where=AFTER_DATABASE_COMMIT, order=order["order_id"])
         except OrderCancelled:
             return False
         except EscrowError:

@@ -1,7 +1,7 @@
 """An HTTP gateway to the broker for clients with short connections, with check-back to configured URLs.
 
-What a receiver of check-backs needs (:func:`verify`, :func:`sign_answer`) works without FastAPI; the server itself
-needs ``escrowmq[http]`` and raises Misuse(MISSING_PACKAGE) without it.
+:func:`verify` and :func:`sign_answer`, for receivers of check-backs, work without FastAPI. The server needs
+``escrowmq[http]`` and raises Misuse(MISSING_PACKAGE) without it.
 """
 
 from __future__ import annotations

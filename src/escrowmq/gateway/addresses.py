@@ -1,4 +1,4 @@
-"""Addresses for check-backs, configured by the operator, one per producer group; never one found in a message."""
+"""The check-back URLs that the operator configured, one per producer group. None is ever taken from a message."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _KEYS = ("url", "secret_env", "timeout", "ca_file")
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """One group's address. ``timeout``: seconds for a whole answer; ``secret``: HMAC keys, empty for unsigned
-    questions; ``ca_file``: certificates to trust instead of the usual ones."""
+    """The check-back URL of one group. ``timeout``: seconds for a complete response; ``secret``: HMAC keys, empty:
+    unsigned requests; ``ca_file``: trusted certificates instead of the system's."""
 
     group: str
     url: str
@@ -40,7 +40,7 @@ class Address:
 
 
 def check_url(url: str) -> None:
-    """Misuse(BAD_URL) unless ``url`` is one of http or https, without a user's name in it."""
+    """Raise Misuse(BAD_URL) unless ``url`` is an http or https URL without credentials or a fragment."""
     try:
         parts = urlsplit(url)
         sound = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
@@ -57,10 +57,10 @@ def check_url(url: str) -> None:
 def read_addresses(
     flags: Sequence[str] = (), tables: Mapping[str, Any] | None = None, environment: Mapping[str, str] | None = None
 ) -> dict[str, Address]:
-    """Addresses by group: from tables ``[check_back.GROUP]`` (url, secret_env, timeout, ca_file) and then from flags
-    ``GROUP=URL``, which win. Secrets come from environment variables only. Raises Misuse(BAD_SETTING, BAD_URL)."""
+    """Read the addresses by group: from tables ``[check_back.GROUP]`` (url, secret_env, timeout, ca_file), overridden
+    by flags ``GROUP=URL``. Secrets come from environment variables only. Raises Misuse(BAD_SETTING, BAD_URL)."""
     known = os.environ if environment is None else environment
-    found = {group: _of_table(group, table, known) for group, table in (tables or {}).items()}
+    found = {group: _read_table(group, table, known) for group, table in (tables or {}).items()}
     for flag in flags:
         group, equals, url = flag.partition("=")
         if not equals:
@@ -71,7 +71,7 @@ def read_addresses(
     return found
 
 
-def _of_table(group: str, table: Any, environment: Mapping[str, str]) -> Address:
+def _read_table(group: str, table: Any, environment: Mapping[str, str]) -> Address:
     place = f"check_back.{group}"
     if not isinstance(table, Mapping) or not isinstance(table.get("url"), str):
         raise Misuse(Code.BAD_SETTING, f"[{place}] has no url")
@@ -81,13 +81,13 @@ def _of_table(group: str, table: Any, environment: Mapping[str, str]) -> Address
     return Address(
         group,
         table["url"],
-        _secret(place, table.get("secret_env"), environment),
-        _seconds(place, table.get("timeout", DEFAULT_TIMEOUT)),
+        _read_secret(place, table.get("secret_env"), environment),
+        _read_seconds(place, table.get("timeout", DEFAULT_TIMEOUT)),
         table.get("ca_file"),
     )
 
 
-def _secret(place: str, variable: Any, environment: Mapping[str, str]) -> tuple[bytes, ...]:
+def _read_secret(place: str, variable: Any, environment: Mapping[str, str]) -> tuple[bytes, ...]:
     if variable is None:
         return ()
     if not isinstance(variable, str) or not environment.get(variable):
@@ -97,7 +97,7 @@ def _secret(place: str, variable: Any, environment: Mapping[str, str]) -> tuple[
     return tuple(secret_keys(environment[variable]))
 
 
-def _seconds(place: str, value: Any) -> Any:
+def _read_seconds(place: str, value: Any) -> Any:
     try:
         return parse_quantity(value, SECONDS) if isinstance(value, str) else value
     except ValueError as problem:

@@ -1,13 +1,13 @@
-"""Admits HTTP requests: checks the headers before the body, then reads the body within the limits.
+"""Admission of HTTP requests: checks the headers before the body, then reads the body within the limits.
 
 Rules:
 
-1. A request for another host's name, or from another site's page, is refused: a browser must not be the way in (a page
-   that rebinds its DNS name to 127.0.0.1, or posts across sites).
-2. A body over ``max_request_bytes`` is refused at its Content-Length, or, sent in chunks, at the chunk that goes over;
-   what all requests hold together stays within ``max_bytes_in_flight``. No byte is taken before there is room for it.
-3. A client that is slow with its body is given up after ``body_timeout``.
-4. The names and values of a body are counted before it is parsed: more than ``max_values`` are refused.
+1. A request for another host name, or from a page of another site, is rejected: a browser must not be an entry point
+   (DNS rebinding to 127.0.0.1, or cross-site posts).
+2. A body over ``max_request_bytes`` is rejected at its Content-Length or, if chunked, at the chunk that exceeds the
+   limit. All requests together hold at most ``max_bytes_in_flight``. Memory is reserved before bytes are read.
+3. A client that sends its body too slowly is dropped after ``body_timeout``.
+4. The names and values of a body are counted before it is parsed: more than ``max_values`` are rejected.
 """
 
 from __future__ import annotations
@@ -20,40 +20,38 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from escrowmq.errors import Code, Denied, EscrowError, Overloaded, Rejected
 from escrowmq.gateway.limits import GatewaySettings
-from escrowmq.gateway.problems import refusal
+from escrowmq.gateway.problems import problem_response
 from escrowmq.platform.listening import host_name, is_loopback
 from escrowmq.wire.bounded import check_json
 
 _CLOSE = {"Connection": "close"}
-"""After a refusal whose body was not read, the connection is of no further use."""
+"""Headers of a rejection whose body was not read: the connection cannot be reused."""
 
 RAW_TYPE = "application/octet-stream"
 JSON_TYPE = "application/json"
-TAKEN = (JSON_TYPE, RAW_TYPE)
-"""Kinds of bodies. A browser's page of another site cannot send these without asking first, and that question is not
-answered.
-"""
+CONTENT_TYPES = (JSON_TYPE, RAW_TYPE)
+"""Accepted content types. Browsers send them across sites only after a CORS preflight, which is not answered."""
 
 
-class _Untaken(Rejected):
-    """A body of a kind that is not taken."""
+class _UnsupportedBody(Rejected):
+    """Unsupported content type or encoding of a body."""
 
     status = 415
 
 
-class _Slow(Rejected):
-    """A body that did not come in time."""
+class _BodyTimeout(Rejected):
+    """Timeout while reading the body."""
 
     status = 408
 
 
-class _Gone(Exception):
-    """The client left while it was sending."""
+class _ClientDisconnected(Exception):
+    """Disconnect of the client while it sends its body."""
 
 
 class Admission:
-    """ASGI middleware that admits requests within the limits. ``host``: the name or address listened on; ``insecure``:
-    any name may be asked for."""
+    """ASGI middleware that admits requests within the limits. ``host``: the host name or address listened on;
+    ``insecure``: accept any Host header."""
 
     def __init__(self, app: ASGIApp, settings: GatewaySettings, host: str, insecure: bool) -> None:
         self._app = app
@@ -64,7 +62,7 @@ class Admission:
         self.bytes = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+        """Admit one request and pass it to the application, or send the rejection."""
         if scope["type"] != "http":
             return
         try:
@@ -80,37 +78,38 @@ class Admission:
                 body = b"" if length == 0 else await self._read(receive, length is None, held)
             if body and kind_of(Headers(scope=scope)) == JSON_TYPE:
                 check_json(body, most_bytes=self._settings.max_request_bytes, most_values=self._settings.max_values)
-        except _Gone:
+        except _ClientDisconnected:
             return
         except TimeoutError:
-            slow = _Slow(Code.BAD_REQUEST, "the body did not come in time", "send it faster, or less at a time")
+            slow = _BodyTimeout(Code.BAD_REQUEST, "the body did not come in time", "send it faster, or less at a time")
             await _refuse(slow, scope, receive, send)
         except EscrowError as problem:
             await _refuse(problem, scope, receive, send)
         else:
-            await self._app(scope, _replay(body, receive), send)
+            await self._app(scope, _replay_body(body, receive), send)
         finally:
             self.requests -= 1
             self.bytes -= held[0]
 
     def _check(self, headers: Headers) -> int | None:
-        """Check a request by its headers alone; the length of its body, None if that comes in chunks. Raises
-        EscrowError."""
+        """Check a request by its headers alone. Returns the body's length, None if chunked. Raises EscrowError."""
         self._check_origin(headers)
         length = self._read_length(headers)
-        if length != 0 and (kind := kind_of(headers)) not in TAKEN:
-            raise _Untaken(Code.BAD_REQUEST, f"{kind!r:.100} is not taken", f"send {' or '.join(TAKEN)}")
+        if length != 0 and (kind := kind_of(headers)) not in CONTENT_TYPES:
+            raise _UnsupportedBody(
+                Code.BAD_REQUEST, f"{kind!r:.100} is not taken", f"send {' or '.join(CONTENT_TYPES)}"
+            )
         if self.requests >= self._settings.max_requests:
             raise Overloaded(Code.QUEUE_FULL, "too many requests are waiting at the gateway")
         return length
 
     async def _read(self, receive: Receive, undeclared: bool, held: list[int]) -> bytes:
-        """Return the whole body. One that declares its length cannot bring more: the server itself sees to that."""
+        """Read the whole body. The HTTP server itself enforces a declared length."""
         chunks: list[bytes] = []
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
-                raise _Gone
+                raise _ClientDisconnected
             chunk = message.get("body", b"")
             if undeclared and chunk:
                 self._hold(len(chunk), held)
@@ -130,9 +129,9 @@ class Admission:
         held[0] += count
 
     def _read_length(self, headers: Headers) -> int | None:
-        """Return the body's length: of Content-Length, 0 without a body, None if it comes in chunks."""
+        """Return the body's length from Content-Length; 0 without a body, None if chunked."""
         if headers.get("content-encoding", "identity").lower() != "identity":
-            raise _Untaken(Code.BAD_REQUEST, "compressed bodies are not taken", "send the body as it is")
+            raise _UnsupportedBody(Code.BAD_REQUEST, "compressed bodies are not taken", "send the body as it is")
         if "transfer-encoding" in headers:
             return None
         text = headers.get("content-length", "0")
@@ -141,28 +140,27 @@ class Admission:
         return int(text[:20])
 
     def _check_origin(self, headers: Mapping[str, str]) -> None:
-        asked = headers.get("host", "")
-        if not self._insecure and (name := host_name(asked)) != self._host and not is_loopback(name):
-            raise Denied(Code.DENIED, f"this gateway is not {asked!r:.100}", "ask for the address that it listens on")
+        host = headers.get("host", "")
+        if not self._insecure and (name := host_name(host)) != self._host and not is_loopback(name):
+            raise Denied(Code.DENIED, f"this gateway is not {host!r:.100}", "ask for the address that it listens on")
         origin = headers.get("origin")
-        if origin is not None and origin.partition("://")[2] != asked:
+        if origin is not None and origin.partition("://")[2] != host:
             raise Denied(
                 Code.DENIED, "a page of another site may not ask", "call from a program, not from a browser's page"
             )
 
 
 def kind_of(headers: Mapping[str, str]) -> str:
-    """Return the kind of a request's body, without parameters, in small letters."""
+    """Return the content type of a request, without parameters, in lower case."""
     return headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 async def _refuse(problem: EscrowError, scope: Scope, receive: Receive, send: Send) -> None:
-    await refusal(problem, getattr(problem, "status", None), _CLOSE)(scope, receive, send)
+    await problem_response(problem, getattr(problem, "status", None), _CLOSE)(scope, receive, send)
 
 
-def _replay(body: bytes, receive: Receive) -> Receive:
-    """Return a receive function that gives the application the whole body at once, then whatever follows, which is
-    the client's disconnect."""
+def _replay_body(body: bytes, receive: Receive) -> Receive:
+    """Return a receive function for the application: the whole body first, then further messages (the disconnect)."""
     given: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replay() -> Message:

@@ -1,4 +1,4 @@
-"""Builds the ASGI application: routes, error responses, the OpenAPI document and its HTML page."""
+"""The ASGI application: routes, error responses, the OpenAPI document and its HTML page."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PROBLEM: dict[int | str, dict[str, Any]] = {
 
 
 class _RawRoute(APIRoute):
-    """Takes requests whose body is raw bytes; others of the same path continue to the next route."""
+    """A route for requests with a raw body; others of the same path match the next route."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         match, found = super().matches(scope)
@@ -32,7 +32,7 @@ class _RawRoute(APIRoute):
 
 
 def build(gateway: Gateway) -> FastAPI:
-    """Return the application over a gateway; the gateway's owner closes it."""
+    """Return the application over a gateway; the caller closes the gateway."""
     app = FastAPI(
         title="EscrowMQ gateway",
         version=version("escrowmq"),

@@ -2,14 +2,14 @@
 
 Rules:
 
-1. Addresses come from the operator's configuration, never from a message. No redirect is followed, no proxy of the
-   environment is used, no compressed or oversized answer is read.
-2. Three answers count: "committed", "rolled back", "in progress". Anything else, of whatever kind, is in progress: the
-   broker asks again, and nothing is ever decided by a failure.
-3. Each address has its own queue and connections: a slow one delays no other group.
-4. While an address cannot be reached the gateway is not among those to ask, because each question would count as one of
-   ``check_max``. It probes the address with an empty question until it answers.
-5. With a secret the question is signed, and so must the answer be: it decides (see ``signing.py``).
+1. URLs come from the operator's configuration, never from a message. Redirects and proxy variables are ignored;
+   compressed or oversized responses are rejected.
+2. Three outcomes are valid: "committed", "rolled back", "in progress". Any other response means in progress: the broker
+   retries the check-back, and a failure never decides anything.
+3. Each URL has its own queue and connections: a slow one delays no other group.
+4. While a URL is unreachable the gateway is absent from the group, because each request would count towards
+   ``check_max``. It probes the URL with an empty request until it responds.
+5. With a secret, request and response are both signed: the response decides (see ``signing.py``).
 """
 
 from __future__ import annotations
@@ -35,31 +35,29 @@ from escrowmq.platform.backoff import Backoff
 logger = logging.getLogger(__name__)
 
 AT_ONCE = 4
-"""Questions on their way to one address."""
+"""Concurrent requests to one URL."""
 MAX_TRANSACTIONS = 100
-"""Transactions of one question."""
+"""Transactions of one request."""
 MAX_QUESTION_BYTES = 8 << 20
-"""Bodies of one question, but for a single transaction that is larger."""
+"""Message bodies of one request, except for a single larger transaction."""
 ANSWER_BASE, ANSWER_EACH = 4096, 256
-"""Bytes that an answer may have, and how many more for each transaction asked about."""
+"""Size limit (bytes) of a response: a base, and an allowance for each transaction of the request."""
 
 FIRST_PROBE, LAST_PROBE = 0.1, 10.0
-"""Seconds between two probes of an address that is away, see :class:`Backoff`."""
+"""Pauses (s) between probes of an unreachable URL, see :class:`Backoff`."""
 
 OUTCOMES = {"committed": Outcome.COMMIT, "rolled back": Outcome.ROLLBACK, "in progress": Outcome.UNKNOWN}
 
-_Waiting = tuple[Check, "asyncio.Future[Outcome]"]
+_PendingCheck = tuple[Check, "asyncio.Future[Outcome]"]
 
 
-class _Refused(Exception):
-    """The answer does not count; the text says why."""
+class _InvalidResponse(Exception):
+    """An invalid response; the text gives the reason."""
 
 
-class Asker:
-    """Asks one group's address. :meth:`decide` is the group's checker; questions that come together go together.
-
-    ``attend`` is called with whether the address can be reached.
-    """
+class HttpChecker:
+    """Sends the check-backs of one group to its URL; :meth:`decide` is the group's checker and batches concurrent
+    calls. ``attend`` is called with whether the URL is reachable."""
 
     def __init__(self, address: Address) -> None:
         self.address = address
@@ -73,13 +71,13 @@ class Asker:
             timeout=address.timeout,
             limits=httpx.Limits(max_connections=AT_ONCE, max_keepalive_connections=1),
         )
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: deque[_PendingCheck] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self._probing: asyncio.Task[None] | None = None
-        self._trouble: str | None = None  # why the last answer did not count, or not for all
+        self._last_failure: str | None = None  # reason of the last response that was invalid, wholly or in part
 
     async def decide(self, check: Check) -> Outcome:
-        """Ask the address about a transaction. Returns UNKNOWN for whatever is not a clear answer."""
+        """Return the outcome of a transaction that the URL responds with; UNKNOWN if the response is not valid."""
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._waiting.append((check, future))
         if len(self._tasks) < AT_ONCE:
@@ -89,7 +87,7 @@ class Asker:
         return await future
 
     async def close(self) -> None:
-        """Give up what is on its way: another member of the group will be asked."""
+        """Cancel requests in flight: the broker asks another member of the group."""
         tasks = [*self._tasks, *([self._probing] if self._probing is not None else [])]
         for task in tasks:
             task.cancel()
@@ -99,30 +97,30 @@ class Asker:
         await self._client.aclose()
 
     async def _work(self) -> None:
-        await asyncio.sleep(0)  # what was asked together has all come to wait
-        while taken := self._take():
-            checks = [check for check, _ in taken]
+        await asyncio.sleep(0)  # let concurrent callers queue their check-backs first
+        while batch := self._take():
+            checks = [check for check, _ in batch]
             try:
                 outcomes, unclear = await self._ask(checks)
-                self._note(unclear, len(checks))
-            except (_Refused, EscrowError, httpx.HTTPError, httpx.InvalidURL, TimeoutError, OSError) as problem:
-                self._note(problem, len(checks))
+                self._log_failure(unclear, len(checks))
+            except (_InvalidResponse, EscrowError, httpx.HTTPError, httpx.InvalidURL, TimeoutError, OSError) as problem:
+                self._log_failure(problem, len(checks))
                 outcomes = {}
                 if isinstance(problem, httpx.TransportError | TimeoutError | OSError):
                     self._probe()
             except BaseException:
-                for _, future in taken:
+                for _, future in batch:
                     future.cancel()
                 raise
-            for check, future in taken:
+            for check, future in batch:
                 if not future.done():
                     future.set_result(outcomes.get(str(check.transaction_id), Outcome.UNKNOWN))
 
     def _probe(self) -> None:
         if self._probing is None:
-            self._probing = asyncio.create_task(self._until_it_answers())
+            self._probing = asyncio.create_task(self._probe_until_reachable())
 
-    async def _until_it_answers(self) -> None:
+    async def _probe_until_reachable(self) -> None:
         self.attend(False)
         backoff = Backoff(FIRST_PROBE, LAST_PROBE)
         while True:
@@ -130,26 +128,26 @@ class Asker:
             try:
                 await self._ask([])
                 break
-            except (_Refused, EscrowError):
-                break  # the address is served; its answers to real questions are judged when they come
+            except (_InvalidResponse, EscrowError):
+                break  # the URL is served; its responses to real requests are checked later
             except (httpx.HTTPError, httpx.InvalidURL, TimeoutError, OSError):
                 continue
         self._probing = None
-        self._note(None, 0)
+        self._log_failure(None, 0)
         self.attend(True)
 
-    def _take(self) -> list[_Waiting]:
-        taken: list[_Waiting] = []
+    def _take(self) -> list[_PendingCheck]:
+        batch: list[_PendingCheck] = []
         size = 0
-        while self._waiting and len(taken) < MAX_TRANSACTIONS:
+        while self._waiting and len(batch) < MAX_TRANSACTIONS:
             size += sum(len(message.body) for message in self._waiting[0][0].messages)
-            if taken and size > MAX_QUESTION_BYTES:
+            if batch and size > MAX_QUESTION_BYTES:
                 break
-            taken.append(self._waiting.popleft())
-        return taken
+            batch.append(self._waiting.popleft())
+        return batch
 
-    async def _ask(self, checks: Sequence[Check]) -> tuple[dict[str, Outcome], _Refused | None]:
-        body = question(checks)
+    async def _ask(self, checks: Sequence[Check]) -> tuple[dict[str, Outcome], _InvalidResponse | None]:
+        body = encode_checks(checks)
         identity = f"msg_{uuid.uuid4().hex}"
         headers = {"content-type": "application/json", "accept": "application/json", "accept-encoding": "identity"}
         if self.address.secret:
@@ -162,37 +160,36 @@ class Asker:
             verify_answer(self.address.secret, identity, response.headers, answer)
         return outcomes_of(answer, {str(check.transaction_id) for check in checks})
 
-    def _note(self, problem: BaseException | None, count: int) -> None:
-        """Log a line when an address begins to fail or fails differently, and one when it answers again; each
-        failure at DEBUG."""
+    def _log_failure(self, problem: BaseException | None, count: int) -> None:
+        """Log a warning when a URL fails, fails for another reason or responds again; repeated failures at DEBUG."""
         if problem is None:
-            if self._trouble is not None:
+            if self._last_failure is not None:
                 logger.warning("group %s: %s answers again", self.address.group, self._shown)
-            self._trouble = None
+            self._last_failure = None
             return
-        reason = f"{type(problem).__name__}: {problem}" if not isinstance(problem, _Refused) else str(problem)
-        level = logging.DEBUG if self._trouble == reason else logging.WARNING
-        self._trouble = reason
+        reason = f"{type(problem).__name__}: {problem}" if not isinstance(problem, _InvalidResponse) else str(problem)
+        level = logging.DEBUG if self._last_failure == reason else logging.WARNING
+        self._last_failure = reason
         text = "group %s: no answer from %s about %d transactions: %s"
         logger.log(level, text, self.address.group, self._shown, count, reason)
 
 
 async def _read(response: httpx.Response, most: int) -> bytes:
     if response.status_code != 200:
-        raise _Refused(f"status {response.status_code}")
+        raise _InvalidResponse(f"status {response.status_code}")
     if response.headers.get("content-encoding", "identity").lower() != "identity":
-        raise _Refused("the answer is compressed")
+        raise _InvalidResponse("the answer is compressed")
     found = bytearray()
     async for chunk in response.aiter_raw():
         found += chunk
         if len(found) > most:
-            raise _Refused(f"the answer has more than {most} bytes")
+            raise _InvalidResponse(f"the answer has more than {most} bytes")
     return bytes(found)
 
 
-def question(checks: Sequence[Check]) -> bytes:
-    """Return the body of a question: {"transactions": [{transaction_id, attempt, messages: [...]}]}."""
-    asked = [
+def encode_checks(checks: Sequence[Check]) -> bytes:
+    """Encode a request body: {"transactions": [{transaction_id, attempt, messages: [...]}]}."""
+    rows = [
         {
             "transaction_id": str(check.transaction_id),
             "attempt": check.attempt,
@@ -211,24 +208,24 @@ def question(checks: Sequence[Check]) -> bytes:
         }
         for check in checks
     ]
-    return json.dumps({"transactions": asked}, separators=(",", ":")).encode()
+    return json.dumps({"transactions": rows}, separators=(",", ":")).encode()
 
 
-def outcomes_of(answer: bytes, asked: set[str]) -> tuple[dict[str, Outcome], _Refused | None]:
-    """Return the outcomes in an answer {"outcomes": {id: word}}, of ids that were asked and words that are known;
-    and why there are not as many as were asked."""
+def outcomes_of(answer: bytes, requested: set[str]) -> tuple[dict[str, Outcome], _InvalidResponse | None]:
+    """Decode a response {"outcomes": {id: word}}: the valid outcomes of ``requested``, and an error if any is
+    missing."""
     try:
         content = json.loads(answer)
     except (ValueError, RecursionError):
-        raise _Refused("the answer is not JSON") from None
+        raise _InvalidResponse("the answer is not JSON") from None
     outcomes = content.get("outcomes") if isinstance(content, dict) else None
     if not isinstance(outcomes, dict):
-        raise _Refused('the answer is not {"outcomes": {...}}')
-    told = {name: word for name, word in outcomes.items() if name in asked}
-    found = {name: OUTCOMES[word] for name, word in told.items() if isinstance(word, str) and word in OUTCOMES}
-    if len(found) == len(asked):
+        raise _InvalidResponse('the answer is not {"outcomes": {...}}')
+    answered = {name: word for name, word in outcomes.items() if name in requested}
+    found = {name: OUTCOMES[word] for name, word in answered.items() if isinstance(word, str) and word in OUTCOMES}
+    if len(found) == len(requested):
         return found, None
-    strange = next((word for name, word in told.items() if name not in found), None)
-    if len(told) == len(found):
-        return found, _Refused("the answer tells nothing of some transactions")
-    return found, _Refused(f"{strange!r:.80} is no outcome; those are {', '.join(map(repr, OUTCOMES))}")
+    strange = next((word for name, word in answered.items() if name not in found), None)
+    if len(answered) == len(found):
+        return found, _InvalidResponse("the answer tells nothing of some transactions")
+    return found, _InvalidResponse(f"{strange!r:.80} is no outcome; those are {', '.join(map(repr, OUTCOMES))}")

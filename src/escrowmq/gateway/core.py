@@ -1,4 +1,4 @@
-"""The gateway object that all routes use: a bus, a producer per group, receives, acknowledgements, look-ups."""
+"""The gateway object that all routes share: a bus, a producer per group, receives, acknowledgements, look-ups."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from escrowmq.client.entries import Health
 from escrowmq.client.producing.own_ids import is_transaction_id, transaction_of_message
 from escrowmq.errors import Code, EscrowError, Rejected
 from escrowmq.gateway.addresses import Address
-from escrowmq.gateway.asking import Asker
+from escrowmq.gateway.asking import HttpChecker
 from escrowmq.gateway.limits import GatewaySettings
 from escrowmq.gateway.producers import Producers
 from escrowmq.gateway.receiving import Receiving
@@ -32,21 +32,18 @@ _log = logging.getLogger(__name__)
 THREADS = 4
 HEALTH_SECONDS = 2.0
 SUBSCRIBED_SECONDS = 30.0
-"""How long a subscription is believed to be as it was."""
+"""Cache lifetime (s) of a successful subscription."""
 
 
 class Gateway:
-    """Everything that routes use, over ``bus``, which it closes; made on the event loop that it belongs to from then
-    on.
-
-    Groups with an address are listened for at once.
-    """
+    """Shared state of all routes over ``bus``, which it closes. It belongs to the event loop on which it is created.
+    Producers for the groups with a check-back URL start at once."""
 
     def __init__(self, bus: AsyncBus, settings: GatewaySettings, addresses: Mapping[str, Address]) -> None:
         self.settings = settings
         self.bus = bus
-        self._askers = {group: Asker(address) for group, address in addresses.items()}
-        self.producers = Producers(bus, settings, self._askers)
+        self._checkers = {group: HttpChecker(address) for group, address in addresses.items()}
+        self.producers = Producers(bus, settings, self._checkers)
         self.settler = Settler(bus, settings)
         self.receiving = Receiving(bus, settings, self.settler)
         self.admin = Admin(bus.router, settings.timeout)
@@ -56,21 +53,21 @@ class Gateway:
         self._shards: dict[int, int] = {}
 
     async def close(self) -> None:
-        """Let everything on its way finish, shortly, and leave."""
+        """Finish work in flight within a short time, then close."""
         await self.receiving.close()
         await self.settler.close()
         await self.bus.close()
-        for asker in self._askers.values():
-            await asker.close()
+        for checker in self._checkers.values():
+            await checker.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._health_threads.shutdown(wait=False, cancel_futures=True)
 
     async def on_thread(self, function: Callable[..., T], *args: Any, **given: Any) -> T:
-        """Run what blocks, a few at a time."""
+        """Run a blocking function on one of a few threads."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, partial(function, *args, **given))
 
     async def subscribe(self, request: groups.Subscribe) -> None:
-        """Make or join a consumer group, unless that was done a moment ago. Raises SUBSCRIPTION_MISMATCH and so on."""
+        """Create or join a consumer group, unless that was done recently. Raises SUBSCRIPTION_MISMATCH and so on."""
         group = request["group"]
         known = self._subscribed.get(group)
         if known is not None and known[0] == request and time.monotonic() < known[1]:
@@ -78,20 +75,20 @@ class Gateway:
         if known is None and len(self._subscribed) >= self.settings.max_groups:
             raise Rejected(Code.TOO_MANY, "the gateway speaks for too many consumer groups already")
 
-        def ask() -> None:
+        def subscribe_all() -> None:
             router, deadline = self.bus.router, time.monotonic() + self.settings.timeout
             answers = router.every(
                 lambda n: subscribe(router.links[n], request, deadline, router.attendances[n]), self.settings.timeout
             )
-            there = {number for number, _ in answers.found}
-            for number in set(range(len(router))) - there:
+            reached = {number for number, _ in answers.found}
+            for number in set(range(len(router))) - reached:
                 router.presence.when_back(number, partial(self._subscribe_late, number, request))
 
-        await self.on_thread(ask)
+        await self.on_thread(subscribe_all)
         self._subscribed[group] = (request, time.monotonic() + SUBSCRIBED_SECONDS)
 
     def _subscribe_late(self, number: int, request: groups.Subscribe) -> None:
-        """Make or join a consumer group at a broker that has come."""
+        """Create or join a consumer group at a broker that has become reachable."""
         deadline = time.monotonic() + self.settings.timeout
         try:
             self.bus.router.ask(number, groups.SUBSCRIBE(request), deadline)
@@ -99,7 +96,7 @@ class Gateway:
             _log.warning("%s at %s: %s", request["group"], self.bus.router.links[number].address, problem)
 
     async def shard(self, number: int) -> int:
-        """Return the shard of a broker, by the broker's number; asked once."""
+        """Return the shard of a broker by the broker's number; cached after the first request."""
         if number not in self._shards:
             router = self.bus.router
             deadline = time.monotonic() + self.settings.timeout
@@ -109,16 +106,14 @@ class Gateway:
         return self._shards[number]
 
     async def transaction_named(self, group: str, text: str) -> TransactionId:
-        """Return the transaction that a text names: by its printed id, or by its producer's own message id.
-
-        Raises UNKNOWN_TRANSACTION, BAD_ARGUMENT if a message id is that of several transactions of the group.
-        """
+        """Return the transaction that a text names: by its printed id, or by its producer's own message id. Raises
+        UNKNOWN_TRANSACTION; BAD_ARGUMENT if several transactions of the group contain the message id."""
         if is_transaction_id(text):
             return TransactionId.parse(text)
         return await self.on_thread(transaction_of_message, self.bus.router, text, group, self.settings.timeout)
 
     async def transaction(self, identity: TransactionId) -> transactions.Transaction:
-        """Return where a transaction stands, without its bodies. Raises UNKNOWN_TRANSACTION, WRONG_SHARD."""
+        """Return the state of a transaction, without message bodies. Raises UNKNOWN_TRANSACTION, WRONG_SHARD."""
 
         def ask() -> transactions.Transaction:
             number = self.bus.router.of_shard(identity.shard, self.settings.timeout)
@@ -132,6 +127,6 @@ class Gateway:
         return await self.on_thread(ask)
 
     async def health(self) -> list[Health]:
-        """Return each broker's description of itself, within a short time."""
+        """Return the health that each broker reports, within HEALTH_SECONDS."""
         admin = Admin(self.bus.router, HEALTH_SECONDS)
         return await asyncio.get_running_loop().run_in_executor(self._health_threads, admin.health)

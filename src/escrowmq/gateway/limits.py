@@ -1,6 +1,5 @@
-"""The settings table ``[gateway]``: limits on requests, message counts, waiting receives and timeouts. Every limit
-holds before the memory is taken; the table is documented in docs/http.md.
-"""
+"""The settings table ``[gateway]``: limits on requests, message counts, waiting receives and timeouts. Every limit is
+checked before memory is allocated; docs/http.md documents the table."""
 
 from __future__ import annotations
 
@@ -22,39 +21,37 @@ def _limit(default: float, unit: str, least: float = 1) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewaySettings:
-    """The table ``[gateway]`` of a configuration file. Raises Misuse(BAD_SETTING) for a value that makes no sense."""
+    """The table ``[gateway]`` of a configuration file. Raises Misuse(BAD_SETTING) for an invalid value."""
 
     max_request_bytes: int = _limit(16 << 20, BYTES)
-    """One request's body: room for one message of 4 MiB in base64 and more. Over it: 413."""
+    """Body of one request: room for one message of 4 MiB in base64 and more. Above: 413."""
     max_bytes_in_flight: int = _limit(64 << 20, BYTES)
-    """Bodies of all requests that are not answered yet. Over it: 503."""
+    """Bodies of all unanswered requests together. Above: 503."""
     max_requests: int = _limit(1000, COUNT)
-    """Requests that are not answered yet, waiting receives included. Over it: 503."""
+    """Unanswered requests, including waiting receives. Above: 503."""
     max_messages: int = _limit(1000, COUNT)
-    """Messages, transactions or handles of one request. Over it: 413."""
+    """Messages, transactions or handles of one request. Above: 413."""
     max_values: int = _limit(64_000, COUNT)
-    """Names and values of one request's JSON, counted before it is parsed: 64 for each of ``max_messages``. Over it:
-    413."""
+    """Names and values in one request's JSON, counted before parsing: 64 for each of ``max_messages``. Above: 413."""
     max_receives: int = _limit(256, COUNT)
-    """Receives that wait at the broker at once; times ``max_receive_bytes`` it bounds what can arrive together."""
+    """Concurrent receives at the broker; times ``max_receive_bytes`` it bounds the memory of their results."""
     max_receive_bytes: int = _limit(1 << 20, BYTES)
-    """Messages of one receive; a larger message comes alone."""
+    """Message bytes of one receive; a larger message is delivered alone."""
     max_wait: float = _limit(30.0, SECONDS, 0)
-    """Longest wait of a receive; longer ones are cut to it."""
+    """Maximum wait of a receive; longer values are reduced to it."""
     max_groups: int = _limit(4096, COUNT)
-    """Producer groups, and consumer groups, that one gateway speaks for."""
+    """Producer groups, and consumer groups, of one gateway."""
     timeout: float = _limit(30.0, SECONDS, 0.001)
-    """How long the broker's answer is waited for before 504."""
+    """Timeout of a broker's response; then 504."""
     body_timeout: float = _limit(30.0, SECONDS, 0.001)
-    """How long a client may take to send its body."""
+    """Timeout for a client to send its body."""
     header_timeout: float = _limit(10.0, SECONDS, 0.001)
-    """How long a connection may take to send a request's headers, the first counted from its opening. Over it: closed.
-    """
+    """Timeout for a connection to send a request's headers, initially from its opening; then it is closed."""
     answer_timeout: float = _limit(60.0, SECONDS, 0.001)
-    """How long a client may take to read an answer. Over it: closed."""
+    """Timeout for a client to read a response; then the connection is closed."""
     max_connections: int = _limit(2100, COUNT)
-    """Open connections: two for each of ``max_requests``, and some. Over it the one that has waited longest for a
-    request is closed, or, if all are at work, the new one."""
+    """Open connections: two for each of ``max_requests``, plus a reserve. Above: the connection idle longest is closed,
+    or the new one if none is idle."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -64,15 +61,15 @@ class GatewaySettings:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> GatewaySettings:
-        """Build settings from names and values, texts such as ``"16MiB"`` included."""
+        """Return settings from names and values, including texts such as ``"16MiB"``."""
         known = {field.name: field.metadata["unit"] for field in dataclasses.fields(cls)}
         for name in values:
             if name not in known:
                 raise Misuse(Code.BAD_SETTING, f"there is no setting gateway.{name}", nearest(name, list(known)))
-        return cls(**{name: _number(name, value, known[name]) for name, value in values.items()})
+        return cls(**{name: _parse(name, value, known[name]) for name, value in values.items()})
 
 
-def _number(name: str, value: Any, unit: str) -> Any:
+def _parse(name: str, value: Any, unit: str) -> Any:
     if not isinstance(value, str):
         return value
     try:

@@ -19,12 +19,12 @@ Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 Time = Annotated[AwareDatetime, Field(strict=False)]
 Handle = Annotated[str, Field(min_length=5, max_length=64)]
 MessageId = Annotated[str, BeforeValidator(lambda raw: raw.hex() if isinstance(raw, bytes) else raw)]
-"""A message id as it travels: the bytes as 32 hexadecimal digits."""
+"""A message id in JSON: its bytes as 32 hexadecimal digits."""
 TransactionText = Annotated[str, Field(min_length=5, max_length=64, description="SHARD-EPOCH-POSITION, hexadecimal.")]
 
 
 def _texts(given: Any) -> Any:
-    """One error for a map of other things than texts, not one for each."""
+    """Validate a map of texts with one error instead of one for each value."""
     if isinstance(given, dict) and not all(isinstance(value, str) for value in given.values()):
         raise ValueError("every value is a text")
     return given
@@ -34,27 +34,27 @@ Texts = Annotated[dict[str, str], BeforeValidator(_texts)]
 
 
 class _In(BaseModel):
-    """A request: unknown names and wrong types are refused. A list ends at its first wrong item."""
+    """A request: unknown names and other types are rejected. Validation of a list stops at its first invalid item."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod
     def _few_fields(cls, given: Any) -> Any:
-        """One error for many unknown names, not one for each."""
+        """Reject many unknown names with one error instead of one for each."""
         if isinstance(given, dict) and len(given) > len(cls.model_fields):
             raise ValueError(f"{len(given)} fields; there are {', '.join(cls.model_fields)}")
         return given
 
 
 class _Out(BaseModel):
-    """A part of an answer."""
+    """A part of a response."""
 
     model_config = ConfigDict(extra="forbid")
 
     @classmethod
     def of_row(cls, row: Mapping[str, Any], **other: Any) -> Self:
-        """From a row that has its fields under their names, and may have more; ``other`` fields are given."""
+        """Create the model from a row's fields of the same names; ``other`` fields override."""
         return cls(**{name: row[name] for name in cls.model_fields if name in row and name not in other}, **other)
 
 
@@ -90,7 +90,7 @@ class MessageIn(_In):
                 self._content = base64.b64decode(self.body or "", validate=True)
             except (binascii.Error, ValueError):
                 raise ValueError("body is not base64") from None
-        self.body = self.text = None  # the bytes are enough
+        self.body = self.text = None  # keep only the bytes
         return self
 
     @property
@@ -126,7 +126,7 @@ class TransactionsIn(_In):
 
 
 class Decision(_In):
-    """The outcome of one transaction."""
+    """The decision on one transaction."""
 
     transaction_id: Annotated[
         str,
@@ -147,7 +147,7 @@ class DecisionsIn(_In):
 
 
 class ReceiveIn(_In):
-    """A request to receive. With ``topics`` the consumer group is made if it is not there; without, it must be."""
+    """A request to receive messages. ``topics`` creates the consumer group if needed; otherwise it must exist."""
 
     topics: Annotated[list[Name], Field(fail_fast=True)] | None = None
     tags: Annotated[list[Annotated[str, Field(min_length=1)]], Field(fail_fast=True)] | None = Field(
@@ -178,14 +178,14 @@ class HandlesIn(_In):
 
 
 class NackIn(HandlesIn):
-    """Messages to give back."""
+    """Messages to return for redelivery."""
 
     delay: Seconds | None = Field(None, description="Seconds until they come again; else the group's back-off.")
     cause: Annotated[str, Field(max_length=2000)] | None = Field(None, description="Why; kept with a dead letter.")
 
 
 class ExtendIn(HandlesIn):
-    """Messages whose lease shall last longer; what was leased together is extended together."""
+    """Messages whose lease is extended; messages leased together are extended together."""
 
     seconds: Annotated[float, Field(gt=0, lt=1e6, allow_inf_nan=False)] = Field(description="From now.")
 
@@ -194,7 +194,7 @@ class ExtendIn(HandlesIn):
 
 
 class Problem(_Out):
-    """The reason of a refusal, and what to do about it."""
+    """An error and what to do about it."""
 
     code: int = Field(description="The number of the code, as in docs/reference/errors.md.")
     name: str = Field(description="The name of the code.")
@@ -211,7 +211,7 @@ class Problem(_Out):
 
 
 class ReceiptOut(_Out):
-    """The broker's durable answer to one message."""
+    """The broker's durable receipt for one message."""
 
     message_id: MessageId
     topic: str
@@ -221,7 +221,7 @@ class ReceiptOut(_Out):
 
     @classmethod
     def of(cls, receipt: Receipt) -> ReceiptOut:
-        """From the client's receipt."""
+        """Convert the client's receipt."""
         return cls.model_validate(receipt, from_attributes=True)
 
 
@@ -233,7 +233,7 @@ class SendResult(_Out):
 
 
 class SendResults(_Out):
-    """The results for messages, in the order given. Status 207 if any was refused."""
+    """The results for each message, in request order. Status 207 if any was rejected."""
 
     results: list[SendResult]
     refused: int
@@ -254,21 +254,21 @@ class TransactionResult(_Out):
 
 
 class TransactionResults(_Out):
-    """The results of prepares, in the order given. Status 207 if any was refused."""
+    """The results of each prepare, in request order. Status 207 if any was rejected."""
 
     results: list[TransactionResult]
     refused: int
 
 
 class Decided(_Out):
-    """The code of a decision; SENT means only that it was sent."""
+    """The result of a decision; SENT means only that it is in flight."""
 
     transaction_id: str
     code: Literal["COMMITTED", "ROLLED_BACK", "ALREADY_COMMITTED", "ALREADY_ROLLED_BACK", "SENT"]
 
 
 class DecisionResult(_Out):
-    """The result of one decision."""
+    """The result of one decision of several."""
 
     transaction_id: str
     code: str | None = None
@@ -276,14 +276,14 @@ class DecisionResult(_Out):
 
 
 class DecisionResults(_Out):
-    """The results of decisions, in the order given. Status 207 if any was refused."""
+    """The results of each decision, in request order. Status 207 if any was rejected."""
 
     results: list[DecisionResult]
     refused: int
 
 
 class TransactionState(_Out):
-    """Where a transaction stands. Times are microseconds since 1970, by the broker's clock."""
+    """The state of a transaction. Times are microseconds since 1970, by the broker's clock."""
 
     transaction_id: str
     group: str
@@ -315,7 +315,7 @@ class Delivered(_Out):
 
 
 class DeliveredMessages(_Out):
-    """The received messages; empty if none came in time."""
+    """The received messages; empty if none arrived in time."""
 
     messages: list[Delivered]
 
@@ -328,15 +328,14 @@ class SettleResult(_Out):
 
 
 class SettleResults(_Out):
-    """The results for handles, in the order given. Status 207 if any was refused."""
+    """The results for each handle, in request order. Status 207 if any was rejected."""
 
     results: list[SettleResult]
     refused: int
 
 
 class Found(_Out):
-    """A stored message. ``state``: "plain", that of its transaction, or "edited": a person put it in place of a dead
-    letter, for one group."""
+    """A stored message. ``state``: "plain", its transaction's state, or "edited": a dead letter's replacement."""
 
     topic: str | None
     queue: int
@@ -363,20 +362,20 @@ class MissingBroker(_Out):
 
 
 class FoundMessages(_Out):
-    """The result of a look-up, newest first."""
+    """The messages that a look-up found, newest first."""
 
     messages: list[Found]
     missing: list[MissingBroker] = Field(default=[], description="Brokers, of several, that are away: not looked at.")
 
 
 class ViewedMessage(_Out):
-    """One message; null: there is none, or it was rolled back or has expired."""
+    """One message; null if there is none, or it was rolled back or has expired."""
 
     message: Found | None
 
 
 class Queue(_Out):
-    """One queue of a topic: offsets ``head`` to before ``end`` are stored."""
+    """One queue of a topic: it stores offsets from ``head`` up to, not including, ``end``."""
 
     queue: int
     head: int
@@ -403,7 +402,7 @@ class Topics(_Out):
 
 
 class BrokerHealth(_Out):
-    """One broker, as it says itself, or "unreachable"."""
+    """The health that one broker reports, or "unreachable"."""
 
     broker: str
     status: str
@@ -411,7 +410,7 @@ class BrokerHealth(_Out):
 
 
 class Health(_Out):
-    """Status 200 if every broker takes messages (also with "damaged" places in its log), 503 otherwise."""
+    """Status 200 if every broker accepts messages (even with "damaged" places in its log), 503 otherwise."""
 
     status: Literal["ok", "damaged", "not ok"]
     brokers: list[BrokerHealth]

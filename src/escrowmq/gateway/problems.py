@@ -1,4 +1,4 @@
-"""Turns errors into HTTP responses: a status and a JSON problem document."""
+"""Conversion of errors into HTTP responses: a status and a JSON problem document."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 MEDIA_TYPE = "application/problem+json"
 SOME_REFUSED = 207
-"""Of several, some were refused: each has its own result."""
+"""Status if some items of a request failed: each has its own result."""
 
 _BRANCHES: tuple[tuple[type[EscrowError], int], ...] = (
     (errors.Misuse, 400),
@@ -52,15 +52,14 @@ _CODES = {code: status for status, codes in _STATUSES.items() for code in codes}
 
 
 def status_of(problem: EscrowError) -> int:
-    """Return the HTTP status of an error: by its code, else by its branch."""
+    """Return the HTTP status of an error: by its code, else by its class."""
     if problem.code in _CODES:
         return _CODES[problem.code]
     return next((status for branch, status in _BRANCHES if isinstance(problem, branch)), 500)
 
 
-def described(problem: EscrowError) -> Problem:
-    """Return an error as it travels. ``message_ids`` and ``transaction_id`` are there if a route noted them on the
-    error."""
+def to_problem(problem: EscrowError) -> Problem:
+    """Convert an error to its model, with ``message_ids`` and ``transaction_id`` if a route attached them."""
     identity = getattr(problem, "message_id", None)
     return Problem(
         code=int(problem.code),
@@ -74,40 +73,44 @@ def described(problem: EscrowError) -> Problem:
     )
 
 
-def refusal(problem: EscrowError, status: int | None = None, headers: dict[str, str] | None = None) -> JSONResponse:
-    """Return the response to a request that was refused."""
+def problem_response(
+    problem: EscrowError, status: int | None = None, headers: dict[str, str] | None = None
+) -> JSONResponse:
+    """Return the response for a rejected request."""
     given = dict(headers or {})
     if isinstance(problem, Overloaded):
         given["Retry-After"] = str(max(math.ceil(problem.retry_after), 1))
-    content = described(problem).model_dump(exclude_none=True)
+    content = to_problem(problem).model_dump(exclude_none=True)
     return JSONResponse(content, status or status_of(problem), given, MEDIA_TYPE)
 
 
 def install(app: FastAPI) -> None:
-    """Every way in which a request can fail ends in a problem."""
-    app.add_exception_handler(EscrowError, _escrow)
-    app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(HTTPException, _http)
-    app.add_exception_handler(Exception, _bug)
+    """Register handlers so that every failure becomes a problem document."""
+    app.add_exception_handler(EscrowError, _on_escrow_error)
+    app.add_exception_handler(RequestValidationError, _on_invalid_request)
+    app.add_exception_handler(HTTPException, _on_http_error)
+    app.add_exception_handler(Exception, _on_bug)
 
 
-async def _escrow(_: Request, problem: Any) -> JSONResponse:
-    return refusal(problem)
+async def _on_escrow_error(_: Request, problem: Any) -> JSONResponse:
+    return problem_response(problem)
 
 
-async def _invalid(_: Request, problem: Any) -> JSONResponse:
+async def _on_invalid_request(_: Request, problem: Any) -> JSONResponse:
     first = problem.errors()[0]
     place = ".".join(str(part) for part in first["loc"])
     more = f" (and {len(problem.errors()) - 1} more)" if len(problem.errors()) > 1 else ""
     text = f"{place}: {first['msg']}{more}".encode("utf-8", "backslashreplace").decode()
-    return refusal(error(Code.BAD_REQUEST, text[:1000], "see /docs"))
+    return problem_response(error(Code.BAD_REQUEST, text[:1000], "see /docs"))
 
 
-async def _http(_: Request, problem: Any) -> JSONResponse:
+async def _on_http_error(_: Request, problem: Any) -> JSONResponse:
     code = Code.NOT_FOUND if problem.status_code == 404 else Code.BAD_REQUEST
-    return refusal(error(code, str(problem.detail), "see /docs"), problem.status_code, dict(problem.headers or {}))
+    return problem_response(
+        error(code, str(problem.detail), "see /docs"), problem.status_code, dict(problem.headers or {})
+    )
 
 
-async def _bug(_: Request, problem: Exception) -> JSONResponse:
+async def _on_bug(_: Request, problem: Exception) -> JSONResponse:
     logger.error("a request failed", exc_info=problem)
-    return refusal(Unknown(Code.CLOSED, "the gateway failed on this request"), 500)
+    return problem_response(Unknown(Code.CLOSED, "the gateway failed on this request"), 500)

@@ -1,4 +1,4 @@
-"""One producer per group on the gateway's side, so that requests of all connections share its batches."""
+"""One producer per group in the gateway, so that requests of all connections share its batches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from escrowmq.client.producing.ending import require
 from escrowmq.client.producing.oneway import Confirm
 from escrowmq.client.producing.producer import AsyncProducer
 from escrowmq.errors import Code, EscrowError, Rejected
-from escrowmq.gateway.asking import Asker
+from escrowmq.gateway.asking import HttpChecker
 from escrowmq.gateway.limits import GatewaySettings
 from escrowmq.model import Message, Outcome, Receipt, TransactionId
 from escrowmq.platform import failpoints
@@ -20,14 +20,14 @@ T = TypeVar("T")
 
 
 class Producers:
-    """The producers of one gateway, made when a group is first used; those with an address to ask at once."""
+    """The producers of one gateway, created when a group is first used; those with a check-back URL at once."""
 
-    def __init__(self, bus: AsyncBus, settings: GatewaySettings, askers: Mapping[str, Asker]) -> None:
+    def __init__(self, bus: AsyncBus, settings: GatewaySettings, checkers: Mapping[str, HttpChecker]) -> None:
         self._bus = bus
         self._settings = settings
-        self._askers = askers
+        self._checkers = checkers
         self._producers: dict[str, AsyncProducer] = {}
-        for group in askers:
+        for group in checkers:
             self.of(group)
 
     def of(self, group: str) -> AsyncProducer:
@@ -36,7 +36,7 @@ class Producers:
         if producer is None:
             if len(self._producers) >= self._settings.max_groups:
                 raise Rejected(Code.TOO_MANY, f"the gateway speaks for {len(self._producers)} producer groups already")
-            asker = self._askers.get(group)
+            asker = self._checkers.get(group)
             producer = self._producers[group] = self._bus.producer(
                 group,
                 timeout=self._settings.timeout,
@@ -48,45 +48,42 @@ class Producers:
         return producer
 
     async def send(self, group: str, message: Message) -> Receipt:
-        """Send one plain message. Raises what became of it otherwise."""
+        """Send one plain message. Raises the producer's error if it is not accepted."""
         return await self.of(group).send(message)
 
     async def send_several(self, group: str, messages: Sequence[Message]) -> list[Receipt | EscrowError]:
-        """Send plain messages; a receipt or an error each."""
+        """Send plain messages. Returns a receipt or an error for each."""
         producer = self.of(group)
         return await outcomes_of([producer.send(message) for message in messages])
 
     async def prepare(self, group: str, messages: Sequence[Message], join: TransactionId | None) -> list[Receipt]:
-        """Prepare the half messages of one transaction, beginning it with the first unless ``join`` names it.
-
-        If a message is refused, the error's ``message_ids`` and ``transaction_id`` say how to repeat: nothing is
-        decided here, so what was prepared waits for its end, or for the repeat.
-        """
+        """Prepare the half messages of one transaction; the first begins it unless ``join`` names it. If a message is
+        rejected, the error carries the ``message_ids`` and ``transaction_id`` for a retry. Nothing is decided here: the
+        prepared messages wait for the retry or for the decision."""
         producer, receipts = self.of(group), list[Receipt | EscrowError]()
         if join is None:
             receipts += await outcomes_of([producer.prepare(messages[0])])
             first = receipts[0]
             if isinstance(first, EscrowError):
-                raise _repeatable(first, receipts, len(messages), None)
+                raise _add_retry_ids(first, receipts, len(messages), None)
             join = first.transaction_id
         rest = messages[len(receipts) :]
         receipts += await outcomes_of([producer.prepare(message, transaction_id=join) for message in rest])
         for outcome in receipts:
             if isinstance(outcome, EscrowError):
-                raise _repeatable(outcome, receipts, len(messages), join)
+                raise _add_retry_ids(outcome, receipts, len(messages), join)
         failpoints.reach("gateway.prepared")
         return [receipt for receipt in receipts if isinstance(receipt, Receipt)]
 
     async def end(
         self, group: str, transaction: TransactionId, outcome: Outcome, confirm: Confirm = "answered"
     ) -> Code:
-        """End a transaction of the group, from whatever process it came; raises CONFLICT and so on. SENT if it is not
-        waited for."""
+        """End a transaction of the group, from any process. Raises CONFLICT and so on. Returns SENT if unconfirmed."""
         return require(outcome, await self.of(group).end(transaction, outcome, confirm=confirm))
 
 
 async def outcomes_of(calls: Iterable[Awaitable[T]]) -> list[T | EscrowError]:
-    """Return the results of calls that continue together, each a value or an EscrowError; any other error is raised."""
+    """Await concurrent calls. Returns a value or an EscrowError for each; other errors are raised."""
     results: list[T | EscrowError] = []
     for result in await asyncio.gather(*calls, return_exceptions=True):
         if isinstance(result, BaseException) and not isinstance(result, EscrowError):
@@ -95,10 +92,10 @@ async def outcomes_of(calls: Iterable[Awaitable[T]]) -> list[T | EscrowError]:
     return results
 
 
-def _repeatable(
+def _add_retry_ids(
     problem: EscrowError, so_far: Sequence[Receipt | EscrowError], total: int, transaction: TransactionId | None
 ) -> EscrowError:
-    """Note on an error which ids to repeat with, and the transaction that is there."""
+    """Attach the ids for a retry, and the transaction that exists, to an error."""
     ids = [getattr(one, "message_id", None) for one in so_far]
     hexed = [one.hex() if isinstance(one, bytes) else None for one in ids] + [None] * (total - len(ids))
     problem.message_ids = hexed  # type: ignore[attr-defined]

@@ -1,16 +1,15 @@
 """Long polls at the brokers on behalf of HTTP clients that may disconnect at any moment.
 
-Theory of operation. Requests that want the same (group, lease, number of messages) share a *line*; everything here runs
-on the event loop, except that a thread speaks to each link, because a full connection blocks.
+Theory of operation. Requests with equal (group, lease, number of messages) share a *line*. Everything here runs on the
+event loop, except that one thread per link sends, because a full connection blocks.
 
-1. A client that comes gets one *poll* at each broker: an exchange RECEIVE. What a poll brings goes to the client it was
-   made for; if that one was served or has left, to the client that has waited longest in the line; if there is none,
-   back to the broker.
-2. A poll whose client was served or has left stays in the line without an owner, and the next client that waits as long
-   takes it over. When no client is left in a line, its polls are withdrawn, so that a broker leases nothing to clients
-   that are gone.
-3. A poll that comes back empty before its client's time is over is asked anew. When all polls of a client are over, it
-   is answered that nothing came, or what went wrong if every broker failed.
+1. A new client gets one *poll* at each broker: an exchange RECEIVE. The messages of a poll go to its own client; if
+   that one is served or gone, to the client that has waited longest in the line; if there is none, back to the broker.
+2. A poll whose client is served or gone stays in the line without an owner, and the next client with as long a wait
+   adopts it. When a line has no clients, its polls are withdrawn, so that a broker leases nothing to clients that are
+   gone.
+3. A poll that returns empty before its client's wait is over is repeated. When all polls of a client are over, it gets
+   an empty response, or the error if every broker failed.
 """
 
 from __future__ import annotations
@@ -37,21 +36,20 @@ from escrowmq.wire import Exchange
 from escrowmq.wire.exchanges import ReceiveOptions
 
 MEMBERS = 16
-"""Lines share so many member numbers: each is one stream at a served broker. Withdrawing one line's polls may end
-another's on the same stream; those are asked anew (rule 3).
-"""
+"""Member numbers shared by all lines: each is one stream at a served broker. Withdrawing one line's polls may end
+another's on the same stream; those are repeated (rule 3)."""
 PATIENCE = 5.0
-"""Seconds past its own waiting time that a receive waits for a broker that is away."""
-WORTH_ASKING = 0.02
-"""A shorter rest of the waiting time is not worth another question."""
-LOOK_SECONDS = 0.25
-"""Interval (s) between two probes whether a broker with a pending answer is away."""
+"""Time (s) past its own wait that a receive waits for an unreachable broker."""
+LEAST_WAIT = 0.02
+"""Minimum remaining wait (s) for which another poll is sent."""
+CHECK_SECONDS = 0.25
+"""Interval (s) between checks whether an overdue broker is unreachable."""
 CLOSE_SECONDS = 2.0
 _NO_ROWS = pa.RecordBatch.from_pylist([], schema=pa.schema([]))
 
 Key = tuple[str, int | None, int]
 Received = tuple[int, pa.RecordBatch]
-"""A broker's number and a DELIVERY batch of it."""
+"""A broker's number and a DELIVERY batch from it."""
 
 
 @dataclass(eq=False)
@@ -60,7 +58,7 @@ class _Client:
     until: float
     polls: set[_Poll] = field(default_factory=set)
     empty: bool = False
-    """Whether a broker said that it has nothing."""
+    """Whether a broker reported that it has no messages."""
     problem: EscrowError | None = None
 
 
@@ -74,7 +72,7 @@ class _Poll:
 
 
 class _Line:
-    """The clients that wait for the same, in their order, and the polls for them."""
+    """Clients that wait for equal receives, in order of arrival, and the polls for them."""
 
     def __init__(self, key: Key) -> None:
         self.key = key
@@ -101,9 +99,9 @@ class Receiving:
     async def receive(
         self, group: str, max_messages: int, wait: float, lease_ms: int | None, gone: asyncio.Future[Any]
     ) -> Received | None:
-        """Return messages of one broker, or None if nothing came within ``wait`` seconds, or ``gone`` (the client's
-        leaving) was first: what came for it then is given back. Raises UNKNOWN_GROUP and so on,
-        Overloaded(QUEUE_FULL)."""
+        """Receive messages from one broker. Returns None if none arrive within ``wait`` seconds, or if ``gone`` (the
+        client's disconnect) completes first: messages for it are then returned to the broker. Raises UNKNOWN_GROUP and
+        so on, Overloaded(QUEUE_FULL)."""
         if self._closed:
             raise Unknown(Code.CLOSED, "the gateway is stopping")
         key = (group, lease_ms, max_messages)
@@ -111,26 +109,26 @@ class Receiving:
         client = _Client(self._loop.create_future(), time.monotonic() + wait)
         try:
             self._enter(line, client)
-            if not await self._ends(client, gone, time.monotonic() + wait + self._settings.timeout):
+            if not await self._wait_for_result(client, gone, time.monotonic() + wait + self._settings.timeout):
                 if client.empty:
                     return None
                 raise client.problem or Unknown(Code.TIMED_OUT, "no broker answered the receive")
             if gone.done():
-                self._give_back(group, client)
+                self._return_messages(group, client)
                 return None
             return client.result.result()
         except asyncio.CancelledError:
-            self._give_back(group, client)
+            self._return_messages(group, client)
             raise
         finally:
             self._leave(line, client)
 
-    async def _ends(self, client: _Client, gone: asyncio.Future[Any], deadline: float) -> bool:
-        """Wait for the client's result, or its leaving; False if neither is worth waiting for any longer: the deadline
-        is over, or all that is missing are answers of brokers that are away, and the others have nothing."""
+    async def _wait_for_result(self, client: _Client, gone: asyncio.Future[Any], deadline: float) -> bool:
+        """Wait for the client's result or its disconnect. Returns False if waiting longer is useless: the deadline is
+        over, or only unreachable brokers have not answered and the others have no messages."""
         while (left := deadline - time.monotonic()) > 0:
-            late = time.monotonic() > client.until + WORTH_ASKING
-            step = LOOK_SECONDS if late else min(left, client.until - time.monotonic() + 2 * WORTH_ASKING)
+            late = time.monotonic() > client.until + LEAST_WAIT
+            step = CHECK_SECONDS if late else min(left, client.until - time.monotonic() + 2 * LEAST_WAIT)
             done, _ = await asyncio.wait(
                 {client.result, gone}, timeout=max(step, 0.0), return_when=asyncio.FIRST_COMPLETED
             )
@@ -145,24 +143,24 @@ class Receiving:
         return False
 
     async def close(self) -> None:
-        """Tell all who wait that nothing came, and withdraw their polls; what still comes is given back."""
+        """Give waiting clients an empty result and withdraw their polls; late messages are returned."""
         self._closed = True
         for line in list(self._lines.values()):
             for client in list(line.clients):
-                _settle(client, None)
+                _set_result(client, None)
                 self._leave(line, client)
         if self._polls:
             try:
                 async with asyncio.timeout(CLOSE_SECONDS):
                     await self._empty.wait()
             except TimeoutError:
-                pass  # a broker that is away: the leases end by themselves
+                pass  # a broker is unreachable: its leases will expire
         await asyncio.gather(*(asyncio.to_thread(sender.close) for sender in self._senders))
 
     # The lines
 
     def _enter(self, line: _Line, client: _Client) -> None:
-        latest = client.until + WORTH_ASKING
+        latest = client.until + LEAST_WAIT
         free = {poll.number: poll for poll in line.polls if poll.owner is None and poll.until <= latest}
         if self._polls + len(self._links) - len(free) > self._settings.max_receives * len(self._links):
             raise Overloaded(Code.QUEUE_FULL, "too many receives wait at the gateway")
@@ -173,7 +171,7 @@ class Receiving:
                 poll = _Poll(number, client, client.until)
                 line.polls.add(poll)
                 self._polls += 1
-                self._ask(line, poll, client.until - time.monotonic())
+                self._poll(line, poll, client.until - time.monotonic())
             poll.owner = client
             client.polls.add(poll)
 
@@ -189,7 +187,7 @@ class Receiving:
             if not line.polls:
                 self._lines.pop(line.key, None)
 
-    def _drop(self, line: _Line, poll: _Poll) -> None:
+    def _remove(self, line: _Line, poll: _Poll) -> None:
         line.polls.discard(poll)
         self._polls -= 1
         if poll.owner is not None:
@@ -201,7 +199,7 @@ class Receiving:
 
     # Polls
 
-    def _ask(self, line: _Line, poll: _Poll, wait: float) -> None:
+    def _poll(self, line: _Line, poll: _Poll, wait: float) -> None:
         group, lease_ms, max_messages = line.key
         options: ReceiveOptions = {
             "group": group,
@@ -216,11 +214,11 @@ class Receiving:
         def exchange() -> None:
             try:
                 future = self._links[poll.number].exchange(Exchange.RECEIVE, _NO_ROWS, options)
-            except Exception as problem:  # whatever it is, the thread must continue for others
+            except Exception as problem:  # of any kind: the thread must keep serving others
                 future = Future()
                 future.set_exception(problem)
             poll.future = future
-            future.add_done_callback(lambda done: self._call(partial(self._on_answer, line, poll, done)))
+            future.add_done_callback(lambda done: self._call_on_loop(partial(self._on_answer, line, poll, done)))
 
         poll.until = time.monotonic() + max(wait, 0.0)
         self._empty.clear()
@@ -233,26 +231,26 @@ class Receiving:
 
         self._senders[poll.number].put(cancel)
 
-    def _call(self, function: Callable[[], None]) -> None:
+    def _call_on_loop(self, function: Callable[[], None]) -> None:
         try:
             self._loop.call_soon_threadsafe(function)
         except RuntimeError:
-            pass  # the loop is closed: no client waits any more
+            pass  # the loop is closed, so no client waits
 
     def _on_answer(self, line: _Line, poll: _Poll, done: Future[pa.RecordBatch]) -> None:
         problem = Unknown(Code.DISCONNECTED, "withdrawn") if done.cancelled() else done.exception()
         if problem is None and done.result().num_rows:
             received = (poll.number, done.result())
-            self._drop(line, poll)
+            self._remove(line, poll)
             for client in (poll.owner, *line.clients):
                 if client is not None and not client.result.done():
                     client.result.set_result(received)
                     return
             self._settler.give_back(poll.number, line.key[0], done.result())
             return
-        if self._ask_again(line, poll, problem):
+        if self._poll_again(line, poll, problem):
             return
-        self._drop(line, poll)
+        self._remove(line, poll)
         client = poll.owner
         if client is not None:
             if problem is None:
@@ -260,18 +258,18 @@ class Receiving:
             else:
                 client.problem = problem if isinstance(problem, EscrowError) else Unknown(Code.CLOSED, repr(problem))
             if not client.polls:
-                _settle(client, None if client.empty else client.problem)
+                _set_result(client, None if client.empty else client.problem)
 
-    def _ask_again(self, line: _Line, poll: _Poll, problem: BaseException | None) -> bool:
-        """Ask anew if its client still wants it; whether it was."""
+    def _poll_again(self, line: _Line, poll: _Poll, problem: BaseException | None) -> bool:
+        """Repeat a poll if its client still waits for it. Returns whether it was repeated."""
         if poll.owner is None or poll.owner.result.done() or self._closed:
             return False
         left = poll.owner.until - time.monotonic()
         if problem is None:
             poll.backoff.worked()
-            if left <= WORTH_ASKING:
+            if left <= LEAST_WAIT:
                 return False
-            self._ask(line, poll, left)
+            self._poll(line, poll, left)
             return True
         if not (isinstance(problem, EscrowError) and problem.code in AWAY):
             return False
@@ -280,16 +278,16 @@ class Receiving:
         if left <= (0.0 if poll.owner.empty else -PATIENCE):
             return False
         pause = poll.backoff.failed()
-        self._loop.call_later(pause, lambda: self._ask(line, poll, max(left - pause, 0.0)))
+        self._loop.call_later(pause, lambda: self._poll(line, poll, max(left - pause, 0.0)))
         return True
 
-    def _give_back(self, group: str, client: _Client) -> None:
-        """Give back what came for a client that has left."""
+    def _return_messages(self, group: str, client: _Client) -> None:
+        """Return messages that arrived for a client that is gone."""
         if client.result.done() and not client.result.exception() and (received := client.result.result()):
             self._settler.give_back(received[0], group, received[1])
 
 
-def _settle(client: _Client, outcome: Received | EscrowError | None) -> None:
+def _set_result(client: _Client, outcome: Received | EscrowError | None) -> None:
     if client.result.done():
         return
     if isinstance(outcome, EscrowError):

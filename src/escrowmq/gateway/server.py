@@ -1,6 +1,4 @@
-"""A gateway as a process, or as a thread beside a broker: listen, announce, serve until it is asked to stop, stop
-cleanly.
-"""
+"""The gateway as a process, or as a thread beside a broker: listen, announce, serve until stopped."""
 
 from __future__ import annotations
 
@@ -34,15 +32,14 @@ from escrowmq.wire import Link
 logger = logging.getLogger(__name__)
 
 GRACE_SECONDS = 5
-"""How long requests on their way may take to finish when the gateway stops."""
+"""Time (s) for requests in flight to finish when the gateway stops."""
 START_SECONDS = 30.0
 MAX_HEADER_BYTES = 64 << 10
 BACKLOG = 1024
-"""Connections that the system keeps until they are accepted."""
+"""Backlog of the listening socket."""
 ACCEPTED_AT_ONCE = 32
-"""Between two of these, connections over the bound are closed. (asyncio accepts as many as its backlog in one go, and
-without descriptors fails, and logs, as often.)
-"""
+"""Number of connections accepted at once before the connection limit is enforced. (asyncio accepts its whole backlog in
+one go; without descriptors it fails and logs as many times.)"""
 
 Announce = Callable[[dict[str, Any]], None]
 
@@ -56,11 +53,9 @@ def serve(
     insecure: bool = False,
     announce: Announce = lambda _: None,
 ) -> None:
-    """Serve HTTP over the broker(s) at ``url`` until SIGTERM or SIGINT; call it from the main thread.
-
-    ``announce`` is called once, when requests are taken, with {"http": URL, "url": ``url``, "asks": [groups]}. Raises
-    Misuse(BAD_URL), Denied for an address that is not loopback without ``insecure``.
-    """
+    """Serve HTTP over the broker(s) at ``url`` until SIGTERM or SIGINT; call it from the main thread. ``announce`` is
+    called once, when requests are accepted, with {"http": URL, "url": ``url``, "asks": [groups]}. Raises
+    Misuse(BAD_URL), Denied for an address that is not loopback without ``insecure``."""
 
     async def main() -> None:
         stopping = asyncio.Event()
@@ -76,7 +71,7 @@ def serve(
 
 
 def stop_by_signal(stopping: asyncio.Event) -> None:
-    """Have SIGTERM and SIGINT set the event, in the main thread's loop."""
+    """Set the event on SIGTERM and SIGINT, in the main thread's loop."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
@@ -91,9 +86,8 @@ def beside(
     settings: GatewaySettings | None = None,
     insecure: bool = False,
 ) -> Iterator[dict[str, Any]]:
-    """Serve HTTP over links of this process, on a thread of its own, while the context lasts; gives {"http", "asks"}.
-
-    The links are closed at the end."""
+    """Serve HTTP over links of this process, on a separate thread, while the context lasts. Yields {"http", "asks"};
+    closes the links at the end."""
     host, listening = listen_on(listen, insecure)
 
     async def main(announce: Announce, stopping: asyncio.Event) -> None:
@@ -107,8 +101,8 @@ def beside(
 def on_thread(
     main: Callable[[Announce, asyncio.Event], Coroutine[Any, Any, None]], name: str
 ) -> Iterator[dict[str, Any]]:
-    """Run ``main`` in an event loop on a thread of its own while the context lasts; gives what it announces. It ends
-    when its event is set. Raises what it raises before it announces anything."""
+    """Run ``main`` in an event loop on a separate thread while the context lasts. Yields the announcement of ``main``
+    and finally sets its event. Raises the error of ``main`` if it fails before announcing."""
     started: Future[dict[str, Any]] = Future()
     ends: list[Callable[[], object]] = []
 
@@ -135,13 +129,13 @@ def on_thread(
         yield facts
     finally:
         for end in ends:
-            with contextlib.suppress(RuntimeError):  # it stopped by itself
+            with contextlib.suppress(RuntimeError):  # the loop has already stopped
                 end()
         thread.join()
 
 
 class _Server(uvicorn.Server):
-    """Signals are ours, and so is the order of stopping."""
+    """A uvicorn server that leaves signals and the order of stopping to this module."""
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -158,8 +152,7 @@ async def _run(
     announce: Announce,
     stopping: asyncio.Event,
 ) -> None:
-    """Serve until ``stopping``; then answer waiting receives with nothing, let what is on its way finish, close the
-    bus."""
+    """Serve until ``stopping``; then end waiting receives empty, finish work in flight and close the bus."""
     settings, addresses = settings or GatewaySettings(), addresses or {}
     gateway = Gateway(bus, settings, addresses)
     try:
@@ -181,14 +174,14 @@ async def answer_until(
     stopping: asyncio.Event,
     closing: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
-    """Answer requests with an ASGI application until ``stopping``; ``announce`` is called with {"http": URL} once they
-    are taken. At the end ``closing`` frees those that wait, and what is on its way finishes."""
+    """Serve an ASGI application until ``stopping``. ``announce`` is called with {"http": URL} once requests are
+    accepted. At the end ``closing`` releases waiting requests, and requests in flight finish."""
     asyncio.get_running_loop().set_exception_handler(_on_loop_problem)
     server = make_server(app, settings)
     serving = asyncio.create_task(server.serve(sockets=[listening]))
     waiting = asyncio.create_task(stopping.wait())
     try:
-        await _on_started(server, serving)
+        await _wait_until_started(server, serving)
         listening.listen(BACKLOG)
         announce({"http": f"http://{shown(host)}:{listening.getsockname()[1]}"})
         await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)
@@ -202,14 +195,14 @@ async def answer_until(
 
 
 def _on_loop_problem(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """One line, not a traceback, for each connection that cannot be accepted: asyncio tries again in a second."""
+    """Log one line, not a traceback, for each connection that cannot be accepted: asyncio retries after a second."""
     if isinstance(problem := context.get("exception"), OSError) and problem.errno in SHORTAGE:
         logger.info("no connection can be accepted: %s", problem)
     else:
         loop.default_exception_handler(context)
 
 
-async def _on_started(server: uvicorn.Server, serving: asyncio.Task[None]) -> None:
+async def _wait_until_started(server: uvicorn.Server, serving: asyncio.Task[None]) -> None:
     while not server.started:
         if serving.done():
             await serving
@@ -218,7 +211,7 @@ async def _on_started(server: uvicorn.Server, serving: asyncio.Task[None]) -> No
 
 
 def make_server(app: Any, settings: GatewaySettings) -> uvicorn.Server:
-    """Return the HTTP server around the application; it leaves the process's signals alone."""
+    """Return the HTTP server for an application; it does not change the process's signal handlers."""
     return _Server(
         uvicorn.Config(
             app,
@@ -238,8 +231,7 @@ def make_server(app: Any, settings: GatewaySettings) -> uvicorn.Server:
 
 
 def listen_on(listen: str, insecure: bool) -> tuple[str, socket.socket]:
-    """Return the host of ``HOST:PORT`` and a socket that listens there. Raises Misuse(BAD_URL), Denied beyond
-    loopback without ``insecure``."""
+    """Return the host of ``HOST:PORT`` and a listening socket. Raises Misuse(BAD_URL), Denied beyond loopback."""
     host, port = parse_address(listen)
     check_address(host, insecure)
     try:
@@ -247,8 +239,7 @@ def listen_on(listen: str, insecure: bool) -> tuple[str, socket.socket]:
         listening = socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as problem:
         raise Misuse(Code.BAD_URL, f"cannot listen on {shown(host)}:{port}: {problem}", "is the port in use?") from None
-    # The head of an answer and its body are two writes: without this the second waits for the other side's delayed
-    # acknowledgement, 40 ms. Connections have it from here; asyncio sets it itself only for sockets that name their
-    # protocol, and this one does not.
+    # Headers and body of a response are two writes: without TCP_NODELAY the second waits 40 ms for a delayed
+    # acknowledgement. Connections inherit it; asyncio sets it only for sockets with an explicit protocol.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return host, listening

@@ -1,4 +1,4 @@
-"""Settles messages by their handles: each names message, lease and broker, so that no consumer is needed."""
+"""Settlement of messages by their handles. Each names message, lease and broker, so that no consumer is needed."""
 
 from __future__ import annotations
 
@@ -18,13 +18,12 @@ from escrowmq.model import Act
 from escrowmq.wire import Exchange
 
 _NO_NEIGHBOUR = -2
-"""Tells the codec that a row stands alone: each handle gets its own answer."""
+"""Value for the codec that keeps a row separate, so that each handle gets its own result."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseHandle:
-    """A leased message: ``SHARD-LEASE-OFFSET``, hexadecimal. Valid at every gateway of the brokers until the lease
-    ends."""
+    """Identifies a leased message: ``SHARD-LEASE-OFFSET``, hexadecimal. Valid at every gateway until the lease ends."""
 
     shard: int
     lease: int
@@ -35,7 +34,7 @@ class LeaseHandle:
 
     @classmethod
     def parse(cls, text: str) -> LeaseHandle:
-        """Return the handle from its printed form; Misuse(BAD_ARGUMENT) for anything else."""
+        """Parse a handle from its printed form. Raises Misuse(BAD_ARGUMENT) for anything else."""
         try:
             shard, lease, offset = (int(part, 16) if part.isalnum() else -1 for part in text.split("-"))
         except ValueError:
@@ -46,7 +45,7 @@ class LeaseHandle:
 
 
 class Settler:
-    """Sends acknowledgements of all requests, coalesced by broker and consumer group."""
+    """Sends the acknowledgements of all requests, coalesced by broker and consumer group."""
 
     def __init__(self, bus: AsyncBus, settings: GatewaySettings) -> None:
         self._bus = bus
@@ -56,7 +55,7 @@ class Settler:
     async def settle(
         self, group: str, texts: Sequence[str], act: Act, delay_us: int, cause: str | None
     ) -> list[Code | EscrowError]:
-        """Settle messages of a consumer group by their printed handles; OK or an error each, in the order given."""
+        """Settle messages of a consumer group by their printed handles. Returns OK or an error for each, in order."""
         check_name(group, Code.BAD_GROUP_NAME)
         handles = [_parse(text) for text in texts]
         numbers = await self._numbers({handle.shard for handle in handles if isinstance(handle, LeaseHandle)})
@@ -74,19 +73,19 @@ class Settler:
                 waiting.append(self._lane(number, group).call(row, 64))
             except EscrowError as problem:
                 waiting.append(problem)
-        return [await _outcome(one) for one in waiting]
+        return [await _await_outcome(one) for one in waiting]
 
     def give_back(self, number: int, group: str, batch: pa.RecordBatch) -> None:
-        """Return messages that no client took: they are delivered again at once, under the same attempt number."""
+        """Return messages that no client received: they are redelivered at once, with the same attempt number."""
         leases, starts, counts = lease_runs(batch)
         try:
             settle = settling_batch(leases, starts, counts, Act.RELEASE, 0, None)
             self._lane(number, group).add_batch(settle, None)
         except EscrowError:
-            pass  # their lease will end
+            pass  # their leases will expire
 
     async def close(self) -> None:
-        """Send pending work, then refuse what comes."""
+        """Send pending acknowledgements, then reject new ones."""
         lanes = list(self._lanes.values())
         await asyncio.gather(*(asyncio.to_thread(lane.drain, 5.0) for lane in lanes))
         for lane in lanes:
@@ -119,14 +118,14 @@ class Settler:
 
 
 def _parse(text: str) -> LeaseHandle | EscrowError:
-    """Return the handle, or what is wrong with it: that is no matter of its neighbours'."""
+    """Parse a handle. Returns the error instead of raising it, because the other handles are independent."""
     try:
         return LeaseHandle.parse(text)
     except EscrowError as problem:
         return problem
 
 
-async def _outcome(one: Awaitable[Code] | EscrowError) -> Code | EscrowError:
+async def _await_outcome(one: Awaitable[Code] | EscrowError) -> Code | EscrowError:
     if isinstance(one, EscrowError):
         return one
     try:

@@ -1,10 +1,9 @@
-"""Signatures on check-backs, in the way of Standard Webhooks: HMAC-SHA256 over ``id.timestamp.body``.
+"""Signatures of check-backs, following Standard Webhooks: HMAC-SHA256 over ``id.timestamp.body``.
 
-A question carries ``webhook-id``, ``webhook-timestamp`` (seconds since 1970) and ``webhook-signature`` (``v1,`` and
-base64; several, separated by spaces, while a secret is being changed). The answer is signed as well, over
-``id.answer.timestamp.body``, because it *decides*: it must come from the holder of the secret, and belong to this very
-question, also where TLS ends at a proxy or there is none. Only the standard library is needed here, so that any
-receiver can use it.
+A request carries ``webhook-id``, ``webhook-timestamp`` (seconds since 1970) and ``webhook-signature`` (``v1,`` and
+base64; several, separated by spaces, while a secret is being changed). The response is signed too, over
+``id.answer.timestamp.body``, because it *decides*: it must come from a holder of the secret and belong to this request,
+even where TLS ends at a proxy or is absent. Uses only the standard library, so that any receiver can import it.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from escrowmq.errors import Code, Denied, Misuse
 
 ID, TIMESTAMP, SIGNATURE = "webhook-id", "webhook-timestamp", "webhook-signature"
 TOLERANCE = 300.0
-"""Seconds that a timestamp may be off, either way."""
+"""Allowed deviation (s) of a timestamp, in either direction."""
 LEAST_SECRET_BYTES = 16
 _PREFIX = "whsec_"
 _ANSWER = ".answer"
@@ -32,11 +31,9 @@ Secrets = Secret | Sequence[Secret]
 
 
 def secret_keys(secret: Secrets) -> list[bytes]:
-    """Return the HMAC keys that ``secret`` stands for; the first signs.
-
-    Bytes stand for themselves. A text is one secret or several, separated by blanks: ``whsec_`` and base64 as Standard
-    Webhooks writes them, else its UTF-8 bytes. Raises Misuse(BAD_SETTING) for one of fewer than 16 bytes.
-    """
+    """Return the HMAC keys of ``secret``; the first one signs. Bytes are used as they are. A text is one or several
+    secrets separated by blanks: ``whsec_`` and base64 as in Standard Webhooks, else its UTF-8 bytes. Raises
+    Misuse(BAD_SETTING) for a key of fewer than 16 bytes."""
     if isinstance(secret, bytes):
         keys = [secret]
     elif isinstance(secret, str):
@@ -62,20 +59,20 @@ def _key(word: str) -> bytes:
 
 
 def sign(secret: Secrets, identity: str, body: bytes, now: float | None = None) -> dict[str, str]:
-    """Return the three headers of a question ``body`` (bytes as they travel), signed with every key of ``secret``."""
+    """Return the three headers for a request ``body`` (the bytes sent), signed with every key of ``secret``."""
     stamp = str(int(time.time() if now is None else now))
     made = " ".join(f"v1,{_mac(key, identity, stamp, body)}" for key in secret_keys(secret))
     return {ID: identity, TIMESTAMP: stamp, SIGNATURE: made}
 
 
 def sign_answer(secret: Secrets, question: Mapping[str, str], body: bytes, now: float | None = None) -> dict[str, str]:
-    """Return the headers of an answer ``body`` to the question whose headers were ``question``."""
+    """Return the headers for a response ``body`` to the request whose headers are ``question``."""
     identity = _header(question, ID)
     return {**sign(secret, identity + _ANSWER, body, now), ID: identity}
 
 
 class ReplayGuard:
-    """Remembers the ids of verified questions for as long as their timestamps are accepted. Thread-safe, bounded."""
+    """A memory of the ids of verified requests for as long as their timestamps are accepted. Thread-safe, bounded."""
 
     def __init__(self, most: int = 100_000) -> None:
         self._most = most
@@ -83,7 +80,7 @@ class ReplayGuard:
         self._lock = threading.Lock()
 
     def first_time(self, identity: str, now: float, keep: float) -> bool:
-        """Note an id until ``now + keep``; False if it was noted before."""
+        """Store an id until ``now + keep``. Returns False if it is stored already."""
         with self._lock:
             while self._seen and (len(self._seen) > self._most or next(iter(self._seen.values())) <= now):
                 self._seen.popitem(last=False)
@@ -102,12 +99,9 @@ def verify(
     now: float | None = None,
     guard: ReplayGuard | None = None,
 ) -> str:
-    """Check that ``body`` is a question from a holder of ``secret``; its id.
-
-    ``headers`` are the request's (names in any case), ``body`` its bytes as they came, before any parsing.
-    ``tolerance`` is how many seconds the timestamp may be off; with ``guard`` an id is accepted once. Raises Denied:
-    answer 401 and do nothing.
-    """
+    """Verify that ``body`` is a request from a holder of ``secret``. Returns its id. ``headers`` are the request's
+    (names in any case), ``body`` its bytes as received, before any parsing. ``tolerance`` is the allowed deviation of
+    the timestamp in seconds; with ``guard`` an id is accepted once. Raises Denied: respond with 401 and do nothing."""
     moment = time.time() if now is None else now
     identity = _verify(secret, headers, body, "", tolerance, moment)
     if guard is not None and not guard.first_time(identity, moment, 2 * tolerance):
@@ -118,7 +112,7 @@ def verify(
 def verify_answer(
     secret: Secrets, identity: str, headers: Mapping[str, str], body: bytes, now: float | None = None
 ) -> None:
-    """Check that ``body`` is the answer of a holder of ``secret`` to the question ``identity``. Raises Denied."""
+    """Verify that ``body`` is the response of a holder of ``secret`` to the request ``identity``. Raises Denied."""
     if _header(headers, ID) != identity:
         raise Denied(Code.DENIED, "the answer is to another question", "")
     _verify(secret, headers, body, _ANSWER, TOLERANCE, time.time() if now is None else now)

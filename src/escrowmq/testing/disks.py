@@ -1,8 +1,7 @@
-"""Disks in memory: :class:`MemoryDisk` keeps everything; :class:`FaultDisk` loses, tears, fills up and fails as real
-disks do. And :class:`SlowDisk`, a folder of the file system that is slow.
+"""Disks in memory: :class:`MemoryDisk` keeps everything; :class:`FaultDisk` loses, tears, fills up and fails like real
+disks. And :class:`SlowDisk`, a slow folder of the file system.
 
-What a crash leaves of a :class:`FaultDisk` is decided by :meth:`FaultDisk.survivors`: everything that was synced, and
-of the rest
+:meth:`FaultDisk.survivors` decides what remains after a crash: everything synced, and of the rest
 
 - ``"dropped"``: nothing;
 - ``"kept"``: everything (the process died, the machine did not);
@@ -36,7 +35,7 @@ MODES: tuple[Mode, ...] = ("dropped", "kept", "torn", "reordered")
 
 
 class SimulatedCrash(BaseException):
-    """The machine stopped. Not an Exception, so that no handler of the code under test survives it."""
+    """A crash of the machine. Not an Exception, so that no handler of the code under test survives it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +56,7 @@ class _Change:
             content[self.offset : self.offset + len(self.data)] = self.data
 
     def sectors(self) -> list[_Change]:
-        """Return the change cut at the borders of sectors, which survive one by one."""
+        """Split the change at the boundaries of sectors, which survive one by one."""
         if self.data is None:
             return [self]
         cuts = [0, *range(SECTOR - self.offset % SECTOR, len(self.data), SECTOR)]
@@ -70,7 +69,7 @@ class _Change:
 
 @dataclass(slots=True, eq=False)
 class _Node:
-    """A file's content: as it reads, as it is on the medium, and what lies between."""
+    """A file's content: as read, as durable, and the changes in between."""
 
     content: bytearray = field(default_factory=bytearray)
     durable: bytes = b""
@@ -78,8 +77,7 @@ class _Node:
 
 
 class MemoryFile:
-    """An open file (see :class:`escrowmq.platform.disk.File`) of a :class:`MemoryDisk`. A map sees later writes until
-    the file grows."""
+    """An open file (:class:`escrowmq.platform.disk.File`) in memory. A map sees later writes until the file grows."""
 
     def __init__(self, disk: MemoryDisk, node: _Node) -> None:
         self._disk = disk
@@ -103,7 +101,7 @@ class MemoryFile:
         self._disk._write(self._node, _Change(size, None))
 
     def renamed(self, name: str) -> None:
-        """Do nothing: it is mapped whatever its name."""
+        """Do nothing: the mapping does not depend on the name."""
 
     def size(self) -> int:
         return len(self._node.content)
@@ -127,18 +125,18 @@ class MemoryDisk:
     def open(self, name: str, *, create: bool = False) -> MemoryFile:
         if create and check_file_name(name) not in self._nodes:
             self._change_names(("create", name, ""))
-        self._existing(name)
+        self._check_exists(name)
         return MemoryFile(self, self._nodes[name])
 
     def list(self) -> list[str]:
         return sorted(self._nodes)
 
     def rename(self, old: str, new: str) -> None:
-        self._existing(old)
+        self._check_exists(old)
         self._change_names(("rename", old, check_file_name(new)))
 
     def remove(self, name: str) -> None:
-        self._existing(name)
+        self._check_exists(name)
         self._change_names(("remove", name, ""))
 
     def sync_folder(self) -> None:
@@ -158,23 +156,21 @@ class MemoryDisk:
     # For tests
 
     def files(self) -> dict[str, bytes]:
-        """Content of every file by name, as it reads now."""
+        """Return the current content of every file by name."""
         return {name: bytes(node.content) for name, node in self._nodes.items()}
 
     def flip(self, name: str, bit: int) -> None:
-        """Flip one bit (0 is the lowest of the first byte), on the medium too."""
+        """Flip one bit (0 is the lowest of the first byte), also on the medium."""
         node = self._nodes[name]
         content = bytearray(node.content)
         content[bit // 8] ^= 1 << bit % 8
         node.content, node.durable, node.changes = content, bytes(content), []
 
     def copy(self) -> MemoryDisk:
-        """Another disk with the same files, unlocked."""
+        """Return another disk with the same files, unlocked."""
         return MemoryDisk(self.files())
 
-    # What files ask for
-
-    def _existing(self, name: str) -> None:
+    def _check_exists(self, name: str) -> None:
         if check_file_name(name) not in self._nodes:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
 
@@ -192,15 +188,11 @@ class MemoryDisk:
 
 
 class FaultDisk(MemoryDisk):
-    """A disk that counts its operations and misbehaves as a test asks. Operations that change or sync are counted, from
-    1.
-
-    ``crash_at``: at this operation everything stops (SimulatedCrash), and at every one after. ``budget``: bytes that
-    all files together may have; beyond, OSError(ENOSPC). ``failures``: errno by operation; a failed write leaves half
-    of itself, a failed sync makes a random part durable and lets the rest read as before although it never will be.
-    ``starved``: while it is set, this errno for whatever takes a descriptor or memory of its own (opening, mapping);
-    what is open continues.
-    """
+    """A disk that counts its operations and injects faults. Operations that change or sync are counted, from 1.
+    ``crash_at``: this operation and all later ones raise SimulatedCrash. ``budget``: maximum bytes of all files;
+    beyond, OSError(ENOSPC). ``failures``: errno by operation; a failed write stores half of itself, a failed sync makes
+    a random part durable, and the rest still reads as before but never becomes durable. ``starved``: while set, the
+    errno of every operation that needs a descriptor or memory (opening, mapping); open files keep working."""
 
     def __init__(
         self,
@@ -216,7 +208,7 @@ class FaultDisk(MemoryDisk):
         self.operations = 0
         self.journal: list[str] = []
         self.failed: list[str] = []
-        """Names of the files, "" for the folder, in whose operations ``failures`` came."""
+        """Names of the files ("" for the folder) whose operations failed by ``failures``."""
         self.crash_at = crash_at
         self.budget = budget
         self.failures = dict(failures or {})
@@ -228,13 +220,12 @@ class FaultDisk(MemoryDisk):
         self._name_changes: list[tuple[tuple[str, str, str], _Node]] = []
 
     def survivors(self, mode: Mode, seed: int = 0, **faults: Any) -> FaultDisk:
-        """Return what a crash at this moment leaves, as a new disk (with ``faults`` such as ``crash_at``). This
-        disk is not changed."""
+        """Return the result of a crash now as a new disk (with ``faults`` such as ``crash_at``)."""
         chance = random.Random(f"{self.seed}/{seed}/{mode}")
         names = dict(self._durable_names)
-        for change, node in _surviving(self._name_changes, mode, chance):
+        for change, node in _choose_survivors(self._name_changes, mode, chance):
             _apply_names(names, change, node)
-        contents = {node: _surviving_content(node, mode, chance) for node in dict.fromkeys(names.values())}
+        contents = {node: _survivor_content(node, mode, chance) for node in dict.fromkeys(names.values())}
         return FaultDisk(seed, files={name: contents[node] for name, node in names.items()}, **faults)
 
     def open(self, name: str, *, create: bool = False) -> MemoryFile:
@@ -246,8 +237,8 @@ class FaultDisk(MemoryDisk):
             raise OSError(self.starved, os.strerror(self.starved))
 
     def free_bytes(self) -> int:
-        """Return the rest of the budget."""
-        return super().free_bytes() if self.budget is None else max(self.budget - self._count_used(), 0)
+        """Return the remaining budget."""
+        return super().free_bytes() if self.budget is None else max(self.budget - self._used_bytes(), 0)
 
     def sync_folder(self) -> None:
         failure = self._begin("sync_folder")
@@ -266,11 +257,11 @@ class FaultDisk(MemoryDisk):
     def _name_of(self, node: _Node) -> str:
         return next((name for name, one in self._nodes.items() if one is node), "")
 
-    def _count_used(self) -> int:
+    def _used_bytes(self) -> int:
         return sum(len(node.content) for node in self._nodes.values())
 
     def _begin(self, what: str) -> int | None:
-        """Count an operation; its errno if it is to fail. One that the crash falls on may still have its effect."""
+        """Count an operation. Returns its errno if it must fail. The operation of a crash may still take effect."""
         if self.crashed:
             raise SimulatedCrash
         self.operations += 1
@@ -308,7 +299,7 @@ class FaultDisk(MemoryDisk):
             return
         end = change.offset + len(change.data or b"")
         growth = end - len(node.content)
-        if growth > 0 and self._count_used() + growth > self.budget:
+        if growth > 0 and self._used_bytes() + growth > self.budget:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _record(self, node: _Node, change: _Change) -> None:
@@ -322,7 +313,7 @@ class FaultDisk(MemoryDisk):
             self.fail_next_sync, failure = False, errno.EIO
         if failure is not None:
             self.failed.append(self._name_of(node))
-            node.durable = _surviving_content(node, "reordered", self._random)
+            node.durable = _survivor_content(node, "reordered", self._random)
             node.changes = []
             raise OSError(failure, os.strerror(failure))
         durable = bytearray(node.durable)
@@ -332,7 +323,7 @@ class FaultDisk(MemoryDisk):
 
 
 def _change_content(node: _Node, change: _Change) -> None:
-    """Apply a change to what reads; a buffer that maps the old content is left alone when the size changes."""
+    """Apply a change to the readable content; a buffer that maps the old content is kept when the size changes."""
     end = change.offset + len(change.data or b"")
     shrinks = change.data is None and not change.grow_only and end < len(node.content)
     if end > len(node.content) or shrinks:
@@ -341,8 +332,7 @@ def _change_content(node: _Node, change: _Change) -> None:
 
 
 def _apply_names(names: dict[str, _Node], change: tuple[str, str, str], node: _Node) -> None:
-    """Do to ``names`` what was done to the file ``node``: names of other files are left alone, for changes may be
-    reordered."""
+    """Apply a change of the file ``node`` to ``names``; names of other files stay, because changes may be reordered."""
     act, old, new = change
     if act == "create":
         names.setdefault(old, node)
@@ -354,12 +344,12 @@ def _apply_names(names: dict[str, _Node], change: tuple[str, str, str], node: _N
         del names[old]
 
 
-def _surviving_content(node: _Node, mode: Mode, chance: random.Random) -> bytes:
+def _survivor_content(node: _Node, mode: Mode, chance: random.Random) -> bytes:
     content = bytearray(node.durable)
     changes: list[_Change] = list(node.changes)
     if mode == "reordered":
         changes = [part for change in changes for part in change.sectors()]
-    kept = _surviving(changes, mode, chance)
+    kept = _choose_survivors(changes, mode, chance)
     if mode == "torn" and kept and kept[-1].data is not None:
         last = kept.pop()
         assert last.data is not None
@@ -370,7 +360,7 @@ def _surviving_content(node: _Node, mode: Mode, chance: random.Random) -> bytes:
     return bytes(content)
 
 
-def _surviving(changes: list[_T], mode: Mode, chance: random.Random) -> list[_T]:
+def _choose_survivors(changes: list[_T], mode: Mode, chance: random.Random) -> list[_T]:
     if mode == "kept":
         return changes
     if mode == "torn":
@@ -381,8 +371,8 @@ def _surviving(changes: list[_T], mode: Mode, chance: random.Random) -> list[_T]
 
 
 class SlowDisk(RealDisk):
-    """A folder whose syncs take ``sync_seconds`` more, one at a time, and longer after many bytes were written:
-    ``bytes_per_second`` (None: no more than the real disk takes). Reading is as fast as the real disk."""
+    """A folder whose syncs take ``sync_seconds`` longer, one at a time, and more after many written bytes:
+    ``bytes_per_second`` (None: no extra time). Reading is as fast as on the real disk."""
 
     def __init__(
         self, folder: str | Path, *, sync_seconds: float = 0.05, bytes_per_second: float | None = None
@@ -393,16 +383,16 @@ class SlowDisk(RealDisk):
         self._busy = threading.Lock()
 
     def open(self, name: str, *, create: bool = False) -> RealFile:
-        """Return the file of that name; FileNotFoundError unless ``create``."""
+        """Open a file by name; FileNotFoundError unless it exists or ``create``."""
         return _SlowFile(self, super().open(name, create=create))
 
     def sync_folder(self) -> None:
-        """As long as any sync."""
+        """Sync the folder, as slowly as any sync."""
         self.wait_for(0)
         super().sync_folder()
 
     def wait_for(self, written: int) -> None:
-        """As long as a sync of so many bytes takes, after those before it."""
+        """Wait as long as a sync of ``written`` bytes takes, after those before it."""
         with self._busy:
             time.sleep(self._sync_seconds + written * self._byte_seconds)
 

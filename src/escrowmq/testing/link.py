@@ -1,9 +1,7 @@
-"""An in-memory fake of a link and its broker, for client tests, with faults on demand.
-
-Cancelling the future of a receive withdraws it. What it keeps to: message ids are de-duplicated, the first decision is
-final, only the owner's group may end a transaction, messages become visible by COMMIT, receives lease and acks settle.
-What it leaves out: durability, time (delays, leases and back-offs never end by themselves), tags, order, dead letters.
-"""
+"""An in-memory fake of a link and its broker, for client tests, with fault injection. Cancelling the future of a
+receive withdraws it. Implemented: message ids are de-duplicated, the first decision is final, only the owner's group
+may end a transaction, messages become visible by COMMIT, receives lease and acks settle. Not implemented: durability,
+time (delays, leases and back-offs never expire), tags, order, dead letters."""
 
 from __future__ import annotations
 
@@ -44,7 +42,7 @@ class TwinTransaction:
 
 @dataclass(slots=True)
 class Request:
-    """One exchange as the twin saw it."""
+    """One exchange received by the twin."""
 
     kind: Exchange
     batch: pa.RecordBatch
@@ -62,7 +60,7 @@ class TwinStream:
     problem: EscrowError | None = None
 
     def close(self) -> None:
-        """Leave."""
+        """Close the subscription."""
         self.closed = True
 
 
@@ -70,8 +68,10 @@ class TwinLink(ParcelsByExchange):
     """A broker in memory behind the :class:`~escrowmq.wire.Link` calls, answering at once on the caller's thread.
 
     Faults: ``hold`` keeps exchanges of a kind unanswered until :meth:`release`; ``lose`` answers the next exchanges of
-    a kind with DISCONNECTED, either before the broker saw them or after it applied them; ``refuse`` fails them as a
-    whole; ``forget`` forgets all sessions. ``requests`` records every exchange, lost ones included.
+    a kind with DISCONNECTED, either before or after they are applied; ``refuse`` fails them as a whole; ``forget``
+    deletes all sessions.
+
+    ``requests`` records every exchange, including lost ones.
     """
 
     def __init__(self, shard: int = 1, address: str = "twin:1") -> None:
@@ -89,7 +89,7 @@ class TwinLink(ParcelsByExchange):
         self._epochs = itertools.count(1)
         self._known: dict[tuple[str, bytes], tuple[list[Any], tuple[Any, ...]]] = {}
         self._positions = itertools.count(10)
-        self._taken: dict[str, int] = defaultdict(int)
+        self._next_offsets: dict[str, int] = defaultdict(int)
         self._returned: dict[str, deque[tuple[str, int, int]]] = defaultdict(deque)
         self._leased: dict[tuple[str, int, int], tuple[str, int, int]] = {}
         self._settled: set[tuple[str, int, int]] = set()  # acknowledged: by group, lease, offset
@@ -105,11 +105,11 @@ class TwinLink(ParcelsByExchange):
     # Faults
 
     def hold(self, kind: Exchange) -> None:
-        """Leave exchanges of this kind unanswered (and unapplied) until :meth:`release`."""
+        """Keep exchanges of this kind unanswered (and unapplied) until :meth:`release`."""
         self._held.add(kind)
 
     def release(self, kind: Exchange) -> None:
-        """Answer what was held, in order, and hold no more."""
+        """Answer held exchanges in order, and stop holding."""
         with self._lock:
             self._held.discard(kind)
             held = [request for request in self._waiting if request.kind is kind]
@@ -126,7 +126,7 @@ class TwinLink(ParcelsByExchange):
         self._refusals[kind].append(problem)
 
     def forget(self) -> None:
-        """Know no producer session any more."""
+        """Delete all producer sessions."""
         with self._lock:
             self._sessions.clear()
 
@@ -135,7 +135,7 @@ class TwinLink(ParcelsByExchange):
         return [request.batch for request in self.requests if request.kind is kind]
 
     def ask(self, session: int, attempt: int = 1) -> None:
-        """Ask the member behind ``session`` about every undecided transaction."""
+        """Send the member behind ``session`` a check-back for every undecided transaction."""
         rows = [
             {"transaction": identity, "attempt": attempt, **{n: row[n] for n in schemas.CHECKS.names if n in row}}
             for identity, transaction in self.transactions.items()
@@ -147,7 +147,7 @@ class TwinLink(ParcelsByExchange):
     # The link
 
     def exchange(self, kind: Exchange, batch: pa.RecordBatch, options: ExchangeOptions) -> Future[pa.RecordBatch]:
-        """As the protocol says; see the class for what is left out."""
+        """Run an exchange like the protocol; see the class for what is not implemented."""
         request = Request(kind, batch, dict(options))
         with self._lock:
             self.requests.append(request)
@@ -156,11 +156,11 @@ class TwinLink(ParcelsByExchange):
                 return request.future
         self._answer(request)
         if kind is not Exchange.RECEIVE:
-            self._feed()
+            self._answer_receives()
         return request.future
 
     def action(self, name: str, request: Any, timeout: float) -> Json:
-        """hello, session.open, groups.subscribe, topics.list, .offsets (no times) and .wait; NOT_FOUND for others."""
+        """Run hello, session.open, groups.subscribe, topics.list, .offsets (no times) or .wait, else NOT_FOUND."""
         self.actions.append((name, request))
         if self.away:
             raise Unknown(Code.DISCONNECTED, "the twin is away")
@@ -180,40 +180,40 @@ class TwinLink(ParcelsByExchange):
                 return self._offsets(request)
         raise error(Code.NOT_FOUND, name)
 
-    def _reaches(self, topic: str, offset: int) -> bool:
+    def _has_offset(self, topic: str, offset: int) -> bool:
         return len(self.topics[topic]) > offset
 
     def _offsets(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return the one queue of a topic; ``topics.wait`` waits until it has something."""
+        """Return the one queue of a topic; ``topics.wait`` waits until it has messages."""
         topic = request["topic"]
         if topic not in self.topics:
             raise error(Code.UNKNOWN_TOPIC)
         for _, offset in request.get("after", ()):
-            if not self._published.wait_for(partial(self._reaches, topic, offset), request["wait_ms"] / 1000):
+            if not self._published.wait_for(partial(self._has_offset, topic, offset), request["wait_ms"] / 1000):
                 return {"queues": []}
         return {"shard": self.shard, "queues": [{"queue": 0, "head": 0, "end": len(self.topics[topic])}]}
 
     def read(self, request: ReadRequest) -> pa.RecordBatchReader:
-        """Return a topic's messages from ``start`` to ``end``; faults as of actions."""
+        """Read a topic's messages from ``start`` to ``end``; with the faults of actions."""
         if self.away:
             raise Unknown(Code.DISCONNECTED, "the twin is away")
         messages = self.topics[request["source"]]
         last = request.get("end")
         end = len(messages) if last is None else min(last, len(messages))
-        rows = [self._make_delivery(request["source"], at, -1, 0) for at in range(request.get("start") or 0, end)]
+        rows = [self._delivery_row(request["source"], at, -1, 0) for at in range(request.get("start") or 0, end)]
         names = request.get("columns") or schemas.DELIVERY.names
         every = read_schema(request["source"], damaged=DAMAGED_COLUMN in names)
         schema = pa.schema([every.field(name) for name in names])
         return pa.RecordBatchReader.from_batches(schema, [pa.RecordBatch.from_pylist(rows, schema=schema)])
 
     def watch(self, session: int, on_checks: Callable[[pa.RecordBatch], None]) -> TwinStream:
-        """Remembered in ``streams``; :meth:`ask` asks."""
+        """Store the subscription in ``streams``; :meth:`ask` uses it."""
         stream = TwinStream(on_checks)
         self.streams[session] = stream
         return stream
 
     def close(self) -> None:
-        """Fail what is held."""
+        """Fail held exchanges."""
         with self._lock:
             self.closed = True
             waiting, self._waiting = self._waiting, []
@@ -245,14 +245,14 @@ class TwinLink(ParcelsByExchange):
 
     def _produce(self, batch: pa.RecordBatch, options: dict[str, Any], *, half: bool) -> pa.RecordBatch:
         answers = []
-        if self._unknown(options):
+        if self._is_unknown_session(options):
             refused = dict(zip(schemas.PRODUCED.names, (Code.UNKNOWN_SESSION, -1, -1, -1, None), strict=True))
             return pa.RecordBatch.from_pylist([refused] * batch.num_rows, schema=ANSWER[Exchange.SEND])
         for row in batch.to_pylist():
             name = row["topic"], row["message_id"]
             content = [half, *(row[column] for column in ("key", "tag", "properties", "body"))]
             if name not in self._known:
-                self._known[name] = content, self._take(row, options, half)
+                self._known[name] = content, self._store(row, options, half)
             first, answer = self._known[name]
             if first != content:
                 answer = Code.MESSAGE_ID_TAKEN, -1, -1, -1, None
@@ -262,10 +262,10 @@ class TwinLink(ParcelsByExchange):
     _send = partialmethod(_produce, half=False)
     _prepare = partialmethod(_produce, half=True)
 
-    def _unknown(self, options: dict[str, Any]) -> bool:
+    def _is_unknown_session(self, options: dict[str, Any]) -> bool:
         return bool(options.get("session")) and options["session"] not in self._sessions
 
-    def _take(self, row: dict[str, Any], options: dict[str, Any], half: bool) -> tuple[Any, ...]:
+    def _store(self, row: dict[str, Any], options: dict[str, Any], half: bool) -> tuple[Any, ...]:
         position = next(self._positions)
         if not half:
             return (Code.OK, position, 0, self._publish(row, position), None)
@@ -285,7 +285,7 @@ class TwinLink(ParcelsByExchange):
     def _end(self, batch: pa.RecordBatch, options: dict[str, Any]) -> pa.RecordBatch:
         codes = [
             Code.UNKNOWN_SESSION
-            if self._unknown(options)
+            if self._is_unknown_session(options)
             else self._decide(row["transaction"], Outcome(row["outcome"]), options)
             for row in batch.to_pylist()
         ]
@@ -313,7 +313,9 @@ class TwinLink(ParcelsByExchange):
     def _has_any(self, options: dict[str, Any]) -> bool:
         group = options["group"]
         topics = self._subscribed[group]["topics"]
-        return bool(self._returned[group]) or any(self._taken[f"{group} {t}"] < len(self.topics[t]) for t in topics)
+        return bool(self._returned[group]) or any(
+            self._next_offsets[f"{group} {t}"] < len(self.topics[t]) for t in topics
+        )
 
     def _receive(self, batch: pa.RecordBatch, options: dict[str, Any]) -> pa.RecordBatch:
         group, room = options["group"], options["max_messages"]
@@ -321,18 +323,18 @@ class TwinLink(ParcelsByExchange):
         while self._returned[group] and len(found) < room:
             found.append(self._returned[group].popleft())
         for topic in self._subscribed[group]["topics"]:
-            start = self._taken[f"{group} {topic}"]
+            start = self._next_offsets[f"{group} {topic}"]
             end = min(len(self.topics[topic]), start + room - len(found))
-            self._taken[f"{group} {topic}"] = max(end, start)
+            self._next_offsets[f"{group} {topic}"] = max(end, start)
             found.extend((topic, offset, 1) for offset in range(start, end))
         lease = next(self._positions)
         rows = []
         for topic, offset, attempt in found:
             self._leased[group, lease, offset] = (topic, offset, attempt)
-            rows.append(self._make_delivery(topic, offset, lease, attempt))
+            rows.append(self._delivery_row(topic, offset, lease, attempt))
         return pa.RecordBatch.from_pylist(rows, schema=schemas.DELIVERY)
 
-    def _make_delivery(self, topic: str, offset: int, lease: int, attempt: int) -> dict[str, Any]:
+    def _delivery_row(self, topic: str, offset: int, lease: int, attempt: int) -> dict[str, Any]:
         row = self.topics[topic][offset]
         more = {"queue": 0, "offset": offset, "stored_us": 0, "lease": lease, "attempt": attempt}
         return {**{name: row.get(name) for name in schemas.DELIVERY.names}, **more}
@@ -358,8 +360,8 @@ class TwinLink(ParcelsByExchange):
                     self._returned[group].append((topic, offset, attempt + (row["act"] != Act.RELEASE)))
         return pa.RecordBatch.from_pydict({"code": codes}, schema=schemas.ENDED)
 
-    def _feed(self) -> None:
-        """Answer receives that wait, if there is something now."""
+    def _answer_receives(self) -> None:
+        """Answer a waiting receive if messages are available now."""
         with self._lock:
             held = Exchange.RECEIVE in self._held
             ready = [r for r in self._waiting if r.kind is Exchange.RECEIVE and not held and self._has_any(r.options)]
@@ -367,4 +369,4 @@ class TwinLink(ParcelsByExchange):
                 return
             self._waiting.remove(ready[0])
         self._answer(ready[0])
-        self._feed()
+        self._answer_receives()

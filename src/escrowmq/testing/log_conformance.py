@@ -1,7 +1,5 @@
-"""Conformance suite for commit logs: subclass :class:`LogConformance` and give it a fixture ``logs``.
-
-``logs`` is a :class:`LogMaker`: it opens the same log again and again, and can crash it.
-"""
+"""The contract of every commit log as a test suite: subclass :class:`LogConformance` with a fixture ``logs``. ``logs``
+is a :class:`LogMaker`: it opens the same log repeatedly, and can crash it."""
 
 from __future__ import annotations
 
@@ -18,27 +16,27 @@ from escrowmq.log.seam import CommitLog, Frame
 from escrowmq.schemas import STORED, Kind
 
 START_US = 2_000_000_000_000_000
-"""Frames of the suite are timed from here: later than any clock that an opener may look at."""
+"""First frame time of the suite: later than any clock that an opener may read."""
 
 
 class LogMaker(Protocol):
-    """One log, however often it is opened."""
+    """One log, which can be opened many times."""
 
     def open(self) -> CommitLog:
         """Open it, with segments of about 4 KiB."""
 
     def crash(self, log: CommitLog) -> None:
-        """Stop ``log`` as a crash of the machine would that forgets whatever was not synced."""
+        """Stop ``log`` like a machine crash that loses everything not synced."""
 
     def fail_next_sync(self, log: CommitLog) -> None:
-        """Let the next sync fail."""
+        """Make the next sync fail."""
 
     def fill(self, log: CommitLog) -> Callable[[], None]:
-        """Leave no space; what gives it back."""
+        """Use up all space. Returns a function that frees it."""
 
 
 def messages(count: int, start: int = 0, body: int = 64, transaction: int = -1) -> pa.RecordBatch:
-    """``count`` rows of a PLAIN or HALF frame, each different, with ``body`` bytes of content."""
+    """Return ``count`` different rows of a PLAIN or HALF frame, with ``body`` bytes of content."""
     numbers = range(start, start + count)
     rows: dict[str, Any] = {
         "topic": ["orders"] * count,
@@ -59,7 +57,7 @@ def messages(count: int, start: int = 0, body: int = 64, transaction: int = -1) 
 
 
 def packed(kind: Kind, batch: pa.RecordBatch) -> Content:
-    """Return the rows, packed as few rows are."""
+    """Return the same rows packed, as few rows are appended."""
     columns = [column.to_pylist() for column in batch.columns]
     if kind is not Kind.CHECKED:
         columns[5] = b"".join(columns[5])
@@ -73,7 +71,7 @@ def checked(transactions: Sequence[int]) -> pa.RecordBatch:
 
 
 def _code(act: Callable[[], object]) -> Code:
-    """Return the code that ``act`` is refused with; OK if it is not."""
+    """Return the code of the error that ``act`` raises; OK if it raises none."""
     try:
         act()
     except EscrowError as refusal:
@@ -86,7 +84,7 @@ def _content(frames: Sequence[Frame]) -> list[tuple[Any, ...]]:
 
 
 class LogConformance:
-    """The suite. Every method is one promise of log/seam.py."""
+    """The suite. Every method tests one promise of log/seam.py."""
 
     def test_a_new_log_begins_with_opened(self, logs: LogMaker) -> None:
         log = logs.open()
@@ -132,7 +130,7 @@ class LogConformance:
         log = logs.open()
         log.append(Kind.CHECKED, checked([1]), START_US)
         write = log.hand_over()
-        log.append(Kind.CHECKED, checked([2]), START_US)  # decided while the other is being written
+        log.append(Kind.CHECKED, checked([2]), START_US)  # decided while the other one is being written
         assert [f.batch for f in log.frames(1)] == [checked([1]), checked([2])]
         write()
         assert [f.batch for f in log.frames(1)] == [checked([1]), checked([2])]
@@ -174,9 +172,9 @@ class LogConformance:
     def test_read_refuses_what_is_not_there(self, logs: LogMaker) -> None:
         log = logs.open()
         log.append(Kind.CHECKED, checked([1]), START_US)
-        assert _code(lambda: log.read(np.array([0]))) == Code.BAD_ARGUMENT  # OPENED is no message
+        assert _code(lambda: log.read(np.array([0]))) == Code.BAD_ARGUMENT  # OPENED is not a message
         assert _code(lambda: log.read(np.array([1]))) == Code.BAD_ARGUMENT
-        assert _code(lambda: log.read(np.array([2]))) == Code.BAD_ARGUMENT  # not yet there
+        assert _code(lambda: log.read(np.array([2]))) == Code.BAD_ARGUMENT  # does not exist yet
         assert _code(lambda: log.read(np.array([-1]))) == Code.RANGE_PURGED
         log.close()
 
@@ -194,8 +192,8 @@ class LogConformance:
         for n in range(20):
             kind, batch = (Kind.CHECKED, checked([n, n])) if n % 2 else (Kind.PLAIN, messages(2, n))
             log.append(kind, batch, START_US + n)
-        asked = list(log.frames(kinds=[Kind.CHECKED]))
-        assert [f.sequence for f in asked] == list(range(2, 21, 2))
+        chosen = list(log.frames(kinds=[Kind.CHECKED]))
+        assert [f.sequence for f in chosen] == list(range(2, 21, 2))
         assert [f.sequence for f in log.frames(5, end=9)] == [5, 6, 7, 8]
         assert [f.sequence for f in log.frames_at(4)] == list(range(2, 21))
         assert [f.sequence for f in log.frames_at(4, [Kind.PLAIN], 8)] == [3]
@@ -330,8 +328,7 @@ class LogConformance:
         log.close()
 
     def test_retention_again_and_again(self, logs: LogMaker) -> None:
-        """What is kept is the same after each opening, whatever the opening before found out by itself and whatever was
-        dropped since."""
+        """The kept frames are the same after each opening, whatever earlier openings found or dropped."""
         log = logs.open()
         seen: dict[int, tuple[Any, ...]] = {}
         for start in range(0, 120, 30):

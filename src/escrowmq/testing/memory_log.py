@@ -1,6 +1,4 @@
-"""An in-memory commit log for tests, with the same interface as the one on disk. What it forgets in a crash is what
-was not synced.
-"""
+"""An in-memory commit log for tests, with the interface of the one on disk. In a crash it loses what was not synced."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ from escrowmq.testing.disks import MemoryDisk
 
 @dataclass(slots=True)
 class MemoryStore:
-    """The state that outlives an opener of a :class:`MemoryLog`: pass it to the next. ``frames`` are by sequence."""
+    """State that survives an opener: pass it to the next :class:`MemoryLog`. ``frames`` are by sequence, in order."""
 
     shard: int = field(default_factory=lambda: secrets.randbelow((1 << 32) - 1) + 1)
     epoch: int = 0
@@ -33,7 +31,7 @@ class MemoryStore:
 
 
 class MemoryLog(ReadableLog):
-    """A CommitLog in memory. ``capacity`` is in bytes (None: no end); ``fail_next_sync`` makes the next sync fail."""
+    """A CommitLog in memory. ``capacity``: bytes (None: unlimited); ``fail_next_sync`` makes the next sync fail."""
 
     def __init__(
         self,
@@ -71,7 +69,7 @@ class MemoryLog(ReadableLog):
 
     @property
     def durable_sequence(self) -> int:
-        """Every frame below this is durable, and can be read."""
+        """First sequence that is not durable; every frame below it can be read."""
         return self._durable
 
     def _new_segment(self) -> Segment:
@@ -79,7 +77,7 @@ class MemoryLog(ReadableLog):
         return Segment.create(header, 0)
 
     def _publish(self, frame: Frame) -> None:
-        """Let readers see a frame, in a new segment if the last one is full."""
+        """Make a frame readable, in a new segment if the last one is full."""
         size, last = _size(frame), self._reader.segments[-1]
         if last.index.count and last.size + size > self._segment_bytes:
             self._reader.segments += (self._new_segment(),)
@@ -93,17 +91,17 @@ class MemoryLog(ReadableLog):
         return 0
 
     def free_bytes(self) -> int:
-        """Memory is not counted."""
+        """Return 0: memory is not counted."""
         return 0
 
     def reserve(self, size: int) -> None:
-        """Overloaded(DISK_FULL) if ``capacity`` does not hold ``size`` bytes more."""
+        """Raise Overloaded(DISK_FULL) if ``capacity`` has no room for ``size`` more bytes."""
         self._check_usable()
         if self.capacity is not None and sum(map(_size, self.store.frames.values())) + size > self.capacity:
             raise error(Code.DISK_FULL)
 
     def append(self, kind: Kind, content: Content, time_us: int) -> int:
-        """Add one frame; the position of its first row."""
+        """Append one frame. Returns the position of its first row."""
         self._check_usable()
         batch = content.batch if isinstance(content, Packed) else content
         if not batch.schema.equals(STORED[kind]) or batch.num_rows == 0:
@@ -117,11 +115,11 @@ class MemoryLog(ReadableLog):
         return frame.position
 
     def sync(self) -> None:
-        """Make what was appended survive :meth:`crash` from now on."""
+        """Make appended frames survive :meth:`crash`."""
         self.hand_over()()
 
     def hand_over(self) -> Callable[[], None]:
-        """Return a function that makes what was appended until now survive :meth:`crash`."""
+        """Return a function that makes the frames appended so far survive :meth:`crash`."""
         self._check_usable()
         end = self.next_sequence
 
@@ -135,16 +133,16 @@ class MemoryLog(ReadableLog):
         return finish
 
     def settle(self) -> None:
-        """Do nothing: no work is deferred here."""
+        """Do nothing: there is no deferred work."""
 
     def crash(self) -> None:
-        """Stop as a crash would: what was not synced is gone; open the ``store`` anew."""
+        """Stop like a crash: frames that were not synced are lost; open the ``store`` anew."""
         if not self._closed:
             self.store.frames = {n: frame for n, frame in self.store.frames.items() if n < self._durable}
         self.close(clean=False)
 
     def save_snapshot(self, tables: dict[str, pa.Table], sequence: int, position: int, time_us: int) -> None:
-        """Keep a snapshot; keeps the last two."""
+        """Store a snapshot; the last two are kept."""
         self._check_usable()
         if sequence > self._durable:
             raise Misuse(
@@ -160,11 +158,11 @@ class MemoryLog(ReadableLog):
         return self.store.snapshots[-1] if self.store.snapshots else None
 
     def bytes_since_snapshot(self) -> int:
-        """Return bytes of the frames from the newest snapshot on."""
+        """Return the bytes of the frames from the newest snapshot on."""
         return self._reader.bytes_from(self.store.snapshots[-1].sequence if self.store.snapshots else 0)
 
     def drop_before(self, position: int) -> int:
-        """Drop whole segments below ``position`` that the newest snapshot covers; how many."""
+        """Drop whole segments below ``position`` that the newest snapshot covers. Returns their number."""
         self._check_usable()
         covered = self.store.snapshots[-1].sequence if self.store.snapshots else 0
         dropped = self._reader.droppable(position, covered)
@@ -175,10 +173,10 @@ class MemoryLog(ReadableLog):
         return len(dropped)
 
     def release(self) -> None:
-        """Do nothing: no other node waits for this log."""
+        """Do nothing: no other process waits for it."""
 
     def close(self, *, clean: bool = True) -> None:
-        """Sync and give the store back."""
+        """Sync and release the store."""
         if self._closed:
             return
         try:

@@ -1,6 +1,4 @@
-"""A set store in memory: keeps the contract of ``compensation/sets/seam.py`` in plain Python, for tests of what stands
-on a set store.
-"""
+"""A set store in memory: the contract of ``compensation/sets/seam.py`` in plain Python, for tests of its users."""
 
 from __future__ import annotations
 
@@ -26,11 +24,10 @@ def _now_us() -> int:
 
 
 class MemorySets:
-    """One pair of sets, as long as the object lives. Thread-safe; a test may look into its attributes, and set
-    ``fail``."""
+    """One pair of sets, for the object's lifetime. Thread-safe; tests may read its attributes, and set ``fail``."""
 
     def __init__(self, name: str, *, now_us: Callable[[], int] = _now_us) -> None:
-        """``now_us``: the clock of leases, microseconds since 1970."""
+        """Create empty sets. ``now_us``: the clock of leases, microseconds since 1970."""
         self._name = check_store_name(name)
         self._now_us = now_us
         self._lock = threading.RLock()
@@ -41,7 +38,7 @@ class MemorySets:
         self.runs: dict[str, dict[bytes, int]] = {}
         self.leases: dict[str, int] = {}
         self.fail: Exception | None = None
-        """What every call raises, if it is set: a store that is away."""
+        """Exception raised by every call, if set: an unreachable store."""
 
     @property
     def name(self) -> str:
@@ -49,42 +46,42 @@ class MemorySets:
         return self._name
 
     def lose(self) -> None:
-        """Be emptied, as by a restart of a server that keeps nothing."""
+        """Delete everything, like a restart of a server without persistence."""
         with self._lock:
             self._token = secrets.token_hex(8)
             for held in (self.half, self.commits, self.runs, self.leases):
                 held.clear()
 
     def epoch(self) -> str:
-        """See the contract."""
+        """Implement the contract."""
         with self._lock:
-            self._answer()
+            self._check_usable()
             return self._token
 
     def add_halves(self, ids: Sequence[bytes], announced_us: Sequence[int]) -> None:
-        """See the contract."""
+        """Implement the contract."""
         earliest = check_halves(ids, announced_us)
         with self._lock:
-            self._answer()
+            self._check_usable()
             for identity, us in earliest.items():
                 self.half[identity] = min(us, self.half.get(identity, us))
 
     def add_commits(self, ids: Sequence[bytes], now_us: int) -> None:
-        """See the contract."""
+        """Implement the contract."""
         check_ids(ids)
         check_time(now_us)
         with self._lock:
-            self._answer()
+            self._check_usable()
             for identity in ids:
                 self.commits.setdefault(identity, now_us)
 
     def take(self, before_us: int, limit: int, lease: float) -> Run | None:
-        """See the contract."""
+        """Implement the contract."""
         check_time(before_us)
         check_limit(limit)
         lasts_us = lease_us(lease)
         with self._lock:
-            self._answer()
+            self._check_usable()
             held = {identity for ids in self.runs.values() for identity in ids}
             run: dict[bytes, int] = {}
             for identity, us in sorted(self.half.items(), key=lambda item: (item[1], item[0])):
@@ -100,11 +97,11 @@ class MemorySets:
             return Run(name, tuple(run))
 
     def adopt(self, lease: float, limit: int) -> Run | None:
-        """See the contract."""
+        """Implement the contract."""
         check_limit(limit)
         lasts_us = lease_us(lease)
         with self._lock:
-            self._answer()
+            self._check_usable()
             now_us = self._now_us()
             for run, until_us in sorted(self.leases.items(), key=lambda item: item[1]):
                 if until_us <= now_us:
@@ -113,27 +110,27 @@ class MemorySets:
             return None
 
     def left(self, run: str, limit: int) -> tuple[bytes, ...]:
-        """See the contract."""
+        """Implement the contract."""
         check_limit(limit)
         with self._lock:
-            self._answer()
+            self._check_usable()
             ids = sorted(self.runs.get(run, {}).items(), key=lambda item: (item[1], item[0]))
             return tuple(identity for identity, _ in ids[:limit])
 
     def renew(self, run: str, lease: float) -> bool:
-        """See the contract."""
+        """Implement the contract."""
         lasts_us = lease_us(lease)
         with self._lock:
-            self._answer()
+            self._check_usable()
             if run in self.leases:
                 self.leases[run] = self._now_us() + lasts_us
             return run in self.leases
 
     def settle(self, run: str, ids: Sequence[bytes]) -> None:
-        """See the contract."""
+        """Implement the contract."""
         check_ids(ids)
         with self._lock:
-            self._answer()
+            self._check_usable()
             held = self.runs.get(run, {})
             for identity in ids:
                 held.pop(identity, None)
@@ -142,28 +139,28 @@ class MemorySets:
                 self.leases.pop(run, None)
 
     def forget_commits(self, before_us: int) -> int:
-        """See the contract."""
+        """Implement the contract."""
         check_time(before_us)
         with self._lock:
-            self._answer()
+            self._check_usable()
             old = [i for i, us in self.commits.items() if us < before_us and i not in self.half]
             for identity in old:
                 del self.commits[identity]
             return len(old)
 
     def sizes(self) -> Sizes:
-        """See the contract."""
+        """Implement the contract."""
         with self._lock:
-            self._answer()
+            self._check_usable()
             times = [*self.half.values(), *(us for ids in self.runs.values() for us in ids.values())]
             in_runs = sum(map(len, self.runs.values()))
             return Sizes(len(self.half), len(self.commits), in_runs, len(self.runs), min(times, default=None))
 
     def close(self) -> None:
-        """See the contract."""
+        """Implement the contract."""
         self._closed = True
 
-    def _answer(self) -> None:
+    def _check_usable(self) -> None:
         if self._closed:
             raise Misuse(Code.BAD_ARGUMENT, "the set store is closed")
         if self.fail is not None:

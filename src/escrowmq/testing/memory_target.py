@@ -1,6 +1,4 @@
-"""A relay's target in memory: keeps the contract of ``outbox/targets/seam.py``, and fails in the ways that a test asks
-for.
-"""
+"""A relay's target in memory: implements the contract of ``outbox/targets/seam.py``, with fault injection."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from escrowmq.outbox.targets.seam import Codes, Promise
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """One message that the target took."""
+    """One message that the target accepted."""
 
     message_id: bytes
     topic: str
@@ -30,18 +28,16 @@ class Taken:
 
 
 class MemoryTarget:
-    """Takes everything, unless a test sets ``answer``. Thread-safe, so several relays can share one.
-
-    ``answer(taken)`` gives the code of a row (OK by default). ``before()`` and ``after()`` are called around each
-    batch, on the sender's thread; what they raise goes to the sender. ``deduplicates`` as in :class:`Promise`.
-    """
+    """Accepts everything, unless a test sets ``answer``. Thread-safe, so several relays can share one.
+    ``answer(taken)`` returns the code of a row (OK by default). ``before()`` and ``after()`` are called around each
+    batch, on the sender's thread; their exceptions reach the sender. ``deduplicates`` as in :class:`Promise`."""
 
     def __init__(self, *, deduplicates: bool = False) -> None:
         self.answer: Callable[[Taken], Code] = lambda _: Code.OK
         self.before: Callable[[], None] = lambda: None
         self.after: Callable[[], None] = lambda: None
         self.taken: list[Taken] = []
-        """What got an OK, in order; repeats too, unless the target de-duplicates."""
+        """Rows with the code OK, in order; including repeats, unless the target de-duplicates."""
         self.batches = 0
         self._known: dict[tuple[str, bytes], Taken] = {}
         self._lock = threading.RLock()
@@ -59,19 +55,19 @@ class MemoryTarget:
             return [taken.message_id for taken in self.taken]
 
     def send(self, batch: pa.RecordBatch) -> Codes:
-        """See :class:`escrowmq.outbox.targets.seam.Target`."""
+        """Implement :meth:`escrowmq.outbox.targets.seam.Target.send`."""
         self.before()
         with self._lock:
             self.batches += 1
             stuck: set[str] = set()
-            codes = [self._take(_taken(row), stuck) for row in batch.to_pylist()]
+            codes = [self._accept(_from_row(row), stuck) for row in batch.to_pylist()]
         self.after()
         return np.array(codes, np.uint8)
 
     def close(self) -> None:
         """Do nothing."""
 
-    def _take(self, taken: Taken, stuck: set[str]) -> Code:
+    def _accept(self, taken: Taken, stuck: set[str]) -> Code:
         if taken.key in stuck:
             return Code.QUEUE_FULL
         code = self.answer(taken)
@@ -87,7 +83,7 @@ class MemoryTarget:
         return code
 
 
-def _taken(row: dict[str, Any]) -> Taken:
+def _from_row(row: dict[str, Any]) -> Taken:
     pairs = row["properties"]
     properties = None if pairs is None else dict(pairs)
     return Taken(row["message_id"], row["topic"], row["key"], row["tag"], properties, row["body"], row["delay_us"])

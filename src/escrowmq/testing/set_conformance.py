@@ -1,8 +1,5 @@
-"""Conformance suite for set stores: subclass :class:`SetConformance` and give it a fixture ``site``.
-
-:class:`SetModel` beside it says what any sequence of calls must give; tests hold stores against it with sequences that
-nobody thought of.
-"""
+"""The contract of every set store as a test suite: subclass :class:`SetConformance` with a fixture ``site``.
+:class:`SetModel` predicts the result of any sequence of calls; tests compare stores with it on generated sequences."""
 
 from __future__ import annotations
 
@@ -19,20 +16,20 @@ from escrowmq.compensation.sets.seam import MAX_IDS, Run, SetStore, Sizes
 from escrowmq.errors import EscrowError, Misuse
 
 LEASE = 600.0
-"""Seconds: longer than any test. A lease ends when the site says so, never by the clock."""
+"""Lease in seconds, longer than any test: leases expire by the site, never by the clock."""
 FAR_US = 1 << 52
 """A time after all announcements."""
 _names = itertools.count(secrets.randbits(40))
 
 
 class Site(Protocol):
-    """A place where pairs of sets live."""
+    """A place that stores pairs of sets."""
 
     def open(self, name: str) -> SetStore:
-        """Another way to the pair of this name, with connections of its own."""
+        """Open the pair of this name with its own connections."""
 
     def expire(self, name: str, run: str) -> None:
-        """Let a run's lease end now."""
+        """Make a run's lease expire now."""
 
     def empty(self) -> None:
         """Lose everything, as ``FLUSHALL`` or dropped tables do."""
@@ -44,17 +41,17 @@ def new_store_name() -> str:
 
 
 def new_ids(count: int) -> list[bytes]:
-    """Return ids as no other test has them."""
+    """Return ids that no other test has."""
     return [secrets.token_bytes(16) for _ in range(count)]
 
 
 def taken_by(store: SetStore, limit: int = 100) -> list[Run]:
-    """Return everything that can be taken, run by run."""
+    """Take everything available, run by run."""
     return list(iter(lambda: store.take(FAR_US, limit, LEASE), None))
 
 
 def at_once(*works: Callable[[], object]) -> None:
-    """Run each on a thread of its own, all from one start; raises what one of them raised."""
+    """Run each function on its own thread, started together; raises an exception of any of them."""
     start = threading.Barrier(len(works))
     failures: list[BaseException] = []
 
@@ -75,8 +72,7 @@ def at_once(*works: Callable[[], object]) -> None:
 
 
 class SetModel:
-    """The contract in plain Python, called beside a store: each method makes the call on the store and compares what it
-    gives."""
+    """The contract in plain Python: each method calls the store and compares the result with the model."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
@@ -94,13 +90,13 @@ class SetModel:
             self.half[identity] = min(us, self.half.get(identity, us))
 
     def add_commits(self, ids: list[bytes], now_us: int) -> None:
-        """Enter ids."""
+        """Add ids to the commit set."""
         self.store.add_commits(ids, now_us)
         for identity in ids:
             self.commits.setdefault(identity, now_us)
 
     def take(self, before_us: int, limit: int) -> None:
-        """Take the due ids by the rules, the earliest first; a store may stop anywhere."""
+        """Take a run: a store may stop anywhere, but what it has passed follows the rules, earliest first."""
         early = sorted((us, identity) for identity, us in self.half.items() if us < before_us)
         run = self.store.take(before_us, limit, LEASE)
         passed = early[: len(self.half) - self.store.sizes().half]
@@ -119,13 +115,13 @@ class SetModel:
             self.runs[run.name] = rest
 
     def expire(self, run: str) -> None:
-        """Let a lease end."""
+        """Make a lease expire."""
         if run in self.runs:
             self._site.expire(self.name, run)
             self.expired.add(run)
 
     def adopt(self, limit: int) -> None:
-        """One of those whose lease has ended, and no other."""
+        """Take over an expired lease, and no other."""
         run = self.store.adopt(LEASE, limit)
         if run is None:
             assert not self.expired
@@ -135,16 +131,16 @@ class SetModel:
         assert run.ids == self._left(run.name, limit)
 
     def left(self, run: str, limit: int) -> None:
-        """Return what is not settled, the earliest first."""
+        """Compare the unsettled ids, earliest first."""
         assert self.store.left(run, limit) == self._left(run, limit)
 
     def renew(self, run: str) -> None:
-        """Whoever was too late may still hold on, if nobody adopted it meanwhile."""
+        """Renew a lease: even an expired one, unless it was adopted."""
         assert self.store.renew(run, LEASE) == (run in self.runs)
         self.expired.discard(run)
 
     def settle(self, run: str, ids: list[bytes]) -> None:
-        """Only what is in this run goes."""
+        """Settle ids: only those of this run are removed."""
         self.store.settle(run, ids)
         held = self.runs.get(run, {})
         for identity in ids:
@@ -154,14 +150,14 @@ class SetModel:
             self.expired.discard(run)
 
     def forget_commits(self, before_us: int) -> None:
-        """Entries whose announcement is there stay."""
+        """Forget old entries, except those with an announcement."""
         old = {i for i, us in self.commits.items() if us < before_us and i not in self.half}
         assert self.store.forget_commits(before_us) == len(old)
         for identity in old:
             del self.commits[identity]
 
     def check(self) -> None:
-        """Nothing is more or less than it should be."""
+        """Compare the sizes."""
         times = [*self.half.values(), *(us for ids in self.runs.values() for us in ids.values())]
         in_runs = sum(map(len, self.runs.values()))
         assert self.store.sizes() == Sizes(
@@ -169,7 +165,7 @@ class SetModel:
         )
 
     def finish(self) -> None:
-        """Look at every run, take all that is left, and let the store go."""
+        """Compare every run, take all remaining ids, and close the store."""
         self.check()
         for run in self.runs:
             self.left(run, MAX_IDS)
@@ -187,12 +183,12 @@ class SetConformance:
 
     @pytest.fixture
     def name(self) -> str:
-        """Of a pair of sets that is empty."""
+        """Return the name of an empty pair of sets."""
         return new_store_name()
 
     @pytest.fixture
     def store(self, site: Site, name: str) -> Iterator[SetStore]:
-        """Yield that pair, closed afterwards."""
+        """Provide that pair, closed afterwards."""
         store = site.open(name)
         yield store
         store.close()
@@ -425,7 +421,7 @@ class SetConformance:
             store.sizes()
 
     def test_schedulers_at_once_share_no_id_and_lose_none(self, site: Site, name: str) -> None:
-        """Three take, two announce and enter meanwhile; afterwards each id is in one run, or was found in both sets."""
+        """Three threads take, two announce and enter; afterwards each id is in one run, or was in both sets."""
         stores = [site.open(name) for _ in range(5)]
         waiting, late = new_ids(150), new_ids(100)
         stores[0].add_halves(waiting, range(150))
@@ -477,7 +473,7 @@ class SetConformance:
             store.close()
 
     def test_settled_by_two_at_once(self, site: Site, name: str) -> None:
-        """Whoever lost a run continues with it unknowingly: nothing is lost, and in the end it is gone."""
+        """The former owner of a run continues with it: nothing is lost, and in the end the run is gone."""
         stores = [site.open(name) for _ in range(2)]
         ids = new_ids(40)
         stores[0].add_halves(ids, range(40))

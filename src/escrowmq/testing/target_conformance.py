@@ -1,8 +1,5 @@
-"""Conformance suite for targets of the relay: subclass :class:`TargetConformance` and give it a fixture
-``site``.
-
-A :class:`Site` is a real server of its own with a way to look into it: the suite pauses and kills it.
-"""
+"""The contract of every relay target as a test suite: subclass :class:`TargetConformance` with a fixture ``site``. A
+:class:`Site` is a separate real server with access to its contents: the suite pauses and kills it."""
 
 from __future__ import annotations
 
@@ -24,14 +21,14 @@ from escrowmq.outbox.targets.seam import Codes, Target
 from escrowmq.testing.ledgers import outgoing
 
 PATIENCE = 60.0
-"""Seconds until something that must become true is given up."""
+"""Timeout (s) for a condition that must become true."""
 _numbers = itertools.count(time.time_ns())
-"""Of ids and topics: other than those of any run before."""
+"""Numbers for ids and topics, different in every run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """One message as its consumers find it."""
+    """One message as its consumers receive it."""
 
     message_id: bytes
     key: str | None
@@ -41,22 +38,22 @@ class Stored:
 
 
 class Site(Protocol):
-    """A running server, a target that sends to it, and what it holds."""
+    """A running server, a target that sends to it, and its contents."""
 
     oversize: int
-    """A body of so many bytes is refused by the targets of :meth:`open`."""
+    """Body size that the targets of :meth:`open` reject."""
 
     def open(self, timeout: float = 10.0) -> Target:
-        """Return a new target that gives up after ``timeout`` seconds."""
+        """Open a new target with a timeout of ``timeout`` seconds."""
 
     def new_topic(self) -> str:
-        """Return a topic that nothing was sent to, ready to be sent to."""
+        """Return a new topic that is ready for messages."""
 
     def drain(self, topic: str) -> list[Stored]:
-        """Return everything that was ever stored under ``topic`` and is visible, each key's messages in their order."""
+        """Return all visible messages ever stored under ``topic``, in order per key."""
 
     def pause(self) -> None:
-        """Let it answer nothing, connections open."""
+        """Make it unresponsive, with open connections."""
 
     def resume(self) -> None:
         """End a pause."""
@@ -74,12 +71,12 @@ def new_name() -> str:
 
 
 def batch(topic: str, rows: Sequence[dict[str, Any]]) -> pa.RecordBatch:
-    """Return a batch of schema OUTGOING: ``rows`` say what is not left at its default; each has a new message id."""
+    """Return a batch of schema OUTGOING: ``rows`` override defaults; each has a new message id."""
     return outgoing({"topic": topic, "message_id": next(_numbers).to_bytes(16, "big"), **row} for row in rows)
 
 
 def keyed(topic: str, keys: Iterable[str | None], start: int = 0) -> pa.RecordBatch:
-    """One row for each of ``keys``; bodies count up from ``start``."""
+    """Return one row for each of ``keys``; bodies count up from ``start``."""
     return batch(topic, [{"key": key, "body": b"%08d" % n} for n, key in enumerate(keys, start)])
 
 
@@ -90,7 +87,7 @@ def ids_of(sent: pa.RecordBatch) -> list[bytes]:
 
 
 def first_sights(stored: Iterable[Stored]) -> dict[str | None, list[bytes]]:
-    """Return the bodies of each key in the order of their first occurrence, as an idempotent consumer sees them."""
+    """Return the bodies of each key in the order of their first occurrence, as for a consumer that skips repeats."""
     seen: dict[str | None, dict[bytes, None]] = {}
     for message in stored:
         seen.setdefault(message.key, {})[message.body] = None
@@ -106,13 +103,13 @@ def eventually(check: Callable[[], bool], what: str) -> None:
 
 
 def assert_held(codes: Codes) -> None:
-    """Every row is to be sent again, and none is counted as refused."""
+    """Assert that failed rows are to be retried, and none is rejected."""
     branches = {type(error(Code(code))) for code in np.unique(codes[codes != Code.OK]).tolist()}
     assert branches <= {Unknown, Overloaded}, codes
 
 
 def send_until_ok(target: Target, rows: pa.RecordBatch, failed: threading.Event | None = None) -> None:
-    """Send again what was not OK, in order, as a relay does; ``failed`` is set when there was something."""
+    """Resend rows that were not OK, in order, like a relay; ``failed`` is set if there was any."""
     deadline = time.monotonic() + PATIENCE
     while rows.num_rows:
         assert time.monotonic() < deadline, "the target does not come back"
@@ -128,12 +125,12 @@ class TargetConformance:
 
     @pytest.fixture
     def topic(self, site: Site) -> str:
-        """Return a topic that nothing was sent to."""
+        """Return a new topic."""
         return site.new_topic()
 
     @pytest.fixture
     def target(self, site: Site) -> Iterable[Target]:
-        """Yield a target, closed afterwards."""
+        """Provide a target, closed afterwards."""
         target = site.open()
         yield target
         target.close()
@@ -208,7 +205,7 @@ class TargetConformance:
         assert copies == dict.fromkeys(ids_of(sent), expected)
 
     def test_the_same_id_for_another_content_and_in_another_topic(self, site: Site, target: Target, topic: str) -> None:
-        """A target that knows ids takes no other message for one of them: its row must wait for a person."""
+        """A target that knows ids rejects another message with the same id: its row must wait for an operator."""
         sent = batch(topic, [{"key": "a", "body": b"first"}])
         assert not target.send(sent).any()
         same = {"message_id": ids_of(sent)[0], "key": "a"}
@@ -266,7 +263,7 @@ class TargetConformance:
             target.close()
 
     def test_killed_while_sending_loses_nothing_that_was_ok(self, site: Site, topic: str) -> None:
-        """Killed between or in the middle of batches, away for a while, and back: the same target continues."""
+        """Kill it between or during batches, restart it later: the same target continues."""
         batches: list[pa.RecordBatch] = []
         some_sent, some_failed = threading.Event(), threading.Event()
         failures: list[BaseException] = []
@@ -274,7 +271,7 @@ class TargetConformance:
 
         def relay() -> None:
             try:
-                while len(batches) < 12 or not some_failed.is_set():  # a quick target continues until it was killed
+                while len(batches) < 12 or not some_failed.is_set():  # a fast target continues until the kill
                     keys = [None if n % 4 == 3 else f"k{n % 4}" for n in range(40)]
                     batches.append(keyed(topic, keys, 40 * len(batches)))
                     send_until_ok(target, batches[-1], some_failed)

@@ -153,10 +153,10 @@ def test_a_broker_that_is_away_meanwhile_is_waited_for(twin, bus, eventually):
 def test_one_that_is_forgotten_again_and_again_gives_up_at_its_deadline(twin, bus, hurried):
     producer = bus.producer("p")
     producer.send("orders", b"0")
-    twin._unknown = lambda options: True
+    twin._is_unknown_session = lambda options: True
     with hurried(producer, 0.3), pytest.raises(mq.Unknown):
         producer.send("orders", b"1")
-    del twin._unknown
+    del twin._is_unknown_session
     producer.send("orders", b"2")
     assert bodies(twin) == [b"0", b"2"]
 

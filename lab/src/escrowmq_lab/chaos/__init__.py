@@ -1,3 +1,1 @@
-"""The chaos run: producers, brokers and consumers as real processes, killed, paused, cut off and filled up at random;
-then every id is checked.
-"""
+"""The chaos run: real processes under random faults (kills, pauses, cuts, full disks), and a check of every id."""

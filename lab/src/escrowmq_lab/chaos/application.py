@@ -1,6 +1,4 @@
-"""What runs in a producer's or a consumer's node: each mode in a thread of its own, under a supervisor, and a
-producer's relay.
-"""
+"""The application of a producer's or consumer's node: a supervised thread per mode, and a producer's relay."""
 
 from __future__ import annotations
 
@@ -25,17 +23,17 @@ from escrowmq_lab.chaos.modes import Mode, Site, mode_of
 from escrowmq_lab.databases import open_engine
 
 REST_SECONDS = 0.2
-"""Between a failure and the next try, as a supervisor would."""
-LOOK_SECONDS = 0.05
+"""Pause (s) between a failure and the next attempt, like a supervisor."""
+POLL_SECONDS = 0.05
 POOL = 24
-"""Connections of a node to its database: a thread has one or two."""
+"""Connections of a node to its database: a thread uses one or two."""
 RELAY_TIMEOUT = 2.0
 RELAY = {
     "workers": 1,
     "poll_interval": 0.1,
-    # What a killed relay had leased is soon its successor's.
+    # The rows leased by a killed relay soon expire.
     "lease": 4.0,
-    # A full disk refuses rows of the table; none is to wait for a person because it lasted.
+    # A full disk rejects rows of the table; none may wait for an operator because of that.
     "redelivery_interval": 0.5,
     "redeliveries": 1_000_000,
     "backoff_max": 2.0,
@@ -48,7 +46,7 @@ Say = Callable[..., None]
 
 @dataclass(frozen=True, slots=True)
 class ApplicationPlan:
-    """What a producer's or a consumer's node is started with."""
+    """Configuration of a producer's or consumer's node."""
 
     name: str
     kind: str
@@ -61,13 +59,13 @@ class ApplicationPlan:
     modes: tuple[str, ...]
     peers: int
     rate: float
-    """Messages a second of one mode."""
+    """Messages per second of one mode."""
     seed: str
 
 
 class Application:
-    """A producer or a consumer of the run. ``say`` tells the director. Raises EscrowError from :meth:`run` if it cannot
-    start."""
+    """A producer or consumer of the run. ``say`` notifies the director. Raises EscrowError from :meth:`run` if it
+    fails."""
 
     def __init__(self, plan: ApplicationPlan, say: Say, starts: int) -> None:
         self._plan = plan
@@ -78,14 +76,14 @@ class Application:
         self._running: Relay | None = None
 
     def end(self) -> None:
-        """Have :meth:`run` return."""
+        """Make :meth:`run` return."""
         self.closing.set()
         self._ended.set()
         if self._running is not None:
             self._running.ask_to_stop()
 
     def run(self) -> None:
-        """Place, or take, until :meth:`end`."""
+        """Produce, or consume, until :meth:`end`."""
         plan = self._plan
         engine = open_engine(plan.database, pool_size=POOL)
         fill_database(engine, plan.folder)
@@ -124,14 +122,14 @@ class Application:
                 thread.start()
             self._say("ready", "")
             if producer:
-                self._tell_what_is_placed(sites)
+                self._report_placed(sites)
             self._ended.wait()
             for thread in threads:
                 thread.join()
         engine.dispose()
 
     def _prepare(self, engine: sa.Engine) -> None:
-        """Make the tables; the database may be full or away, as any other time."""
+        """Create the tables; the database may be full or unreachable, as at any other time."""
         while True:
             try:
                 outbox.migrate(engine)
@@ -141,10 +139,10 @@ class Application:
                 _log.warning("the tables cannot be made yet: %s", problem.orig)
                 self._ended.wait(REST_SECONDS)
 
-    def _tell_what_is_placed(self, sites: dict[str, Site]) -> None:
+    def _report_placed(self, sites: dict[str, Site]) -> None:
         self.closing.wait()
         left = set(sites)
-        while left and not self._ended.wait(LOOK_SECONDS):
+        while left and not self._ended.wait(POLL_SECONDS):
             for mode in [mode for mode in left if sites[mode].placed.is_set()]:
                 left.discard(mode)
                 self._say("placed", mode)
@@ -156,11 +154,11 @@ class Application:
             except Exception as problem:
                 if self._ended.is_set() and isinstance(problem, EscrowError | sa.exc.DBAPIError):
                     return
-                self._judge(mode.name, problem)
+                self._on_failure(mode.name, problem)
             self._ended.wait(REST_SECONDS)
 
     def _relay(self, engine: sa.Engine) -> None:
-        """Send what modes write into the outbox's table."""
+        """Send the rows that modes write into the outbox table."""
         target = open_target(self._plan.url, timeout=RELAY_TIMEOUT)
         try:
             while not self._ended.is_set():
@@ -168,13 +166,13 @@ class Application:
                 try:
                     relay.run()  # until :meth:`end`, or a worker fails
                 except Exception as problem:
-                    self._judge("relay", problem)
+                    self._on_failure("relay", problem)
                 self._ended.wait(REST_SECONDS)
         finally:
             target.close()
 
-    def _judge(self, mode: str, problem: Exception) -> None:
-        """Log a failure that a program must expect; report any other as a finding."""
+    def _on_failure(self, mode: str, problem: Exception) -> None:
+        """Log a failure that programs must expect; report any other one (a bug, or corrupt data) as a finding."""
         expected = isinstance(problem, EscrowError | sa.exc.DBAPIError)
         if expected and not isinstance(problem, Misuse | Corrupt | Denied | sa.exc.IntegrityError):
             _log.warning("%s: %s: %s", mode, type(problem).__name__, str(problem).splitlines()[0])

@@ -1,13 +1,13 @@
-"""What each side writes down in its own database, for the check at the end: by id and content, never by count.
+"""The books of each node in its own database, for the final check: by id and content, never by count.
 
-A producer writes three things about an id: that it *intends* to place it (in a transaction of its own, before anything
-else), the *business* row (in the local transaction of the mode: it stands if and only if that transaction committed, so
-it is the truth), and that it was *confirmed* (afterwards, when the mode said that all is done). A consumer writes an
-*effect* in the transaction of the mode's mark. No effect is refused or overwritten here: one that happens twice stands
-twice.
+A producer records three facts about an id: that it *intends* to place it (in a separate transaction, before anything
+else), the *business* row (in the local transaction of the mode: it exists if and only if that transaction committed, so
+it is the truth), and that it was *confirmed* (afterwards, when the mode reported success). A consumer records an
+*effect* in the transaction of the mode's deduplication record. No effect is rejected or overwritten here: a repeated
+effect has two rows.
 
-The body of a message follows from its id (:func:`body_of`), so an effect tells by the hash of what it got whether the
-content is right.
+The body of a message follows from its id (:func:`body_of`), so the hash in an effect shows whether the content is
+right.
 """
 
 from __future__ import annotations
@@ -55,26 +55,26 @@ effects = sa.Table(
 )
 
 FILLER = 120
-"""Bytes of a body beside its id."""
+"""Bytes of a body in addition to its id."""
 
 
 def body_of(identity: str) -> bytes:
-    """Return the body of the message with this id: the id, a space, and filler that nobody could guess."""
+    """Return the body of the message with this id: the id, a space, and unpredictable filler."""
     return identity.encode() + b" " + hashlib.shake_128(identity.encode()).digest(FILLER // 2).hex().encode()
 
 
 def id_of(body: bytes) -> str:
-    """Return the id that a body claims; what is no body gives some text, whose hash will be wrong."""
+    """Return the id that a body claims; for an invalid body some text, whose hash will be wrong."""
     return body.partition(b" ")[0].decode(errors="replace")[:96]
 
 
 def hash_of(body: bytes) -> bytes:
-    """Eight bytes that tell whether a body is what :func:`body_of` made."""
+    """Return eight bytes that show whether a body was made by :func:`body_of`."""
     return hashlib.blake2b(body, digest_size=8).digest()
 
 
 def message_id_of(identity: str) -> bytes:
-    """Return the 16 bytes that name the message of this id at the brokers, however often it is sent."""
+    """Return the 16-byte message id of this id at the brokers, the same for every send."""
     return hashlib.blake2b(identity.encode(), digest_size=16).digest()
 
 
@@ -85,25 +85,25 @@ class Books:
         self._engine = engine
 
     def make(self) -> None:
-        """Make the tables where they are not there yet."""
+        """Create the tables that do not exist."""
         metadata.create_all(self._engine)
 
     def intend(self, mode: str, ids: Sequence[str], *, dooms: bool = False) -> None:
-        """Before anything else is done about ``ids``; ``dooms``: their business will be rolled back."""
+        """Record the intention before any other work on ``ids``; ``dooms``: their business will be rolled back."""
         with self._engine.begin() as connection:
             connection.execute(intended.insert(), _rows(mode, ids, dooms=dooms))
 
     def enter(self, session: Any, mode: str, ids: Sequence[str]) -> None:
-        """Write the business change in the local transaction of ``session`` (a session or a connection)."""
+        """Record the business change, in the local transaction of ``session`` (a session or a connection)."""
         session.execute(business.insert(), _rows(mode, ids))
 
     def confirm(self, mode: str, ids: Sequence[str]) -> None:
-        """All is done, as far as the producer was told."""
+        """Record that all is done, as reported to the producer."""
         with self._engine.begin() as connection:
             connection.execute(confirmed.insert(), _rows(mode, ids))
 
     def effect(self, session: Any, mode: str, bodies: Iterable[bytes]) -> None:
-        """Write the effects of messages with these bodies in the transaction of ``session``."""
+        """Record the effects of messages with these bodies, in the transaction of ``session``."""
         now = now_us()
         rows = [{"id": id_of(body), "mode": mode, "hash": hash_of(body), "at_us": now} for body in bodies]
         if rows:
@@ -111,7 +111,7 @@ class Books:
 
 
 def now_us() -> int:
-    """Wall time, microseconds since 1970: for the report, nothing is decided by it."""
+    """Return wall time, microseconds since 1970: for the report only, not for decisions."""
     return time.time_ns() // 1000
 
 

@@ -1,6 +1,4 @@
-"""Full disks: below the log of a broker, and by the page limit of a SQLite file. A node's disk is full while a marker
-file lies in its folder.
-"""
+"""Full disks: below a broker's log, and by a page limit in SQLite. A marker file in the node's folder means full."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ _MOST_PAGES = 4_294_967_294
 
 
 def set_full(folder: Path, full: bool) -> None:
-    """From now on, the disk of the node that has this folder is full, or has room."""
+    """Make the disk of the node with this folder full, or free."""
     marker = folder / MARKER
     if full:
         marker.touch()
@@ -29,16 +27,13 @@ def set_full(folder: Path, full: bool) -> None:
 
 
 def fillable_disk(folder: Path) -> Callable[[Path], Disk]:
-    """Return a factory for the disk of a broker whose node has ``folder``."""
+    """Return a function that opens the disk of the broker whose node has ``folder``."""
     return lambda data: FillableDisk(RealDisk(data), folder / MARKER)
 
 
 class FillableDisk(WrappedDisk):
-    """A disk that is full while ``marker`` exists: nothing on it grows, and no file is made.
-
-    What has its blocks already may still be written, files may be renamed and removed, and everything may be read and
-    synced.
-    """
+    """A disk that is full while ``marker`` exists: no file grows, and none is created. Allocated blocks may still be
+    written, files may be renamed and removed, and everything may be read and synced."""
 
     def __init__(self, disk: Disk, marker: Path) -> None:
         super().__init__(disk)
@@ -46,11 +41,11 @@ class FillableDisk(WrappedDisk):
 
     @property
     def full(self) -> bool:
-        """Whether it is."""
+        """Whether the disk is full."""
         return os.path.exists(self._marker)
 
     def open(self, name: str, *, create: bool = False) -> File:
-        """Return the file, for reading and writing. Raises OSError(ENOSPC) where a full disk would have to make it."""
+        """Open a file for reading and writing. Raises OSError(ENOSPC) if a full disk would have to create it."""
         if create and self.full:
             try:
                 return _FillableFile(self._disk.open(name), self)
@@ -59,7 +54,7 @@ class FillableDisk(WrappedDisk):
         return _FillableFile(self._disk.open(name, create=create), self)
 
     def free_bytes(self) -> int:
-        """None on a full disk."""
+        """Return the free bytes, 0 on a full disk."""
         return 0 if self.full else self._disk.free_bytes()
 
 
@@ -70,7 +65,7 @@ class _FillableFile(WrappedFile):
 
     def write_at(self, offset: int, chunks: list[bytes | memoryview | pa.Buffer]) -> None:
         if self._disk.full and offset + sum(map(len, chunks)) > (size := self._file.size()):
-            if size > offset:  # what has its blocks is written before the system finds that there are no more
+            if size > offset:  # allocated blocks are written before the system finds that there are no more
                 whole = b"".join(chunks)
                 self._file.write_at(offset, [whole[: size - offset]])
             raise _no_space()
@@ -83,17 +78,16 @@ class _FillableFile(WrappedFile):
 
 
 def fill_database(engine: sa.Engine, folder: Path) -> None:
-    """Keep the SQLite database of ``engine`` from growing while the disk of the node in ``folder`` is full:
-    statements that need a page fail with SQLITE_FULL, and their transaction is rolled back. Another kind of
-    database is left as it is."""
+    """Stop the SQLite database of ``engine`` from growing while the disk of the node with ``folder`` is full:
+    statements that need a page fail with SQLITE_FULL, and their transaction is rolled back. Other databases are
+    unchanged."""
     if engine.dialect.name != "sqlite":
         return
     marker = str(folder / MARKER)
 
     @sa.event.listens_for(engine, "begin")
     def on_begin(connection: sa.Connection) -> None:
-        # A limit below the present size is the present size; it belongs to the connection, which is used again when
-        # there is room.
+        # A limit below the size equals the size; it belongs to the connection, which is reused when there is room.
         connection.exec_driver_sql(f"PRAGMA max_page_count = {1 if os.path.exists(marker) else _MOST_PAGES}")
 
 

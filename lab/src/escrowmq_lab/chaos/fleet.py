@@ -1,7 +1,5 @@
-"""The nodes as processes: start, kill, pause, tell and hear them. Only those that were started here.
-
-They are forked by Python's fork server, which has imported the product and runs no thread of ours.
-"""
+"""The nodes as processes: starts, kills, pauses and messages them. Only those started here. They are forked by Python's
+fork server, which has imported the product and runs none of our threads."""
 
 from __future__ import annotations
 
@@ -31,17 +29,16 @@ PRELOADED = (
     "sqlalchemy.dialects.sqlite",
     "sqlalchemy.dialects.postgresql.psycopg",
 )
-"""Imported once: about a second of processor time, which each start would take else."""
+"""Imported once: saves about a second of processor time per start."""
 STOP_SECONDS = 30.0
-"""A node that was told to end and has not by then is killed."""
+"""Time (s) for a node to end on request before it is killed."""
 
 Plan = BrokerPlan | ApplicationPlan | ProgramPlan
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
-    """What a node said (see :mod:`escrowmq_lab.chaos.nodes`), or ``words`` ("ended", exit code): negative: the signal
-    that killed it."""
+class NodeMessage:
+    """A message of a node (:mod:`escrowmq_lab.chaos.nodes`), or ("ended", code); negative: the killing signal."""
 
     node: str
     words: tuple[str, ...]
@@ -55,11 +52,11 @@ class _Node:
     channel: Connection | None = None
     starts: int = 0
     ready: bool = False
-    said: list[tuple[str, ...]] = field(default_factory=list)
+    unread: list[tuple[str, ...]] = field(default_factory=list)
 
 
 class Fleet:
-    """All nodes of a run. Used by one thread. A context manager: what still runs at its end is killed."""
+    """All nodes of a run. Used by one thread. A context manager: remaining processes are killed at its end."""
 
     def __init__(self, plans: Mapping[str, Plan], logs: Path) -> None:
         logs.mkdir(parents=True, exist_ok=True)
@@ -80,42 +77,42 @@ class Fleet:
         return [name for name, node in self._nodes.items() if node.process is not None]
 
     def ready(self, name: str) -> bool:
-        """Return whether it has said so since it was started."""
+        """Decide whether a node has reported that it is ready since it was started."""
         return self._nodes[name].ready
 
     def start(self, name: str) -> None:
-        """Start a node that does not run."""
+        """Start a node that is not running."""
         node = self._nodes[name]
         assert node.process is None, f"{name} runs"
-        here, there = self._context.Pipe()
+        here, by_channel = self._context.Pipe()
         node.process = self._context.Process(
-            target=nodes.main, args=(node.plan, there, node.log, node.starts), name=name
+            target=nodes.main, args=(node.plan, by_channel, node.log, node.starts), name=name
         )
         node.process.start()
-        there.close()
+        by_channel.close()
         node.channel, node.ready = here, isinstance(node.plan, ProgramPlan)
         node.starts += 1
 
     def kill(self, name: str) -> None:
-        """SIGKILL, paused or not, and wait until it is gone; what it said before is still heard."""
+        """Kill a node (SIGKILL), paused or not, and wait for its end; earlier messages are still delivered."""
         node = self._nodes[name]
         if node.process is not None:
             if isinstance(node.plan, ProgramPlan) and node.process.pid is not None:
-                with contextlib.suppress(ProcessLookupError):  # it has ended, or has no group of its own yet
+                with contextlib.suppress(ProcessLookupError):  # it has ended, or has no process group yet
                     os.killpg(node.process.pid, signal.SIGKILL)
             node.process.kill()
-            self._bury(node)
+            self._reap(node)
 
     def pause(self, name: str) -> None:
-        """SIGSTOP."""
+        """Pause a node (SIGSTOP)."""
         self._signal(name, signal.SIGSTOP)
 
     def resume(self, name: str) -> None:
-        """SIGCONT."""
+        """Resume a node (SIGCONT)."""
         self._signal(name, signal.SIGCONT)
 
-    def tell(self, name: str, word: str) -> None:
-        """Say something to a node; one that has died hears nothing."""
+    def send(self, name: str, word: str) -> None:
+        """Send a message to a node; a dead one is ignored."""
         channel = self._nodes[name].channel
         if channel is not None:
             try:
@@ -123,35 +120,35 @@ class Fleet:
             except OSError:
                 pass
 
-    def hear(self, seconds: float) -> Iterator[Heard]:
-        """Yield the messages of nodes as they arrive, for at most ``seconds``."""
-        if left := [Heard(name, words) for name, node in self._nodes.items() for words in node.said]:
+    def receive(self, seconds: float) -> Iterator[NodeMessage]:
+        """Receive messages from nodes: waits at most ``seconds`` for a first one, then yields all available."""
+        if left := [NodeMessage(name, words) for name, node in self._nodes.items() for words in node.unread]:
             for node in self._nodes.values():
-                node.said.clear()
+                node.unread.clear()
             yield from left
             return
-        there = {node.channel: name for name, node in self._nodes.items() if node.channel is not None}
-        for channel in multiprocessing.connection.wait(list(there), max(seconds, 0.0)):
-            name = there[channel]  # type: ignore[index]
+        by_channel = {node.channel: name for name, node in self._nodes.items() if node.channel is not None}
+        for channel in multiprocessing.connection.wait(list(by_channel), max(seconds, 0.0)):
+            name = by_channel[channel]  # type: ignore[index]
             node = self._nodes[name]
             try:
                 words: tuple[str, ...] = node.channel.recv() if node.channel is not None else ()
             except (EOFError, OSError):
-                code = self._bury(node)
-                yield from (Heard(name, words) for words in node.said)
-                node.said.clear()
-                yield Heard(name, ("ended", str(code)))
+                code = self._reap(node)
+                yield from (NodeMessage(name, words) for words in node.unread)
+                node.unread.clear()
+                yield NodeMessage(name, ("ended", str(code)))
                 continue
             node.ready = node.ready or words[0] == "ready"
-            yield Heard(name, words)
+            yield NodeMessage(name, words)
 
     def _signal(self, name: str, number: signal.Signals) -> None:
         process = self._nodes[name].process
         if process is not None and process.is_alive() and process.pid is not None:
             os.kill(process.pid, number)
 
-    def _bury(self, node: _Node) -> int:
-        """Wait for the end of a process that has ended, or will; its exit code."""
+    def _reap(self, node: _Node) -> int:
+        """Wait for a process that has ended, or will. Returns its exit code."""
         assert node.process is not None
         assert node.channel is not None
         node.process.join(STOP_SECONDS)
@@ -161,7 +158,7 @@ class Fleet:
         code = node.process.exitcode or 0
         try:
             while node.channel.poll():
-                node.said.append(node.channel.recv())
+                node.unread.append(node.channel.recv())
         except (EOFError, OSError):
             pass
         node.process.close()

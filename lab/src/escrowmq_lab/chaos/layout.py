@@ -1,4 +1,4 @@
-"""What runs where: the folder, the addresses and the ports of each node, the same through all its restarts."""
+"""The layout of a run: folder, addresses and ports of each node, unchanged by restarts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from escrowmq_lab.chaos.proxy import Route
 
 
 def plans_of(options: Options, folder: Path, urls: dict[str, str]) -> dict[str, Plan]:
-    """Return the start-up plan of each node."""
+    """Return the configuration of each node, the same for every start."""
     brokers = [name for name in options.nodes if name.startswith("broker")]
     programs = [f"program-{mode}" for mode in options.modes if mode_of(mode).beside(folder, "") is not None]
     hosts = {name: address_of(place) for place, name in enumerate([*urls, *programs])}
@@ -47,7 +47,7 @@ def plans_of(options: Options, folder: Path, urls: dict[str, str]) -> dict[str, 
 
 
 def routes_of(plans: dict[str, Plan]) -> list[Route]:
-    """From every producer and consumer to every broker."""
+    """Return the routes from every producer and consumer to every broker."""
     nodes = [(plan.name, plan.host) for plan in plans.values() if isinstance(plan, ApplicationPlan | ProgramPlan)]
     brokers = [plan for plan in plans.values() if isinstance(plan, BrokerPlan)]
     return [Route(name, host, broker.name, broker.port) for name, host in nodes for broker in brokers]

@@ -1,12 +1,12 @@
-"""The program of a node: a broker on a folder, a producer or a consumer with its database, told what to do over a pipe.
+"""The program of a node: a broker on a folder, a producer or a consumer with its database, controlled over a pipe.
 
-A node is forked from a server that has imported the product already (:mod:`escrowmq_lab.chaos.fleet`), for most of what
-a start costs is importing. It ends with its director: by the signal that the system sends when the parent has died, and
-by the end of the pipe.
+A node is forked from a server that has imported the product already (:mod:`escrowmq_lab.chaos.fleet`), because imports
+are most of the cost of a start. It ends with its director: by the signal that the system sends when the parent dies,
+and by the end of the pipe.
 
-What a node says: ``("ready", "")``, ``("placed", mode)`` (that mode of a producer has seen that it is to place nothing
-more, and has no more business rows to come), ``("failed", mode, text)`` (a finding), ``("stopped", text)`` (it could
-not start, and ends). What it is told: ``"close"`` (place nothing new), ``"end"``.
+Messages of a node: ``("ready", "")``, ``("placed", mode)`` (that mode of a producer has stopped placing, and has no
+more business rows to come), ``("failed", mode, text)`` (a finding), ``("stopped", text)`` (it could not start, and
+ends). Commands to a node: ``"close"`` (place nothing new), ``"end"``.
 """
 
 from __future__ import annotations
@@ -30,18 +30,17 @@ from escrowmq_lab.chaos.orphans import die_with_the_parent
 _log = logging.getLogger(__name__)
 
 SETTINGS = BrokerSettings(
-    # Everything happens within seconds: what a blow leaves behind is asked about, handed out again and packed up while
-    # the run goes on.
+    # Short times: the effects of a fault (check-backs, redeliveries, compaction) are resolved while the run continues.
     transaction_timeout=1.0,
     check_interval=1.0,
-    # A member that is killed or cut off between two questions spends one; nothing is to be parked because of that.
+    # Each kill or cut of a member costs a check-back; no transaction may be parked because of that.
     check_max=10_000,
     lease_seconds=5.0,
     retry_backoff=0.1,
     retry_backoff_max=1.0,
-    # Nor is a message to be put aside because its consumer was killed so often.
+    # Nor may a message become a dead letter because its consumer was killed often.
     max_attempts=10_000,
-    # Kills fall into rolls, snapshots, and what follows them.
+    # Kills hit segment rolls and snapshots.
     segment_bytes=1 << 20,
     snapshot_bytes=1 << 20,
     snapshot_frames=2_000,
@@ -50,18 +49,17 @@ SETTINGS = BrokerSettings(
 
 @dataclass(frozen=True, slots=True)
 class BrokerPlan:
-    """What a broker's node is started with."""
+    """Configuration of a broker's node."""
 
     name: str
     folder: Path
-    """Its own: data in ``data``, and :data:`~escrowmq_lab.chaos.disks.MARKER` where its disk is full."""
+    """Its own folder: data in ``data``, and :data:`~escrowmq_lab.chaos.disks.MARKER` while its disk is full."""
     port: int
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramPlan:
-    """A program of its own beside the nodes, which says and hears nothing
-    (:meth:`escrowmq_lab.chaos.modes.Mode.beside`)."""
+    """A program beside the nodes, which exchanges no messages (:meth:`escrowmq_lab.chaos.modes.Mode.beside`)."""
 
     name: str
     folder: Path
@@ -71,19 +69,19 @@ class ProgramPlan:
 
 
 def main(plan: BrokerPlan | ApplicationPlan | ProgramPlan, channel: Connection, log: Path, starts: int) -> None:
-    """Run a node until it is told to end. The process's program: see :mod:`escrowmq_lab.chaos.nodes`. ``starts``: how
-    often it was started before."""
+    """Run a node until it gets the command to end. The process's program: see :mod:`escrowmq_lab.chaos.nodes`.
+    ``starts``: number of earlier starts."""
     die_with_the_parent()
     log_to(log)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the director
     if isinstance(plan, ProgramPlan):
-        os.setsid()  # it is killed with all that it starts
+        os.setsid()  # it is killed with all its children
         os.set_inheritable(channel.fileno(), True)  # while it is open, the program runs
         os.execv(plan.command[0], plan.command)
-    speaking = threading.Lock()
+    sending = threading.Lock()
 
     def say(*words: str) -> None:
-        with speaking:
+        with sending:
             try:
                 channel.send(words)
             except OSError:
@@ -99,14 +97,14 @@ def main(plan: BrokerPlan | ApplicationPlan | ProgramPlan, channel: Connection, 
         status = 1
     _log.info("ends with status %d", status)
     logging.shutdown()
-    os._exit(status)  # threads of a mode that was given up wait for nothing any more
+    os._exit(status)  # do not wait for threads of abandoned modes
 
 
 def _serve(plan: BrokerPlan, channel: Connection, say: Callable[..., None]) -> int:
     from escrowmq.broker.serving.serve import serve
 
     stop = threading.Event()
-    _listen(channel, {"end": stop.set})
+    _obey_director(channel, {"end": stop.set})
     return serve(
         plan.folder / "data",
         listen=f"127.0.0.1:{plan.port}",
@@ -119,13 +117,13 @@ def _serve(plan: BrokerPlan, channel: Connection, say: Callable[..., None]) -> i
 
 def _apply(plan: ApplicationPlan, channel: Connection, say: Callable[..., None], starts: int) -> int:
     application = Application(plan, say, starts)
-    _listen(channel, {"close": application.closing.set, "end": application.end})
+    _obey_director(channel, {"close": application.closing.set, "end": application.end})
     application.run()
     return 0
 
 
-def _listen(channel: Connection, acts: dict[str, Callable[[], Any]]) -> None:
-    """Do what the director says, on a thread of its own; without a director there is no node."""
+def _obey_director(channel: Connection, acts: dict[str, Callable[[], Any]]) -> None:
+    """Run the director's commands on a separate thread; without a director the node exits."""
 
     def listen() -> None:
         try:

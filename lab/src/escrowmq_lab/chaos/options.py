@@ -1,4 +1,4 @@
-"""What a chaos run is told: how many nodes, which modes, for how long, and the seed of its faults."""
+"""The options of a chaos run: nodes, modes, duration, and the seed of its faults."""
 
 from __future__ import annotations
 
@@ -11,32 +11,31 @@ from escrowmq_lab.chaos.modes import MODES, mode_of
 
 @functools.cache
 def _lacks(name: str) -> str | None:
-    """Return what this machine lacks for a mode; this may start Java."""
+    """Return what this machine lacks for a mode; cached, because the check may start Java."""
     return mode_of(name).lacks()
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The defaults are those of ``escrowmq-lab chaos``. Raises Misuse(BAD_ARGUMENT) for what cannot be run."""
+    """The options of a run, with the defaults of ``escrowmq-lab chaos``. Raises Misuse(BAD_ARGUMENT) if invalid."""
 
     rounds: int = 100
     period: float = 3.0
-    """Seconds from one blow of the monkey to the next."""
+    """Seconds per round."""
     down: float | None = None
-    """Seconds for which a node that was struck stays so; None: drawn for each, up to half of the period."""
+    """Duration (s) of a fault; None: drawn for each, up to half of the period."""
     seed: int = 0
     producers: int = 4
     brokers: int = 2
     consumers: int = 4
     modes: tuple[str, ...] = field(default_factory=lambda: tuple(name for name in MODES if _lacks(name) is None))
-    """Those of the product, but what this machine lacks something for."""
+    """All modes of the product that this machine can run."""
     rate: float = 3000.0
-    """Messages a second that all producers together try to place, at most."""
+    """Maximum messages per second over all producers."""
     database_url: str | None = None
-    """A PostgreSQL server that holds the databases of producers and consumers; None: SQLite files."""
+    """A PostgreSQL server for the databases of producers and consumers; None: SQLite files."""
     patience: float = 120.0
-    """Seconds without any progress, after the faults have ended, until the run is called stuck; and those that nodes
-    may take to start."""
+    """Time (s) without progress after the faults before a run counts as stuck; also the timeout of starts."""
 
     def __post_init__(self) -> None:
         for name in self.modes:

@@ -1,8 +1,5 @@
-"""Imported first by the fork server: it then ends with the director, however that ends, and its nodes with it.
-
-Without this a node that is paused when the director is killed would stay for ever: it holds the pipe open at whose end
-the fork server would end.
-"""
+"""Death signal of the fork server, which imports this first: it and its nodes die with the director. Without it a
+paused node would remain when the director is killed: it holds the pipe open whose end would end the fork server."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_the_parent() -> None:
-    """SIGKILL this process when the one that forked it has died. Linux only."""
+    """Send SIGKILL to this process when its parent dies. Linux only."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 

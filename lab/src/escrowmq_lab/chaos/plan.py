@@ -1,6 +1,4 @@
-"""What the monkey does, drawn from a seed before the run begins: which nodes each round strikes, how, when and for how
-long.
-"""
+"""The faults of a run, drawn from a seed before it begins: which nodes each round hits, how, when and for how long."""
 
 from __future__ import annotations
 
@@ -20,14 +18,14 @@ class Blow(StrEnum):
 
     KILL = "kill"  # SIGKILL, started again afterwards
     PAUSE = "pause"  # SIGSTOP, then SIGCONT
-    CUT = "cut"  # its connections are closed, and new ones refused
-    SILENCE = "silence"  # its connections stay, and nothing passes
+    CUT = "cut"  # its connections are closed, and new ones rejected
+    SILENCE = "silence"  # its connections stay, and no data passes
     FILL = "fill"  # its disk is full
 
 
 @dataclass(frozen=True, slots=True)
 class Strike:
-    """One node of one round. Seconds: ``after`` the begin of the round, for ``down``."""
+    """One fault of a round. Seconds: ``after`` the begin of the round, for ``down``."""
 
     node: str
     blow: Blow
@@ -37,7 +35,7 @@ class Strike:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One round; its number counts from 1. Each node is struck at most once."""
+    """One round, numbered from 1. Each node is hit at most once."""
 
     number: int
     strikes: tuple[Strike, ...]
@@ -45,8 +43,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Happening:
-    """A strike as it was carried out, for the report: wall times, microseconds since 1970. ``until_us``: the node was
-    whole again."""
+    """A fault as it happened, for the report: wall times, microseconds since 1970. ``until_us``: end of the fault."""
 
     round: int
     node: str
@@ -56,55 +53,52 @@ class Happening:
 
 
 DECK = (Blow.KILL,) * 6 + (Blow.PAUSE, Blow.CUT, Blow.SILENCE, Blow.FILL) * 2
-"""Blows are dealt from this, shuffled, so that each kind comes early and kills most often."""
+"""Faults are dealt from this, shuffled, so that each kind occurs early and kills most often."""
 TOGETHER = (True,) * 2 + (False,) * 3
-"""Rounds are dealt from this: those in which all that are struck are killed at one moment, and come back at one: a
-power failure.
-"""
+"""Rounds are dealt from this. True: all nodes of the round are killed and restarted together, like a power failure."""
 EDGE = 0.4
-"""Seconds, about as long as a start takes."""
+"""Seconds, about the duration of a start."""
 LEAST_DOWN = 0.02
-"""Seconds; a node that is back before anybody noticed is a blow, too."""
+"""Minimum duration (s); a node that is back before others notice is a fault too."""
 
 
 def draw(options: Options) -> tuple[Round, ...]:
-    """Return the rounds of a run; the same options and seed give the same.
-
-    How many nodes a round strikes is dealt from 1 to all of them, shuffled, again and again: within the first that
-    many rounds each count is
-    there once, and among fewer rounds the largest is. All strikes of a round end within its period, so a node is whole
-    for a moment, at least,
-    before the next one, which may come while it starts.
-    """
+    """Draw the rounds of a run; the same options and seed give the same rounds. The number of nodes hit per round is
+    dealt from 1 to all, shuffled, repeatedly: the first that many rounds have each count once, and fewer rounds include
+    the largest. All faults of a round end within its period, so a node is healthy for at least a moment before the next
+    one, which may come while it starts."""
     chance = Random(f"chaos {options.seed}")
     nodes = options.nodes
-    counts = _counts(chance, options.rounds, len(nodes))
-    together = _together(chance, counts)
-    blows = _dealt(chance, DECK)
+    counts = _draw_counts(chance, options.rounds, len(nodes))
+    together = _draw_power_failures(chance, counts)
+    blows = _deal(chance, DECK)
     rounds = []
     for number, (count, at_once) in enumerate(zip(counts, together, strict=True), 1):
         struck = chance.sample(nodes, count)
         if at_once:
-            after, down = _times(chance, options)
+            after, down = _draw_times(chance, options)
             strikes = [Strike(node, Blow.KILL, after, down) for node in struck]
         else:
-            strikes = [Strike(node, _possible(next(blows), node, options), *_times(chance, options)) for node in struck]
+            strikes = [
+                Strike(node, _replace_impossible(next(blows), node, options), *_draw_times(chance, options))
+                for node in struck
+            ]
         rounds.append(Round(number, tuple(sorted(strikes, key=lambda strike: (strike.after, strike.node)))))
     return tuple(rounds)
 
 
-def _counts(chance: Random, rounds: int, nodes: int) -> list[int]:
-    dealt = _dealt(chance, range(1, nodes + 1))
-    counts = [next(dealt) for _ in range(rounds)]
+def _draw_counts(chance: Random, rounds: int, nodes: int) -> list[int]:
+    cards = _deal(chance, range(1, nodes + 1))
+    counts = [next(cards) for _ in range(rounds)]
     if nodes not in counts:
         counts[chance.randrange(rounds)] = nodes
     return counts
 
 
-def _together(chance: Random, counts: list[int]) -> list[bool]:
-    """Return which rounds are a power failure; of those that strike most, the first is."""
-    dealt = _dealt(chance, TOGETHER)
-    at_once = [next(dealt) for _ in counts]
+def _draw_power_failures(chance: Random, counts: list[int]) -> list[bool]:
+    """Choose which rounds are a power failure; the first of the largest rounds is one."""
+    cards = _deal(chance, TOGETHER)
+    at_once = [next(cards) for _ in counts]
     largest = counts.index(max(counts))
     if not at_once[largest]:
         if True in at_once:
@@ -113,22 +107,20 @@ def _together(chance: Random, counts: list[int]) -> list[bool]:
     return at_once
 
 
-def _times(chance: Random, options: Options) -> tuple[float, float]:
-    """Return when in the round, and for how long. Often close to its begin, or so that it is over close to its end:
-    then a
-    node is struck while it starts."""
+def _draw_times(chance: Random, options: Options) -> tuple[float, float]:
+    """Draw begin and duration of a fault, often near a round's begin or end, to hit nodes while they start."""
     down = options.down if options.down is not None else chance.uniform(LEAST_DOWN, options.period / 2)
     room = max(options.period - down, 0)
     early = chance.uniform(0, min(EDGE, room))
     return chance.choice((early, room - early, chance.uniform(0, room), chance.uniform(0, room))), down
 
 
-def _possible(blow: Blow, node: str, options: Options) -> Blow:
-    """Return the disk of a database server is not ours to fill."""
+def _replace_impossible(blow: Blow, node: str, options: Options) -> Blow:
+    """Replace a full disk by a kill for a database server, whose disk is not ours."""
     outside = options.database_url is not None and not node.startswith("broker")
     return Blow.KILL if blow is Blow.FILL and outside else blow
 
 
-def _dealt(chance: Random, cards: Sequence[Card]) -> Iterator[Card]:
+def _deal(chance: Random, cards: Sequence[Card]) -> Iterator[Card]:
     while True:
         yield from chance.sample(cards, len(cards))

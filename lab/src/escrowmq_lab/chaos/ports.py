@@ -1,6 +1,4 @@
-"""Addresses of nodes, and ports that nodes keep through their restarts: never one that the system gives to a connection
-meanwhile.
-"""
+"""Addresses of nodes, and ports kept through restarts: never from the system's range for outgoing connections."""
 
 from __future__ import annotations
 
@@ -17,18 +15,15 @@ _TRIES = 2_000
 
 
 def address_of(place: int) -> str:
-    """Return a loopback address (of Linux) for the node at this place, from 0."""
+    """Return a loopback address (of Linux) for the node at this index, from 0."""
     return f"127.0.{1 + place // 250}.{1 + place % 250}"
 
 
 def free_ports(hosts: Sequence[str], count: int) -> list[int]:
-    """``count`` ports that are free on all of these addresses, below those that the system takes for outgoing
-    connections.
-
-    Raises Unknown(TIMED_OUT) if none are found.
-    """
+    """Find ``count`` ports that are free on all of these addresses, below the system's range for outgoing connections.
+    Raises Unknown(TIMED_OUT) if none are found."""
     chance, found = random.Random(), set[int]()
-    end = _ephemeral()
+    end = _first_ephemeral_port()
     for _ in range(_TRIES):
         if len(found) == count:
             return sorted(found)
@@ -47,8 +42,8 @@ def _is_free(host: str, port: int) -> bool:
     return True
 
 
-def _ephemeral() -> int:
-    """Return the first port that the system gives to connections."""
+def _first_ephemeral_port() -> int:
+    """Return the first port that the system uses for outgoing connections."""
     try:
         return max(int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0]), _FIRST + 1_000)
     except (OSError, ValueError):

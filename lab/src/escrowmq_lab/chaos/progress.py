@@ -1,8 +1,5 @@
-"""How a chaos run goes, while it goes: live lines on a terminal, else a line every few seconds.
-
-What is placed, confirmed and done is counted by the databases, in a thread of its own: nothing that they make wait
-holds up the blows.
-"""
+"""The progress of a chaos run: live lines on a terminal, else a line every few seconds. A separate thread counts
+placed, confirmed and effective messages in the databases, so that slow databases do not delay the faults."""
 
 from __future__ import annotations
 
@@ -28,12 +25,12 @@ from escrowmq_lab.chaos.options import Options
 from escrowmq_lab.chaos.plan import Blow, Happening
 from escrowmq_lab.databases import snapshot
 
-LOOK_SECONDS = 0.5
-"""From one look into the databases to the next."""
+POLL_SECONDS = 0.5
+"""Poll interval (s) of the databases."""
 RATE_SECONDS = 6.0
-"""Rates are those of so long."""
+"""Averaging time (s) of the rates."""
 LINE_SECONDS = 5.0
-"""From one line to the next, where there is no terminal."""
+"""Interval (s) between lines without a terminal."""
 
 COUNTED = {"placed": business, "confirmed": confirmed, "effects": effects}
 WORDS = {
@@ -43,27 +40,27 @@ WORDS = {
     Blow.SILENCE: "in silence",
     Blow.FILL: "disk full",
 }
-"""What a node is that was struck so."""
+"""States of a node under a fault."""
 
 
 class Watched(Protocol):
-    """What is told of a run that is under way."""
+    """Interface of a running run for the progress display."""
 
     @property
     def phase(self) -> str:
-        """A word."""
+        """The current phase."""
 
     @property
     def round(self) -> int:
-        """The number of the one under way; 0: none yet."""
+        """The number of the current round; 0: none yet."""
 
     @property
     def struck(self) -> Mapping[str, Blow]:
-        """Nodes that are not whole now."""
+        """Nodes with a fault now."""
 
     @property
     def happenings(self) -> Sequence[Happening]:
-        """Blows that are over."""
+        """Faults that are over."""
 
     @property
     def engines(self) -> Mapping[str, sa.Engine]:
@@ -72,13 +69,13 @@ class Watched(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A moment of a run. ``counts`` and ``rates`` (a second) by the names of COUNTED."""
+    """The state of a run at a moment. ``counts`` and ``rates`` (per second) by the names of COUNTED."""
 
     phase: str
     round: int
     rounds: int
     seconds: float
-    """Since the begin."""
+    """Time since the begin."""
     struck: Mapping[str, Blow]
     blows: Mapping[Blow, int]
     counts: Mapping[str, int]
@@ -86,32 +83,32 @@ class Look:
 
     @property
     def title(self) -> str:
-        """Where it stands."""
+        """The phase or round."""
         return f"round {self.round} of {self.rounds}" if self.phase == "striking" else self.phase
 
     @property
     def flow(self) -> str:
-        """What was written so far."""
+        """The rows written so far."""
         return ", ".join(f"{count:,} {name} ({self.rates[name]:,.0f}/s)" for name, count in self.counts.items())
 
     @property
     def faults(self) -> str:
-        """Blows so far."""
+        """The number of faults so far."""
         others = sum(self.blows.values()) - self.blows.get(Blow.KILL, 0)
         return f"{self.blows.get(Blow.KILL, 0)} kills, {others} other blows"
 
     @property
     def down(self) -> str:
-        """Nodes that are not whole."""
+        """Nodes with a fault."""
         return ", ".join(f"{node} {WORDS[blow]}" for node, blow in sorted(self.struck.items()))
 
     def line(self) -> str:
-        """Return all of it."""
+        """Return everything on one line."""
         down = f"; {self.down}" if self.struck else ""
         return f"{self.title}: {self.flow}; {self.faults}{down}"
 
     def lines(self) -> Group:
-        """Return all of it, with a bar."""
+        """Return everything with a progress bar."""
         head = Table.grid(padding=(0, 1))
         minutes, seconds = divmod(int(self.seconds), 60)
         bar = ProgressBar(self.rounds, self.round, width=40, pulse=self.phase != "striking")
@@ -122,13 +119,13 @@ class Look:
 
 @dataclass(slots=True)
 class _Counts:
-    """Rows of the tables of all databases, and how fast they become more."""
+    """Row counts of the tables of all databases, and their growth."""
 
     now: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTED, 0))
     before: deque[tuple[float, dict[str, int]]] = field(default_factory=deque)
 
     def read(self, engines: Mapping[str, sa.Engine]) -> None:
-        """Count; what a database cannot say now stays as it was."""
+        """Count rows; keep the previous numbers if a database fails."""
         with contextlib.suppress(sa.exc.DBAPIError):
             counts = dict.fromkeys(COUNTED, 0)
             for node, engine in engines.items():
@@ -139,7 +136,7 @@ class _Counts:
             self.now = counts
 
     def rates(self, at: float) -> dict[str, float]:
-        """Return a second, of the last RATE_SECONDS; ``at``: seconds of any clock that only goes on."""
+        """Return rates per second over the last RATE_SECONDS; ``at``: seconds of a monotonic clock."""
         self.before.append((at, self.now))
         while len(self.before) > 2 and self.before[1][0] <= at - RATE_SECONDS:
             self.before.popleft()
@@ -148,14 +145,14 @@ class _Counts:
 
 
 class Progress:
-    """Shows a run on ``console`` (standard error). Used around the run; ``told`` is what the run calls."""
+    """Shows a run on ``console`` (standard error). Used around the run; the run calls ``update``."""
 
     def __init__(self, options: Options, console: Console | None = None) -> None:
         self._options = options
         self._console = console or Console(stderr=True, highlight=False)
         self._watched: Watched | None = None
         self._counts = _Counts()
-        self._begun = time.monotonic()
+        self._started_at = time.monotonic()
         self._printed = 0.0
         self._live: Live | None = None
         self._over = threading.Event()
@@ -176,12 +173,12 @@ class Progress:
         if self._live is not None:
             self._live.stop()
 
-    def told(self, watched: Watched) -> None:
-        """Note that the run goes on; cheap."""
+    def update(self, watched: Watched) -> None:
+        """Store the state of the run; costs nothing."""
         self._watched = watched
 
     def look(self, at: float | None = None) -> Look | None:
-        """Return the run as it is now, None before it told anything. ``at``: ``time.monotonic()`` unless given."""
+        """Return the current state, None before the first call of ``update``. ``at``: default ``time.monotonic()``."""
         watched, at = self._watched, time.monotonic() if at is None else at
         if watched is None:
             return None
@@ -190,11 +187,11 @@ class Progress:
         struck = dict(watched.struck)
         blows = Counter(happening.blow for happening in list(watched.happenings)) + Counter(struck.values())
         rates = self._counts.rates(at)
-        seconds = at - self._begun
+        seconds = at - self._started_at
         return Look(watched.phase, watched.round, self._options.rounds, seconds, struck, blows, self._counts.now, rates)
 
     def show(self, look: Look) -> None:
-        """Draw it, or print a line if it is time for one."""
+        """Update the display, or print a line if it is due."""
         if self._live is not None:
             self._live.update(look.lines(), refresh=True)
         elif look.seconds - self._printed >= LINE_SECONDS:
@@ -202,7 +199,7 @@ class Progress:
             self._console.print(Text(look.line()), soft_wrap=True)
 
     def _watch(self) -> None:
-        while not self._over.wait(LOOK_SECONDS):
+        while not self._over.wait(POLL_SECONDS):
             look = self.look()
             if look is not None:
                 self.show(look)

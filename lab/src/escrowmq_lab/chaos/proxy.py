@@ -1,12 +1,12 @@
-"""Cuts nodes off: every connection of a producer or consumer to a broker goes through this, a process of its own.
+"""A proxy process between nodes and brokers that can cut nodes off: every connection of a producer or consumer goes
+through it.
 
-Each node has a loopback address of its own, on which the proxy listens with the brokers' port numbers; so its URLs
-differ from those of others in the host alone. What is struck is a name, a node's or a broker's: all its links.
+Each node has its own loopback address, on which the proxy listens with the brokers' port numbers, so its URLs differ
+from those of others only in the host. A fault applies to a name, a node's or a broker's, with all its links.
 
-CUT: the connections are reset, and new ones refused. SILENCE: connections stay and are still accepted, and nothing
-passes, in one direction or in both; when it is over they go on, or are reset. What is not passed on is not read: a
-sender stands before a full buffer, as with a peer that has stopped. A broker that is not there is a connection that is
-accepted and then reset.
+CUT: the connections are reset, and new ones rejected. SILENCE: connections stay and are still accepted, but no data
+passes, in one direction or both; afterwards they continue, or are reset. Blocked data is not read: the sender faces a
+full buffer, as with a stopped peer. A connection to a missing broker is accepted and then reset.
 """
 
 from __future__ import annotations
@@ -26,29 +26,27 @@ from escrowmq_lab.chaos.nodes import log_to
 from escrowmq_lab.chaos.orphans import die_with_the_parent
 
 ANSWER_SECONDS = 30.0
-"""How long the proxy may take for what it is told."""
+"""Timeout (s) of the proxy's responses."""
 BUFFER = 1 << 16
-"""Bytes that wait for one receiver, about, until its sender is not read any more."""
+"""Approximate bytes buffered per receiver before its sender is no longer read."""
 _RESET = struct.pack("ii", 1, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where ``node`` finds a port of ``broker``: the same port number at the node's own address."""
+    """A listener for ``node`` to a port of ``broker``: the same port number at the node's own address."""
 
     node: str
     host: str
     broker: str
     port: int
     behind: str = "127.0.0.1"
-    """Where the broker really listens."""
+    """The actual address of the broker."""
 
 
 class Proxy:
-    """The proxy of a run, started at once. A context manager. What it is told has happened when the call returns.
-
-    Raises Unknown(TIMED_OUT, DISCONNECTED) from all calls if its process does not answer.
-    """
+    """The proxy of a run, started at once. A context manager. Commands have taken effect when the call returns. All
+    calls raise Unknown(TIMED_OUT, DISCONNECTED) if its process does not respond."""
 
     def __init__(self, routes: Sequence[Route], log: Path) -> None:
         context = multiprocessing.get_context("forkserver")
@@ -57,7 +55,7 @@ class Proxy:
         self._process.start()
         there.close()
         try:
-            self._answer()
+            self._read_response()
         except BaseException:
             self.__exit__()
             raise
@@ -72,29 +70,29 @@ class Proxy:
         self._channel.close()
 
     def cut(self, name: str) -> None:
-        """Reset the connections of a node or a broker, and refuse new ones."""
-        self._ask("cut", name)
+        """Reset the connections of a node or a broker, and reject new ones."""
+        self._send_command("cut", name)
 
     def silence(self, name: str, *, to_brokers: bool = True, to_nodes: bool = True) -> None:
-        """Pass nothing on in these directions."""
-        self._ask("silence", name, to_brokers, to_nodes)
+        """Block data in these directions."""
+        self._send_command("silence", name, to_brokers, to_nodes)
 
     def heal(self, name: str, *, reset: bool = False) -> None:
-        """As if nothing had been; ``reset``: its connections are reset first."""
-        self._ask("heal", name, reset)
+        """Remove the faults of a name; ``reset``: reset its connections first."""
+        self._send_command("heal", name, reset)
 
     def connections(self) -> int:
-        """Return how many there are."""
-        return self._ask("count")
+        """Return the number of connections."""
+        return self._send_command("count")
 
-    def _ask(self, *words: str | bool) -> int:
+    def _send_command(self, *words: str | bool) -> int:
         try:
             self._channel.send(words)
         except OSError as problem:
             raise Unknown(Code.DISCONNECTED, f"the proxy has ended: {problem}") from None
-        return self._answer()
+        return self._read_response()
 
-    def _answer(self) -> int:
+    def _read_response(self) -> int:
         try:
             if self._channel.poll(ANSWER_SECONDS):
                 answer: int = self._channel.recv()
@@ -120,7 +118,7 @@ class _Fault:
 
 @dataclass(slots=True)
 class _Link:
-    """One route, and what runs over it."""
+    """One route, and its connections."""
 
     route: Route
     server: asyncio.Server | None = None
@@ -129,10 +127,10 @@ class _Link:
     to_broker_held: bool = False
     to_node_held: bool = False
 
-    def obey(self) -> None:
-        """Have the connections do what the link says."""
+    def apply(self) -> None:
+        """Apply the link's faults to its connections."""
         for pair in list(self.pairs):
-            pair.obey()
+            pair.apply()
 
     def reset(self) -> None:
         """Reset all connections."""
@@ -141,23 +139,23 @@ class _Link:
 
 
 class _Switchboard:
-    """All links, and what is wrong with them. On one event loop."""
+    """All links, and their faults. On one event loop."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
         self._links = [_Link(route) for route in routes]
         self._faults: dict[str, _Fault] = {}
 
     async def run(self, channel: Connection) -> None:
-        """Listen, and do what the director says until it has gone."""
+        """Listen, and run the director's commands until it has gone."""
         for link in self._links:
             await self._listen(link)
-        loop, told = asyncio.get_running_loop(), asyncio.Event()
-        loop.add_reader(channel.fileno(), told.set)
+        loop, ready = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(channel.fileno(), ready.set)
         channel.send(0)
         try:
             while True:
-                await told.wait()
-                told.clear()
+                await ready.wait()
+                ready.clear()
                 while channel.poll():
                     channel.send(await self._do(*channel.recv()))
         except (EOFError, OSError):
@@ -179,7 +177,7 @@ class _Switchboard:
         return sum(len(link.pairs) for link in self._links)
 
     async def _set(self, link: _Link) -> None:
-        """Give a link the faults of its node and of its broker together."""
+        """Combine the faults of a link's node and broker."""
         names = (link.route.node, link.route.broker)
         faults = [fault for name in names if (fault := self._faults.get(name)) is not None]
         link.cut = any(fault.cut for fault in faults)
@@ -192,7 +190,7 @@ class _Switchboard:
             link.reset()
         elif link.server is None:
             await self._listen(link)
-        link.obey()
+        link.apply()
 
     async def _listen(self, link: _Link) -> None:
         loop, route = asyncio.get_running_loop(), link.route
@@ -208,14 +206,14 @@ class _Pair:
         self._over = False
         self._connecting: asyncio.Task[None] | None = None
 
-    def begun(self) -> None:
+    def on_connected(self) -> None:
         """Connect to the broker after the node has connected."""
         self.link.pairs.add(self)
         if self.link.cut:
             self.reset()
             return
         self.near.hold("connecting")
-        self.obey()
+        self.apply()
         self._connecting = asyncio.get_running_loop().create_task(self._connect())
 
     async def _connect(self) -> None:
@@ -228,27 +226,27 @@ class _Pair:
         if self._over:
             self.far.reset()
             return
-        self.obey()
-        self.near.let("connecting")
+        self.apply()
+        self.near.release("connecting")
 
-    def obey(self) -> None:
-        """Pass on what the link passes on."""
+    def apply(self) -> None:
+        """Block or unblock both directions as the link requires."""
         for side, held in ((self.near, self.link.to_broker_held), (self.far, self.link.to_node_held)):
-            side.hold("silence") if held else side.let("silence")
+            side.hold("silence") if held else side.release("silence")
 
     def other(self, side: _Side) -> _Side:
-        """Return the one that continues it."""
+        """Return the other side."""
         return self.far if side is self.near else self.near
 
-    def eof(self) -> None:
-        """One side has said all; when both have, it is over."""
+    def on_eof(self) -> None:
+        """Close the pair when both sides have sent everything."""
         if self.near.done and self.far.done:
             self._end()
             self.near.close()
             self.far.close()
 
-    def lost(self, side: _Side, problem: Exception | None) -> None:
-        """Close the other side after one has gone: deliver what is on its way, unless this was a reset."""
+    def on_lost(self, side: _Side, problem: Exception | None) -> None:
+        """Close the other side after one is lost: pending data is delivered, unless this was a reset."""
         if self._over:
             return
         if problem is not None:
@@ -258,7 +256,7 @@ class _Pair:
         self.other(side).close()
 
     def reset(self) -> None:
-        """Both sides see a reset."""
+        """Reset both sides."""
         self._end()
         self.near.reset()
         self.far.reset()
@@ -282,8 +280,8 @@ class _Side(asyncio.Protocol):
         self._transport = transport
         transport.set_write_buffer_limits(BUFFER)
         if self._pair.near is self:
-            self._pair.begun()
-        self._obey()
+            self._pair.on_connected()
+        self._update_reading()
 
     def data_received(self, data: bytes) -> None:
         self._pair.other(self).write(data)
@@ -291,35 +289,35 @@ class _Side(asyncio.Protocol):
     def eof_received(self) -> bool:
         self.done = True
         self._pair.other(self).end()
-        self._pair.eof()
+        self._pair.on_eof()
         return True
 
     def connection_lost(self, problem: Exception | None) -> None:
         self._transport = None
-        self._pair.lost(self, problem)
+        self._pair.on_lost(self, problem)
 
     def pause_writing(self) -> None:
         self._pair.other(self).hold("slow")
 
     def resume_writing(self) -> None:
-        self._pair.other(self).let("slow")
+        self._pair.other(self).release("slow")
 
     def hold(self, reason: str) -> None:
-        """Do not read it."""
+        """Stop reading it."""
         self._held.add(reason)
-        self._obey()
+        self._update_reading()
 
-    def let(self, reason: str) -> None:
-        """Read it, unless there is another reason not to."""
+    def release(self, reason: str) -> None:
+        """Resume reading, unless another reason prevents it."""
         self._held.discard(reason)
-        self._obey()
+        self._update_reading()
 
     def write(self, data: bytes) -> None:
         if self._transport is not None:
             self._transport.write(data)
 
     def end(self) -> None:
-        """Nothing more comes from the other side."""
+        """Signal the end of data to this side."""
         if self._transport is not None and self._transport.can_write_eof():
             self._transport.write_eof()
 
@@ -332,7 +330,7 @@ class _Side(asyncio.Protocol):
             self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             self._transport.abort()
 
-    def _obey(self) -> None:
+    def _update_reading(self) -> None:
         transport = self._transport
         if transport is None or transport.is_closing():
             return

@@ -1,4 +1,4 @@
-"""A chaos run: start the nodes, strike them as planned, let everything settle, and check every id."""
+"""A chaos run: start the nodes, inject the planned faults, let everything settle, and check every id."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from escrowmq_lab.chaos.books import business, now_us
 from escrowmq_lab.chaos.check import Flow, check, read_flow
 from escrowmq_lab.chaos.disks import set_full
 from escrowmq_lab.chaos.findings import Finding, Findings
-from escrowmq_lab.chaos.fleet import Fleet, Heard
+from escrowmq_lab.chaos.fleet import Fleet, NodeMessage
 from escrowmq_lab.chaos.layout import plans_of, routes_of
 from escrowmq_lab.chaos.modes import mode_of
 from escrowmq_lab.chaos.options import Options
@@ -33,20 +33,20 @@ from escrowmq_lab.chaos.settling import Settling
 from escrowmq_lab.databases import databases, open_engine, snapshot
 
 REST_SECONDS = 0.3
-"""Before a node that ended by itself is started again."""
+"""Pause (s) before a node that ended by itself is restarted."""
 MOST_ENDS = 20
-"""Nodes that end by themselves until the run is given up."""
+"""Number of nodes ending by themselves after which the run is aborted."""
 QUIET_SECONDS = 2.0
-"""After everything has settled, nothing more may come for so long."""
+"""Time (s) without changes after everything has settled."""
 PROGRAM_ROUNDS = 12
 SILENCES: tuple[dict[str, bool], ...] = ({}, {"to_brokers": False}, {"to_nodes": False})
-"""In both directions, or in one."""
+"""Both directions, or one."""
 _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class Run:
-    """What came of it. Wall times are microseconds since 1970."""
+    """The result of a run. Wall times are microseconds since 1970."""
 
     options: Options
     folder: Path
@@ -55,26 +55,24 @@ class Run:
     happenings: list[Happening] = field(default_factory=list)
     begun_us: int = 0
     faults_until_us: int = 0
-    """When the last blow was over; then everything settled."""
+    """End of the last fault; then the run settled."""
     ended_us: int = 0
-    """Everything was at rest, or the patience was over."""
+    """End of settling, or of the patience."""
     flow: Flow = field(default_factory=Flow)
 
 
-def run(options: Options, folder: Path | None = None, told: Callable[[Monkey], None] = lambda _: None) -> Run:
-    """Run it. ``folder``: where everything is kept; None: a temporary folder, which is removed if every promise held,
-    else left there. ``told`` is called some times a second with the state of the run.
-
-    Raises Misuse(BAD_ARGUMENT) if the folder has a run in it, Misuse(BAD_URL) for a database server that is away,
-    Unknown(TIMED_OUT) if nodes do not start or end by themselves again and again.
-    """
+def run(options: Options, folder: Path | None = None, on_progress: Callable[[Monkey], None] = lambda _: None) -> Run:
+    """Run the plan. ``folder`` keeps everything; None: a temporary folder, removed if every promise held. The
+    run calls ``on_progress`` several times per second. Raises Misuse(BAD_ARGUMENT) if the folder contains a run,
+    Misuse(BAD_URL) for an unreachable database server, Unknown(TIMED_OUT) if nodes do not start or repeatedly end by
+    themselves."""
     kept = folder or Path(tempfile.mkdtemp(prefix="escrowmq-chaos-"))
     kept.mkdir(parents=True, exist_ok=True)
     rounds = draw(options)
     names = [node for node in options.nodes if not node.startswith("broker")]
     prefix = f"chaos_{now_us():x}_" if options.database_url is not None else ""
     with databases([prefix + name for name in names], kept / "databases", options.database_url) as urls:
-        monkey = Monkey(options, kept, rounds, dict(zip(names, urls, strict=True)), told)
+        monkey = Monkey(options, kept, rounds, dict(zip(names, urls, strict=True)), on_progress)
         with monkey.running():
             outcome = monkey.run()
     if folder is None and outcome.findings.ok:
@@ -85,7 +83,7 @@ def run(options: Options, folder: Path | None = None, told: Callable[[Monkey], N
 
 
 class Monkey:
-    """The director of one run. What is public may be read by ``told``."""
+    """The director of one run. Public attributes may be read by ``on_progress``."""
 
     def __init__(
         self,
@@ -93,35 +91,35 @@ class Monkey:
         folder: Path,
         rounds: tuple[Round, ...],
         urls: dict[str, str],
-        told: Callable[[Monkey], None],
+        on_progress: Callable[[Monkey], None],
     ) -> None:
         self.options = options
         self.round = 0
-        """The number of the one under way; 0: none yet."""
+        """The number of the current round; 0: none yet."""
         self.phase = "starting"
         """Then "striking", "settling", "checking"."""
         self.struck: dict[str, Blow] = {}
-        """Nodes that are not whole now."""
+        """Nodes with a fault now."""
         self.happenings: list[Happening] = []
         self.engines = {name: open_engine(url) for name, url in urls.items()}
         self._broken: list[Finding] = []
         self._folder = folder
         self._rounds = rounds
-        self._told = told
+        self._on_progress = on_progress
         self._plans = plans_of(options, folder, urls)
         self._fleet = Fleet(self._plans, folder / "nodes")
         self._proxy = Proxy(routes_of(self._plans), folder / "nodes" / "proxy.log")
         self._chance = Random(f"silences {options.seed}")
-        self._open: dict[str, Happening] = {}
+        self._current_faults: dict[str, Happening] = {}
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._placed: set[tuple[str, str]] = set()
         self._ending: set[str] = set()
-        self._ends = 0
+        self._failed_ends = 0
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Around :meth:`run`: no process is left."""
+        """Context manager around :meth:`run`: no process remains."""
         with self._fleet, self._proxy:
             try:
                 yield
@@ -130,17 +128,17 @@ class Monkey:
                     engine.dispose()
 
     def run(self) -> Run:
-        """Return all of it."""
+        """Run all phases."""
         self._start()
         begun = now_us()
-        self._strike()
+        self._inject_faults()
         until = now_us()
-        self._flow_again(until)
+        self._check_flow(until)
         self._settle()
         ended = now_us()
         self._stop()
         self.phase = "checking"
-        self._told(self)
+        self._on_progress(self)
         findings = self._check()
         flow = read_flow(self._engines_of("producer"), self._engines_of("consumer"))
         return Run(self.options, self._folder, self._rounds, findings, self.happenings, begun, until, ended, flow)
@@ -151,58 +149,58 @@ class Monkey:
         for name, plan in self._plans.items():
             plan.folder.mkdir(parents=True, exist_ok=True)
             self._fleet.start(name)
-        self._until_all_ready()
+        self._wait_until_all_ready()
 
-    def _strike(self) -> None:
+    def _inject_faults(self) -> None:
         self.phase = "striking"
         begin = time.monotonic()
         for one in self._rounds:
             start = begin + (one.number - 1) * self.options.period
-            self._at(start, lambda number=one.number: setattr(self, "round", number))  # type: ignore[misc]
+            self._call(start, lambda number=one.number: setattr(self, "round", number))  # type: ignore[misc]
             for strike in one.strikes:
-                self._at(start + strike.after, lambda strike=strike, number=one.number: self._begin(strike, number))  # type: ignore[misc]
-                self._at(start + strike.after + strike.down, lambda strike=strike: self._end(strike))  # type: ignore[misc]
-            for strike in self._against_programs(one.number):
-                self._at(start + strike.after, lambda strike=strike, number=one.number: self._begin(strike, number))  # type: ignore[misc]
-                self._at(start + strike.after + strike.down, lambda strike=strike: self._end(strike))  # type: ignore[misc]
-        self._at(begin + len(self._rounds) * self.options.period, lambda: None)
+                self._call(start + strike.after, lambda strike=strike, number=one.number: self._begin(strike, number))  # type: ignore[misc]
+                self._call(start + strike.after + strike.down, lambda strike=strike: self._end(strike))  # type: ignore[misc]
+            for strike in self._program_faults(one.number):
+                self._call(start + strike.after, lambda strike=strike, number=one.number: self._begin(strike, number))  # type: ignore[misc]
+                self._call(start + strike.after + strike.down, lambda strike=strike: self._end(strike))  # type: ignore[misc]
+        self._call(begin + len(self._rounds) * self.options.period, lambda: None)
         while self._due:
-            self._hear(0.5)
-        self._until_all_ready()
+            self._poll_nodes(0.5)
+        self._wait_until_all_ready()
 
-    def _flow_again(self, since_us: int) -> None:
-        """With no fault left, and nothing closed yet, every mode must place again."""
+    def _check_flow(self, since_us: int) -> None:
+        """Check that every mode places messages again after the faults, before anything is closed."""
         self.phase = "settling"
         deadline = time.monotonic() + self.options.patience
         left = {mode_of(name).name for name in self.options.modes}
         placed_since = sa.select(business.c.mode).where(business.c.at_us > since_us).distinct()
         while left and time.monotonic() < deadline:
-            self._hear(0.3)
+            self._poll_nodes(0.3)
             for engine in self._engines_of("producer").values():
                 with contextlib.suppress(sa.exc.DBAPIError), snapshot(engine) as connection:
                     left -= set(connection.scalars(placed_since))
         for mode in sorted(left):
-            self._find("unsettled", mode, "all producers", "after the faults it placed nothing more")
+            self._add_finding("unsettled", mode, "all producers", "after the faults it placed nothing more")
 
     def _settle(self) -> None:
         self.phase = "settling"
         producers = self._of("producer")
         for name in producers:
-            self._fleet.tell(name, "close")
+            self._fleet.send(name, "close")
         deadline = time.monotonic() + self.options.patience
         settling = Settling(self.engines, self._broker_url, [mode_of(name) for name in self.options.modes])
         with settling:
             while left := {(name, mode) for name in producers for mode in self.options.modes} - self._placed:
-                self._hear(0.2)
+                self._poll_nodes(0.2)
                 if settling.moved():
                     deadline = time.monotonic() + self.options.patience
                 if time.monotonic() > deadline:
                     for name, mode in sorted(left):
-                        self._find("unsettled", mode, name, "it did not finish placing after it was told to")
+                        self._add_finding("unsettled", mode, name, "it did not finish placing after it was told to")
                     break
             quiet_since: float | None = None
             while True:
-                self._hear(0.3)
+                self._poll_nodes(0.3)
                 now = time.monotonic()
                 if settling.moved():
                     deadline = now + self.options.patience
@@ -213,7 +211,7 @@ class Monkey:
                         return
                 elif now > deadline:
                     for mode, what, detail in settling.waiting():
-                        self._find("unsettled", mode, what, detail)
+                        self._add_finding("unsettled", mode, what, detail)
                     return
 
     def _stop(self) -> None:
@@ -224,13 +222,13 @@ class Monkey:
             names = [name for name in self._of(kind) if name in self._fleet.running]
             self._ending.update(names)
             for name in names:
-                self._fleet.tell(name, "end")
+                self._fleet.send(name, "end")
             deadline = time.monotonic() + self.options.patience
             while left := set(names) & set(self._fleet.running):
-                self._hear(0.2)
+                self._poll_nodes(0.2)
                 if time.monotonic() > deadline:
                     for name in sorted(left):
-                        self._find("failed", "", name, "it did not end when it was told to")
+                        self._add_finding("failed", "", name, "it did not end when it was told to")
                         self._fleet.kill(name)
 
     def _check(self) -> Findings:
@@ -249,11 +247,11 @@ class Monkey:
                 findings.add("failed", "", name, f"its log is damaged: {damage}")
         return findings
 
-    # Blows
+    # Faults
 
     def _begin(self, strike: Strike, number: int) -> None:
         name = strike.node
-        self._whole(name)
+        self._on_healthy(name)
         if name not in self._fleet.running:
             self._fleet.start(name)  # it ended by itself a moment ago
         match strike.blow:
@@ -268,7 +266,7 @@ class Monkey:
             case Blow.SILENCE:
                 self._proxy.silence(name, **self._chance.choice(SILENCES))
         self.struck[name] = strike.blow
-        self._open[name] = Happening(number, name, strike.blow, now_us(), 0)
+        self._current_faults[name] = Happening(number, name, strike.blow, now_us(), 0)
 
     def _end(self, strike: Strike) -> None:
         name = strike.node
@@ -276,7 +274,7 @@ class Monkey:
             case Blow.KILL:
                 self._fleet.start(name)
                 if not self._fleet.ready(name):
-                    return  # whole when it is
+                    return  # healthy when it is ready
             case Blow.PAUSE:
                 self._fleet.resume(name)
             case Blow.FILL:
@@ -285,77 +283,77 @@ class Monkey:
                 self._proxy.heal(name)
             case Blow.SILENCE:
                 self._proxy.heal(name, reset=self._chance.random() < 0.5)
-        self._whole(name)
+        self._on_healthy(name)
 
-    def _whole(self, name: str) -> None:
-        """Handle the end of a node's fault, or of one of several."""
+    def _on_healthy(self, name: str) -> None:
+        """Record the end of a node's fault: it is healthy again, or the next fault begins."""
         self.struck.pop(name, None)
-        happening = self._open.pop(name, None)
+        happening = self._current_faults.pop(name, None)
         if happening is not None:
             self.happenings.append(replace(happening, until_us=now_us()))
 
-    def _against_programs(self, number: int) -> list[Strike]:
-        """Return a program that takes many seconds to start is killed in every so many rounds only."""
+    def _program_faults(self, number: int) -> list[Strike]:
+        """Plan kills of programs, which take many seconds to start, only in some rounds."""
         after, down = self._chance.random() * self.options.period / 2, self.options.period / 4
         due = number % PROGRAM_ROUNDS == PROGRAM_ROUNDS // 2
         return [Strike(name, Blow.KILL, after, down) for name in self._of("program") if due]
 
     # Nodes
 
-    def _hear(self, seconds: float) -> None:
-        """Handle what nodes say within so many seconds, and do what is due."""
+    def _poll_nodes(self, seconds: float) -> None:
+        """Handle messages of nodes for up to ``seconds``, and run due actions."""
         if self._due:
             seconds = min(seconds, self._due[0][0] - time.monotonic())
-        for heard in self._fleet.hear(seconds):
-            self._handle(heard)
+        for message in self._fleet.receive(seconds):
+            self._handle(message)
         while self._due and self._due[0][0] <= time.monotonic():
             heapq.heappop(self._due)[2]()
-        self._told(self)
+        self._on_progress(self)
 
-    def _handle(self, heard: Heard) -> None:
-        name = heard.node
-        match heard.words:
+    def _handle(self, message: NodeMessage) -> None:
+        name = message.node
+        match message.words:
             case ("ready", _):
-                self._whole(name)
+                self._on_healthy(name)
             case ("placed", mode):
                 self._placed.add((name, mode))
             case ("failed", mode, text):
-                self._find("failed", mode, name, text)
+                self._add_finding("failed", mode, name, text)
             case ("stopped", text):
                 _log.warning("%s could not run: %s", name, text)
             case ("ended", code):
-                self._ended(name, int(code))
+                self._on_ended(name, int(code))
 
-    def _ended(self, name: str, code: int) -> None:
+    def _on_ended(self, name: str, code: int) -> None:
         if name in self._ending:
             if code:
-                self._find("failed", "", name, f"it ended with code {code} when it was told to end")
+                self._add_finding("failed", "", name, f"it ended with code {code} when it was told to end")
             return
         if self.struck.get(name) is Blow.KILL and name not in self._fleet.running:
             return
-        self._ends += 1
-        self._find("failed", "", name, f"it ended by itself with code {code}; see nodes/{name}.log")
-        if self._ends > MOST_ENDS:
+        self._failed_ends += 1
+        self._add_finding("failed", "", name, f"it ended by itself with code {code}; see nodes/{name}.log")
+        if self._failed_ends > MOST_ENDS:
             raise Unknown(
                 Code.DISCONNECTED, f"{name} ended by itself with code {code}, and others before it", self._hint
             )
-        self._at(time.monotonic() + REST_SECONDS, lambda: self._again(name))
+        self._call(time.monotonic() + REST_SECONDS, lambda: self._restart(name))
 
-    def _again(self, name: str) -> None:
+    def _restart(self, name: str) -> None:
         if name not in self._fleet.running and self.struck.get(name) is not Blow.KILL:
             self._fleet.start(name)
 
-    def _until_all_ready(self) -> None:
+    def _wait_until_all_ready(self) -> None:
         deadline = time.monotonic() + self.options.patience
         while waiting := [name for name in self._plans if not self._fleet.ready(name)]:
-            self._hear(0.2)
+            self._poll_nodes(0.2)
             if time.monotonic() > deadline:
                 raise Unknown(Code.TIMED_OUT, f"{', '.join(waiting)} did not become ready", self._hint)
 
-    def _at(self, due: float, act: Callable[[], None]) -> None:
+    def _call(self, due: float, act: Callable[[], None]) -> None:
         heapq.heappush(self._due, (due, next(self._order), act))
 
-    def _find(self, what: str, mode: str, subject: str, detail: str) -> None:
+    def _add_finding(self, what: str, mode: str, subject: str, detail: str) -> None:
         self._broken.append(Finding(what, mode, subject, detail))
 
     def _of(self, kind: str) -> list[str]:

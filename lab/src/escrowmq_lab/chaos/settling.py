@@ -1,6 +1,4 @@
-"""Whether everything has settled after the faults: each business row has its effect, and nothing waits at the brokers
-or in a relay's table.
-"""
+"""Settling after the faults: each business row has its effect, and nothing is pending at brokers or relays."""
 
 from __future__ import annotations
 
@@ -19,8 +17,7 @@ from escrowmq_lab.databases import snapshot
 
 
 class Settling:
-    """Looks again and again. ``engines``: of all producers and consumers. A context manager, for its connection to the
-    brokers."""
+    """Polls the state. ``engines``: of producers and consumers. A context manager, because it connects to brokers."""
 
     def __init__(self, engines: Mapping[str, sa.Engine], url: str, modes: Sequence[type[Mode]]) -> None:
         self._producers = {name: engine for name, engine in engines.items() if name.startswith("producer")}
@@ -39,9 +36,9 @@ class Settling:
         self._bus.close()
 
     def moved(self) -> bool:
-        """Look; whether anything is otherwise than at the last look."""
+        """Poll. Returns whether anything has changed since the last poll."""
         try:
-            self._state = dict(self._look())
+            self._state = dict(self._read_state())
         except (EscrowError, sa.exc.DBAPIError):
             self._state = None
         before, self._before = self._before, self._state
@@ -49,11 +46,11 @@ class Settling:
 
     @property
     def settled(self) -> bool:
-        """Whether nothing was waited for at the last look."""
+        """Whether nothing was pending at the last poll."""
         return self._state is not None and not any(self._state.values())
 
     def waiting(self) -> list[tuple[str, str, str]]:
-        """Mode (or nothing), where, and what is waited for, for the report."""
+        """Return mode (or nothing), place, and pending work, for the report."""
         if self._state is None:
             return [("", "brokers", "a broker, or a database, could not be asked")]
         found = []
@@ -63,7 +60,7 @@ class Settling:
                 found.append((mode, what, f"{count}{some}"))
         return found
 
-    def _look(self) -> Iterator[tuple[tuple[str, str], int]]:
+    def _read_state(self) -> Iterator[tuple[tuple[str, str], int]]:
         for mode, count in self._waiting.look().items():
             yield (mode, "business rows without an effect"), count
         for name, engine in self._producers.items():

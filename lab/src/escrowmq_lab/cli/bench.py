@@ -28,7 +28,7 @@ def bench(
     list_only: Annotated[bool, typer.Option("--list", help="Only list what there is.")] = False,
     json: Json = False,
 ) -> None:
-    """Run the benchmarks in bench/: one script a claim; each prints machine, settings, medians and spread."""
+    """Run the benchmarks in bench/: one script per claim; each prints machine, settings, medians and spread."""
     scripts = {path.stem: path for path in sorted(folder.glob("*.py")) if not path.stem.startswith("_")}
     every = list(scripts)
     scripts |= {path.parent.name: path for path in sorted(folder.glob("*/__main__.py"))}
@@ -48,14 +48,14 @@ def bench(
         else:
             print_table(("benchmark", "claim"), [(one["name"], one["claim"]) for one in listed], "none")
         return
-    failed = [name for name in names or every if not _passes(scripts[name], json)]
+    failed = [name for name in names or every if not _run_script(scripts[name], json)]
     if failed:
         notice(f"failed: {', '.join(failed)}")
         raise typer.Exit(Exit.FINDING)
 
 
-def _passes(script: Path, json: bool) -> bool:
-    """Run one script in a process of its own, with this Python."""
+def _run_script(script: Path, json: bool) -> bool:
+    """Run one script in a separate process, with this Python."""
     command = [sys.executable, str(script), *(["--json"] if json else [])]
     return subprocess.run(command, env={**os.environ, "PYTHONUNBUFFERED": "1"}, check=False).returncode == 0
 

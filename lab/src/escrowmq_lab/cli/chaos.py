@@ -1,4 +1,4 @@
-"""``escrowmq-lab chaos``: brokers, producers and consumers as real processes, struck at random; docs/chaos.md."""
+"""``escrowmq-lab chaos``: brokers, producers and consumers as real processes with random faults; docs/chaos.md."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from escrowmq_lab.chaos.report import Record
 
 SHOWN = 5
-"""Findings of one kind and mode that are printed."""
+"""Printed findings per kind and mode."""
 
 
 def chaos(
@@ -48,7 +48,7 @@ def chaos(
     """Kill, pause, cut off and fill up producers, brokers and consumers at random, then check every id.
 
     Exit code 1 when a promise was broken: a message lost, repeated, leaked, altered, never sent, or never delivered, or
-    a node that failed; what was found is named, and the command that runs it again.
+    a node that failed; the findings are printed, with the command that repeats the run.
     """
     from escrowmq_lab.chaos.options import Options
     from escrowmq_lab.chaos.progress import Progress
@@ -70,7 +70,7 @@ def chaos(
         **more,
     )
     with Progress(options) as progress:
-        outcome = run(options, folder, progress.told)
+        outcome = run(options, folder, progress.update)
     record = Record.of(outcome)
     kept = report or folder or (None if record.findings.ok else outcome.folder)
     page = None if kept is None else write_report(kept, record)
@@ -89,7 +89,7 @@ def chaos(
 
 
 def _show(record: Record, folder: Path) -> None:
-    """Print the findings: how many of each kind, and some of each."""
+    """Print the findings: the number of each kind, and some of each."""
     findings = record.findings
     for (what, mode), number in sorted(findings.numbers.items()):
         notice(f"{what} {mode}: {number}")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from escrowmq_lab.simulation.swarm import Summary
 
 SHOWN = 20
-"""Failed seeds that are printed."""
+"""Maximum number of printed failed seeds."""
 
 
 def simulate(
@@ -33,22 +33,22 @@ def simulate(
 ) -> None:
     """Run brokers and clients in virtual time under faults, and check that every promise holds.
 
-    Each seed draws a workload, settings, a network and faults, and is the same run whenever it is run. Exit code 1 when
-    a promise was broken; the seed that did it is named, and --seed N --trace shows how.
+    Each seed draws a workload, settings, a network and faults, and always gives the same run. Exit code 1 when a
+    promise was broken; the seed is printed, and --seed N --trace shows the run.
     """
     from escrowmq_lab.simulation.swarm import simulate_many
 
     if seed is not None:
-        _one(seed, trace, long, json)
+        _run_one(seed, trace, long, json)
         return
     if seeds is None and minutes is None:
         seeds = 2000
     with Console(stderr=True).status("simulate") as status:
 
-        def told(summary: Summary) -> None:
+        def on_progress(summary: Summary) -> None:
             status.update(f"{summary.runs} runs, {len(summary.failed)} failed")
 
-        summary = simulate_many(seeds, first, jobs=jobs, long=long, minutes=minutes, told=told)
+        summary = simulate_many(seeds, first, jobs=jobs, long=long, minutes=minutes, on_progress=on_progress)
     facts = {
         "runs": summary.runs,
         "failed": len(summary.failed),
@@ -57,7 +57,7 @@ def simulate(
         **{name: summary.counts[key] for name, key in _COUNTED.items()},
     }
     if json:
-        print_json({**facts, "failures": [_shown(result) for result in summary.failed]})
+        print_json({**facts, "failures": [_to_json(result) for result in summary.failed]})
     else:
         print_facts(facts)
         for result in summary.failed[:SHOWN]:
@@ -80,8 +80,8 @@ _COUNTED = {
 }
 
 
-def _one(seed: int, trace: bool, long: bool, json: bool) -> None:
-    """Run one seed; if it fails, find out what can be left out."""
+def _run_one(seed: int, trace: bool, long: bool, json: bool) -> None:
+    """Run one seed; if it fails, find what can be left out."""
     from escrowmq_lab.simulation.plan import LONG, Scale, draw
     from escrowmq_lab.simulation.run import Run
     from escrowmq_lab.simulation.shrink import shrink
@@ -91,7 +91,7 @@ def _one(seed: int, trace: bool, long: bool, json: bool) -> None:
     if trace:
         for line in result.trace:
             print(line)
-    shown = _shown(result)
+    shown = _to_json(result)
     if not result.ok:
         left_out = shrink(plan, result, lambda line: notice(line))
         smaller = plan.without(left_out)
@@ -108,7 +108,7 @@ def _one(seed: int, trace: bool, long: bool, json: bool) -> None:
         raise typer.Exit(Exit.FINDING)
 
 
-def _shown(result: Result) -> dict[str, object]:
+def _to_json(result: Result) -> dict[str, object]:
     return {
         "seed": result.seed,
         "digest": result.digest,

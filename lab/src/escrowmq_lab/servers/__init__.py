@@ -1,3 +1,1 @@
-"""Real servers for tests, benchmarks and examples: started on free loopback ports in a folder of their own, stopped
-afterwards.
-"""
+"""Real servers for tests, benchmarks and examples: on free loopback ports, in separate folders, stopped afterwards."""

@@ -1,4 +1,4 @@
-"""Finds the Chromium browser of this machine, for tests of pages. Debian package: ``chromium``."""
+"""The Chromium browser of this machine, for tests of pages. Debian package: ``chromium``."""
 
 from __future__ import annotations
 
@@ -17,6 +17,5 @@ def program() -> str:
 
 
 def flags() -> list[str]:
-    """Return how it is started without a screen: its sandbox refuses to work for the system's administrator, who
-    runs tests in containers."""
+    """Return flags for a start without a screen: the sandbox does not work for root, who runs tests in containers."""
     return ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []

@@ -17,9 +17,8 @@ def serving(
     launcher: Callable[..., subprocess.Popen[bytes]] | None = None,
     port: int | None = None,
 ) -> AbstractContextManager[Server]:
-    """Return a broker with its data in ``folder``; ``options`` are flags of ``escrowmq serve``. ``launcher``: see
-    :class:`Server`; ``port``: any free one
-    unless given."""
+    """Run a broker with its data in ``folder``; ``options`` are flags of ``escrowmq serve``. ``launcher``: see
+    :class:`Server`; ``port``: by default any free one."""
     folder.mkdir(parents=True, exist_ok=True)
     port = port or free_port()
     address = f"127.0.0.1:{port}"

@@ -1,9 +1,6 @@
-"""Starts HDFS for tests: a NameNode and a DataNode, Hadoop's own programs. Java 17 or newer, ``pyspark`` and Debian's
-``maven``.
-
-One jar file has the servers (``hdfs-pom.xml``, 56 MB); what it needs beside it is among those of PySpark. Maven fetches
-it once, into the user's cache folder.
-"""
+"""HDFS for tests: a NameNode and a DataNode, Hadoop's own programs. Requires Java 17 or newer, ``pyspark`` and Debian's
+``maven``. One jar file has the servers (``hdfs-pom.xml``, 56 MB); its dependencies are among those of PySpark. Maven
+downloads it once, into the user's cache folder."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ from escrowmq_lab.servers.seam import Absent
 
 POM = Path(__file__).with_name("hdfs-pom.xml")
 JVM = ["-Xms64m", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto"]
-"""Quick to start rather than quick in the long run."""
+"""Options for fast starts rather than long-term speed."""
 NAME_NODE = "org.apache.hadoop.hdfs.server.namenode.NameNode"
 DATA_NODE = "org.apache.hadoop.hdfs.server.datanode.DataNode"
 
@@ -39,34 +36,31 @@ appender.stderr.layout.pattern = %p %c{1}: %m%n%ex{short}
 
 @contextlib.contextmanager
 def serving(folder: Path) -> Iterator[Server]:
-    """Yield the NameNode, with all data in ``folder``; ``url`` is ``hdfs://127.0.0.1:PORT``. The DataNode runs as long
-    as the block does.
-
-    Anybody may read and write everything. Raises :class:`Absent`.
-    """
+    """Run the NameNode, with all data in ``folder``; ``url`` is ``hdfs://127.0.0.1:PORT``. The DataNode runs as long as
+    the block. All users may read and write everything. Raises :class:`Absent`."""
     try:
         java = [str(find_java().program), *JVM]
     except Misuse:
         raise Absent("HDFS needs Java 17; on Debian: apt-get install openjdk-17-jre-headless") from None
     folder.mkdir(parents=True, exist_ok=True)
     url = f"hdfs://127.0.0.1:{free_port()}"
-    java += [f"-Djava.io.tmpdir={folder}"]  # where it unpacks its pages
-    java += ["-cp", f"{_configuration(folder, url)}:{maven.libraries(POM, 'HDFS')}/*:{_jars_of_pyspark()}/*"]
+    java += [f"-Djava.io.tmpdir={folder}"]  # folder for its unpacked pages
+    java += ["-cp", f"{_configuration(folder, url)}:{maven.libraries(POM, 'HDFS')}/*:{_pyspark_jars()}/*"]
     run([*java, NAME_NODE, "-format", "-nonInteractive"])
     with contextlib.ExitStack() as stack:
         servers = []
-        for name, says in ((NAME_NODE, "NameNode RPC up at"), (DATA_NODE, "successfully registered with NN")):
+        for name, marker in ((NAME_NODE, "NameNode RPC up at"), (DATA_NODE, "successfully registered with NN")):
             log = folder / f"{name.rpartition('.')[2].lower()}.log"
-            ready = partial(_has_said, log, says)
+            ready = partial(_log_contains, log, marker)
             servers.append(stack.enter_context(started(Server(url, [*java, name], ready, log))))
         yield servers[0]
 
 
-def _has_said(log: Path, words: str, _: int) -> bool:
+def _log_contains(log: Path, words: str, _: int) -> bool:
     return log.exists() and words in log.read_text(errors="replace")
 
 
-def _jars_of_pyspark() -> Path:
+def _pyspark_jars() -> Path:
     found = importlib.util.find_spec("pyspark")
     if found is None or found.origin is None:
         raise Absent("HDFS runs with PySpark's jar files: pip install 'escrowmq[spark]'")
@@ -74,7 +68,7 @@ def _jars_of_pyspark() -> Path:
 
 
 def _configuration(folder: Path, url: str) -> Path:
-    """Hadoop's configuration, in a folder of its own, which is to be first on the class path."""
+    """Write Hadoop's configuration into a separate folder, which must be first on the class path."""
     made = folder / "configuration"
     made.mkdir(exist_ok=True)
     anywhere = "127.0.0.1:0"  # a free port

@@ -1,8 +1,5 @@
-"""Starts Kafka (KRaft) for tests: one node, or a cluster of several. Debian packages: ``maven`` and
-``openjdk-17-jre-headless``.
-
-Debian has no Kafka, so Maven fetches what ``kafka-pom.xml`` names, once, into the user's cache folder.
-"""
+"""Kafka (KRaft) for tests: one node, or a cluster. Debian packages: ``maven`` and ``openjdk-17-jre-headless``. Debian
+has no Kafka, so Maven downloads the packages of ``kafka-pom.xml`` once, into the user's cache folder."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ from escrowmq_lab.servers.seam import Absent
 
 POM = Path(__file__).with_name("kafka-pom.xml")
 JVM = ["-Xms128m", "-Xmx512m", "-XX:+UseSerialGC", "-Xshare:auto", "-XX:TieredStopAtLevel=1"]
-"""A small Java, quick to start rather than quick in the long run."""
+"""A small Java: fast starts rather than long-term speed."""
 ASK_VERSIONS = bytes.fromhex("0000000a 0012 0000 00000001 ffff")
 """An ApiVersions request, version 0, without a client id."""
 ANY = bytes(range(256))
@@ -32,7 +29,7 @@ ANY = bytes(range(256))
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Several nodes, each a broker and a controller. ``url`` names them all; node *n* is number *n* + 1 in Kafka."""
+    """Several nodes, each a broker and a controller. ``url`` names them all; node *n* has Kafka's number *n* + 1."""
 
     url: str
     nodes: list[Server]
@@ -45,14 +42,10 @@ def serving(
     beside: Sequence[tuple[str, int]] = (),
     settings: Mapping[str, str] | None = None,
 ) -> AbstractContextManager[Server]:
-    """Return a server with its data in ``folder``; ``url`` is ``kafka://HOST:PORT``.
-
-    ``durable`` syncs the log after every batch (Kafka's own default leaves that to replicas). ``beside``: for each
-    host and port it listens on this port of
-    127.0.0.1, too, and tells those who come there that it is at this host: a proxy's, so that what goes through it can
-    be cut off.
-    ``settings``: more lines of Kafka's own properties. Raises :class:`Absent`.
-    """
+    """Run a server with its data in ``folder``; ``url`` is ``kafka://HOST:PORT``. ``durable`` syncs the log after every
+    batch (by default Kafka relies on replicas). ``beside``: for each host and port it also listens on this port of
+    127.0.0.1, and advertises this host there: a proxy's, whose traffic can be cut off. ``settings``: further properties
+    of Kafka. Raises :class:`Absent`."""
     java, classes = _java(), libraries()
     node = _Node(1, folder, free_port(), free_port())
     node.write(
@@ -72,13 +65,10 @@ def serving(
 def cluster(
     folder: Path, nodes: int = 3, settings: Mapping[str, str] | None = None, jvm: Sequence[str] = JVM
 ) -> Iterator[Cluster]:
-    """Nodes with their data in ``folder``, started beside each other. ``settings``: more lines of Kafka's own
-    properties, for all of them. ``jvm``: Java's options.
-
-    Topics get three replicas, of which two acknowledge, unless their maker says otherwise. The time-outs are patient,
-    for a busy machine lets nodes wait for seconds: what a test needs to be quick it says itself. At the end all of them
-    are killed. Raises :class:`Absent`.
-    """
+    """Run nodes with their data in ``folder``, started together. ``settings``: further Kafka properties for all of
+    them. ``jvm``: Java's options. Topics get three replicas, of which two acknowledge, unless created otherwise.
+    Timeouts are long, because a busy machine may delay nodes for seconds: tests set shorter ones themselves. At the end
+    all nodes are killed. Raises :class:`Absent`."""
     java, classes = _java(), libraries()
     ports = _free_ports(2 * nodes)
     made = [_Node(n + 1, folder / f"node-{n + 1}", ports[2 * n], ports[2 * n + 1]) for n in range(nodes)]
@@ -106,12 +96,12 @@ def cluster(
         yield Cluster("kafka://" + ",".join(server.url.removeprefix("kafka://") for server in servers), servers)
     finally:
         for server in servers:
-            server.kill()  # a node that is stopped waits for a quorum, which the last ones do not have
+            server.kill()  # a stopping node waits for a quorum, which the last ones do not have
 
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """One node's place: its number, folder, and ports."""
+    """One node: its number, folder, and ports."""
 
     number: int
     folder: Path
@@ -139,13 +129,13 @@ class _Node:
         )
 
     def format(self, java: str, classes: Path) -> None:
-        """Make the data folder."""
+        """Create the data folder."""
         cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "A")
         tool = [java, *JVM, *_logging("error"), "-cp", f"{classes}/*", "kafka.tools.StorageTool"]
         run([*tool, "format", "--config", str(self.settings), "--cluster-id", cluster_id, "--ignore-formatted"])
 
     def format_like(self, other: _Node) -> None:
-        """Copy the formatted folder of another node, with a number and folder id of its own: saves a Java start."""
+        """Copy the data folder of another node with a new number and folder id: saves a start of Java."""
         shutil.copytree(other.data, self.data)
         properties = self.data / "meta.properties"
         text = re.sub(r"(?m)^node\.id=.*$", f"node.id={self.number}", properties.read_text())
@@ -155,14 +145,14 @@ class _Node:
     def write(self, more: Mapping[str, str], beside: Sequence[tuple[str, int]]) -> None:
         """Write the node's properties."""
         names = [f"BESIDE{n}" for n in range(len(beside))]
-        listens = "".join(f",{name}://127.0.0.1:{port}" for name, (_, port) in zip(names, beside, strict=True))
-        tells = "".join(f",{name}://{host}:{port}" for name, (host, port) in zip(names, beside, strict=True))
+        listeners = "".join(f",{name}://127.0.0.1:{port}" for name, (_, port) in zip(names, beside, strict=True))
+        advertised = "".join(f",{name}://{host}:{port}" for name, (host, port) in zip(names, beside, strict=True))
         settings = {
             "process.roles": "broker,controller",
             "node.id": str(self.number),
             "controller.listener.names": "CONTROLLER",
-            "listeners": f"PLAINTEXT://127.0.0.1:{self.port},CONTROLLER://127.0.0.1:{self.controller}{listens}",
-            "advertised.listeners": f"PLAINTEXT://127.0.0.1:{self.port}{tells}",
+            "listeners": f"PLAINTEXT://127.0.0.1:{self.port},CONTROLLER://127.0.0.1:{self.controller}{listeners}",
+            "advertised.listeners": f"PLAINTEXT://127.0.0.1:{self.port}{advertised}",
             "listener.security.protocol.map": ",".join(
                 f"{name}:PLAINTEXT" for name in ("PLAINTEXT", "CONTROLLER", *names)
             ),
@@ -172,7 +162,7 @@ class _Node:
             "num.partitions": "4",
             "controlled.shutdown.enable": "false",
             "broker.heartbeat.interval.ms": "200",
-            "broker.session.timeout.ms": "1000",  # a killed node may come back after this
+            "broker.session.timeout.ms": "1000",  # a killed node may return after this
             **more,
         }
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -187,7 +177,7 @@ def _java() -> str:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Different ones."""
+    """Return different free ports."""
     ports: dict[int, None] = {}
     while len(ports) < count:
         ports[free_port()] = None
@@ -195,7 +185,7 @@ def _free_ports(count: int) -> list[int]:
 
 
 def _internal_topics(nodes: int) -> dict[str, str]:
-    """One partition each, on as many nodes as there are, of which most acknowledge."""
+    """Return settings for one partition each, on all nodes, of which most acknowledge."""
     copies, acknowledge = str(min(3, nodes)), str(min(2, nodes))
     return {
         "offsets.topic.replication.factor": copies,

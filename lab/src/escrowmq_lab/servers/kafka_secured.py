@@ -1,6 +1,4 @@
-"""A single-node Kafka with two more doors: one with TLS, one that asks for a name and a password. What is needed beyond
-``kafka.py`` is ``keytool``, which Java brings.
-"""
+"""A single-node Kafka with two more listeners: TLS, and name and password. Requires ``keytool``, a part of Java."""
 
 from __future__ import annotations
 
@@ -16,14 +14,14 @@ from escrowmq_lab.servers.process import Server, free_port, run
 from escrowmq_lab.servers.seam import Absent
 
 USER, PASSWORD = "escrow", "pa+ss&w?rd%"
-"""The only ones that are let in where a password is asked for; with what a URL must escape."""
+"""The only accepted credentials, with characters that a URL must escape."""
 _STORE_PASSWORD = "for-a-test"
 
 
 @dataclass(frozen=True, slots=True)
 class Secured:
-    """``server``: its URL is that of the plain door. ``tls``, ``sasl``: HOST:PORT of the others. ``certificate``: a PEM
-    file, the server's own, which is also the authority that signed it."""
+    """A running server. ``server``: with the URL of the plain listener. ``tls``, ``sasl``: HOST:PORT of the others.
+    ``certificate``: a PEM file, the server's own and the authority that signed it."""
 
     server: Server
     tls: str
@@ -33,7 +31,7 @@ class Secured:
 
 @contextmanager
 def serving(folder: Path) -> Iterator[Secured]:
-    """Yield a server with its data in ``folder``. Raises :class:`Absent`."""
+    """Run a server with its data in ``folder``. Raises :class:`Absent`."""
     folder.mkdir(parents=True, exist_ok=True)
     store, certificate = folder / "server.p12", folder / "server.pem"
     _make_certificate(store, certificate)

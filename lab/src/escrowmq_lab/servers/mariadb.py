@@ -1,4 +1,4 @@
-"""Starts a MariaDB server for tests. Debian package: ``mariadb-server``."""
+"""MariaDB for tests. Debian package: ``mariadb-server``."""
 
 from __future__ import annotations
 
@@ -12,19 +12,16 @@ from escrowmq_lab.servers.process import Server, accepts, free_port, run, starte
 from escrowmq_lab.servers.seam import Absent
 
 GREETING = b"\x0a"
-"""A ready server begins with the version of its protocol, 10; one that refuses says 255 in its place."""
+"""First byte of a ready server: the version of its protocol, 10; a server that rejects sends 255."""
 
 QUICK = ("--innodb-flush-method=nosync", "--innodb-doublewrite=0", "--innodb-file-per-table=0")
-"""Nothing is synced, and a table that is made or dropped makes or removes no file."""
+"""Disables syncs, and files per created or dropped table."""
 
 
 def serving(folder: Path, *, durable: bool = False) -> AbstractContextManager[Server]:
-    """Return a server with its data in ``folder``; ``url`` is a SQLAlchemy URL (PyMySQL) of a user with all rights. It
-    asks for no TLS: to
-    read the machine's certificates for it takes PyMySQL 25 ms of processor time a connection.
-
-    ``durable`` syncs every commit (benchmarks). Raises :class:`Absent`.
-    """
+    """Run a server with its data in ``folder``; ``url`` is a SQLAlchemy URL (PyMySQL) of a user with all rights,
+    without TLS: reading the machine's certificates takes PyMySQL 25 ms of processor time per connection. ``durable``
+    syncs every commit (benchmarks). Raises :class:`Absent`."""
     daemon = _find("mariadbd", "mysqld")
     installer = _find("mariadb-install-db", "mysql_install_db")
     folder.mkdir(parents=True, exist_ok=True)
@@ -33,7 +30,7 @@ def serving(folder: Path, *, durable: bool = False) -> AbstractContextManager[Se
     password = secrets.token_hex(8)
     options = ["--auth-root-authentication-method=normal", "--skip-test-db", "--innodb-flush-method=nosync"]
     run([installer, "--no-defaults", *as_root, f"--datadir={data}", *options])
-    accounts = _accounts(folder, password)
+    accounts = _write_accounts(folder, password)
     port = free_port()
     return started(
         Server(
@@ -45,7 +42,7 @@ def serving(folder: Path, *, durable: bool = False) -> AbstractContextManager[Se
                 f"--datadir={data}",
                 "--bind-address=127.0.0.1",
                 f"--port={port}",
-                "--socket=mariadb.sock",  # in the data folder; a whole path can be longer than a socket's name may be
+                "--socket=mariadb.sock",  # in the data folder; a full path may exceed the limit of socket names
                 f"--pid-file={data / 'mariadb.pid'}",
                 f"--init-file={accounts}",
                 "--skip-name-resolve",
@@ -68,8 +65,8 @@ def _find(*names: str) -> str:
     raise Absent("MariaDB is not installed; on Debian: apt-get install mariadb-server")
 
 
-def _accounts(folder: Path, password: str) -> Path:
-    """Statements for the server's start: one account with a password, and none without."""
+def _write_accounts(folder: Path, password: str) -> Path:
+    """Write the statements for the server's start: one account with a password, and none without."""
     statements = [
         f"CREATE OR REPLACE USER 'escrow'@'127.0.0.1' IDENTIFIED BY '{password}';",
         "GRANT ALL ON *.* TO 'escrow'@'127.0.0.1' WITH GRANT OPTION;",

@@ -1,6 +1,4 @@
-"""Fetches what a ``pom.xml`` names from Maven's repository, once, into the user's cache folder. Debian package:
-``maven``.
-"""
+"""Downloads of a ``pom.xml`` from Maven's repository, once, into the user's cache. Debian package: ``maven``."""
 
 from __future__ import annotations
 
@@ -16,9 +14,9 @@ from escrowmq_lab.servers.seam import Absent
 
 
 def libraries(pom: Path, name: str) -> Path:
-    """Return the folder of the jar files that ``pom`` names, fetched the first time that its version is asked for;
-    ``name`` is the server's, for people and as the name of a folder. Safe against other processes that do the same;
-    raises :class:`Absent` without Maven or a way to its repository."""
+    """Return the folder of the jar files of ``pom``, downloaded at the first request for its version; ``name`` is the
+    server's, for users and the folder's name. Safe for concurrent processes. Raises :class:`Absent` without Maven or
+    access to its repository."""
     version = re.search(r"<version>([\d.]+)</version>", pom.read_text())
     assert version is not None
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "escrowmq"
@@ -31,7 +29,7 @@ def libraries(pom: Path, name: str) -> Path:
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / f"{name.lower()}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not folder.is_dir():  # else another process was quicker
+        if not folder.is_dir():  # else another process was faster
             _fetch(maven, pom, name, folder)
     return folder
 

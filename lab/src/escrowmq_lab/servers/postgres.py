@@ -1,4 +1,4 @@
-"""Starts a PostgreSQL server for tests. Debian package: ``postgresql``."""
+"""PostgreSQL for tests. Debian package: ``postgresql``."""
 
 from __future__ import annotations
 
@@ -16,15 +16,13 @@ from escrowmq_lab.servers.process import Server, folder_for, free_port, run, sta
 from escrowmq_lab.servers.seam import Absent
 
 FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
-"""What tests do without: their data does not outlive them."""
+"""Settings without durability: test data does not outlive the tests."""
 
 
 @contextlib.contextmanager
 def serving(folder: Path, *, durable: bool = False) -> Iterator[Server]:
-    """Yield a server with its data in ``folder``; ``url`` is a SQLAlchemy URL (psycopg 3) of its superuser.
-
-    ``durable`` keeps fsync on (benchmarks). Raises :class:`Absent`.
-    """
+    """Run a server with its data in ``folder``; ``url`` is a SQLAlchemy URL (psycopg 3) of its superuser. ``durable``
+    keeps fsync on (benchmarks). Raises :class:`Absent`."""
     binaries = find_binaries()
     user = unprivileged()
     password = secrets.token_hex(8)
@@ -49,14 +47,14 @@ def serving(folder: Path, *, durable: bool = False) -> Iterator[Server]:
             ready=lambda pid: _is_ready(data / "postmaster.pid", pid),
             log=folder / "postgres.log",
             user=user,
-            stop_signal=signal.SIGINT,  # "fast": does not wait for clients to leave
+            stop_signal=signal.SIGINT,  # "fast": does not wait for clients to disconnect
         )
         with started(server):
             yield server
 
 
 def find_binaries() -> Path:
-    """Return the folder of the newest PostgreSQL here; raises :class:`Absent`."""
+    """Return the folder of the newest PostgreSQL here. Raises :class:`Absent`."""
     found = [path.parent for path in Path("/usr/lib/postgresql").glob("*/bin/postgres")]
     if found:
         return max(found, key=lambda path: [int(part) for part in re.findall(r"\d+", path.parent.name)])
@@ -66,7 +64,7 @@ def find_binaries() -> Path:
 
 
 def unprivileged() -> str | None:
-    """Return the user to run as: None for ourselves, another when we are root, whom PostgreSQL refuses to serve."""
+    """Return the user to run as: None for the current one, another for root, as which PostgreSQL does not run."""
     if os.geteuid() != 0:
         return None
     for name in ("postgres", "nobody"):
@@ -86,7 +84,7 @@ def _initialise(binaries: Path, data: Path, password: str, user: str | None) -> 
 
 
 def _is_ready(pid_file: Path, pid: int) -> bool:
-    # The postmaster writes its pid into line 1 and its state into line 8 of this file; pg_ctl waits by them, too.
+    # The postmaster writes its pid into line 1 and its state into line 8 of this file; pg_ctl uses them too.
     try:
         lines = pid_file.read_text().splitlines()
     except OSError:

@@ -1,8 +1,5 @@
-"""Starts a RabbitMQ server for tests, with its own ``epmd``. Debian package: ``rabbitmq-server``.
-
-The Debian command ``rabbitmq-server`` changes to the user rabbitmq and its folders; the script below the library does
-neither.
-"""
+"""RabbitMQ for tests, with its own ``epmd``. Debian package: ``rabbitmq-server``. The Debian command
+``rabbitmq-server`` changes to the user rabbitmq and its folders; the script in the library does neither."""
 
 from __future__ import annotations
 
@@ -16,15 +13,13 @@ from escrowmq_lab.servers.process import Server, accepts, free_port, started
 from escrowmq_lab.servers.seam import Absent
 
 HELLO = b"AMQP\x00\x00\x09\x01"
-"""What an AMQP 0-9-1 client says first; the answer is a frame on channel 0 whose five first bytes are 1, 0, 0 and a
-length.
-"""
+"""First bytes of an AMQP 0-9-1 client; the response is a frame that begins with 1, 0, 0 and a length."""
 ANY = bytes(range(256))
 
 
 @contextlib.contextmanager
 def serving(folder: Path) -> Iterator[Server]:
-    """Yield a server with its data in ``folder``. Raises :class:`Absent`."""
+    """Run a server with its data in ``folder``. Raises :class:`Absent`."""
     program, epmd = _find_program(), shutil.which("epmd")
     if program is None or epmd is None:
         raise Absent("RabbitMQ is not installed; on Debian: apt-get install rabbitmq-server")
@@ -60,7 +55,7 @@ def _find_program() -> Path | None:
 def _environment(home: Path, names_port: int) -> dict[str, str]:
     loopback = "-kernel inet_dist_use_interface {127,0,0,1}"
     return {
-        "HOME": str(home),  # the Erlang cookie is made here
+        "HOME": str(home),  # the Erlang cookie is created here
         "ERL_EPMD_ADDRESS": "127.0.0.1",
         "ERL_EPMD_PORT": str(names_port),
         "RUNNING_UNDER_SYSTEMD": "true",  # the script then becomes the server, instead of waiting beside it

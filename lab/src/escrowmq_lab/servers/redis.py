@@ -1,4 +1,4 @@
-"""Starts a Redis server for tests. Debian package: ``redis-server``."""
+"""Redis for tests. Debian package: ``redis-server``."""
 
 from __future__ import annotations
 
@@ -13,11 +13,9 @@ from escrowmq_lab.servers.seam import Absent
 
 
 def serving(folder: Path, *, durable: bool = True) -> AbstractContextManager[Server]:
-    """Return a server with its data in ``folder``.
-
-    ``durable`` (the default, and what the relay's target asks for) keeps an append-only file and syncs it before each
-    answer; without, nothing is written to disk. Raises :class:`Absent`.
-    """
+    """Run a server with its data in ``folder``. ``durable`` (the default, and required by the relay's target) keeps an
+    append-only file and syncs it before each response; without it nothing is written to disk. Raises
+    :class:`Absent`."""
     program = shutil.which("redis-server") or shutil.which("valkey-server")
     if program is None:
         raise Absent("Redis is not installed; on Debian: apt-get install redis-server")
@@ -34,14 +32,14 @@ def serving(folder: Path, *, durable: bool = True) -> AbstractContextManager[Ser
         Server(
             url=f"redis://:{password}@127.0.0.1:{port}/0",
             command=[program, str(config), "--dir", str(data)],
-            ready=lambda _: _answers(port, password),
+            ready=lambda _: _is_serving(port, password),
             log=folder / "redis.log",
         )
     )
 
 
-def _answers(port: int, password: str) -> bool:
-    """Return whether it serves: while it loads its data, it takes connections and answers -LOADING."""
+def _is_serving(port: int, password: str) -> bool:
+    """Decide whether it serves: while it loads its data, it accepts connections and responds -LOADING."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=2) as connection, connection.makefile("rwb") as talk:
             talk.write(f"AUTH {password}\r\nPING\r\n".encode())

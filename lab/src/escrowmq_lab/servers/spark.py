@@ -1,11 +1,10 @@
 """A standalone Spark cluster on this machine: one master, some workers of one core each. PyPI: ``pyspark``; Java 17 or
 newer.
 
-Each worker has a loopback address of its own: Spark starts the second attempt of a straggling task only on another host
-(and in local mode never). So all of 127.0.0.0/8 must lead back here, as it does on Linux.
+Each worker has its own loopback address: Spark starts the second attempt of a slow task only on another host (and in
+local mode never). So all of 127.0.0.0/8 must be local, as on Linux.
 
-The workers can have folders of their own, as on machines of their own (Linux; as root, or where users may have
-namespaces).
+The workers can have separate folders, as on separate machines (Linux; as root, or with user namespaces).
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from escrowmq_lab.servers.seam import Absent
 _PACKAGE = "org.apache.spark.deploy"
 
 _QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
-"""For Java processes that live for a test: to start each of them takes half the processor time."""
+"""For Java processes that live for a test: halves the processor time of their starts."""
 
 _BEHIND_EMPTY = """\
 set -e
@@ -41,12 +40,12 @@ exec 3<&-
 shift 2
 exec "$@"
 """
-"""A shell's: see the first folder as empty, but for the second, and be the program that the other words are."""
+"""Shell script: show the first folder as empty except for the second, and execute the remaining words."""
 
 
 @dataclass
 class Cluster:
-    """A running cluster; ``url`` is what Spark takes as its master."""
+    """A running cluster; ``url`` is Spark's master."""
 
     url: str
     master: Server
@@ -54,11 +53,11 @@ class Cluster:
 
     @property
     def executors(self) -> list[int]:
-        """Process numbers of the executors that run now: of the workers' children, those that are one and not dead."""
+        """Pids of the running executors: children of the workers that are executors and not dead."""
         return [child for worker in self.workers for child in _children(worker.pid) if _is_executor(child)]
 
     def kill_executor(self, python: int | None = None) -> int:
-        """``kill -9`` the executor to which a Python process belongs, or any; its number, 0 if there is none."""
+        """Kill the executor of a Python process, or any, with ``kill -9``. Returns its pid, 0 if there is none."""
         running = self.executors
         if python is not None:
             running = [pid for pid in _ancestors(python) if pid in running]
@@ -70,14 +69,10 @@ class Cluster:
 
 @contextlib.contextmanager
 def cluster(folder: Path, workers: int = 2, memory: str = "1g", hidden: Path | None = None) -> Iterator[Cluster]:
-    """Yield a cluster with its logs and work folders in ``folder``; ``memory`` is each worker's.
-
-    ``hidden``: a folder that each worker, with its executors and their Python processes, sees as an empty one, in
-    which there is only
-    what it makes there itself. So nothing in it can be shared with the driver, nor among workers. Raises
-    :class:`Absent`.
-    """
-    alone = _apart() if hidden is not None else []
+    """Run a cluster with its logs and work folders in ``folder``; ``memory`` is each worker's. ``hidden``: a folder
+    that each worker, with its executors and their Python processes, sees as empty except for its own files. So nothing
+    in it is shared with the driver or among workers. Raises :class:`Absent`."""
+    alone = _unshare_command() if hidden is not None else []
     home, environment = _spark(folder)
     port, shown = free_port(), free_port()
     url = f"spark://127.0.0.1:{port}"
@@ -118,8 +113,8 @@ def cluster(folder: Path, workers: int = 2, memory: str = "1g", hidden: Path | N
         yield Cluster(url, master, hands)
 
 
-def _apart() -> list[str]:
-    """Return the command that runs another one with mounts of its own."""
+def _unshare_command() -> list[str]:
+    """Return the command that runs another one with its own mounts."""
     program = shutil.which("unshare")
     if program is None:
         raise Absent("folders of their own need unshare; on Debian: apt-get install util-linux")
@@ -144,9 +139,8 @@ def _spark(folder: Path) -> tuple[Path, Mapping[str, str]]:
     logging = folder / "log4j2.properties"
     logging.write_text(
         "rootLogger.level = info\nrootLogger.appenderRef.stderr.ref = stderr\nappender.stderr.type = Console\n"
-        "appender.stderr.name = stderr\nappender.stderr.target = SYSTEM_ERR\nappender.stderr.layout.type = "
-        "PatternLayout\n"
-        "appender.stderr.layout.pattern = %p %c{1}: %m%n%ex{short}\n"
+        "appender.stderr.name = stderr\nappender.stderr.target = SYSTEM_ERR\n"
+        "appender.stderr.layout.type = PatternLayout\nappender.stderr.layout.pattern = %p %c{1}: %m%n%ex{short}\n"
     )
     home = Path(found.origin).parent
     return home, {
@@ -168,7 +162,7 @@ def _read(log: Path) -> str:
 
 
 def _children(pid: int) -> list[int]:
-    """Direct children, whichever thread started them (Linux)."""
+    """Return the direct children, of any thread (Linux)."""
     found: list[int] = []
     for thread in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):
@@ -177,15 +171,14 @@ def _children(pid: int) -> list[int]:
 
 
 def _is_executor(pid: int) -> bool:
-    """Dead processes that were not waited for yet, and those that are only about to become an executor, have other
-    words."""
+    """Decide whether a process is an executor; dead and starting ones have other command lines."""
     with contextlib.suppress(OSError):
         return b"ExecutorBackend" in Path(f"/proc/{pid}/cmdline").read_bytes()
     return False
 
 
 def _ancestors(pid: int) -> Iterator[int]:
-    """Yield the parent, its parent, and so on (Linux)."""
+    """Iterate over the parent, its parent, and so on (Linux)."""
     with contextlib.suppress(OSError):
         while pid > 1:
             pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])

@@ -1,9 +1,6 @@
-"""A simulated broker: the product's engine, calls and connections on a fault disk.
-
-What is the product's own: everything below the server (:class:`~escrowmq.broker.calls.Calls`, the engine with its
-threads, log and ledger), and of the server its connections, requests, streams and workers; of its loop only the
-selector is replaced.
-"""
+"""A simulated broker: the product's engine, calls and connections on a fault disk. The product's own code: everything
+below the server (:class:`~escrowmq.broker.calls.Calls`, the engine with its threads, log and ledger), and of the server
+its connections, requests, streams and workers; only the selector of its loop is replaced."""
 
 from __future__ import annotations
 
@@ -31,15 +28,15 @@ from escrowmq_lab.simulation.network import End, Network
 from escrowmq_lab.simulation.scheduler import Node, Scheduler
 
 _MOST_REQUEST_BYTES, _MOST_ANSWER_BYTES = 64 << 20, 80 << 20
-LOOK_SECONDS = 0.25
+POLL_SECONDS = 0.25
 
 
 class NodeDisk(FaultDisk):
-    """The disk of a broker; a crash that falls on one of its operations stops the broker's task there and then."""
+    """The disk of a broker; a crash at one of its operations stops the broker's task immediately."""
 
     stopped: Callable[[], None] = staticmethod(lambda: None)
     waits: Callable[[], None] = staticmethod(lambda: None)
-    """Takes the time of a sync."""
+    """Called for the duration of a sync."""
 
     def _sync(self, node: Any) -> None:
         self.waits()
@@ -52,16 +49,16 @@ class NodeDisk(FaultDisk):
     def _begin(self, what: str) -> int | None:
         if self.crashed:
             self.stopped()
-        self.journal.clear()  # nobody reads it here
+        self.journal.clear()  # it is not read here
         return super()._begin(what)
 
     def left(self, mode: Mode, seed: int) -> NodeDisk:
-        """Return what a crash leaves, as :meth:`survivors`."""
+        """Return the disk after a crash, like :meth:`survivors`."""
         return NodeDisk(self.seed, files=self.survivors(mode, seed).files())
 
 
 class NodeClock:
-    """The clock of one start of a broker: the wall clock of that moment, which may have jumped, carried on."""
+    """The clock of one start of a broker: the wall clock of that moment, which may have jumped, continued."""
 
     def __init__(self, scheduler: Scheduler, start_us: int) -> None:
         self._scheduler = scheduler
@@ -73,8 +70,7 @@ class NodeClock:
 
 
 class Broker:
-    """A broker that can be started, crashed and started again. ``recovered`` is called with its engine before it
-    serves."""
+    """A broker that can be started, crashed and restarted. ``recovered`` is called with its engine before it serves."""
 
     def __init__(
         self,
@@ -98,7 +94,7 @@ class Broker:
         self.starts = 0
         self.crashes = 0
         self.problem: BaseException | None = None
-        """Why it could not be started."""
+        """Error of the last failed start."""
         self._scheduler, self._network, self._random = scheduler, network, random
         self._recovered, self._trace = recovered, trace
         self._sync_seconds = sync_seconds
@@ -109,34 +105,34 @@ class Broker:
         """Whether its process runs."""
         return not self.node.dead
 
-    # Its life
+    # Lifecycle
 
     def start(self) -> None:
         """Start its process."""
         self.node = Node(self.name)
-        self.disk.stopped = self._crashed_inside
+        self.disk.stopped = self._on_crash
         self.disk.waits = self._wait_for_sync
         self.starts += 1
         self._scheduler.spawn(self.node, self._serve, f"{self.name}-start")
 
     def crash(self, mode: Mode | None = None) -> None:
-        """Its machine stops now; of what was not synced the disk keeps what ``mode`` says."""
+        """Stop its machine now; ``mode`` decides which unsynced data the disk keeps."""
         if not self.up:
             return
         left: Mode = self._random.choice(MODES) if mode is None else mode
         self._trace(f"{self.name} crashes ({left})")
         self.crashes += 1
         self.node.dead = True
-        self._network.dropped(self.node)
+        self._network.drop_node(self.node)
         self.engine = self.calls = None
         self.disk = self.disk.left(left, self.crashes)
 
     def crash_in(self, operations: int) -> None:
-        """Let it crash at a later operation of its disk."""
+        """Make it crash at a later operation of its disk."""
         if self.up and self.disk.crash_at is None:
             self.disk.crash_at = self.disk.operations + operations
 
-    def _crashed_inside(self) -> None:
+    def _on_crash(self) -> None:
         self.crash()
         self._scheduler.die()
 
@@ -184,51 +180,53 @@ class Broker:
 
 
 class Client:
-    """One connection at its broker: what the loop of the server does for it."""
+    """One connection at its broker: the work of the server's loop for it."""
 
     def __init__(self, end: End, calls: Calls, room: Room, workers: Workers, limits: frames.Welcome) -> None:
         end.setblocking(False)
         self._end = end
         self._connection = Connection(
-            PlainChannel(end),  # type: ignore[arg-type]  # stands for a socket
+            PlainChannel(end),  # type: ignore[arg-type]  # a fake socket
             end.far.name,
             limits.max_answer_bytes,
             self._attend,
             frames.Assembler(frames.MAX_HELLO_BYTES),
         )
-        self._asked = Requests(calls, room, self._connection, workers, lambda: (limits, calls.action(HELLO.name, {})))
+        self._requests = Requests(
+            calls, room, self._connection, workers, lambda: (limits, calls.action(HELLO.name, {}))
+        )
         self._wake = threads.Event()
 
     def _attend(self, connection: Connection) -> None:
         self._wake.set()
 
     def run(self) -> None:
-        """Serve it until it ends."""
+        """Serve the connection until it ends."""
         self._end.woken = self._wake.set
-        connection, asked = self._connection, self._asked
+        connection, requests = self._connection, self._requests
         while True:
             self._wake.clear()
-            if self._end.readable and not asked.paused and not self._read():
+            if self._end.readable and not requests.paused and not self._read():
                 break
             if connection.owes:
                 connection.flush()
-            if asked.paused:
-                asked.go_on()
-            if connection.broken or (asked.done and not asked.no_longer):
+            if requests.paused:
+                requests.go_on()
+            if connection.broken or (requests.done and not requests.no_longer):
                 break
-            if not self._end.readable or asked.paused:
-                self._wake.wait(LOOK_SECONDS if asked.paused else None)
+            if not self._end.readable or requests.paused:
+                self._wake.wait(POLL_SECONDS if requests.paused else None)
         connection.close()
-        asked.end()
+        requests.end()
 
     def _read(self) -> bool:
-        """Take in what came. Returns False when the client is gone."""
+        """Process received data. Returns False when the client is gone."""
         try:
-            came = self._connection.receive()
+            received = self._connection.receive()
         except EscrowError as problem:
-            self._asked.refuse(problem)
+            self._requests.refuse(problem)
             return True
-        if came is None:
+        if received is None:
             return False
-        self._asked.take(came)
+        self._requests.take(received)
         return True

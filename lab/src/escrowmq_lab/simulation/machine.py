@@ -1,10 +1,7 @@
-"""Puts the simulation's threads, time and randomness in the place of the machine's, in the modules of the product, for
-one run.
-
-The product says ``threading.Lock()``, ``time.monotonic()``, ``os.urandom(8)``: names of its modules, which are bound to
-the simulation's while a run is under way, and to the machine's again after it. What the standard library does for
-futures is bound, too.
-"""
+"""Replacement of the machine's threads, time and randomness by the simulation's, in the modules of the product, for one
+run. The product uses ``threading.Lock()``, ``time.monotonic()``, ``os.urandom(8)``: names in its modules, which are
+bound to the simulation's objects during a run, and to the machine's again afterwards. The standard library's futures
+are bound too."""
 
 from __future__ import annotations
 
@@ -33,10 +30,10 @@ from escrowmq_lab.simulation import threads
 from escrowmq_lab.simulation.network import End
 from escrowmq_lab.simulation.scheduler import Scheduler
 
-ROOMS = ("acts", "broker", "client", "ledger", "log", "message", "platform", "wire")
-"""The rooms of the product that run in the simulation."""
+PACKAGES = ("acts", "broker", "client", "ledger", "log", "message", "platform", "wire")
+"""Packages of the product that run in the simulation."""
 MODULES = ("outbox.targets.escrow",)
-"""Of other rooms, what runs there."""
+"""Modules of other packages that run in it."""
 _LEFT_OUT = (
     "serve",
     "http",
@@ -46,13 +43,13 @@ _LEFT_OUT = (
     "embedded",
     "offline",
 )
-"""Modules that need the real machine: sockets that listen, processes."""
+"""Modules that need the real machine: listening sockets, processes."""
 EPOCH_US = 1_700_000_000_000_000
 """The wall clock when a run begins."""
 
 
 class _Module:
-    """A module of the standard library, some of whose names are others."""
+    """A module of the standard library with some names replaced."""
 
     def __init__(self, module: ModuleType, **others: Any) -> None:
         self._module = module
@@ -63,12 +60,12 @@ class _Module:
 
 
 @cache
-def _places() -> list[tuple[ModuleType, str, Any]]:
-    """Every name of the product that is bound to something of the machine's: module, name, what it is bound to."""
+def _bindings() -> list[tuple[ModuleType, str, Any]]:
+    """Return every name of the product that is bound to something of the machine: module, name, bound object."""
     names: list[str] = []
-    for room in ROOMS:
-        package = importlib.import_module(f"escrowmq.{room}")
-        found = [module.name for module in pkgutil.walk_packages(package.__path__, f"escrowmq.{room}.")]
+    for package_name in PACKAGES:
+        package = importlib.import_module(f"escrowmq.{package_name}")
+        found = [module.name for module in pkgutil.walk_packages(package.__path__, f"escrowmq.{package_name}.")]
         names += [package.__name__, *(name for name in found if name.rsplit(".", 1)[-1] not in _LEFT_OUT)]
     names += [f"escrowmq.{name}" for name in MODULES]
     for name in tuple(names):
@@ -77,7 +74,7 @@ def _places() -> list[tuple[ModuleType, str, Any]]:
         except ModuleNotFoundError as problem:
             if (problem.name or "").partition(".")[0] not in EXTRAS:
                 raise
-            names.remove(name)  # of an extra that is not installed, so nothing uses it
+            names.remove(name)  # part of an extra that is not installed, so it is not used
     replaced: list[Any] = [
         threading,
         threading.Lock,
@@ -89,26 +86,24 @@ def _places() -> list[tuple[ModuleType, str, Any]]:
         socket,
         concurrent.futures.ThreadPoolExecutor,
     ]
-    places = [
+    bindings = [
         (module, attribute, bound)
         for module_name, module in sorted(sys.modules.items())
         if module_name in names or module_name == escrowmq.__name__
         for attribute, bound in sorted(vars(module).items())
         if any(bound is one for one in replaced)
     ]
-    gc.freeze()  # what is there now stays
-    return [*places, (concurrent.futures._base, "threading", threading)]
+    gc.freeze()  # exclude existing objects from collection
+    return [*bindings, (concurrent.futures._base, "threading", threading)]
 
 
 @contextmanager
 def machine(
     scheduler: Scheduler, chance: Random, connect: Callable[[str, int, float], End], skew_us: Callable[[], int]
 ) -> Iterator[None]:
-    """Yield the simulated machine for the block. Cycles are collected after it: when they would be is no part of a
-    seed, and what is collected may take
-    locks. (One of a run before cannot disturb this one for the same reason.) ``chance`` gives the product's random
-    numbers, ``connect`` a socket to a host and port, ``skew_us``
-    how far the wall clock of the node that runs is ahead."""
+    """Install the simulated machine for the block. Cycles are collected only before and after it: the time of a
+    collection is no part of a seed, and collected objects may take locks. ``chance`` provides random numbers,
+    ``connect`` sockets, ``skew_us`` the skew of the running node's wall clock."""
 
     def wall_ns() -> int:
         return EPOCH_US * 1000 + scheduler.now_ns + 1000 * skew_us()
@@ -135,11 +130,11 @@ def machine(
         (socket, _Module(socket, create_connection=lambda place, timeout: connect(place[0], place[1], timeout))),
         (concurrent.futures.ThreadPoolExecutor, threads.Executor),
     ]
-    places = _places()
+    bindings = _bindings()
     gc.collect()
     collects = gc.isenabled()
     gc.disable()
-    for module, name, bound in places:
+    for module, name, bound in bindings:
         setattr(module, name, next(other for one, other in substitutes if one is bound))
     threads.begin(scheduler)
     try:
@@ -148,5 +143,5 @@ def machine(
         threads.end()
         if collects:
             gc.enable()
-        for module, name, bound in places:
+        for module, name, bound in bindings:
             setattr(module, name, bound)

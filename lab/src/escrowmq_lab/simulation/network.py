@@ -1,10 +1,7 @@
-"""The network between nodes: connections as pairs of sockets, which delay, split, stall, break, and are told of it
-late.
-
-What is sent over one connection comes in order, or not at all: that is what TCP promises, and the product relies on it.
-Between connections there is no order. A connection whose other end has died is told so after a while, or when it sends;
-until then it is silent.
-"""
+"""The network between nodes: connections as pairs of sockets, with delays, splits, stalls and breaks that are noticed
+late. Data of one connection arrives in order, or not at all: TCP promises that, and the product relies on it. Between
+connections there is no order. A connection whose other end has died notices that after a while, or when it sends; until
+then it is silent."""
 
 from __future__ import annotations
 
@@ -22,34 +19,33 @@ from escrowmq_lab.simulation.scheduler import Node, Scheduler, Task
 
 @dataclass(frozen=True, slots=True)
 class NetworkOptions:
-    """How this network behaves; seconds."""
+    """The behaviour of the network; times in seconds."""
 
     latency: float = 0.001
     slow: float = 0.0
-    """How likely what is sent takes up to a hundred times as long."""
+    """Probability that data takes up to a hundred times as long."""
     split: float = 0.0
-    """How likely what is sent comes in two parts."""
+    """Probability that data arrives in two parts."""
     refused: float = 0.0
-    """How likely a connection cannot be made."""
+    """Probability that a connection fails."""
     held: float = 0.0
-    """How likely what is sent lies somewhere for up to ten seconds."""
+    """Probability that data is held for up to ten seconds."""
 
 
 class End:
-    """One end of a connection: as much of a ``socket`` as the product uses. Nothing it sends is refused for want of
-    room."""
+    """One end of a connection: the part of ``socket`` that the product uses. Its send buffer is never full."""
 
     def __init__(self, network: Network, owner: Node, far: Node) -> None:
         self.owner, self.far = owner, far
         self.last_ns = 0
-        """When what was sent last arrives: what comes later arrives later."""
+        """Arrival time of the last data sent: later data arrives later."""
         self.other: End | None = None
         self.blocking = True
         self.closed = False
         self.lost = False
-        """Broken: what has come can still be read, then an error."""
+        """Whether the connection is broken: received data can still be read, then an error follows."""
         self._network = network
-        self._come = bytearray()
+        self._received = bytearray()
         self._finished = False
         self._waiting: deque[Task] = deque()
         self._timeout: float | None = None
@@ -58,10 +54,10 @@ class End:
     # Of a socket
 
     family = socket.AF_UNIX
-    """Without options to set."""
+    """A family without options to set."""
 
     def send(self, data: bytes | memoryview, flags: int = 0) -> int:
-        """Give it to the network."""
+        """Pass data to the network."""
         if self.closed:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         if self.lost:
@@ -70,23 +66,23 @@ class End:
         return len(data)
 
     def sendall(self, data: bytes) -> None:
-        """As :meth:`send`: there is always room."""
+        """Send like :meth:`send`: the buffer is never full."""
         self.send(data)
 
     def sendmsg(self, parts: Sequence[bytes | memoryview], ancillary: Sequence[object] = (), flags: int = 0) -> int:
-        """As :meth:`send`, of several."""
+        """Send several parts like :meth:`send`."""
         return self.send(b"".join(parts))
 
     def recv(self, most: int) -> bytes:
-        """Return what arrived; b"" after the other end shut down its direction."""
+        """Return received data; b"" after the other end has finished."""
         run = self._network.scheduler
         until = None if self._timeout is None else run.seconds + self._timeout
         while True:
             if self.closed:
                 raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-            if self._come:
-                data = bytes(self._come[:most])
-                del self._come[:most]
+            if self._received:
+                data = bytes(self._received[:most])
+                del self._received[:most]
                 return data
             if self.lost:
                 raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
@@ -100,13 +96,13 @@ class End:
             self.wait(left)
 
     def recv_into(self, buffer: memoryview, size: int = 0, flags: int = 0) -> int:
-        """As :meth:`recv`, into memory of the caller."""
+        """Receive like :meth:`recv`, into the caller's memory."""
         data = self.recv(size or len(buffer))
         buffer[: len(data)] = data
         return len(data)
 
     def wait(self, seconds: float | None = None) -> None:
-        """Wait until something has come, or the connection has ended."""
+        """Wait until data has arrived, or the connection has ended."""
         run = self._network.scheduler
         assert run.current is not None
         task = run.current
@@ -116,27 +112,27 @@ class End:
 
     @property
     def readable(self) -> bool:
-        """Whether :meth:`recv` would not wait."""
-        return bool(self._come) or self.lost or self._finished or self.closed
+        """Whether :meth:`recv` would return at once."""
+        return bool(self._received) or self.lost or self._finished or self.closed
 
     def settimeout(self, seconds: float | None) -> None:
-        """How long :meth:`recv` waits."""
+        """Set the timeout of :meth:`recv`."""
         self._timeout = seconds
 
     def gettimeout(self) -> float | None:
-        """Return how long :meth:`recv` waits; None: without end."""
+        """Return the timeout of :meth:`recv`; None: none."""
         return self._timeout if self.blocking else 0.0
 
     def setblocking(self, blocking: bool) -> None:
-        """Whether :meth:`recv` waits."""
+        """Set whether :meth:`recv` waits."""
         self.blocking, self._timeout = blocking, None
 
     def fileno(self) -> int:
-        """-1 when it is closed."""
+        """Return -1 when it is closed."""
         return -1 if self.closed else 3
 
     def shutdown(self, how: int) -> None:
-        """Say no more, and read no more."""
+        """End sending and reading."""
         if self.closed or self.lost:
             raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
         self._network.finish(self)
@@ -145,7 +141,7 @@ class End:
             self._wake()
 
     def close(self) -> None:
-        """Close it; the other end reads what is on its way, then the end."""
+        """Close it; the other end reads data in flight, then the end."""
         if not self.closed:
             if not self.lost:
                 self._network.finish(self)
@@ -155,19 +151,19 @@ class End:
 
     # Of the network
 
-    def came(self, data: bytes) -> None:
-        """Bytes arrived."""
+    def on_data(self, data: bytes) -> None:
+        """Deliver arrived bytes."""
         if not (self.closed or self.lost):
-            self._come += data
+            self._received += data
             self._wake()
 
-    def finished(self) -> None:
-        """Handle the other end's shutdown of its direction."""
+    def on_finish(self) -> None:
+        """Mark the end of the other side's data."""
         self._finished = True
         self._wake()
 
-    def lose(self) -> None:
-        """Mark the connection as broken."""
+    def on_loss(self) -> None:
+        """Break the connection."""
         self.lost = True
         self._network.ends.pop(self, None)
         self._wake()
@@ -179,7 +175,7 @@ class End:
 
 
 class Network:
-    """All connections. ``listen`` says who takes those to a host; ``trace`` is told what happens."""
+    """All connections. ``listen`` registers acceptors for a host; ``trace`` receives events."""
 
     def __init__(
         self, scheduler: Scheduler, random: Random, options: NetworkOptions, trace: Callable[[str], None]
@@ -193,12 +189,11 @@ class Network:
         self._stalled: dict[tuple[str, str], float] = {}
 
     def listen(self, host: str, port: int, node: Node, accept: Callable[[End], None]) -> None:
-        """From now on ``accept`` takes connections to this place."""
+        """Accept connections to this address with ``accept`` from now on."""
         self._listening[host, port] = node, accept
 
     def connect(self, host: str, port: int, timeout: float) -> End:
-        """Return a connection to a place, from the node whose task runs. Raises OSError; TimeoutError where nobody
-        answers."""
+        """Connect to an address, from the node of the running task. Raises OSError; TimeoutError without a response."""
         run, options = self.scheduler, self.options
         assert run.current is not None
         mine = run.current.node
@@ -206,7 +201,7 @@ class Network:
         run.park(2 * (self._latency(mine.name, host) - stalled))
         found = self._listening.get((host, port))
         refused = found is None or found[0].dead or self.random.random() < options.refused
-        if not refused and stalled:  # a process that stands still is connected to all the same, by its system
+        if not refused and stalled:  # the system of a stalled process still accepts connections
             refused = self.random.random() < 0.5
         if found is None or refused:
             if self.random.random() < 0.3:
@@ -220,7 +215,7 @@ class Network:
         accept(far)
         return near
 
-    # Carrying
+    # Transport
 
     def _latency(self, a: str, b: str) -> float:
         options = self.options
@@ -233,19 +228,19 @@ class Network:
         return max(self._stalled.get((a, b), 0.0) - self.scheduler.seconds, 0.0)
 
     def carry(self, end: End, data: bytes) -> None:
-        """Put what an end sends on its way."""
+        """Send data of an end."""
         if len(data) > 1 and self.options.split and self.random.random() < self.options.split:
             cut = self.random.randrange(1, len(data))
-            self._later(end, partial(End.came, data=data[:cut]))
+            self._deliver_later(end, partial(End.on_data, data=data[:cut]))
             data = data[cut:]
-        self._later(end, partial(End.came, data=data))
+        self._deliver_later(end, partial(End.on_data, data=data))
 
     def finish(self, end: End) -> None:
-        """Send an end's shutdown of its direction."""
-        self._later(end, lambda other: other.finished())
+        """Send the end of data."""
+        self._deliver_later(end, lambda other: other.on_finish())
 
-    def _later(self, end: End, act: Callable[[End], None]) -> None:
-        """Let it come to the other end, after what was sent before."""
+    def _deliver_later(self, end: End, act: Callable[[End], None]) -> None:
+        """Deliver to the other end later, after earlier data."""
         now = self.scheduler.now_ns
         soonest = end.last_ns + 1
         seconds = self._latency(end.owner.name, end.far.name)
@@ -257,36 +252,35 @@ class Network:
             other = end.other
             if other is None:  # cut
                 return
-            if other.owner.dead:  # whoever sends to the dead is told so
-                self.scheduler.after(self._latency(other.owner.name, end.owner.name), lambda: self._told(end))
+            if other.owner.dead:  # sending to a dead node breaks the connection
+                self.scheduler.after(self._latency(other.owner.name, end.owner.name), lambda: self._notice_loss(end))
             elif not other.lost:
                 act(other)
 
         self.scheduler.after((at - now) / 1e9, arrive)
 
-    def _told(self, end: End) -> None:
+    def _notice_loss(self, end: End) -> None:
         if not (end.lost or end.closed or end.owner.dead):
-            end.lose()
+            end.on_loss()
 
     # Faults
 
     def stall(self, a: str, b: str, seconds: float) -> None:
-        """Delay everything sent from ``a`` to ``b`` until this time has passed."""
+        """Delay data from ``a`` to ``b`` by this time."""
         self._stalled[a, b] = self.scheduler.seconds + seconds
 
     def cut(self, a: str, b: str) -> None:
-        """Break all connections between two nodes; each end hears of it in its own time, and what is on its way comes
-        or does not."""
+        """Break all connections between two nodes; each end notices later, and data in flight arrives or not."""
         for end in [e for e in self.ends if {e.owner.name, e.far.name} == {a, b}]:
             if self.random.random() < 0.5:
                 end.other = None
-            self.scheduler.after(self.random.random() * 0.2, lambda end=end: self._told(end))  # type: ignore[misc]
+            self.scheduler.after(self.random.random() * 0.2, lambda end=end: self._notice_loss(end))  # type: ignore[misc]
 
-    def dropped(self, node: Node) -> None:
-        """Remove the ends of a node that died; the others learn of it soon, late, or when they send."""
+    def drop_node(self, node: Node) -> None:
+        """Remove the ends of a dead node; the other ends notice soon, late, or when they send."""
         for end in list(self.ends):
             if end.owner is node:
                 self.ends.pop(end, None)
             elif end.far is node:
                 silence = 0.05 * self.random.random() if self.random.random() < 0.7 else 6 * self.random.random()
-                self.scheduler.after(silence, lambda end=end: self._told(end))  # type: ignore[misc]
+                self.scheduler.after(silence, lambda end=end: self._notice_loss(end))  # type: ignore[misc]

@@ -1,6 +1,4 @@
-"""The plan of a run: everything that a seed decides beforehand. What a plan leaves out of another is how a failing run
-is made smaller.
-"""
+"""The plan of a run: everything that a seed decides in advance. Failing runs are shrunk by omitting parts of it."""
 
 from __future__ import annotations
 
@@ -26,13 +24,12 @@ FAULTS = (
     "sync fails",
     "clock jumps",
 )
-"""What can be done to a run. ``clock jumps``: of a broker, while it is down."""
+"""Kinds of faults. ``clock jumps``: of a broker, while it is down."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One disturbance: when (seconds), what, and to whom: numbers, of which each kind makes a broker or a client,
-    modulo how many there are."""
+    """One fault: time (seconds), kind, and targets: numbers that each kind maps to a broker or a client by modulo."""
 
     name: str
     at: float
@@ -49,7 +46,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One run. ``seconds`` is virtual time before everything is healed, ``sync_seconds`` about what a sync takes."""
+    """One run. ``seconds``: virtual time before everything is healed; ``sync_seconds``: average duration of a sync."""
 
     seed: int
     workload: str
@@ -64,19 +61,19 @@ class Plan:
     settings: BrokerSettings
 
     def names(self) -> list[str]:
-        """Return everything that can be left out: faults, then operations."""
+        """Return the names of all parts that can be left out: faults, then operations."""
         return [
             *(fault.name for fault in self.faults),
             *(operation.name for role in self.roles for operation in role.plan),
         ]
 
     def without(self, left_out: Set[str]) -> Plan:
-        """Return the plan without some things."""
+        """Return the plan without some parts."""
         roles = tuple(replace(role, plan=[o for o in role.plan if o.name not in left_out]) for role in self.roles)
         return replace(self, roles=roles, faults=tuple(f for f in self.faults if f.name not in left_out))
 
     def describe(self) -> dict[str, Any]:
-        """Describe what was drawn, in words."""
+        """Describe the plan."""
         return {
             "workload": self.workload,
             "brokers": self.brokers,
@@ -95,8 +92,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How large runs are: ``size`` operations of each producer at most, ``seconds`` of virtual time, ``faults`` at
-    most."""
+    """The size of runs: operations per producer (``size``), virtual ``seconds``, and number of ``faults``, at most."""
 
     size: int = 12
     seconds: float = 12.0
@@ -108,7 +104,7 @@ LONG = Scale(size=60, seconds=90.0, faults=60)
 
 
 def draw(seed: int, scale: Scale) -> Plan:
-    """Return the plan of a seed."""
+    """Draw the plan of a seed."""
     chance = Random(f"escrowmq {seed}")
     name = scale.workloads[seed % len(scale.workloads)]
     size = chance.randint(3, scale.size)
@@ -123,7 +119,7 @@ def draw(seed: int, scale: Scale) -> Plan:
         roles,
         faults,
         kinds,
-        2 if name != "zombie" and chance.random() < 0.15 else 1,  # each broker fences for itself
+        2 if name != "zombie" and chance.random() < 0.15 else 1,  # each broker fences separately
         seconds,
         chance.choice((0.0, 0.0, 0.02, 0.1)),
         chance.choice((0.0, 0.0005, 0.005)),

@@ -1,13 +1,13 @@
-"""A small model of the decision protocol, explored to its end: prepare, check, decide, fence, crash, forget.
+"""A small model of the decision protocol, explored exhaustively: prepare, check, decide, fence, crash, forget.
 
 One transaction of one message, two processes of one producer name (sessions 1 and 2), one broker whose memory is ahead
-of its disk. A request that could be sent once may arrive at any time from then on: late, again and again, in any order.
-Answers and questions leave with the sync; a crash takes the broker back to its disk. Every state that can be reached is
-looked at (:func:`explore`), and from each of them the transaction must still be able to come to rest.
+of its disk. A request that could be sent once may arrive at any later time: late, repeatedly, in any order. Responses
+and check-backs leave with the sync; a crash returns the broker to its disk. :func:`explore` checks every reachable
+state, and that the transaction can still settle from each of them.
 
-The rules stand in :class:`Model`, one method for each command of the ledger that concerns decisions; :data:`COMMANDS`
-and :data:`EVENTS` name all that there are, so that one that is added to the ledger must be thought of here.
-:data:`ANSWER` is the table of ``ledger/transactions/ending.py`` in words.
+The rules are in :class:`Model`, one method for each command of the ledger that concerns decisions; :data:`COMMANDS` and
+:data:`EVENTS` list all commands and events, so that a new one in the ledger must be considered here. :data:`ANSWER` is
+the table of ``ledger/transactions/ending.py`` in words.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ COMMANDS = {
     "EditDead": OUTSIDE,
     "ForgetWriter": OUTSIDE,
 }
-"""Every command of the ledger, and the rule of the model that stands for it."""
+"""Every command of the ledger, and its rule in the model."""
 EVENTS = {
     "SESSION": "open_session",
     "HALF": "prepare",
@@ -72,8 +72,7 @@ EVENTS = {
     **dict.fromkeys(
         (
             "OPENED", "RULES", "TOPIC", "PLAIN", "RELEASED", "GROUP", "LEASED", "ACKED", "RETRIED", "DEAD",
-            "DEAD_SETTLED",
-            "EXTENDED", "JOINED", "KEPT", "HANDED", "FENCED", "KEYED", "PRODUCERS", "ALTERED", "BURIED",
+            "DEAD_SETTLED", "EXTENDED", "JOINED", "KEPT", "HANDED", "FENCED", "KEYED", "PRODUCERS", "ALTERED", "BURIED",
             "GROUP_RESET", "GROUP_PAUSED", "GROUP_DELETED", "TOPIC_ALTERED", "TOPIC_DELETED", "CUT", "EDITED", "FAILED",
         ),
         OUTSIDE,
@@ -93,11 +92,11 @@ PREPARED, OPENED = "prepared", "opened"
 _PROMISES = frozenset({PREPARED, OPENED, COMMITTED, ROLLED_BACK})
 _STANDS = {COMMIT: COMMITTED, ROLLBACK: ROLLED_BACK}
 _SETTLED = frozenset({NONE, COMMITTED, ROLLED_BACK, PARKED, EXPIRED, GONE})
-"""Nothing is left to be done; what is on the disk as open never becomes none again."""
+"""States without pending work; a transaction stored as open never becomes none again."""
 
 
 class Ledger(NamedTuple):
-    """What the broker knows: in memory, and on its disk."""
+    """The broker's state, in memory or on its disk."""
 
     state: str = NONE
     checks: int = 0
@@ -106,25 +105,25 @@ class Ledger(NamedTuple):
     """The newest session of the name."""
     known: frozenset[int] = frozenset({1})
     placed: int = 0
-    """How often the message stands in its queue."""
+    """Number of times that the message is in its queue."""
 
 
 class State(NamedTuple):
-    """Everything."""
+    """The whole state."""
 
     memory: Ledger = Ledger()
     disk: Ledger = Ledger()
     local: str | None = None
-    """What the producer's database has decided."""
-    owed: frozenset[str] = frozenset()
-    """Answers that leave with the sync. Refusals are not kept: they promise nothing."""
-    told: frozenset[str] = frozenset()
-    """Answers that somebody has."""
-    asked: int = 0
-    """Questions that have left."""
-    owed_questions: int = 0
+    """The decision of the producer's database."""
+    unsent: frozenset[str] = frozenset()
+    """Responses that leave with the sync. Rejections are not kept: they promise nothing."""
+    reported: frozenset[str] = frozenset()
+    """Responses that were received."""
+    checks_sent: int = 0
+    """Check-backs that were sent."""
+    unsent_checks: int = 0
     wrong: str = ""
-    """A promise that the last step itself broke."""
+    """A promise broken by the last step itself."""
 
 
 Step = tuple[str, State]
@@ -134,13 +133,13 @@ class Model:
     """The rules. A subclass with another rule is a mistake that :func:`explore` must find."""
 
     def steps(self, state: State) -> Iterator[Step]:
-        """Whatever can happen next: its name, and the state after it."""
+        """Iterate over possible next steps: name, and the state after it."""
         yield from self.database(state)
         yield from self.prepare(state, 1)
-        if PREPARED in state.told:
+        if PREPARED in state.reported:
             outcomes = [state.local] if state.local is not None else []
-            outcomes += [UNKNOWN] * (state.asked > 0)  # the checker, before the database has decided
-            for session in (1, 2) if OPENED in state.told else (1,):
+            outcomes += [UNKNOWN] * (state.checks_sent > 0)  # the checker, before the database has decided
+            for session in (1, 2) if OPENED in state.reported else (1,):
                 for outcome in outcomes:
                     yield from self.end(state, session, outcome)
         for rule in (self.open_session, self.ask_checks, self.tick, self.park, self.recheck, self.retain, self.forget):
@@ -149,29 +148,26 @@ class Model:
         yield from self.crash(state)
 
     def database(self, state: State) -> Iterator[Step]:
-        """Yield the producer's database decides, once; it commits only after the half message is known to be
-        durable."""
+        """Decide in the producer's database, once; it commits only after the half message is known to be durable."""
         if state.local is None:
             yield "local rollback", state._replace(local=ROLLBACK)
-            if PREPARED in state.told:
+            if PREPARED in state.reported:
                 yield "local commit", state._replace(local=COMMIT)
 
     # The broker's commands
 
     def open_session(self, state: State) -> Iterator[Step]:
-        """Yield a newer process of the name: the older session is fenced. The request of either may come once more,
-        late."""
+        """Open a session of a newer process, which fences the older one. Either request may come again, late."""
         if state.memory.newest == 1:
             memory = state.memory._replace(newest=2, known=state.memory.known | {2})
-            yield "OpenSession", self.answered(state._replace(memory=memory), OPENED)
+            yield "OpenSession", self.add_response(state._replace(memory=memory), OPENED)
         for process in sorted(state.memory.known):
             yield from self.open_again(state, process)
 
     def open_again(self, state: State, process: int) -> Iterator[Step]:
-        """Yield a request of a process that has a session: it is given that one again, or is refused if a newer one
-        has the name."""
+        """Repeat a process's session request: it gets the same session, or is rejected if a newer one exists."""
         if process == state.memory.newest:
-            yield "OpenSession", self.answered(state, OPENED) if process == 2 else state
+            yield "OpenSession", self.add_response(state, OPENED) if process == 2 else state
 
     def refusal(self, ledger: Ledger, session: int) -> str | None:
         """Return why a session may not act."""
@@ -180,77 +176,77 @@ class Model:
         return "fenced" if session < ledger.newest else None
 
     def prepare(self, state: State, session: int) -> Iterator[Step]:
-        """Yield a half message; a repeat changes nothing."""
+        """Prepare a half message; a repeat changes nothing."""
         ledger = state.memory
         if self.refusal(ledger, session) is not None:
             return
         if ledger.state == NONE:
             changed = self.effect(state, session, ledger._replace(state=OPEN))
-            yield "Prepare", self.answered(changed, PREPARED)
+            yield "Prepare", self.add_response(changed, PREPARED)
         else:
-            yield "Prepare", self.answered(state, PREPARED)
+            yield "Prepare", self.add_response(state, PREPARED)
 
     def end(self, state: State, session: int, outcome: str) -> Iterator[Step]:
-        """Yield a decision, or an answer to a question. The first is final."""
+        """Decide, or answer a check-back. The first decision is final."""
         ledger = state.memory
         if self.refusal(ledger, session) is not None or ledger.state in (NONE, GONE):
             return
         if (answer := self.answer(ledger.state, outcome)) == "ok":
-            changed = self.effect(state, session, self.decided(ledger, _STANDS[outcome]))
-            yield "End", self.answered(changed, _STANDS[outcome])
+            changed = self.effect(state, session, self.apply_decision(ledger, _STANDS[outcome]))
+            yield "End", self.add_response(changed, _STANDS[outcome])
         else:
-            yield "End", self.answered(state, answer.removeprefix("already "))
+            yield "End", self.add_response(state, answer.removeprefix("already "))
 
     def answer(self, state: str, outcome: str) -> str:
-        """Return the answer to an outcome."""
+        """Return the response to an outcome."""
         return ANSWER[state][outcome]
 
-    def decided(self, ledger: Ledger, state: str) -> Ledger:
-        """Apply a decision, which gives the message its place."""
+    def apply_decision(self, ledger: Ledger, state: str) -> Ledger:
+        """Apply a decision, which gives the message its position."""
         return ledger._replace(state=state, placed=ledger.placed + (state == COMMITTED))
 
     def effect(self, state: State, session: int, ledger: Ledger) -> State:
-        """Return a request of a session changes something durable."""
-        late = session < 2 and OPENED in state.told
+        """Apply a durable change by a request of a session."""
+        late = session < 2 and OPENED in state.reported
         return state._replace(memory=ledger, wrong="the fenced has acted" if late else state.wrong)
 
     def ask_checks(self, state: State) -> Iterator[Step]:
-        """Somebody can be asked, and it is time: counted first, asked when that is durable."""
+        """Send a due check-back if a producer is connected: counted first, sent when that is durable."""
         ledger = state.memory
         if self.may_ask(ledger):
-            counted = ledger._replace(checks=ledger.checks + 1)
+            queue_check = ledger._replace(checks=ledger.checks + 1)
             wrong = "the decided is asked" if ledger.state != OPEN else state.wrong
-            yield "AskChecks", self.counted(state._replace(memory=counted, wrong=wrong))
+            yield "AskChecks", self.queue_check(state._replace(memory=queue_check, wrong=wrong))
 
     def may_ask(self, ledger: Ledger) -> bool:
-        """Return whether a question is due."""
+        """Decide whether a check-back is due."""
         return ledger.state == OPEN and ledger.checks < CHECK_MAX
 
-    def counted(self, state: State) -> State:
-        """Return a question that leaves with the sync."""
-        return state._replace(owed_questions=state.owed_questions + 1)
+    def queue_check(self, state: State) -> State:
+        """Queue a check-back that leaves with the sync."""
+        return state._replace(unsent_checks=state.unsent_checks + 1)
 
     def tick(self, state: State) -> Iterator[Step]:
-        """Yield the last question was not answered in time: park, or roll back where that is set."""
+        """Park after the last unanswered check-back, or roll back if so configured."""
         if state.memory.state == OPEN and state.memory.checks == CHECK_MAX:
             yield "Tick", state._replace(memory=state.memory._replace(state=PARKED))
-            if state.local != COMMIT:  # rolling back by time is chosen only where nobody commits so late
-                yield "Tick", state._replace(memory=self.decided(state.memory, ROLLED_BACK))
+            if state.local != COMMIT:  # rollback by time is chosen only if no commit can come so late
+                yield "Tick", state._replace(memory=self.apply_decision(state.memory, ROLLED_BACK))
 
     def park(self, state: State) -> Iterator[Step]:
-        """Its half message is damaged, or it is too old."""
+        """Park a damaged or expired half message."""
         if state.memory.state == OPEN:
             yield "Park", state._replace(memory=state.memory._replace(state=PARKED))
 
     def recheck(self, state: State) -> Iterator[Step]:
-        """Yield an operator has it asked again."""
+        """Restart the check-back for an operator."""
         ledger = state.memory
         if ledger.state in (OPEN, PARKED) and ledger.rechecks < RECHECKS:
             reopened = ledger._replace(state=OPEN, checks=0, rechecks=ledger.rechecks + 1)
             yield "Recheck", state._replace(memory=reopened)
 
     def retain(self, state: State) -> Iterator[Step]:
-        """Remove the message from the log: undecided, it expires; decided, nothing of it is kept."""
+        """Remove it from the log: undecided, it expires; decided, nothing is kept of it."""
         ledger = state.memory
         if ledger.state == PARKED:
             yield "Retain", state._replace(memory=ledger._replace(state=EXPIRED))
@@ -258,55 +254,54 @@ class Model:
             yield "Retain", state._replace(memory=ledger._replace(state=GONE))
 
     def forget(self, state: State) -> Iterator[Step]:
-        """Yield a session that nobody uses is forgotten, but not one with something undecided, nor the newest of
-        its name."""
+        """Forget an unused session, except one with undecided transactions or the newest of its name."""
         ledger = state.memory
         if 1 in ledger.known and ledger.newest == 2 and self.may_forget(ledger):
             yield "Forget", state._replace(memory=ledger._replace(known=ledger.known - {1}))
 
     def may_forget(self, ledger: Ledger) -> bool:
-        """Return whether the older session may go."""
+        """Decide whether the older session may be forgotten."""
         return ledger.state not in (OPEN, PARKED)
 
     # The machine
 
-    def answered(self, state: State, fact: str) -> State:
-        """Return an answer that leaves with the sync."""
-        return state._replace(owed=state.owed | {fact}) if fact in _PROMISES - state.told else state
+    def add_response(self, state: State, fact: str) -> State:
+        """Queue a response that leaves with the sync."""
+        return state._replace(unsent=state.unsent | {fact}) if fact in _PROMISES - state.reported else state
 
     def sync(self, state: State) -> Iterator[Step]:
-        """Memory reaches the disk; then answers and questions leave."""
-        if state.memory != state.disk or state.owed or state.owed_questions:
+        """Sync memory to disk; then responses and check-backs leave."""
+        if state.memory != state.disk or state.unsent or state.unsent_checks:
             yield (
                 "sync",
                 state._replace(
                     disk=state.memory,
-                    told=state.told | state.owed,
-                    owed=frozenset(),
-                    asked=state.asked + state.owed_questions,
-                    owed_questions=0,
+                    reported=state.reported | state.unsent,
+                    unsent=frozenset(),
+                    checks_sent=state.checks_sent + state.unsent_checks,
+                    unsent_checks=0,
                 ),
             )
 
     def crash(self, state: State) -> Iterator[Step]:
-        """Yield the broker starts again from its disk."""
-        if state.memory != state.disk or state.owed or state.owed_questions:
-            yield "crash", state._replace(memory=state.disk, owed=frozenset(), owed_questions=0)
+        """Restart the broker from its disk."""
+        if state.memory != state.disk or state.unsent or state.unsent_checks:
+            yield "crash", state._replace(memory=state.disk, unsent=frozenset(), unsent_checks=0)
 
 
 def broken(state: State) -> str | None:
-    """Return the promise that a state breaks; None: none."""
-    told = state.told
+    """Return the promise that a state breaks, or None."""
+    reported = state.reported
     disk, memory = state.disk, state.memory
     if state.wrong:
         return state.wrong
-    if {COMMITTED, ROLLED_BACK} <= told:
+    if {COMMITTED, ROLLED_BACK} <= reported:
         return "I5: both outcomes were told"
-    if COMMITTED in told and disk.state not in (COMMITTED, GONE):
+    if COMMITTED in reported and disk.state not in (COMMITTED, GONE):
         return "I1: a commit that was told is not on the disk"
-    if ROLLED_BACK in told and disk.state not in (ROLLED_BACK, GONE):
+    if ROLLED_BACK in reported and disk.state not in (ROLLED_BACK, GONE):
         return "I1: a rollback that was told is not on the disk"
-    if PREPARED in told and disk.state == NONE:
+    if PREPARED in reported and disk.state == NONE:
         return "I1: a prepare that was told is not on the disk"
     if max(disk.placed, memory.placed) > 1:
         return "I8: the message has two places"
@@ -316,35 +311,35 @@ def broken(state: State) -> str | None:
         return "visible, and the database has not committed"
     if memory.state == COMMITTED and not memory.placed:
         return "I8: committed without a place"
-    if state.asked > disk.checks + CHECK_MAX * disk.rechecks:
+    if state.checks_sent > disk.checks + CHECK_MAX * disk.rechecks:
         return "I11: a question has left that is not counted on the disk"
     if memory.newest > 2:
         return "I7: a process was fenced by a request that came late"
-    if OPENED in told and disk.newest < 2:
+    if OPENED in reported and disk.newest < 2:
         return "I7: a session that was told is not on the disk"
     return None
 
 
 @dataclass(slots=True)
 class Explored:
-    """What there is. ``problem``: the promise that is broken, with the shortest way there."""
+    """The result of an exploration. ``problem``: the broken promise, with the shortest path to it."""
 
     states: int
     steps: int
     names: set[str]
     problem: str | None = None
-    way: tuple[str, ...] = ()
+    path: tuple[str, ...] = ()
 
 
 def explore(model: Model) -> Explored:
-    """Every state that can be reached, nearest first; ends at the first that breaks a promise. At last: from each of
-    them the transaction can come to rest (I14)."""
+    """Explore every reachable state, nearest first, until one breaks a promise. Finally check that the transaction can
+    settle from each of them (I14)."""
     first = State()
     before: dict[State, tuple[State, str] | None] = {first: None}
     backwards: dict[State, list[State]] = {}
     queue, steps, names = deque([first]), 0, set[str]()
 
-    def way(state: State) -> tuple[str, ...]:
+    def path(state: State) -> tuple[str, ...]:
         names: list[str] = []
         while (found := before[state]) is not None:
             state, name = found
@@ -361,7 +356,7 @@ def explore(model: Model) -> Explored:
                 continue
             before[after] = state, name
             if (problem := broken(after)) is not None:
-                return Explored(len(before), steps, names, problem, way(after))
+                return Explored(len(before), steps, names, problem, path(after))
             queue.append(after)
     rests = {state for state in before if state.disk.state in _SETTLED and state.memory == state.disk}
     reaches, queue = set(rests), deque(rests)
@@ -371,5 +366,5 @@ def explore(model: Model) -> Explored:
                 reaches.add(state)
                 queue.append(state)
     if stuck := next((state for state in before if state not in reaches), None):
-        return Explored(len(before), steps, names, "I14: the transaction can never come to rest", way(stuck))
+        return Explored(len(before), steps, names, "I14: the transaction can never come to rest", path(stuck))
     return Explored(len(before), steps, names)

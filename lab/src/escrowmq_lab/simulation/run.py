@@ -1,6 +1,4 @@
-"""One run: brokers, clients and faults of a plan, until everything is healed and has come to rest; then its history is
-checked.
-"""
+"""One run: brokers, clients and faults of a plan, until everything has settled; then its history is checked."""
 
 from __future__ import annotations
 
@@ -32,13 +30,13 @@ from escrowmq_lab.simulation.watch import Watch
 from escrowmq_lab.workloads import WORKLOADS, Role
 
 PATIENCE = 400.0
-"""Virtual seconds after everything is healed within which all must have come to rest."""
+"""Virtual time (s) for settling after everything is healed."""
 _HEALED = NetworkOptions(latency=0.001)
 
 
 @dataclass(slots=True)
 class Result:
-    """What came of a run. ``digest`` is that of its trace: the same for the same plan. ``steps`` counts turns of tasks
+    """The result of a run. ``digest`` is that of its trace: the same for the same plan. ``steps`` counts turns of tasks
     until the end, or until the first violation."""
 
     seed: int
@@ -56,7 +54,7 @@ class Result:
 
 
 class Broken(Exception):
-    """A promise was seen to be broken in the middle of a run, which ends there."""
+    """A promise broken in the middle of a run, which ends there."""
 
     def __init__(self, violation: Violation) -> None:
         super().__init__(str(violation))
@@ -66,9 +64,9 @@ class Broken(Exception):
 class SimulatedHistory(History):
     """A history in virtual time."""
 
-    def __init__(self, scheduler: Scheduler, told: Callable[[Event], None]) -> None:
+    def __init__(self, scheduler: Scheduler, on_event: Callable[[Event], None]) -> None:
         super().__init__()
-        self._scheduler, self._told = scheduler, told
+        self._scheduler, self._told = scheduler, on_event
 
     def add(self, process: str, act: Act, kind: Kind, **details: Any) -> None:
         """Record an event now."""
@@ -78,7 +76,7 @@ class SimulatedHistory(History):
 
 
 class SimulatedSite:
-    """A process that does a role; see :class:`escrowmq_lab.workloads.Site`."""
+    """A process with a role; see :class:`escrowmq_lab.workloads.Site`."""
 
     def __init__(self, run: Run, role: Role) -> None:
         self.name = role.name
@@ -93,7 +91,7 @@ class SimulatedSite:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing new is to be begun."""
+        """Whether no new work may begin."""
         return self._run.healed
 
     def connect(self) -> Bus:
@@ -113,7 +111,7 @@ class SimulatedSite:
         return self._run.scheduler.seconds
 
     def together(self, calls: Sequence[Callable[[], None]]) -> None:
-        """Each call as a task of this node."""
+        """Run each call as a task of this node."""
         tasks = [threads.Thread(target=call, name=f"{self.name}-{number}") for number, call in enumerate(calls)]
         for task in tasks:
             task.start()
@@ -121,7 +119,7 @@ class SimulatedSite:
             task.join()
 
     def pause(self, seconds: float) -> None:
-        """Do nothing for a while."""
+        """Wait for a while."""
         self._run.scheduler.park(seconds)
 
     def now_us(self) -> int | None:
@@ -129,8 +127,8 @@ class SimulatedSite:
         jumps = "clock jumps" in self._run.plan.kinds
         return None if jumps else EPOCH_US + self._run.scheduler.now_ns // 1000
 
-    def begin(self) -> None:
-        """Start the process, again where it was killed."""
+    def launch(self) -> None:
+        """Start the process, or restart a killed one."""
         self.node = Node(self.name)
         self._run.scheduler.spawn(self.node, self._work, self.name)
 
@@ -146,13 +144,13 @@ class SimulatedSite:
             self.finished = True
 
     def kill(self, seconds: float) -> None:
-        """Kill the process; start it again after a while."""
+        """Kill the process, and restart it after a while."""
         if self.node.dead:
             return
         self.history.add(self.name, Act.KILL, Kind.OK)
         self.node.dead = True
-        self._run.network.dropped(self.node)
-        self._run.scheduler.after(seconds, self.begin)
+        self._run.network.drop_node(self.node)
+        self._run.scheduler.after(seconds, self.launch)
 
 
 class Run:
@@ -169,10 +167,10 @@ class Run:
         self.scheduler = Scheduler(
             Random(f"{plan.seed} turns"), preemption=plan.preemption, most_turns=round(20_000 * plan.seconds)
         )
-        self.scheduler.died = self._died
+        self.scheduler.died = self._on_task_died
         self.network = Network(self.scheduler, Random(f"{plan.seed} network"), plan.network, self.tell)
-        self.history = SimulatedHistory(self.scheduler, self._happened)
-        self.watch = Watch(self._wrong)
+        self.history = SimulatedHistory(self.scheduler, self._on_event)
+        self.watch = Watch(self._add_violation)
         chance = Random(f"{plan.seed} brokers")
         self.brokers = [
             Broker(
@@ -189,7 +187,7 @@ class Run:
         ]
         self.sites = [SimulatedSite(self, role) for role in plan.roles]
 
-    # Telling
+    # Trace
 
     def tell(self, line: str) -> None:
         """Add a line to the trace."""
@@ -198,34 +196,34 @@ class Run:
         if self._keep:
             self._trace.append(line)
 
-    def _happened(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         self.tell(event.line())
         self.watch.see(event)
 
-    def _wrong(self, violation: Violation) -> None:
+    def _add_violation(self, violation: Violation) -> None:
         if not self.violations:
             self.steps_then = self.scheduler.turns
         self.violations.append(violation)
         self.tell(f"VIOLATION {violation}")
 
-    def _died(self, task: Task) -> None:
+    def _on_task_died(self, task: Task) -> None:
         problem = task.problem
-        self._wrong(Violation("died", task.name, f"a thread of {task.node.name} ended by {problem!r}"))
+        self._add_violation(Violation("died", task.name, f"a thread of {task.node.name} ended by {problem!r}"))
 
     # The run
 
     def result(self) -> Result:
-        """Run it, and check what happened."""
+        """Run it, and check its history."""
         self.steps_then = 0
         wrong_wall = Random(f"{self.plan.seed} wall").choice((0, -3_600_000_000, 3_600_000_000))
         with (
-            _listening(self._logged),
+            _capture_logs(self._on_log_record),
             machine(self.scheduler, Random(f"{self.plan.seed} product"), self.network.connect, lambda: wrong_wall),
         ):
             try:
                 self._phases()
             except Stuck as stuck:
-                self._wrong(Violation("stuck", "the run", str(stuck)))
+                self._add_violation(Violation("stuck", "the run", str(stuck)))
             finally:
                 self.scheduler.end()
         counts: dict[str, int] = {}
@@ -249,18 +247,18 @@ class Run:
         for broker in self.brokers:
             broker.start()
         for site in self.sites:
-            site.begin()
+            site.launch()
         for fault in plan.faults:
-            run.after(fault.at, lambda fault=fault: self._disturb(fault))  # type: ignore[misc]
+            run.after(fault.at, lambda fault=fault: self._inject(fault))  # type: ignore[misc]
         run.run(lambda: bool(self.violations), plan.seconds)
         if self.violations:
             return
         self._heal()
-        rested = run.run(lambda: bool(self.violations) or self._rests(), run.seconds + PATIENCE)
-        if not rested and not self.violations:
+        settled = run.run(lambda: bool(self.violations) or self._has_settled(), run.seconds + PATIENCE)
+        if not settled and not self.violations:
             for line in run.where():
                 self.tell(line)
-            self._wrong(Violation("no progress", "the run", self._what_is_left()))
+            self._add_violation(Violation("no progress", "the run", self._pending_work()))
         if not self.violations:
             self._audit()
 
@@ -268,21 +266,21 @@ class Run:
         events = self.history.events
         report = check(events, check_max=self.plan.settings.check_max)
         for violation in [*report.violations, *WORKLOADS[self.plan.workload].check(events)]:
-            self._wrong(violation)
+            self._add_violation(violation)
         return dict(report.counts)
 
-    def _logged(self, record: logging.LogRecord) -> None:
-        """Report an error that the product logs as a finding."""
+    def _on_log_record(self, record: logging.LogRecord) -> None:
+        """Report internal errors that the product logs as findings."""
         if self.scheduler.over:
             return
         problem = record.exc_info[1] if record.exc_info else None
         self.tell(f"{record.levelname} {record.getMessage()}")
         if problem is not None and not isinstance(problem, EscrowError | OSError | greenlet.GreenletExit):
-            self._wrong(Violation("failed", record.name, f"{record.getMessage()}: {problem!r}"))
+            self._add_violation(Violation("failed", record.name, f"{record.getMessage()}: {problem!r}"))
 
     # Faults
 
-    def _disturb(self, fault: Fault) -> None:
+    def _inject(self, fault: Fault) -> None:
         if self.healed:
             return
         self.tell(str(fault))
@@ -321,7 +319,7 @@ class Run:
             broker.start()
 
     def _replace(self, broker: Broker) -> None:
-        """Whoever operates it starts a broker anew whose disk failed."""
+        """Restart a broker whose disk failed, like its operator."""
         broker.disk.fail_next_sync = False
         engine = broker.engine
         if engine is not None and (engine.shard.failure or engine.log.acts.failure):
@@ -329,7 +327,7 @@ class Run:
             self._start(broker)
 
     def _stop(self, broker: Broker, seconds: float) -> None:
-        """End its process as a signal does, then start it again."""
+        """Stop its process as a signal does, then start it again."""
         engine, calls = broker.engine, broker.calls
         if not broker.up or engine is None or calls is None:
             return
@@ -347,7 +345,7 @@ class Run:
         self.scheduler.spawn(broker.node, stop, f"{broker.name}-stop")
 
     def _heal(self) -> None:
-        """No more faults: everybody is there, and everything works."""
+        """End all faults: every node runs, and everything works."""
         self.tell("everything is healed")
         self.healed = True
         self.network.options = _HEALED
@@ -358,13 +356,12 @@ class Run:
 
     # The end
 
-    def _rests(self) -> bool:
-        """Return whether nothing is left to do: every process with a plan has done it, every transaction is
-        settled, all is consumed."""
-        return self._every_process_rests() and not self._what_is_left()
+    def _has_settled(self) -> bool:
+        """Decide whether every plan is done, every transaction is settled, and everything is consumed."""
+        return self._is_probably_settled() and not self._pending_work()
 
-    def _every_process_rests(self) -> bool:
-        """Return whether every process rests: a cheap approximation of :meth:`_what_is_left`."""
+    def _is_probably_settled(self) -> bool:
+        """Check most of :meth:`_pending_work` at a tenth of the cost."""
         for site in self.sites:
             if site.node.dead or not (site.finished or site.kept.get("receives")):
                 return False
@@ -374,7 +371,7 @@ class Run:
                 return False
         return True
 
-    def _what_is_left(self) -> str:
+    def _pending_work(self) -> str:
         left = [
             f"{site.name} is not done"
             for site in self.sites
@@ -387,11 +384,10 @@ class Run:
                 continue
             left += self.watch.left(broker.name, engine)
         left += WORKLOADS[self.plan.workload].left(self.shared)
-        return "; ".join(left + self._groups_missing())
+        return "; ".join(left + self._missing_groups())
 
-    def _groups_missing(self) -> list[str]:
-        """Consumer groups that are at one broker and not yet at another, or that were deleted and are not made anew
-        yet."""
+    def _missing_groups(self) -> list[str]:
+        """Return consumer groups that are not at every broker yet, or deleted and not created again."""
         engines = [broker.engine for broker in self.brokers if broker.engine is not None]
         groups = [{group["name"] for group in self.watch.groups(engine)} for engine in engines]
         every = set(WORKLOADS[self.plan.workload].remade).union(*groups)
@@ -402,7 +398,7 @@ class Run:
     def _audit(self) -> None:
         for broker in self.brokers:
             engine = broker.engine
-            assert engine is not None  # it rests
+            assert engine is not None  # it has settled
             self._read(broker, engine)
 
     def _read(self, broker: Broker, engine: Engine) -> None:
@@ -411,12 +407,12 @@ class Run:
 
 
 @contextmanager
-def _listening(told: Callable[[logging.LogRecord], None]) -> Iterator[None]:
-    """Take what the product logs, for the block; nothing is printed."""
+def _capture_logs(on_event: Callable[[logging.LogRecord], None]) -> Iterator[None]:
+    """Capture the product's log records in the block; nothing is printed."""
 
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            told(record)
+            on_event(record)
 
     logger, handler = logging.getLogger("escrowmq"), Handler(logging.WARNING)
     before, level = logger.propagate, logger.level

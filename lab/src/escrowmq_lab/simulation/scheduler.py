@@ -1,13 +1,13 @@
-"""Runs the product's threads as tasks of one thread: one at a time, in an order drawn from a seed, in virtual time.
+"""A scheduler that runs the product's threads as tasks of one thread: one at a time, in an order drawn from a seed, in
+virtual time.
 
 Rules:
 
-1. A task runs until it waits: for a lock, a condition, a time, bytes. Then the scheduler draws the next of those that
-   can run.
-2. Time passes only when no task can run: then it jumps to the next thing that is due. Each turn of a task takes a
-   little, too, so that whoever looks again and again until a deadline comes to that deadline.
-3. A task belongs to a node. When its node dies, it never runs again: nothing of it is finished or cleaned up, as after
-   ``kill -9``.
+1. A task runs until it waits: for a lock, a condition, a time, bytes. Then the scheduler draws the next runnable task.
+2. Time passes only when no task can run: then it jumps to the next due event. Each turn of a task takes a little time
+   too, so that polling until a deadline reaches the deadline.
+3. A task belongs to a node. When its node dies, it never runs again: nothing is finished or cleaned up, as after ``kill
+   -9``.
 4. All choices come from one generator, so a run with the same seed is the same run.
 """
 
@@ -21,15 +21,15 @@ from typing import Any
 import greenlet
 
 TURN_NS = 1_000
-"""What one turn of a task takes."""
+"""Duration of one turn of a task."""
 
 
 class Stuck(Exception):
-    """A run took more turns than it may: something goes on for ever."""
+    """A run took more turns than allowed: something never ends."""
 
 
 class Node:
-    """Something that can die as a whole: a broker's process, or a client's."""
+    """A unit that dies as a whole: a broker's process, or a client's."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -37,7 +37,7 @@ class Node:
 
 
 class Task:
-    """One thread of the product. ``problem`` is what it raised, if that came to its end."""
+    """One thread of the product. ``problem``: the exception that ended it."""
 
     __slots__ = ("done", "greenlet", "ident", "name", "node", "parked", "problem", "thread", "token", "woken")
 
@@ -51,11 +51,11 @@ class Task:
         self.done = False
         self.problem: BaseException | None = None
         self.thread: Any = None
-        self.greenlet: Any = None  # set when it is made
+        self.greenlet: Any = None  # set when it is created
 
 
 class Scheduler:
-    """One run. ``most_turns`` bounds it. ``preemption``: how likely a task loses its turn where it takes a lock."""
+    """One run of at most ``most_turns``. ``preemption``: probability that a task loses its turn at a lock."""
 
     def __init__(self, random: Random, *, preemption: float = 0.0, most_turns: int = 3_000_000) -> None:
         self.random = random
@@ -64,7 +64,7 @@ class Scheduler:
         self.current: Task | None = None
         self.over = False
         self.died: Callable[[Task], None] = lambda task: None
-        """Told of a task that ended by an exception."""
+        """Called with a task that ended by an exception."""
         self._preemption = preemption
         self._most_turns = most_turns
         self._ready: list[Task] = []
@@ -73,7 +73,7 @@ class Scheduler:
         self._tasks: dict[int, Task] = {}
         self._hub = greenlet.getcurrent()
 
-    # What tasks do
+    # Called by tasks
 
     @property
     def seconds(self) -> float:
@@ -81,7 +81,7 @@ class Scheduler:
         return self.now_ns / 1e9
 
     def spawn(self, node: Node, call: Callable[[], None], name: str) -> Task:
-        """Return a new task, which can run from now on."""
+        """Create a runnable task."""
         self._order += 1
         task = Task(self._order, name, node)
 
@@ -104,7 +104,7 @@ class Scheduler:
         return task
 
     def park(self, seconds: float | None = None) -> bool:
-        """Wait until somebody wakes this task, or for ``seconds``; whether it was woken."""
+        """Wait until another task wakes this one, or for ``seconds``. Returns whether it was woken."""
         task = self.current
         if task is None or self.over:
             raise greenlet.GreenletExit
@@ -120,13 +120,13 @@ class Scheduler:
         return task.woken
 
     def wake(self, task: Task) -> None:
-        """Let a parked task go on."""
+        """Resume a parked task."""
         if task.parked:
             task.parked, task.woken = False, True
             self._ready.append(task)
 
     def give_way(self) -> None:
-        """Perhaps let others run first."""
+        """Let other tasks run first, with the probability of preemption."""
         if self._preemption and self.current is not None and self._ready and self.random.random() < self._preemption:
             self._ready.append(self.current)
             self._hub.switch()
@@ -134,20 +134,20 @@ class Scheduler:
                 raise greenlet.GreenletExit
 
     def die(self) -> None:
-        """Kill the node of the current task in the middle of its work."""
+        """End the current task, whose node has died in the middle of its work."""
         while True:
             self._hub.switch()
             raise greenlet.GreenletExit
 
     def after(self, seconds: float, call: Callable[[], None]) -> None:
-        """Call something that neither waits nor raises, later."""
+        """Call a function later that neither waits nor raises."""
         self._order += 1
         heapq.heappush(self._due, (self.now_ns + max(round(seconds * 1e9), 0), self._order, None, 0, call))
 
     # The hub
 
     def run(self, until: Callable[[], bool], limit: float | None = None) -> bool:
-        """Run until the condition holds, looked at whenever no task can run; False if nothing is left to do, or the
+        """Run until the condition holds, checked whenever no task can run. Returns False if no work remains, or the
         virtual time ``limit`` is over. Raises Stuck."""
         limit_ns = None if limit is None else round(limit * 1e9)
         while True:
@@ -174,7 +174,7 @@ class Scheduler:
         self.current = None
 
     def _advance(self, limit_ns: int | None) -> bool:
-        """Go on to the next time at which something is due."""
+        """Advance to the next due event."""
         due = self._due
         while due:
             at, _, task, token, call = due[0]
@@ -195,7 +195,7 @@ class Scheduler:
         return False
 
     def where(self) -> list[str]:
-        """Return where each task stands, innermost first: for whoever asks why nothing goes on."""
+        """Return the stack of each task, innermost first, to diagnose a run without progress."""
         lines = []
         for task in self._tasks.values():
             frame = task.greenlet.gr_frame
@@ -210,12 +210,12 @@ class Scheduler:
         return lines
 
     def end(self) -> None:
-        """End all tasks that are left."""
+        """End all remaining tasks."""
         self.over = True
         self._due.clear()
         self._ready.clear()
         for task in list(self._tasks.values()):
-            for _ in range(100):  # what a task does on its way out may wait again
+            for _ in range(100):  # a task may wait again during its cleanup
                 if task.done:
                     break
                 task.greenlet.throw(greenlet.GreenletExit)

@@ -1,6 +1,4 @@
-"""Makes a failing run smaller: leaves out faults and operations of its plan as long as the same kind of violation
-remains.
-"""
+"""Shrinking of a failing run: leaves out faults and operations while the same kind of violation remains."""
 
 from __future__ import annotations
 
@@ -13,12 +11,10 @@ MOST_RUNS = 200
 
 
 def shrink(
-    plan: Plan, result: Result, told: Callable[[str], None] = lambda line: None, most: int = MOST_RUNS
+    plan: Plan, result: Result, on_progress: Callable[[str], None] = lambda line: None, most: int = MOST_RUNS
 ) -> set[str]:
-    """Return the names of what can be left out of a plan whose run gave ``result``. Runs it at most ``most`` times.
-
-    First halves, then quarters, and so on down to single things; what was left out stays so.
-    """
+    """Return the names that can be left out of a plan whose run gave ``result``. Runs it at most ``most`` times. It
+    tries halves, then quarters, and so on down to single parts; omitted parts stay omitted."""
     wanted = {violation.what for violation in result.violations}
     left_out: set[str] = set()
     runs = 0
@@ -39,7 +35,7 @@ def shrink(
             if part and fails(left_out | part):
                 left_out |= part
                 smaller = True
-                told(f"{len(plan.names()) - len(left_out)} of {len(plan.names())} things are left")
+                on_progress(f"{len(plan.names()) - len(left_out)} of {len(plan.names())} things are left")
         if not smaller or size > 1:
             size //= 2
     return left_out

@@ -1,4 +1,4 @@
-"""Many seeds, over several processes; and one seed, to be looked at."""
+"""Runs of many seeds, over several processes, or of one seed for inspection."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ from escrowmq_lab.simulation.plan import LONG, Scale, draw
 from escrowmq_lab.simulation.run import Result, Run
 
 SEEDS_AT_ONCE = 4
-"""Seeds that a process is given at a time."""
+"""Seeds per batch of a process."""
 
 
 @dataclass(slots=True)
 class Summary:
-    """What came of many runs. ``failed``: the results that are not well; ``counts``: events of all histories, by "act
-    kind"."""
+    """The results of many runs. ``failed``: the failed results; ``counts``: events of all histories, by "act kind"."""
 
     runs: int = 0
     failed: list[Result] = field(default_factory=list)
@@ -29,7 +28,7 @@ class Summary:
     seconds: float = 0.0
     """Virtual time of all runs."""
     took: float = 0.0
-    """Seconds on the wall."""
+    """Wall time in seconds."""
 
     @property
     def ok(self) -> bool:
@@ -37,7 +36,7 @@ class Summary:
         return not self.failed
 
     def add(self, result: Result) -> None:
-        """One more run."""
+        """Add a result."""
         self.runs += 1
         self.seconds += result.seconds
         self.counts.update(result.counts)
@@ -46,7 +45,7 @@ class Summary:
 
 
 def simulate(seed: int, *, long: bool = False, keep: bool = False) -> Result:
-    """Return the run of one seed. ``keep``: with its whole trace."""
+    """Run one seed. ``keep``: with its whole trace."""
     return Run(draw(seed, LONG if long else Scale()), keep=keep).result()
 
 
@@ -57,10 +56,10 @@ def simulate_many(
     jobs: int | None = None,
     long: bool = False,
     minutes: float | None = None,
-    told: Callable[[Summary], None] = lambda summary: None,
+    on_progress: Callable[[Summary], None] = lambda summary: None,
 ) -> Summary:
-    """Return the runs of ``seeds`` seeds from ``first`` on (None: until the time is over), in ``jobs`` processes
-    (None: one for each core); none is begun after ``minutes``. ``told`` is called now and then."""
+    """Run ``seeds`` seeds from ``first`` on (None: until the time is over), in ``jobs`` processes (None: one per core);
+    none starts after ``minutes``. ``on_progress`` is called from time to time."""
     began, summary = time.monotonic(), Summary()
     until = None if minutes is None else began + 60 * minutes
     batches = _batches(first, seeds)
@@ -69,20 +68,20 @@ def simulate_many(
         for batch in batches:
             if until is not None and time.monotonic() >= until:
                 break
-            for result in _several(batch, long):
+            for result in _run_batch(batch, long):
                 summary.add(result)
-            told(summary)
+            on_progress(summary)
     else:
         with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-            running = {pool.submit(_several, batch, long) for batch in islice(batches, 2 * jobs)}
+            running = {pool.submit(_run_batch, batch, long) for batch in islice(batches, 2 * jobs)}
             while running:
                 done = next(as_completed(running))
                 running.discard(done)
                 for result in done.result():
                     summary.add(result)
-                told(summary)
+                on_progress(summary)
                 if until is None or time.monotonic() < until:
-                    running |= {pool.submit(_several, batch, long) for batch in islice(batches, 1)}
+                    running |= {pool.submit(_run_batch, batch, long) for batch in islice(batches, 1)}
     summary.failed.sort(key=lambda result: result.seed)
     summary.took = time.monotonic() - began
     return summary
@@ -96,5 +95,5 @@ def _batches(first: int, seeds: int | None) -> Iterator[range]:
         yield range(start, end)
 
 
-def _several(batch: range, long: bool) -> list[Result]:
+def _run_batch(batch: range, long: bool) -> list[Result]:
     return [simulate(seed, long=long) for seed in batch]

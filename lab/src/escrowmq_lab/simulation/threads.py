@@ -1,8 +1,6 @@
 """``threading``, ``time``, ``queue`` and executors for the tasks of a
-:class:`~escrowmq_lab.simulation.scheduler.Scheduler`.
-
-They do what those of the standard library do, as far as the product uses it. Where no run is under way nothing waits.
-"""
+:class:`~escrowmq_lab.simulation.scheduler.Scheduler`. They behave like the standard library's, as far as the product
+uses it. Outside a run nothing waits."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ NOBODY = Node("nobody")
 
 
 def begin(scheduler: Scheduler) -> None:
-    """Everything here is of this run, until :func:`end`."""
+    """Bind this module to a run, until :func:`end`."""
     _running.append(scheduler)
 
 
@@ -29,7 +27,7 @@ def end() -> None:
 
 
 def scheduler() -> Scheduler:
-    """Return the run that is under way."""
+    """Return the scheduler of the current run."""
     return _running[-1]
 
 
@@ -38,19 +36,19 @@ def _task() -> Task | None:
 
 
 class Lock:
-    """``threading.Lock``."""
+    """Replacement of ``threading.Lock``."""
 
     def __init__(self) -> None:
         self._held = False
         self._waiters: deque[Task] = deque()
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        """Take it; False if not within ``timeout`` seconds."""
+        """Acquire it; False if not within ``timeout`` seconds."""
         if not _running or _running[-1].over:
             self._held = True
             return True
         run = _running[-1]
-        if run.current is None:  # something that neither waits nor raises, see Scheduler.after
+        if run.current is None:  # a call that neither waits nor raises, see Scheduler.after
             taken, self._held = not self._held, True
             return taken
         run.give_way()
@@ -66,7 +64,7 @@ class Lock:
         return True
 
     def release(self) -> None:
-        """Give it back."""
+        """Release it."""
         self._held = False
         while self._waiters:
             task = self._waiters.popleft()
@@ -75,7 +73,7 @@ class Lock:
                 return
 
     def locked(self) -> bool:
-        """Return whether somebody has it."""
+        """Decide whether it is held."""
         return self._held
 
     def __enter__(self) -> bool:
@@ -86,7 +84,7 @@ class Lock:
 
 
 class RLock:
-    """``threading.RLock``."""
+    """Replacement of ``threading.RLock``."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -94,7 +92,7 @@ class RLock:
         self._count = 0
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        """Take it once more, or for the first time."""
+        """Acquire it, once more or for the first time."""
         task = _task()
         if self._count and self._owner is task:
             self._count += 1
@@ -105,14 +103,14 @@ class RLock:
         return True
 
     def release(self) -> None:
-        """Give it back, as often as it was taken."""
+        """Release it, once for each acquisition."""
         self._count -= 1
         if self._count <= 0:
             self._owner, self._count = None, 0
             self._lock.release()
 
     def give_up(self) -> int:
-        """Release it altogether; how often it was taken."""
+        """Release it completely. Returns the number of acquisitions."""
         count, self._count, self._owner = self._count, 0, None
         self._lock.release()
         return count
@@ -130,7 +128,7 @@ class RLock:
 
 
 class Condition:
-    """``threading.Condition``."""
+    """Replacement of ``threading.Condition``."""
 
     def __init__(self, lock: Lock | RLock | None = None) -> None:
         self._lock = RLock() if lock is None else lock
@@ -144,7 +142,7 @@ class Condition:
         self._lock.release()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until notified; whether it was."""
+        """Wait until notified. Returns whether it was."""
         run = scheduler()
         task = run.current
         assert task is not None  # nothing else may wait
@@ -167,7 +165,7 @@ class Condition:
                     self._lock.acquire()
 
     def wait_for(self, ready: Callable[[], Any], timeout: float | None = None) -> Any:
-        """Wait until ``ready()``; what it gives."""
+        """Wait until ``ready()``. Returns its result."""
         until = None if timeout is None else scheduler().seconds + timeout
         while not (result := ready()):
             left = None if until is None else until - scheduler().seconds
@@ -177,7 +175,7 @@ class Condition:
         return result
 
     def notify(self, n: int = 1) -> None:
-        """Wake some that wait."""
+        """Wake some waiters."""
         while n > 0 and self._waiters:
             task = self._waiters.popleft()
             if not task.node.dead:
@@ -185,32 +183,32 @@ class Condition:
                 n -= 1
 
     def notify_all(self) -> None:
-        """Wake all that wait."""
+        """Wake all waiters."""
         self.notify(len(self._waiters))
 
 
 class Event:
-    """``threading.Event``."""
+    """Replacement of ``threading.Event``."""
 
     def __init__(self) -> None:
         self._set = False
         self._condition = Condition(Lock())
 
     def is_set(self) -> bool:
-        """Return whether it is."""
+        """Decide whether it is set."""
         return self._set
 
     def set(self) -> None:
-        """Wake all that wait."""
+        """Set it and wake all waiters."""
         self._set = True
         self._condition.notify_all()
 
     def clear(self) -> None:
-        """Not any more."""
+        """Clear it."""
         self._set = False
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until it is set; whether it is."""
+        """Wait until it is set. Returns whether it is."""
         if self._set:
             return True
         with self._condition:
@@ -219,7 +217,7 @@ class Event:
 
 
 class Thread:
-    """``threading.Thread``: a task of the node whose task starts it."""
+    """Replacement of ``threading.Thread``: a task of the node whose task starts it."""
 
     def __init__(
         self,
@@ -239,7 +237,7 @@ class Thread:
         self._task: Task | None = None
 
     def start(self) -> None:
-        """Begin to run."""
+        """Start it."""
         run, starter = scheduler(), _task()
 
         def work() -> None:
@@ -256,12 +254,12 @@ class Thread:
         self._ended.wait(timeout)
 
     def is_alive(self) -> bool:
-        """Return whether it has begun and not ended."""
+        """Decide whether it has started and not ended."""
         return self._task is not None and not self._task.done
 
 
 class _Main:
-    """What stands for the main thread."""
+    """Replacement of the main thread."""
 
     ident = 0
     name = "main"
@@ -271,19 +269,19 @@ _MAIN = _Main()
 
 
 def get_ident() -> int:
-    """Return the number of the task that runs."""
+    """Return the number of the running task."""
     task = _task()
     return 0 if task is None else task.ident
 
 
 def current_thread() -> Any:
-    """Return the thread that runs, as an object."""
+    """Return the running thread as an object."""
     task = _task()
     return _MAIN if task is None else (task.thread or task)
 
 
 def main_thread() -> Any:
-    """None of the tasks."""
+    """Return the main thread, which is no task."""
     return _MAIN
 
 
@@ -297,11 +295,11 @@ THREADING = SimpleNamespace(
     current_thread=current_thread,
     main_thread=main_thread,
 )
-"""Takes the place of the module ``threading``."""
+"""Replacement of the module ``threading``."""
 
 
 class Queue:
-    """``queue.Queue``, as far as the committer of a broker uses it."""
+    """Replacement of ``queue.Queue``, as far as the committer of a broker uses it."""
 
     def __init__(self, maxsize: int = 0) -> None:
         self._most = maxsize
@@ -310,7 +308,7 @@ class Queue:
         self._changed = Condition()
 
     def put(self, item: Any) -> None:
-        """Add; waits while it is full."""
+        """Add an item; waits while the queue is full."""
         with self._changed:
             self._changed.wait_for(lambda: not self._most or len(self._items) < self._most)
             self._items.append(item)
@@ -318,26 +316,26 @@ class Queue:
             self._changed.notify_all()
 
     def get(self) -> Any:
-        """Return the oldest; waits while there is none."""
+        """Return the oldest item; waits while there is none."""
         with self._changed:
             self._changed.wait_for(lambda: self._items)
             self._changed.notify_all()
             return self._items.popleft()
 
     def task_done(self) -> None:
-        """One that was taken is done."""
+        """Mark a removed item as done."""
         with self._changed:
             self._unfinished -= 1
             self._changed.notify_all()
 
     def join(self) -> None:
-        """Wait until all are done."""
+        """Wait until all items are done."""
         with self._changed:
             self._changed.wait_for(lambda: not self._unfinished)
 
 
 class Executor:
-    """``ThreadPoolExecutor``: up to so many tasks at a time."""
+    """Replacement of ``ThreadPoolExecutor``: up to ``max_workers`` tasks at a time."""
 
     def __init__(self, max_workers: int = 4, thread_name_prefix: str = "worker") -> None:
         self._most, self._name = max_workers, thread_name_prefix
@@ -347,7 +345,7 @@ class Executor:
         self._changed = Condition()
 
     def submit(self, call: Callable[..., Any], /, *args: Any, **given: Any) -> Future[Any]:
-        """Have it called. RuntimeError after :meth:`shutdown`."""
+        """Queue a call. RuntimeError after :meth:`shutdown`."""
         if self._closed:
             raise RuntimeError("cannot schedule new futures after shutdown")
         future: Future[Any] = Future()
@@ -377,7 +375,7 @@ class Executor:
                 future.set_result(result)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take no more; with ``wait``, wait until all is done."""
+        """Accept no more calls; with ``wait``, wait until all are done."""
         self._closed = True
         if cancel_futures:
             while self._work:

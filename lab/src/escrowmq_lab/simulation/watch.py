@@ -1,8 +1,5 @@
-"""What is checked while a run is under way: facts that somebody was told with *ok* must be there after every recovery,
-and nothing may be delivered that should not be.
-
-Checking at the end alone would find the same, later and with more around it.
-"""
+"""Checks during a run: facts reported with *ok* must exist after every recovery, and forbidden messages are never
+delivered. Checks at the end would find the same, later and with more events around it."""
 
 from __future__ import annotations
 
@@ -30,20 +27,20 @@ class Named(Protocol):
 
 
 class Watch:
-    """See the module. ``wrong`` is told of violations."""
+    """See the module. ``wrong`` is called with violations."""
 
     def __init__(self, wrong: Callable[[Violation], None]) -> None:
-        self._wrong = wrong
+        self._report = wrong
         self._stored: dict[str, Event] = {}  # value -> its ok
         self._attempted: set[str] = set()
-        self._tried: dict[str, set[str]] = {}  # transaction -> outcomes that somebody tried
-        self._ended: dict[str, tuple[str, Event]] = {}  # transaction -> its outcome, once somebody was told
+        self._tried: dict[str, set[str]] = {}  # transaction -> outcomes that were tried
+        self._ended: dict[str, tuple[str, Event]] = {}  # transaction -> its outcome, once reported
         self._owner: dict[str, str] = {}
 
-    # What happens
+    # Events
 
     def see(self, event: Event) -> None:
-        """Take an event in."""
+        """Process an event."""
         value, transaction = event.value or "", event.transaction or ""
         if event.act in (Act.SEND, Act.PREPARE):
             self._attempted.add(value)
@@ -55,49 +52,49 @@ class Watch:
             outcome = DECIDED[event.act]
             self._tried.setdefault(transaction, set()).add(outcome)
             if event.kind is Kind.OK:
-                self._decided(transaction, outcome, event)
+                self._on_decision(transaction, outcome, event)
         elif event.act is Act.ANSWER:
             self._tried.setdefault(transaction, set()).add(value)
         elif event.act is Act.RECEIVE:
-            self._delivered(value, event)
+            self._on_delivery(value, event)
 
-    def _decided(self, transaction: str, outcome: str, event: Event) -> None:
+    def _on_decision(self, transaction: str, outcome: str, event: Event) -> None:
         known = self._ended.setdefault(transaction, (outcome, event))
         if known[0] != outcome:
             detail = f"it was {known[0]}, and now {outcome}"
-            self._wrong(Violation("contradiction", transaction, detail, (known[1], event)))
+            self._report(Violation("contradiction", transaction, detail, (known[1], event)))
 
-    def _delivered(self, value: str, event: Event) -> None:
+    def _on_delivery(self, value: str, event: Event) -> None:
         if event.intact is False:
-            self._wrong(Violation("altered", value, "the payload is not what its hash says", (event,)))
+            self._report(Violation("altered", value, "the payload is not what its hash says", (event,)))
         elif value not in self._attempted:
-            self._wrong(Violation("unexpected", value, "nobody tried to send it", (event,)))
+            self._report(Violation("unexpected", value, "nobody tried to send it", (event,)))
         elif (owner := self._owner.get(value)) is not None and "committed" not in self._tried.get(owner, ()):
-            self._wrong(Violation("leaked", value, f"delivered before anybody committed {owner}", (event,)))
+            self._report(Violation("leaked", value, f"delivered before anybody committed {owner}", (event,)))
         elif owner is not None and self._ended.get(owner, ("committed",))[0] != "committed":
-            self._wrong(Violation("resurrected", value, f"{owner} was rolled back", (event,)))
+            self._report(Violation("resurrected", value, f"{owner} was rolled back", (event,)))
 
     # After a recovery
 
     def recovered(self, broker: Named, engine: Engine) -> None:
-        """Compare what a broker knows after its start with what was told."""
+        """Compare the state of a broker after its start with reported facts."""
         bodies = self._by_position(engine)
         mine = {value: event for value, event in self._stored.items() if (event.broker or broker.name) == broker.name}
         known = {value for value, _ in bodies.values()}
         for value, event in mine.items():
             if event.broker is None and value not in known:
-                continue  # of several brokers, of another
+                continue  # with several brokers, it may be at another
             position = event.position
             if position is None or bodies.get(position, ("", True))[0] != value:
-                self._wrong(Violation("lost", value, f"not at {position} of {broker.name} after its start", (event,)))
+                self._report(Violation("lost", value, f"not at {position} of {broker.name} after its start", (event,)))
         states = self._states(engine, bodies)
         for name, (outcome, event) in self._ended.items():
             if name in states and states[name] != outcome:
                 detail = f"{outcome} was told, and after a start of {broker.name} it is {states[name]}"
-                self._wrong(Violation("contradiction", name, detail, (event,)))
+                self._report(Violation("contradiction", name, detail, (event,)))
 
     def _by_position(self, engine: Engine) -> dict[int, tuple[str, bool]]:
-        """Value, and whether it is intact, of every message in the log, by position."""
+        """Return value and intactness of every message in the log, by position."""
         positions = [queue.positions(queue.head, queue.end) for queue in engine.shard.ledger.topics.queues]
         table = engine.shard.ledger.transactions
         ordinals = np.arange(table.rows.first, table.rows.end)
@@ -108,7 +105,7 @@ class Watch:
         try:
             bodies = engine.log.read(every, ["body"]).column("body").to_pylist()
         except EscrowError as problem:
-            self._wrong(Violation("lost", "messages", f"what is stored cannot be read: {problem}"))
+            self._report(Violation("lost", "messages", f"what is stored cannot be read: {problem}"))
             return {}
         found = {}
         for position, body in zip(every.tolist(), bodies, strict=True):
@@ -145,7 +142,7 @@ class Watch:
         return left
 
     def rests(self, engine: Engine) -> bool:
-        """Return whether a broker has no pending work, as :meth:`left`, but quickly: this is called all the time."""
+        """Decide quickly, for frequent polls, whether a broker has no pending work, like :meth:`left`."""
         ledger = engine.shard.ledger
         if any(ledger.transactions.open.values()) or len(ledger.delays.held()[0]):
             return False
@@ -171,7 +168,7 @@ class Watch:
                         yield Act.FATE, {"value": value, "topic": one["topic"], "group": group["name"], "note": state}
 
     def audited(self, engine: Engine) -> Iterator[tuple[Act, dict[str, Any]]]:
-        """Yield the content of the topics, and the outcome of every transaction."""
+        """Iterate over the messages in the topics, and the state of every transaction."""
         bodies = self._by_position(engine)
         for queue in engine.shard.ledger.topics.queues:
             for offset, position in enumerate(queue.positions(queue.head, queue.end).tolist(), queue.head):

@@ -1,7 +1,7 @@
-"""What programs do to a broker while it is disturbed: each workload as roles whose every call goes into a history.
+"""Workloads of programs against brokers under faults: each consists of roles whose calls are recorded in a history.
 
-A workload does not know what it runs on: :class:`~.seam.Site` gives it a bus, time and chance. The simulation gives
-simulated ones; a run with real processes gives real ones.
+A workload does not depend on its environment: :class:`~.seam.Site` provides a bus, time and chance. The simulation
+provides simulated ones; a run with real processes provides real ones.
 """
 
 from escrowmq_lab.workloads.copying import CopyTopic
@@ -25,6 +25,6 @@ WORKLOADS: dict[str, Workload] = {
         Operator(),
     )
 }
-"""All of them, by name."""
+"""All workloads, by name."""
 
 __all__ = ["WORKLOADS", "Operation", "Role", "Site", "Workload"]

@@ -1,6 +1,4 @@
-"""Copy topic to topic: a program reads one topic and sends each message on under the same message id, while everything
-is killed.
-"""
+"""Copying of a topic: a program reads it and sends each message on under the same id, while processes are killed."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ class CopyTopic(Workload):
     name = "copy"
 
     def roles(self, chance: Random, size: int) -> list[Role]:
-        """Return a writer, two copiers that share the work, one reader of the copies."""
+        """Return a writer, two copiers that share the work, and one reader of the copies."""
 
         def read(site: Site, plan: Iterable[Operation]) -> None:
             Reader(site, "copies", ["to"], careless=0.1).work()
@@ -41,7 +39,7 @@ class CopyTopic(Workload):
         ]
 
     def check(self, events: Sequence[Event]) -> list[Violation]:
-        """Every message that stands in the one topic stands in the other, once."""
+        """Check that every message in the source topic is in the target topic, once."""
         return [*super().check(events), *promises.uncopied(events, "from", "to")]
 
 

@@ -1,6 +1,5 @@
 """Append and drain: producers write plain and transactional messages, consumers of two groups read all of them. Early
-read: the same with long transactions, delays, and consumers that look for what should not be visible yet.
-"""
+read: the same with long transactions, delays, and consumers that try to read invisible messages."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ def write(site: Site, plan: Iterable[Operation]) -> None:
 
 
 def transaction(name: str, chance: Random, **details: Any) -> Operation:
-    """Return a transaction over one topic or both, to any end."""
+    """Return a transaction over one topic or both, with any end."""
     topics = [chance.choice(TOPICS) for _ in range(chance.choice((1, 1, 2, 3)))]
     messages: list[Any] = [(topic, chance.choice((None, "a", "b")), {}) for topic in topics]
     end = chance.choices(ENDS, WEIGHTS)[0]
@@ -39,7 +38,7 @@ class AppendAndDrain(Workload):
     name = "append and drain"
 
     def roles(self, chance: Random, size: int) -> list[Role]:
-        """Two writers, a shared group and an ordered one."""
+        """Return two writers, a shared group and an ordered one."""
         careless = chance.choice((0.0, 0.1, 0.3))
 
         def share(site: Site, plan: Iterable[Operation]) -> None:
@@ -56,7 +55,7 @@ class AppendAndDrain(Workload):
         ]
 
     def check(self, events: Sequence[Event]) -> list[Violation]:
-        """Check that what was sent in order is stored and delivered in order."""
+        """Check that messages sent in order are stored and delivered in order."""
         return [*super().check(events), *promises.disordered(events, {"ledger"}), *promises.early(events)]
 
 
@@ -85,7 +84,7 @@ def any_operation(name: str, chance: Random) -> Operation:
 
 
 def _one(name: str, chance: Random) -> Operation:
-    """Something small that is done beside others; a key of its own, for beside others there is no order."""
+    """Return a small concurrent operation; with its own key, because concurrent operations have no order."""
     if chance.random() < 0.4:
         return transaction(name, chance)
     options = {"key": chance.choice((None, name)), "tag": chance.choice((None, "t")), "size": chance.choice((20, 60))}
@@ -98,7 +97,7 @@ class EarlyRead(Workload):
     name = "early read"
 
     def roles(self, chance: Random, size: int) -> list[Role]:
-        """Two writers that take their time, one eager consumer."""
+        """Return two slow writers and one eager consumer."""
 
         def eager(site: Site, plan: Iterable[Operation]) -> None:
             Reader(site, "eager", TOPICS, careless=0.0).work()

@@ -1,6 +1,4 @@
-"""A bank: each transfer is one transaction of messages whose amounts add up to nothing, so whoever reads sees the same
-total always.
-"""
+"""A bank: each transfer is one transaction whose amounts sum to zero, so every reader always sees the same total."""
 
 from __future__ import annotations
 
@@ -17,12 +15,12 @@ from escrowmq_lab.workloads.writing import Writer
 
 
 class Bank(Workload):
-    """See the module. All messages stand in one queue, where those of a transfer stand together."""
+    """See the module. All messages are in one queue, where those of a transfer are contiguous."""
 
     name = "bank"
 
     def roles(self, chance: Random, size: int) -> list[Role]:
-        """Two tellers, one accountant."""
+        """Return two tellers and one accountant."""
 
         def tell(site: Site, plan: Iterable[Operation]) -> None:
             Writer(site, "bank").work(plan)
@@ -36,7 +34,7 @@ class Bank(Workload):
         return [Role("t0", tell, plan("t0")), Role("t1", tell, plan("t1")), Role("accountant", account, drains=True)]
 
     def check(self, events: Sequence[Event]) -> list[Violation]:
-        """Return the messages of a transfer stand together."""
+        """Check that the messages of a transfer are contiguous."""
         return [*super().check(events), *promises.scattered(events)]
 
 

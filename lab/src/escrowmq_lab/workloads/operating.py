@@ -1,7 +1,6 @@
-"""Operator acts under load: while producers and consumers work and fail, somebody decides transactions by hand, has
-them asked anew, retries and discards dead letters, alters groups, gives topics more queues, fences members that are
-silent, and resets, pauses and deletes groups.
-"""
+"""Operator actions under load: while producers and consumers work and fail, an operator decides and rechecks
+transactions, retries and discards dead letters, alters groups, adds queues, fences silent members, and resets, pauses
+and deletes groups."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ WEIGHTS = (8, 6, 1, 1, 1, 2)
 GROUP_VERBS = ("reset", "pause", "delete")
 GROUP_WEIGHTS = (5, 2, 3)
 SECONDS = 20.0
-"""One act of the operator, at most."""
+"""Timeout (s) of one operator action."""
 
 
 class Operator(Workload):
@@ -37,9 +36,8 @@ class Operator(Workload):
     remade = (PASSING,)
 
     def roles(self, chance: Random, size: int) -> list[Role]:
-        """Two writers that leave much undecided, two careless consumers that share a group, a member that holds what it
-        was handed, one whose group is deleted now and then; one operator of what is in the groups, and one of the
-        groups."""
+        """Return two writers that leave many transactions undecided, two careless consumers of a shared group, a member
+        that holds its messages, one whose group is deleted sometimes; one operator of messages, and one of groups."""
 
         def share(site: Site, plan: Iterable[Operation]) -> None:
             Reader(site, "cart", TOPICS, careless=0.4).work()
@@ -47,7 +45,7 @@ class Operator(Workload):
         def hold(site: Site, plan: Iterable[Operation]) -> None:
             try:
                 Reader(site, "held", ["orders"], careless=0.0, instance="holder", in_doubt="hold").work()
-            except Fenced:  # it is started again by whoever keeps it running
+            except Fenced:  # its supervisor starts it again
                 site.history.add(site.name, Act.KILL, Kind.OK)
                 raise
 
@@ -82,7 +80,7 @@ class Operator(Workload):
         ]
 
     def check(self, events: Sequence[Event]) -> list[Violation]:
-        """Nothing is delivered more often than the group ever allowed, and nothing to a group that is paused."""
+        """Check the limit of attempts, and that a paused group gets no deliveries."""
         begun = next((n for n, e in enumerate(events) if e.note == "attempts are bounded"), len(events))
         paused = promises.handed_out_while_paused(events)
         return [*super().check(events), *paused, *promises.overattempted(events[begun:], "cart", MOST_ATTEMPTS)]
@@ -98,14 +96,14 @@ def _operate(site: Site, plan: Iterable[Operation]) -> None:
     for operation in to_do(site, plan):
         try:
             _ACTS[operation.verb](site, admin, {**operation.details, "brokers": len(router)})
-        except EscrowError as problem:  # what it was to do is in the history; the next act may find the broker there
+        except EscrowError as problem:  # the history has the invocation; the next action may reach the broker
             site.history.add(site.name, Act.OPERATE, kind_of(problem), note=f"{operation.verb}: {problem}"[:200])
         else:
             site.history.add(site.name, Act.OPERATE, Kind.OK, note=operation.verb)
 
 
 def _decide(site: Site, admin: Admin, details: dict[str, Any]) -> None:
-    """One of the undecided transactions, open or parked: commit, roll back, or have it asked anew."""
+    """Commit, roll back or recheck one of the undecided transactions, open or parked."""
     names = site.shared.get("names", {})
     known = [one["id"] for one in admin.transactions(state="undecided") if one["id"] in names]
     if not known:
@@ -118,7 +116,7 @@ def _decide(site: Site, admin: Admin, details: dict[str, Any]) -> None:
 
 
 def _dead_letters(site: Site, admin: Admin, details: dict[str, Any]) -> None:
-    """Retry or discard some dead letters."""
+    """Redeliver or discard some dead letters."""
     letters = list(admin.dead_letters("cart"))
     chosen = [letter for number, letter in enumerate(letters) if (details["number"] >> number % 16) & 1]
     if details["outcome"] == "rollback":
@@ -132,7 +130,7 @@ def _dead_letters(site: Site, admin: Admin, details: dict[str, Any]) -> None:
 
 def _attempts(site: Site, admin: Admin, details: dict[str, Any]) -> None:
     altered = admin.alter_group("cart", max_attempts=(2, 2, 3, MOST_ATTEMPTS)[details["number"] % 4])
-    if len(altered) == details["brokers"]:  # one that has no such group yet makes it later, as its settings say
+    if len(altered) == details["brokers"]:  # a broker without the group creates it later, with its settings
         site.history.add(site.name, Act.OPERATE, Kind.OK, note="attempts are bounded")
 
 
@@ -172,12 +170,12 @@ def _operate_groups(site: Site, plan: Iterable[Operation]) -> None:
     while not site.ended:
         _resume(site, admin)
         site.pause(1.0)
-    site.pause(3.0)  # a pause whose answer was lost may come late
+    site.pause(3.0)  # a pause whose response was lost may take effect late
     _resume(site, admin)
 
 
 def _reset(site: Site, admin: Admin, details: dict[str, Any]) -> None:
-    """Back or forward a little, to the beginning or the end: what it came to is in the history, queue by queue."""
+    """Reset back or forward a little, to the beginning or the end; the history records the result, queue by queue."""
     shift = (-1, -3, -20, 2, None, None)[details["number"] % 6]
     to = None if shift is not None else ("earliest", "latest")[details["number"] % 2]
     direction = "forward" if shift == 2 or to == "latest" else "back"
@@ -186,19 +184,19 @@ def _reset(site: Site, admin: Admin, details: dict[str, Any]) -> None:
         for move in moves:
             place = {"broker": move["broker"], "topic": move["topic"], "queue": move["queue"], "offset": move["now"]}
             site.history.add(site.name, Act.MOVED, Kind.OK, group="cart", **place)
-        _all_of(moves)
+        _check_all_reached(moves)
 
 
-def _all_of(done: Listing[Any]) -> None:
-    """Raise Unknown if a broker was away: it may have done it, or do it yet."""
+def _check_all_reached(done: Listing[Any]) -> None:
+    """Raise Unknown if a broker was unreachable: it may have applied the action, or still apply it."""
     if done.missing:
         raise Unknown(Code.TIMED_OUT, f"{done.missing[0]['broker']} is away")
 
 
 def _pause(site: Site, admin: Admin, details: dict[str, Any]) -> None:
-    """For a moment: consumers wait, and go on."""
+    """Pause for a moment: consumers wait, then continue."""
     try:
-        _all_of(admin.pause_group("cart"))
+        _check_all_reached(admin.pause_group("cart"))
     except EscrowError:
         _resume(site, admin)
         raise
@@ -209,11 +207,11 @@ def _pause(site: Site, admin: Admin, details: dict[str, Any]) -> None:
 
 
 def _resume(site: Site, admin: Admin) -> None:
-    """Until every broker has done it."""
+    """Resume, until every broker has done it."""
     site.history.add(site.name, Act.PAUSED, Kind.INVOKE, group="cart", value="no")
     while True:
         try:
-            _all_of(admin.resume_group("cart"))
+            _check_all_reached(admin.resume_group("cart"))
             return
         except EscrowError as problem:
             if problem.code is Code.UNKNOWN_GROUP:
@@ -222,9 +220,9 @@ def _resume(site: Site, admin: Admin) -> None:
 
 
 def _delete(site: Site, admin: Admin, details: dict[str, Any]) -> None:
-    """Its consumer makes it anew, and begins at the beginning."""
+    """Delete a group; its consumer creates it again, and starts at the beginning."""
     with site.history.call(site.name, Act.RESET, group=PASSING, value="back"):
-        _all_of(admin.delete_group(PASSING, force=True))
+        _check_all_reached(admin.delete_group(PASSING, force=True))
 
 
 _GROUP_ACTS: dict[str, Callable[[Site, Admin, dict[str, Any]], None]] = {

@@ -1,10 +1,7 @@
 """Outbox pair: a shop writes its orders and the messages about them in one local transaction; relays send the rows;
-consumers mark each id with its effect. The rows that were committed and the effects must be the same, by id.
-
-The target is the product's (:class:`~escrowmq.outbox.targets.escrow.EscrowTarget`). The table stands for one in a
-database, which does not run in virtual time: it keeps to the rules of :mod:`escrowmq.outbox.relay` about leases and
-marks.
-"""
+consumers record each id with its effect. The committed rows and the effects must be the same, by id. The target is the
+product's (:class:`~escrowmq.outbox.targets.escrow.EscrowTarget`). The table replaces one in a database, which cannot
+run in virtual time: it follows the rules of :mod:`escrowmq.outbox.relay` about leases and records."""
 
 from __future__ import annotations
 
@@ -26,9 +23,9 @@ from escrowmq_lab.workloads.reading import Reader
 from escrowmq_lab.workloads.seam import Operation, Role, Site, Workload, to_do
 
 LEASE = 3.0
-"""Seconds that a relay has the table."""
+"""Duration (s) of a relay's lease of the table."""
 MOST_ROWS = 20
-"""Of one batch."""
+"""Rows of one batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +45,7 @@ class Row:
 
 
 class Tables:
-    """The local message table and the marks of the consumers. Each method is one transaction."""
+    """The local message table and the consumers' records of handled ids. Each method is one transaction."""
 
     def __init__(self) -> None:
         self.pending: dict[int, Row] = {}
@@ -57,7 +54,7 @@ class Tables:
         self._holder, self._until = "", 0.0
 
     def number(self) -> int:
-        """Return the next number of a row; taken before the row is committed, as databases do."""
+        """Return the next number of a row; assigned before the row is committed, as in databases."""
         self._next += 1
         return self._next
 
@@ -66,24 +63,24 @@ class Tables:
         self.pending.update((row.seq, row) for row in rows)
 
     def lease(self, name: str, now: float) -> bool:
-        """Return whether the relay ``name`` has the table from now on for a while."""
+        """Lease the table to the relay ``name`` for a while. Returns whether it has the lease."""
         if name != self._holder and now < self._until:
             return False
         self._holder, self._until = name, now + LEASE
         return True
 
     def first(self) -> list[Row]:
-        """Return the rows that are to be sent next: whatever is still there, the lowest numbers first."""
+        """Return the next rows to send: the lowest remaining numbers first."""
         return [self.pending[seq] for seq in sorted(self.pending)[:MOST_ROWS]]
 
     def delete(self, name: str, now: float, rows: Iterable[Row]) -> None:
-        """Delete rows that were sent; do nothing if another relay may have the table."""
+        """Delete sent rows; does nothing if another relay may have the lease."""
         if name == self._holder and now < self._until:
             for row in rows:
                 self.pending.pop(row.seq, None)
 
     def mark(self, identity: bytes) -> bool:
-        """Claim an id; False if it is marked."""
+        """Claim an id. Returns False if it is claimed."""
         fresh = identity not in self.marks
         self.marks.add(identity)
         return fresh
@@ -101,7 +98,7 @@ class OutboxPair(Workload):
     name = "outbox pair"
 
     def roles(self, chance: Random, size: int) -> list[Role]:
-        """Two shops over one table, two relays of which one works, two consumers that share a group."""
+        """Return two shops over one table, two relays of which one works, two consumers of a shared group."""
 
         def read(site: Site, plan: Iterable[Operation]) -> None:
             _consume(site)
@@ -120,11 +117,11 @@ class OutboxPair(Workload):
         ]
 
     def check(self, events: Sequence[Event]) -> list[Violation]:
-        """Return rows and effects are the same, by id; the rows of a key are in order."""
+        """Check that rows and effects are the same, by id, and that the rows of a key are in order."""
         return [*super().check(events), *promises.unpaired(events), *promises.disordered(events)]
 
     def left(self, shared: dict[str, Any]) -> list[str]:
-        """Return rows that are not sent."""
+        """Return the number of unsent rows."""
         return [f"{len(tables(shared).pending)} rows are not sent"] if tables(shared).pending else []
 
 
@@ -132,7 +129,7 @@ TOPICS = ("sales", "returns")
 
 
 def _sell(site: Site, plan: Iterable[Operation]) -> None:
-    """Local transactions, one after the other; some are rolled back."""
+    """Run local transactions, one after the other; some are rolled back."""
     mine = tables(site.shared)
     for operation in to_do(site, plan):
         rows = [
@@ -142,7 +139,7 @@ def _sell(site: Site, plan: Iterable[Operation]) -> None:
         ]
         for row in rows:
             site.history.add(site.name, Act.SEND, Kind.INVOKE, value=row.value, topic=row.topic, key=row.key)
-        site.pause(operation.details["thinks"])  # others commit meanwhile; whoever dies here has written nothing
+        site.pause(operation.details["thinks"])  # others commit meanwhile; a shop that dies here has written nothing
         commits = operation.details["commits"]
         if commits:
             mine.commit(rows)
@@ -154,7 +151,7 @@ def _sell(site: Site, plan: Iterable[Operation]) -> None:
 
 
 def _relay(site: Site, plan: Iterable[Operation]) -> None:
-    """Send what is there, and delete what the target said is durable."""
+    """Send the existing rows, and delete those that the target confirmed as durable."""
     mine = tables(site.shared)
     target = EscrowTarget.over(site.connect_each(), timeout=3.0)
     site.kept["receives"] = True
@@ -175,7 +172,7 @@ def _batch(rows: Sequence[Row]) -> pa.RecordBatch:
 
 
 def _consume(site: Site) -> None:
-    """Consume: the effect and the mark of its id are one local transaction."""
+    """Consume: the effect and the record of its id are one local transaction."""
     mine = tables(site.shared)
 
     def effect(content: dict[str, Any], row: dict[str, Any]) -> None:

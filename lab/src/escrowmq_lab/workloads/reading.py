@@ -1,4 +1,4 @@
-"""A consumer whose every delivery and acknowledgement goes into a history."""
+"""A consumer that records every delivery and acknowledgement in a history."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from escrowmq_lab.history import Act, Kind, unpack
 from escrowmq_lab.workloads.seam import Site
 
 Effect = Callable[[dict[str, Any], dict[str, Any]], None]
-"""What becomes of a message: its content, and its columns."""
+"""Effect of a message: called with its content, and its columns."""
 
 
 class Reader:
-    """One consumer of ``group``. It acknowledges most of what it gets, and while the site has not ended returns some
-    (``careless``), forgets some, keeps some until its lease has ended. ``options`` are those of the consumer."""
+    """One consumer of ``group``. It acknowledges most messages, and while the site has not ended returns some
+    (``careless``), ignores some, and keeps some until their lease has expired. ``options`` are those of the
+    consumer."""
 
     def __init__(
         self,
@@ -44,18 +45,18 @@ class Reader:
             timeout=120.0,
             **options,
         )
-        site.kept["receives"] = True  # from now on the group is there
+        site.kept["receives"] = True  # from now on the group exists
 
     def work(self) -> None:
         """Receive until the process is ended."""
         if self._one_by_one:
             for message in self.consumer.messages():
-                self._take_one(message)
+                self._handle_one(message)
             return
         for batch in self.consumer.batches(max_messages=50):
-            self._take(batch)
+            self._handle_batch(batch)
 
-    def _note(self, row: dict[str, Any]) -> tuple[str, int, int | None]:
+    def _record_delivery(self, row: dict[str, Any]) -> tuple[str, int, int | None]:
         content, intact = unpack(row["body"])
         if "labels" in content:
             intact = intact and content["labels"] == [row["key"], row["tag"]]
@@ -68,38 +69,38 @@ class Reader:
         self._effect(content, row)
         return value, row["attempt"], row.get("lease")
 
-    def _fate(self) -> str:
+    def _choose_fate(self) -> str:
         chance = self.site.chance.random()
         if self.site.ended or chance >= self._careless:
             return "ack"
         return self.site.chance.choice(("nack", "forget", "late"))
 
-    def _take(self, batch: ReceivedBatch) -> None:
-        noted = [self._note(row) for row in batch.arrow.to_pylist()]
-        fate = self._fate()
+    def _handle_batch(self, batch: ReceivedBatch) -> None:
+        noted = [self._record_delivery(row) for row in batch.arrow.to_pylist()]
+        fate = self._choose_fate()
         if fate == "forget":
             return
         if fate == "late":
             self.site.pause(1.3 * self._lease)
         result = Kind.OK
         if fate != "nack":
-            self._note_acks(noted, Kind.INVOKE)
+            self._record_acks(noted, Kind.INVOKE)
         try:
             (batch.nack if fate == "nack" else batch.ack)()
         except EscrowError as problem:
             result = Kind.UNKNOWN if isinstance(problem, Unknown) else Kind.FAIL
         if fate != "nack":
-            self._note_acks(noted, result)
+            self._record_acks(noted, result)
 
-    def _note_acks(self, noted: list[tuple[str, int, int | None]], kind: Kind) -> None:
+    def _record_acks(self, noted: list[tuple[str, int, int | None]], kind: Kind) -> None:
         for value, attempt, lease in noted:
             self.history.add(self.site.name, Act.ACK, kind, value=value, group=self.group, attempt=attempt, lease=lease)
 
-    def _take_one(self, message: Any) -> None:
+    def _handle_one(self, message: Any) -> None:
         if message.withdrawn:
             return
-        self._note({name: getattr(message, name) for name in _COLUMNS})
-        fate = self._fate()
+        self._record_delivery({name: getattr(message, name) for name in _COLUMNS})
+        fate = self._choose_fate()
         if fate == "late":
             self.site.pause(1.3 * self._lease)
         if fate == "nack":

@@ -1,4 +1,4 @@
-"""What a workload is, and what it asks of the place where it runs."""
+"""The interface of a workload and of its environment."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from escrowmq_lab.history import Event, History
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One thing to do: a name, what goes with it, and seconds to wait before. The plan of a role is a list of these; a
-    run may leave any of them out."""
+    """One operation: a name, details, and seconds to wait before. A run may omit any operation of a role's plan."""
 
     verb: str
     name: str
@@ -26,20 +25,19 @@ class Operation:
 
 
 class Site(Protocol):
-    """Where a role runs: a process, or a simulated one. It may be killed at any time, and run again with the same
-    ``kept``."""
+    """The environment of a role: a real or simulated process. It may be killed and run again with the same ``kept``."""
 
     name: str
     history: History
     chance: Random
     kept: dict[str, Any]
-    """What outlives the process: its database."""
+    """State that outlives the process: its database."""
     shared: dict[str, Any]
     """A database that all processes of the run use."""
 
     @property
     def ended(self) -> bool:
-        """Whether nothing new is to be begun."""
+        """Whether no new work may begin."""
         ...
 
     def connect(self) -> Bus:
@@ -52,25 +50,25 @@ class Site(Protocol):
 
     @property
     def seconds(self) -> float:
-        """The time by a clock that all processes have, and that never steps back."""
+        """The time by a monotonic clock shared by all processes."""
         ...
 
     def together(self, calls: Sequence[Callable[[], None]]) -> None:
-        """Call all of these at the same time, each in a thread of its own; returns when all have."""
+        """Run all calls concurrently, each in its own thread; returns when all have finished."""
         ...
 
     def pause(self, seconds: float) -> None:
-        """Do nothing for a while."""
+        """Wait for a while."""
         ...
 
     def now_us(self) -> int | None:
-        """Return the time by the brokers' clocks; None where it is not known."""
+        """Return the time by the brokers' clocks; None if unknown."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """What one process does. ``drains``: it goes on until the run is over, whatever its plan is."""
+    """The work of one process. ``drains``: it continues until the run is over, regardless of its plan."""
 
     name: str
     run: Callable[[Site, Iterable[Operation]], None]
@@ -79,34 +77,33 @@ class Role:
 
 
 class Workload(ABC):
-    """Roles, and what must hold of their history beside what :func:`escrowmq_lab.checker.check` checks."""
+    """Roles, and conditions on their history beyond those of :func:`escrowmq_lab.checker.check`."""
 
     name: ClassVar[str]
     remade: ClassVar[tuple[str, ...]] = ()
-    """Consumer groups that are deleted now and then, and are there again at the end."""
+    """Consumer groups that are deleted sometimes, and exist again at the end."""
 
     @abstractmethod
     def roles(self, chance: Random, size: int) -> list[Role]:
         """Return the roles of a run, with plans of about ``size`` operations each."""
 
     def check(self, events: Sequence[Event]) -> list[Violation]:
-        """Return further violations: here, a fenced process though each has its own name, or a settled message that
-        nobody settled."""
+        """Return further violations: a process fenced despite its unique name, or a message finished without an ack."""
         return [*promises.fenced_alone(events), *promises.unaccounted(events)]
 
     def left(self, shared: dict[str, Any]) -> list[str]:
-        """Return the pending work outside the brokers, in words."""
+        """Describe pending work outside the brokers."""
         return []
 
 
 def to_do(site: Site, plan: Iterable[Operation]) -> Iterator[Operation]:
-    """Yield the operations of a plan that were not begun before, each after its pause; ends when the site has ended."""
-    begun: set[str] = site.kept.setdefault("begun", set())
+    """Iterate over operations that have not begun, each after its pause; ends when the site has ended."""
+    started: set[str] = site.kept.setdefault("begun", set())
     for operation in plan:
-        if operation.name in begun:
+        if operation.name in started:
             continue
         if site.ended:
             return
         site.pause(operation.after)
-        begun.add(operation.name)
+        started.add(operation.name)
         yield operation

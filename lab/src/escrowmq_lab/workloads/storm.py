@@ -1,6 +1,5 @@
 """Check-back storm: nearly all transactions are left to the check-back, whose answers come late, wrongly, twice or
-never. Zombie: a newer process takes a producer's name over while the older one goes on.
-"""
+never. Zombie: a newer process takes over a producer's name while the older one continues."""
 
 from __future__ import annotations
 
@@ -26,11 +25,11 @@ class CheckBackStorm(Workload):
     name = "check-back storm"
 
     def roles(self, chance: Random, size: int) -> list[Role]:
-        """Two producers of one group, which hear of each other's transactions; one consumer."""
+        """Return two producers of one group, which get check-backs for each other's transactions, and one consumer."""
         lag, wrong = chance.choice((0.0, 0.5, 2.0)), chance.choice((0.0, 0.3))
 
         def storm(site: Site, plan: Iterable[Operation]) -> None:
-            site.kept["books"] = site.shared.setdefault("books", {})  # both look into the same database
+            site.kept["books"] = site.shared.setdefault("books", {})  # both use the same database
             Writer(site, lag=lag, wrong=wrong).work(plan)
 
         def plan(writer: str) -> list[Operation]:
@@ -49,7 +48,7 @@ class Zombie(Workload):
     name = "zombie"
 
     def roles(self, chance: Random, size: int) -> list[Role]:
-        """Three processes of one name, one after the other; one consumer."""
+        """Return three processes of one name, one after the other, and one consumer."""
 
         def heir(site: Site, plan: Iterable[Operation]) -> None:
             if not site.kept.get("begun"):
@@ -64,5 +63,5 @@ class Zombie(Workload):
         return [*roles, Role("w", write, other), Role("cart-1", _read, drains=True)]
 
     def check(self, events: Sequence[Event]) -> list[Violation]:
-        """Whoever was told that a newer one has its name does nothing durable afterwards."""
+        """Check that a process fenced by a newer one has no later durable effect."""
         return promises.undead(events)

@@ -1,4 +1,4 @@
-"""A producer whose every call goes into a history, with the books of its local transactions."""
+"""A producer that records every call in a history, with the books of its local transactions."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from escrowmq.model import COMMIT, ROLLBACK, UNKNOWN, Check, Message, Outcome, R
 from escrowmq_lab.history import Act, Kind, kind_of, payload, unpack
 from escrowmq_lab.workloads.seam import Operation, Site, to_do
 
-TOLD = {COMMIT: "committed", ROLLBACK: "rolled_back", UNKNOWN: "unknown"}
+OUTCOME_NAMES = {COMMIT: "committed", ROLLBACK: "rolled_back", UNKNOWN: "unknown"}
 
 
 class Writer:
-    """One producer of transactional group ``group`` and one of plain messages. ``lag`` seconds pass before a question
-    is answered; ``wrong`` says how likely an answer is an exception or UNKNOWN first."""
+    """One producer of transactional group ``group`` and one of plain messages. Check-backs are answered after ``lag``
+    seconds; ``wrong``: probability of an exception or UNKNOWN as the first answer."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Writer:
         self.plain: Producer = bus.producer(f"{group}-plain", instance=name, timeout=timeout)
 
     def decide(self, check: Check) -> Outcome:
-        """Return the checker: the books say."""
+        """Answer a check-back from the books."""
         content, _ = unpack(check.messages[0].body)
         name = str(content.get("transaction"))
         self.history.add(self.site.name, Act.ASKED, Kind.OK, transaction=name, attempt=check.attempt)
@@ -52,12 +52,12 @@ class Writer:
         outcome = self.books.get(name, UNKNOWN)
         if self._wrong and self.site.chance.random() < self._wrong:
             outcome = UNKNOWN
-        self.history.add(self.site.name, Act.ANSWER, Kind.UNKNOWN, value=TOLD[outcome], transaction=name)
+        self.history.add(self.site.name, Act.ANSWER, Kind.UNKNOWN, value=OUTCOME_NAMES[outcome], transaction=name)
         return outcome
 
     def send(self, value: str, topic: str, **options: Any) -> Receipt | None:
-        """One plain message; its receipt if it surely stands."""
-        details = _noted(options)
+        """Send one plain message. Returns its receipt if it is certainly stored."""
+        details = _recorded_facts(options)
         if "delay" in options and (now := self.site.now_us()) is not None:
             details["due_us"] = now + int(1e6 * options["delay"])
         with self.history.call(self.site.name, Act.SEND, value=value, topic=topic, **details) as call:
@@ -67,7 +67,7 @@ class Writer:
         return receipt if call.result is Kind.OK else None
 
     def send_many(self, values: list[str], topic: str, keys: list[str | None]) -> None:
-        """Plain messages as one batch."""
+        """Send plain messages as one batch."""
         for value, key in zip(values, keys, strict=True):
             self.history.add(self.site.name, Act.SEND, Kind.INVOKE, value=value, topic=topic, key=key)
         tags = [None if number % 3 else f"t-{number % 2}" for number in range(len(values))]
@@ -90,9 +90,9 @@ class Writer:
     def prepare(
         self, value: str, transaction: str, topic: str, join: TransactionId | None = None, **options: Any
     ) -> Receipt | None:
-        """One half message; its receipt if it surely stands."""
+        """Prepare one half message. Returns its receipt if it is certainly stored."""
         receipt: Receipt | None = None
-        details = _noted(options)
+        details = _recorded_facts(options)
         with self.history.call(
             self.site.name, Act.PREPARE, value=value, transaction=transaction, topic=topic, **details
         ) as call:
@@ -103,7 +103,7 @@ class Writer:
         return receipt if call.result is Kind.OK else None
 
     def end(self, transaction: str, identity: TransactionId, outcome: Outcome) -> Kind:
-        """End a transaction; how that is known to have gone."""
+        """End a transaction. Returns the recorded result."""
         act = Act.COMMIT if outcome is COMMIT else Act.ROLLBACK
         with self.history.call(self.site.name, act, transaction=transaction) as call:
             (self.producer.commit if outcome is COMMIT else self.producer.rollback)(identity)
@@ -111,8 +111,8 @@ class Writer:
 
     def transact(self, operation: Operation) -> None:
         """Run a transaction with the ``messages`` (topic, key, options) of an operation, to its ``end``: "commit",
-        "rollback", the same "silently" (only the books say it), "never", "twice" (committed again), "against"
-        (rolled back after the commit)."""
+        "rollback", the same "silently" (only in the books), "never", "twice" (committed again), "against" (rolled back
+        after the commit)."""
         name, end, identity, whole = operation.name, operation.details["end"], None, True
         for number, (topic, key, options) in enumerate(operation.details["messages"]):
             receipt = self.prepare(f"{name}-{number}", name, topic, identity, key=key, **options)
@@ -136,12 +136,12 @@ class Writer:
             self.end(name, identity, ROLLBACK)
 
     def work(self, plan: Iterable[Operation]) -> None:
-        """Do what a plan says."""
+        """Run the operations of a plan."""
         for operation in to_do(self.site, plan):
             self.do(operation)
 
     def do(self, operation: Operation) -> None:
-        """One operation; those of "together" at the same time, so that they share requests."""
+        """Run one operation; those of "together" concurrently, so that they share requests."""
         details = operation.details
         if operation.verb == "send":
             self.send(operation.name, details["topic"], **details["options"])
@@ -154,13 +154,13 @@ class Writer:
             self.site.together([partial(self.do, one) for one in details["operations"]])
 
 
-def _noted(options: dict[str, Any]) -> dict[str, Any]:
-    """Return what a history records of a message beside its topic."""
+def _recorded_facts(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the recorded facts of a message besides its topic."""
     return {"key": options["key"]} if options.get("key") is not None else {}
 
 
 def _labels(options: dict[str, Any]) -> list[str | None]:
-    """Return the key and tag that a message carries in its body, to compare on delivery."""
+    """Return key and tag for a message's own body; they must arrive with it."""
     return [options.get("key"), options.get("tag")]
 
 

@@ -1,1 +1,1 @@
-"""The pages, a file a subject. Each view is a function of the console and of what is asked; it may block."""
+"""The pages, one module per subject. A view is a function of the console and the parameters; it may block."""

@@ -1,4 +1,4 @@
-"""The record of acts: who did what manually, when, why, and what came of it; and whether anybody touched it."""
+"""The record of operator actions: who did what, when, why, with which result; and its verification."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from escrowmq.acts.telling import describe_outcome
 from escrowmq.client.links.presence import Missing
-from escrowmq.console.asked import Asked, Page
+from escrowmq.console.asked import Page, Params
 from escrowmq.console.core import Console
 from escrowmq.console.words import visible
 from escrowmq.errors import Code, error
@@ -18,29 +18,29 @@ from escrowmq.overview.asking import Asking
 ROOM = "/acts"
 NEWEST = 100
 _SHORT = 3
-"""Things of a list that a line shows."""
-_WHOLE = 200
-"""Things of a list that an act's own page shows."""
+"""List items that a line shows."""
+_DETAILED = 200
+"""List items that an action's own page shows."""
 
 
-def acts(console: Console, asked: Asked) -> Page:
-    """Return the newest acts, newest first."""
+def acts(console: Console, params: Params) -> Page:
+    """Show the newest operator actions, newest first."""
     listed = console.admin.acts(NEWEST, newest=True)
     kept, away = _in_databases(
         console, lambda engine, name: [{**one, "broker": name} for one in list_acts(engine, NEWEST, newest=True)]
     )
     found: list[Any] = sorted([*listed, *kept], key=lambda one: -one["time_us"])[:NEWEST]
-    rows = [{**one, "about": _shortly(one["what"]), "ending": describe_outcome(one, _shortly)} for one in found]
+    rows = [{**one, "about": _summarize(one["what"]), "ending": describe_outcome(one, _summarize)} for one in found]
     return Page("acts.html", "Acts", {"rows": rows, "most": NEWEST, "missing": [*listed.missing, *away]}, ROOM, live=10)
 
 
-def act(console: Console, asked: Asked) -> Page:
-    """One act with everything that it was about."""
-    text = asked.places["number"]
+def act(console: Console, params: Params) -> Page:
+    """Show one operator action with all its details."""
+    text = params.places["number"]
     if not text.isdecimal() or len(text) > 15 or int(text) < 1:
         raise error(Code.NOT_FOUND, f"there is no act {text!r:.40}")
     number = int(text)
-    wanted = asked.text("broker")
+    wanted = params.text("broker")
     listed: list[Any] = []
     if wanted is None or wanted in console.addresses:
         listed += console.admin.acts(1, after=number - 1)
@@ -52,14 +52,14 @@ def act(console: Console, asked: Asked) -> Page:
     found = next((one for one in listed if one["number"] == number and wanted in (None, one["broker"])), None)
     if found is None:
         raise error(Code.NOT_FOUND, f"there is no act {number}")
-    what = {name: _printed(value) for name, value in found["what"].items() if name not in ("by", "why")}
-    ended = {name: _printed(value) for name, value in (found.get("ended") or {}).items()}
-    values = {"act": found, "what": what, "ended": ended, "ending": describe_outcome(found, _shortly)}
+    what = {name: _format(value) for name, value in found["what"].items() if name not in ("by", "why")}
+    ended = {name: _format(value) for name, value in (found.get("ended") or {}).items()}
+    values = {"act": found, "what": what, "ended": ended, "ending": describe_outcome(found, _summarize)}
     return Page("act.html", f"Act {number}", values, ROOM)
 
 
-def verify(console: Console, asked: Asked) -> Page:
-    """Return whether the chain of records holds, at each broker."""
+def verify(console: Console, params: Params) -> Page:
+    """Verify the chain of records at each broker."""
     listed = console.admin.verify_acts()
     kept, away = _in_databases(console, lambda engine, name: [{**verify_acts(engine), "broker": name}])
     values = {"rows": [*listed, *kept], "missing": [*listed.missing, *away]}
@@ -69,8 +69,7 @@ def verify(console: Console, asked: Asked) -> Page:
 def _in_databases(
     console: Console, read: Callable[[Any, str], list[dict[str, Any]]]
 ) -> tuple[list[dict[str, Any]], Sequence[Missing]]:
-    """Apply ``read`` to each database. Returns the rows by engine and name, and the databases that could not be
-    read."""
+    """Read each database with ``read`` (engine, name). Returns the rows, and the databases that could not be read."""
     asking = Asking(console.bus, list(console.engines.values()))
     found: list[dict[str, Any]] = []
     for name, engine in asking.databases():
@@ -79,19 +78,19 @@ def _in_databases(
     return found, asking.missing
 
 
-def _printed(value: Any) -> str:
+def _format(value: Any) -> str:
     if isinstance(value, list):
-        lines = [one if isinstance(one, str) else json.dumps(one, ensure_ascii=False) for one in value[:_WHOLE]]
-        more = [f"and {len(value) - _WHOLE:,} more"] if len(value) > _WHOLE else []
+        lines = [one if isinstance(one, str) else json.dumps(one, ensure_ascii=False) for one in value[:_DETAILED]]
+        more = [f"and {len(value) - _DETAILED:,} more"] if len(value) > _DETAILED else []
         return "\n".join(visible(line) for line in [*lines, *more])
     return visible(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
 
 
-def _shortly(what: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {_few(value)}" for name, value in what.items() if name not in ("by", "why"))
+def _summarize(what: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {_first_items(value)}" for name, value in what.items() if name not in ("by", "why"))
 
 
-def _few(value: Any) -> str:
+def _first_items(value: Any) -> str:
     if not isinstance(value, list):
         return visible(value, 120)
     shown = [" ".join(map(str, one.values() if isinstance(one, dict) else [one])) for one in value[:_SHORT]]

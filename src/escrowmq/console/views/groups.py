@@ -1,10 +1,10 @@
-"""Consumer groups: where each stands in its queues, and who holds what."""
+"""Consumer groups: their progress in each queue, and the leases of their members."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from escrowmq.console.asked import Asked, Page
+from escrowmq.console.asked import Page, Params
 from escrowmq.console.core import Console
 from escrowmq.console.views import narrowing
 from escrowmq.errors import Code, error
@@ -13,11 +13,11 @@ from escrowmq.message.names import check_name
 ROOM = "/groups"
 COUNTS = ("waiting", "leased", "retrying", "dead", "acked", "filtered", "discarded", "expired", "skipped")
 MOST_QUEUES = 500
-"""Queues of a group that its page shows."""
+"""Maximum number of queues on a group's page."""
 
 
-def groups(console: Console, asked: Asked) -> Page:
-    """Return all consumer groups."""
+def groups(console: Console, params: Params) -> Page:
+    """List all consumer groups."""
     listed = console.admin.groups()
     found: dict[str, dict[str, Any]] = {}
     for row in listed:
@@ -30,13 +30,13 @@ def groups(console: Console, asked: Asked) -> Page:
             for count in COUNTS:
                 entry[count] += int(queue.get(count, 0))  # type: ignore[call-overload]
     rows = sorted(found.values(), key=lambda entry: str(entry["name"]))
-    narrowed = narrowing.by_name(rows, asked)
+    narrowed = narrowing.by_name(rows, params)
     return Page("groups.html", "Consumer groups", {"narrowed": narrowed, "missing": listed.missing}, ROOM, live=10)
 
 
-def group(console: Console, asked: Asked) -> Page:
-    """One consumer group at all brokers."""
-    name = check_name(asked.places["group"], Code.BAD_GROUP_NAME)
+def group(console: Console, params: Params) -> Page:
+    """Show one consumer group at all brokers."""
+    name = check_name(params.places["group"], Code.BAD_GROUP_NAME)
     admin = console.admin
     listed = admin.groups()
     found: list[Any] = [row for row in listed if row["name"] == name]

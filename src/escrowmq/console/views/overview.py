@@ -1,4 +1,4 @@
-"""The overview: each broker, and the last minutes of its numbers as small pictures."""
+"""The overview: each broker, and its recent numbers as small charts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from escrowmq.console import words
-from escrowmq.console.asked import Asked, Page
+from escrowmq.console.asked import Page, Params
 from escrowmq.console.core import Console
 from escrowmq.console.pictures import spark
 from escrowmq.console.sampling import Sample
@@ -20,7 +20,7 @@ _Value = Callable[[Sample], float | None]
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One number with its picture: what it is, as text, and where to look further."""
+    """One number with its chart and a link to details."""
 
     name: str
     text: str
@@ -30,8 +30,8 @@ class Figure:
     urgent: bool = False
 
 
-def overview(console: Console, asked: Asked) -> Page:
-    """Return the front page."""
+def overview(console: Console, params: Params) -> Page:
+    """Show the overview page."""
     samples = console.sampler.samples()
     last = samples[-1] if samples else None
     health = console.admin.health()
@@ -48,7 +48,7 @@ def overview(console: Console, asked: Asked) -> Page:
 
 
 def sections(samples: Sequence[Sample]) -> list[tuple[str, list[Figure]]]:
-    """Return the pictures under their headings."""
+    """Return the charts under their headings."""
 
     def rate(name: str, *counters: str, to: str = "") -> Figure:
         return _rate(samples, name, counters, to)
@@ -101,8 +101,7 @@ def sections(samples: Sequence[Sample]) -> list[tuple[str, list[Figure]]]:
 
 
 def _rate(samples: Sequence[Sample], name: str, counters: Sequence[str], to: str) -> Figure:
-    """Return a counter's growth per second between one look and the next. Where a broker was started anew, or came
-    or went, there is none."""
+    """Return a counter's growth per second between samples, with gaps where brokers restarted or changed."""
     values: list[float | None] = [None]
     for before, after in itertools.pairwise(samples):
         grown = 0.0

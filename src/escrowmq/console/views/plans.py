@@ -1,4 +1,4 @@
-"""Plans: an act on a frozen set, made, looked at, tried dry, run in steps, stopped and resumed."""
+"""Plans: an operation on a frozen selection, which is made, inspected, dry-run, run in steps, stopped and resumed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from escrowmq.console.asked import Answer, Asked, Page, Redirect
+from escrowmq.console.asked import Answer, Page, Params, Redirect
 from escrowmq.console.core import Console
 from escrowmq.console.jobs import Job
 from escrowmq.console.views.transactions import seconds
@@ -33,23 +33,23 @@ WORDS: Mapping[str, str] = {
     "compensation.retry": "Try cases again",
     "compensation.settle": "Settle cases",
 }
-"""What an act is called on a button."""
+"""Labels of operations on buttons."""
 FINAL = ("discard", "rollback", "commit", "settle")
-"""How the names of acts end that cannot be taken back: the number of rows is typed before they run."""
+"""Endings of operations that cannot be undone: the number of rows is typed before they run."""
 FIELDS = (
-    "database", "compensation", "group", "topic", "cause", "containing", "reason", "key", "tag", "state", "older_than",
-    "ids"
+    "database", "compensation", "group", "topic", "cause", "containing", "reason", "key", "tag", "state",
+    "older_than", "ids"
 )  # fmt: skip
-"""What a selection can say, in the order of the form."""
+"""Fields of a selection, in the order of the form."""
 QUICKLY = 1.5
-"""Seconds that a form waits for its work before it shows how far it is."""
+"""Time (s) that a form waits for its job before it shows the progress."""
 ROWS = 100
 
 
-def plans(console: Console, asked: Asked) -> Page:
-    """Return all plans of the folder, newest first."""
+def plans(console: Console, params: Params) -> Page:
+    """List all plans of the folder, newest first."""
     listed = console.plans.list()[::-1]
-    start = asked.number("start", 0)
+    start = params.number("start", 0)
     values = {
         "rows": listed[start : start + ROWS],
         "words": WORDS,
@@ -60,10 +60,10 @@ def plans(console: Console, asked: Asked) -> Page:
     return Page("plans.html", "Plans", values, ROOM, live=5)
 
 
-def new(console: Console, asked: Asked) -> Page:
-    """Return the form of a new plan, filled in as a cause, a transaction or a dead letter asks for it."""
-    act = asked.text("act") or ""
-    chosen = _selection_of(asked.text("selection") or "{}")
+def new(console: Console, params: Params) -> Page:
+    """Show the form of a new plan, filled in from a cause, a transaction or a dead letter."""
+    act = params.text("act") or ""
+    chosen = _parse_selection(params.text("selection") or "{}")
     if "error" in chosen:
         chosen.setdefault("reason", chosen["error"])
     if unknown := sorted(set(chosen) - {*FIELDS, "error", "items"}):
@@ -78,7 +78,7 @@ def new(console: Console, asked: Asked) -> Page:
         "acts": acts,
         "act": act if act in acts else acts[0],
         "words": WORDS,
-        "chosen": {name: _printed(chosen[name]) for name in FIELDS if chosen.get(name) is not None},
+        "chosen": {name: _format(chosen[name]) for name in FIELDS if chosen.get(name) is not None},
         "fields": fields,
         "engines": list(console.engines),
         "items": json.dumps(chosen["items"]) if chosen.get("items") else None,
@@ -86,9 +86,9 @@ def new(console: Console, asked: Asked) -> Page:
     return Page("plan_new.html", "Make a plan", values, ROOM)
 
 
-def make(console: Console, asked: Asked) -> Answer:
-    """Freeze the set. Redirects to the plan, or to how far it is."""
-    act, why = asked.one("act"), asked.said("why")
+def make(console: Console, params: Params) -> Answer:
+    """Freeze the selection. Redirects to the plan, or to the progress of its creation."""
+    act, why = params.form_value("act"), params.form_text("why")
     if act not in ACTS:
         raise error(Code.BAD_ARGUMENT, f"{act!r:.60} is no act of a plan")
     if why is None:
@@ -97,38 +97,38 @@ def make(console: Console, asked: Asked) -> Answer:
             "a plan needs a reason: whoever reads the record of acts asks for it",
             "go back, and say why",
         )
-    selection = _selection(asked)
+    selection = _form_selection(params)
     where = console.where(act, selection.get("database"))
-    without = asked.one("without_missing") == "yes"
+    without = params.form_value("without_missing") == "yes"
 
     def work(job: Job) -> str:
-        def tell(rows: int) -> None:
-            job.told = f"{plural(rows, 'row')} so far"
+        def on_progress(rows: int) -> None:
+            job.progress = f"{plural(rows, 'row')} so far"
             if job.stop.is_set():
                 raise Overloaded(Code.CLOSED, "the console is stopping")
 
-        made = console.plans.make(where, act, selection, why=why, without_missing=without, progress=tell)
+        made = console.plans.make(where, act, selection, why=why, without_missing=without, progress=on_progress)
         return f"{ROOM}/{made.id}"
 
-    return _led(console.jobs.begin("plan", "", work))
+    return _redirect_to_result(console.jobs.begin("plan", "", work))
 
 
-def plan(console: Console, asked: Asked) -> Page:
-    """One plan: what is in it, what would happen, what has happened."""
-    found = console.plans.get(asked.places["id"])
-    run, looking = console.jobs.of("run", found.id), console.jobs.of("dry run", found.id)
+def plan(console: Console, params: Params) -> Page:
+    """Show one plan: its selection, the dry run, the results."""
+    found = console.plans.get(params.places["id"])
+    run, dry_job = console.jobs.of("run", found.id), console.jobs.of("dry run", found.id)
     running = found.state == "running" or (run is not None and not run.ended.is_set())
-    dry = looking is not None and not looking.ended.is_set()
+    dry = dry_job is not None and not dry_job.ended.is_set()
     values = {
         "plan": found,
         "words": WORDS,
         "outcomes": _outcomes(found.outcomes or {}, found.rows),
         "sentences": {one.name.lower(): one.sentence for one in Outcome},
         "dry": console.plans.last_dry_run(found.id),
-        "looking": looking if dry else None,
-        "told": run.told if running and run is not None else "",
+        "looking": dry_job if dry else None,
+        "told": run.progress if running and run is not None else "",
         "running": running,
-        "problem": _problem(run) or _problem(looking),
+        "problem": _problem(run) or _problem(dry_job),
         "final": found.act.rpartition(".")[2] in FINAL,
         "foreign": console.is_foreign(found),
         "source": ", ".join((console.source, *console.engines)),
@@ -139,10 +139,10 @@ def plan(console: Console, asked: Asked) -> Page:
     return Page("plan.html", f"Plan {found.id}", values, ROOM, live=1 if running or dry else 0)
 
 
-def rows(console: Console, asked: Asked) -> Page:
-    """Return rows of the frozen set, with what became of each."""
-    found = console.plans.get(asked.places["id"])
-    start, outcome = asked.number("start", 0), asked.text("outcome")
+def rows(console: Console, params: Params) -> Page:
+    """Show rows of the frozen selection, each with its result."""
+    found = console.plans.get(params.places["id"])
+    start, outcome = params.number("start", 0), params.text("outcome")
     listed = console.plans.rows(found.id, start, ROWS, outcome=outcome)
     more = len(listed) == ROWS and listed[-1]["row"] + 1 < found.rows
     values = {
@@ -157,38 +157,38 @@ def rows(console: Console, asked: Asked) -> Page:
     return Page("plan_rows.html", f"Rows of plan {found.id}", values, ROOM)
 
 
-def dry_run(console: Console, asked: Asked) -> Answer:
-    """Look at every row, and change nothing."""
-    found = console.plans.get(asked.places["id"])
+def dry_run(console: Console, params: Params) -> Answer:
+    """Check every row without changes."""
+    found = console.plans.get(params.places["id"])
 
     def work(job: Job) -> str:
-        def tell(done: int, of: int) -> None:
-            job.told = f"{done:,} of {of:,} rows"
+        def on_progress(done: int, of: int) -> None:
+            job.progress = f"{done:,} of {of:,} rows"
             if job.stop.is_set():
                 raise Overloaded(Code.CLOSED, "the console is stopping")
 
-        console.plans.dry_run(found.id, console.place_of(found), progress=tell)
+        console.plans.dry_run(found.id, console.place_of(found), progress=on_progress)
         return f"{ROOM}/{found.id}"
 
-    return _of_plan(console.jobs.begin("dry run", found.id, work), found)
+    return _redirect_to_plan(console.jobs.begin("dry run", found.id, work), found)
 
 
-def run(console: Console, asked: Asked) -> Answer:
-    """Do the act to the set that was shown, in steps; what was done is never done twice."""
-    found = console.plans.get(asked.places["id"])
-    if found.act.rpartition(".")[2] in FINAL and asked.counted("rows", -1) != found.rows:
+def run(console: Console, params: Params) -> Answer:
+    """Run the operation on the frozen selection in steps; finished rows are never repeated."""
+    found = console.plans.get(params.places["id"])
+    if found.act.rpartition(".")[2] in FINAL and params.form_number("rows", -1) != found.rows:
         text = f"this cannot be taken back: type the number of its rows, {found.rows}, to say that you know"
         raise error(Code.BAD_ARGUMENT, text, "go back, and type it")
-    ramp = Ramp.parse(asked.said("ramp") or "100", seconds(asked.said("pause") or "0", "pause"))
-    rate = _rate(asked.said("rate"))
-    limit = StopAfter.parse(asked.said("stop_after"))
-    digest = asked.one("digest")
+    ramp = Ramp.parse(params.form_text("ramp") or "100", seconds(params.form_text("pause") or "0", "pause"))
+    rate = _parse_rate(params.form_text("rate"))
+    limit = StopAfter.parse(params.form_text("stop_after"))
+    digest = params.form_value("digest")
     if digest != found.digest:
         raise error(Code.CONFLICT, "this plan is not the one that was shown", "look at it again")
 
     def work(job: Job) -> str:
-        def tell(report: Report) -> None:
-            job.told = f"step {report.step} of {report.steps}"
+        def on_progress(report: Report) -> None:
+            job.progress = f"step {report.step} of {report.steps}"
 
         console.plans.run(
             found.id,
@@ -197,17 +197,17 @@ def run(console: Console, asked: Asked) -> Answer:
             rate=rate,
             stop_after=limit,
             digest=digest,
-            progress=tell,
+            progress=on_progress,
             stop=job.stop,
         )
         return f"{ROOM}/{found.id}"
 
-    return _of_plan(console.jobs.begin("run", found.id, work), found, 0.2)
+    return _redirect_to_plan(console.jobs.begin("run", found.id, work), found, 0.2)
 
 
-def stop(console: Console, asked: Asked) -> Answer:
-    """Have a run stop after its batch, whichever process runs it."""
-    found = console.plans.get(asked.places["id"])
+def stop(console: Console, params: Params) -> Answer:
+    """Stop a run after its current batch, whichever process runs it."""
+    found = console.plans.get(params.places["id"])
     job = console.jobs.of("run", found.id)
     if job is not None:
         job.stop.set()
@@ -216,22 +216,22 @@ def stop(console: Console, asked: Asked) -> Answer:
     return Redirect(f"{ROOM}/{found.id}")
 
 
-def delete(console: Console, asked: Asked) -> Answer:
-    """Delete a plan and its results; what it did stays in the record of acts."""
-    console.plans.delete(asked.places["id"])
+def delete(console: Console, params: Params) -> Answer:
+    """Delete a plan and its results; its operations stay in the record."""
+    console.plans.delete(params.places["id"])
     return Redirect(ROOM)
 
 
-def job(console: Console, asked: Asked) -> Answer:
-    """Return how far a piece of work is; its result once it is there."""
-    found = console.jobs.get(asked.places["id"])
+def job(console: Console, params: Params) -> Answer:
+    """Show the progress of a job, or its result once it has ended."""
+    found = console.jobs.get(params.places["id"])
     if not found.ended.is_set():
-        return Page("job.html", f"Making the {found.what}", {"job": found}, ROOM, live=1)
-    return _led(found)
+        return Page("job.html", f"Making the {found.kind}", {"job": found}, ROOM, live=1)
+    return _redirect_to_result(found)
 
 
-def _led(job: Job) -> Answer:
-    """Return where a piece of work leads. Raises its problem."""
+def _redirect_to_result(job: Job) -> Answer:
+    """Redirect to the result of a job. Raises its error."""
     if not job.ended.wait(QUICKLY):
         return Redirect(f"/work/{job.id}")
     if job.problem is not None:
@@ -239,7 +239,7 @@ def _led(job: Job) -> Answer:
     return Redirect(job.to)
 
 
-def _of_plan(job: Job, found: Plan, patience: float = QUICKLY) -> Answer:
+def _redirect_to_plan(job: Job, found: Plan, patience: float = QUICKLY) -> Answer:
     if job.ended.wait(patience) and job.problem is not None:
         raise job.problem
     return Redirect(f"{ROOM}/{found.id}")
@@ -249,7 +249,7 @@ def _problem(job: Job | None) -> Any:
     return job.problem if job is not None and job.ended.is_set() else None
 
 
-def _rate(text: str | None) -> float | None:
+def _parse_rate(text: str | None) -> float | None:
     if text is None:
         return None
     try:
@@ -261,20 +261,20 @@ def _rate(text: str | None) -> float | None:
     return rate
 
 
-def _selection(asked: Asked) -> dict[str, Any]:
-    """Return the selection of the form; empty fields select nothing."""
-    found: dict[str, Any] = {name: value for name in FIELDS if (value := asked.said(name)) is not None}
+def _form_selection(params: Params) -> dict[str, Any]:
+    """Return the selection from the form; empty fields are left out."""
+    found: dict[str, Any] = {name: value for name in FIELDS if (value := params.form_text(name)) is not None}
     if "older_than" in found:
         found["older_than"] = seconds(found["older_than"], "older than")
     if "ids" in found:
         found["ids"] = found["ids"].split()
-    if (items := asked.said("items")) is not None:
-        found["items"] = _items_of(items)
+    if (items := params.form_text("items")) is not None:
+        found["items"] = _parse_items(items)
     return found
 
 
-def _items_of(text: str) -> list[Any]:
-    """Dead letters that a page named: which, and as they were seen there."""
+def _parse_items(text: str) -> list[Any]:
+    """Parse the dead letters named by a page, with the state shown there."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
@@ -284,8 +284,8 @@ def _items_of(text: str) -> list[Any]:
     return found
 
 
-def _selection_of(text: str) -> dict[str, Any]:
-    """Return a selection from an address."""
+def _parse_selection(text: str) -> dict[str, Any]:
+    """Parse a selection from an address."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
@@ -295,7 +295,7 @@ def _selection_of(text: str) -> dict[str, Any]:
     return found
 
 
-def _printed(value: Any) -> str:
+def _format(value: Any) -> str:
     if isinstance(value, list):
         return "\n".join(map(str, value))
     return f"{value:g}s" if isinstance(value, float | int) else str(value)
@@ -316,9 +316,7 @@ def _fields(kind: str) -> tuple[str, ...]:
 
 
 def _columns(listed: Any) -> list[str]:
-    """Choose the columns of a table of rows: all that any row has, except numbers that only programs need. The message
-    at a place of a queue is
-    one column."""
+    """Choose the columns with values, without internal ones. A message's position is one column."""
     hidden = {"row", "outcome", "place", "queue_id", "position", "shard"}
     names = list(dict.fromkeys(name for one in listed for name, value in one.items() if value is not None))
     if {"topic", "queue", "offset"} <= set(names):

@@ -1,10 +1,10 @@
-"""All pages: path, methods, view; and the rooms of the menu."""
+"""All pages: path, methods, view; and the entries of the menu."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from escrowmq.console.asked import Answer, Asked
+from escrowmq.console.asked import Answer, Params
 from escrowmq.console.core import Console
 from escrowmq.console.views import (
     acts,
@@ -24,7 +24,7 @@ from escrowmq.console.views.changing import groups as changing_groups
 from escrowmq.console.views.changing import producers as changing_producers
 from escrowmq.console.views.changing import topics as changing_topics
 
-View = Callable[[Console, Asked], Answer]
+View = Callable[[Console, Params], Answer]
 
 VIEWS: list[tuple[str, list[str], View]] = [
     ("/", ["GET"], overview.overview),
@@ -33,7 +33,7 @@ VIEWS: list[tuple[str, list[str], View]] = [
     ("/topics", ["GET"], topics.topics),
     ("/topics/{topic}", ["GET"], topics.topic),
     ("/topics/{topic}/alter", ["POST"], changing_topics.alter),
-    ("/topics/{topic}/delete", ["GET"], changing_topics.look),
+    ("/topics/{topic}/delete", ["GET"], changing_topics.preview),
     ("/topics/{topic}/delete", ["POST"], changing_topics.delete),
     ("/topics/{topic}/message", ["GET"], messages.message),
     ("/topics/{topic}/body", ["GET"], messages.body),
@@ -42,11 +42,11 @@ VIEWS: list[tuple[str, list[str], View]] = [
     ("/groups/{group}/pause", ["POST"], changing_groups.pause),
     ("/groups/{group}/resume", ["POST"], changing_groups.resume),
     ("/groups/{group}/fence", ["POST"], changing_groups.fence),
-    ("/groups/{group}/reset", ["GET"], changing_groups.look),
+    ("/groups/{group}/reset", ["GET"], changing_groups.preview),
     ("/groups/{group}/reset", ["POST"], changing_groups.reset),
     ("/groups/{group}/delete", ["POST"], changing_groups.delete),
     ("/producers", ["GET"], producers.producers),
-    ("/producers/{group}/alter", ["GET"], changing_producers.look),
+    ("/producers/{group}/alter", ["GET"], changing_producers.show),
     ("/producers/{group}/alter", ["POST"], changing_producers.alter),
     ("/transactions", ["GET"], transactions.transactions),
     ("/transactions/{id}", ["GET"], transactions.transaction),
@@ -82,4 +82,4 @@ ROOMS = [
     ("/plans", "Plans", "p", "By hand"),
     ("/acts", "Acts", "a", ""),
 ]
-"""The menu: path, name, the key behind ``g``, and a heading above it."""
+"""The menu: path, name, the key after ``g``, and a heading above it."""

@@ -1,10 +1,10 @@
-"""Topics: what is stored in each, and its newest messages."""
+"""Topics: stored messages of each, and its newest ones."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from escrowmq.console.asked import Asked, Page
+from escrowmq.console.asked import Page, Params
 from escrowmq.console.core import Console
 from escrowmq.console.views import narrowing
 from escrowmq.errors import Code, error
@@ -13,14 +13,14 @@ from escrowmq.wire import ReadRequest, read_schema
 
 ROOM = "/topics"
 NEWEST = 25
-"""Messages of a queue that a topic's page shows."""
+"""Number of messages on a topic's page."""
 _COLUMNS = ("offset", "key", "tag", "stored_us")
 BODIES_BYTES = 8 << 20
-"""Bytes that are read for the beginnings of bodies; messages behind them show none."""
+"""Bytes read for previews of bodies; later messages have no preview."""
 
 
-def topics(console: Console, asked: Asked) -> Page:
-    """Return all topics."""
+def topics(console: Console, params: Params) -> Page:
+    """List all topics."""
     listed = console.admin.topics()
     found: dict[str, dict[str, Any]] = {}
     for row in listed:
@@ -28,21 +28,21 @@ def topics(console: Console, asked: Asked) -> Page:
         entry["queues"] += len(row["queues"])
         entry["stored"] += sum(queue["end"] - queue["head"] for queue in row["queues"])
         entry["ever"] += sum(queue["end"] for queue in row["queues"])
-    narrowed = narrowing.by_name(sorted(found.values(), key=lambda entry: str(entry["name"])), asked)
+    narrowed = narrowing.by_name(sorted(found.values(), key=lambda entry: str(entry["name"])), params)
     return Page("topics.html", "Topics", {"narrowed": narrowed, "missing": listed.missing}, ROOM)
 
 
-def topic(console: Console, asked: Asked) -> Page:
-    """One topic: its queues, and the messages of one of them."""
-    name = check_name(asked.places["topic"], Code.BAD_TOPIC_NAME)
+def topic(console: Console, params: Params) -> Page:
+    """Show one topic: its queues, and the messages of one of them."""
+    name = check_name(params.places["topic"], Code.BAD_TOPIC_NAME)
     queues = console.admin.offsets(name)
     if not queues:
         raise error(Code.UNKNOWN_TOPIC, f"there is no topic {name}")
-    broker, number = asked.text("broker"), asked.number("queue", 0)
+    broker, number = params.text("broker"), params.number("queue", 0)
     named = [q for q in queues if q["queue"] == number and broker in (None, q["broker"])]
     fullest = max(queues, key=lambda q: q["end"] - q["head"])
-    chosen = named[0] if named and asked.text("queue") else fullest
-    end = min(asked.number("before", chosen["end"]), chosen["end"])
+    chosen = named[0] if named and params.text("queue") else fullest
+    end = min(params.number("before", chosen["end"]), chosen["end"])
     start = max(end - NEWEST, chosen["head"])
     rows = newest(console, name, chosen["broker"], chosen["queue"], start, end) if end > start else []
     values = {
@@ -52,7 +52,7 @@ def topic(console: Console, asked: Asked) -> Page:
         "chosen": chosen,
         "rows": rows,
         "before": start if start > chosen["head"] else None,
-        "first": asked.text("before") is None,
+        "first": params.text("before") is None,
     }
     return Page("topic.html", f"Topic {name}", values, ROOM)
 

@@ -1,19 +1,19 @@
-"""Pending work, grouped by its cause: how many, since when, some of them, and what a plan can do about it."""
+"""Pending work grouped by cause: how much, since when, samples, and possible plans."""
 
 from __future__ import annotations
 
 from escrowmq import overview
-from escrowmq.console.asked import Asked, Page
+from escrowmq.console.asked import Page, Params
 from escrowmq.console.core import Console
 from escrowmq.overview import Cause
 
 ROOM = "/waiting"
 SHOWN = 300
-"""Causes that the page shows, the most urgent first."""
+"""Maximum number of causes on the page, most urgent first."""
 
 
-def waiting(console: Console, asked: Asked) -> Page:
-    """Return everything that waits."""
+def waiting(console: Console, params: Params) -> Page:
+    """Show all pending work."""
     found = overview.waiting(console.bus, list(console.engines.values()))
     parts = [
         (
@@ -33,7 +33,7 @@ def waiting(console: Console, asked: Asked) -> Page:
 
 
 def _link(cause: Cause) -> str:
-    """Return the page with the things themselves."""
+    """Return the page that lists the items of a cause."""
     if cause.kind == "dead":
         return f"/dead-letters/{cause.of}"
     if cause.kind == "lagging":

@@ -1,4 +1,4 @@
-"""The paths of the gateway, one module per subject."""
+"""The HTTP paths of the gateway, one module per subject."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ def gateway_of(request: Request) -> Gateway:
 
 
 def check_count(request: Request, items: Sequence[Any]) -> None:
-    """Rejected(BATCH_TOO_LARGE) for more items than one request may have."""
+    """Raise Rejected(BATCH_TOO_LARGE) for more items than one request may have."""
     most = gateway_of(request).settings.max_messages
     if len(items) > most:
         raise Rejected(Code.BATCH_TOO_LARGE, f"{len(items)} at a time; the limit is {most}", "ask for fewer at a time")
 
 
-def some_refused(response: Response, results: Sequence[Any]) -> int:
-    """Return how many of these results are problems; the response's status is 207 if any is."""
+def count_refused(response: Response, results: Sequence[Any]) -> int:
+    """Count the results that are problems; set the response's status to 207 if there are any."""
     refused = sum(result.problem is not None for result in results)
     response.status_code = SOME_REFUSED if refused else 200
     return refused
 
 
 @asynccontextmanager
-async def leaving(request: Request) -> AsyncIterator[asyncio.Task[None]]:
-    """Yield a task that ends when the client leaves."""
+async def watch_disconnect(request: Request) -> AsyncIterator[asyncio.Task[None]]:
+    """Provide a task that completes when the client disconnects."""
 
     async def until_gone() -> None:
         while (await request.receive())["type"] != "http.disconnect":

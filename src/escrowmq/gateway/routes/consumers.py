@@ -20,8 +20,8 @@ from escrowmq.gateway.models import (
     SettleResult,
     SettleResults,
 )
-from escrowmq.gateway.problems import described
-from escrowmq.gateway.routes import check_count, gateway_of, leaving, some_refused
+from escrowmq.gateway.problems import to_problem
+from escrowmq.gateway.routes import check_count, count_refused, gateway_of, watch_disconnect
 from escrowmq.gateway.settling import LeaseHandle
 from escrowmq.message.names import check_name
 from escrowmq.model import Act, TransactionId
@@ -31,7 +31,7 @@ router = APIRouter(prefix="/consumers/{group}", tags=["consumers"])
 
 @router.post("/receive")
 async def receive(group: str, body: ReceiveIn, request: Request) -> DeliveredMessages:
-    """Lease messages, waiting up to ``wait`` seconds for a first one. Unsettled ones return after the lease."""
+    """Lease messages, waiting up to ``wait`` seconds. Messages not settled within the lease are redelivered."""
     gateway = gateway_of(request)
     check_name(group, Code.BAD_GROUP_NAME)
     if body.topics is not None:
@@ -50,7 +50,7 @@ async def receive(group: str, body: ReceiveIn, request: Request) -> DeliveredMes
         )
     wanted = min(body.max_messages, gateway.settings.max_messages)
     lease_ms = None if body.lease is None else max(round(body.lease * 1000), 1)
-    async with leaving(request) as gone:
+    async with watch_disconnect(request) as gone:
         wait = min(body.wait, gateway.settings.max_wait)
         received = await gateway.receiving.receive(group, wanted, wait, lease_ms, gone)
         if received is None:
@@ -58,7 +58,7 @@ async def receive(group: str, body: ReceiveIn, request: Request) -> DeliveredMes
         number, batch = received
         try:
             shard = await gateway.shard(number)
-            answer = DeliveredMessages(messages=_make_delivered(Rows(number, batch), shard, body.as_text))
+            answer = DeliveredMessages(messages=_to_deliveries(Rows(number, batch), shard, body.as_text))
         except BaseException:
             gateway.settler.give_back(number, group, batch)
             raise
@@ -69,19 +69,19 @@ async def receive(group: str, body: ReceiveIn, request: Request) -> DeliveredMes
 
 @router.post("/ack")
 async def ack(group: str, body: HandlesIn, request: Request, response: Response) -> SettleResults:
-    """Acknowledge: the group is done with these messages. Repeating is harmless."""
+    """Acknowledge messages: the group has processed them. Repeating is harmless."""
     return await _settle(group, body, Act.ACK, 0, None, request, response)
 
 
 @router.post("/nack")
 async def nack(group: str, body: NackIn, request: Request, response: Response) -> SettleResults:
-    """Give back: these messages come again after ``delay`` or the group's back-off, and at last are dead letters."""
+    """Return messages for redelivery after ``delay`` or the group's back-off; finally they become dead letters."""
     return await _settle(group, body, Act.NACK, delay_us(body.delay), cause_text(body.cause), request, response)
 
 
 @router.post("/extend")
 async def extend(group: str, body: ExtendIn, request: Request, response: Response) -> SettleResults:
-    """Keep the lease for ``seconds`` from now."""
+    """Extend the lease to ``seconds`` from now."""
     return await _settle(group, body, Act.EXTEND, delay_us(body.seconds), None, request, response)
 
 
@@ -91,22 +91,22 @@ async def _settle(
     check_count(request, body.handles)
     outcomes = await gateway_of(request).settler.settle(group, body.handles, act, delay, cause)
     results = [
-        SettleResult(handle=text, problem=described(outcome) if isinstance(outcome, EscrowError) else None)
+        SettleResult(handle=text, problem=to_problem(outcome) if isinstance(outcome, EscrowError) else None)
         for text, outcome in zip(body.handles, outcomes, strict=True)
     ]
     if len(outcomes) == 1 and isinstance(outcomes[0], EscrowError):
         raise outcomes[0]
-    return SettleResults(results=results, refused=some_refused(response, results))
+    return SettleResults(results=results, refused=count_refused(response, results))
 
 
-def _make_delivered(rows: Rows, shard: int, as_text: bool) -> list[Delivered]:
+def _to_deliveries(rows: Rows, shard: int, as_text: bool) -> list[Delivered]:
     names = rows.batch.schema.names
     each = zip(*(rows.list(name) for name in names), strict=True)
-    return [_one(dict(zip(names, row, strict=True)), shard, as_text) for row in each]
+    return [_to_delivery(dict(zip(names, row, strict=True)), shard, as_text) for row in each]
 
 
-def _one(row: dict[str, Any], shard: int, as_text: bool) -> Delivered:
-    text = _text(row["body"]) if as_text else None
+def _to_delivery(row: dict[str, Any], shard: int, as_text: bool) -> Delivered:
+    text = _decode_text(row["body"]) if as_text else None
     transaction = row["transaction"]
     return Delivered.of_row(
         row,
@@ -118,7 +118,7 @@ def _one(row: dict[str, Any], shard: int, as_text: bool) -> Delivered:
     )
 
 
-def _text(raw: bytes) -> str | None:
+def _decode_text(raw: bytes) -> str | None:
     try:
         return raw.decode()
     except UnicodeDecodeError:

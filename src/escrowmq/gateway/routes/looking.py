@@ -1,4 +1,4 @@
-"""Looking things up: messages by id or key, topics, health."""
+"""HTTP routes for look-ups: messages by id or key, topics, health."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ async def lookup(
     topic: Annotated[str | None, Query(max_length=MAX_NAME)] = None,
     limit: Annotated[int, Query(ge=1, le=MOST_FOUND)] = MOST_FOUND,
 ) -> FoundMessages:
-    """Return messages by id or by key, newest first; half messages are found too, with their transaction's state."""
+    """Find messages by id or by key, newest first, including half messages with their transaction's state."""
     gateway = gateway_of(request)
     find = gateway.admin.lookup
     found = await gateway.on_thread(find, message_id=message_id, key=key, topic=topic, limit=limit)
-    return FoundMessages(messages=[_make_found(row) for row in found[:limit]], missing=_missing(found))
+    return FoundMessages(messages=[_to_found(row) for row in found[:limit]], missing=_missing(found))
 
 
 @router.get("/view")
@@ -54,16 +54,16 @@ async def view(
     topic: Annotated[str, Query(max_length=MAX_NAME)],
     id_or_key: Annotated[str, Query(max_length=4096)],
 ) -> ViewedMessage:
-    """Return the message of a topic with an id, or else the newest with a key: prepared, committed or plain; none
-    that was rolled back or has expired. 503 with `BROKER_AWAY` if it may be at a broker that is away."""
+    """Return the message of a topic with an id, else the newest with a key: prepared, committed or plain, not rolled
+    back or expired. 503 with `BROKER_AWAY` if it may be on an unreachable broker."""
     gateway = gateway_of(request)
     found = await gateway.on_thread(view_message, gateway.bus.router, topic, id_or_key, gateway.settings.timeout)
-    return ViewedMessage(message=None if found is None else _make_viewed(found))
+    return ViewedMessage(message=None if found is None else _view_to_found(found))
 
 
 @router.get("/topics")
 async def topics(request: Request) -> Topics:
-    """Return all topics, with the offsets that are stored."""
+    """List all topics with their stored offsets."""
     gateway = gateway_of(request)
     rows = await gateway.on_thread(gateway.admin.topics)
     queues = [[Queue.of_row(queue) for queue in row["queues"]] for row in rows]
@@ -73,28 +73,28 @@ async def topics(request: Request) -> Topics:
 
 @health_router.get("/healthz")
 async def healthz(request: Request, response: Response) -> Health:
-    """Return whether every broker takes messages."""
+    """Report whether every broker accepts messages."""
     rows = await gateway_of(request).health()
-    said = {row["status"] for row in rows}
-    response.status_code = 200 if said <= {"ok", "damaged"} else 503
-    status: Literal["ok", "damaged", "not ok"] = "damaged" if "damaged" in said else "ok"
+    statuses = {row["status"] for row in rows}
+    response.status_code = 200 if statuses <= {"ok", "damaged"} else 503
+    status: Literal["ok", "damaged", "not ok"] = "damaged" if "damaged" in statuses else "ok"
     return Health(
         status="not ok" if response.status_code == 503 else status, brokers=[BrokerHealth.of_row(row) for row in rows]
     )
 
 
-def _make_viewed(found: StoredMessage) -> Found:
+def _view_to_found(found: StoredMessage) -> Found:
     row = dataclasses.asdict(found)
     identity, transaction = found.message_id, found.transaction_id
     row["transaction"] = None if transaction is None else str(transaction)
     row["message_id"] = None if identity is None else identity.hex()
-    return _make_found(row)
+    return _to_found(row)
 
 
 def _missing(listing: Listing[Any]) -> list[MissingBroker]:
     return [MissingBroker.of_row(one) for one in listing.missing]
 
 
-def _make_found(row: Mapping[str, Any]) -> Found:
+def _to_found(row: Mapping[str, Any]) -> Found:
     body = None if row["body"] is None else base64.b64encode(row["body"]).decode()
     return Found.of_row(row, body=body, transaction_id=row["transaction"])

@@ -1,4 +1,4 @@
-"""Sending plain messages: one or many as JSON, or one as raw bytes."""
+"""HTTP routes to send plain messages: one or many as JSON, or one as raw bytes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from escrowmq.errors import Code, EscrowError, Rejected
 from escrowmq.gateway.admission import RAW_TYPE
 from escrowmq.gateway.models import MessageIn, MessagesIn, ReceiptOut, SendResult, SendResults
-from escrowmq.gateway.problems import described
-from escrowmq.gateway.routes import check_count, gateway_of, some_refused
+from escrowmq.gateway.problems import to_problem
+from escrowmq.gateway.routes import check_count, count_refused, gateway_of
 from escrowmq.model import Message
 
 router = APIRouter(tags=["messages"])
@@ -31,10 +31,10 @@ _RAW = {
             "name": name,
             "in": "header",
             "required": False,
-            "description": f"With a raw body: {what}",
+            "description": f"With a raw body: {text}",
             "schema": {"type": "string"},
         }
-        for name, what in (
+        for name, text in (
             ("Escrow-Key", "the key, percent-encoded UTF-8."),
             ("Escrow-Tag", "the tag, percent-encoded UTF-8."),
             ("Escrow-Delay", "seconds before which it is not visible."),
@@ -46,13 +46,13 @@ _RAW = {
 }
 
 
-def scoped(key: str | None, request: Request, number: int) -> str | None:
+def idempotent_id(key: str | None, request: Request, number: int) -> str | None:
     """Return the id of the ``number``-th message of a request with an Idempotency-Key."""
     return None if key is None else f"idempotency {request.url.path} {key} {number}"
 
 
 def message(topic: str, given: MessageIn, identity: str | None) -> Message:
-    """Return a message of the client's from one of the request's; its own id comes before that of the request."""
+    """Convert a message of a request to the client's; its own id takes precedence over the request's."""
     return Message(
         topic,
         given.content,
@@ -77,46 +77,50 @@ async def send(
 ) -> ReceiptOut | SendResults:
     """Send one message, or several (``messages``), or raw bytes (application/octet-stream) with Escrow-* headers.
 
-    The receipt means: durable, and visible to consumers.
+    A receipt means that the message is durable and visible to consumers.
     """
     gateway = gateway_of(request)
     if isinstance(body, MessageIn):
-        single = message(topic, body, scoped(idempotency_key, request, 0))
+        single = message(topic, body, idempotent_id(idempotency_key, request, 0))
         return ReceiptOut.of(await gateway.producers.send(group, single))
     check_count(request, body.messages)
-    messages = [message(topic, one, scoped(idempotency_key, request, at)) for at, one in enumerate(body.messages)]
+    messages = [
+        message(topic, one, idempotent_id(idempotency_key, request, at)) for at, one in enumerate(body.messages)
+    ]
     results = [
-        SendResult(problem=described(outcome))
+        SendResult(problem=to_problem(outcome))
         if isinstance(outcome, EscrowError)
         else SendResult(receipt=ReceiptOut.of(outcome))
         for outcome in await gateway.producers.send_several(group, messages)
     ]
-    return SendResults(results=results, refused=some_refused(response, results))
+    return SendResults(results=results, refused=count_refused(response, results))
 
 
 async def send_raw(
     topic: str, request: Request, group: Group = DEFAULT_GROUP, idempotency_key: IdempotencyKey = None
 ) -> ReceiptOut:
-    """Send the request's body as it is."""
+    """Send the request's body unchanged."""
     headers = request.headers
     properties = {
-        name.removeprefix(_PROPERTY): _text(value) for name, value in headers.items() if name.startswith(_PROPERTY)
+        name.removeprefix(_PROPERTY): _decode_text(value)
+        for name, value in headers.items()
+        if name.startswith(_PROPERTY)
     }
     single = Message(
         topic,
         await request.body(),
-        _text(headers.get("escrow-key")),
-        _text(headers.get("escrow-tag")),
+        _decode_text(headers.get("escrow-key")),
+        _decode_text(headers.get("escrow-tag")),
         properties or None,
-        _number("Escrow-Delay", headers.get("escrow-delay"), float, 0.0),
-        queue=_number("Escrow-Queue", headers.get("escrow-queue"), int, None),
-        message_id=headers.get("escrow-message-id") or scoped(idempotency_key, request, 0),
+        _parse_number("Escrow-Delay", headers.get("escrow-delay"), float, 0.0),
+        queue=_parse_number("Escrow-Queue", headers.get("escrow-queue"), int, None),
+        message_id=headers.get("escrow-message-id") or idempotent_id(idempotency_key, request, 0),
     )
     return ReceiptOut.of(await gateway_of(request).producers.send(group, single))
 
 
-def _text(value: str | None) -> Any:
-    """Return a header's text: percent-encoded UTF-8, because headers are Latin-1."""
+def _decode_text(value: str | None) -> Any:
+    """Decode a header's text: percent-encoded UTF-8, because headers are Latin-1."""
     if value is None:
         return None
     try:
@@ -125,7 +129,7 @@ def _text(value: str | None) -> Any:
         raise Rejected(Code.BAD_REQUEST, "an Escrow-* header is not percent-encoded UTF-8") from None
 
 
-def _number(name: str, value: str | None, kind: type, default: Any) -> Any:
+def _parse_number(name: str, value: str | None, kind: type, default: Any) -> Any:
     if value is None:
         return default
     try:

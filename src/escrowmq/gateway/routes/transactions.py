@@ -21,10 +21,10 @@ from escrowmq.gateway.models import (
     TransactionsIn,
     TransactionState,
 )
-from escrowmq.gateway.problems import described
+from escrowmq.gateway.problems import to_problem
 from escrowmq.gateway.producers import outcomes_of
-from escrowmq.gateway.routes import check_count, gateway_of, some_refused
-from escrowmq.gateway.routes.messages import IdempotencyKey, message, scoped
+from escrowmq.gateway.routes import check_count, count_refused, gateway_of
+from escrowmq.gateway.routes.messages import IdempotencyKey, idempotent_id, message
 from escrowmq.model import COMMIT, ROLLBACK, Outcome, TransactionId
 
 router = APIRouter(prefix="/groups/{group}/transactions", tags=["transactions"])
@@ -49,10 +49,10 @@ Confirmed = Annotated[
 async def prepare(
     group: str, body: TransactionIn, request: Request, idempotency_key: IdempotencyKey = None
 ) -> TransactionOut:
-    """Prepare the half messages of one transaction: durable and invisible when this answers.
+    """Prepare the half messages of one transaction: they are durable and invisible when this responds.
 
-    Then run the local transaction, and commit or roll back by the id. Repeated with the same message ids (or
-    Idempotency-Key) this answers the same transaction.
+    Then run the local transaction, and commit or roll back by the id. A retry with the same message ids (or
+    Idempotency-Key) returns the same transaction.
     """
     check_count(request, body.messages)
     return await _prepare(group, body, request, idempotency_key, 0)
@@ -69,12 +69,12 @@ async def prepare_many(
         calls.append(_prepare(group, one, request, idempotency_key, first))
         first += len(one.messages)
     results = [
-        TransactionResult(problem=described(outcome))
+        TransactionResult(problem=to_problem(outcome))
         if isinstance(outcome, EscrowError)
         else TransactionResult(transaction=outcome)
         for outcome in await outcomes_of(calls)
     ]
-    return TransactionResults(results=results, refused=some_refused(response, results))
+    return TransactionResults(results=results, refused=count_refused(response, results))
 
 
 @router.post("/end")
@@ -86,21 +86,21 @@ async def end_many(group: str, body: DecisionsIn, request: Request, response: Re
         for one in body.decisions
     )
     results = [
-        DecisionResult(transaction_id=one.transaction_id, problem=described(outcome))
+        DecisionResult(transaction_id=one.transaction_id, problem=to_problem(outcome))
         if isinstance(outcome, EscrowError)
         else DecisionResult(transaction_id=one.transaction_id, code=outcome.code)
         for one, outcome in zip(body.decisions, outcomes, strict=True)
     ]
-    return DecisionResults(results=results, refused=some_refused(response, results))
+    return DecisionResults(results=results, refused=count_refused(response, results))
 
 
 @router.post("/{transaction_id}/commit", responses=_ACCEPTED)
 async def commit(
     group: str, transaction_id: str, request: Request, response: Response, confirm: Confirmed = "answered"
 ) -> Decided:
-    """Commit: all its messages become visible. Repeating is harmless; 409 if it was rolled back.
+    """Commit: all messages of the transaction become visible. Repeating is harmless; 409 if it was rolled back.
 
-    A ``message_id`` that the producer chose may replace the transaction's id. 202 if the answer is not waited for.
+    A ``message_id`` chosen by the producer may replace the transaction's id. 202 with ``confirm=oneway``.
     """
     return await _end(group, transaction_id, COMMIT, request, confirm, response)
 
@@ -109,8 +109,7 @@ async def commit(
 async def rollback(
     group: str, transaction_id: str, request: Request, response: Response, confirm: Confirmed = "answered"
 ) -> Decided:
-    """Roll back: its messages never appear. Repeating is harmless; 409 if it was committed. 202 if it is not waited
-    for."""
+    """Roll back: the messages never become visible. Repeating is harmless; 409 if committed. 202 if oneway."""
     return await _end(group, transaction_id, ROLLBACK, request, confirm, response)
 
 
@@ -119,14 +118,16 @@ async def show(group: str, transaction_id: str, request: Request) -> Transaction
     """Return the state of a transaction, named by its id or by its producer's own ``message_id``."""
     gateway = gateway_of(request)
     row = await gateway.transaction(await gateway.transaction_named(group, transaction_id))
-    if row["group"] not in (group, None):  # None: decided long ago, and its group is forgotten
+    if row["group"] not in (group, None):  # None: decided long ago, and its group is no longer stored
         raise Rejected(Code.WRONG_GROUP)
     return TransactionState.of_row(row, transaction_id=row["id"], group=group)
 
 
 async def _prepare(group: str, body: TransactionIn, request: Request, key: str | None, first: int) -> TransactionOut:
     join = None if body.transaction_id is None else TransactionId.parse(body.transaction_id)
-    messages = [message(one.topic, one, scoped(key, request, first + at)) for at, one in enumerate(body.messages)]
+    messages = [
+        message(one.topic, one, idempotent_id(key, request, first + at)) for at, one in enumerate(body.messages)
+    ]
     receipts = await gateway_of(request).producers.prepare(group, messages, join)
     return TransactionOut(
         transaction_id=str(receipts[0].transaction_id), messages=[ReceiptOut.of(receipt) for receipt in receipts]

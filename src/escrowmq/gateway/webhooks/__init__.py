@@ -1,6 +1,4 @@
-"""Webhooks: notices to addresses of the operator about parked transactions, dead letters, full disks and the like,
-after so many of them.
-"""
+"""Webhooks for parked transactions, dead letters, full disks and other events, with configured thresholds."""
 
 from escrowmq.gateway.webhooks.configured import Hook, read_hooks
 from escrowmq.gateway.webhooks.posting import Webhooks

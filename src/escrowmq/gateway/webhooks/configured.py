@@ -1,4 +1,4 @@
-"""Webhooks and their rules, from the operator's flags and file; never from a message."""
+"""The webhooks configured by the operator's flags and file, with their events. None is ever taken from a message."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ TIMEOUT = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Hook:
-    """One address. ``timeout``: seconds for a whole answer; ``topics`` and ``groups``: tell of these alone (empty: of
-    all; events without a topic or group always pass); ``secret``: HMAC keys, empty for unsigned notices;
-    ``ca_file``: certificates to trust instead of the usual ones."""
+    """One webhook. ``timeout``: seconds for a complete response; ``topics`` and ``groups``: notify only about these
+    (empty: all; events without a topic or group always match); ``secret``: HMAC keys, empty: unsigned notices;
+    ``ca_file``: trusted certificates instead of the system's."""
 
     name: str
     url: str
@@ -43,7 +43,7 @@ class Hook:
             raise Misuse(Code.BAD_SETTING, f"webhook.{self.name}.timeout = {self.timeout!r}: seconds, up to 60")
 
     def wants(self, facts: Mapping[str, Any]) -> bool:
-        """Return whether an event is of its topics and groups."""
+        """Decide whether an event matches the topics and groups."""
         topic, group = facts.get("topic"), facts.get("group")
         return (not self.topics or topic is None or topic in self.topics) and (
             not self.groups or group is None or group in self.groups
@@ -53,11 +53,11 @@ class Hook:
 def read_hooks(
     flags: Sequence[str] = (), tables: Mapping[str, Any] | None = None, environment: Mapping[str, str] | None = None
 ) -> list[Hook]:
-    """Addresses from tables ``[webhook.NAME]`` (url, events, secret_env, timeout, ca_file, topics, groups) and from
-    flags ``EVENT[,EVENT...]=URL``. Secrets come from environment variables only. Raises Misuse(BAD_SETTING, BAD_URL).
-    """
+    """Read the webhooks from tables ``[webhook.NAME]`` (url, events, secret_env, timeout, ca_file, topics, groups) and
+    from flags ``EVENT[,EVENT...]=URL``. Secrets come from environment variables only. Raises Misuse(BAD_SETTING,
+    BAD_URL)."""
     known = os.environ if environment is None else environment
-    hooks = [_of_table(name, table, known) for name, table in (tables or {}).items()]
+    hooks = [_read_table(name, table, known) for name, table in (tables or {}).items()]
     for number, flag in enumerate(flags):
         events, equals, url = flag.partition("=")
         if not equals:
@@ -69,7 +69,7 @@ def read_hooks(
     return hooks
 
 
-def _of_table(name: str, table: Any, environment: Mapping[str, str]) -> Hook:
+def _read_table(name: str, table: Any, environment: Mapping[str, str]) -> Hook:
     place = f"webhook.{name}"
     if not isinstance(table, Mapping) or not isinstance(table.get("url"), str):
         raise Misuse(Code.BAD_SETTING, f"[{place}] has no url")
@@ -85,23 +85,23 @@ def _of_table(name: str, table: Any, environment: Mapping[str, str]) -> Hook:
     return Hook(
         name,
         table["url"],
-        tuple(map(Rule.read, _texts(place, table, "events"))),
-        _secret(place, table.get("secret_env"), environment),
+        tuple(map(Rule.read, _read_texts(place, table, "events"))),
+        _read_secret(place, table.get("secret_env"), environment),
         timeout,
         table.get("ca_file"),
-        frozenset(_texts(place, table, "topics")),
-        frozenset(_texts(place, table, "groups")),
+        frozenset(_read_texts(place, table, "topics")),
+        frozenset(_read_texts(place, table, "groups")),
     )
 
 
-def _texts(place: str, table: Mapping[str, Any], key: str) -> list[str]:
+def _read_texts(place: str, table: Mapping[str, Any], key: str) -> list[str]:
     given = table.get(key, [])
     if not isinstance(given, list) or not all(isinstance(one, str) for one in given):
         raise Misuse(Code.BAD_SETTING, f"{place}.{key} is not a list of texts")
     return given
 
 
-def _secret(place: str, variable: Any, environment: Mapping[str, str]) -> tuple[bytes, ...]:
+def _read_secret(place: str, variable: Any, environment: Mapping[str, str]) -> tuple[bytes, ...]:
     if variable is None:
         return ()
     if not isinstance(variable, str) or not environment.get(variable):

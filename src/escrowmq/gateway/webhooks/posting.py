@@ -1,13 +1,13 @@
-"""Delivery of notices to the operator's addresses.
+"""Delivery of notices to the operator's webhooks.
 
 Rules:
 
-1. Whoever tells of an event never waits: it goes into a bounded queue of this object, from which one thread takes it.
-2. Each address has a thread, a queue of notices and connections of its own: a slow or dead one delays no other. What
-   does not fit in its queue is dropped, the oldest first, and counted; the log has the events in any case.
-3. A notice is posted again until the answer has a status of 200 to 299, for ``GIVE_UP_SECONDS`` at most. It has the
-   same ``webhook-id`` each time. So it comes at least once, or is given up, which the log says.
-4. No redirect is followed, no proxy of the environment is used, and no answer is read beyond its head.
+1. The reporter of an event never waits: the event goes into a bounded queue, which one thread reads.
+2. Each webhook has its own thread, queue and connections: a slow or dead one delays no other. When its queue is full,
+   the oldest notices are dropped and counted; the log contains all events.
+3. A notice is retried, with the same ``webhook-id``, until the response has a status of 200 to 299, for at most
+   ``GIVE_UP_SECONDS``. So it arrives at least once, or is given up, which is logged.
+4. Redirects and proxy variables are ignored, and response bodies are not read.
 """
 
 from __future__ import annotations
@@ -36,22 +36,19 @@ from escrowmq.platform.logs import EVENTS
 logger = logging.getLogger(__name__)
 
 MOST_EVENTS = 10_000
-"""Events that wait to be counted."""
+"""Events waiting to be counted."""
 MOST_NOTICES = 100
-"""Notices that wait for one address."""
+"""Notices waiting for one webhook."""
 FIRST_PAUSE, LAST_PAUSE = 1.0, 60.0
-"""Seconds between two tries, see :class:`Backoff`."""
+"""Pauses (s) between attempts, see :class:`Backoff`."""
 GIVE_UP_SECONDS = 3600.0
 CLOSE_SECONDS = 2.0
-"""How long :meth:`Webhooks.close` lets notices go out that are due."""
+"""Time (s) in which :meth:`Webhooks.close` sends notices that are due."""
 
 
 class Webhooks(logging.Handler):
-    """Tells ``hooks`` of events. ``source`` says whose they are: a JSON object for each notice, such as the broker's
-    URL and folder.
-
-    A context manager: within it the records of the logger ``escrowmq.events`` are listened to.
-    """
+    """A log handler that notifies ``hooks`` of events. ``source`` is a JSON object added to each notice, such as the
+    broker's URL and folder. A context manager: inside it receives the records of the logger ``escrowmq.events``."""
 
     def __init__(self, hooks: Sequence[Hook], source: Mapping[str, Any]) -> None:
         super().__init__(logging.INFO)
@@ -60,15 +57,15 @@ class Webhooks(logging.Handler):
         self._windows = [(one, Window(rule)) for one in self._addresses for rule in one.hook.rules]
         self._events: queue.Queue[Mapping[str, Any] | None] = queue.Queue(MOST_EVENTS)
         self._counter = threading.Thread(target=self._count, name="escrowmq-webhooks", daemon=True)
-        self._listened_from = logging.NOTSET
-        self._overrun = False
+        self._previous_level = logging.NOTSET
+        self._overflowed = False
 
     def __enter__(self) -> Webhooks:
         for address in self._addresses:
             address.start()
         self._counter.start()
         events = logging.getLogger(EVENTS)
-        self._listened_from = events.level
+        self._previous_level = events.level
         events.setLevel(min(logging.INFO, events.getEffectiveLevel()))
         events.addHandler(self)
         return self
@@ -79,11 +76,11 @@ class Webhooks(logging.Handler):
         self.close()
 
     def close(self) -> None:
-        """Stop listening; what is due goes out within :data:`CLOSE_SECONDS`, or not at all. Idempotent."""
+        """Stop receiving events; due notices are sent within :data:`CLOSE_SECONDS` or dropped. Idempotent."""
         events = logging.getLogger(EVENTS)
         if self in events.handlers:
             events.removeHandler(self)
-            events.setLevel(self._listened_from)
+            events.setLevel(self._previous_level)
             try:
                 self._events.put(None, timeout=CLOSE_SECONDS)
                 self._counter.join(CLOSE_SECONDS)
@@ -95,20 +92,20 @@ class Webhooks(logging.Handler):
         super().close()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Take the facts of a record; never waits, never raises."""
+        """Queue the facts of a record; never waits, never raises."""
         facts = getattr(record, "facts", None)
         if isinstance(facts, dict):
             try:
                 self._events.put_nowait({**facts, "message": record.getMessage(), "time": record.created})
-            except queue.Full:  # the log has it
-                if not self._overrun:
-                    self._overrun = True
+            except queue.Full:  # the log contains it
+                if not self._overflowed:
+                    self._overflowed = True
                     logger.warning(
                         "webhooks: more events at once than can be counted; those left out are in the log alone"
                     )
 
     def test(self) -> list[tuple[Hook, str | None]]:
-        """Post a notice of the kind ``test`` to every address, once; what went wrong with each, None: nothing."""
+        """Post a notice of the kind ``test`` to every webhook once. Returns the error of each, None if it succeeded."""
         body = self._body(Notice("test", 1, 0.0, ({"event": "test", "message": "somebody tries this address"},)))
         return [(one.hook, one.post(f"msg_{uuid.uuid4().hex}", body)) for one in self._addresses]
 
@@ -121,43 +118,43 @@ class Webhooks(logging.Handler):
                 facts = {}
             now = time.monotonic()
             for address, window in self._windows:
-                self._give(address, window.due(now))
+                self._queue_notice(address, window.due(now))
                 if facts and facts.get("event") == window.rule.kind and address.hook.wants(facts):
-                    self._give(address, window.saw(now, _size(facts), facts))
+                    self._queue_notice(address, window.saw(now, _size(facts), facts))
             if facts is None:
                 return
 
-    def _give(self, address: _Address, notice: Notice | None) -> None:
+    def _queue_notice(self, address: _Address, notice: Notice | None) -> None:
         if notice is not None:
             address.put(self._body(notice))
 
     def _body(self, notice: Notice) -> bytes:
-        """As Standard Webhooks has it: {"type", "timestamp", "data"}."""
+        """Encode a notice as in Standard Webhooks: {"type", "timestamp", "data"}."""
         data = {
             "count": notice.count,
             "seconds": round(notice.seconds, 3),
-            "samples": [_plain(facts) for facts in notice.samples],
+            "samples": [_to_json(facts) for facts in notice.samples],
             "source": self.source,
         }
-        told = {"type": f"escrowmq.{notice.kind}", "timestamp": datetime.now(UTC).isoformat(), "data": data}
-        return json.dumps(told, default=str, separators=(",", ":")).encode()
+        content = {"type": f"escrowmq.{notice.kind}", "timestamp": datetime.now(UTC).isoformat(), "data": data}
+        return json.dumps(content, default=str, separators=(",", ":")).encode()
 
 
 def _size(facts: Mapping[str, Any]) -> int:
-    """Return how many events a record stands for: those at once beyond the ones that are named have one record."""
+    """Return the number of events in a record: events beyond the individually logged ones share one record."""
     for name in ("more", "count"):
         if isinstance(number := facts.get(name), int) and number > 0:
             return number
     return 1
 
 
-def _plain(facts: Mapping[str, Any]) -> dict[str, Any]:
+def _to_json(facts: Mapping[str, Any]) -> dict[str, Any]:
     at = datetime.fromtimestamp(facts["time"], UTC).isoformat() if "time" in facts else None
     return {**{name: value for name, value in facts.items() if name != "event"}, **({"time": at} if at else {})}
 
 
 class _Address:
-    """One address: its notices in order, and the thread that posts them."""
+    """One webhook: its queue of notices and the thread that posts them."""
 
     def __init__(self, hook: Hook) -> None:
         self.hook = hook
@@ -195,7 +192,7 @@ class _Address:
         self._client.close()
 
     def post(self, identity: str, body: bytes) -> str | None:
-        """Post a notice; why that did not work, None: it did."""
+        """Post a notice. Returns the error, None if it succeeded."""
         headers = {"content-type": "application/json", "accept-encoding": "identity", "user-agent": "escrowmq"}
         if self.hook.secret:
             headers |= sign(self.hook.secret, identity, body)
@@ -204,7 +201,12 @@ class _Address:
         try:
             with self._client.stream("POST", self.hook.url, content=body, headers=headers) as response:
                 return None if response.is_success else f"status {response.status_code}"
-        except (httpx.HTTPError, httpx.InvalidURL, OSError, RuntimeError) as problem:  # RuntimeError: it was closed
+        except (
+            httpx.HTTPError,
+            httpx.InvalidURL,
+            OSError,
+            RuntimeError,
+        ) as problem:  # RuntimeError: the client was closed
             return f"{type(problem).__name__}: {problem}"
 
     def _work(self) -> None:
@@ -216,20 +218,20 @@ class _Address:
                 if backoff.worked():
                     logger.warning("webhook %s answers again", self.hook.name)
                 trouble = None
-                self._on_done(identity)
+                self._remove(identity)
                 continue
             if problem != trouble:
                 logger.warning("webhook %s: %s; it is tried again", self.hook.name, problem)
             trouble, pause = problem, backoff.failed()
             if time.monotonic() >= give_up:
                 logger.error("webhook %s: a notice was given up after an hour: %s", self.hook.name, problem)
-                self._on_done(identity)
+                self._remove(identity)
             with self._changed:
                 if self._changed.wait_for(lambda: self._until is not None, pause):
                     return
 
     def _next(self) -> tuple[str, bytes, float] | None:
-        """Return the oldest notice; None: it is to end."""
+        """Return the oldest notice once there is one; None when stopping."""
         with self._changed:
             while True:
                 if self._until is not None and (not self._waiting or time.monotonic() >= self._until):
@@ -238,7 +240,7 @@ class _Address:
                     return self._waiting[0]
                 self._changed.wait()
 
-    def _on_done(self, identity: str) -> None:
+    def _remove(self, identity: str) -> None:
         with self._changed:
             if self._waiting and self._waiting[0][0] == identity:  # else it was dropped meanwhile
                 self._waiting.popleft()

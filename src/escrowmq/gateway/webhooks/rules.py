@@ -1,9 +1,7 @@
-"""Rules of when an address gets a notice: pure, without a clock and without a network.
-
-A rule counts the events of one kind. When there were ``count`` of them within ``within`` seconds, a notice is due at
-once; what comes in the rest of that time is gathered in a second notice at its end. So a storm is two notices in that
-time, however many events it has, and none of them is left out of a count, once the first notice was due.
-"""
+"""Thresholds for notices: pure rules, without a clock or network. A rule counts the events of one kind. When ``count``
+of them occur within ``within`` seconds, a notice is due at once; a second notice at the end of that time covers the
+rest. So a storm causes two notices in that time, however many events it has, and after the first notice no event is
+left out of a count."""
 
 from __future__ import annotations
 
@@ -16,17 +14,17 @@ from escrowmq.errors import Code, Misuse
 from escrowmq.settings import SECONDS, nearest, parse_quantity
 
 KINDS = ("parked", "dead", "full", "space", "stopped", "damaged", "refused", "opened", "recovered")
-"""The kinds of events, by the field ``event`` of the log's records; docs/logs.md has the meaning of each."""
+"""Event kinds for webhooks: the field ``event`` of log records; docs/logs.md has the meaning of each."""
 WITHIN = 60.0
 SAMPLES = 5
-"""Events that a notice names; the others are counted."""
+"""Events included in a notice; further ones are only counted."""
 MOST_COUNT = 1_000_000_000
 MOST_WITHIN = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A rule: ``count`` events of ``kind`` within ``within`` seconds cause a notice."""
+    """A threshold: notify after ``count`` events of ``kind`` within ``within`` seconds."""
 
     kind: str
     count: int = 1
@@ -34,7 +32,7 @@ class Rule:
 
     @classmethod
     def read(cls, text: str) -> Rule:
-        """``KIND[:COUNT[/TIME]]``, such as ``parked``, ``dead:10`` or ``dead:100/5min``. Raises Misuse(BAD_SETTING)."""
+        """Parse ``KIND[:COUNT[/TIME]]``: ``parked``, ``dead:10`` or ``dead:100/5min``. Raises Misuse(BAD_SETTING)."""
         matched = re.fullmatch(r"\s*([a-z]+)(?::([0-9]{1,10})(?:/([0-9a-z.]+))?)?\s*", text)
         if matched is None:
             raise Misuse(Code.BAD_SETTING, f"{text!r} is not KIND[:COUNT[/TIME]]", "such as parked or dead:10/1min")
@@ -53,7 +51,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """A notice: how many events of a kind, within how many seconds, some of them by name."""
+    """The content of a notice: the number of events of a kind in some seconds, and samples of them."""
 
     kind: str
     count: int
@@ -63,39 +61,38 @@ class Notice:
 
 @dataclass(slots=True)
 class Window:
-    """The events of one rule. Times are seconds of a clock that never goes back."""
+    """The events of one rule. Times are seconds of a monotonic clock."""
 
     rule: Rule
     _since: float | None = None
     _count: int = 0
-    _told: bool = False
+    _notified: bool = False
     _samples: list[Mapping[str, Any]] = field(default_factory=list)
 
     def saw(self, now: float, count: int, facts: Mapping[str, Any]) -> Notice | None:
-        """``count`` events more, with what is known of the first of them; the notice that is due by it. Ask :meth:`due`
-        first."""
+        """Add ``count`` events with the facts of the first. Returns a notice if one is due. Call :meth:`due` first."""
         if self._since is None:
             self._since = now
         self._count += count
         if len(self._samples) < SAMPLES:
             self._samples.append(facts)
-        if self._told or self._count < self.rule.count:
+        if self._notified or self._count < self.rule.count:
             return None
-        self._told = True
+        self._notified = True
         return self._notice(now)
 
     def due(self, now: float) -> Notice | None:
-        """Return whether the time is over; the notice of what came after the first one."""
+        """End the window if its time is over. Returns the notice of the events after the first notice."""
         if self._since is None or now < self._since + self.rule.within:
             return None
-        notice = self._notice(now) if self._told and self._count else None
-        self._since, self._told = None, False
+        notice = self._notice(now) if self._notified and self._count else None
+        self._since, self._notified = None, False
         self._count, self._samples = 0, []
         return notice
 
     @property
     def ends(self) -> float | None:
-        """When :meth:`due` is to be asked; None: not before something is seen."""
+        """Time of the next call of :meth:`due`; None while there are no events."""
         return None if self._since is None else self._since + self.rule.within
 
     def _notice(self, now: float) -> Notice:

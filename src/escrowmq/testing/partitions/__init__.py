@@ -1,4 +1,4 @@
-"""Replacements for Kafka in tests of the log on a partition."""
+"""Fake Kafka for tests of the log on a partition."""
 
 from escrowmq.testing.partitions.memory import MemoryKafka, MemoryPartition, MemoryPartitions, MemoryTopic
 

@@ -1,9 +1,6 @@
-"""A Kafka in memory for tests: two partitions that several openers share, with the faults that a test orders.
-
-What a real one can do to an opener, :class:`MemoryPartition` does on request: acknowledge late, in another order,
-without an offset or never; keep what was sent on the way and store it long afterwards, when others have written; end
-its producer; answer nothing; lose what it had stored.
-"""
+"""A Kafka in memory for tests: two partitions shared by several openers, with fault injection. :class:`MemoryPartition`
+can do what a real one can do to an opener: acknowledge late, in another order, without an offset or never; keep records
+in flight and store them much later, after others have written; end its producer; not respond; lose stored records."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from escrowmq.log.kafka.partition import END, UNKNOWN_OFFSET
 
 @dataclass(eq=False)
 class MemoryTopic:
-    """The records of one partition. ``first``: the offset of the first that is kept."""
+    """The records of one partition. ``first``: the offset of the first record kept."""
 
     name: str
     first: int = 0
@@ -27,7 +24,7 @@ class MemoryTopic:
 
     @property
     def next(self) -> int:
-        """The offset that the next record gets."""
+        """Offset of the next record."""
         return self.first + len(self.records)
 
     def __getitem__(self, offset: int) -> bytes:
@@ -37,51 +34,50 @@ class MemoryTopic:
 
 
 class MemoryKafka:
-    """The records, which survive their openers. Thread-safe."""
+    """State that survives its openers: the records. Thread-safe."""
 
     def __init__(self, name: str = "memory/0") -> None:
         self.changed = threading.Condition(threading.RLock())
         self.log = MemoryTopic(name)
         self.base = MemoryTopic(f"{name}.base")
         self.refusal: Exception | None = None
-        """What :meth:`MemoryPartitions.check` raises."""
+        """Exception raised by :meth:`MemoryPartitions.check`."""
         self.cluster = "memory"
-        """The id that :meth:`MemoryPartitions.check` gives."""
+        """Cluster id returned by :meth:`MemoryPartitions.check`."""
         self.hosts = ""
-        """What :attr:`MemoryPartitions.name` begins with."""
+        """Prefix of :attr:`MemoryPartitions.name`."""
         self.away = False
-        """Nobody gets an answer, and nothing is stored."""
+        """Whether all nodes are unreachable: no responses, and nothing is stored."""
 
     def partitions(self) -> MemoryPartitions:
-        """Return the partitions as one more process has them."""
+        """Return the partitions for one more process."""
         return MemoryPartitions(self)
 
     def opener(self) -> MemoryPartition:
-        """One more opener of the log's partition."""
+        """Return one more opener of the log's partition."""
         return MemoryPartition(self, self.log)
 
     def set_away(self, away: bool) -> None:
-        """All nodes away, or back."""
+        """Make all nodes unreachable, or reachable."""
         with self.changed:
             self.away = away
             self.changed.notify_all()
 
     def write(self, *records: bytes) -> None:
-        """Store records as they are, as if somebody sent them."""
+        """Store records unchanged, as if another process sent them."""
         with self.changed:
             self.log.records += records
             self.changed.notify_all()
 
     def lose(self, count: int) -> None:
-        """Lose the last ``count`` records of the log, as an unclean election does."""
+        """Lose the last ``count`` records of the log, like an unclean election."""
         with self.changed:
             del self.log.records[len(self.log.records) - count :]
             self.changed.notify_all()
 
 
 class MemoryPartitions:
-    """See :class:`escrowmq.log.kafka.partition.Partitions`. ``opened``: every partition that it gave, the newest last,
-    to order faults of."""
+    """Implements :class:`escrowmq.log.kafka.partition.Partitions`. ``opened``: its partitions, newest last."""
 
     def __init__(self, kafka: MemoryKafka) -> None:
         self._kafka = kafka
@@ -122,8 +118,8 @@ class MemoryPartitions:
 
 
 class MemoryPartition:
-    """See :class:`escrowmq.log.kafka.partition.Partition`. The attributes below order faults, at any time;
-    :meth:`change` sets them so that who waits notices."""
+    """Implements :class:`escrowmq.log.kafka.partition.Partition`. The attributes below inject faults at any time;
+    :meth:`change` sets them and wakes waiters."""
 
     def __init__(self, kafka: MemoryKafka, topic: MemoryTopic) -> None:
         self._kafka = kafka
@@ -133,24 +129,24 @@ class MemoryPartition:
         self._reports: list[tuple[int, int]] = []
         self._closed = False
         self.cut_off = False
-        """Cut it off from Kafka: what is sent waits, nothing arrives."""
+        """Unreachable Kafka: sent records wait, nothing is received."""
         self.slow = False
-        """What is sent stays on the way until :meth:`land`."""
+        """Sent records stay in flight until :meth:`land`."""
         self.held = False
-        """Records are stored, their acknowledgements do not come."""
+        """Records are stored, but not acknowledged."""
         self.silent = False
-        """Reading and asking get no answer; sending works."""
+        """Reads and queries get no response; sending works."""
         self.unknown: set[int] = set()
         """Numbers of records that are acknowledged without an offset."""
         self.order: Callable[[list[tuple[int, int]]], Iterable[tuple[int, int]]] = list
-        """In which order acknowledgements are given that have come together."""
+        """Order of acknowledgements that arrive together."""
         self.rests = 0
-        """How often nothing was to be read ahead any more."""
+        """Number of calls of ``rest``: no more reading ahead."""
         self.failure: Exception | None = None
-        """The producer has ended with this: raised by ``acknowledged`` and ``produce``."""
+        """Error that ended the producer: raised by ``acknowledged`` and ``produce``."""
 
     def change(self, **faults: object) -> None:
-        """Set some of the faults, and wake who waits."""
+        """Set some of the faults, and wake waiters."""
         with self._changed:
             for name, value in faults.items():
                 if name.startswith("_") or name not in vars(self):
@@ -162,14 +158,13 @@ class MemoryPartition:
             self._changed.notify_all()
 
     def land(self, count: int = 1 << 30) -> int:
-        """Store the next ``count`` records that are on the way, whatever holds them there, also after ``close``; how
-        many there were."""
+        """Store the next ``count`` records in flight, despite faults and even after ``close``. Returns their number."""
         with self._changed:
             return self._send(count, forced=True)
 
     @property
     def on_the_way(self) -> int:
-        """Records that were sent and not stored yet."""
+        """Number of records sent and not stored yet."""
         return len(self._sending)
 
     # The protocol
@@ -189,8 +184,8 @@ class MemoryPartition:
 
     def acknowledged(self, timeout: float) -> list[tuple[int, int]]:
         with self._changed:
-            self._await(lambda: bool(self._heard() and self._reports) or self.failure is not None, timeout)
-            if self._heard() and self._reports:
+            self._wait_for(lambda: bool(self._is_connected() and self._reports) or self.failure is not None, timeout)
+            if self._is_connected() and self._reports:
                 taken, self._reports = list(self.order(self._reports)), []
                 return taken
             if self.failure is not None:
@@ -199,8 +194,8 @@ class MemoryPartition:
 
     def read(self, start: int, end: int = END, timeout: float = 0.0) -> list[tuple[int, bytes]]:
         with self._changed:
-            self._await(lambda: self._answers() and start != self._topic.next, timeout)
-            if not self._answers():
+            self._wait_for(lambda: self._can_answer() and start != self._topic.next, timeout)
+            if not self._can_answer():
                 return []
             topic = self._topic
             if start < topic.first:
@@ -215,13 +210,13 @@ class MemoryPartition:
 
     def ends(self, timeout: float) -> tuple[int, int]:
         with self._changed:
-            if not self._await(self._answers, timeout):
+            if not self._wait_for(self._can_answer, timeout):
                 raise error(Code.TIMED_OUT, f"{self.name} did not answer within {timeout:g} s")
             return self._topic.first, self._topic.next
 
     def delete_before(self, offset: int, timeout: float = 30.0) -> None:
         with self._changed:
-            if not self._await(self._answers, timeout):
+            if not self._wait_for(self._can_answer, timeout):
                 raise error(Code.TIMED_OUT, f"{self.name} did not answer within {timeout:g} s")
             topic = self._topic
             if offset > topic.next:
@@ -234,12 +229,10 @@ class MemoryPartition:
             self._closed = True
             self._changed.notify_all()
 
-    # How it comes about
-
-    def _answers(self) -> bool:
+    def _can_answer(self) -> bool:
         return not (self.cut_off or self.silent or self._kafka.away)
 
-    def _heard(self) -> bool:
+    def _is_connected(self) -> bool:
         return not (self.cut_off or self.held or self._kafka.away)
 
     def _check(self) -> None:
@@ -258,12 +251,12 @@ class MemoryPartition:
             self._changed.notify_all()
         return landed
 
-    def _await(self, condition: Callable[[], bool], timeout: float) -> bool:
-        """Wait up to ``timeout`` seconds for a condition; Unknown(CLOSED) when the partition is closed."""
+    def _wait_for(self, condition: Callable[[], bool], timeout: float) -> bool:
+        """Wait until a condition holds, at most ``timeout`` seconds. Raises Unknown(CLOSED) if it is closed."""
         deadline = time.monotonic() + timeout
         while True:
             self._check()
-            self._send()  # what stayed on the way while all nodes were away
+            self._send()  # records that stayed in flight while all nodes were unreachable
             if condition():
                 return True
             left = deadline - time.monotonic()

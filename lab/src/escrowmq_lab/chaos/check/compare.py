@@ -1,10 +1,7 @@
-"""The check at the end of a chaos run: by id and content, over the databases of all nodes together. Counts decide
-nothing.
-
-The business row is the truth: it stands if and only if the local transaction of the mode committed. So what was
-confirmed is among the business rows, and those are exactly what has an effect; :mod:`escrowmq_lab.chaos.findings` has
-every way in which this can fail.
-"""
+"""The final check of a chaos run: by id and content, over the databases of all nodes. Counts decide nothing. The
+business row is the truth: it exists if and only if the local transaction of the mode committed. So every confirmed id
+must have a business row, and exactly the business rows must have effects; :mod:`escrowmq_lab.chaos.findings` lists
+every way in which this can fail."""
 
 from __future__ import annotations
 
@@ -31,48 +28,45 @@ from escrowmq_lab.chaos.findings import KEPT, Finding, Findings, Tally
 from escrowmq_lab.chaos.modes import Mode
 
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
-"""One for each id."""
+"""One flag for each id."""
 
 
 def check(producers: Engines, consumers: Engines, modes: Iterable[type[Mode]]) -> Findings:
-    """Compare the books of all producers with those of all consumers, by the names of their nodes.
-
-    Modes that stand in the books and not in ``modes`` are checked, too. Memory: the ids of one mode at a time. Errors
-    are SQLAlchemy's.
-    """
+    """Compare the books of all producers with those of all consumers, by node name. Modes in the books but not in
+    ``modes`` are checked too. Memory: the ids of one mode at a time. Errors are SQLAlchemy's."""
     findings = Findings()
-    told = {mode.name: mode for mode in modes}
-    for name in [*told, *(name for name in modes_in(producers, consumers) if name not in told)]:
+    by_name = {mode.name: mode for mode in modes}
+    for name in [*by_name, *(name for name in modes_in(producers, consumers) if name not in by_name)]:
         books = _Books.of(producers, consumers, name)
-        may_repeat, shares = (told[name].repeats, told[name].shares) if name in told else (False, False)
+        may_repeat, shares = (by_name[name].repeats, by_name[name].shares) if name in by_name else (False, False)
         findings.tallies[name] = books.tally(may_repeat)
         for what, ids in books.broken(producers, may_repeat, shares).items():
             if ids:
                 findings.numbers[what, name] += len(ids)
                 findings.broken += [Finding(what, name, identity, "") for identity in ids[:KEPT]]
-    stories = tell(producers, consumers, {one.subject for one in findings.broken})
+    stories = describe_ids(producers, consumers, {one.subject for one in findings.broken})
     findings.broken = [Finding(one.what, one.mode, one.subject, stories[one.subject]) for one in findings.broken]
     return findings
 
 
 @dataclass(frozen=True, slots=True)
 class _Books:
-    """The books of one mode: for each id that stands anywhere how often it stands in each."""
+    """The books of one mode: for each id in any book, its number of entries in each."""
 
     names: pa.Array
     intended: np.ndarray[Any, Any]
     doomed: Flags
     business: np.ndarray[Any, Any]
     business_us: np.ndarray[Any, Any]
-    """When, where there is one."""
+    """Time of the business row, if there is one."""
     confirmed: np.ndarray[Any, Any]
     effects: np.ndarray[Any, Any]
     effect_us: np.ndarray[Any, Any]
-    """The first, where there is one."""
+    """Time of the first effect, if there is one."""
     altered: Flags
-    """With an effect whose content is wrong."""
+    """Whether an effect has wrong content."""
     strayed: Flags
-    """With an effect in the database of another consumer than the id names."""
+    """Whether an effect is in the database of another consumer than the id names."""
 
     @classmethod
     def of(cls, producers: Engines, consumers: Engines, mode: str) -> _Books:
@@ -83,7 +77,7 @@ class _Books:
         encoded = together.combine_chunks().dictionary_encode()
         numbers, names = encoded.indices.to_numpy(zero_copy_only=False), encoded.dictionary
         ends = np.cumsum([len(column.ids) for column in columns])
-        wants, rows, told, done = np.split(numbers, ends[:-1])
+        wants, rows, reported, done = np.split(numbers, ends[:-1])
         size = len(names)
         doomed, altered, strayed = np.zeros((3, size), bool)
         doomed[wants[columns[0].beside[:, 0] != 0]] = True
@@ -93,45 +87,47 @@ class _Books:
         business_us[rows] = columns[1].beside[:, 0]
         effect_us = np.full(size, np.iinfo(np.int64).max)
         np.minimum.at(effect_us, done, columns[3].beside[:, 0])
-        often = [np.bincount(part, minlength=size) for part in (wants, rows, told, done)]
-        return cls(names, often[0], doomed, often[1], business_us, often[2], often[3], effect_us, altered, strayed)
+        counts = [np.bincount(part, minlength=size) for part in (wants, rows, reported, done)]
+        return cls(names, counts[0], doomed, counts[1], business_us, counts[2], counts[3], effect_us, altered, strayed)
 
     def tally(self, may_repeat: bool) -> Tally:
         """Return the numbers of the mode."""
-        done, rows, told = self.effects > 0, self.business > 0, self.confirmed > 0
+        done, rows, reported = self.effects > 0, self.business > 0, self.confirmed > 0
         waited = (self.effect_us - self.business_us)[done & rows]
         return Tally(
             intended=int((self.intended > 0).sum()),
             doomed=int(self.doomed.sum()),
             business=int(rows.sum()),
-            confirmed=int(told.sum()),
+            confirmed=int(reported.sum()),
             effects=int(done.sum()),
-            recovered=int((done & rows & ~told).sum()),
+            recovered=int((done & rows & ~reported).sum()),
             repeats=int((self.effects - 1)[done].sum()) if may_repeat else 0,
             waited_us=_quantiles(waited) if len(waited) else None,
         )
 
     def broken(self, producers: Engines, may_repeat: bool, shares: bool) -> dict[str, list[str]]:
         """Return ids by finding."""
-        wants, rows, told, done = (each > 0 for each in (self.intended, self.business, self.confirmed, self.effects))
-        nobody = self._named(done & ~wants)
-        elsewhere = {row.id for _, row in known(producers, intended, nobody, "id")}
+        wants, rows, reported, done = (
+            each > 0 for each in (self.intended, self.business, self.confirmed, self.effects)
+        )
+        unintended = self._ids_of(done & ~wants)
+        elsewhere = {row.id for _, row in known(producers, intended, unintended, "id")}
         twice = (self.intended > 1) | (self.business > 1) | (self.confirmed > 1)
         return {
-            "lost": self._named(rows & ~done),
-            "leaked": self._named(done & wants & (~rows | self.doomed)),
-            "unexpected": [identity for identity in nobody if identity not in elsewhere],
-            "repeated": [] if may_repeat else self._named(self.effects > 1),
-            "altered": self._named(self.altered | self._are(elsewhere)),
-            "misplaced": [] if shares else self._named(self.strayed),
-            "contradiction": self._named(twice | told & ~rows | (rows | told) & ~wants | rows & self.doomed),
+            "lost": self._ids_of(rows & ~done),
+            "leaked": self._ids_of(done & wants & (~rows | self.doomed)),
+            "unexpected": [identity for identity in unintended if identity not in elsewhere],
+            "repeated": [] if may_repeat else self._ids_of(self.effects > 1),
+            "altered": self._ids_of(self.altered | self._is_in(elsewhere)),
+            "misplaced": [] if shares else self._ids_of(self.strayed),
+            "contradiction": self._ids_of(twice | reported & ~rows | (rows | reported) & ~wants | rows & self.doomed),
         }
 
-    def _named(self, flags: Flags) -> list[str]:
+    def _ids_of(self, flags: Flags) -> list[str]:
         names: list[str] = self.names.filter(pa.array(flags)).to_pylist()
         return names
 
-    def _are(self, ids: set[str]) -> Flags:
+    def _is_in(self, ids: set[str]) -> Flags:
         if not ids:
             return np.zeros(len(self.names), bool)
         flags: Flags = pa.compute.is_in(self.names, value_set=pa.array(sorted(ids), self.names.type)).to_numpy(
@@ -147,17 +143,19 @@ def _quantiles(waited: np.ndarray[Any, Any]) -> tuple[int, int, int]:
 
 @dataclass(slots=True)
 class _Story:
-    said: dict[str, list[str]] = field(default_factory=dict)
+    entries: dict[str, list[str]] = field(default_factory=dict)
 
     def add(self, node: str, text: str) -> None:
-        self.said.setdefault(node, []).append(text)
+        self.entries.setdefault(node, []).append(text)
 
     def __str__(self) -> str:
-        return "; ".join(f"{node}: {', '.join(texts)}" for node, texts in self.said.items()) or "stands in no database"
+        return (
+            "; ".join(f"{node}: {', '.join(texts)}" for node, texts in self.entries.items()) or "stands in no database"
+        )
 
 
-def tell(producers: Engines, consumers: Engines, ids: Iterable[str]) -> dict[str, str]:
-    """Render what each database holds of each id, one line each, for people. Times are UTC."""
+def describe_ids(producers: Engines, consumers: Engines, ids: Iterable[str]) -> dict[str, str]:
+    """Describe on one line what each database contains about each id. Times are UTC."""
     stories = {identity: _Story() for identity in ids}
     for table, word in ((intended, "intended"), (business, "business"), (confirmed, "confirmed")):
         for node, row in known(producers, table, stories):

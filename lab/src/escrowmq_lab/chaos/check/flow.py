@@ -1,6 +1,4 @@
-"""How many messages were entered, confirmed and had their effect, second by second: what the report draws, counted by
-the databases.
-"""
+"""Messages entered, confirmed and effective per second, counted by the databases for the report."""
 
 from __future__ import annotations
 
@@ -21,23 +19,23 @@ Seconds = dict[int, int]
 
 @dataclass(slots=True)
 class Flow:
-    """Rows by mode and second, of the wall clock of the node that wrote them."""
+    """Rows by mode and second, by the wall clock of the node that wrote them."""
 
     business: dict[str, Seconds] = field(default_factory=dict)
     confirmed: dict[str, Seconds] = field(default_factory=dict)
     effects: dict[str, Seconds] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, dict[str, Seconds]]:
-        """Plain values."""
+        """Return plain values."""
         return {"business": self.business, "confirmed": self.confirmed, "effects": self.effects}
 
 
 def read_flow(producers: Engines, consumers: Engines) -> Flow:
-    """Count it. Errors are SQLAlchemy's."""
-    return Flow(_counted(producers, business), _counted(producers, confirmed), _counted(consumers, effects))
+    """Count the rows. Errors are SQLAlchemy's."""
+    return Flow(_count(producers, business), _count(producers, confirmed), _count(consumers, effects))
 
 
-def _counted(engines: Engines, table: sa.Table) -> dict[str, Seconds]:
+def _count(engines: Engines, table: sa.Table) -> dict[str, Seconds]:
     second = (table.c.at_us // SECOND).label("second")
     counts: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
     for engine in engines.values():

@@ -1,7 +1,5 @@
-"""Reads the books of all nodes as Arrow columns, a mode at a time: 10^7 ids are no Python objects.
-
-Each database is read as it is at one moment, beside whoever writes in it.
-"""
+"""Reading of the books of all nodes as Arrow columns, one mode at a time: 10^7 ids are too many for Python objects.
+Each database is read in one snapshot, while others write to it."""
 
 from __future__ import annotations
 
@@ -17,17 +15,17 @@ from escrowmq_lab.chaos.books import body_of, business, confirmed, effects, hash
 from escrowmq_lab.databases import snapshot
 
 ROWS = 20_000
-"""Rows that are fetched at a time."""
-ASKED = 400
+"""Rows fetched at a time."""
+IDS_PER_STATEMENT = 400
 """Ids in one statement."""
 
 Engines = Mapping[str, sa.Engine]
-"""By the name of the node whose database it is."""
+"""Engines by the name of the database's node."""
 STRINGS = pa.large_string()
 
 
 def modes_in(producers: Engines, consumers: Engines) -> list[str]:
-    """Return the names of the modes that stand anywhere in the books."""
+    """Return the names of all modes in the books."""
     found: set[str] = set()
     for engines, tables in ((producers, (intended, business, confirmed)), (consumers, (effects,))):
         for engine in engines.values():
@@ -38,7 +36,7 @@ def modes_in(producers: Engines, consumers: Engines) -> list[str]:
 
 
 class Column:
-    """Ids of one table and mode, of all databases, in the order of reading, and the columns beside them."""
+    """Ids of one table and mode over all databases, in reading order, with numbers for each."""
 
     def __init__(
         self,
@@ -50,12 +48,11 @@ class Column:
         self.ids = pa.chunked_array([], STRINGS)
         """The ids, as large strings."""
         self.beside = np.empty((0, len(columns) if numbers is None else numbers), np.int64)
-        """A row for each id: numbers."""
+        """A row of numbers for each id."""
         self._table, self._names, self._make = table, ("id", *columns), make
 
     def read(self, engines: Engines, mode: str) -> Column:
-        """Fill it; returns itself. What ``make`` gives of a row and the name of its node is its id and so many
-        ``numbers``."""
+        """Read the column and return it. ``make`` converts a row and its node's name into an id and numbers."""
         chunks: list[pa.Array] = []
         numbers: list[np.ndarray[Any, Any]] = [self.beside]
         columns = [self._table.c[name] for name in self._names]
@@ -72,27 +69,27 @@ class Column:
 
 
 def read_intended(producers: Engines, mode: str) -> Column:
-    """Beside each id: 1 if its business will be rolled back."""
+    """Read the intended ids, each with 1 if its business will be rolled back."""
     return Column(intended, ("dooms",)).read(producers, mode)
 
 
 def read_business(producers: Engines, mode: str) -> Column:
-    """Beside each id: microseconds since 1970."""
+    """Read the business ids, each with microseconds since 1970."""
     return Column(business, ("at_us",)).read(producers, mode)
 
 
 def read_confirmed(producers: Engines, mode: str) -> Column:
-    """Beside each id: microseconds since 1970."""
+    """Read the confirmed ids, each with microseconds since 1970."""
     return Column(confirmed, ("at_us",)).read(producers, mode)
 
 
 def read_effects(consumers: Engines, mode: str) -> Column:
-    """Beside each id: microseconds since 1970, 1 if the hash is that of its body, and 1 if it names no other consumer
-    than that of the database. An id stands here as often as it had an effect."""
-    return Column(effects, ("at_us", "hash"), _judged, numbers=3).read(consumers, mode)
+    """Read the effects, one row each: microseconds since 1970, 1 if the hash matches the body, 1 if it is in the right
+    consumer's database."""
+    return Column(effects, ("at_us", "hash"), _judge, numbers=3).read(consumers, mode)
 
 
-def _judged(row: Sequence[Any], node: str) -> tuple[str, int, int, int]:
+def _judge(row: Sequence[Any], node: str) -> tuple[str, int, int, int]:
     identity, at_us, found = row
     named = identity.rpartition(".")[2]
     at_home = not named.isdecimal() or named == node.rpartition("-")[2]
@@ -105,26 +102,24 @@ def ids_in(engines: Engines, table: sa.Table, mode: str) -> pa.ChunkedArray:
 
 
 def known(engines: Engines, table: sa.Table, ids: Iterable[str], *names: str) -> Iterator[tuple[str, Any]]:
-    """Yield the rows of ``ids``: the name of their node, and the columns ``names`` (all if none is named)."""
+    """Read the rows of ``ids``: the name of their node, and the columns ``names`` (default: all)."""
     wanted = list(ids)
     columns = [table.c[name] for name in names] or list(table.c)
     for name, engine in engines.items():
         with snapshot(engine) as connection:
-            for first in range(0, len(wanted), ASKED):
-                some = table.c.id.in_(wanted[first : first + ASKED])
+            for first in range(0, len(wanted), IDS_PER_STATEMENT):
+                some = table.c.id.in_(wanted[first : first + IDS_PER_STATEMENT])
                 for row in connection.execute(sa.select(*columns).where(some)):
                     yield name, row
 
 
 def without(ids: pa.ChunkedArray, others: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return those of ``ids`` that are not among ``others``."""
+    """Return the ``ids`` that are not among ``others``."""
     return ids.filter(pc.invert(pc.is_in(ids, value_set=others.combine_chunks())))
 
 
 def rows_in(connection: sa.Connection, table: sa.Table) -> int:
-    """Return how many rows a table of the books has. Nothing is ever deleted there, so SQLite's last row number is
-    their
-    number: no scan."""
+    """Return the number of rows. Rows are never deleted, so SQLite's last row number is the count, without a scan."""
     if connection.dialect.name == "sqlite":
         return connection.exec_driver_sql(f"SELECT max(rowid) FROM {table.name}").scalar() or 0
     return connection.scalar(sa.select(sa.func.count()).select_from(table)) or 0

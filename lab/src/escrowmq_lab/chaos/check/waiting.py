@@ -1,6 +1,4 @@
-"""What still has no effect, while a run comes to rest: asked again and again, so that each look costs what is still
-missing.
-"""
+"""Business rows without an effect, polled while a run settles; each poll reads only the missing ids."""
 
 from __future__ import annotations
 
@@ -14,15 +12,13 @@ from escrowmq_lab.chaos.modes import Mode
 from escrowmq_lab.databases import snapshot
 
 FEW = 4_000
-"""Ids of one mode that are asked for one by one; of more, all effects of their mode are read."""
+"""Maximum number of missing ids of a mode that are searched one by one; for more, all effects of the mode are read."""
 
 
 class Waiting:
-    """Business rows without an effect, by id. Not thread-safe; errors are SQLAlchemy's.
-
-    Effects are looked for by id and not from the last row number on: numbers are given before a transaction commits, so
-    a lower one can appear later.
-    """
+    """Business rows without an effect, by id. Not thread-safe; errors are SQLAlchemy's. Effects are searched by id and
+    not from the last row number on: numbers are assigned before a transaction commits, so a lower one can appear
+    later."""
 
     def __init__(self, producers: Engines, consumers: Engines, modes: Iterable[type[Mode]]) -> None:
         self._producers, self._consumers = producers, consumers
@@ -30,7 +26,7 @@ class Waiting:
         self._business = -1
 
     def look(self) -> dict[str, int]:
-        """Return how many business rows of each mode have no effect under their mode yet."""
+        """Return the number of business rows of each mode without an effect."""
         rows = 0
         for engine in self._producers.values():
             with snapshot(engine) as connection:
@@ -43,12 +39,12 @@ class Waiting:
                 self._missing[mode] = without(missing, ids_in(self._consumers, effects, mode))
             elif len(missing):
                 found = known(self._consumers, effects, missing.to_pylist(), "id", "mode")
-                there = {row.id for _, row in found if row.mode == mode}
-                self._missing[mode] = without(missing, pa.chunked_array([sorted(there)], STRINGS))
+                found_ids = {row.id for _, row in found if row.mode == mode}
+                self._missing[mode] = without(missing, pa.chunked_array([sorted(found_ids)], STRINGS))
         self._business = rows
         return {mode: len(missing) for mode, missing in self._missing.items()}
 
     def named(self, mode: str, most: int = 10) -> list[str]:
-        """Return some ids that were missing at the last look."""
+        """Return some ids that were missing at the last poll."""
         ids: list[str] = self._missing[mode].slice(0, most).to_pylist()
         return ids

@@ -1,6 +1,4 @@
-"""The delivery modes of the product, each as what a producer and a consumer of it do. A mode's name is its word on the
-command line.
-"""
+"""The delivery modes, each as the work of a producer and a consumer; their names are those of the command line."""
 
 import importlib
 
@@ -33,7 +31,7 @@ MODES: dict[str, type[Mode]] = {
 
 
 def mode_of(name: str) -> type[Mode]:
-    """Return the mode of that name, or, of a name such as ``package.module:Class``, one that is not among ours.
+    """Return the mode of that name, or of a name such as ``package.module:Class`` for an external one.
 
     Raises Misuse(BAD_ARGUMENT) if there is none.
     """

@@ -1,31 +1,28 @@
-"""De-duplication by the consumer: PREPARE and COMMIT are ordinary messages, matched in its database (docs/modes.md,
-"Both reach").
-"""
+"""De-duplication by the consumer: it matches ordinary PREPARE and COMMIT messages (docs/modes.md, "Both reach")."""
 
 from __future__ import annotations
 
 from sqlalchemy.orm import Session
 
 from escrowmq.outbox.modes import BothReachConsumer, BothReachProducer
-from escrowmq_lab.chaos.modes.seam import LOOK_SECONDS, Mode, Regret, Site
+from escrowmq_lab.chaos.modes.seam import POLL_SECONDS, Mode, Regret, Site
 
 GROUP = "chaos-both-reach"
 
 
 class BothReachMode(Mode):
-    """``BothReachProducer``, plain and merged by turns of chance; ``BothReachConsumer``, which has its topic for
-    itself."""
+    """``BothReachProducer``, plain and merged at random; ``BothReachConsumer``, the only reader of its topic."""
 
     name = "both-reach"
-    told = (
+    promise = (
         "each effect exactly once: the producer's database holds the state of each message until its end was "
         "acknowledged, "
         "the consumer's the stored prepare, and a mark when it is done"
     )
 
     def place(self, site: Site) -> None:
-        """One business in ten changes its mind. What an earlier process left is driven to its end first, and again at
-        the end."""
+        """Place messages; one business in ten is rolled back. An earlier process's work is finished first, and at the
+        end."""
         with site.bus.producer(f"{GROUP}-{site.name}", instance=site.name, timeout=20.0) as producer:
             plain = BothReachProducer(producer, site.engine, GROUP)
             merged = BothReachProducer(producer, site.engine, f"{GROUP}-merged", merged=True)
@@ -40,10 +37,10 @@ class BothReachMode(Mode):
             while not site.ended.is_set():
                 for way in ways:
                     way.redrive()
-                site.pause(LOOK_SECONDS)
+                site.pause(POLL_SECONDS)
 
     def _place_some(self, site: Site, way: BothReachProducer) -> bool:
-        """One local transaction; whether all of it is out."""
+        """Run one local transaction. Returns whether all messages are out."""
         consumer, ids = self.batch(site, 100)
         dooms = site.chance.random() < 0.1
         site.books.intend(self.name, ids, dooms=dooms)
@@ -62,11 +59,11 @@ class BothReachMode(Mode):
         return results.done
 
     def take(self, site: Site) -> None:
-        """Effects in the transaction that deletes the stored prepares."""
+        """Consume: the effects are in the transaction that deletes the stored prepares."""
         consumer = BothReachConsumer(
             site.engine,
             f"{GROUP}-{site.number}",
             lambda session, messages: site.books.effect(session, self.name, [one.body for one in messages]),
         )
         while not site.ended.is_set():
-            consumer.consume(site.bus, self.topic(site.number), idle_timeout=LOOK_SECONDS)
+            consumer.consume(site.bus, self.topic(site.number), idle_timeout=POLL_SECONDS)

@@ -1,6 +1,4 @@
-"""Stored with the business change, sent once, and what is left again: for an idempotent consumer (docs/modes.md,
-"Compensation").
-"""
+"""Messages stored with the change, sent once, resent if unacknowledged (docs/modes.md, "Compensation")."""
 
 from __future__ import annotations
 
@@ -14,27 +12,28 @@ from escrowmq.outbox.dialects import insert_new
 from escrowmq.outbox.modes import Compensating
 from escrowmq_lab.chaos.books import id_of
 from escrowmq_lab.chaos.modes.inboxes import consumer_of
-from escrowmq_lab.chaos.modes.seam import LOOK_SECONDS, Mode, Regret, Site
+from escrowmq_lab.chaos.modes.seam import POLL_SECONDS, Mode, Regret, Site
 
 GROUP = "chaos-compensating"
 
 metadata = sa.MetaData()
 had = sa.Table("chaos_had", metadata, sa.Column("id", sa.LargeBinary(96), primary_key=True))
-"""What makes the consumer idempotent: ids whose effect is in this database, under a unique key."""
+"""Makes the consumer idempotent: ids with an effect in this database, under a unique key."""
 
 
 class CompensatingMode(Mode):
-    """``Compensating``; a consumer that inserts an id where it is absent, and has an effect only then."""
+    """``Compensating``; a consumer that inserts an id if it is absent, and has an effect only then."""
 
     name = "compensating"
-    told = (
+    promise = (
         "sent at least once, by the producer's table of what is not acknowledged; each effect exactly once because the "
         "consumer is "
         "idempotent: its own database has each id under a unique key, in the transaction of the effect"
     )
 
     def place(self, site: Site) -> None:
-        """One business in ten changes its mind. What an earlier process left is sent first, and again at the end."""
+        """Place messages; one business in ten is rolled back. An earlier process's messages are sent first, and at the
+        end."""
         with site.bus.producer(f"{GROUP}-{site.name}", instance=site.name, timeout=20.0) as producer:
             way = Compensating(producer, site.engine, GROUP)
             left = True
@@ -45,10 +44,10 @@ class CompensatingMode(Mode):
             site.placed.set()
             while not site.ended.is_set():
                 way.resend()
-                site.pause(LOOK_SECONDS)
+                site.pause(POLL_SECONDS)
 
     def _place_some(self, site: Site, way: Compensating) -> bool:
-        """One local transaction; whether all of it is out."""
+        """Run one local transaction. Returns whether all messages are out."""
         consumer, ids = self.batch(site, 100)
         dooms = site.chance.random() < 0.1
         site.books.intend(self.name, ids, dooms=dooms)
@@ -67,17 +66,17 @@ class CompensatingMode(Mode):
         return len(out) == len(ids)
 
     def take(self, site: Site) -> None:
-        """Consume: a batch is one transaction, acknowledged afterwards."""
+        """Consume: a batch is one transaction, and is acknowledged afterwards."""
         metadata.create_all(site.engine)
         with consumer_of(site, f"{GROUP}-{site.number}", self.topic(site.number)) as consumer:
             while not site.ended.is_set():
-                for batch in consumer.batches(idle_timeout=LOOK_SECONDS):
+                for batch in consumer.batches(idle_timeout=POLL_SECONDS):
                     with site.engine.begin() as connection:
-                        self._have(site, connection, [message.body for message in batch])
+                        self._apply_new(site, connection, [message.body for message in batch])
                     batch.ack()
 
-    def _have(self, site: Site, connection: sa.Connection, bodies: Sequence[bytes]) -> None:
-        """Write the effects of the bodies whose ids had none."""
+    def _apply_new(self, site: Site, connection: sa.Connection, bodies: Sequence[bytes]) -> None:
+        """Record the effects of bodies whose ids are new."""
         named: dict[bytes, Any] = {id_of(body).encode(): body for body in bodies}
         new = insert_new(connection, had.c.id, [{"id": identity} for identity in named])
         site.books.effect(connection, self.name, [body for identity, body in named.items() if identity in new])

@@ -19,19 +19,18 @@ from escrowmq.model import COMMIT, Message
 from escrowmq_lab.chaos.books import business, intended
 from escrowmq_lab.chaos.modes.inboxes import consumer_of
 from escrowmq_lab.chaos.modes.leftovers import roll_back_leftovers
-from escrowmq_lab.chaos.modes.seam import LOOK_SECONDS, Contradiction, Mode, Regret, Site
+from escrowmq_lab.chaos.modes.seam import POLL_SECONDS, Contradiction, Mode, Regret, Site
 
 _log = logging.getLogger(__name__)
 
 LOST = 0.1
-"""The share of batches whose ends are lost."""
+"""Share of batches whose ends are lost."""
 QUICK: dict[str, Any] = {"grace": 2.0, "lease": 5.0, "retry_after": 1.0, "max_attempts": 1000}
-"""Nothing has to be waited for as long as in earnest; and a disk that is full for seconds makes no case for a person.
-"""
+"""Shorter times than in production; and a disk that is full for seconds creates no case for an operator."""
 GIVEN = "-given"
-"""The end of ids from which the message id follows, so that they may be sent again."""
+"""Suffix of ids that determine the message id, so that they may be sent again."""
 MOST_LEFT = 20
-"""Ids that a process sends again when it begins: the youngest. An id that was rolled back is refused for ever."""
+"""Maximum number of ids that a process resends at its start: the youngest. A rolled back id is rejected for ever."""
 
 
 class CompensationMode(Mode):
@@ -39,25 +38,22 @@ class CompensationMode(Mode):
     sets are in the consumer's database."""
 
     name = "compensation"
-    told = (
+    promise = (
         "each effect exactly once: the producer's database holds the announcement (outbox row with the change), "
         "the consumer's the mark, whether the consumer or a scheduler made the effect"
     )
 
     def place(self, site: Site) -> None:
-        """One business in ten changes its mind, the ends of one batch in ten are lost, and three in ten have ids of the
-        caller's, some of which are sent again. The keys are carried by the relay of the node.
-
-        What is left undecided and was never announced, because this process died or a rollback was lost, is rolled back
-        at the end.
-        """
+        """Place messages: one business in ten is rolled back, the ends of one batch in ten are lost, and three in ten
+        have the caller's ids, some of which are resent. The relay of the node sends the keys. Transactions left
+        undecided and never announced, by a killed process or a lost rollback, are rolled back at the end."""
         group = f"chaos-compensation-{site.name}"
         with site.bus.producer(group, instance=site.name, timeout=5.0, unasked=True, confirm="oneway") as producer:
             ways = {
                 number: Announcing(producer, self._keys(number), database=site.engine)
                 for number in range(1, site.peers + 1)
             }
-            self._send_left(site, ways)
+            self._resend_unfinished(site, ways)
             while not site.closing.is_set():
                 consumer, ids = self.batch(site, 40)
                 self._place_some(site, ways[consumer], consumer, ids)
@@ -65,10 +61,10 @@ class CompensationMode(Mode):
             site.placed.set()
             while not site.ended.is_set():
                 roll_back_leftovers(site, producer)
-                site.pause(LOOK_SECONDS)
+                site.pause(POLL_SECONDS)
 
     def _place_some(self, site: Site, way: Announcing, consumer: int, ids: list[str]) -> None:
-        """One local transaction."""
+        """Run one local transaction."""
         dooms = site.chance.random() < 0.1
         given = site.chance.random() < 0.3
         if given:
@@ -94,9 +90,8 @@ class CompensationMode(Mode):
         if given and site.chance.random() < 0.3:
             self._send_again(way, messages, change, committed)
 
-    def _send_left(self, site: Site, ways: Mapping[int, Announcing]) -> None:
-        """Send again, each alone, what an earlier process of this node began under ids of its own and did not come to
-        its business with."""
+    def _resend_unfinished(self, site: Site, ways: Mapping[int, Announcing]) -> None:
+        """Resend, one by one, messages with own ids that an earlier process of this node did not finish."""
         begun = sa.select(intended.c.id).where(
             intended.c.mode == self.name,
             intended.c.id.like(f"%{GIVEN}"),
@@ -113,7 +108,7 @@ class CompensationMode(Mode):
                     lambda session, one=one: site.books.enter(session, self.name, [one]),  # type: ignore[misc]
                 )
             except Rejected as problem:
-                if problem.code is not Code.CONFLICT:  # it was rolled back, and its id is spent
+                if problem.code is not Code.CONFLICT:  # it was rolled back, and its id is used up
                     raise
                 continue
             _check(sent)
@@ -123,7 +118,7 @@ class CompensationMode(Mode):
     def _place_and_lose(
         self, site: Site, way: Announcing, messages: Sequence[Message], change: Callable[[Session], object]
     ) -> bool:
-        """As ``send``, but the ends of these transactions never leave; whether the local transaction committed."""
+        """Send, but lose the ends of these transactions. Returns whether the local transaction committed."""
         prepared = way.prepare(messages)
         try:
             with Session(site.engine) as session, session.begin():
@@ -136,7 +131,7 @@ class CompensationMode(Mode):
     def _send_again(
         self, way: Announcing, messages: Sequence[Message], change: Callable[[Session], object], committed: bool
     ) -> None:
-        """Send a request a second time under the same ids. After a commit its business must not be done again."""
+        """Send a request a second time under its ids. After a commit its business must not be repeated."""
         try:
             again = way.send(messages, change)
         except Rejected as problem:
@@ -148,7 +143,7 @@ class CompensationMode(Mode):
             raise Contradiction(f"sent again after a commit, it was done again: {again}")
 
     def take(self, site: Site) -> None:
-        """Run the consumer and, in threads, the reader of keys and the scheduler."""
+        """Consume, and run the key reader and the schedulers in separate threads."""
         topic = self.topic(site.number)
 
         def effect(session: Any, message: Any) -> None:
@@ -167,7 +162,7 @@ class CompensationMode(Mode):
                     site.bus, site.engine, sets, topics=topic, keys=self._keys(site.number), handler=effect, **QUICK
                 )
                 with work:
-                    work.run(LOOK_SECONDS, crew.stopping)
+                    work.run(POLL_SECONDS, crew.stopping)
 
             calls = [lambda: keys.run(crew.stopping), repair]
             if site.chance.random() < 0.5:
@@ -180,8 +175,8 @@ class CompensationMode(Mode):
 
 
 class Crew:
-    """Threads beside a consumer. One that fails with an error of the product or the database begins anew; any other
-    error stops all, and is raised by :meth:`at_work`."""
+    """Threads beside a consumer. After an error of the product or the database a thread restarts; any other error stops
+    all, and :meth:`at_work` raises it."""
 
     def __init__(self, close: Callable[[], object]) -> None:
         self.stopping = threading.Event()
@@ -190,14 +185,15 @@ class Crew:
         self._threads: list[threading.Thread] = []
 
     def stop(self) -> None:
-        """Have all of them end, the consumer too."""
+        """Stop all threads and the consumer."""
         self.stopping.set()
         self._close()
 
     def at_work(self, calls: Sequence[Callable[[], object]]) -> Crew:
-        """Start them; for a ``with`` block, whose end is theirs."""
+        """Prepare the threads for a ``with`` block, which starts and ends them."""
         self._threads = [
-            threading.Thread(target=self._keep, args=(call,), name="compensation", daemon=True) for call in calls
+            threading.Thread(target=self._run_repeatedly, args=(call,), name="compensation", daemon=True)
+            for call in calls
         ]
         return self
 
@@ -212,7 +208,7 @@ class Crew:
         if self._problems:
             raise self._problems[0]
 
-    def _keep(self, call: Callable[[], object]) -> None:
+    def _run_repeatedly(self, call: Callable[[], object]) -> None:
         while not self.stopping.is_set():
             try:
                 call()
@@ -225,6 +221,6 @@ class Crew:
 
 
 def _check(sent: Announced) -> None:
-    """Raise what the local change raised, unless it was its own regret."""
+    """Raise the error of the local change, unless it was a planned rollback."""
     if not isinstance(sent.error, Regret):
         sent.check()

@@ -1,6 +1,4 @@
-"""The producer drives: its own table says what is under way, and whoever restarts it finishes that (docs/modes.md,
-"Driven").
-"""
+"""Producer-driven transactions: the producer's table holds the pending ones (docs/modes.md, "Driven")."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from escrowmq.outbox.modes import Driven, DrivenResults
 from escrowmq_lab.chaos.books import intended
 from escrowmq_lab.chaos.modes.inboxes import InboxMode
 from escrowmq_lab.chaos.modes.leftovers import roll_back_leftovers
-from escrowmq_lab.chaos.modes.seam import LOOK_SECONDS, Regret, Site
+from escrowmq_lab.chaos.modes.seam import POLL_SECONDS, Regret, Site
 
 _log = logging.getLogger(__name__)
 
@@ -25,21 +23,18 @@ GROUP = "chaos-driven"
 
 
 class DrivenMode(InboxMode):
-    """``Driven``, plain and merged by turns of chance; consumers with an even number keep offsets, the others claim."""
+    """``Driven``, plain and merged at random; consumers with an even number keep offsets, the others claim."""
 
     name = "driven"
-    told = (
+    promise = (
         "each effect exactly once: the producer's database holds the state of each message until its end was answered, "
         "the consumer's the inbox's mark, or the offset of the queue"
     )
 
     def place(self, site: Site) -> None:
-        """One business in ten changes its mind. What an earlier process left is driven to its end first, and again at
-        the end.
-
-        The groups are the producer's own, because a question about its messages can be answered from its database
-        alone.
-        """
+        """Place messages; one business in ten is rolled back. Work left by an earlier process is finished first, and
+        again at the end. Each producer has its own groups, because only its own database can answer check-backs for its
+        messages."""
         group = f"{GROUP}-{site.name}"
         options: dict[str, Any] = {"instance": site.name, "timeout": 20.0}
         with (
@@ -57,10 +52,10 @@ class DrivenMode(InboxMode):
                 for way in ways:
                     way.redrive()
                 roll_back_leftovers(site, merged.producer)
-                site.pause(LOOK_SECONDS)
+                site.pause(POLL_SECONDS)
 
     def _redrive(self, site: Site, ways: Sequence[Driven]) -> None:
-        """Drive what is left to its end; what was stored and not decided is given up, or its business is done again."""
+        """Finish the remaining transactions; stored and undecided ones are given up, or their business is repeated."""
 
         def redo(session: Session, messages: Sequence[Message]) -> None:
             ids = [message.key or "" for message in messages]
@@ -76,7 +71,7 @@ class DrivenMode(InboxMode):
                 _log.info("a business that was done again changed its mind")
 
     def _place_some(self, site: Site, way: Driven) -> bool:
-        """One local transaction, as a block or as a function; whether all of it is out."""
+        """Run one local transaction, as a block or as a function. Returns whether all messages are out."""
         consumer, ids = self.batch(site, 100)
         dooms = site.chance.random() < 0.1
         site.books.intend(self.name, ids, dooms=dooms)
@@ -102,7 +97,7 @@ class DrivenMode(InboxMode):
         return results.done
 
     def take(self, site: Site) -> None:
-        """By offsets in the own database, or by the inbox."""
+        """Consume by offsets in the own database, or by the inbox."""
         if site.number % 2:
             super().take(site)
             return

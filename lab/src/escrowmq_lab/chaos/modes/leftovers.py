@@ -1,8 +1,6 @@
-"""What somebody must do now and then: half messages that no process will ever decide are rolled back.
-
-A producer that nobody can ask, and that died between its prepare and its local transaction, leaves such ones. They are
-never seen, and are parked in the end; rolled back they are over.
-"""
+"""Periodic rollback of half messages that no process will ever decide. A producer without check-back that died between
+its prepare and its local transaction leaves such messages. They never become visible and are eventually parked; a
+rollback resolves them."""
 
 from __future__ import annotations
 
@@ -16,16 +14,14 @@ from escrowmq_lab.chaos.books import business
 from escrowmq_lab.chaos.modes.seam import Site
 
 PAGE = 500
-"""Keys that are looked up by one statement."""
+"""Keys looked up by one statement."""
 
 
 def roll_back_leftovers(site: Site, producer: Producer) -> int:
-    """Roll back what is undecided in the group of ``producer`` and has no business row in this site's database; how
-    many were tried.
-
-    The group must be this producer's own, each message must have its id as its key, and no local transaction may be
-    under way or still to come: only then is "no row" for ever. Raises BROKER_AWAY while a broker is.
-    """
+    """Roll back undecided transactions of the group of ``producer`` without a business row in this site's database.
+    Returns their number. The group must belong to this producer only, each message must have its id as its key, and no
+    local transaction may be running or follow: only then is "no row" final. Raises BROKER_AWAY if a broker is
+    unreachable."""
     undecided = site.bus.admin.transactions(state="undecided", group=producer.group)
     if not undecided:
         return 0
@@ -37,11 +33,13 @@ def roll_back_leftovers(site: Site, producer: Producer) -> int:
             if transaction in left and key is not None:
                 keys[transaction].add(key)
     named = sorted(set().union(*keys.values()))
-    stands: set[str] = set()
+    committed: set[str] = set()
     with site.engine.connect() as connection:
         for at in range(0, len(named), PAGE):
-            stands.update(connection.scalars(sa.select(business.c.id).where(business.c.id.in_(named[at : at + PAGE]))))
-    refused = [transaction for transaction, its in keys.items() if not its & stands]
-    if refused:
-        producer.end_batch(refused, ROLLBACK)
-    return len(refused)
+            committed.update(
+                connection.scalars(sa.select(business.c.id).where(business.c.id.in_(named[at : at + PAGE])))
+            )
+    orphaned = [transaction for transaction, its in keys.items() if not its & committed]
+    if orphaned:
+        producer.end_batch(orphaned, ROLLBACK)
+    return len(orphaned)

@@ -1,6 +1,4 @@
-"""Offsets in the consumer's database: each queue's offset moves in the transaction of the effects, the broker keeps
-nothing.
-"""
+"""Offsets in the consumer's database: each moves in the transaction of the effects; the broker stores none."""
 
 from __future__ import annotations
 
@@ -14,16 +12,16 @@ from escrowmq_lab.chaos.modes.seam import KeyOrder, Site
 
 
 class OffsetsMode(PledgeMode):
-    """Plain sends under fixed ids, ``OffsetConsumer``; each key comes in its order."""
+    """Plain sends under fixed ids, ``OffsetConsumer``; messages of a key arrive in order."""
 
     name = "offsets"
-    told = (
+    promise = (
         "each effect exactly once: the brokers know the message ids, the consumer's database holds an offset for "
         "each queue"
     )
 
     def take(self, site: Site) -> None:
-        """All queues of the topic at all brokers, taken back under the same owner by the next process."""
+        """Consume all queues of the topic at all brokers; the next process resumes them as the same owner."""
 
         order = KeyOrder()
 

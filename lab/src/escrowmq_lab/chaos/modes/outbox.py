@@ -1,6 +1,4 @@
-"""The local message table: the message is a row of the business transaction, the node's relay sends it, the consumer's
-inbox marks its id.
-"""
+"""The local message table: the business transaction stores a row, the relay sends it, the inbox records its id."""
 
 from __future__ import annotations
 
@@ -12,15 +10,12 @@ from escrowmq_lab.chaos.modes.seam import Regret, Site, key_of
 
 
 class OutboxMode(InboxMode):
-    """``send_batch_tx``, a relay beside the producer, ``claim_tx``; each key in the order of its transactions, in an
-    ordered group.
-
-    Confirmed is what the local transaction committed: from there on the row is in the table, and that it comes out is
-    the relay's promise. (That it has come out is known to nobody but the relay, which deletes the row.)
-    """
+    """``send_batch_tx``, a relay beside the producer, ``claim_tx``; messages of a key in transaction order, in an
+    ordered group. Confirmed means committed by the local transaction: sending the row is then the relay's promise. Only
+    the relay knows when the row was sent, and deletes it then."""
 
     name = "outbox"
-    told = (
+    promise = (
         "each effect exactly once: the producer's database holds the message until a broker has it, the consumer's "
         "the inbox's mark"
     )
@@ -28,11 +23,11 @@ class OutboxMode(InboxMode):
     ordered = True
 
     def key(self, identity: str) -> str:
-        """One of a few, within which the relay keeps the order."""
+        """Return one of a few keys, within which the relay keeps the order."""
         return key_of(identity)
 
     def place(self, site: Site) -> None:
-        """One business transaction in ten is rolled back, its messages with it."""
+        """Place messages; one business transaction in ten is rolled back with its messages."""
         while not site.closing.is_set():
             ids = self.ids(site)
             dooms = site.chance.random() < 0.1

@@ -1,8 +1,6 @@
 """The stream of the mode ``spark-sink`` as a program: ``python -m escrowmq_lab.chaos.modes.spark_program FOLDER URL``.
-
-It runs until it is killed, and may be, at any time: started again it goes on from its checkpoint. A query that fails,
-because a broker is away, is begun again on the same checkpoint.
-"""
+It runs until it is killed, at any time, and resumes from its checkpoint when restarted. A query that fails because a
+broker is unreachable is restarted on the same checkpoint."""
 
 from __future__ import annotations
 
@@ -18,12 +16,12 @@ from escrowmq.spark.source import register
 from escrowmq_lab.chaos.modes.spark_sink import rows_folder
 
 REST_SECONDS = 1.0
-"""Between two looks whether the query has failed."""
+"""Interval (s) between checks whether the query has failed."""
 _log = logging.getLogger(__name__)
 
 
 def start(spark: Any, folder: Path, url: str) -> Any:
-    """Return the query (a PySpark ``StreamingQuery``): rows of files into the topics that they name."""
+    """Start the query (a PySpark ``StreamingQuery``): rows of files into the topics that they name."""
     rows = (
         spark.readStream.schema("topic STRING, key STRING, body STRING")
         .option("maxFilesPerTrigger", 100)
@@ -32,15 +30,15 @@ def start(spark: Any, folder: Path, url: str) -> Any:
     return (
         rows.writeStream.format("escrow")
         .option("checkpointLocation", str(folder / "checkpoint"))
-        .option("immunity", 5)  # what a query that died left is asked about soon
+        .option("immunity", 5)  # transactions of a dead query get a check-back soon
         .trigger(processingTime="1 second")
         .start(url)
     )
 
 
 def main(folder: Path, url: str) -> None:
-    """Keep the query going."""
-    temporary = folder / "tmp"  # what a killed program leaves goes with the run's folder
+    """Run the query, and restart it whenever it fails."""
+    temporary = folder / "tmp"  # files left by a killed program are deleted with the run's folder
     temporary.mkdir(parents=True, exist_ok=True)
     tempfile.tempdir = str(temporary)
     with local_session("escrowmq-chaos", cores=1, rows=1000) as spark:

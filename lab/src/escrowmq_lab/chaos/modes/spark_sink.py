@@ -1,9 +1,7 @@
-"""Files of rows become messages by a Spark stream (docs/spark.md, "A stream into a topic, exactly once").
-
-A producer's local transaction names a file and its rows; the file is written afterwards, and renamed into the folder
-that the stream reads. A producer that died in between finds the name in its database and writes the file then. The
-stream is a program beside the nodes, :mod:`escrowmq_lab.chaos.modes.spark_program`.
-"""
+"""Files of rows become messages by a Spark stream (docs/spark.md, "A stream into a topic, exactly once"). A producer's
+local transaction stores the name of a file and its rows; the file is written afterwards, and renamed into the folder
+that the stream reads. If the producer dies in between, its next process finds the name in its database and writes the
+file. The stream is a program beside the nodes, :mod:`escrowmq_lab.chaos.modes.spark_program`."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ from escrowmq_lab.chaos.modes.inboxes import InboxMode
 from escrowmq_lab.chaos.modes.seam import Regret, Site
 
 SPARK_FOLDER = "spark-sink"
-"""In the folder of the run: ``rows`` has the files, ``checkpoint`` is the query's."""
+"""Folder inside the run's: ``rows`` has the files, ``checkpoint`` belongs to the query."""
 
 metadata = sa.MetaData()
 files = sa.Table(
@@ -40,14 +38,14 @@ class SparkSinkMode(InboxMode):
     """Rows of files, a Spark stream into the topics of all consumers, the inbox."""
 
     name = "spark-sink"
-    told = (
+    promise = (
         "each batch of the query exactly once into the topics: the brokers hold the last batch of the query; "
         "each effect exactly once: the consumer's database holds the inbox's mark"
     )
 
     @classmethod
     def lacks(cls) -> str | None:
-        """PySpark, or Java."""
+        """Return a message if PySpark or Java is missing."""
         if importlib.util.find_spec("pyspark") is None:
             return "PySpark is not installed"
         try:
@@ -58,12 +56,11 @@ class SparkSinkMode(InboxMode):
 
     @classmethod
     def beside(cls, folder: Path, url: str) -> list[str] | None:
-        """Return the stream."""
+        """Return the command of the stream."""
         return [sys.executable, "-m", "escrowmq_lab.chaos.modes.spark_program", str(folder / SPARK_FOLDER), url]
 
     def place(self, site: Site) -> None:
-        """Write files, each a local transaction; one in ten changes its mind. Confirmed: the file is there, so the
-        stream will find it."""
+        """Place files, each in a local transaction; one in ten is rolled back. Confirmed means that the file exists."""
         metadata.create_all(site.engine)
         while True:
             self._write_files(site)
@@ -85,7 +82,7 @@ class SparkSinkMode(InboxMode):
         site.ended.wait()
 
     def _write_files(self, site: Site) -> None:
-        """Write all files whose local transaction is committed and that are not there yet."""
+        """Write all files whose local transaction is committed and that do not exist yet."""
         with site.engine.connect() as connection:
             due = connection.execute(sa.select(files).where(~files.c.written)).all()
         for row in due:
@@ -97,14 +94,14 @@ class SparkSinkMode(InboxMode):
 
 
 def rows_folder(folder: Path) -> Path:
-    """Return the folder that the stream reads, made if need be."""
+    """Return the folder that the stream reads, created if necessary."""
     rows = folder / "rows"
     rows.mkdir(parents=True, exist_ok=True)
     return rows
 
 
 def write_file(folder: Path, name: str, topic: str, ids: Sequence[str]) -> None:
-    """Write a file of rows as a whole or not at all; do nothing if it exists. Only its producer writes it."""
+    """Write a file of rows atomically, unless it exists. Only its producer writes it."""
     file = rows_folder(folder) / name
     if file.exists():
         return

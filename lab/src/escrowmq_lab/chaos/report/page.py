@@ -1,4 +1,4 @@
-"""``chaos.html`` and ``chaos.json``: a run on one page that needs nothing else, not even a script, and its numbers."""
+"""``chaos.html`` and ``chaos.json``: a run on one self-contained page without scripts, and its numbers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from escrowmq_lab.chaos.report.timeline import Axis, spark, timeline
 
 
 def write_report(folder: Path, record: Record) -> Path:
-    """Write both into ``folder``, which is made if it is not there; the path of the page."""
+    """Write both into ``folder``, created if necessary. Returns the path of the page."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / JSON).write_text(json.dumps(record.to_json(), indent=1) + "\n", encoding="utf-8")
     path = folder / PAGE
@@ -26,10 +26,10 @@ def write_report(folder: Path, record: Record) -> Path:
 
 
 def page(record: Record) -> str:
-    """Return the whole page as text."""
+    """Render the whole page."""
     parts = [_head(record), _picture(record)]
     parts += [_findings(record)] if not record.findings.ok else []
-    parts += [_modes(record), _faults(record), _promises(record), _how(record)]
+    parts += [_modes(record), _faults(record), _promises(record), _run_facts(record)]
     style = resources.files("escrowmq_lab.chaos.report").joinpath("report.css").read_text(encoding="utf-8")
     return document(
         "EscrowMQ chaos run", "".join(parts), made=f"made {datetime.now(UTC):%Y-%m-%d %H:%M} UTC", style=style
@@ -37,9 +37,9 @@ def page(record: Record) -> str:
 
 
 def verdict(record: Record) -> str:
-    """Return the result of the run in a sentence or two."""
+    """Summarize the result in a sentence or two."""
     others = len(record.happenings) - record.kills
-    faults = f"{_many(record.kills, 'kill')} and {_many(others, 'other blow')} on {len(record.options.nodes)} nodes"
+    faults = f"{_plural(record.kills, 'kill')} and {_plural(others, 'other blow')} on {len(record.options.nodes)} nodes"
     if not record.findings.ok:
         kinds: dict[str, int] = {}
         for (what, _), count in sorted(record.findings.numbers.items()):
@@ -54,7 +54,7 @@ def verdict(record: Record) -> str:
     return (
         f"Each of {business:,} messages whose transaction committed had its effect exactly once{more}, and nothing "
         "else had any: "
-        f"{_many(len(record.findings.tallies), 'delivery mode')}, {faults}, compared by id and content."
+        f"{_plural(len(record.findings.tallies), 'delivery mode')}, {faults}, compared by id and content."
     )
 
 
@@ -80,7 +80,7 @@ def _head(record: Record) -> str:
     moment = datetime.fromtimestamp(record.begun_us / 1e6, UTC)
     return (
         "<h1>Killed, paused, cut off, filled up: did every message arrive, once?</h1>"
-        f'<p class="lead">{_nodes(record)}; {_many(record.options.rounds, "round")} of {record.options.period:g} s, '
+        f'<p class="lead">{_nodes(record)}; {_plural(record.options.rounds, "round")} of {record.options.period:g} s, '
         f"from {moment:%Y-%m-%d %H:%M:%S} UTC, seed {record.options.seed}</p>"
         f'<div class="verdict {"agree" if ok else "disagree"}">{escape(verdict(record))}</div>'
         f'<div class="figures">{"".join(judged)}</div><div class="figures">{"".join(numbers)}</div>'
@@ -122,15 +122,22 @@ def _modes(record: Record) -> str:
         [
             f"<b>{escape(name)}</b>",
             *(_number(getattr(tally, number)) for number in names),
-            *_waited(tally),
-            _broken(record, name),
+            *_format_wait(tally),
+            _format_broken(record, name),
             f"<td>{spark(record.flow.effects.get(name, {}), axis, f'effects of {name} over time')}</td>",
         ]
         for name, tally in record.findings.tallies.items()
     ]
     if len(rows) > 1:
         rows.append(
-            ["<b>all</b>", *(_number(record.total(number)) for number in names), "", "", _broken(record, None), ""]
+            [
+                "<b>all</b>",
+                *(_number(record.total(number)) for number in names),
+                "",
+                "",
+                _format_broken(record, None),
+                "",
+            ]
         )
     heads = ["mode", "#intended", "#rolled back", "#business", "#confirmed", "#effects", "#recovered", "#repeats"]
     heads += ["#half within", "#longest", "#findings", "over time"]
@@ -182,7 +189,7 @@ def _faults(record: Record) -> str:
 
 
 def _counts(record: Record) -> str:
-    """Return a bar for each number of nodes."""
+    """Draw a bar for each number of nodes."""
     size, height, step, left = len(record.options.nodes), 130, 52, 12
     struck = record.struck
     top = max(struck.values(), default=1)
@@ -205,13 +212,13 @@ def _counts(record: Record) -> str:
 
 
 def _promises(record: Record) -> str:
-    if not record.told:
+    if not record.promises:
         return ""
-    rows = [[f"<b>{escape(name)}</b>", escape(told)] for name, told in record.told.items()]
+    rows = [[f"<b>{escape(name)}</b>", escape(promise)] for name, promise in record.promises.items()]
     return section("What each mode promises, and whose database holds the mark", "", table(["mode", "promise"], rows))
 
 
-def _how(record: Record) -> str:
+def _run_facts(record: Record) -> str:
     options = record.options
     facts = {
         "run it again": f"<code>{escape(record.command)}</code>",
@@ -229,16 +236,13 @@ def _how(record: Record) -> str:
     return section("How it was run", "", f"<dl>{inside}</dl>")
 
 
-# Small parts
-
-
 def _nodes(record: Record) -> str:
     options = record.options
     kinds = {"producer": options.producers, "broker": options.brokers, "consumer": options.consumers}
-    return ", ".join(_many(count, kind) for kind, count in kinds.items()) + ", each a process of its own"
+    return ", ".join(_plural(count, kind) for kind, count in kinds.items()) + ", each a process of its own"
 
 
-def _broken(record: Record, mode: str | None) -> str:
+def _format_broken(record: Record, mode: str | None) -> str:
     numbers: Sequence[tuple[str, int]] = [
         (what, count) for (what, of), count in sorted(record.findings.numbers.items()) if mode in (None, of)
     ]
@@ -249,20 +253,20 @@ def _broken(record: Record, mode: str | None) -> str:
     return f'<td class="number kind">{", ".join(f"{count:,} {what}" for what, count in numbers)}</td>'
 
 
-def _waited(tally: Tally) -> tuple[str, str]:
+def _format_wait(tally: Tally) -> tuple[str, str]:
     if tally.waited_us is None:
         return '<td class="number none">–</td>', '<td class="number none">–</td>'
-    return _short(tally.waited_us[0]), _short(tally.waited_us[2])
+    return _format_duration(tally.waited_us[0]), _format_duration(tally.waited_us[2])
 
 
 def _number(value: int) -> str:
     return f"{value:,}" if value else '<td class="number none">0</td>'
 
 
-def _many(count: int, thing: str) -> str:
+def _plural(count: int, thing: str) -> str:
     return f"{count:,} {thing}{'' if count == 1 else 's'}"
 
 
-def _short(us: int) -> str:
-    """Return a duration to two or three digits, in the unit that fits."""
+def _format_duration(us: int) -> str:
+    """Format a duration with two or three digits, in a suitable unit."""
     return f"{us / 1e6:.3g} s" if us >= 1_000_000 else f"{us / 1e3:.3g} ms"

@@ -1,4 +1,4 @@
-"""What the report is made from, and the numbers that follow from it."""
+"""The data of the report, and the numbers derived from them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PACKAGES = ("escrowmq", "pyarrow", "sqlalchemy")
 
 
 def versions() -> dict[str, str]:
-    """Of what took part, as it is in this process."""
+    """Return the versions of the components, as in this process."""
     return {
         "Python": platform.python_version(),
         "SQLite": sqlite3.sqlite_version,
@@ -41,23 +41,23 @@ class Record:
 
     options: Options
     begun_us: int
-    """All nodes were ready, and the first round began."""
+    """Begin of the first round, when all nodes were ready."""
     faults_until_us: int
-    """The last blow was over; from then on everything came to rest."""
+    """End of the last fault; then the run settles."""
     ended_us: int
-    """Everything was at rest, or the patience was over."""
+    """End of settling, or of the patience."""
     happenings: Sequence[Happening]
     findings: Findings
     flow: Flow
-    told: Mapping[str, str] = field(default_factory=dict)
-    """What each mode promises, by its name."""
+    promises: Mapping[str, str] = field(default_factory=dict)
+    """The promise of each mode, by its name."""
     repeats: frozenset[str] = frozenset()
     """Modes that promise "at least once"."""
     versions: Mapping[str, str] = field(default_factory=versions)
 
     @classmethod
     def of(cls, run: Run) -> Record:
-        """Of a run that is over."""
+        """Create the record of a finished run."""
         modes = {mode.name: mode for mode in map(mode_of, run.options.modes)}
         return cls(
             options=run.options,
@@ -67,28 +67,28 @@ class Record:
             happenings=run.happenings,
             findings=run.findings,
             flow=run.flow,
-            told={name: mode.told for name, mode in modes.items()},
+            promises={name: mode.promise for name, mode in modes.items()},
             repeats=frozenset(name for name, mode in modes.items() if mode.repeats),
         )
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """All nodes, then what ran beside them and was struck."""
+        """All nodes, then the programs beside them that had faults."""
         return tuple(dict.fromkeys([*self.options.nodes, *sorted({one.node for one in self.happenings})]))
 
     @property
     def kills(self) -> int:
-        """Processes that were killed."""
+        """Number of killed processes."""
         return sum(happening.blow is Blow.KILL for happening in self.happenings)
 
     @property
     def blows(self) -> Counter[tuple[str, Blow]]:
-        """How many, by node and kind."""
+        """Number of faults, by node and kind."""
         return Counter((happening.node, happening.blow) for happening in self.happenings)
 
     @property
     def struck(self) -> Counter[int]:
-        """How many rounds struck so many of the nodes; what ran beside them is not counted."""
+        """Number of rounds by number of nodes hit, without programs."""
         nodes: dict[int, set[str]] = {}
         for happening in self._on_nodes:
             nodes.setdefault(happening.round, set()).add(happening.node)
@@ -96,7 +96,7 @@ class Record:
 
     @property
     def most_at_once(self) -> int:
-        """Nodes that were not whole at the same moment, at most."""
+        """Maximum number of nodes down at the same moment."""
         steps = sorted(
             step for one in self._on_nodes for step in ((one.at_us, 1), (max(one.until_us, one.at_us + 1), -1))
         )
@@ -113,16 +113,16 @@ class Record:
 
     @property
     def fault_seconds(self) -> float:
-        """How long the faults lasted."""
+        """Duration of the faults."""
         return max(self.faults_until_us - self.begun_us, 1) / 1e6
 
     @property
     def settle_seconds(self) -> float:
-        """From the end of the faults until everything was at rest."""
+        """Time from the end of the faults until everything had settled."""
         return max(self.ended_us - self.faults_until_us, 0) / 1e6
 
     def rate(self, name: str) -> float:
-        """Return rows a second while there were faults: of "business", "confirmed" or "effects"."""
+        """Return rows per second during the faults: of "business", "confirmed" or "effects"."""
         first, last = self.begun_us // 1_000_000, self.faults_until_us // 1_000_000
         rows: int = sum(
             count
@@ -133,16 +133,16 @@ class Record:
         return rows / self.fault_seconds
 
     def total(self, name: str) -> int:
-        """Return the sum of one number of all modes."""
+        """Return the sum of one number over all modes."""
         return sum(getattr(tally, name) for tally in self.findings.tallies.values())
 
     @property
     def command(self) -> str:
-        """What runs it again: the same faults at the same times; what they meet is never quite the same."""
+        """Command to repeat the run: the same faults at the same times; their effects vary."""
         return shlex.join(["escrowmq-lab", "chaos", *_flags(self.options)])
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values."""
         return {
             "command": self.command,
             "options": {**asdict(self.options), "database_url": _kind(self.options.database_url)},
@@ -169,7 +169,7 @@ class Record:
 
 
 def _flags(options: Options) -> Iterable[str]:
-    """Yield those that are not as they are without being told; rounds, period and seed always."""
+    """Return the flags that differ from the defaults; rounds, period and seed always."""
     usual = Options(modes=options.modes)
     for one in fields(options):
         value = getattr(options, one.name)
@@ -184,5 +184,5 @@ def _flags(options: Options) -> Iterable[str]:
 
 
 def _kind(url: str | None) -> str | None:
-    """Of a database URL what may be shown: no user, no password."""
+    """Return the public part of a database URL: no user, no password."""
     return None if url is None else f"{url.partition(':')[0]}://..."

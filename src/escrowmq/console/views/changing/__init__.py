@@ -1,3 +1,1 @@
-"""Pages on which an operator changes something outside of plans: groups, topics, one dead letter. Shown first,
-confirmed, recorded with its reason.
-"""
+"""Changes outside of plans, to groups, topics or one dead letter: previewed, confirmed, recorded with a reason."""

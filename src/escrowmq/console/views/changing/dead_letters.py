@@ -1,11 +1,11 @@
-"""Edit a dead letter and deliver it: another message in its place, to this group alone."""
+"""Edit and redeliver a dead letter: replace it with another message, for this group only."""
 
 from __future__ import annotations
 
 import secrets
 from typing import Any
 
-from escrowmq.console.asked import Answer, Asked, Page, Redirect
+from escrowmq.console.asked import Answer, Page, Params, Redirect
 from escrowmq.console.core import Console
 from escrowmq.console.limits import EDITABLE_BYTES
 from escrowmq.console.views.changing.groups import reason
@@ -14,15 +14,15 @@ from escrowmq.errors import Code, error
 from escrowmq.message.names import check_name
 
 SPARE_PROPERTIES = 2
-"""Empty lines of the form, for properties that are new."""
+"""Empty lines of the form, for new properties."""
 _PLACE = ("broker", "topic", "queue", "offset")
 
 
-def form(console: Console, asked: Asked) -> Page:
-    """Return the form, with the message as it is. The id of the new message is in it: sent twice, it is done once."""
-    name = check_name(asked.places["group"], Code.BAD_GROUP_NAME)
-    found = letter_at(console, name, asked)
-    text, note = _editable(found["message"].get("body"))
+def form(console: Console, params: Params) -> Page:
+    """Show the form. It contains the new message's id, so that a repeated submission is applied once."""
+    name = check_name(params.places["group"], Code.BAD_GROUP_NAME)
+    found = letter_at(console, name, params)
+    text, note = _decode_for_form(found["message"].get("body"))
     properties = [(key, value) for key, value in found["message"].get("properties", {}).items() if is_editable(key)]
     values = {
         "name": name,
@@ -35,57 +35,59 @@ def form(console: Console, asked: Asked) -> Page:
     return Page("edit.html", "Edit and deliver again", values, ROOM)
 
 
-def edit(console: Console, asked: Asked) -> Answer:
-    """Do it: the dead letter is gone and the new message is there, in one step."""
-    name = check_name(asked.places["group"], Code.BAD_GROUP_NAME)
-    why = reason(asked)
-    old = letter_at(console, name, Asked(asked.path, asked.places, {place: asked.one(place) for place in _PLACE}))
+def edit(console: Console, params: Params) -> Answer:
+    """Replace the dead letter with the edited message in one step."""
+    name = check_name(params.places["group"], Code.BAD_GROUP_NAME)
+    why = reason(params)
+    old = letter_at(
+        console, name, Params(params.path, params.places, {place: params.form_value(place) for place in _PLACE})
+    )
     item = {
         **{place: old[place] for place in _PLACE},
-        "dead_us": asked.counted("dead_us", 0),
-        "attempts": asked.counted("attempts", 0),
+        "dead_us": params.form_number("dead_us", 0),
+        "attempts": params.form_number("attempts", 0),
     }
-    changes = _changes(asked, old["message"])
-    console.admin.edit_dead_letter(name, item, message_id=_identity(asked.one("new_id")), why=why, **changes)
+    changes = _changes(params, old["message"])
+    console.admin.edit_dead_letter(name, item, message_id=_check_id(params.form_value("new_id")), why=why, **changes)
     return Redirect(f"/find?q={old['topic']}/{old['queue']}/{old['offset']}")
 
 
 def is_editable(name: str) -> bool:
-    """Return whether a property is the application's: what the broker notes of a message stays as it is."""
+    """Decide whether a property belongs to the application: the broker's own properties cannot be changed."""
     return not name.startswith("ESCROWMQ_")
 
 
-def _changes(asked: Asked, old: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of the form that differ from the message: an unchanged body stays, byte for byte."""
+def _changes(params: Params, old: dict[str, Any]) -> dict[str, Any]:
+    """Return the differences between form and message; an unchanged body stays identical byte for byte."""
     changes: dict[str, Any] = {}
     without: list[str] = []
-    text, _ = _editable(old.get("body"))
-    body = asked.one("body")
-    if body != "" if text is None else _lines(body) != _lines(text):
+    text, _ = _decode_for_form(old.get("body"))
+    body = params.form_value("body")
+    if body != "" if text is None else _normalize(body) != _normalize(text):
         if len(body.encode()) > EDITABLE_BYTES:
             raise error(
                 Code.BODY_TOO_LARGE, f"a body of more than {EDITABLE_BYTES:,} bytes cannot be written on a page"
             )
-        changes["body"] = _like(text, body).encode()
+        changes["body"] = _with_line_ends(text, body).encode()
     for field in ("key", "tag"):
-        value = asked.one(field)
-        if _type(value) != _type(old.get(field) or ""):
+        value = params.form_value(field)
+        if _single_line(value) != _single_line(old.get(field) or ""):
             without += [] if value else [field]
             changes |= {field: value} if value else {}
-    names, values = asked.form.get("property_name", ()), asked.form.get("property_value", ())
+    names, values = params.form.get("property_name", ()), params.form.get("property_value", ())
     if len(names) != len(values):
         raise error(Code.BAD_ARGUMENT, "each property needs a name and a value")
     given = {key: value for key, value in zip(names, values, strict=True) if key}
-    had = {_type(key): (key, value) for key, value in (old.get("properties") or {}).items() if is_editable(key)}
-    same = {key for key, value in given.items() if key in had and _type(had[key][1]) == _type(value)}
+    had = {_single_line(key): (key, value) for key, value in (old.get("properties") or {}).items() if is_editable(key)}
+    same = {key for key, value in given.items() if key in had and _single_line(had[key][1]) == _single_line(value)}
     if new := {had[key][0] if key in had else key: value for key, value in given.items() if key not in same}:
         changes["properties"] = new
     without += [key for typed, (key, _) in had.items() if typed not in given]
     return {**changes, "without": without} if without else changes
 
 
-def _editable(body: bytes | None) -> tuple[str | None, str]:
-    """Return a body as a text that a form can hold, or None and why not."""
+def _decode_for_form(body: bytes | None) -> tuple[str | None, str]:
+    """Decode a body for a form. Returns None and the reason if a form cannot contain it."""
     if body is None:
         return None, "Its body is damaged: what you write takes its place."
     if len(body) > EDITABLE_BYTES:
@@ -106,22 +108,22 @@ def _editable(body: bytes | None) -> tuple[str | None, str]:
     return text, ""
 
 
-def _lines(text: str) -> str:
-    """Return a text with one kind of line ends: a form sends another than it was given."""
+def _normalize(text: str) -> str:
+    """Normalize line ends: a browser sends other ones than it received."""
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def _type(text: str) -> str:
-    """Return a text as a line of a form gives it back."""
+def _single_line(text: str) -> str:
+    """Return a text as a single-line form field sends it."""
     return text.replace("\r", "").replace("\n", "").replace("\0", "\ufffd")
 
 
-def _like(old: str | None, new: str) -> str:
-    """Return a text with the line ends of the old one."""
-    return _lines(new).replace("\n", "\r\n") if old is not None and "\r\n" in old else _lines(new)
+def _with_line_ends(old: str | None, new: str) -> str:
+    """Convert a text to the line ends of the old one."""
+    return _normalize(new).replace("\n", "\r\n") if old is not None and "\r\n" in old else _normalize(new)
 
 
-def _identity(text: str) -> str:
+def _check_id(text: str) -> str:
     if len(text) != 32 or not all(letter in "0123456789abcdef" for letter in text):
         raise error(Code.BAD_ARGUMENT, "this form names no new message", "load the page anew")
     return text

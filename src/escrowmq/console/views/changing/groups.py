@@ -1,4 +1,4 @@
-"""Operations on a consumer group: pause, resume, set where it continues, fence a member, delete it."""
+"""Changes to a consumer group: pause, resume, reset offsets, fence a member, delete it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from escrowmq.client.altering import signed
-from escrowmq.console.asked import Answer, Asked, Page, Redirect
+from escrowmq.console.asked import Answer, Page, Params, Redirect
 from escrowmq.console.core import Console
 from escrowmq.console.limits import MAX_TYPED
 from escrowmq.errors import Code, error
@@ -16,52 +16,52 @@ from escrowmq.wire.actions import groups as actions
 
 ROOM = "/groups"
 MOST_MOVES = 10_000
-"""Queues that one reset on a page moves."""
+"""Maximum number of queues in one reset on a page."""
 
 
-def pause(console: Console, asked: Asked) -> Answer:
-    """Hand out nothing."""
-    name = _name(asked)
-    console.admin.pause_group(name, why=reason(asked))
+def pause(console: Console, params: Params) -> Answer:
+    """Pause delivery."""
+    name = _name(params)
+    console.admin.pause_group(name, why=reason(params))
     return Redirect(f"{ROOM}/{name}")
 
 
-def resume(console: Console, asked: Asked) -> Answer:
-    """Hand out again."""
-    name = _name(asked)
-    console.admin.resume_group(name, why=reason(asked))
+def resume(console: Console, params: Params) -> Answer:
+    """Resume delivery."""
+    name = _name(params)
+    console.admin.resume_group(name, why=reason(params))
     return Redirect(f"{ROOM}/{name}")
 
 
-def delete(console: Console, asked: Asked) -> Answer:
-    """Forget the group; its name was typed."""
-    name = _name(asked)
-    typed(asked, name)
-    console.admin.delete_group(name, force=asked.one("force") == "yes", why=reason(asked))
+def delete(console: Console, params: Params) -> Answer:
+    """Delete the group after its name was typed."""
+    name = _name(params)
+    check_typed(params, name)
+    console.admin.delete_group(name, force=params.form_value("force") == "yes", why=reason(params))
     return Redirect(ROOM)
 
 
-def fence(console: Console, asked: Asked) -> Answer:
-    """Shut a silent member out; its name was typed."""
-    name, instance = _name(asked), asked.one("instance")
-    typed(asked, instance)
-    console.admin.fence(name, instance, why=reason(asked))
+def fence(console: Console, params: Params) -> Answer:
+    """Fence a silent member after its name was typed."""
+    name, instance = _name(params), params.form_value("instance")
+    check_typed(params, instance)
+    console.admin.fence(name, instance, why=reason(params))
     return Redirect(f"{ROOM}/{name}")
 
 
-def look(console: Console, asked: Asked) -> Page:
-    """Preview a reset: the old and new place in each queue, and how many messages are redelivered or skipped."""
-    name = _name(asked)
-    to, force = asked.text("to") or "earliest", asked.text("force") == "yes"
-    chosen: dict[str, Any] = {"topic": asked.text("topic")}
-    if (queue := asked.text("queue")) is not None:
-        chosen["queue"] = asked.number("queue", 0)
+def preview(console: Console, params: Params) -> Page:
+    """Preview a reset: old and new offset of each queue, and the number of redelivered and skipped messages."""
+    name = _name(params)
+    to, force = params.text("to") or "earliest", params.text("force") == "yes"
+    chosen: dict[str, Any] = {"topic": params.text("topic")}
+    if (queue := params.text("queue")) is not None:
+        chosen["queue"] = params.number("queue", 0)
     if to == "time":
-        chosen["to"] = _moment(asked.text("time"))
+        chosen["to"] = _parse_time(params.text("time"))
     elif to == "shift":
-        chosen["shift"] = _shift(asked.text("shift"))
+        chosen["shift"] = _parse_shift(params.text("shift"))
     elif to == "offset":
-        chosen["offset"] = asked.number("offset", 0)
+        chosen["offset"] = params.number("offset", 0)
         if queue is None or chosen["topic"] is None:
             raise error(Code.BAD_ARGUMENT, "an offset is one of a queue", "name the topic and the queue, too")
     elif to in ("earliest", "latest"):
@@ -71,7 +71,9 @@ def look(console: Console, asked: Asked) -> Page:
     moves: list[Any] = list(console.admin.reset_group(name, dry_run=True, force=force, **chosen))
     if len(moves) > MOST_MOVES:
         raise error(
-            Code.TOO_MANY, f"these are {len(moves):,} queues", "take a topic at a time, or escrowmq groups reset"
+            Code.TOO_MANY,
+            f"these are {len(moves):,} queues",
+            "take a topic at a time, or escrowmq groups reset",
         )
     places: dict[str, list[Any]] = {}
     for move in moves:
@@ -88,20 +90,20 @@ def look(console: Console, asked: Asked) -> Page:
     return Page("reset.html", f"Set where {name} goes on", values, ROOM)
 
 
-def reset(console: Console, asked: Asked) -> Answer:
-    """Set the group to the places that were shown, at each broker."""
-    name = _name(asked)
-    typed(asked, name)
-    why = reason(asked)
-    for address, places in _places(asked.one("places")).items():
-        request = actions.Reset(group=name, places=places, force=asked.one("force") == "yes")
+def reset(console: Console, params: Params) -> Answer:
+    """Set the group to the previewed offsets, at each broker."""
+    name = _name(params)
+    check_typed(params, name)
+    why = reason(params)
+    for address, places in _parse_places(params.form_value("places")).items():
+        request = actions.Reset(group=name, places=places, force=params.form_value("force") == "yes")
         console.ask(console.number_of(address), actions.RESET(signed(request, why)))
     return Redirect(f"{ROOM}/{name}")
 
 
-def reason(asked: Asked) -> str:
-    """Return why, as the form says. Raises Misuse(BAD_ARGUMENT) without one."""
-    why = asked.said("why")
+def reason(params: Params) -> str:
+    """Return the reason from the form. Raises Misuse(BAD_ARGUMENT) without one."""
+    why = params.form_text("why")
     if why is None:
         raise error(
             Code.BAD_ARGUMENT, "an act needs a reason: whoever reads the record asks for it", "go back, and say why"
@@ -109,24 +111,24 @@ def reason(asked: Asked) -> str:
     return why
 
 
-def typed(asked: Asked, name: str) -> None:
-    """See that a name was typed to confirm. Raises Misuse(BAD_ARGUMENT)."""
-    if not name or asked.one("typed")[:MAX_TYPED].strip() != name:
+def check_typed(params: Params, name: str) -> None:
+    """Check that a name was typed for confirmation. Raises Misuse(BAD_ARGUMENT)."""
+    if not name or params.form_value("typed")[:MAX_TYPED].strip() != name:
         raise error(Code.BAD_ARGUMENT, f"type {name!r:.150} to say that you mean it", "go back, and type it")
 
 
-def _name(asked: Asked) -> str:
-    return check_name(asked.places["group"], Code.BAD_GROUP_NAME)
+def _name(params: Params) -> str:
+    return check_name(params.places["group"], Code.BAD_GROUP_NAME)
 
 
-def _moment(text: str | None) -> datetime:
+def _parse_time(text: str | None) -> datetime:
     try:
         return datetime.fromisoformat(text or "").astimezone()
     except (ValueError, OverflowError):
         raise error(Code.BAD_ARGUMENT, f"{text!r:.60} is no time", "such as 2026-11-23T03:00") from None
 
 
-def _shift(text: str | None) -> int:
+def _parse_shift(text: str | None) -> int:
     try:
         shift = int(text or "")
         if abs(shift) >= 1 << 53:
@@ -136,8 +138,8 @@ def _shift(text: str | None) -> int:
     return shift
 
 
-def _places(text: str) -> dict[str, list[actions.Place]]:
-    """Return the places that the page has shown, by broker."""
+def _parse_places(text: str) -> dict[str, list[actions.Place]]:
+    """Parse the previewed offsets, by broker."""
     try:
         return {
             str(address): [
