@@ -89,7 +89,7 @@ def test_what_an_earlier_process_owes_is_sent_first_and_in_its_order(tmp_path: P
         sent: list[list[str]] = []
 
         class Noting(OffsetsMode):
-            def _taken(self, producer: mq.Producer, ids: Sequence[str]) -> Any:
+            def _send_batch(self, producer: mq.Producer, ids: Sequence[str]) -> Any:
                 sent.append(list(ids))
                 return super()._send_batch(producer, ids)
 

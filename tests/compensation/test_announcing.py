@@ -296,7 +296,7 @@ def test_sent_again_while_its_confirm_is_lost_the_change_is_not_done_again(bus, 
 def test_sent_again_after_a_rollback_the_id_is_spent_and_nothing_is_done(bus, shop, t, g):
     way = Announcing(oneway(bus, g), database=shop)
     assert way.send(message(t), broken).ends == (Code.ROLLED_BACK,)
-    with pytest.raises(mq.Rejected, match=r"CONFLICT.*spent"):
+    with pytest.raises(mq.Rejected, match=r"CONFLICT.*cannot be used again"):
         way.send(message(t), put("o-1"))
     assert (orders(shop), announced(shop), visible(bus, t)) == ([], [], [])
 
