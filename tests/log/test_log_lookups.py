@@ -23,7 +23,7 @@ from escrowmq.log.commit_log import SegmentLog, open_log
 from escrowmq.log.dump import dump, findings
 from escrowmq.log.lookups import runs
 from escrowmq.log.lookups.entries import Query, positions_of
-from escrowmq.log.lookups.parts import Sizes, due
+from escrowmq.log.lookups.parts import Sizes, choose_merge
 from escrowmq.log.lookups.runs import BLOCK, Extent, open_run
 from escrowmq.log.lookups.writing import merge, write_run
 from escrowmq.log.offline import open_offline
@@ -308,7 +308,7 @@ def test_there_are_as_many_runs_as_the_logarithm_of_the_messages() -> None:
     written = 0
     for number in range(3000):
         line.append(_of_count(number * 100, (number + 1) * 100, 100))
-        while (near := due(line, 0, sizes)) is not None:
+        while (near := choose_merge(line, 0, sizes)) is not None:
             at = line.index(near[0])
             both = _of_count(
                 near[0].extent.first_position, near[-1].extent.next_position, sum(run.count for run in near)
@@ -317,7 +317,7 @@ def test_there_are_as_many_runs_as_the_logarithm_of_the_messages() -> None:
             written += both.count
         assert len(line) <= 4 * 7
     assert written <= 300_000 * 7
-    assert due(line, 200_000, sizes) is not None
+    assert choose_merge(line, 200_000, sizes) is not None
 
 
 def _of_count(first: int, end: int, count: int) -> runs.Run:
