@@ -20,7 +20,7 @@ import escrowmq as mq
 from escrowmq.client.bus import Bus
 from escrowmq.connecting import links
 from escrowmq.schemas import SETTLING
-from escrowmq.wire import Exchange, ParcelsByExchange
+from escrowmq.wire import BatchStream, Exchange, ParcelsByExchange
 
 SETTINGS = {
     "retention": 3.0e8,
@@ -68,7 +68,7 @@ class Recording(ParcelsByExchange):
         line["answer"] = json.loads(json.dumps(answer))
         return answer
 
-    def read(self, request: dict[str, Any]) -> pa.RecordBatchReader:
+    def read(self, request: dict[str, Any]) -> BatchStream:
         table = self._link.read(request).read_all()
         batch = pa.RecordBatch.from_struct_array(table.to_struct_array().combine_chunks())
         self.lines.append({"read": dict(request), "answer": text_of(batch)})

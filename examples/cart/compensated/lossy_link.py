@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from escrowmq.errors import Code, Unknown
-from escrowmq.wire import CheckStream, Exchange, ExchangeOptions, Json, Link, Parcel, ReadRequest
+from escrowmq.wire import BatchStream, CheckStream, Exchange, ExchangeOptions, Json, Link, Parcel, ReadRequest
 
 
 class LossyLink:
@@ -40,7 +40,7 @@ class LossyLink:
     def action(self, name: str, request: Mapping[str, object], timeout: float) -> Json:
         return self._link.action(name, request, timeout)
 
-    def read(self, request: ReadRequest) -> pa.RecordBatchReader:
+    def read(self, request: ReadRequest) -> BatchStream:
         return self._link.read(request)
 
     def watch(self, session: int, on_checks: Callable[[pa.RecordBatch], None]) -> CheckStream:

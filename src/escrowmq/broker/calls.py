@@ -27,7 +27,7 @@ from escrowmq.model import DecidedBy
 from escrowmq.platform.times import to_us
 from escrowmq.schemas import PRODUCED, TRANSACTION_ID_DTYPE, empty
 from escrowmq.settings import BrokerSettings
-from escrowmq.wire import ANSWER, OPTIONS, Exchange, Json, Parcel
+from escrowmq.wire import ANSWER, OPTIONS, BatchStream, Exchange, Json, Parcel
 from escrowmq.wire.actions.producers import Opened
 from escrowmq.wire.exchanges import EndOptions, ReceiveOptions
 from escrowmq.wire.parcels import Answer, Done
@@ -70,7 +70,7 @@ class Dispatcher(Protocol):
 
     def action(self, name: str, request: Mapping[str, object]) -> Json: ...
 
-    def read(self, request: Mapping[str, object]) -> pa.RecordBatchReader: ...
+    def read(self, request: Mapping[str, object]) -> BatchStream: ...
 
     def watch(self, session: object) -> Listener: ...
 
@@ -236,7 +236,7 @@ class Calls:
             more = self.beside.get(name)
             return {**answer, **more()} if more is not None else answer
 
-    def read(self, request: Mapping[str, object]) -> pa.RecordBatchReader:
+    def read(self, request: Mapping[str, object]) -> BatchStream:
         """Browse a topic or a system view."""
         with _guard():
             return open_view(self.engine, request)

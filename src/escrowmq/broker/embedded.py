@@ -29,7 +29,7 @@ from escrowmq.platform.disk import Disk, RealDisk
 from escrowmq.platform.forks import FORKED, tell_in_child
 from escrowmq.platform.logs import tell
 from escrowmq.settings import BrokerSettings
-from escrowmq.wire import Exchange, ExchangeOptions, Json, Parcel, ReadRequest
+from escrowmq.wire import BatchStream, Exchange, ExchangeOptions, Json, Parcel, ReadRequest
 from escrowmq.wire.parcels import Done
 
 
@@ -224,7 +224,7 @@ class EmbeddedLink:
         self._used()
         return self._calls.action(name, request)
 
-    def read(self, request: ReadRequest) -> pa.RecordBatchReader:
+    def read(self, request: ReadRequest) -> BatchStream:
         """See :meth:`escrowmq.wire.Link.read`."""
         self._used()
         return self._calls.read(request)

@@ -27,7 +27,7 @@ from escrowmq.log.offline import Durable, OfflineLog, open_offline
 from escrowmq.platform.clock import Clock, ContinuedClock, SystemClock
 from escrowmq.platform.disk import Holder, RealDisk
 from escrowmq.settings import BrokerSettings, nearest
-from escrowmq.wire import Exchange, ExchangeOptions, Json, ParcelsByExchange, ReadRequest
+from escrowmq.wire import BatchStream, Exchange, ExchangeOptions, Json, ParcelsByExchange, ReadRequest
 from escrowmq.wire.actions.brokers import HEALTH
 from escrowmq.wire.actions.table import ACTIONS
 
@@ -194,7 +194,7 @@ class OfflineLink(ParcelsByExchange):
         status = "incomplete" if health["status"] == "ok" else health["status"]
         return {"status": status, "reason": "; ".join(filter(None, (health["reason"], missing))), "missing": missing}
 
-    def read(self, request: ReadRequest) -> pa.RecordBatchReader:
+    def read(self, request: ReadRequest) -> BatchStream:
         """See :meth:`escrowmq.wire.Link.read`."""
         return open_view(self._shard, request)
 

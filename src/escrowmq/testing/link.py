@@ -22,6 +22,7 @@ from escrowmq.model import Act, Outcome, TransactionId
 from escrowmq.wire import (
     ANSWER,
     DAMAGED_COLUMN,
+    BatchStream,
     Exchange,
     ExchangeOptions,
     Json,
@@ -193,7 +194,7 @@ class TwinLink(ParcelsByExchange):
                 return {"queues": []}
         return {"shard": self.shard, "queues": [{"queue": 0, "head": 0, "end": len(self.topics[topic])}]}
 
-    def read(self, request: ReadRequest) -> pa.RecordBatchReader:
+    def read(self, request: ReadRequest) -> BatchStream:
         """Read a topic's messages from ``start`` to ``end``; with the faults of actions."""
         if self.away:
             raise Unknown(Code.DISCONNECTED, "the twin is away")
@@ -204,7 +205,7 @@ class TwinLink(ParcelsByExchange):
         names = request.get("columns") or schemas.DELIVERY.names
         every = read_schema(request["source"], damaged=DAMAGED_COLUMN in names)
         schema = pa.schema([every.field(name) for name in names])
-        return pa.RecordBatchReader.from_batches(schema, [pa.RecordBatch.from_pylist(rows, schema=schema)])
+        return BatchStream(schema, [pa.RecordBatch.from_pylist(rows, schema=schema)])
 
     def watch(self, session: int, on_checks: Callable[[pa.RecordBatch], None]) -> TwinStream:
         """Store the subscription in ``streams``; :meth:`ask` uses it."""

@@ -1,6 +1,7 @@
 """The client-broker protocol: calls of a broker, over a connection (:mod:`escrowmq.wire.frames`) or embedded."""
 
 from escrowmq.wire.actions.action import Action, Call
+from escrowmq.wire.batches import BatchStream
 from escrowmq.wire.exchanges import (
     ACK_VIEW_NAME,
     ANSWER,
@@ -39,6 +40,7 @@ __all__ = [
     "REQUEST",
     "VIEWS",
     "Action",
+    "BatchStream",
     "Call",
     "CheckStream",
     "Exchange",

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from escrowmq.errors import EscrowError
 from escrowmq.wire.actions.action import Answer, Call
+from escrowmq.wire.batches import BatchStream
 from escrowmq.wire.exchanges import Exchange, ExchangeOptions, ReadRequest
 from escrowmq.wire.packing import Json
 from escrowmq.wire.parcels import Done, Parcel
@@ -66,7 +67,7 @@ class Link(Protocol):
         types."""
         ...
 
-    def read(self, request: ReadRequest) -> pa.RecordBatchReader:
+    def read(self, request: ReadRequest) -> BatchStream:
         """Read a topic, a system view or dead letters; columns that are not requested are not read.
 
         Rejected(RANGE_PURGED) if retention removed part of a range, at once or in the middle of the stream.

@@ -13,7 +13,7 @@ from escrowmq.broker.serving import room, streams
 from escrowmq.errors import Code, EscrowError, Rejected, error
 from escrowmq.schemas import CHECKS
 from escrowmq.testing.ledgers import outgoing
-from escrowmq.wire import Exchange, frames
+from escrowmq.wire import BatchStream, Exchange, frames
 from escrowmq.wire.frames import Kind
 
 BODY = 3 << 20
@@ -109,7 +109,7 @@ def test_a_log_that_fails_under_a_read_is_a_broker_that_stopped(full, monkeypatc
             yield pa.record_batch([[b"one"]], ["body"])
             raise error(Code.LOG_FAILED, "another node leads the log now")
 
-        return pa.RecordBatchReader.from_batches(pa.schema({"body": pa.binary()}), batches())
+        return BatchStream(pa.schema({"body": pa.binary()}), batches())
 
     def act(name, request):
         raise error(Code.LOG_FAILED, "another node leads the log now")

@@ -13,7 +13,7 @@ import pyarrow as pa
 from escrowmq.broker.reads.readable import Readable
 from escrowmq.errors import Code, error
 from escrowmq.schemas import FILE_PIECE
-from escrowmq.wire import FILE_PREFIX, ReadRequest
+from escrowmq.wire import FILE_PREFIX, BatchStream, ReadRequest
 
 PIECE_BYTES = 1 << 20
 MOST_BYTES = 64 << 20
@@ -22,7 +22,7 @@ MOST_BYTES = 64 << 20
 _TAKEN = frozenset({"source", "start", "end"})
 
 
-def open_file(engine: Readable, request: ReadRequest) -> pa.RecordBatchReader:
+def open_file(engine: Readable, request: ReadRequest) -> BatchStream:
     """Return the bytes of ``%file.NAME`` from ``start`` to before ``end``. Rejected(BAD_REQUEST, NOT_FOUND,
     RANGE_PURGED)."""
     if others := sorted(set(request) - _TAKEN):
@@ -34,7 +34,7 @@ def open_file(engine: Readable, request: ReadRequest) -> pa.RecordBatchReader:
     first = engine.log.read_file(
         name, start, min(PIECE_BYTES, end - start)
     )  # now, so that what is wrong is said at once
-    return pa.RecordBatchReader.from_batches(FILE_PIECE, _pieces(engine, name, start, end, first))
+    return BatchStream(FILE_PIECE, _pieces(engine, name, start, end, first))
 
 
 def _pieces(engine: Readable, name: str, start: int, end: int, piece: bytes) -> Iterator[pa.RecordBatch]:

@@ -33,7 +33,7 @@ from escrowmq.ledger.queues.queues import Place
 from escrowmq.log.report import RowDamage
 from escrowmq.schemas import DELIVERY
 from escrowmq.settings import nearest
-from escrowmq.wire import DAMAGED_COLUMN, DEAD_LETTER_PREFIX, FILE_PREFIX, VIEWS, ReadRequest
+from escrowmq.wire import DAMAGED_COLUMN, DEAD_LETTER_PREFIX, FILE_PREFIX, VIEWS, BatchStream, ReadRequest
 
 SPAN = 65_536
 """Offsets asked of the ledger at a time."""
@@ -47,7 +47,7 @@ body.
 """
 
 
-def open_view(engine: Readable, content: Mapping[str, object]) -> pa.RecordBatchReader:
+def open_view(engine: Readable, content: Mapping[str, object]) -> BatchStream:
     """Return the stream of :meth:`escrowmq.wire.Link.read`; raises EscrowError for a bad request at once."""
     request = checked(ReadRequest, content)
     source = request["source"]
@@ -68,7 +68,7 @@ def open_view(engine: Readable, content: Mapping[str, object]) -> pa.RecordBatch
         batches = _topic(engine, request, _Rows(engine, schema, wanted))
     if wanted.active:
         batches = coalesced(batches, ROWS, BYTES)
-    return pa.RecordBatchReader.from_batches(schema, limited(batches, request.get("max_rows")))
+    return BatchStream(schema, limited(batches, request.get("max_rows")))
 
 
 Known = Callable[[Int64s], dict[str, pa.Array]]

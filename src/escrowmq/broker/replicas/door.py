@@ -29,7 +29,7 @@ from escrowmq.broker.writer.engine import Engine
 from escrowmq.broker.writer.telling import Refusals
 from escrowmq.errors import Code, EscrowError, error
 from escrowmq.settings import BrokerSettings
-from escrowmq.wire import Exchange, Json, Parcel
+from escrowmq.wire import BatchStream, Exchange, Json, Parcel
 from escrowmq.wire.actions import brokers
 from escrowmq.wire.actions.action import Nothing
 from escrowmq.wire.parcels import Done
@@ -187,7 +187,7 @@ class Door:
         more = self.beside.get(name)
         return {**_ANSWERED[name][0](self), **_ANSWERED[name][1](self), **(more() if more is not None else {})}
 
-    def read(self, request: Mapping[str, object]) -> pa.RecordBatchReader:
+    def read(self, request: Mapping[str, object]) -> BatchStream:
         """See :meth:`escrowmq.broker.calls.Calls.read`."""
         return self._leading().read(request)
 

@@ -24,7 +24,7 @@ from escrowmq.broker.serving.connection import Connection
 from escrowmq.broker.serving.room import Held, Room
 from escrowmq.broker.writer.checkback import Listener
 from escrowmq.errors import Code, EscrowError, error
-from escrowmq.wire import Json, frames
+from escrowmq.wire import BatchStream, Json, frames
 from escrowmq.wire.actions import brokers
 from escrowmq.wire.frames import Pieces
 
@@ -221,7 +221,7 @@ class Read(Stream):
         super().__init__(place, place.workers.run_read)
         self._request = request
         self._credit = credit
-        self._reader: pa.RecordBatchReader | None = None
+        self._reader: BatchStream | None = None
         self._expected = FIRST_READ_BYTES
 
     def add_credit(self, size: int) -> None:

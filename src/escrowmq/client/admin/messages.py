@@ -13,7 +13,7 @@ from escrowmq.client.entries import FoundMessage
 from escrowmq.client.links.answers import Listing, away
 from escrowmq.errors import Code, Misuse, Rejected
 from escrowmq.model import message_id
-from escrowmq.wire import VIEWS, Link, ReadRequest
+from escrowmq.wire import VIEWS, BatchStream, Link, ReadRequest
 from escrowmq.wire.actions import messages, topics
 
 
@@ -49,12 +49,12 @@ class MessagesAdmin(Asking):
         stored_from: datetime | None = None,
         stored_until: datetime | None = None,
         group: str | None = None,
-    ) -> pa.RecordBatchReader:
+    ) -> BatchStream:
         """Browse a topic (all queues, or one from offset ``start`` to before ``end``), a system view (``%half``,
         ``%op``, ``%acks``; from log position ``start`` to before ``end``), or a group's dead letters
         (``%dead-letters.GROUP``).
 
-        Nothing is leased or changed. Batches stream; ``.read_all()`` makes a table. ``max_rows`` counts per queue. The
+        Nothing is leased or changed. ``max_rows`` counts per queue. Iterate the result, or call ``.read_all()``. The
         broker sends only rows with one of ``tags``, with ``key``, stored (decided, acknowledged) from one time to
         before another; of ``%acks`` those of consumer group ``group``.
 
@@ -89,7 +89,7 @@ class MessagesAdmin(Asking):
             for link, one in wanted[1:]:
                 yield from link.read(one)
 
-        return pa.RecordBatchReader.from_batches(first.schema, chain())
+        return BatchStream(first.schema, chain())
 
     def _queues(self, number: int, source: str, queue: int | None) -> list[int]:
         if source in VIEWS:

@@ -50,7 +50,7 @@ from escrowmq.client.links.state import BrokerState, Looks, Phase, Waiters
 from escrowmq.errors import Code, EscrowError, Misuse, Unknown, error, unsent
 from escrowmq.platform.forks import tell_in_child
 from escrowmq.platform.numbers import fraction
-from escrowmq.wire import REQUEST, CheckStream, Exchange, ExchangeOptions, Json, Parcel, ReadRequest
+from escrowmq.wire import REQUEST, BatchStream, CheckStream, Exchange, ExchangeOptions, Json, Parcel, ReadRequest
 from escrowmq.wire.addresses import Address
 from escrowmq.wire.parcels import Done
 
@@ -163,14 +163,14 @@ class ServedLink:
         except TimeoutError:
             raise Unknown(Code.TIMED_OUT, f"{self.address} has not answered {name} in time") from None
 
-    def read(self, request: ReadRequest) -> pa.RecordBatchReader:
+    def read(self, request: ReadRequest) -> BatchStream:
         """See :meth:`escrowmq.wire.Link.read`."""
         connection = self._wait_connected()
         read = Read(request, connection)
         connection.send(read)
         self._tick_later()
         batches = Batches(read)
-        return pa.RecordBatchReader.from_batches(batches.schema, batches)
+        return BatchStream(batches.schema, batches)
 
     def watch(self, session: int, on_checks: Callable[[pa.RecordBatch], None]) -> CheckStream:
         """See :meth:`escrowmq.wire.Link.watch`."""
