@@ -166,7 +166,7 @@ def test_an_ack_that_comes_too_late_withdraws_what_follows_in_its_lease(bus, t, 
     with bus.consumer(g, [t], ordered=True) as slow, bus.consumer(g, [t], ordered=True) as quick:
         messages = slow.receive(10, wait=10)
         messages[0].extend(0.2)
-        slow._consumption.order.extended(0, [messages[0]._rows.handle(0)[0]], 60.0)  # its clock is slow, too
+        slow._consumption.order.extend(0, [messages[0]._rows.handle(0)[0]], 60.0)  # its clock is slow, too
         assert [message.body for message in quick.receive(1, wait=10)] == [b"b0"]
         messages[0].ack()
         assert slow.flush() == 1

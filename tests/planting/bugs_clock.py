@@ -61,6 +61,6 @@ def stamp_marks_by_this_machines_clock(plant: Plant) -> None:
 def end_a_lease_that_was_extended(plant: Plant) -> None:
     from escrowmq.client.consuming.order import Order
 
-    @plant.instead(Order, "extended")
-    def extended(self: Any, number: int, leases: Any, seconds: float) -> None:
+    @plant.instead(Order, "extend")
+    def extend(self: Any, number: int, leases: Any, seconds: float) -> None:
         pass

@@ -120,8 +120,8 @@ def hand_out_answers_as_they_come(plant: Plant) -> None:
 
 @bug("consumers", ORDER + "test_a_nack_that_never_arrives_withdraws_all_the_same", "['1', '2', '3', '4'] == ['1', '4']")
 def go_on_with_a_key_of_which_one_failed(plant: Plant) -> None:
-    @plant.instead(Order, "failed")
-    def failed(self: Any, number: int, lease: int, offset: int, key: Any) -> None:
+    @plant.instead(Order, "fail")
+    def fail(self: Any, number: int, lease: int, offset: int, key: Any) -> None:
         pass
 
 
@@ -131,8 +131,8 @@ def go_on_with_a_key_of_which_one_failed(plant: Plant) -> None:
     "assert settled(twin, Act.RELEASE) == [(1, 3)]",
 )
 def go_on_with_a_lease_that_is_lost(plant: Plant) -> None:
-    @plant.instead(Order, "lost")
-    def lost(self: Any, number: int, lease: int, offset: int) -> None:
+    @plant.instead(Order, "lose")
+    def lose(self: Any, number: int, lease: int, offset: int) -> None:
         pass
 
 
@@ -142,6 +142,6 @@ def go_on_with_a_lease_that_is_lost(plant: Plant) -> None:
     'assert withdrawn(known, rows(1, "abcd")) == "xxxx"',
 )
 def keep_a_lease_for_ever(plant: Plant) -> None:
-    @plant.instead(Order, "came")
-    def came(self: Any, number: int, batch: Any) -> None:
+    @plant.instead(Order, "add")
+    def add(self: Any, number: int, batch: Any) -> None:
         pass

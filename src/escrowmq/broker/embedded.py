@@ -187,7 +187,7 @@ class EmbeddedLink:
         """Refuse all further calls, because the process ends."""
         self._closed = True
 
-    def forked(self) -> None:
+    def on_fork(self) -> None:
         """In a forked child: closed. The engine and its folder are the parent's."""
         self._closed, self._closed_because = True, FORKED
         _open.clear()

@@ -64,10 +64,10 @@ class MessageIds:
     """
 
     def __init__(self) -> None:
-        self.forked()
+        self.on_fork()
         tell_in_child(self)
 
-    def forked(self) -> None:
+    def on_fork(self) -> None:
         """Start a new series in a forked process."""
         self._instance = int.from_bytes(os.urandom(8), "big")
         self._next = 1

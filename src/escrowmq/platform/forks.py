@@ -12,7 +12,7 @@ FORKED = "this connection was made before the process was forked: connect in the
 class InChild(Protocol):
     """An object that may stay open across a fork."""
 
-    def forked(self) -> None:
+    def on_fork(self) -> None:
         """Create new locks in the child, wait for no thread, and do not touch anything outside the process."""
         ...
 
@@ -21,13 +21,13 @@ _registered: weakref.WeakSet[InChild] = weakref.WeakSet()
 
 
 def tell_in_child(one: InChild) -> None:
-    """Call ``forked`` of an object in every child that this process forks from now on, while the object lives."""
+    """Call ``on_fork`` of an object in every child that this process forks from now on, while the object lives."""
     _registered.add(one)
 
 
 def _notify_all() -> None:
     for one in list(_registered):
-        one.forked()
+        one.on_fork()
 
 
 os.register_at_fork(after_in_child=_notify_all)

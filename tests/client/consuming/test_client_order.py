@@ -147,14 +147,14 @@ def rows(lease: int, keys: str, first: int = 0) -> Rows:
 
 
 def withdrawn(known: Order, found: Rows) -> str:
-    answer = known.withdrawn_of(found)
+    answer = known.find_withdrawn(found)
     return "".join(".x"[row] for row in (answer.tolist() if answer is not None else [False] * found.count))
 
 
 def test_one_lease_one_key_and_what_is_later():
     known = Order(None)
-    known.failed(0, 1, 2, "a")
-    known.failed(0, 1, 5, "a")
+    known.fail(0, 1, 2, "a")
+    known.fail(0, 1, 5, "a")
     assert withdrawn(known, rows(1, "aaaab")) == "...x."
     assert withdrawn(known, rows(2, "aaaab")) == "....."
     assert withdrawn(known, rows(1, "ba", first=9)) == ".x", "what was still on its way"
@@ -162,13 +162,13 @@ def test_one_lease_one_key_and_what_is_later():
 
 def test_messages_without_a_key_are_one_key():
     known = Order(None)
-    known.failed(0, 1, 0, None)
+    known.fail(0, 1, 0, None)
     assert withdrawn(known, rows(1, "--a-")) == ".x.x"
 
 
 def test_a_whole_batch_that_failed():
     known = Order(None)
-    known.failed_all(rows(1, "ab"))
+    known.fail_all(rows(1, "ab"))
     assert withdrawn(known, rows(1, "abc", first=2)) == "xx."
 
 
@@ -176,11 +176,11 @@ def test_a_lease_ends_by_this_process_clock_unless_it_is_extended(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(order.time, "monotonic", lambda: now[0])
     known = Order(10.0)
-    known.came(0, rows(1, "ab").batch)
-    known.came(0, rows(2, "ab").batch)
+    known.add(0, rows(1, "ab").batch)
+    known.add(0, rows(2, "ab").batch)
     now[0] = 105.0
-    known.came(0, rows(1, "cd", first=2).batch)  # the rest of the lease: it began with its first messages
-    known.extended(0, [2], 20.0)
+    known.add(0, rows(1, "cd", first=2).batch)  # the rest of the lease: it began with its first messages
+    known.extend(0, [2], 20.0)
     now[0] = 110.0
     assert withdrawn(known, rows(1, "abcd")) == "xxxx"
     assert withdrawn(known, rows(2, "ab")) == ".."
@@ -193,10 +193,10 @@ def test_an_extension_that_is_answered_after_the_end_keeps_what_nobody_was_told_
     monkeypatch.setattr(order.time, "monotonic", lambda: now[0])
     known = Order(10.0)
     for lease in (1, 2):
-        known.came(0, rows(lease, "ab").batch)
+        known.add(0, rows(lease, "ab").batch)
     now[0] = 111.0
     assert withdrawn(known, rows(1, "ab")) == "xx"
-    known.extended(0, [1, 2], 20.0)
+    known.extend(0, [1, 2], 20.0)
     assert withdrawn(known, rows(1, "ab")) == "xx", "it was passed over"
     assert withdrawn(known, rows(2, "ab")) == ".."
 
@@ -205,9 +205,9 @@ def test_leases_are_remembered_within_bounds(monkeypatch):
     monkeypatch.setattr(order, "REMEMBERED", 3)
     known = Order(1.0)
     for lease in range(10):
-        known.came(0, rows(lease, "a").batch)
-        known.failed(0, lease, 0, "a")
-        known.lost(0, lease, 0)
+        known.add(0, rows(lease, "a").batch)
+        known.fail(0, lease, 0, "a")
+        known.lose(0, lease, 0)
     assert len(known._ends) == len(known._failed) == len(known._lost) == 3
 
 

@@ -139,7 +139,7 @@ class ConsumerBase(Generic[MessageT, BatchT]):
         consumption = self._consumption
         self._rows = None
         rows = LeasedRows(number, batch, consumption)
-        if (withdrawn := consumption.withdrawn_of(rows)) is not None:
+        if (withdrawn := consumption.find_withdrawn(rows)) is not None:
             rows = LeasedRows(number, batch.filter(pa.array(~withdrawn)), consumption)
         return rows if rows.count else None
 
@@ -190,7 +190,7 @@ class ConsumerBase(Generic[MessageT, BatchT]):
 
     async def _screen(self, rows: LeasedRows) -> LeasedRows | None:
         consumption = self._consumption
-        if (withdrawn := consumption.withdrawn_of(rows)) is not None:
+        if (withdrawn := consumption.find_withdrawn(rows)) is not None:
             rows = LeasedRows(rows.number, rows.batch.filter(pa.array(~withdrawn)), consumption)
         if not rows.batch.num_rows:
             return None
@@ -272,7 +272,7 @@ class ConsumerCalls(ConsumerBase[MessageT, BatchT]):
         found: list[MessageT] = []
         for number, batch in await consumption.receive_once(max_messages, wait):
             if consumption.order is not None:
-                consumption.order.came(number, batch)
+                consumption.order.add(number, batch)
             if (rows := await self._screen(LeasedRows(number, batch, consumption))) is not None:
                 found.extend(self._batch(rows))
         return found

@@ -91,7 +91,7 @@ class Consumption:
         self._not_joined: dict[int, str] = {}
         """Brokers at which the group could not be joined yet, and why."""
         self._codecs = [
-            SettlingCodec(None if self.order is None else partial(self.order.lost, number))
+            SettlingCodec(None if self.order is None else partial(self.order.lose, number))
             for number in range(len(links))
         ]
         self.lanes = [
@@ -123,7 +123,7 @@ class Consumption:
         self._closed = False
         self._close_lock = threading.RLock()  # a signal handler may close while this thread closes
 
-    def forked(self) -> None:
+    def on_fork(self) -> None:
         """In a forked child: closed. What was received is the parent's."""
         self.stopped = self.closing = self._closed = True
 
@@ -196,13 +196,13 @@ class Consumption:
         """Settle one message, coalesced with others; ``waiter`` gets its answer."""
         handle = rows.handle(row)
         if self._membership is not None and act != Act.EXTEND:
-            self._membership.acted(rows.number, handle[0])
+            self._membership.settle(rows.number, handle[0])
         if (order := self.order) is not None and waiter is None:
             if order.changes and rows.withdrawn(row):
                 self._withdrawn += 1
                 return
             if act is Act.NACK:
-                order.failed(rows.number, handle[0], handle[1], rows.list("key")[row])
+                order.fail(rows.number, handle[0], handle[1], rows.list("key")[row])
         self.lanes[rows.number].add((*handle, act, delay_us, cause), waiter, 64)
 
     async def extend(self, rows: Rows, row: int, delay_us: int) -> None:
@@ -214,7 +214,7 @@ class Consumption:
         self.act(rows, row, Act.EXTEND, delay_us, None, waiter)
         await waiter
         if self.order is not None:
-            self.order.extended(rows.number, [rows.handle(row)[0]], delay_us / 1e6)
+            self.order.extend(rows.number, [rows.handle(row)[0]], delay_us / 1e6)
 
     async def act_on_all(self, rows: Rows, act: Act, delay_us: int, cause: str | None, wait: bool) -> None:
         """Settle a whole batch, but for what of it was withdrawn; with ``wait``, raises the first refusal."""
@@ -225,7 +225,7 @@ class Consumption:
             return
         lane, batch = self.lanes[rows.number], self._settling(rows.number, mine, act, delay_us, cause)
         if self.order is not None and act == Act.NACK:
-            self.order.failed_all(rows)
+            self.order.fail_all(rows)
         if not wait:
             lane.add_batch(batch, None)
             return
@@ -238,13 +238,13 @@ class Consumption:
 
     def _without_withdrawn(self, rows: Rows, *, count: bool) -> pa.RecordBatch:
         """Return those of a batch that was handed out that may be settled; the others count as refused if ``count``."""
-        withdrawn = None if self.order is None else self.order.withdrawn_of(rows)
+        withdrawn = None if self.order is None else self.order.find_withdrawn(rows)
         if withdrawn is None:
             return rows.batch
         if count:
             self._withdrawn += int(withdrawn.sum())
             if self._membership is not None:
-                self._membership.acted_on_all(rows.number, rows.batch.filter(pa.array(withdrawn)))
+                self._membership.settle_all(rows.number, rows.batch.filter(pa.array(withdrawn)))
         return rows.batch.filter(pa.array(~withdrawn))
 
     @staticmethod
@@ -252,16 +252,16 @@ class Consumption:
         """Apply the answers to a whole batch to its messages that were not handed out yet."""
         leases, starts, counts = (batch.column(name).to_numpy() for name in ("lease", "start", "count"))
         if act == Act.EXTEND:
-            order.extended(number, leases[codes == Code.OK].tolist(), delay_us / 1e6)
+            order.extend(number, leases[codes == Code.OK].tolist(), delay_us / 1e6)
         gone = np.flatnonzero((codes == Code.LEASE_LOST) | (codes == Code.DISCONNECTED))
         for row in gone.tolist():
-            order.lost(number, int(leases[row]), int(starts[row] + counts[row]) - 1)
+            order.lose(number, int(leases[row]), int(starts[row] + counts[row]) - 1)
 
-    def withdrawn_of(self, rows: Rows) -> npt.NDArray[np.bool_] | None:
+    def find_withdrawn(self, rows: Rows) -> npt.NDArray[np.bool_] | None:
         """Return which of these, which were not handed out, must not be; None: none. They are given back: of a lost
         lease the
         broker may think that they are here."""
-        withdrawn = None if self.order is None else self.order.withdrawn_of(rows)
+        withdrawn = None if self.order is None else self.order.find_withdrawn(rows)
         if withdrawn is not None:
             self.give_back(rows.number, rows.batch.filter(pa.array(withdrawn)))
         return withdrawn
@@ -334,7 +334,7 @@ class Consumption:
                 options = {**options, **membership.options(number)}
             future = self.router.links[number].exchange(Exchange.RECEIVE, NO_ROWS, options)
             if membership is not None:
-                future.add_done_callback(partial(membership.answered, number))
+                future.add_done_callback(partial(membership.on_response, number))
             future.add_done_callback(lambda _: self.arrival.set())
             asked.append((number, future))
         return asked
@@ -354,7 +354,7 @@ class Consumption:
         self, number: int, batch: pa.RecordBatch, act: Act, delay_us: int, cause: str | None
     ) -> pa.RecordBatch:
         if self._membership is not None and act != Act.EXTEND:
-            self._membership.acted_on_all(number, batch)
+            self._membership.settle_all(number, batch)
         return settling_batch(*lease_runs(batch, self.order is not None), act, delay_us, cause)
 
     def stop(self) -> None:

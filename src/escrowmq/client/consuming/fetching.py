@@ -269,9 +269,9 @@ class Fetcher:
             batch = first.result()
             if batch.num_rows:
                 if self._membership is not None:
-                    self._membership.came(number, batch)
+                    self._membership.on_messages(number, batch)
                 if self._withdrawals is not None:
-                    self._withdrawals.came(number, batch)
+                    self._withdrawals.add(number, batch)
                 until = math.inf if self.keep is None else time.monotonic() + self.keep
                 self._ready.append(_Ready(number, batch, until))
                 self._buffered[number] += 1

@@ -86,23 +86,23 @@ class Membership:
         """Return whether :meth:`join` must come before the next receive, with ``resume``."""
         return self._brokers[number].lost
 
-    def came(self, number: int, batch: pa.RecordBatch) -> None:
-        """Messages reached this process."""
+    def on_messages(self, number: int, batch: pa.RecordBatch) -> None:
+        """Note that messages arrived in this process."""
         broker = self._brokers[number]
         with self._lock:
             for lease, count, end in _runs(batch):
                 broker.ends[lease] = max(end, broker.ends.get(lease, 0))
                 broker.open[lease] = broker.open.get(lease, 0) + count
 
-    def answered(self, number: int, done: Future[pa.RecordBatch]) -> None:
-        """Handle the answer to a receive, or its loss."""
+    def on_response(self, number: int, done: Future[pa.RecordBatch]) -> None:
+        """Handle the response to a receive, or its loss."""
         if done.cancelled() or done.exception() is not None:
             self.lose(number)
         else:
-            self.came(number, done.result())
+            self.on_messages(number, done.result())
 
-    def acted(self, number: int, lease: int, count: int = 1) -> None:
-        """Messages of a lease were settled, as far as this process is concerned."""
+    def settle(self, number: int, lease: int, count: int = 1) -> None:
+        """Note that this process settled ``count`` messages of a lease."""
         broker = self._brokers[number]
         with self._lock:
             left = broker.open.get(lease, 0) - count
@@ -113,10 +113,10 @@ class Membership:
                 if len(broker.done) > REMEMBERED and (oldest := broker.done.popleft()) not in broker.open:
                     broker.ends.pop(oldest, None)
 
-    def acted_on_all(self, number: int, batch: pa.RecordBatch) -> None:
-        """All of these messages were settled."""
+    def settle_all(self, number: int, batch: pa.RecordBatch) -> None:
+        """Note that this process settled all these messages."""
         for lease, count, _ in _runs(batch):
-            self.acted(number, lease, count)
+            self.settle(number, lease, count)
 
 
 def _runs(batch: pa.RecordBatch) -> list[tuple[int, int, int]]:

@@ -1,16 +1,17 @@
-"""Messages that an ordered consumer holds and must not hand out any more: the later messages of a key that failed, and
-what is left of a lost lease.
+"""Messages that an ordered consumer has received and must not hand out any more: later messages of a failed key, and
+the rest of a lost lease.
 
 Rules:
 
-1. A message that this consumer gave back (NACK, whether or not that reached the broker) withdraws the later messages of
-   its key in the same lease: those that lie here, and those that are still on their way. The broker lets the same ones
-   go; what is delivered again has a new lease.
-2. An act that was refused because its lease is gone withdraws what is later in that lease, whatever its key; so does
-   the end of the lease by this process's clock, counted from when its first messages came: a little late, because the
-   broker's count began before. Once that was said of a lease it stays so: a broker that stood still meanwhile may still
-   extend it, and what was passed over must not be acknowledged then.
-3. What was handed out and is withdrawn later cannot be called back: its acknowledgement is refused here, not sent.
+1. A message that this consumer returned (NACK, whether or not it reached the broker) withdraws the later messages of
+   its key in the same lease: those already received, and those still on the network. The broker releases the same
+   messages, and redelivers them under a new lease.
+2. An operation that the broker rejects because the lease is lost withdraws all later messages of that lease. So does
+   the end of the lease by this process's clock, counted from the arrival of its first messages, which is slightly later
+   than by the broker's clock. A lease that ended by this clock stays lost, even if a broker that was suspended extends
+   it afterwards: messages were skipped meanwhile, and must not be acknowledged.
+3. A message that was handed out before it was withdrawn cannot be recalled: its acknowledgement is rejected here and
+   not sent.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ import pyarrow as pa
 from escrowmq.client.consuming.delivery import Rows
 
 REMEMBERED = 4096
-"""Leases remembered: many more than can lie in a consumer's buffers, for a queue has one at a time."""
+"""Maximum number of leases to remember: many more than a consumer can have in its buffers, as a queue has one."""
 ALL = -1
-"""An offset before every message."""
+"""An offset before every message: withdraws a lease as a whole."""
 
 Lease = tuple[int, int]
 """Number of the broker, id of the lease."""
@@ -47,19 +48,19 @@ class _Latest(OrderedDict[Lease, T], Generic[T]):
 
 
 class Order:
-    """Messages withdrawn from one consumer. Thread-safe. ``lease``: seconds that a lease lasts, None: for ever."""
+    """Withdrawn messages of one consumer. Thread-safe. ``lease``: duration of a lease (s), None: unlimited."""
 
     def __init__(self, lease: float | None) -> None:
         self.lease = lease
         self._lock = threading.Lock()
-        self._failed: _Latest[dict[str | None, int]] = _Latest()  # by key, the first offset that failed
-        self._lost: _Latest[int] = _Latest()  # what is later than this offset
+        self._failed: _Latest[dict[str | None, int]] = _Latest()  # by key, the first failed offset
+        self._lost: _Latest[int] = _Latest()  # messages after this offset are withdrawn
         self._ends: _Latest[float] = _Latest()  # by this process's clock
         self.changes = 0
-        """Rises when a message may be withdrawn earlier or later than :meth:`until` said."""
+        """Incremented when results of :meth:`valid_until` may have changed."""
 
-    def came(self, number: int, batch: pa.RecordBatch) -> None:
-        """Messages came from a broker."""
+    def add(self, number: int, batch: pa.RecordBatch) -> None:
+        """Note the arrival of messages from broker ``number``."""
         if self.lease is not None:
             end = time.monotonic() + self.lease
             with self._lock:
@@ -67,16 +68,16 @@ class Order:
                     if (number, lease) not in self._ends:
                         self._ends.note((number, lease), end)
 
-    def extended(self, number: int, leases: list[int], seconds: float) -> None:
-        """Note that the broker keeps these leases for so many seconds from now."""
+    def extend(self, number: int, leases: list[int], seconds: float) -> None:
+        """Note that the broker extended these leases to ``seconds`` from now."""
         with self._lock:
             for lease in leases:
                 if self.lease is not None:
                     self._ends.note((number, lease), time.monotonic() + seconds)
             self.changes += 1
 
-    def failed(self, number: int, lease: int, offset: int, key: str | None) -> None:
-        """Note that this message is given back."""
+    def fail(self, number: int, lease: int, offset: int, key: str | None) -> None:
+        """Note that this message was returned."""
         with self._lock:
             keys = self._failed.get((number, lease))
             if keys is None:
@@ -84,39 +85,39 @@ class Order:
             keys[key] = min(offset, keys.get(key, offset))
             self.changes += 1
 
-    def failed_all(self, rows: Rows) -> None:
-        """All of these are."""
+    def fail_all(self, rows: Rows) -> None:
+        """Note that all these messages were returned."""
         for lease, offset, key in zip(*map(rows.list, ("lease", "offset", "key")), strict=True):
-            self.failed(rows.number, lease, offset, key)
+            self.fail(rows.number, lease, offset, key)
 
-    def lost(self, number: int, lease: int, offset: int) -> None:
-        """Note that the lease of this message is gone, because an operation on it was refused."""
+    def lose(self, number: int, lease: int, offset: int) -> None:
+        """Note that the lease of this message is lost, because the broker rejected an operation on it."""
         with self._lock:
             self._lost.note((number, lease), min(offset, self._lost.get((number, lease), offset)))
             self.changes += 1
 
-    def until(self, rows: Rows) -> float:
-        """Return the time before which, as far as is known now, none of these is withdrawn."""
+    def valid_until(self, rows: Rows) -> float:
+        """Return the time (monotonic seconds) before which, as known now, none of these messages is withdrawn."""
         leases = [(rows.number, lease) for lease in np.unique(rows.batch.column("lease").to_numpy()).tolist()]
         if any(lease in self._failed or lease in self._lost for lease in leases):
             return 0.0
         return min((self._ends.get(lease, math.inf) for lease in leases), default=math.inf)
 
-    def withdrawn(self, rows: Rows, row: int) -> bool:
-        """Return whether a message was withdrawn since it came."""
+    def is_withdrawn(self, rows: Rows, row: int) -> bool:
+        """Return whether a message was withdrawn after its arrival."""
         lease = (rows.number, rows.list("lease")[row])
         if (end := self._ends.get(lease)) is not None and time.monotonic() >= end:
             if self._lost.get(lease) != ALL:
-                self.lost(*lease, ALL)
+                self.lose(*lease, ALL)
             return True
         if (lost := self._lost.get(lease)) is not None and rows.list("offset")[row] > lost:
             return True
         keys = self._failed.get(lease)
         return keys is not None and rows.list("offset")[row] > keys.get(rows.list("key")[row], 1 << 63)
 
-    def withdrawn_of(self, rows: Rows) -> npt.NDArray[np.bool_] | None:
-        """Return which of them were withdrawn; None: none."""
-        if time.monotonic() < self.until(rows):
+    def find_withdrawn(self, rows: Rows) -> npt.NDArray[np.bool_] | None:
+        """Return a mask of the withdrawn messages, or None if there are none."""
+        if time.monotonic() < self.valid_until(rows):
             return None
-        found = np.array([self.withdrawn(rows, row) for row in range(rows.count)], np.bool_)
+        found = np.array([self.is_withdrawn(rows, row) for row in range(rows.count)], np.bool_)
         return found if found.any() else None

@@ -23,7 +23,7 @@ class LeasedRows(Rows):
         super().__init__(number, batch)
         self.consumption = consumption
         self.apart = consumption.order is not None
-        self._until, self._changes = 0.0, -1  # what Order.until said, and when
+        self._until, self._changes = 0.0, -1  # what Order.valid_until returned, and when
 
     def withdrawn(self, row: int) -> bool:
         order = self.consumption.order
@@ -31,8 +31,8 @@ class LeasedRows(Rows):
             return False
         if self._changes != order.changes:
             self._changes = order.changes
-            self._until = order.until(self)
-        return time.monotonic() >= self._until and order.withdrawn(self, row)
+            self._until = order.valid_until(self)
+        return time.monotonic() >= self._until and order.is_withdrawn(self, row)
 
 
 class ReceivedBase(Content):

@@ -112,7 +112,7 @@ class Lane(Filling, ABC):
         self._closed_because = "the producer or consumer is closed"
         tell_in_child(self)
 
-    def forked(self) -> None:
+    def on_fork(self) -> None:
         """In a forked child: closed, and empty, because what was added is the parent's."""
         self._lock, self._sending = threading.Lock(), threading.RLock()
         self._idle = threading.Condition(self._lock)

@@ -31,7 +31,7 @@ class Timer:
         self._closed = False
         tell_in_child(self)
 
-    def forked(self) -> None:
+    def on_fork(self) -> None:
         """In a forked child: closed."""
         self._wake = threading.Condition()
         self._closed = True

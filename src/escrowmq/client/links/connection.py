@@ -233,7 +233,7 @@ class Connection:
         if self._thread is not None and not self.is_reading():
             self._thread.join(max(deadline - time.monotonic(), 0.0))
 
-    def forked(self) -> None:
+    def on_fork(self) -> None:
         """Close the descriptor alone, in a forked child: the connection is the parent's."""
         self._lock = threading.RLock()
         self._reason, self._dead = Unknown(Code.CLOSED), True

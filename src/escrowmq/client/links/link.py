@@ -121,11 +121,11 @@ class ServedLink:
         self._timer = Timer("escrowmq-link")
         self._outlet = Timer("escrowmq-checks")  # the thread that takes checks, so that the reader continues reading
 
-    def forked(self) -> None:
+    def on_fork(self) -> None:
         """Begin anew in a forked child: connections are the parent's, and so is what is under way."""
         for connection in self._open:
-            connection.forked()
-        self._seeker.forked()
+            connection.on_fork()
+        self._seeker.on_fork()
         self._loop = None
         self._waiters = Waiters()
         self._begin_anew()

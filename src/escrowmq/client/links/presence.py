@@ -87,7 +87,7 @@ class Presence:
         self._closed = threading.Event()
         tell_in_child(self)
 
-    def forked(self) -> None:
+    def on_fork(self) -> None:
         """In a forked child: there is nobody who asks, and nothing to ask over."""
         self._news, self._closed = threading.Condition(), threading.Event()
         self._closed.set()

@@ -177,7 +177,7 @@ class Seeker:
         self._refuser, self._refused_at = by, time.monotonic()
         self._hint = self._weigh(leader) or self._hint
 
-    def forked(self) -> None:
+    def on_fork(self) -> None:
         """In a forked child: the threads that asked are the parent's."""
         self._one_look, self._news = threading.Lock(), threading.Condition()
         self._looking = self._searching = False

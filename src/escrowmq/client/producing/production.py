@@ -535,7 +535,7 @@ class Production:
 
     # The end
 
-    def forked(self) -> None:
+    def on_fork(self) -> None:
         """In a forked child: closed."""
         self._closed = True
         self._loops, self._pool = [], None

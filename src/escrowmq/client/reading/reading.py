@@ -117,7 +117,7 @@ class Reading:
 
         tell_in_child(self)
 
-    def forked(self) -> None:
+    def on_fork(self) -> None:
         """In a forked child: closed."""
         self.closed, self._filling, self._threads = threading.Event(), threading.Lock(), None
         self.closed.set()

@@ -57,10 +57,10 @@ class Intake:
 
     def __init__(self) -> None:
         self._codec = OutgoingCodec()
-        self.forked()
+        self.on_fork()
         tell_in_child(self)
 
-    def forked(self) -> None:
+    def on_fork(self) -> None:
         """Make a new lock, because nobody holds it in this new process."""
         self._lock = threading.Lock()
 
