@@ -101,4 +101,4 @@ def test_a_sum_ends_though_producers_go_on(driver):
         driver.prepare(session, *[{}] * 5)
         looks += 1
     assert looks == 3
-    assert [cause["count"] for line in found.told() for cause in line["causes"]] == [5]
+    assert [cause["count"] for line in found.to_json() for cause in line["causes"]] == [5]

@@ -28,7 +28,7 @@ class _Alike:
     most: int = 0
     samples: list[dict[str, Any]] = field(default_factory=list)
 
-    def told(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         return {
             "state": self.state,
             "cause": self.cause,
@@ -91,11 +91,11 @@ class Waiting:
                 few = part[: self._samples - len(one.samples)]
                 one.samples += listings.described(ledger, few + table.rows.first)
 
-    def told(self) -> list[dict[str, Any]]:
-        """Of each group ``number``, ``group`` and ``causes``: ``state, cause, count, oldest_us, newest_us, checks``
-        (least and most), and ``samples``, the oldest."""
+    def to_json(self) -> list[dict[str, Any]]:
+        """Return ``number``, ``group`` and ``causes`` of each group. A cause has ``state, cause, count, oldest_us,
+        newest_us, checks`` (least and most), and ``samples``, the oldest."""
         return [
-            {"number": number, "group": name, "causes": [causes[cause].told() for cause in sorted(causes)]}
+            {"number": number, "group": name, "causes": [causes[cause].to_json() for cause in sorted(causes)]}
             for number, name, causes in zip(self._chosen, self._names, self._alike, strict=True)
         ]
 
@@ -103,8 +103,8 @@ class Waiting:
 def undecided(
     ledger: Ledger, group: str | None, after: int, limit: int, samples: int, now_us: int
 ) -> list[dict[str, Any]]:
-    """Return the whole sum at once."""
+    """Return the complete summary, see :meth:`Waiting.to_json`."""
     found = Waiting(ledger, group, after, limit, samples, now_us)
     while found.look(ledger):
         pass
-    return found.told()
+    return found.to_json()

@@ -36,7 +36,7 @@ class LostTwin(TwinLink):
 
     def found(self):
         self.there = True
-        self.waiters.tell()
+        self.waiters.notify()
 
 
 @pytest.fixture

@@ -301,11 +301,11 @@ def test_those_that_follow_may_ask_to_be_left_alone():
     seek, town = seeker({1: {**standby(), "again_ms": 1500}, 2: {**standby(), "again_ms": 400}}, 1, 2)
     with pytest.raises(Unknown):
         seek.seek()
-    assert seek.told == 1.5
+    assert seek.requested_pause == 1.5
     town.brokers = {1: {**standby(), "again_ms": "soon"}, 2: standby()}
     with pytest.raises(Unknown):
         seek.seek()
-    assert seek.told == 0.0
+    assert seek.requested_pause == 0.0
 
 
 def test_a_hint_to_a_dead_broker_costs_one_question():

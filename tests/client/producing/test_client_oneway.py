@@ -191,10 +191,10 @@ def test_a_burst_of_refusals_is_one_line_and_the_next_counts_the_rest(caplog, mo
     clock[0] = 100.0
     with caplog.at_level(logging.DEBUG):
         for _ in range(1000):
-            tally.told(row, mq.Code.ALREADY_COMMITTED)
+            tally.on_result(row, mq.Code.ALREADY_COMMITTED)
         assert len(caplog.records) == 1
         clock[0] += oneway.LOG_SECONDS
-        tally.told(row, mq.Unknown(mq.Code.TIMED_OUT))
+        tally.on_result(row, mq.Unknown(mq.Code.TIMED_OUT))
     assert [record.args[0] for record in caplog.records] == [1, 1000]
     assert (tally.refused, tally.unknown) == (1000, 1)
 

@@ -51,7 +51,7 @@ def _summarize(engine: Readable, request: transactions.Summarize) -> transaction
     waiting = engine.look(lambda: Waiting(engine.shard.ledger, group, after, limit, samples, now_us)).result()
     while engine.look(lambda: waiting.look(engine.shard.ledger)).result():
         pass
-    page: transactions.Undecided = page_of("groups", waiting.told(), limit, lambda last: last["number"])
+    page: transactions.Undecided = page_of("groups", waiting.to_json(), limit, lambda last: last["number"])
     return page
 
 

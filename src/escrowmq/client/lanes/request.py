@@ -43,17 +43,17 @@ class Codec(Protocol):
 
 
 class Unawaited:
-    """Takes the place of a waiter, for a row whose caller does not wait: ``told(row, result)`` is called once with the
+    """Replaces a waiter for a row whose caller does not wait. ``on_result(row, result)`` is called once with the
     value or the EscrowError, on whatever thread has it. It must not block."""
 
-    __slots__ = ("row", "told")
+    __slots__ = ("on_result", "row")
 
-    def __init__(self, row: Row, told: Callable[[Row, Any], None]) -> None:
-        self.row, self.told = row, told
+    def __init__(self, row: Row, on_result: Callable[[Row, Any], None]) -> None:
+        self.row, self.on_result = row, on_result
 
     def give(self, result: Any) -> None:
         """Tell it the result."""
-        self.told(self.row, result)
+        self.on_result(self.row, result)
 
 
 class Attended(Protocol):

@@ -46,7 +46,7 @@ from escrowmq.client.links.exchanges import (
     overdue_at,
 )
 from escrowmq.client.links.seeking import CONNECT_SECONDS, Met, Seeker, meet
-from escrowmq.client.links.state import BrokerState, Looks, Phase, Waiters
+from escrowmq.client.links.state import BrokerState, Phase, ProbeSchedule, Waiters
 from escrowmq.errors import Code, EscrowError, Misuse, Unknown, error, unsent
 from escrowmq.platform.forks import tell_in_child
 from escrowmq.platform.numbers import fraction
@@ -114,7 +114,7 @@ class ServedLink:
         self._connecting = False
         self._due_look = False  # the timer will call _look
         self._last_problem: EscrowError | None = None
-        self._looks = Looks(self.several)
+        self._probes = ProbeSchedule(self.several)
         self._ticking = False
         self._looking_around = False
         self._look_at = self._doubt_at = 0.0
@@ -202,7 +202,7 @@ class ServedLink:
             connection.end(deadline)
         self._timer.close()
         self._outlet.close()
-        self._waiters.tell()
+        self._waiters.notify()
 
     def abandon(self) -> list[Connection]:
         """Cut off what is open, on the calling thread. Returns the connections that are about to end."""
@@ -229,7 +229,7 @@ class ServedLink:
         """See :class:`escrowmq.wire.link.ReturningLink`."""
         forget = self._waiters.add(call)
         if self._connection is not None or self._closed:
-            self._waiters.tell()
+            self._waiters.notify()
         else:
             self._look_later()
         return forget
@@ -385,7 +385,7 @@ class ServedLink:
             return self._connection
 
     def _is_look_due(self) -> bool:
-        return self._last_problem is None or not self._looks.left(time.monotonic())
+        return self._last_problem is None or not self._probes.seconds_left(time.monotonic())
 
     def _begin_look(self) -> None:
         """Look for a connection on a thread. With the lock held. Raises RuntimeError if no thread is to be had."""
@@ -395,7 +395,7 @@ class ServedLink:
             threading.Thread(target=self._connect, name="escrowmq-connect", daemon=True).start()
         except BaseException:
             self._connecting = False
-            self._looks.failed(time.monotonic(), fraction())
+            self._probes.add_failure(time.monotonic(), fraction())
             raise
 
     def _try_begin_look(self) -> None:
@@ -410,13 +410,13 @@ class ServedLink:
             wanted = self._waiters or self._held
             if self._connection is None and wanted and not (self._connecting or self._due_look or self._closed):
                 self._due_look = True
-                self._timer.after(self._looks.left(time.monotonic()), self._look)
+                self._timer.after(self._probes.seconds_left(time.monotonic()), self._look)
 
     def _look(self) -> None:
         with self._lock:
             self._due_look = False
             wanted = self._connection is None and not (self._connecting or self._closed)
-            if wanted and (self._waiters or self._held) and self._looks.left(time.monotonic()) <= 0:
+            if wanted and (self._waiters or self._held) and self._probes.seconds_left(time.monotonic()) <= 0:
                 return self._try_begin_look()
         self._look_later()
 
@@ -442,8 +442,8 @@ class ServedLink:
             self._connecting = False
             now = time.monotonic()
             if met is not None and not self._closed:
-                self._looks.found(now)
-                self._looks.several = self.several
+                self._probes.on_connected(now)
+                self._probes.several = self.several
                 patience = 1 if self.several else SILENT_TICKS
                 connection = Connection(met, self, self._loop, patience=patience)
                 self._connection, self._last_problem = connection, None
@@ -451,16 +451,16 @@ class ServedLink:
                 self.state.enter(Phase.UP, now)
             elif problem is not None:
                 self._last_problem = problem
-                self._looks.failed(now, fraction(), self._seeker.told)
+                self._probes.add_failure(now, fraction(), self._seeker.requested_pause)
                 self.state.enter(Phase.AWAY, now, problem.message)
-                self.state.next_probe = self._looks.due
+                self.state.next_probe = self._probes.due
                 if all(one.is_drained for one in self._open):
                     failed, self._held = list(self._held), deque()
             self._news.notify_all()
         if connection is not None:
             connection.begin()
             self._pump()
-            self._waiters.tell()
+            self._waiters.notify()
         elif met is not None:
             met.close()
         for request in failed:
@@ -488,9 +488,9 @@ class ServedLink:
         self._connection = None
         self._indirect = True
         self._last_problem = problem
-        self._looks.lost(now)
+        self._probes.on_disconnected(now)
         self.state.enter(Phase.AWAY, now, problem.message)
-        self.state.next_probe = self._looks.due
+        self.state.next_probe = self._probes.due
         self._news.notify_all()
 
     def on_gone(self, connection: Connection) -> None:
@@ -520,8 +520,8 @@ class ServedLink:
             leaves = not problem.left or self.several  # one that stopped, and is the only one, comes back
             self._seeker.refused(connection.met.address, problem.leader)
             if leaves:
-                self._looks.failed(time.monotonic(), fraction())
-                self.state.next_probe = self._looks.due
+                self._probes.add_failure(time.monotonic(), fraction())
+                self.state.next_probe = self._probes.due
         if leaves and problem.left:
             connection.cut(problem)
         else:
@@ -576,7 +576,7 @@ class ServedLink:
             for pause in DOUBT_PAUSES:
                 if newer or self._connection is not connection or not is_silent():
                     break
-                time.sleep(max(pause, self._seeker.told) * (0.5 + fraction()))
+                time.sleep(max(pause, self._seeker.requested_pause) * (0.5 + fraction()))
                 newer = self._seeker.newer(met)
             else:
                 self._doubt_at = time.monotonic() + DOUBT_REST * (0.5 + fraction())

@@ -143,8 +143,8 @@ class Seeker:
     ) -> None:
         self.given = tuple(given)
         self.shard: int | None = None
-        self.told = 0.0
-        """Seconds for which those that follow asked to be left alone, at the last look."""
+        self.requested_pause = 0.0
+        """Pause (s) that standbys requested in the last search."""
         self._meet = meet
         self._follow = follow
         self._scheme = scheme
@@ -221,7 +221,7 @@ class Seeker:
 
     def _look(self, addresses: Sequence[Address], seconds: float, but: Address | None = None) -> Met:
         with self._news:
-            self._looking, self.told = True, 0.0
+            self._looking, self.requested_pause = True, 0.0
             old = [address for address, at in self._came_at.items() if time.monotonic() - at > KEPT_SECONDS]
             stale = [self._answers.pop(address) for address in old if address in self._answers]
             self._owed = set(self._asking)
@@ -252,8 +252,8 @@ class Seeker:
         """Note the addresses that a broker of this shard names; those that are new. ``leads``: its address, if it
         leads; then there are no others."""
         replicas = hello.get("replicas")
-        told = [hello.get("leader"), *(replicas[: 2 * MOST] if isinstance(replicas, list) else [])]
-        believed = [leads, *map(self._weigh, told)]
+        candidates = [hello.get("leader"), *(replicas[: 2 * MOST] if isinstance(replicas, list) else [])]
+        believed = [leads, *map(self._weigh, candidates)]
         named = [address for address in dict.fromkeys(believed) if address is not None and address not in self.given]
         before = self._named
         if leads is None or not replicas:
@@ -401,7 +401,7 @@ class _Look:
             hint = seeker._weigh(answer.hello.get("leader"))
             again_ms = answer.hello.get("again_ms")
             if isinstance(again_ms, int):
-                seeker.told = max(seeker.told, again_ms / 1000)
+                seeker.requested_pause = max(seeker.requested_pause, again_ms / 1000)
             if not any(seeker._leads(met) for met in self.found):
                 self._ask(new if hint is None else [hint, *new])
 

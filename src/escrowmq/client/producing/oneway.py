@@ -45,7 +45,7 @@ class Tally:
         self._unlogged = 0
         self._next_line = 0.0
 
-    def told(self, row: Row, result: Any) -> None:
+    def on_result(self, row: Row, result: Any) -> None:
         """Take in the answer to one end, a row of a lane of ends: a code or an EscrowError."""
         raw, number = row
         outcome = Outcome(number)

@@ -252,7 +252,7 @@ class Production:
             row = (raw, int(outcome))
             if not oneway:
                 return lane.call(row, 32)
-            lane.add(row, Unawaited(row, self.tally.told), 32)
+            lane.add(row, Unawaited(row, self.tally.on_result), 32)
             return _SENT
         return self._end(raw, shard, outcome, oneway)
 
@@ -290,7 +290,7 @@ class Production:
         if self._several and self.choice.absent == "fail" and self.router.presence.away(number):
             raise self.router.presence.refusal(number)
         lane = self._ending[number] or await self.open(Exchange.END, number)
-        lane.add(row, Unawaited(row, self.tally.told), 32)
+        lane.add(row, Unawaited(row, self.tally.on_result), 32)
         return Code.SENT
 
     async def broker(self, shard: int) -> int:

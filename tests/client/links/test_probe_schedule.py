@@ -1,4 +1,4 @@
-"""When a link without a connection looks for its broker, in virtual time; and a crowd of links at one node that
+"""When a link without a connection probes for its broker, in virtual time; and a crowd of links at one node that
 follows.
 """
 
@@ -11,23 +11,30 @@ from random import Random
 import pytest
 
 from escrowmq.broker.replicas.asked import ASKS_PER_SECOND, Asked
-from escrowmq.client.links.state import LAST_PAUSE, LONGEST_TOLD, QUICK_PAUSE, QUICK_SECONDS, STEADY_SECONDS, Looks
+from escrowmq.client.links.state import (
+    LAST_PAUSE,
+    LONGEST_REQUESTED,
+    QUICK_PAUSE,
+    QUICK_SECONDS,
+    STEADY_SECONDS,
+    ProbeSchedule,
+)
 
 
-def looks_until(end: float, looks: Looks, random: Random, told: float = 0.0) -> list[float]:
-    """When a link looks that finds nobody before ``end``."""
+def probes_until(end: float, probes: ProbeSchedule, random: Random, requested: float = 0.0) -> list[float]:
+    """When a link probes that finds nobody before ``end``."""
     now, times = 0.0, []
     while now < end:
         times.append(now)
-        looks.failed(now, random.random(), told)
-        assert looks.left(now) > 0
-        now += looks.left(now)
+        probes.add_failure(now, random.random(), requested)
+        assert probes.seconds_left(now) > 0
+        now += probes.seconds_left(now)
     return times
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_while_another_soon_leads_looks_are_short_and_then_rare(seed: int) -> None:
-    times = looks_until(60.0, Looks(True), Random(seed))
+def test_while_another_soon_leads_probes_are_short_and_then_rare(seed: int) -> None:
+    times = probes_until(60.0, ProbeSchedule(True), Random(seed))
     pauses = [(later - sooner, sooner) for sooner, later in itertools.pairwise(times)]
     assert all(pause <= 1.5 * QUICK_PAUSE for pause, since in pauses if since < QUICK_SECONDS)
     assert all(pause <= 1.5 * LAST_PAUSE for pause, _ in pauses)
@@ -36,53 +43,53 @@ def test_while_another_soon_leads_looks_are_short_and_then_rare(seed: int) -> No
 
 
 def test_one_broker_alone_is_asked_at_pauses_that_double() -> None:
-    assert len(looks_until(60.0, Looks(False), Random(1))) < 60
-    assert len(looks_until(6.0, Looks(False), Random(1))) < 20
+    assert len(probes_until(60.0, ProbeSchedule(False), Random(1))) < 60
+    assert len(probes_until(6.0, ProbeSchedule(False), Random(1))) < 20
 
 
 def test_a_connection_that_was_of_no_use_does_not_begin_the_count_anew() -> None:
-    looks, now = Looks(True), 0.0
+    probes, now = ProbeSchedule(True), 0.0
     for _ in range(400):  # a broker that says that it leads, and refuses
-        looks.found(now)
+        probes.on_connected(now)
         now += STEADY_SECONDS / 10
-        looks.lost(now)
-        looks.failed(now, 0.5)
-        now += looks.left(now)
-    looks.failed(now, 0.5)
-    assert looks.left(now) == LAST_PAUSE
+        probes.on_disconnected(now)
+        probes.add_failure(now, 0.5)
+        now += probes.seconds_left(now)
+    probes.add_failure(now, 0.5)
+    assert probes.seconds_left(now) == LAST_PAUSE
 
 
 def test_a_connection_that_lasted_is_replaced_at_once() -> None:
-    looks = Looks(True)
-    looks_until(60.0, looks, Random(1))
-    looks.found(60.0)
-    looks.lost(60.0 + STEADY_SECONDS)
-    assert looks.left(60.0 + STEADY_SECONDS) == 0
-    looks.failed(62.0, 0.5)
-    assert looks.left(62.0) < 0.1
+    probes = ProbeSchedule(True)
+    probes_until(60.0, probes, Random(1))
+    probes.on_connected(60.0)
+    probes.on_disconnected(60.0 + STEADY_SECONDS)
+    assert probes.seconds_left(60.0 + STEADY_SECONDS) == 0
+    probes.add_failure(62.0, 0.5)
+    assert probes.seconds_left(62.0) < 0.1
 
 
 def test_what_a_broker_says_is_heeded_up_to_a_bound() -> None:
-    looks = Looks(True)
-    looks.failed(0.0, 0.5, told=1.0)
-    assert looks.left(0.0) == 1.0
-    looks.failed(0.0, 0.5, told=1e9)
-    assert looks.left(0.0) == LONGEST_TOLD
+    probes = ProbeSchedule(True)
+    probes.add_failure(0.0, 0.5, requested=1.0)
+    assert probes.seconds_left(0.0) == 1.0
+    probes.add_failure(0.0, 0.5, requested=1e9)
+    assert probes.seconds_left(0.0) == LONGEST_REQUESTED
 
 
 @pytest.mark.parametrize("clients", [10, 300, 2000])
 def test_a_crowd_does_not_drown_the_node_that_is_about_to_lead(clients: int) -> None:
     """All lose their leader at one moment, and ask the same standby until they are told to wait."""
     random, asked = Random(clients), Asked()
-    links = [Looks(True) for _ in range(clients)]
+    links = [ProbeSchedule(True) for _ in range(clients)]
     due = [(random.random() * 0.02, number) for number in range(clients)]
     heapq.heapify(due)
     asks: list[float] = []
     while due[0][0] < 20.0:
         now, number = heapq.heappop(due)
         asks.append(now)
-        links[number].failed(now, random.random(), asked.again_ms(now) / 1000)
-        heapq.heappush(due, (now + links[number].left(now), number))
+        links[number].add_failure(now, random.random(), asked.again_ms(now) / 1000)
+        heapq.heappush(due, (now + links[number].seconds_left(now), number))
     seconds = [sum(second <= ask < second + 1 for ask in asks) for second in range(20)]
     assert all(count <= 1.5 * ASKS_PER_SECOND for count in seconds[1:])
     assert seconds[0] <= clients + 1.5 * ASKS_PER_SECOND
@@ -96,6 +103,6 @@ def test_who_is_asked_seldom_tells_nobody_to_wait() -> None:
 
 def test_a_crowd_that_has_gone_is_forgotten() -> None:
     asked = Asked()
-    told = [asked.again_ms(number / 5000) for number in range(20_000)]
-    assert 1000 < max(told) <= 1000 * LONGEST_TOLD
+    pauses = [asked.again_ms(number / 5000) for number in range(20_000)]
+    assert 1000 < max(pauses) <= 1000 * LONGEST_REQUESTED
     assert asked.again_ms(10.0) == 0
