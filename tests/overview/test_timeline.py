@@ -22,7 +22,7 @@ from escrowmq.client.links.link import ServedLink
 from escrowmq.errors import Code
 from escrowmq.overview import Story, timeline
 from escrowmq.overview.stories import brokers
-from escrowmq.overview.stories.sought import sought
+from escrowmq.overview.stories.sought import parse_wanted
 from escrowmq.settings import BrokerSettings
 from escrowmq.wire.addresses import Address
 from escrowmq_lab.servers.process import free_port
@@ -363,7 +363,7 @@ def test_nothing_is_found_and_nothing_can_be_called_that(opened: Open) -> None:
 @given(text=st.text(min_size=1, max_size=60))
 def test_whatever_is_looked_for_has_a_meaning(text: str) -> None:
     if text.strip() and text.isprintable():
-        assert len(sought(text).message_id) == 16
+        assert len(parse_wanted(text).message_id) == 16
 
 
 def test_two_brokers_of_which_one_is_away(tmp_path: Path) -> None:

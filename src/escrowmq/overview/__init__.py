@@ -1,9 +1,8 @@
-"""The state of messages, and the causes: one timeline of anything over brokers and databases, pending work by its
-cause, and how everything stands.
+"""Overview of brokers and databases: the history of a message, pending work by its cause, and the state of everything.
 
-:func:`timeline` looks for a message id, a key, a transaction or a business key; :func:`waiting` groups pending work,
-with the selection of a plan for each group; :func:`status` is one screen. All of it is read, nothing is changed; who is
-away is named in ``missing``.
+:func:`timeline` searches for a message id, a key, a transaction or a business key. :func:`waiting` groups pending work
+and gives the selection of a plan for each group. :func:`status` is one screen. All three only read. Brokers and
+databases that did not answer are named in ``missing``.
 """
 
 from escrowmq.overview.standing import status

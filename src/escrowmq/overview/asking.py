@@ -1,6 +1,5 @@
-"""Asking brokers and databases of which some may be away: missing answers are noted, and those of the others are
-returned all the same.
-"""
+"""Requests to brokers and databases of which some may be unavailable. Missing answers are noted; the other answers are
+returned."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
 PATIENCE = 5.0
-"""Seconds that one question waits for a broker."""
+"""Timeout of one request to a broker, in seconds."""
 
 PAGE = 1_000
 
@@ -31,7 +30,7 @@ Row = TypeVar("Row")
 
 
 class Asking:
-    """The brokers of a bus and some databases, and who of them did not answer."""
+    """The brokers of a bus and some databases, with a note of those that did not answer."""
 
     def __init__(self, bus: Bus, engines: Sequence[sa.Engine] = ()) -> None:
         self.router = bus.router
@@ -39,22 +38,24 @@ class Asking:
         self.addresses = [link.address for link in bus.router.links]
         self.engines = list(engines)
         self._missing: dict[str, str] = {}
-        self._silent: set[str] = set()
+        self._unreachable: set[str] = set()
 
     @property
     def missing(self) -> tuple[Missing, ...]:
-        """Who did not answer, and why."""
+        """The brokers and databases that did not answer, each with the reason."""
         return tuple({"broker": where, "reason": reason} for where, reason in self._missing.items())
 
     def note(self, where: str, reason: str) -> None:
         """Note that a broker or database did not answer."""
         self._missing.setdefault(where, reason)
 
-    def all(self, ask: Callable[[Admin], Listing[Row]], *, anew: bool = False) -> list[Row]:
-        """Return the answers of all reachable brokers; nothing where all of them refuse, as a folder without a broker
-        does. Those that did not
-        answer before are asked once more only if ``anew``."""
-        if not anew and self._silent.issuperset(self.addresses):
+    def ask_all(self, ask: Callable[[Admin], Listing[Row]], *, anew: bool = False) -> list[Row]:
+        """Return the answers of all reachable brokers.
+
+        Returns an empty list if all of them reject the request, as a folder without a broker does. If no broker was
+        reachable before, the request is sent only if ``anew``.
+        """
+        if not anew and self._unreachable.issuperset(self.addresses):
             return []
         try:
             listing = ask(self.admin)
@@ -62,39 +63,39 @@ class Asking:
             return []
         except EscrowError as problem:
             for address in self.addresses:
-                self._is_silent(address, str(problem), problem.code)
+                self._mark_silent(address, str(problem), problem.code)
             return []
         for one in listing.missing:
-            self._is_silent(one["broker"], one["reason"])
+            self._mark_silent(one["broker"], one["reason"])
         return listing
 
-    def one(self, address: str, call: Call[Answer]) -> Answer | None:
-        """Return the answer of one broker; None if it does not answer, or refuses."""
-        if address in self._silent:
+    def ask_one(self, address: str, call: Call[Answer]) -> Answer | None:
+        """Return the answer of one broker; None if it does not answer or rejects the request."""
+        if address in self._unreachable:
             return None
         try:
             return self.ask(address, call)
         except (Rejected, Denied) as problem:
-            if problem.code is Code.BAD_REQUEST:  # what it cannot tell must not look like nothing
+            if problem.code is Code.BAD_REQUEST:  # an unsupported request must not look like an empty answer
                 self.note(address, f"it may be of an older version: {problem}")
             return None
         except EscrowError as problem:
-            self._is_silent(address, str(problem), problem.code)
+            self._mark_silent(address, str(problem), problem.code)
             return None
 
-    def _is_silent(self, broker: str, reason: str, code: Code = Code.BROKER_AWAY) -> None:
-        """Note that a broker did not answer; if it is away, it is not waited for again."""
+    def _mark_silent(self, broker: str, reason: str, code: Code = Code.BROKER_AWAY) -> None:
+        """Note that a broker did not answer. If it is unavailable, later requests skip it."""
         if code in AWAY:
-            self._silent.add(broker)
+            self._unreachable.add(broker)
         self.note(broker, reason)
 
-    def listed(self, address: str, call: Call[Any], what: str, most: int) -> list[Any]:
+    def list_entries(self, address: str, call: Call[Any], what: str, most: int) -> list[Any]:
         """Return at most ``most`` entries of one broker's listing, page after page."""
         found: list[Any] = []
         after: dict[str, Any] = {}
         while len(found) < most:
             request = {**call.request, **after, "limit": min(PAGE, most - len(found))}
-            answer = self.one(address, replace(call, request=request))
+            answer = self.ask_one(address, replace(call, request=request))
             if answer is None:
                 break
             found += answer[what]
@@ -104,19 +105,19 @@ class Asking:
         return found
 
     def ask(self, address: str, call: Call[Answer]) -> Answer:
-        """Return the answer of one broker. Raises what it refuses with."""
+        """Return the answer of one broker. Raises the error of a rejected request."""
         number = self.addresses.index(address)
         return self.router.ask(number, call, time.monotonic() + PATIENCE, longest=PATIENCE)
 
     def databases(self) -> Iterator[tuple[str, sa.Engine]]:
-        """Each database with its name."""
+        """Yield each database with its name."""
         for engine in self.engines:
             yield name_of(engine), engine
 
     @contextmanager
-    def reading(self, engine: sa.Engine) -> Iterator[None]:
-        """Around reads of one database: what goes wrong there is noted."""
-        from sqlalchemy.exc import SQLAlchemyError  # where there is a database, it is installed
+    def note_errors(self, engine: sa.Engine) -> Iterator[None]:
+        """Context manager: note errors of reads from one database instead of raising them."""
+        from sqlalchemy.exc import SQLAlchemyError  # installed wherever a database is used
 
         from escrowmq.outbox.dialects import in_a_line
 
@@ -127,13 +128,14 @@ class Asking:
         except SQLAlchemyError as problem:
             self.note(name_of(engine), in_a_line(problem))
 
-    def connect(self, engine: sa.Engine) -> sa.Connection:
-        """Return a connection that only reads: one made for work under locks takes none here."""
+    def connect_read_only(self, engine: sa.Engine) -> sa.Connection:
+        """Return a connection for reads. Its transactions begin without the locks of engines that are made for
+        writes."""
         return engine.execution_options(begin="BEGIN").connect()
 
     def now_us(self) -> int:
-        """Return the brokers' time, the earliest of several; this machine's where none tells it."""
-        hellos = self.all(lambda admin: admin.hello())
+        """Return the earliest of the brokers' times in µs; this machine's time if no broker answers."""
+        hellos = self.ask_all(lambda admin: admin.hello())
         return min((hello["time_us"] for hello in hellos if "time_us" in hello), default=time.time_ns() // 1000)
 
 

@@ -1,7 +1,7 @@
 """Results of the overview as plain values: events, stories, causes, and the state of everything. Each has
 ``to_json()``.
 
-Times are microseconds since 1970, by the clock of the broker or the database that tells them.
+Times are microseconds since 1970, by the clock of the broker or the database that reported them.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from escrowmq.client.links.presence import Missing
 
 
 class AsJson:
-    """A value that can be had as JSON's objects, lists, texts and numbers."""
+    """A value that can be converted to JSON."""
 
     __slots__ = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return names and values."""
+        """Return the fields by name."""
         made: dict[str, Any] = asdict(self)  # type: ignore[call-overload]
         return made
 
@@ -29,10 +29,10 @@ class AsJson:
 
 @dataclass(frozen=True, slots=True)
 class Event(AsJson):
-    """An event."""
+    """One event in the history of a message."""
 
     time_us: int | None
-    """None: when it was is not known any more."""
+    """None: the time is no longer stored."""
     event: str
     """A word for programs: ``prepared``, ``leased``, ..."""
     where: str
@@ -46,52 +46,52 @@ class Offer(AsJson):
     """An operation that an operator can choose."""
 
     act: str
-    """As plans name it: ``transactions.commit``, ``dead_letters.retry``, ..."""
+    """The name of the operation in plans: ``transactions.commit``, ``dead_letters.retry``, ..."""
     selection: Mapping[str, Any]
-    """Of what: the selection of a plan."""
+    """The selection of a plan."""
 
 
 @dataclass(frozen=True, slots=True)
 class Story(AsJson):
-    """The history of one message over all brokers and databases that know it."""
+    """The history of one message over all brokers and databases that have it."""
 
     title: str
     message_id: str | None
-    """32 hex digits; None: damaged, or it is not known."""
+    """32 hex digits; None if it is unknown, or the message is damaged."""
     topic: str | None
     key: str | None
     tag: str | None
     transaction: str | None
-    """As printed; None: it has none."""
+    """In printed form; None for a message without a transaction."""
     state: str
-    """Where it stands, in one word."""
+    """One word."""
     waits: bool
-    """Whether something is still to come."""
+    """Whether the message is pending anywhere."""
     why: str
-    """One sentence: why it waits, or that it does not."""
+    """One sentence: why the message waits, or that it does not."""
     events: tuple[Event, ...]
-    """Oldest first; those without a time where they belong."""
+    """Oldest first. Events without a time keep their place after the event before them."""
     notes: tuple[str, ...] = ()
     """What is unknown, and why."""
     offers: tuple[Offer, ...] = ()
     properties: Mapping[str, str] = field(default_factory=dict)
     body: str | None = None
-    """The beginning of the body as text; None: there is none to show."""
+    """The beginning of the body as text; None if there is no body to show."""
     body_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Timeline(AsJson):
-    """All that was found."""
+    """The result of a search."""
 
     wanted: str
     stories: tuple[Story, ...]
     """Newest first."""
     more: bool
-    """Whether there are more than these."""
+    """Whether there are more messages."""
     now_us: int
     missing: tuple[Missing, ...] = ()
-    """Brokers and databases that did not answer: what they know is not in it."""
+    """Brokers and databases that did not answer; their facts are not included."""
     notes: tuple[str, ...] = ()
 
 
@@ -100,7 +100,7 @@ class Timeline(AsJson):
 
 @dataclass(frozen=True, slots=True)
 class Cause(AsJson):
-    """Things that wait for the same reason."""
+    """Pending things with the same cause."""
 
     kind: str
     """``parked``, ``undecided``, ``dead``, ``lagging``, ``outbox``, ``held``, ``stuck``, ``case``, ``suspended``,

@@ -1,4 +1,4 @@
-"""The words of sentences: times, durations, numbers of things."""
+"""Formats of times, durations and counts in sentences."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def many(count: int, thing: str, things: str | None = None) -> str:
 
 
 def quoted(text: str | None) -> str:
-    """Return the first line of somebody's text, cut, on one line and without control characters."""
+    """Return the first line of a text, shortened and without control characters. An empty text gets a placeholder."""
     if not text or not text.strip():
         return "no reason was given"
     line = text.strip().splitlines()[0]

@@ -73,7 +73,7 @@ def _in_databases(
     asking = Asking(console.bus, list(console.engines.values()))
     found: list[dict[str, Any]] = []
     for name, engine in asking.databases():
-        with asking.reading(engine):
+        with asking.note_errors(engine):
             found += read(engine, name)
     return found, asking.missing
 

@@ -1,1 +1,1 @@
-"""The history of one message, over brokers and databases. ``timeline.py`` joins what the other modules find."""
+"""The history of one message, over brokers and databases. ``timeline.py`` joins the results of the other modules."""

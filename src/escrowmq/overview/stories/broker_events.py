@@ -1,4 +1,4 @@
-"""Events of a message that a broker knows, with a sentence each."""
+"""Events of a message that a broker stores, each with a sentence."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ _DECIDERS = {
 _STATES = {"committed": "Committed", "rolled_back": "Rolled back", "expired": "Expired"}
 
 
-def broker_events(at_broker: AtBroker, now_us: int) -> list[Event]:
-    """Return all of them, in the order in which they happened."""
+def list_broker_events(at_broker: AtBroker, now_us: int) -> list[Event]:
+    """Return all events of a message at its broker: of its transaction, its answers, its place, and its consumer
+    groups."""
     return [
-        *_of_transaction(at_broker),
-        *_of_answers(at_broker),
-        *_of_place(at_broker, now_us),
-        *_of_groups(at_broker, now_us),
+        *_list_transaction_events(at_broker),
+        *_list_unknown_answers(at_broker),
+        *_list_place_events(at_broker, now_us),
+        *_list_group_events(at_broker, now_us),
     ]
 
 
-def who(at_broker: AtBroker, time_us: int) -> str:
-    """Return who did what was done manually at a time, and why."""
+def describe_operator(at_broker: AtBroker, time_us: int) -> str:
+    """Return a text that names the operator of a manual operation at a time, and the reason."""
     act = at_broker.acts.get(time_us)
     if act is None:
         return "by hand; who did it is not recorded"
@@ -38,18 +39,18 @@ def who(at_broker: AtBroker, time_us: int) -> str:
     return f"by {quoted(act.get('by') or 'somebody who gave no name')} (act {act['number']}){why}"
 
 
-def _of_transaction(of: AtBroker) -> Iterator[Event]:
+def _list_transaction_events(of: AtBroker) -> Iterator[Event]:
     message, shown = of.message, of.transaction
     if message["state"] == "edited":
         old = message["edited_from"] or "a message that was damaged"
         text = f"Put in place of the dead letter {old}, for consumer group {message['group']} alone."
-        yield _event(of, message["stored_us"], "replaced", text, {"edited_from": message["edited_from"]})
+        yield _make_event(of, message["stored_us"], "replaced", text, {"edited_from": message["edited_from"]})
         return
     if message["transaction"] is None:
-        yield _event(of, message["stored_us"], "stored", "Stored as a plain message.")
+        yield _make_event(of, message["stored_us"], "stored", "Stored as a plain message.")
         return
     if shown is None:
-        yield _event(of, message["stored_us"], "prepared", f"Prepared in transaction {message['transaction']}.")
+        yield _make_event(of, message["stored_us"], "prepared", f"Prepared in transaction {message['transaction']}.")
         return
     group, instance = shown["group"], shown["instance"]
     by = (
@@ -70,23 +71,22 @@ def _of_transaction(of: AtBroker) -> Iterator[Event]:
         elif kind == "checked":
             text = (
                 f"Producer group {group or '(forgotten)'} was asked what became of it, question "
-                f"{event.get('attempt', '?')}; {_answer(timeline[number + 1 :])}"
+                f"{event.get('attempt', '?')}; {_describe_answer(timeline[number + 1 :])}"
             )
         elif kind == "parked":
             text = f"Parked after {many(shown['checks'], 'question')}: from now on it waits for a person."
         elif kind == "reopened":
-            text = f"Opened again {who(of, time_us)}."
+            text = f"Opened again {describe_operator(of, time_us)}."
         else:
             text = f"{_STATES.get(kind, kind)} {_describe_decision(of, event)}."
-        yield _event(of, time_us, kind, text, facts)
+        yield _make_event(of, time_us, kind, text, facts)
 
 
-def _of_answers(of: AtBroker) -> Iterator[Event]:
-    """Yield the check-backs whose answer decided nothing: the broker remembers the last time, and only since its
-    start."""
+def _list_unknown_answers(of: AtBroker) -> Iterator[Event]:
+    """Yield the last check-back answer UNKNOWN. The broker keeps only the last one since its start."""
     shown = of.transaction or {}
     if shown.get("unknown_us"):
-        yield _event(
+        yield _make_event(
             of,
             shown["unknown_us"],
             "answered",
@@ -94,9 +94,9 @@ def _of_answers(of: AtBroker) -> Iterator[Event]:
         )
 
 
-def _answer(later: list[Mapping[str, Any]]) -> str:
-    """Describe the answer to a check-back, as far as the log tells: it keeps decisions, and no answers that decide
-    nothing."""
+def _describe_answer(later: list[Mapping[str, Any]]) -> str:
+    """Describe the answer to a check-back, as far as the log shows. The log stores decisions, but not answers that
+    decide nothing."""
     following = next((event for event in later if event["event"] != "prepared"), None)
     if following is None:
         return "no decision has come yet."
@@ -109,7 +109,7 @@ def _answer(later: list[Mapping[str, Any]]) -> str:
 
 def _describe_decision(of: AtBroker, event: Mapping[str, Any]) -> str:
     if event.get("by") == "operator":
-        return who(of, event["time_us"])
+        return describe_operator(of, event["time_us"])
     text = _DECIDERS.get(event.get("by", ""), "by nobody knows whom")
     session = event.get("session")
     own = (of.transaction or {}).get("instance")
@@ -119,16 +119,16 @@ def _describe_decision(of: AtBroker, event: Mapping[str, Any]) -> str:
     return f"{text} (session {session}" + (f", instance {own})" if session == prepared_by and own else ")")
 
 
-def _of_place(of: AtBroker, now_us: int) -> Iterator[Event]:
+def _list_place_events(of: AtBroker, now_us: int) -> Iterator[Event]:
     message = of.message
     if message["damaged"]:
-        yield _event(of, None, "damaged", f"The log is damaged under it: {quoted(message['damaged'])}.")
+        yield _make_event(of, None, "damaged", f"The log is damaged under it: {quoted(message['damaged'])}.")
     if message["state"] == "edited":
         return
     if message["visible"]:
         placed_us = None if of.stands is None else of.stands["placed_us"]
         where = f"{message['topic']}/{message['queue']}/{message['offset']}"
-        yield _event(
+        yield _make_event(
             of,
             placed_us,
             "placed",
@@ -136,18 +136,20 @@ def _of_place(of: AtBroker, now_us: int) -> Iterator[Event]:
             {"offset": message["offset"], "queue": message["queue"]},
         )
     elif message["visible_us"] > now_us and message["state"] in ("plain", "committed", "open", "parked"):
-        yield _event(of, None, "delayed", f"Delayed: not visible before it is due {at(message['visible_us'], now_us)}.")
+        yield _make_event(
+            of, None, "delayed", f"Delayed: not visible before it is due {at(message['visible_us'], now_us)}."
+        )
 
 
-def _of_groups(of: AtBroker, now_us: int) -> Iterator[Event]:
+def _list_group_events(of: AtBroker, now_us: int) -> Iterator[Event]:
     if of.stands is None:
         return
     for event in of.stands.get("events", []):
         facts = {name: value for name, value in event.items() if name != "time_us"}
-        yield _event(of, event["time_us"], event["event"], _in_group(of, event, now_us), facts)
+        yield _make_event(of, event["time_us"], event["event"], _describe_group_event(of, event, now_us), facts)
 
 
-def _in_group(of: AtBroker, event: Mapping[str, Any], now_us: int) -> str:
+def _describe_group_event(of: AtBroker, event: Mapping[str, Any], now_us: int) -> str:
     group, kind, attempt = event["group"], event["event"], event.get("attempt")
     times = f"attempt {attempt}" if attempt else "an attempt whose number is not known"
     if kind == "leased":
@@ -157,7 +159,7 @@ def _in_group(of: AtBroker, event: Mapping[str, Any], now_us: int) -> str:
             else f"Group {group}: handed to the next process of its member, {times}."
         )
     if kind == "reset":
-        return f"Group {group}: moved to another place of the queue {who(of, event['time_us'])}."
+        return f"Group {group}: moved to another place of the queue {describe_operator(of, event['time_us'])}."
     if kind == "acked":
         return f"Group {group}: acknowledged, {times}."
     if kind == "released":
@@ -166,24 +168,26 @@ def _in_group(of: AtBroker, event: Mapping[str, Any], now_us: int) -> str:
         how = "its lease ended without an answer" if event.get("expired") else "its consumer gave it back"
         if event.get("cause"):
             how += f", {quoted(event['cause'])}"
-        return f"Group {group}: failed, {times}: {how}; delivered again from {_from(event['due_us'], now_us)} on."
+        return (
+            f"Group {group}: failed, {times}: {how}; delivered again from {_format_begin(event['due_us'], now_us)} on."
+        )
     if kind == "dead":
         return f"Group {group}: given up after {times}: {quoted(event.get('cause'))}."
     if kind == "edited":
         return (
             f"Group {group}: message {event.get('message_id', '')} was put in place of the dead letter, for this group "
             "alone,"
-            f" {who(of, event['time_us'])}."
+            f" {describe_operator(of, event['time_us'])}."
         )
     act = "delivered again, attempts counted anew," if kind == "retried" else "discarded for good"
-    return f"Group {group}: the dead letter was {act} {who(of, event['time_us'])}."
+    return f"Group {group}: the dead letter was {act} {describe_operator(of, event['time_us'])}."
 
 
-def _from(time_us: int, now_us: int) -> str:
+def _format_begin(time_us: int, now_us: int) -> str:
     return at(time_us, now_us).removeprefix("at ")
 
 
-def _event(
+def _make_event(
     of: AtBroker, time_us: int | None, event: str, sentence: str, facts: Mapping[str, Any] | None = None
 ) -> Event:
     return Event(time_us, event, of.broker, sentence, facts or {})

@@ -1,6 +1,5 @@
-"""Facts that the brokers know of a message: messages, their transactions, where they stand for each group, and who
-acted on them.
-"""
+"""Facts that the brokers store about a message: its content, its transaction, its state in each consumer group, and
+operator actions."""
 
 from __future__ import annotations
 
@@ -14,9 +13,9 @@ from escrowmq.overview.stories.sought import Sought
 from escrowmq.wire.actions import acts, producers, standing, transactions
 
 MOST_ACTS = 8
-"""Acts of operators that are looked up for one message."""
+"""Maximum number of operator actions that are looked up for one message."""
 _FAMILIES = {"retried": "dead_letters.", "discarded": "dead_letters.", "edited": "dead_letters.", "reset": "groups."}
-"""What the acts are called by which a person does it."""
+"""Prefix of the operator actions that cause an event, by event."""
 
 
 @dataclass(slots=True)
@@ -25,20 +24,20 @@ class AtBroker:
 
     broker: str
     message: Mapping[str, Any]
-    """As ``lookup`` tells it."""
+    """The row of ``lookup``."""
     transaction: Mapping[str, Any] | None = None
-    """As ``transactions.show`` tells it."""
+    """The answer of ``transactions.show``."""
     producers: Mapping[str, Any] | None = None
-    """Its producer group, as ``producers.list`` tells it."""
+    """Its producer group: the row of ``producers.list``."""
     stands: Mapping[str, Any] | None = None
-    """As ``messages.standing`` tells it."""
+    """The answer of ``messages.standing``."""
     acts: dict[int, Mapping[str, Any]] = field(default_factory=dict)
-    """Who did what happened manually, by the time when it happened."""
+    """Operator actions by the time of the event that they caused."""
     notes: list[str] = field(default_factory=list)
 
 
-class Looked:
-    """Look-ups of one search; what two messages have in common is asked once."""
+class BrokerLookup:
+    """Look-ups of one search. Facts that messages share are requested once."""
 
     def __init__(self, asking: Asking) -> None:
         self._asking = asking
@@ -46,39 +45,40 @@ class Looked:
         self._producers: dict[str, list[Any]] = {}
 
     def find(self, wanted: Sought, limit: int) -> tuple[list[AtBroker], bool]:
-        """Return messages at the brokers, newest first, at most ``limit``; and whether there are more."""
+        """Return at most ``limit`` messages, newest first, and whether there are more."""
         found: dict[tuple[str, int], Mapping[str, Any]] = {}
-        for row in self._meant(wanted, limit + 1):
+        for row in self._find_rows(wanted, limit + 1):
             found.setdefault((row["broker"], row["position"]), row)
         rows = sorted(found.values(), key=lambda row: -row["stored_us"])
-        return [self._complete(row) for row in rows[:limit]], len(rows) > limit
+        return [self._add_details(row) for row in rows[:limit]], len(rows) > limit
 
-    def by_ids(self, ids: Iterable[bytes], limit: int) -> list[AtBroker]:
-        """Return messages of ids that the databases name."""
+    def find_ids(self, ids: Iterable[bytes], limit: int) -> list[AtBroker]:
+        """Return the messages with these ids, at most ``limit``."""
         rows: list[Any] = []
         for identity in ids:
             rows += self._lookup(limit, message_id=identity)
-        return [self._complete(row) for row in rows[:limit]]
+        return [self._add_details(row) for row in rows[:limit]]
 
-    def _meant(self, wanted: Sought, limit: int) -> Iterable[Any]:
+    def _find_rows(self, wanted: Sought, limit: int) -> Iterable[Any]:
+        """Yield the messages of each possible meaning. A message may come more than once."""
         if wanted.transaction is not None:
-            yield from self._of_transaction(wanted, limit)
+            yield from self._find_in_transaction(wanted, limit)
         if wanted.place is not None:
             topic, queue, offset = wanted.place
-            for broker, identity in self._at_place(topic, queue, offset):
+            for broker, identity in self._find_at_place(topic, queue, offset):
                 rows = self._lookup(limit, message_id=identity, topic=topic)
                 yield from (row for row in rows if row["broker"] == broker and row["offset"] == offset)
         yield from self._lookup(limit, message_id=wanted.message_id)
         yield from self._lookup(limit, key=wanted.text)
 
     def _lookup(self, limit: int, **given: Any) -> list[Any]:
-        return self._asking.all(lambda admin: admin.lookup(**given, limit=limit))
+        return self._asking.ask_all(lambda admin: admin.lookup(**given, limit=limit))
 
-    def _of_transaction(self, wanted: Sought, limit: int) -> Iterable[Any]:
+    def _find_in_transaction(self, wanted: Sought, limit: int) -> Iterable[Any]:
         """Yield the messages of a transaction."""
         printed = str(wanted.transaction)
         for address in self._asking.addresses:
-            shown = self._show(address, printed)
+            shown = self._show_transaction(address, printed)
             for message in (shown or {}).get("messages", [])[:limit]:
                 if message["message_id"] is None:
                     continue
@@ -86,7 +86,7 @@ class Looked:
                 rows = self._lookup(limit, message_id=identity)
                 yield from (row for row in rows if row["transaction"] == printed)
 
-    def _at_place(self, topic: str, queue: int, offset: int) -> Iterable[tuple[str, bytes]]:
+    def _find_at_place(self, topic: str, queue: int, offset: int) -> Iterable[tuple[str, bytes]]:
         for address in self._asking.addresses:
             link = self._asking.router.links[self._asking.addresses.index(address)]
             request: Any = {
@@ -101,21 +101,21 @@ class Looked:
                 continue
             yield from ((address, identity) for identity in identities if identity is not None)
 
-    def _complete(self, row: Mapping[str, Any]) -> AtBroker:
-        """Return all that its broker knows of a message."""
+    def _add_details(self, row: Mapping[str, Any]) -> AtBroker:
+        """Return a message with its transaction, producer group, state in consumer groups, and operator actions."""
         at = AtBroker(row["broker"], row)
         if row["transaction"] is not None:
-            at.transaction = self._show(at.broker, row["transaction"])
+            at.transaction = self._show_transaction(at.broker, row["transaction"])
             if at.transaction is None:
                 at.notes.append("Its transaction is not known any more: who decided it, and when, has left the log.")
             else:
-                at.producers = self._group(at.broker, at.transaction["group"])
+                at.producers = self._find_producers(at.broker, at.transaction["group"])
         if row["offset"] is not None and row["topic"] is not None:
-            self._stand(at, row)
-        self._who(at)
+            self._add_standing(at, row)
+        self._add_acts(at)
         return at
 
-    def _show(self, broker: str, printed: str) -> Mapping[str, Any] | None:
+    def _show_transaction(self, broker: str, printed: str) -> Mapping[str, Any] | None:
         if printed not in self._transactions:
             try:
                 self._transactions[printed] = self._asking.ask(broker, transactions.SHOW({"id": printed}))
@@ -128,13 +128,13 @@ class Looked:
                 self._transactions[printed] = None
         return self._transactions[printed]
 
-    def _group(self, broker: str, name: str | None) -> Mapping[str, Any] | None:
+    def _find_producers(self, broker: str, name: str | None) -> Mapping[str, Any] | None:
         if broker not in self._producers:
-            answer = self._asking.one(broker, producers.LIST({}))
+            answer = self._asking.ask_one(broker, producers.LIST({}))
             self._producers[broker] = [] if answer is None else answer["producers"]
         return next((one for one in self._producers[broker] if one["group"] == name), None)
 
-    def _stand(self, at: AtBroker, row: Mapping[str, Any]) -> None:
+    def _add_standing(self, at: AtBroker, row: Mapping[str, Any]) -> None:
         place: standing.AskOfMessage = {
             "topic": row["topic"], "queue": row["queue"], "offset": row["offset"], "history": True,
         }  # fmt: skip
@@ -148,10 +148,10 @@ class Looked:
             else:
                 at.notes.append(f"Where it stands for consumer groups could not be asked: {problem}")
         if at.stands is not None and row["state"] == "edited":
-            at.stands = _of_its_group(at.stands, row)
+            at.stands = _restrict_to_group(at.stands, row)
 
-    def _who(self, at: AtBroker) -> None:
-        """Look up who did what was done manually."""
+    def _add_acts(self, at: AtBroker) -> None:
+        """Add the newest operator actions on a message."""
         by_hand = [
             (event["time_us"], "transactions.")
             for event in (at.transaction or {}).get("timeline", [])
@@ -160,14 +160,13 @@ class Looked:
         events = (at.stands or {}).get("events", [])
         by_hand += [(event["time_us"], _FAMILIES[event["event"]]) for event in events if event["event"] in _FAMILIES]
         for time_us, family in sorted(by_hand)[-MOST_ACTS:]:
-            act = self._act_at(at.broker, time_us)
+            act = self._find_act(at.broker, time_us)
             if act is not None and act["act"].startswith(family):
                 at.acts[time_us] = act
 
-    def _act_at(self, broker: str, time_us: int) -> Mapping[str, Any] | None:
-        """Return the act that was under way at a time: the last that began before. Acts of a broker go one after
-        the other."""
-        newest = self._asking.one(broker, acts.LIST({"limit": 1, "newest": True}))
+    def _find_act(self, broker: str, time_us: int) -> Mapping[str, Any] | None:
+        """Return the last operator action that began at or before a time. Actions of one broker do not overlap."""
+        newest = self._asking.ask_one(broker, acts.LIST({"limit": 1, "newest": True}))
         if newest is None or not newest["acts"]:
             return None
         found: Mapping[str, Any] | None = newest["acts"][-1]
@@ -177,7 +176,7 @@ class Looked:
         found = None
         while low < high:  # the numbers below ``low`` began before, ``high`` did not
             middle = (low + high) // 2
-            page = self._asking.one(broker, acts.LIST({"limit": 1, "after": middle - 1}))
+            page = self._asking.ask_one(broker, acts.LIST({"limit": 1, "after": middle - 1}))
             if page is None or not page["acts"]:
                 return None
             if page["acts"][0]["time_us"] <= time_us:
@@ -187,9 +186,9 @@ class Looked:
         return found
 
 
-def _of_its_group(stands: Mapping[str, Any], row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what concerns an edited message: only its group receives it, and earlier events there are of the
-    message that it replaced."""
+def _restrict_to_group(stands: Mapping[str, Any], row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the state and events of an edited message in its only group, without events of the message that it
+    replaced."""
     events = [event for event in stands.get("events", []) if event["group"] == row["group"]]
     begun = next((n for n, event in enumerate(events) if event.get("message_id") == row["message_id"]), 0)
     mine = [one for one in stands["groups"] if one["group"] == row["group"]]

@@ -1,4 +1,4 @@
-"""Events of a message that a database knows, with a sentence each."""
+"""Events of a message that a database stores, each with a sentence."""
 
 from __future__ import annotations
 
@@ -16,16 +16,22 @@ from escrowmq.overview.values import Event
 from escrowmq.overview.words import many, quoted
 
 _NOTE = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)Z (\w+) by (.*)")
-"""A line that an operator's action leaves in a row."""
+"""A line that an operator action adds to a row."""
 
 
-def database_events(row: InDatabase) -> list[Event]:
-    """Return all of them; those of one table in their order."""
-    return [*_of_outbox(row), *_of_driven(row), *_of_consumers(row), *_of_compensation(row), *_by_hand(row)]
+def list_database_events(row: InDatabase) -> list[Event]:
+    """Return all events of a message in one database, table by table."""
+    return [
+        *_list_outbox_events(row),
+        *_list_driven_events(row),
+        *_list_consumer_events(row),
+        *_list_compensation_events(row),
+        *_list_acts(row),
+    ]
 
 
-def barrier_events(barriers: list[dict[str, Any]], transaction: bytes) -> list[Event]:
-    """Return the events that the barriers know of a transaction."""
+def list_barrier_events(barriers: list[dict[str, Any]], transaction: bytes) -> list[Event]:
+    """Return the events that barriers store about a transaction."""
     events = []
     for row in barriers:
         if bytes(row["transaction_id"]) != transaction:
@@ -39,12 +45,12 @@ def barrier_events(barriers: list[dict[str, Any]], transaction: bytes) -> list[E
 
 
 def error_of(row: Mapping[str, Any]) -> str | None:
-    """Return the error of an outbox row without the notes of acts."""
+    """Return the error of an outbox row without the notes of operator actions; None if there is none."""
     lines = [line for line in (row["error"] or "").splitlines() if not _NOTE.fullmatch(line)]
     return "\n".join(lines) or None
 
 
-def _of_outbox(row: InDatabase) -> Iterator[Event]:
+def _list_outbox_events(row: InDatabase) -> Iterator[Event]:
     outbox = row.outbox
     if outbox is None:
         return
@@ -77,7 +83,7 @@ def _of_outbox(row: InDatabase) -> Iterator[Event]:
         yield Event(None, "discarded", where, "A person decided that the outbox row is not to be sent.")
 
 
-def _of_driven(row: InDatabase) -> Iterator[Event]:
+def _list_driven_events(row: InDatabase) -> Iterator[Event]:
     driven = row.driven
     if driven is not None:
         stage = Stage(driven["state"]).name
@@ -90,7 +96,7 @@ def _of_driven(row: InDatabase) -> Iterator[Event]:
         )
 
 
-def _of_consumers(row: InDatabase) -> Iterator[Event]:
+def _list_consumer_events(row: InDatabase) -> Iterator[Event]:
     for mark in row.prepared:
         text = f"Group {mark['consumer_group']} keeps it in its database until it is decided."
         yield Event(mark["prepared_us"], "kept", row.database, text, {"group": mark["consumer_group"]})
@@ -106,8 +112,8 @@ def _of_consumers(row: InDatabase) -> Iterator[Event]:
         yield Event(mark["seen_us"], "consumed", row.database, text, {"group": mark["consumer_group"]})
 
 
-def _by_hand(row: InDatabase) -> Iterator[Event]:
-    """Yield what operators did, from the record of the database."""
+def _list_acts(row: InDatabase) -> Iterator[Event]:
+    """Yield the operator actions from the record of the database."""
     for act in row.acts:
         place = act["what"]["messages"].index(row.message_id.hex())
         ended = act.get("ended", {})
@@ -129,7 +135,7 @@ _SETS = {
 }
 
 
-def _of_compensation(row: InDatabase) -> Iterator[Event]:
+def _list_compensation_events(row: InDatabase) -> Iterator[Event]:
     for entry in row.sets:
         event, text = _SETS[entry["what"]]
         yield Event(

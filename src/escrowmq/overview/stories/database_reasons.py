@@ -74,8 +74,8 @@ _SETS = {
 }
 
 
-def in_database(row: InDatabase, at_brokers: bool, now_us: int) -> Iterator[Reason]:
-    """Yield why a message waits in a database. ``at_brokers``: a broker has it."""
+def explain_in_database(row: InDatabase, at_brokers: bool, now_us: int) -> Iterator[Reason]:
+    """Yield the reasons why a message waits in a database. ``at_brokers``: a broker has the message, too."""
     if row.outbox is not None:
         yield _explain_outbox(row, row.outbox, at_brokers, now_us)
     if row.driven is not None:

@@ -33,11 +33,11 @@ from escrowmq.overview.asking import Asking
 from escrowmq.overview.stories.known import Databases, InDatabase
 
 KEPT_ROWS = 200_000
-"""Rows of the outbox that are looked through for a key, from the newest on."""
+"""Number of the newest outbox rows that are searched for a key."""
 RECORDS = 500
-"""Records of operators' acts that are looked through, from the newest on."""
+"""Number of the newest operator actions that are searched."""
 MOST_NAMES = 200
-"""Consumer groups whose marks are looked up."""
+"""Maximum number of consumer groups whose marks are looked up."""
 _UNSENT = (State.PENDING, State.RETRYING, State.HELD, State.WAITING, State.DISCARDED)
 _TABLES = (
     trans_message,
@@ -52,15 +52,15 @@ _TABLES = (
 
 @dataclass(slots=True)
 class Reader:
-    """Reads of one database within one connection; only tables that are there are asked."""
+    """Reads of one database over one connection. Missing tables are skipped."""
 
     name: str
     connection: sa.Connection
     tables: set[str]
     notes: list[str] = field(default_factory=list)
 
-    def ids_of_key(self, key: str, limit: int) -> list[bytes]:
-        """Return ids of rows with a business key, newest first."""
+    def find_ids(self, key: str, limit: int) -> list[bytes]:
+        """Return the ids of at most ``limit`` rows with a business key, newest first."""
         found: list[tuple[int, bytes]] = []
         if trans_message.name in self.tables:
             m = trans_message.c
@@ -82,27 +82,28 @@ class Reader:
             found += [(created, bytes(identity)) for created, identity in rows]
         return list(dict.fromkeys(identity for _, identity in sorted(found, reverse=True)))[:limit]
 
-    def of(self, ids: Sequence[bytes]) -> list[InDatabase]:
-        """Return what the database knows of these ids, each one that it knows."""
+    def read_ids(self, ids: Sequence[bytes]) -> list[InDatabase]:
+        """Return the rows of these message ids, for each id that the database has."""
         found = {identity: InDatabase(self.name, identity) for identity in ids}
-        for row in self._rows(trans_message, trans_message.c.id, ids):
+        for row in self._read_rows(trans_message, trans_message.c.id, ids):
             found[bytes(row["id"])].outbox = row
-        for row in self._rows(trans_driven, trans_driven.c.id, ids):
+        for row in self._read_rows(trans_driven, trans_driven.c.id, ids):
             found[bytes(row["id"])].driven = row
         for table, names in ((trans_recv_log, "marks"), (trans_prepared, "prepared")):
-            for row in self._of_groups(table, table.c.consumer_group, ids):
+            for row in self._read_by_group(table, table.c.consumer_group, ids):
                 getattr(found[bytes(row["message_id"])], names).append(row)
-        for row in self._of_groups(trans_compensation_case, trans_compensation_case.c.name, ids):
+        for row in self._read_by_group(trans_compensation_case, trans_compensation_case.c.name, ids):
             found[bytes(row["message_id"])].cases.append(row)
-        self._sets(found)
-        self._acts(found)
-        return [one for one in found.values() if one.says_something]
+        self._add_sets(found)
+        self._add_acts(found)
+        return [one for one in found.values() if one.is_known]
 
-    def barrier(self, transaction: bytes) -> list[dict[str, Any]]:
-        """Return what the barrier knows of a transaction."""
-        return self._rows(trans_barrier, trans_barrier.c.transaction_id, [transaction])
+    def read_barrier(self, transaction: bytes) -> list[dict[str, Any]]:
+        """Return the barrier rows of a transaction."""
+        return self._read_rows(trans_barrier, trans_barrier.c.transaction_id, [transaction])
 
-    def _rows(self, table: sa.Table, column: sa.Column[Any], ids: Sequence[bytes]) -> list[dict[str, Any]]:
+    def _read_rows(self, table: sa.Table, column: sa.Column[Any], ids: Sequence[bytes]) -> list[dict[str, Any]]:
+        """Return the rows with these ids. Bodies are replaced by their length."""
         if table.name not in self.tables or not ids:
             return []
         wanted = [c for c in table.c if c.name != "body"]
@@ -110,11 +111,11 @@ class Reader:
         found = self.connection.execute(sa.select(*wanted, *body).where(column.in_(list(ids)))).mappings()
         return [dict(row) for row in found]
 
-    def _of_groups(self, table: sa.Table, group: sa.Column[Any], ids: Sequence[bytes]) -> list[dict[str, Any]]:
-        """Return rows of these ids, whose primary key begins with a group: each group's are looked up."""
+    def _read_by_group(self, table: sa.Table, group: sa.Column[Any], ids: Sequence[bytes]) -> list[dict[str, Any]]:
+        """Return the rows with these ids from a table whose primary key begins with a group name."""
         if table.name not in self.tables:
             return []
-        names = self._distinct(group)
+        names = self._list_distinct(group)
         if len(names) == MOST_NAMES:
             self.notes.append(
                 f"{self.name}: {table.name} has more than {MOST_NAMES} groups, and the others were not looked at."
@@ -124,8 +125,8 @@ class Reader:
         query = sa.select(*columns).where(by_group, table.c.message_id.in_(list(ids)))
         return [dict(row) for row in self.connection.execute(query).mappings()] if names else []
 
-    def _distinct(self, column: sa.Column[Any]) -> list[Any]:
-        """Return the values of the first column of a primary key: a look into the index for each."""
+    def _list_distinct(self, column: sa.Column[Any]) -> list[Any]:
+        """Return the values of the first column of a primary key. Each costs one index look-up."""
         names: list[Any] = []
         while len(names) < MOST_NAMES:
             after = column > names[-1] if names else sa.true()
@@ -135,8 +136,8 @@ class Reader:
             names.append(name)
         return names
 
-    def _acts(self, found: dict[bytes, InDatabase]) -> None:
-        """Add what operators did, from the newest entries of the record: each names the ids that it is about."""
+    def _add_acts(self, found: dict[bytes, InDatabase]) -> None:
+        """Add operator actions, from the newest entries of the record. Each entry lists its message ids."""
         if trans_act.name not in self.tables:
             return
         a = trans_act.c
@@ -156,9 +157,9 @@ class Reader:
         if newest > RECORDS:
             self.notes.append(f"{self.name}: of the record of acts only the newest {RECORDS:,} were looked at.")
 
-    def _sets(self, found: dict[bytes, InDatabase]) -> None:
-        """Add the sets of compensations. A pair gets its name in the store with the first run of a scheduler; until
-        then only its number is there."""
+    def _add_sets(self, found: dict[bytes, InDatabase]) -> None:
+        """Add the sets of compensations. Until the first run of a scheduler a pair has no name in the store, only a
+        number."""
         if set_store.name not in self.tables:
             return
         query = sa.select(set_store.c.store, set_store.c.name).limit(MOST_NAMES)
@@ -166,7 +167,7 @@ class Reader:
         for table, what, time in _SETS:
             if table.name not in self.tables:
                 continue
-            stores = self._distinct(table.c.store)
+            stores = self._list_distinct(table.c.store)
             entries: sa.Select[Any] = sa.select(table.c.store, table.c.id, table.c[time])
             for store, identity, time_us in self.connection.execute(
                 entries.where(table.c.store.in_(stores), table.c.id.in_(list(found)))
@@ -178,20 +179,21 @@ class Reader:
 _SETS = ((half_set, "half", "announced_us"), (taken, "taken", "announced_us"), (commit_set, "commit", "entered_us"))
 
 
-def read(asking: Asking, key: str, ids: Iterable[bytes], transactions: Iterable[bytes], limit: int) -> Databases:
-    """Read what all databases know of some ids, of the rows with a business key, and of transactions from the
-    barriers."""
+def read_databases(
+    asking: Asking, key: str, ids: Iterable[bytes], transactions: Iterable[bytes], limit: int
+) -> Databases:
+    """Read the rows of message ids, of a business key, and of the barriers of transactions, from all databases."""
     found, wanted = Databases(), list(ids)
     for name, engine in asking.databases():
-        with asking.reading(engine), asking.connect(engine) as connection:
+        with asking.note_errors(engine), asking.connect_read_only(engine) as connection:
             there = set(sa.inspect(connection).get_table_names())
             if not there & {table.name for table in _TABLES}:
                 asking.note(name, "it has no tables of EscrowMQ (escrowmq outbox migrate)")
                 continue
             reader = Reader(name, connection, there)
-            mine = list(dict.fromkeys([*wanted, *reader.ids_of_key(key, limit)]))
-            found.rows += reader.of(mine)
+            mine = list(dict.fromkeys([*wanted, *reader.find_ids(key, limit)]))
+            found.rows += reader.read_ids(mine)
             for transaction in transactions:
-                found.barriers += [{**row, "database": name} for row in reader.barrier(transaction)]
+                found.barriers += [{**row, "database": name} for row in reader.read_barrier(transaction)]
             found.notes += reader.notes
     return found

@@ -1,6 +1,4 @@
-"""Rows of databases about a message: the rows that were read. Needs no SQLAlchemy, so that brokers alone can be asked
-without it.
-"""
+"""Rows of databases about a message. Imports no SQLAlchemy, so that a timeline of brokers alone works without it."""
 
 from __future__ import annotations
 
@@ -12,25 +10,25 @@ from escrowmq.wire.actions.acts import Act
 
 @dataclass(slots=True)
 class InDatabase:
-    """One database's rows about one message id; rows as dicts, by what they are."""
+    """One database's rows about one message id, as dicts by table."""
 
     database: str
     message_id: bytes
     outbox: dict[str, Any] | None = None
     driven: dict[str, Any] | None = None
     marks: list[dict[str, Any]] = field(default_factory=list)
-    """Of the inbox: who has consumed it."""
+    """Rows of the inbox: the consumer groups that handled the message."""
     prepared: list[dict[str, Any]] = field(default_factory=list)
-    """Consumers that got it before it was decided."""
+    """Rows of consumer groups that received the message before it was decided."""
     cases: list[dict[str, Any]] = field(default_factory=list)
     acts: list[Act] = field(default_factory=list)
-    """What operators did to it here."""
+    """Operator actions on it in this database."""
     sets: list[dict[str, Any]] = field(default_factory=list)
-    """Where it is in the sets of a compensation: ``name, what, time_us``."""
+    """Its entries in the sets of compensations: ``name, what, time_us``."""
 
     @property
-    def says_something(self) -> bool:
-        """Whether the database knows it at all."""
+    def is_known(self) -> bool:
+        """Whether the database has anything about the message."""
         tables = (self.outbox, self.driven, self.marks, self.prepared, self.cases, self.sets, self.acts)
         return any(tables)
 

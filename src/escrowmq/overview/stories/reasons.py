@@ -1,7 +1,7 @@
-"""Reasons why a message waits, a sentence each. A table holds the sentences; the functions below it choose one for each
-place.
+"""Reasons why a message waits, one sentence each. A table holds the sentences; the functions below it choose one for
+each place.
 
-If a message waits at several places, the reason that needs a person comes first (see :class:`Rank`).
+If a message waits at several places, the reason that needs an operator comes first (see :class:`Rank`).
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from escrowmq.overview.words import at, many, quoted, since
 
 
 class Rank(IntEnum):
-    """The condition under which the message continues. The lowest value is reported first."""
+    """What a waiting message needs in order to continue. The lowest value is reported first."""
 
     PERSON = 0
-    """A person decides."""
+    """A decision of an operator."""
     SOMEBODY = 1
-    """A producer, a consumer or a relay must connect."""
+    """A producer, a consumer or a relay that connects."""
     TIME = 2
-    """It continues by itself at a time."""
+    """Nothing but time."""
     HANDS = 3
-    """A process is working on it."""
+    """Nothing: a process is working on it."""
     LINE = 4
-    """Other messages come before it."""
+    """Nothing: other messages are ahead of it."""
     DONE = 9
-    """It does not wait."""
+    """The message does not wait."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """The reason why a message waits at one place, or that it does not."""
+    """The reason why a message waits at one place, or does not wait there."""
 
     rank: Rank
     state: str
@@ -52,7 +52,7 @@ class Sentence(NamedTuple):
     text: str
 
     def fill(self, offers: tuple[Offer, ...] = (), **facts: object) -> Reason:
-        """Return the reason with ``facts`` in the places of the fields."""
+        """Return the reason with ``facts`` as the fields of the sentence."""
         return Reason(self.rank, self.state, self.text.format(**facts), offers)
 
 
@@ -168,18 +168,19 @@ _OVER = {
     "skipped": "began behind it",
     "gone": "is done with it, and how is not known any more",
 }
-"""States in which a consumer group is done with a message."""
+"""Texts of the states in which a consumer group has finished with a message."""
 
 
-def because(name: str, offers: tuple[Offer, ...] = (), **facts: object) -> Reason:
-    """Return the reason of that name in :data:`SENTENCES`."""
+def make_reason(name: str, offers: tuple[Offer, ...] = (), **facts: object) -> Reason:
+    """Return the reason with this name in :data:`SENTENCES`, filled with ``facts``."""
     return SENTENCES[name].fill(offers, **facts)
 
 
-def the_reason(reasons: Sequence[Reason]) -> Reason:
-    """Return the reason of the lowest rank. Its sentence says at how many more places the message waits."""
+def choose_reason(reasons: Sequence[Reason]) -> Reason:
+    """Return the reason of the lowest rank. Its sentence also gives the number of other places where the message
+    waits."""
     if not reasons:
-        return because("unknown")
+        return make_reason("unknown")
     ordered = sorted(reasons, key=lambda reason: reason.rank)
     first = ordered[0]
     others = sum(reason.rank < Rank.DONE for reason in ordered[1:])
@@ -188,8 +189,8 @@ def the_reason(reasons: Sequence[Reason]) -> Reason:
     return Reason(first.rank, first.state, first.sentence + more, offers)
 
 
-def at_broker(of: AtBroker, now_us: int) -> Iterator[Reason]:
-    """Yield why a message waits at its broker."""
+def explain_at_broker(of: AtBroker, now_us: int) -> Iterator[Reason]:
+    """Yield the reasons why a message waits at its broker."""
     message = of.message
     state = message["state"]
     if state == "parked":
@@ -197,7 +198,7 @@ def at_broker(of: AtBroker, now_us: int) -> Iterator[Reason]:
     elif state == "open":
         yield _explain_open(of, now_us)
     elif state in ("rolled_back", "expired"):
-        yield because(state)
+        yield make_reason(state)
     elif not message["visible"] and state != "edited":
         yield _explain_invisible(message, now_us)
     elif of.stands is None:
@@ -212,28 +213,28 @@ def _explain_parked(of: AtBroker) -> Reason:
     group, checks = shown.get("group") or "its producer group, which is forgotten,", shown.get("checks", 0)
     acts = ("commit", "rollback", "recheck")
     offers = tuple(Offer(f"transactions.{act}", {"ids": [of.message["transaction"]]}) for act in acts)
-    return because("parked" if checks else "parked unasked", offers, group=group, checks=many(checks, "question"))
+    return make_reason("parked" if checks else "parked unasked", offers, group=group, checks=many(checks, "question"))
 
 
 def _explain_open(of: AtBroker, now_us: int) -> Reason:
     shown, producers = of.transaction, of.producers
     if shown is None:
-        return because("open")
+        return make_reason("open")
     acts = ("commit", "rollback")
     offers = tuple(Offer(f"transactions.{act}", {"ids": [of.message["transaction"]]}) for act in acts)
     facts: dict[str, Any] = {"group": shown["group"] or "(forgotten)", "since": since(shown["prepared_us"], now_us)}
     if producers is None:
-        return because("no producer group", offers, **facts)
+        return make_reason("no producer group", offers, **facts)
     checks, most, due_us = shown["checks"], producers["check_max"], shown.get("due_us", 0)
     due = at(due_us, now_us)
     facts |= {"asked": f"asked {many(checks, 'time')} of {most}"}
     if due_us > now_us and not checks:
-        return because("deciding", offers, due=due, **facts)
+        return make_reason("deciding", offers, due=due, **facts)
     if not producers["members"]:
-        return because("no producer", offers, **facts)
+        return make_reason("no producer", offers, **facts)
     session = shown.get("asked_session")
     if due_us > now_us and session:
-        return because("asked", offers, session=session, **facts)
+        return make_reason("asked", offers, session=session, **facts)
     if due_us > now_us:
         unknown_us, exhausted = shown.get("unknown_us"), producers["checks_exhausted"] == "rollback"
         last = (
@@ -242,23 +243,23 @@ def _explain_open(of: AtBroker, now_us: int) -> Reason:
             else "nobody answered, or the answer was UNKNOWN"
         )
         follows = "asked again" if checks < most else "rolled back" if exhausted else "parked"
-        return because("unanswered", offers, last=last, next=f"it is {follows} {due}", **facts)
+        return make_reason("unanswered", offers, last=last, next=f"it is {follows} {due}", **facts)
     session = f", session {session}, and has not answered yet" if session else ""
-    return because("being asked", offers, session=session, **facts)
+    return make_reason("being asked", offers, session=session, **facts)
 
 
 def _explain_invisible(message: Mapping[str, Any], now_us: int) -> Reason:
     if message["visible_us"] > now_us:
-        return because("delayed", visible=at(message["visible_us"], now_us))
+        return make_reason("delayed", visible=at(message["visible_us"], now_us))
     if message["damaged"]:
-        return because("damaged", cause=quoted(message["damaged"]))
-    return because("gone")
+        return make_reason("damaged", cause=quoted(message["damaged"]))
+    return make_reason("gone")
 
 
 def _explain_groups(of: AtBroker, stands: Mapping[str, Any], now_us: int) -> Iterator[Reason]:
     groups = [one for one in stands["groups"] if one["subscribed"] or one["state"] != "waiting"]
     if not groups:
-        yield because("no consumer group", topic=of.message["topic"])
+        yield make_reason("no consumer group", topic=of.message["topic"])
         return
     done = [one for one in groups if one["state"] in _OVER]
     for one in groups:
@@ -278,16 +279,16 @@ def _explain_group(of: AtBroker, one: Mapping[str, Any], events: Sequence[Mappin
     if state == "leased":
         return _explain_leased(one, now_us)
     if one.get("paused"):
-        return because("paused", group=group)
+        return make_reason("paused", group=group)
     if state == "retrying":
         return _explain_retry(one, events, now_us)
     if not one.get("chosen", True):
-        return because("filtered", group=group)
+        return make_reason("filtered", group=group)
     before = one["before"]
     ahead = f"{many(before, 'message')} of its queue {'comes' if before == 1 else 'come'} first"
     if not one["receiving"] and not one.get("leases", 0):
-        return because("no consumer", group=group, before=f" ({ahead})" if before else "")
-    return because("in line", group=group, before=ahead if before else "it is the next of its queue")
+        return make_reason("no consumer", group=group, before=f" ({ahead})" if before else "")
+    return make_reason("in line", group=group, before=ahead if before else "it is the next of its queue")
 
 
 def _explain_dead(of: AtBroker, one: Mapping[str, Any], now_us: int) -> Reason:
@@ -296,24 +297,26 @@ def _explain_dead(of: AtBroker, one: Mapping[str, Any], now_us: int) -> Reason:
     selection = {"group": one["group"], "items": [letter]}
     offers = (Offer("dead_letters.retry", selection), Offer("dead_letters.discard", selection))
     attempts, cause = many(one["attempt"], "attempt"), quoted(one["cause"])
-    return because("dead", offers, group=one["group"], dead=at(one["dead_us"], now_us), attempts=attempts, cause=cause)
+    return make_reason(
+        "dead", offers, group=one["group"], dead=at(one["dead_us"], now_us), attempts=attempts, cause=cause
+    )
 
 
 def _explain_leased(one: Mapping[str, Any], now_us: int) -> Reason:
     group, holder = one["group"], f"instance {one['instance']}" if one.get("instance") else f"member {one['member']}"
     if one.get("in_doubt"):
-        return because("in doubt", group=group, holder=holder)
+        return make_reason("in doubt", group=group, holder=holder)
     held = f" {since(one['leased_us'], now_us)}" if one.get("leased_us") else ""
     attempt = f"attempt {one['attempt']}" + (f" of {one['max_attempts']}" if one["max_attempts"] < FOREVER else "")
     deadline_us = one["deadline_us"]
     lease = "its lease does not end by time" if deadline_us is None else f"its lease ends {at(deadline_us, now_us)}"
-    return because("leased", group=group, holder=holder, since=held, attempt=attempt, lease=lease)
+    return make_reason("leased", group=group, holder=holder, since=held, attempt=attempt, lease=lease)
 
 
 def _explain_retry(one: Mapping[str, Any], events: Sequence[Mapping[str, Any]], now_us: int) -> Reason:
     group, failed = one["group"], max(one["attempt"] - 1, 0)
     if "behind" in one:
-        return because("behind", group=group, offset=one["behind"])
+        return make_reason("behind", group=group, offset=one["behind"])
     times = f"has failed it {many(failed, 'time')}" if failed else "is to be given it"
     failures = [event for event in events if event["group"] == group and event["event"] == "failed"]
     last = ""
@@ -321,7 +324,7 @@ def _explain_retry(one: Mapping[str, Any], events: Sequence[Mapping[str, Any]], 
         how = "its lease ended without an answer" if failures[-1].get("expired") else "its consumer gave it back"
         last = f" (last {at(failures[-1]['time_us'], now_us)}: {how}; why is stored only of dead letters)"
     if one["due_us"] > now_us:
-        return because("retry due", group=group, times=times, last=last, due=at(one["due_us"], now_us))
-    return because(
+        return make_reason("retry due", group=group, times=times, last=last, due=at(one["due_us"], now_us))
+    return make_reason(
         "retry in line" if one["receiving"] else "retry without consumer", group=group, times=times, last=last
     )

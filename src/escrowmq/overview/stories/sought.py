@@ -1,4 +1,4 @@
-"""Possible meanings of a text that a user looks for: an id, a key, a transaction, a place in a queue."""
+"""Possible meanings of a search text: a message id, a key, a transaction, or a place in a queue."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from escrowmq.model import TransactionId, message_id
 from escrowmq.wire.values import LARGEST_NUMBER, MAX_QUEUE
 
 MOST = 10_000
-"""Characters of what is looked for: no key and no id is longer."""
+"""Maximum length of a search text, in characters. No key or id is longer."""
 _TRANSACTION = re.compile(r"[0-9a-fA-F]{1,8}-[0-9a-fA-F]{1,8}-[0-9a-fA-F]{1,16}")
 _PLACE = re.compile(r"([A-Za-z0-9._-]{1,127})/([0-9]{1,10})/([0-9]{1,19})")
 
 
 @dataclass(frozen=True, slots=True)
 class Sought:
-    """A text that is looked for, in each meaning that it may have."""
+    """A search text with each of its possible meanings."""
 
     text: str
     message_id: bytes
-    """The id itself, or the one that is made of the text."""
+    """The id itself, or the id that is derived from the text."""
     transaction: TransactionId | None
     place: tuple[str, int, int] | None
-    """Topic, queue and offset, as dead letters are named."""
+    """Topic, queue and offset, written as in the names of dead letters."""
 
 
-def sought(wanted: str) -> Sought:
-    """Return the possible meanings of ``wanted``. Raises Misuse(BAD_ARGUMENT) for what nothing can be called."""
+def parse_wanted(wanted: str) -> Sought:
+    """Return the possible meanings of ``wanted``. Raises Misuse(BAD_ARGUMENT) for an empty or too long text."""
     if not isinstance(wanted, str) or not wanted.strip():
         raise Misuse(Code.BAD_ARGUMENT, "nothing to look for", "an id, a key, a transaction, or TOPIC/QUEUE/OFFSET")
     if len(wanted) > MOST:

@@ -1,4 +1,4 @@
-"""Looks for anything, and tells of each message that is found what became of it and why it waits."""
+"""Search for messages, with the history of each and the reason why it waits."""
 
 from __future__ import annotations
 
@@ -9,75 +9,75 @@ from escrowmq.client.bus import Bus
 from escrowmq.model import TransactionId
 from escrowmq.overview.asking import Asking
 from escrowmq.overview.stories import reasons
-from escrowmq.overview.stories.broker_events import broker_events
-from escrowmq.overview.stories.brokers import AtBroker, Looked
+from escrowmq.overview.stories.broker_events import list_broker_events
+from escrowmq.overview.stories.brokers import AtBroker, BrokerLookup
 from escrowmq.overview.stories.known import Databases, InDatabase
-from escrowmq.overview.stories.sought import sought
+from escrowmq.overview.stories.sought import parse_wanted
 from escrowmq.overview.values import Event, Story, Timeline
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
 MOST_STORIES = 20
-"""The most messages of one answer; of more it only says that there are."""
+"""Maximum number of messages in one answer; ``more`` is set if there are others."""
 MOST_BODY = 2_000
-"""Characters of a body that are shown."""
+"""Maximum number of characters of a body that are shown."""
 _PLACE = ("written", "driven", "prepared", "stored", "replaced", "local", "checked", "parked", "reopened")
-"""What comes first of what happened at the same time."""
+"""Order of events that happened at the same time."""
 
 
 def timeline(bus: Bus, wanted: str, engines: Sequence[sa.Engine] = (), *, limit: int = MOST_STORIES) -> Timeline:
-    """Return the history of the messages that ``wanted`` may mean: a message id (or the text that it was made of), a
-    key, a transaction id, ``TOPIC/QUEUE/OFFSET``, at most ``limit`` of them; over all brokers of ``bus`` and all
-    databases of ``engines``.
+    """Return the history of the messages that ``wanted`` may mean.
 
-    Who is away is named in ``missing``; what cannot be known any more is said in ``notes``. Raises
-    Misuse(BAD_ARGUMENT).
+    ``wanted`` is a message id (or the text that it was derived from), a key, a transaction id, or
+    ``TOPIC/QUEUE/OFFSET``. All brokers of ``bus`` and all databases of ``engines`` are searched; at most ``limit``
+    messages are returned. Brokers and databases that did not answer are named in ``missing``; facts that are no longer
+    stored are listed in ``notes``. Raises Misuse(BAD_ARGUMENT).
     """
-    meaning = sought(wanted)
+    meaning = parse_wanted(wanted)
     asking = Asking(bus, engines)
     now_us = asking.now_us()
-    looked = Looked(asking)
-    found, more = looked.find(meaning, limit)
-    ids = dict.fromkeys([meaning.message_id, *_ids(found)])
+    lookup = BrokerLookup(asking)
+    found, more = lookup.find(meaning, limit)
+    ids = dict.fromkeys([meaning.message_id, *_list_ids(found)])
     transactions = [
         bytes(TransactionId.parse(one.message["transaction"])) for one in found if one.message["transaction"]
     ]
-    known = _in_databases(asking, wanted, ids, dict.fromkeys(transactions), limit + 1)
+    known = _read_databases(asking, wanted, ids, dict.fromkeys(transactions), limit + 1)
     others = [row.message_id for row in known.rows if row.message_id not in ids]
-    found += looked.by_ids(dict.fromkeys(others), max(limit - len(found), 0))
-    stories = [_story(one, known, now_us) for one in found]
+    found += lookup.find_ids(dict.fromkeys(others), max(limit - len(found), 0))
+    stories = [_make_story(one, known, now_us) for one in found]
     seen = {(one.message["message_id"], one.message["topic"]) for one in found}
     alone: dict[bytes, list[InDatabase]] = {}
     for row in known.rows:
-        if not any(_belongs(row, *one) for one in seen):
+        if not any(_can_belong(row, *one) for one in seen):
             alone.setdefault(row.message_id, []).append(row)
-    stories += [_story_of_rows(rows, now_us) for rows in alone.values()]
+    stories += [_make_database_story(rows, now_us) for rows in alone.values()]
     notes = list(dict.fromkeys(known.notes))
     if known.rows and found:
         notes.append("Times of a database are by its clock, those of a broker by its own.")
     return Timeline(wanted, tuple(stories[:limit]), more or len(stories) > limit, now_us, asking.missing, tuple(notes))
 
 
-def _ids(found: Iterable[AtBroker]) -> list[bytes]:
+def _list_ids(found: Iterable[AtBroker]) -> list[bytes]:
     return [bytes.fromhex(one.message["message_id"]) for one in found if one.message["message_id"] is not None]
 
 
-def _belongs(row: InDatabase, message_id: str | None, topic: str | None) -> bool:
-    """Return whether what a database knows may be of this message: the same id, and no other topic."""
+def _can_belong(row: InDatabase, message_id: str | None, topic: str | None) -> bool:
+    """Return whether the rows of a database may concern this message: they have the same id and no other topic."""
     if row.message_id.hex() != message_id:
         return False
     named = [one["topic"] for one in (row.outbox, row.driven) if one is not None]
     return not named or topic is None or topic in named
 
 
-def _story(of: AtBroker, known: Databases, now_us: int) -> Story:
+def _make_story(of: AtBroker, known: Databases, now_us: int) -> Story:
     message = of.message
-    rows = [row for row in known.rows if _belongs(row, message["message_id"], message["topic"])]
-    events = broker_events(of, now_us)
-    events += _events(rows, known.barriers, message["transaction"])
-    causes = [*reasons.at_broker(of, now_us), *_reasons(rows, True, now_us)]
-    reason = reasons.the_reason(causes)
+    rows = [row for row in known.rows if _can_belong(row, message["message_id"], message["topic"])]
+    events = list_broker_events(of, now_us)
+    events += _list_events(rows, known.barriers, message["transaction"])
+    causes = [*reasons.explain_at_broker(of, now_us), *_list_reasons(rows, True, now_us)]
+    reason = reasons.choose_reason(causes)
     notes = list(of.notes)
     if of.stands is not None and "until_us" in of.stands:
         notes.append(
@@ -92,7 +92,7 @@ def _story(of: AtBroker, known: Databases, now_us: int) -> Story:
             f"{message['transaction']} --body"
         )
     return Story(
-        title=_title(message["topic"], message["message_id"]),
+        title=_make_title(message["topic"], message["message_id"]),
         message_id=message["message_id"],
         topic=message["topic"],
         key=message["key"],
@@ -110,14 +110,14 @@ def _story(of: AtBroker, known: Databases, now_us: int) -> Story:
     )
 
 
-def _story_of_rows(rows: list[InDatabase], now_us: int) -> Story:
-    """Of what only databases know."""
+def _make_database_story(rows: list[InDatabase], now_us: int) -> Story:
+    """Return the history of a message that only databases have."""
     content: dict[str, Any] = next((one for row in rows for one in (row.outbox, row.driven, *row.prepared) if one), {})
-    reason = reasons.the_reason(_reasons(rows, False, now_us))
+    reason = reasons.choose_reason(_list_reasons(rows, False, now_us))
     transaction = next((row.driven["transaction_id"] for row in rows if row.driven), None)
     identity = rows[0].message_id.hex()
     return Story(
-        title=_title(content.get("topic"), identity),
+        title=_make_title(content.get("topic"), identity),
         message_id=identity,
         topic=content.get("topic"),
         key=content.get("key"),
@@ -126,51 +126,51 @@ def _story_of_rows(rows: list[InDatabase], now_us: int) -> Story:
         state=reason.state,
         waits=reason.rank < reasons.Rank.DONE,
         why=reason.sentence,
-        events=_sort(_events(rows)),
+        events=_sort(_list_events(rows)),
         notes=("None of the brokers that answered has it.",),
         offers=reason.offers,
         body_bytes=content.get("body_bytes"),
     )
 
 
-# What databases know is read by modules that need SQLAlchemy: they are imported where a database is
+# These modules need SQLAlchemy, so they are imported only if there is a database
 
 
-def _in_databases(
+def _read_databases(
     asking: Asking, key: str, ids: Iterable[bytes], transactions: Iterable[bytes], limit: int
 ) -> Databases:
     if not asking.engines:
         return Databases()
     from escrowmq.overview.stories import databases
 
-    return databases.read(asking, key, ids, transactions, limit)
+    return databases.read_databases(asking, key, ids, transactions, limit)
 
 
-def _events(
+def _list_events(
     rows: list[InDatabase], barriers: list[dict[str, Any]] | None = None, transaction: str | None = None
 ) -> list[Event]:
     if not rows and not barriers:
         return []
-    from escrowmq.overview.stories.database_events import barrier_events, database_events
+    from escrowmq.overview.stories.database_events import list_barrier_events, list_database_events
 
-    events = barrier_events(barriers or [], bytes(TransactionId.parse(transaction))) if transaction else []
-    return events + [event for row in rows for event in database_events(row)]
+    events = list_barrier_events(barriers or [], bytes(TransactionId.parse(transaction))) if transaction else []
+    return events + [event for row in rows for event in list_database_events(row)]
 
 
-def _reasons(rows: list[InDatabase], at_brokers: bool, now_us: int) -> list[reasons.Reason]:
+def _list_reasons(rows: list[InDatabase], at_brokers: bool, now_us: int) -> list[reasons.Reason]:
     if not rows:
         return []
-    from escrowmq.overview.stories.database_reasons import in_database
+    from escrowmq.overview.stories.database_reasons import explain_in_database
 
-    return [one for row in rows for one in in_database(row, at_brokers, now_us)]
+    return [one for row in rows for one in explain_in_database(row, at_brokers, now_us)]
 
 
-def _title(topic: str | None, message_id: str | None) -> str:
+def _make_title(topic: str | None, message_id: str | None) -> str:
     return f"message {message_id or '(damaged)'}" + (f" of {topic}" if topic else "")
 
 
 def _sort(events: list[Event]) -> tuple[Event, ...]:
-    """Sort by time; an event without a time stays behind the one before it."""
+    """Sort by time. An event without a time stays behind the event before it."""
     keyed: list[tuple[int, int, int, Event]] = []
     last: dict[str, int] = {}
     for number, event in enumerate(events):

@@ -13,21 +13,21 @@ from escrowmq.platform.times import duration, to_us
 from escrowmq.wire.actions import dead_letters, producers, transactions
 
 MOST_NAMES = 10_000
-"""Groups of one broker whose dead letters or undecided transactions are listed."""
+"""Maximum number of groups of one broker whose dead letters or undecided transactions are listed."""
 LAG_SECONDS = 30.0
-"""A consumer group lags if its oldest message waits for longer."""
+"""A consumer group lags if its oldest message waits longer than this, in seconds."""
 
 
-def at_brokers(asking: Asking, now_us: int, lag_seconds: float = LAG_SECONDS) -> Iterator[Cause]:
-    """Every cause, brokers first."""
-    yield from _brokers(asking)
-    yield from _undecided(asking, now_us)
-    yield from _dead(asking, now_us)
-    yield from _lagging(asking, now_us, lag_seconds)
+def find_broker_causes(asking: Asking, now_us: int, lag_seconds: float = LAG_SECONDS) -> Iterator[Cause]:
+    """Yield all causes at the brokers, those of the brokers themselves first."""
+    yield from _find_unhealthy(asking)
+    yield from _find_undecided(asking, now_us)
+    yield from _find_dead_letters(asking, now_us)
+    yield from _find_lagging(asking, now_us, lag_seconds)
 
 
-def _brokers(asking: Asking) -> Iterator[Cause]:
-    for one in asking.all(lambda admin: admin.health(), anew=True):
+def _find_unhealthy(asking: Asking) -> Iterator[Cause]:
+    for one in asking.ask_all(lambda admin: admin.health(), anew=True):
         broker, status, reason = one["broker"], one["status"], one["reason"]
         if status in ("unreachable", "stopped", "stopping"):
             text = f"Broker {broker} does not work ({status}: {quoted(reason)}); what it has waits for it."
@@ -37,11 +37,21 @@ def _brokers(asking: Asking) -> Iterator[Cause]:
             yield Cause("disk", broker, quoted(reason), 1, "broker", None, True, text, broker)
         elif status == "damaged":
             text = f"The log of broker {broker} is damaged in places, and the rest goes on: {quoted(reason)}."
-            yield Cause("damaged", broker, quoted(reason), _damaged(asking, broker), "frame", None, True, text, broker)
+            yield Cause(
+                "damaged",
+                broker,
+                quoted(reason),
+                _count_damaged_frames(asking, broker),
+                "frame",
+                None,
+                True,
+                text,
+                broker,
+            )
 
 
-def _damaged(asking: Asking, broker: str) -> int:
-    rows = asking.all(lambda admin: admin.stats())
+def _count_damaged_frames(asking: Asking, broker: str) -> int:
+    rows = asking.ask_all(lambda admin: admin.stats())
     return next((int(row.get("log_damaged_frames", 1)) for row in rows if row["broker"] == broker), 1)
 
 
@@ -54,16 +64,16 @@ _UNDECIDED = {
     "asked_out": "asked as often as the rules of the group say",
     "aged": "undecided for too long, or damaged, so that nobody can be asked",
 }
-"""What the broker calls a cause, in words; of the others it is not time yet."""
+"""Texts of the broker's causes. Transactions with any other cause are not due yet."""
 
 
-def _undecided(asking: Asking, now_us: int) -> Iterator[Cause]:
+def _find_undecided(asking: Asking, now_us: int) -> Iterator[Cause]:
     for broker in asking.addresses:
         connected: dict[str | None, int] = {}
-        if (listed := asking.one(broker, producers.LIST({}))) is not None:
+        if (listed := asking.ask_one(broker, producers.LIST({}))) is not None:
             connected = {one["group"]: one["members"] for one in listed["producers"]}
         summary = transactions.SUMMARY({"samples": MOST_SAMPLES})
-        for group in asking.listed(broker, summary, "groups", MOST_NAMES):
+        for group in asking.list_entries(broker, summary, "groups", MOST_NAMES):
             for waiting in group["causes"]:
                 if waiting["cause"] in _UNDECIDED:
                     yield _make_undecided_cause(
@@ -93,25 +103,27 @@ def _make_undecided_cause(
 # Consumer groups
 
 
-def _dead(asking: Asking, now_us: int) -> Iterator[Cause]:
+def _find_dead_letters(asking: Asking, now_us: int) -> Iterator[Cause]:
     summary = dead_letters.SUMMARY({"causes": MOST_GROUPS, "samples": MOST_SAMPLES})
     for broker in asking.addresses:
-        for group in asking.listed(broker, summary, "groups", MOST_NAMES):
+        for group in asking.list_entries(broker, summary, "groups", MOST_NAMES):
             name = group["group"]
             for one in group["causes"]:
-                samples = [{"place": _place(sample), **sample} for sample in one["samples"]]
+                samples = [{"place": _format_place(sample), **sample} for sample in one["samples"]]
                 alike = Alike(one["count"], one["oldest_us"], [*samples])
-                yield _dead_cause(name, broker, one["cause"], alike, now_us, {"group": name, "cause": one["cause"]})
+                yield _make_dead_cause(
+                    name, broker, one["cause"], alike, now_us, {"group": name, "cause": one["cause"]}
+                )
             if "others" in group:
                 rest = Alike(group["others"]["count"], group["others"]["oldest_us"])
-                yield _dead_cause(name, broker, f"{group['others']['causes']:,} {OTHERS}", rest, now_us, {})
+                yield _make_dead_cause(name, broker, f"{group['others']['causes']:,} {OTHERS}", rest, now_us, {})
 
 
-def _place(sample: Mapping[str, Any]) -> str:
+def _format_place(sample: Mapping[str, Any]) -> str:
     return f"{sample['topic']}/{sample['queue']}/{sample['offset']}"
 
 
-def _dead_cause(name: str, broker: str, cause: str, alike: Alike, now_us: int, selection: dict[str, Any]) -> Cause:
+def _make_dead_cause(name: str, broker: str, cause: str, alike: Alike, now_us: int, selection: dict[str, Any]) -> Cause:
     oldest = "" if alike.count == 1 else "the oldest "
     age = f", {oldest}{since(alike.oldest_us, now_us)}" if alike.oldest_us is not None else ""
     text = f"{many(alike.count, 'dead letter')} of consumer group {name}{age}: {quoted(cause)}."
@@ -122,14 +134,14 @@ def _dead_cause(name: str, broker: str, cause: str, alike: Alike, now_us: int, s
     )  # fmt: skip
 
 
-def _lagging(asking: Asking, now_us: int, lag_seconds: float) -> Iterator[Cause]:
-    for stands in asking.all(lambda admin: admin.standing()):
+def _find_lagging(asking: Asking, now_us: int, lag_seconds: float) -> Iterator[Cause]:
+    for stands in asking.ask_all(lambda admin: admin.standing()):
         for one in stands["consumers"]:
             if one["lag"] and one["lag_seconds"] > lag_seconds:
-                yield _lag_cause(one, stands["broker"], now_us)
+                yield _make_lag_cause(one, stands["broker"], now_us)
 
 
-def _lag_cause(one: Mapping[str, Any], broker: str, now_us: int) -> Cause:
+def _make_lag_cause(one: Mapping[str, Any], broker: str, now_us: int) -> Cause:
     name, lag, leased, retrying = one["group"], one["lag"], one["leased"], one["retrying"]
     waiting = lag - leased - retrying
     person = False

@@ -30,26 +30,25 @@ from escrowmq.overview.words import many, quoted, since
 from escrowmq.platform.times import to_us
 
 LISTED = 2_000
-"""Rows of one state that are looked at one by one."""
+"""Maximum number of rows of one state that are read one by one."""
 COUNTED = 100_000
-"""Rows of a cause that are counted; of more it is said that there are at least so many: what waits longest must not be
-listed last.
-"""
+"""Maximum number of rows of a cause that are counted; larger counts are given as "at least". The limit is high because
+causes are sorted by their count."""
 COUNTED_ONE_BY_ONE = 10_000
-"""The same, of what no index has, as the age of a row."""
+"""The same limit for conditions without an index, such as the age of a row."""
 GROUPS = 200
-"""Producer groups of one database whose rows are counted."""
+"""Maximum number of producer groups of one database whose rows are counted."""
 LATE_SECONDS = 60.0
-"""A row that nobody has sent or ended for so long waits for somebody."""
+"""A row that is unsent or unfinished for longer is reported as late, in seconds."""
 _M = trans_message.c
 _D = trans_driven.c
 _C = trans_compensation_case.c
 
 
-def in_databases(asking: Asking, stands: list[DatabaseStands] | None = None) -> Iterator[Cause]:
-    """Every cause of every database; how each outbox stands is added to ``stands``."""
+def find_database_causes(asking: Asking, stands: list[DatabaseStands] | None = None) -> Iterator[Cause]:
+    """Yield the causes of every database. If ``stands`` is given, append the state of each outbox to it."""
     for name, engine in asking.databases():
-        with asking.reading(engine), asking.connect(engine) as connection:
+        with asking.note_errors(engine), asking.connect_read_only(engine) as connection:
             there = set(sa.inspect(connection).get_table_names())
             if not there & {trans_message.name, trans_driven.name, trans_compensation_case.name}:
                 asking.note(name, "it has no tables of EscrowMQ (escrowmq outbox migrate)")
@@ -57,48 +56,47 @@ def in_databases(asking: Asking, stands: list[DatabaseStands] | None = None) -> 
             now_us = database_now_us(connection)
             found = _Database(name, connection, now_us)
             if trans_message.name in there:
-                yield from found.outbox()
+                yield from found.find_unsent()
                 if stands is not None:
-                    stands.append(found.stands(trans_relay.name in there))
+                    stands.append(found.measure_outbox(trans_relay.name in there))
             if trans_driven.name in there:
-                yield from found.driven()
+                yield from found.find_driven()
             if trans_compensation_case.name in there:
-                yield from found.compensations(trans_compensation.name in there)
+                yield from found.find_compensations(trans_compensation.name in there)
 
 
 class _Database:
-    """Looks at one database within one connection."""
+    """Reads of one database over one connection."""
 
     def __init__(self, name: str, connection: sa.Connection, now_us: int) -> None:
         self.name, self.connection, self.now_us = name, connection, now_us
         self._counts: dict[State, int] | None = None
 
-    def outbox(self) -> Iterator[Cause]:
-        """Yield rows that are not sent, or whose callback never came."""
+    def find_unsent(self) -> Iterator[Cause]:
+        """Yield causes of outbox rows that are unsent, or whose callback did not arrive."""
         for state, person in ((State.WAITING, True), (State.RETRYING, False)):
-            yield from self._list_refused(state, person)
+            yield from self._find_refused(state, person)
         held, more = self._count_rows(state_is(State.HELD))
         if held:
-            alike = Alike(held, self._oldest_us(State.HELD), self._samples(state_is(State.HELD)))
+            alike = Alike(held, self._find_oldest_us(State.HELD), self._read_samples(state_is(State.HELD)))
             text = (
-                f"{_many(held, more)} of the outbox {'is' if held == 1 else 'are'} held behind an earlier one of "
-                "the same key, which could not be sent."
+                f"{_format_count(held, more)} of the outbox {'is' if held == 1 else 'are'} held behind an earlier one "
+                "of the same key, which could not be sent."
             )
             cause = "behind an earlier row of the same key"
-            yield self._cause("held", "outbox", cause, alike, False, text, "row", at_least=more)
+            yield self._make_cause("held", "outbox", cause, alike, False, text, "row", at_least=more)
         is_late = sa.and_(state_is(State.PENDING), _M.created_us < self.now_us - to_us(LATE_SECONDS))
         late, more = self._count_rows(is_late, COUNTED_ONE_BY_ONE)
         if late:
-            oldest_us = self._oldest_us(State.PENDING) or self.now_us
-            alive = self._relays()
+            oldest_us = self._find_oldest_us(State.PENDING) or self.now_us
+            alive = self._count_relays()
             why = "no relay is running" if not alive else f"{many(alive, 'relay')} run, and have not come to them"
-            text = (
-                f"{_many(late, more)} of the outbox wait to be sent, the oldest {since(oldest_us, self.now_us)}: {why}."
-            )
-            alike, cause = Alike(late, oldest_us, self._samples(is_late)), why.partition(",")[0]
-            yield self._cause("outbox", "outbox", cause, alike, not alive, text, "row", at_least=more)
+            age = since(oldest_us, self.now_us)
+            text = f"{_format_count(late, more)} of the outbox wait to be sent, the oldest {age}: {why}."
+            alike, cause = Alike(late, oldest_us, self._read_samples(is_late)), why.partition(",")[0]
+            yield self._make_cause("outbox", "outbox", cause, alike, not alive, text, "row", at_least=more)
 
-    def _list_refused(self, state: State, person: bool) -> Iterator[Cause]:
+    def _find_refused(self, state: State, person: bool) -> Iterator[Cause]:
         count, more = self._count_rows(state_is(state))
         if not count:
             return
@@ -123,16 +121,15 @@ class _Database:
         for cause, one in alike.items():
             rest = "a person decides" if person else "a relay tries them again"
             left = more and cause == _LEFT
-            text = f"{_many(one.count, left)} of the outbox could not be sent ({cause}); {rest}."
-            yield self._cause(
+            text = f"{_format_count(one.count, left)} of the outbox could not be sent ({cause}); {rest}."
+            yield self._make_cause(
                 "outbox", "outbox", cause, one, person, text, "row", ("outbox.retry", "outbox.discard",
                 "outbox.settle"),
                 {"database": self.name, "state": state.name.lower(), "error": cause}, at_least=left,
             )  # fmt: skip
 
-    def driven(self) -> Iterator[Cause]:
-        """Yield rows of transactions that their producer drives: stuck ones, and those that nobody has ended for
-        long."""
+    def find_driven(self) -> Iterator[Cause]:
+        """Yield causes of producer-driven transactions: stuck rows, and rows that are unfinished for too long."""
         is_stuck = _D.state == Stage.STUCK.value
         others = _D.state.in_([stage.value for stage in Stage if stage is not Stage.STUCK])
         is_late = sa.and_(others, _D.created_us < self.now_us - to_us(LATE_SECONDS))
@@ -146,7 +143,7 @@ class _Database:
                     f"There are more than {GROUPS} producer groups that drive their transactions themselves; the "
                     "others were not looked at."
                 )
-                yield self._cause("unfinished", "others", _LEFT, Alike(1), False, text, "group", at_least=True)
+                yield self._make_cause("unfinished", "others", _LEFT, Alike(1), False, text, "group", at_least=True)
                 break
             for condition, most, person, kind, why in kinds:
                 mine = sa.and_(_D.producer_group == group, condition)
@@ -158,7 +155,7 @@ class _Database:
                     yield self._make_driven_cause(kind, group, why, Alike(count, oldest_us), mine, person, more)
 
     def _producer_groups(self) -> Iterator[str]:
-        """Yield a look into the index for each."""
+        """Yield the producer groups in order. Each costs one index look-up."""
         group: str | None = None
         while True:
             after = sa.true() if group is None else _D.producer_group > group
@@ -176,13 +173,14 @@ class _Database:
         alike.samples = [
             {**row, "id": bytes(row["id"]).hex(), "state": Stage(row["state"]).name.lower()} for row in rows
         ]
-        text = f"{_many(alike.count, more)} of producer group {group}, which drives its transactions itself: {why}."
+        counted = _format_count(alike.count, more)
+        text = f"{counted} of producer group {group}, which drives its transactions itself: {why}."
         acts = ("stuck.settle",) if person else ()
         selection = {"database": self.name, "group": group, "state": "stuck"} if person else {}
-        return self._cause(kind, group, why, alike, person, text, "row", acts, selection, at_least=more)
+        return self._make_cause(kind, group, why, alike, person, text, "row", acts, selection, at_least=more)
 
-    def compensations(self, journals: bool) -> Iterator[Cause]:
-        """Cases that wait for a person, and compensations that cannot rely on their sets."""
+    def find_compensations(self, journals: bool) -> Iterator[Cause]:
+        """Yield causes of compensation: cases that need an operator, and compensations that are suspended."""
         columns = (_C.name, _C.message_id, _C.state, _C.attempts, _C.first_us, _C.reason)
         waiting = _C.state.in_([state.value for state in WAITING])
         alike: Grouped[tuple[str, str, str]] = Grouped(lambda key: (key[0], key[1], OTHERS))
@@ -204,7 +202,9 @@ class _Database:
             text = f"{many(one.count, 'case')} of compensation {name} wait for a person ({state}): {reason}."
             selection = {"database": self.name, "compensation": name, "state": state, "reason": reason}
             acts = ("compensation.retry", "compensation.settle")
-            yield self._cause("case", name, reason, one, True, text, "case", acts, selection, at_least=listed > LISTED)
+            yield self._make_cause(
+                "case", name, reason, one, True, text, "case", acts, selection, at_least=listed > LISTED
+            )
         if not journals:
             return
         j = trans_compensation.c
@@ -214,24 +214,24 @@ class _Database:
                 f"Compensation {name} has been suspended {since(since_us, self.now_us)}: it cannot rely on its sets "
                 f"({quoted(reason)}); a scheduler ends that as soon as it can."
             )
-            yield self._cause("suspended", name, masked(reason), Alike(1, since_us), True, text, "compensation")
+            yield self._make_cause("suspended", name, masked(reason), Alike(1, since_us), True, text, "compensation")
 
-    def stands(self, relays: bool) -> DatabaseStands:
-        """Return how the outbox stands."""
+    def measure_outbox(self, relays: bool) -> DatabaseStands:
+        """Return the state of the outbox. ``relays``: the table of relays exists."""
         pending, retrying, held, waiting = (
-            self._count(state) for state in (State.PENDING, State.RETRYING, State.HELD, State.WAITING)
+            self._count_state(state) for state in (State.PENDING, State.RETRYING, State.HELD, State.WAITING)
         )
-        since_us = oldest(self._oldest_us(state) for state in (State.PENDING, State.RETRYING))
+        since_us = oldest(self._find_oldest_us(state) for state in (State.PENDING, State.RETRYING))
         lag = 0.0 if since_us is None else max(self.now_us - since_us, 0) / 1e6
-        return DatabaseStands(self.name, pending, retrying, held, waiting, lag, self._relays() if relays else 0)
+        return DatabaseStands(self.name, pending, retrying, held, waiting, lag, self._count_relays() if relays else 0)
 
-    def _relays(self) -> int:
+    def _count_relays(self) -> int:
         """Return the number of running relays. A relay has a row for each worker: its name and a random part."""
         alive = sa.select(trans_relay.c.owner).where(trans_relay.c.alive_until_us > self.now_us)
         return len({owner.rpartition("-")[0] for owner in self.connection.scalars(alive)})
 
-    def _count(self, state: State) -> int:
-        """Return all rows of one state that is neither sent nor done: an index has them."""
+    def _count_state(self, state: State) -> int:
+        """Return the number of rows in a state that is neither sent nor done. An index covers these states."""
         if self._counts is None:
             count = sa.func.count()
             aside = sa.select(_M.state, count).where(_M.state >= sa.literal_column(str(State.WAITING.value)))
@@ -244,15 +244,15 @@ class _Database:
     def _count_rows(
         self, condition: sa.ColumnElement[bool], most: int | None = None, column: sa.Column[Any] = _M.seq
     ) -> tuple[int, bool]:
-        """Return how many rows there are, ``most`` at most, and whether there are more."""
+        """Return the number of rows, at most ``most``, and whether there are more."""
         most = COUNTED if most is None else most
         some = sa.select(column).where(condition).limit(most + 1).subquery()
         count = int(self.connection.scalar(sa.select(sa.func.count()).select_from(some)) or 0)
         return min(count, most), count > most
 
-    def _oldest_us(self, state: State) -> int | None:
-        """Return when the first row of a state was made, found by an index: of rows aside one has them in their
-        order, but for MariaDB and MySQL; else one has those of each lane."""
+    def _find_oldest_us(self, state: State) -> int | None:
+        """Return the creation time of the first row in a state, found by an index. PostgreSQL and SQLite index rows
+        that are set aside in order; otherwise the first row of each lane is compared."""
         rows = sa.select(_M.created_us).where(state_is(state)).order_by(_M.seq).limit(1)
         if state >= State.WAITING and self.connection.dialect.name in ("postgresql", "sqlite"):
             return self.connection.scalar(rows)
@@ -261,11 +261,11 @@ class _Database:
         found: int | None = self.connection.scalar(sa.select(sa.func.min(every.c.created_us)))
         return found
 
-    def _samples(self, condition: sa.ColumnElement[bool]) -> list[Mapping[str, Any]]:
+    def _read_samples(self, condition: sa.ColumnElement[bool]) -> list[Mapping[str, Any]]:
         rows = self.connection.execute(sa.select(_M.id, _M.topic, _M.key).where(condition).limit(5)).mappings()
         return [{**row, "id": bytes(row["id"]).hex()} for row in rows]
 
-    def _cause(
+    def _make_cause(
         self,
         kind: str,
         of: str,
@@ -288,5 +288,5 @@ class _Database:
 _LEFT = "not looked at one by one"
 
 
-def _many(count: int, more: bool) -> str:
+def _format_count(count: int, more: bool) -> str:
     return ("At least " if more else "") + many(count, "row")

@@ -1,4 +1,4 @@
-"""Puts things that wait for the same reason into one group: how many, since when, and some of them."""
+"""Groups pending things by their cause, with a count, the oldest time, and samples."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from escrowmq.overview.words import quoted
 
 MOST_SAMPLES = 5
 MOST_GROUPS = 50
-"""The most causes of one kind; the rest is one more."""
+"""Maximum number of causes of one kind; all others are counted as one."""
 OTHERS = "other causes"
 _ID = re.compile(r"\b(?:0x)?[0-9a-fA-F]*\d[0-9a-fA-F-]{7,}\b")
 _NUMBER = re.compile(r"\d+")
@@ -21,14 +21,14 @@ K = TypeVar("K", bound=Hashable)
 
 @dataclass(slots=True)
 class Alike:
-    """Things that wait for the same reason."""
+    """Things that wait for the same cause."""
 
     count: int = 0
     oldest_us: int | None = None
     samples: list[Mapping[str, Any]] = field(default_factory=list)
 
     def add(self, since_us: int | None, sample: Mapping[str, Any], count: int = 1) -> None:
-        """One more."""
+        """Count ``count`` more things, with a sample."""
         self.count += count
         if since_us is not None:
             self.oldest_us = since_us if self.oldest_us is None else min(self.oldest_us, since_us)
@@ -37,7 +37,7 @@ class Alike:
 
 
 class Grouped(dict[K, Alike], Generic[K]):
-    """Things by their cause; ``others`` makes the key of those for which there is no more room."""
+    """Things by their cause. ``others`` returns the key for things that exceed MOST_GROUPS."""
 
     def __init__(self, others: Callable[[K], K]) -> None:
         super().__init__()
@@ -51,10 +51,10 @@ class Grouped(dict[K, Alike], Generic[K]):
 
 
 def masked(text: str | None) -> str:
-    """Return a cause without what differs from one thing to the next: its first line, with ids and numbers as ``#``."""
+    """Return the first line of a cause, with ids and numbers replaced by ``#``, so that equal causes compare equal."""
     return _NUMBER.sub("#", _ID.sub("#", quoted(text)))
 
 
 def oldest(times: Iterable[int | None]) -> int | None:
-    """Return the earliest time that is known."""
+    """Return the earliest known time, or None."""
     return min((time_us for time_us in times if time_us is not None), default=None)

@@ -9,28 +9,33 @@ from escrowmq.client.bus import Bus
 from escrowmq.client.links.answers import Listing
 from escrowmq.overview.asking import Asking
 from escrowmq.overview.values import Cause, DatabaseStands
-from escrowmq.overview.waits.brokers import LAG_SECONDS, at_brokers
+from escrowmq.overview.waits.brokers import LAG_SECONDS, find_broker_causes
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
 
 def waiting(bus: Bus, engines: Sequence[sa.Engine] = (), *, lag_seconds: float = LAG_SECONDS) -> Listing[Cause]:
-    """Return pending work, grouped by its cause; what needs a person comes first, of that problems of brokers and
-    databases, then the largest. A consumer group lags if its oldest message waits for
-    more than ``lag_seconds``. ``missing`` names who did not answer: what waits there is missing."""
+    """Return pending work, grouped by its cause.
+
+    Causes that need an operator come first, among them problems of brokers and databases, then the largest. A consumer
+    group lags if its oldest message waits longer than ``lag_seconds``. ``missing`` names the brokers and databases that
+    did not answer; their pending work is not included.
+    """
     asking = Asking(bus, engines)
-    causes = look(asking, asking.now_us(), lag_seconds)
+    causes = find_causes(asking, asking.now_us(), lag_seconds)
     return Listing(causes, asking.missing)
 
 
-def look(asking: Asking, now_us: int, lag_seconds: float, stands: list[DatabaseStands] | None = None) -> list[Cause]:
-    """Return all causes in their order; how each outbox stands is added to ``stands``."""
-    causes = [*at_brokers(asking, now_us, lag_seconds)]
+def find_causes(
+    asking: Asking, now_us: int, lag_seconds: float, stands: list[DatabaseStands] | None = None
+) -> list[Cause]:
+    """Return all causes in order. If ``stands`` is given, append the state of each outbox to it."""
+    causes = [*find_broker_causes(asking, now_us, lag_seconds)]
     if asking.engines:  # else SQLAlchemy need not be installed
-        from escrowmq.overview.waits.databases import in_databases
+        from escrowmq.overview.waits.databases import find_database_causes
 
-        causes += in_databases(asking, stands)
+        causes += find_database_causes(asking, stands)
     for one in asking.missing:
         if one["broker"] not in asking.addresses:
             text = f"Database {one['broker']} cannot be read: {one['reason']}."
@@ -41,4 +46,4 @@ def look(asking: Asking, now_us: int, lag_seconds: float, stands: list[DatabaseS
 
 
 _FIRST = {"broker": 0, "database": 1, "disk": 2, "damaged": 3}
-"""What may be the cause of all others."""
+"""Kinds that may be the cause of all others."""
