@@ -23,7 +23,7 @@ def frame(spark: SparkSession, rows: Rows) -> DataFrame:
 
 
 def witnesses(side: DataFrame, *roles: Role) -> DataFrame:
-    return frames.witnesses(side, f.col("id"), f.array(*map(frames.say, roles)))
+    return frames.witnesses(side, f.col("id"), f.array(*map(frames.make_witness, roles)))
 
 
 def compare(spark: SparkSession, expected: Rows, found: Rows) -> set[tuple[str, str]]:
@@ -98,7 +98,7 @@ def test_an_id_wrong_in_two_places_counts_once(spark: SparkSession) -> None:
     wrong = spark.createDataFrame(
         [("lost", "a"), ("lost", "a"), ("lost", "b"), ("leaked", "a")], "kind string, id string"
     )
-    assert {row["kind"]: row["ids"] for row in frames.ids_by_kind(wrong).collect()} == {"lost": 2, "leaked": 1}
+    assert {row["kind"]: row["ids"] for row in frames.count_ids_by_kind(wrong).collect()} == {"lost": 2, "leaked": 1}
 
 
 def test_what_is_open_or_parked_is_orphaned(spark: SparkSession) -> None:
@@ -115,7 +115,7 @@ def test_what_is_open_or_parked_is_orphaned(spark: SparkSession) -> None:
 def test_consumed_are_the_ids_that_every_consumer_has(spark: SparkSession) -> None:
     rows = [(1, "a", 1), (1, "b", 2), (2, "b", 1), (2, "c", 1), (1, "c", 0), (3, "a", 1)]
     tallies = spark.createDataFrame(rows, "comparison int, id string, found long")
-    assert [row["id"] for row in frames.found_in_all(tallies, [1, 2]).collect()] == ["b"]
+    assert [row["id"] for row in frames.find_common_ids(tallies, [1, 2]).collect()] == ["b"]
 
 
 IDS = st.sampled_from(["a", "b", "c", "d"])

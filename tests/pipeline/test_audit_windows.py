@@ -131,7 +131,7 @@ def balanced(spark: SparkSession, expected: list[Row], found: list[Row]) -> bool
         Rows(frame(spark, rows), f.col("id"), (Speaker((Role(0, is_expected, ("amount",)),)),))
         for rows, is_expected in ((expected, True), (found, False))
     ]
-    [line] = windows.balances(sides, 1).collect()
+    [line] = windows.compare_windows(sides, 1).collect()
     return bool(line["equal"])
 
 
@@ -154,11 +154,11 @@ def test_a_planted_weak_digest_would_be_caught(spark: SparkSession, monkeypatch:
         return digest([], *before)
 
     if name == "by count":
-        monkeypatch.setattr(windows, "_halves", lambda hashed: (f.lit(0),))
+        monkeypatch.setattr(windows, "_split", lambda hashed: (f.lit(0),))
     elif name == "without content":
         monkeypatch.setattr(windows, "digest", no_content)
     else:
-        monkeypatch.setattr(windows, "_together", f.bit_xor)
+        monkeypatch.setattr(windows, "_sum_half", f.bit_xor)
     assert balanced(spark, expected, found)
 
 
@@ -222,4 +222,4 @@ def test_what_is_unique_is_learnt_from_equal_windows_and_no_others(spark: SparkS
         Rows(some, f.col("id"), (Speaker((Role(0, False, ()), Role(1, True, ()))),)),
         Rows(some, f.col("id"), (Speaker((Role(1, False, ()),)),)),
     ]
-    assert windows.suspects(sides, {0: {0, 1, 2}, 1: {0, 1, 3}}, 4) == {0: {3}, 1: {2, 3}}
+    assert windows.find_suspects(sides, {0: {0, 1, 2}, 1: {0, 1, 3}}, 4) == {0: {3}, 1: {2, 3}}

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import escrowmq as mq
 from escrowmq.cli.main import app
 from escrowmq.pipeline.audit import run
-from escrowmq.pipeline.coverage import MOST_SHOWN, Beginning, read_coverage, told
+from escrowmq.pipeline.coverage import MOST_SHOWN, Beginning, describe_beginnings, read_coverage
 from escrowmq.pipeline.reconcile import reconcile
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
@@ -63,9 +63,9 @@ def test_queues_that_let_go_of_something_are_named(folder: Path) -> None:
     found = read_coverage(f"file:{folder / 'broker'}", ["again", "orders", "whole", "%half"]).beginnings
     assert [(one.source, one.queue, one.first) for one in found] == [("again", 0, 7), ("orders", 0, 5)]
     assert [one.since_us is None for one in found] == [True, False], "nothing is left of what was made again"
-    assert told(found) == "again/0 begins at 7, orders/0 begins at 5"
+    assert describe_beginnings(found) == "again/0 begins at 7, orders/0 begins at 5"
     many = [Beginning("t", 1, number, 3, None) for number in range(MOST_SHOWN + 2)]
-    assert told(many).endswith(f"t/{MOST_SHOWN - 1} begins at 3 and 2 more")
+    assert describe_beginnings(many).endswith(f"t/{MOST_SHOWN - 1} begins at 3 and 2 more")
 
 
 def test_the_audit_says_what_may_have_left(spark: SparkSession, folder: Path) -> None:

@@ -294,7 +294,7 @@ def reconcile(
 
     Exit code 1 if there is a difference.
     """
-    from escrowmq.pipeline.coverage import Coverage, read_coverage, told
+    from escrowmq.pipeline.coverage import Coverage, describe_beginnings, read_coverage
     from escrowmq.pipeline.failures import unwrap_errors
     from escrowmq.pipeline.reconcile import read_side, stream_findings
     from escrowmq.pipeline.reconcile import reconcile as compare
@@ -328,7 +328,7 @@ def reconcile(
             *sides, settled_before=before, covered_from=covered, incomplete=incomplete, out=out, most=limit
         )
     if seen.beginnings:
-        begin = told(seen.beginnings)
+        begin = describe_beginnings(seen.beginnings)
         notice(f"not all is there that was ever in the topics: {begin}; what was seen before is not judged")
     if incomplete:
         notice(f"the log may be incomplete: {incomplete}")

@@ -95,7 +95,7 @@ class Screen:
 
 def show_verdict(console: Console, verdict: Verdict) -> None:
     """Print the verdict as tables."""
-    from escrowmq.pipeline.coverage import told
+    from escrowmq.pipeline.coverage import describe_beginnings
 
     figures = Table.grid(padding=(0, 3))
     for _ in range(3):
@@ -110,7 +110,8 @@ def show_verdict(console: Console, verdict: Verdict) -> None:
     console.print(Panel(figures, title=f"[bold {color}]{words}[/]", border_style=color, expand=False, padding=(1, 3)))
     if verdict.beginnings:
         console.print(
-            f"the log does not hold all that was ever in it: {escape(told(verdict.beginnings))}", soft_wrap=True
+            f"the log does not hold all that was ever in it: {escape(describe_beginnings(verdict.beginnings))}",
+            soft_wrap=True,
         )
     if verdict.incomplete:
         console.print(f"[yellow]the log may be incomplete:[/] {escape(verdict.incomplete)}", soft_wrap=True)

@@ -1,9 +1,9 @@
-"""The beginning and end of topics: what left them before, by retention or with a topic that was deleted, cannot be
-compared any more; nor can what a data folder in use does not show yet.
+"""The limits of a comparison: where topics begin and end.
 
-The offsets of a queue begin at 0. A queue whose first stored offset is higher has let go of what came before: its
-topic's retention cut it, or the topic was deleted and made again. Whoever compares says so, instead of taking what left
-for lost.
+Messages that left a topic, by retention or with a deleted topic, cannot be compared any more; nor can messages that a
+data folder in use does not show yet. The offsets of a queue begin at 0. A queue whose first stored offset is higher has
+lost its earlier messages: retention removed them, or the topic was deleted and created again. A comparison reports this
+instead of counting those messages as lost.
 """
 
 from __future__ import annotations
@@ -18,13 +18,16 @@ from escrowmq.spark.options import read_options
 from escrowmq.wire import HALF_VIEW_NAME, Link, ReadRequest
 
 MOST_SHOWN = 20
-"""Queues that are named in a sentence."""
+"""Maximum number of queues in a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """A queue (of a view: the log, queue 0) of which something has left. ``first``: the first offset (of a view: log
-    position) that is stored; ``since_us``: when that was stored, None if nothing is left, or it cannot be read."""
+    """A queue (of a view: the log, queue 0) whose first messages were removed.
+
+    ``first`` is the first stored offset (of a view: log position). ``since_us`` is the time when that message was
+    stored; None if the queue is empty, or it cannot be read.
+    """
 
     source: str
     shard: int
@@ -47,7 +50,7 @@ class Coverage:
 def read_coverage(url: str, sources: Collection[str]) -> Coverage:
     """Find the queues of these topics, and of ``%half``, that do not begin at 0, and what a folder may lack.
 
-    Raises what opening a broker or a folder raises.
+    Raises the errors of opening a broker or a folder.
     """
     links = brokers.open_links(url)
     try:
@@ -78,8 +81,8 @@ def _read_stored_us(link: Link, source: str, queue: int, first: int, end: int) -
     return times[0] if times else None
 
 
-def told(found: Iterable[Beginning]) -> str:
-    """Return the beginnings in a few words."""
+def describe_beginnings(found: Iterable[Beginning]) -> str:
+    """Format the beginnings, at most MOST_SHOWN of them."""
     every = list(found)
     more = f" and {len(every) - MOST_SHOWN:,} more" if len(every) > MOST_SHOWN else ""
     return ", ".join(map(str, every[:MOST_SHOWN])) + more

@@ -1,4 +1,4 @@
-"""Compares large data sets: first by hash windows of ids, then row by row where a window may differ."""
+"""Comparison of large data sets: first by hash windows of ids, then row by row in windows that may differ."""
 
 from __future__ import annotations
 
@@ -30,18 +30,20 @@ class Tallied:
 
 
 @contextmanager
-def tallied(every: Sequence[Rows], count: int = WINDOWS, tied: Sequence[int] = ()) -> Iterator[Tallied]:
-    """Compare all sides. ``count``: number of windows; 0 compares row by row at once, which costs a small run less.
-    ``tied``: comparisons that are looked at together, a window that is suspected in one is so in all of them.
+def tally_sides(every: Sequence[Rows], count: int = WINDOWS, tied: Sequence[int] = ()) -> Iterator[Tallied]:
+    """Context manager: compare all sides, and keep the tallies until the block ends.
 
-    The tallies are kept (in memory, or on disk) as long as the block runs.
+    ``count`` is the number of windows; 0 compares row by row at once, which is cheaper for a small run. ``tied`` lists
+    comparisons that share their suspects: a window that is suspect in one is suspect in all of them.
     """
     proven: dict[int, int] = {}
     if count:
         proven, suspects = _prove(every, count, tied)
         witnesses = [_find_suspects(rows, suspects, count) for rows in every]
     else:
-        witnesses = [frames.witnesses(rows.opened(rows.frame), rows.id, rows.each(frames.say)) for rows in every]
+        witnesses = [
+            frames.witnesses(rows.open(rows.frame), rows.id, rows.map_roles(frames.make_witness)) for rows in every
+        ]
     tallies = frames.tally(witnesses).persist()
     try:
         yield Tallied(proven, tallies)
@@ -50,14 +52,14 @@ def tallied(every: Sequence[Rows], count: int = WINDOWS, tied: Sequence[int] = (
 
 
 def _prove(every: Sequence[Rows], count: int, tied: Sequence[int]) -> tuple[dict[int, int], dict[int, set[int]]]:
-    """Return rows that are proven equal, and windows that are not: of each comparison."""
+    """Return, for each comparison, the number of rows that are proven equal, and the windows that are not."""
     numbers = {role.comparison for rows in every for speaker in rows.speakers for role in speaker.roles}
-    lines = windows.balances(every, count).collect()  # one per window and comparison
+    lines = windows.compare_windows(every, count).collect()  # one per window and comparison
     unequal = {
         number: {row["window"] for row in lines if row["comparison"] == number and not row["equal"]}
         for number in numbers
     }
-    suspects = windows.suspects(every, {n: set(range(count)) - wrong for n, wrong in unequal.items()}, count)
+    suspects = windows.find_suspects(every, {n: set(range(count)) - wrong for n, wrong in unequal.items()}, count)
     together = set().union(*[suspects[number] for number in tied])
     suspects |= dict.fromkeys(tied, together)
     proven = dict.fromkeys(numbers, 0)
@@ -68,29 +70,31 @@ def _prove(every: Sequence[Rows], count: int, tied: Sequence[int]) -> tuple[dict
 
 
 def _find_suspects(rows: Rows, suspects: Mapping[int, set[int]], count: int) -> DataFrame:
-    """Witnesses of the windows that are not proven; if there are none, nothing is read."""
+    """Return the witnesses of the windows that are not proven equal. Reads nothing if there are none."""
     numbers = {role.comparison for speaker in rows.speakers for role in speaker.roles}
     some = set().union(*[suspects[number] for number in numbers])
     if not some:
-        return frames.witnesses(rows.opened(rows.frame.limit(0)), rows.id, rows.each(frames.say))
+        return frames.witnesses(rows.open(rows.frame.limit(0)), rows.id, rows.map_roles(frames.make_witness))
     number = windows.window(rows.known_id, count)
-    few = rows.opened(rows.frame.where(windows.among(number, some, count))).withColumn("_window", number)
+    few = rows.open(rows.frame.where(windows.is_among(number, some, count))).withColumn("_window", number)
 
-    def say(role: Role, cell: Cell) -> Column:
-        said = frames.say(role, cell)
+    def make_witness(role: Role, cell: Cell) -> Column:
+        said = frames.make_witness(role, cell)
         all_of_them = suspects[role.comparison] == some
-        return said if all_of_them else f.when(windows.among(f.col("_window"), suspects[role.comparison], count), said)
+        return (
+            said if all_of_them else f.when(windows.is_among(f.col("_window"), suspects[role.comparison], count), said)
+        )
 
-    return frames.witnesses(few, rows.id, rows.each(say)).where("comparison IS NOT NULL")
+    return frames.witnesses(few, rows.id, rows.map_roles(make_witness)).where("comparison IS NOT NULL")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Compared:
-    """Two sides, compared. ``findings``: ``kind, id, expected, found`` (rows of the id on either side), one row per
-    finding; kept in memory, or on disk, until :meth:`close`.
+    """The result of a comparison of two sides.
 
-    ``ids`` are distinct ids of both sides together; ``wrong_ids`` those with a finding. ``kinds`` counts distinct ids
-    by kind.
+    ``findings`` has one row per finding: ``kind, id, expected, found`` (rows of the id on either side). It is kept in
+    memory or on disk until :meth:`close`. ``ids`` counts the distinct ids of both sides together, ``wrong_ids`` those
+    with a finding, and ``kinds`` those of each kind.
     """
 
     findings: DataFrame
@@ -106,7 +110,7 @@ class Compared:
         return not self.wrong_ids
 
     def close(self) -> None:
-        """Free the findings."""
+        """Release the memory and disk space of the findings."""
         self.findings.unpersist()
 
 
@@ -120,13 +124,13 @@ def compare(
     unique: str | None = None,
     windows: int = WINDOWS,
 ) -> Compared:
-    """Compare two frames by the column ``id`` and the content of ``columns`` (None: all that the expected side has).
+    """Compare two frames by the column ``id`` and the content of ``columns`` (None: all columns of the expected side).
 
-    Each side is read twice at most, and only rows of windows that differ are sent around (see
-    :mod:`escrowmq.pipeline.audit.windows`; ``windows=0`` compares row by row at once). ``unique``: ``"expected"`` or
-    ``"found"`` if no id can be twice on that side, a primary key for example; else the ids of the expected side are
-    looked through as well. ``kinds``: what to report. Raises Misuse(BAD_ARGUMENT) for columns that a side lacks, or
-    that have different types.
+    Each side is read at most twice, and only rows of windows that differ are shuffled (see
+    :mod:`escrowmq.pipeline.audit.windows`; ``windows=0`` compares row by row at once). ``unique`` is ``"expected"`` or
+    ``"found"`` if that side cannot contain an id twice, for example because it is a primary key; otherwise the ids of
+    the expected side are also checked for repeats. ``kinds`` are the kinds to report. Raises Misuse(BAD_ARGUMENT) for
+    columns that a side lacks, or whose types differ.
     """
     names = tuple(name for name in expected.columns if name != id) if columns is None else tuple(columns)
     _check(expected, found, id, names, kinds, unique)
@@ -134,11 +138,11 @@ def compare(
         Rows(frame, f.col(id).cast("string"), (Speaker((Role(0, is_expected, names),), unique=unique == name),))
         for frame, is_expected, name in ((expected, True, "expected"), (found, False, "found"))
     ]
-    with tallied(sides, windows) as done:
+    with tally_sides(sides, windows) as done:
         wrong = frames.findings(done.tallies, [kinds]).select("kind", "id", "expected", "found").persist()
-        counted = {row["kind"]: row["ids"] for row in frames.ids_by_kind(wrong).collect()}
+        counted = {row["kind"]: row["ids"] for row in frames.count_ids_by_kind(wrong).collect()}
         proven = done.proven.get(0, 0)
-        row = next(iter(frames.sides(done.tallies).collect()), None)
+        row = next(iter(frames.count_sides(done.tallies).collect()), None)
         ids, before, after = (row["ids"], row["expected"], row["found"]) if row else (0, 0, 0)
         return Compared(
             wrong,

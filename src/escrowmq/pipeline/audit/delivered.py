@@ -28,16 +28,17 @@ if TYPE_CHECKING:
 
 PLACE = ("shard", "topic", "queue", "offset")
 CONTENT = ("key", "tag", "properties", "body", "message_id")
-"""The columns of a message that an edit gives anew. It belongs to no transaction."""
+"""The columns of a message that an edit replaces. An edited message belongs to no transaction."""
 ACT, INSTEAD = "_act", "_instead"
-"""Columns of :func:`places`."""
+"""Columns of :func:`find_places`."""
 FEW_PLACES = 100_000
 FEW_BYTES = 32 << 20
-"""So many places, and bytes of bodies in them, are sent to every worker instead of sorting the messages."""
+"""Up to this many places, and bytes of bodies in them, are broadcast to every worker instead of sorting the
+messages."""
 
 
-def places(log: Log, group: str) -> DataFrame:
-    """Return the places at which a group has not the topic's message any more → PLACE, ``_act`` (``discard`` or
+def find_places(log: Log, group: str) -> DataFrame:
+    """Return the places at which a group no longer gets the message of the topic → PLACE, ``_act`` (``discard`` or
     ``edit``), ``_instead`` (a struct of CONTENT)."""
     acts = log.group_acts(group, [*PLACE, "position", "act", *CONTENT])
     edited = f.when(f.col("act") == "edit", f.col("position"))
@@ -61,20 +62,20 @@ def places(log: Log, group: str) -> DataFrame:
     return standing.withColumn(ACT, act).where(f.col(ACT).isNotNull()).select(*PLACE, ACT, INSTEAD)
 
 
-def sent_around(found: DataFrame) -> DataFrame:
-    """Return the places for a join: with the hint to send them to every worker if they are few. They are counted,
-    so keep them before."""
+def broadcast_if_few(found: DataFrame) -> DataFrame:
+    """Return the places with the hint to broadcast them to every worker if they are few. Counts them, so persist them
+    first."""
     size = found.agg(f.count("*").alias("rows"), f.sum(f.length(f.col(INSTEAD)["body"])).alias("bytes")).collect()[0]
     return f.broadcast(found) if size["rows"] <= FEW_PLACES and (size["bytes"] or 0) <= FEW_BYTES else found
 
 
-def replaced(messages: DataFrame, found: DataFrame) -> DataFrame:
-    """Return messages (with PLACE) → as the group gets them, with the same columns."""
+def apply_edits(messages: DataFrame, found: DataFrame) -> DataFrame:
+    """Convert messages (with PLACE) to what the group gets, with the same columns."""
     at_places = messages.join(found, list(PLACE), "left").where(f.col(ACT).isNull() | (f.col(ACT) == "edit"))
-    return at_places.select(*[_instead(name) for name in messages.columns])
+    return at_places.select(*[_replace_column(name) for name in messages.columns])
 
 
-def _instead(name: str) -> Column:
+def _replace_column(name: str) -> Column:
     edited = f.col(ACT) == "edit"  # null where nothing was done
     if name == "transaction_id":
         return f.when(edited.isNull(), f.col(name)).alias(name)
@@ -83,19 +84,18 @@ def _instead(name: str) -> Column:
     return f.col(name)
 
 
-def messages_of(log: Log, topics: Sequence[str], columns: Collection[str], found: DataFrame) -> DataFrame:
+def read_messages(log: Log, topics: Sequence[str], columns: Collection[str], found: DataFrame) -> DataFrame:
     """Return the messages of some topics as the group of these places gets them → ``columns``."""
-    return replaced(log.topics(topics, {*PLACE, *columns}), found).select(*columns)
+    return apply_edits(log.topics(topics, {*PLACE, *columns}), found).select(*columns)
 
 
 def delivered_to(
     spark: SparkSession, url: str, group: str, topic: str, columns: Collection[str] = ("key", "message_id", "body")
 ) -> DataFrame:
-    """Return what consumer group ``group`` was to handle of ``topic``: for :func:`escrowmq.pipeline.audit.compare`
-    with what it did.
+    """Return the messages of ``topic`` that consumer group ``group`` was to handle.
 
-    ``columns``: those of format "escrow". Of the topic all visible messages count, also those that wait or are dead
-    letters of the group.
+    Use it with :func:`escrowmq.pipeline.audit.compare`, against the effects of the group. ``columns`` are those of
+    format "escrow". All visible messages of the topic count, including pending messages and dead letters of the group.
     """
     log = BrokerLog(spark, url)
-    return messages_of(log, [topic], list(columns), places(log, group))
+    return read_messages(log, [topic], list(columns), find_places(log, group))

@@ -32,7 +32,8 @@ class Events:
 
     @classmethod
     def read(cls, path: Path | None) -> Events:
-        """From a file; none when there is no file. A last line that was cut off is passed over, others must be JSON."""
+        """Read a file. Returns no events if there is no file. A truncated last line is skipped; all others must be
+        JSON."""
         if path is None or not path.exists():
             return cls()
         lines = path.read_text().split("\n")
@@ -43,10 +44,10 @@ class Events:
         return cls(tuple(sorted(events, key=lambda event: int(event["at_us"]))))
 
     def of(self, name: str) -> list[dict[str, Any]]:
-        """Return the events of this name."""
+        """Return the events with this name."""
         return [event for event in self.every if event["event"] == name]
 
     @property
     def kills(self) -> list[dict[str, Any]]:
-        """The events of processes that were killed."""
+        """The events of killed processes."""
         return self.of("killed")

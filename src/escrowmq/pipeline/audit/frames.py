@@ -31,9 +31,9 @@ UNDECIDED = ("open", "parked")
 """States of half messages that can still change."""
 
 
-def say(role: Role, cell: Cell = f.col) -> Column:
-    """Return the witness of a row in a role: ``comparison`` int, ``expected`` bigint, ``digest`` bigint. ``cell``
-    finds a column of it."""
+def make_witness(role: Role, cell: Cell = f.col) -> Column:
+    """Return the witness of a row in a role: ``comparison`` int, ``expected`` bigint, ``digest`` bigint. ``cell`` finds
+    a column of the row."""
     return f.struct(
         f.lit(role.comparison).alias("comparison"),
         f.lit(int(role.expected)).cast("bigint").alias("expected"),
@@ -42,8 +42,8 @@ def say(role: Role, cell: Cell = f.col) -> Column:
 
 
 def witnesses(side: DataFrame, id: Column, said: Column) -> DataFrame:
-    """Return rows of a side and what they say (an array of :func:`say`) → ``comparison, id, expected, digest``; one
-    row per role."""
+    """Convert rows of a side and ``said`` (an array of :func:`make_witness`) → ``comparison, id, expected, digest``;
+    one row per role."""
     rows = side.select(f.coalesce(id, f.lit(NO_ID)).alias("id"), f.explode(said).alias("said"))
     return rows.select("said.comparison", "id", "said.expected", "said.digest")
 
@@ -64,8 +64,8 @@ def tally(frames: Sequence[DataFrame]) -> DataFrame:
 
 
 def findings(tallies: DataFrame, judges: Sequence[Sequence[str]]) -> DataFrame:
-    """Return tallies → one row per finding: ``kind, id, comparison, expected, found``; ``judges[c]``: kinds that
-    comparison c reports."""
+    """Convert tallies → one row per finding: ``kind, id, comparison, expected, found``. ``judges[c]`` are the kinds
+    that comparison c reports."""
     expected, found = f.col("expected"), f.col("found")
     wrong = {
         "lost": (expected > 0) & (found == 0),
@@ -84,7 +84,7 @@ def findings(tallies: DataFrame, judges: Sequence[Sequence[str]]) -> DataFrame:
 
 
 def undecided(half: DataFrame) -> DataFrame:
-    """Convert half messages (``id``, ``state`` text) → findings ``orphaned``: ids that are still in escrow."""
+    """Convert half messages (``id``, ``state`` text) → findings ``orphaned``: ids of undecided transactions."""
     return (
         half.where(f.col("state").isin(*UNDECIDED))
         .groupBy("id")
@@ -99,24 +99,24 @@ def undecided(half: DataFrame) -> DataFrame:
     )
 
 
-def ids_by_kind(found: DataFrame) -> DataFrame:
+def count_ids_by_kind(found: DataFrame) -> DataFrame:
     """Count findings → ``kind, ids``: distinct ids of each kind; one id with several findings counts once."""
     return found.groupBy("kind").agg(f.countDistinct("id").alias("ids"))
 
 
-def ids_by_comparison(found: DataFrame) -> DataFrame:
+def count_ids_by_comparison(found: DataFrame) -> DataFrame:
     """Count findings → ``comparison, ids``: distinct ids found wrong by each comparison."""
     return found.groupBy("comparison").agg(f.countDistinct("id").alias("ids"))
 
 
-def sides(tallies: DataFrame) -> DataFrame:
-    """Return tallies → one row per comparison: ``comparison, ids, expected, found`` (ids and rows of either side)."""
+def count_sides(tallies: DataFrame) -> DataFrame:
+    """Convert tallies → one row per comparison: ``comparison, ids, expected, found`` (ids, and rows of either side)."""
     return tallies.groupBy("comparison").agg(
         f.count("*").alias("ids"), f.sum("expected").alias("expected"), f.sum("found").alias("found")
     )
 
 
-def found_in_all(tallies: DataFrame, comparisons: Sequence[int]) -> DataFrame:
-    """Return tallies → the ids that were found in every one of these comparisons (``id``)."""
+def find_common_ids(tallies: DataFrame, comparisons: Sequence[int]) -> DataFrame:
+    """Convert tallies → the ids that were found in every one of these comparisons (``id``)."""
     found = tallies.where(f.col("comparison").isin(*comparisons) & (f.col("found") > 0))
     return found.groupBy("id").agg(f.count("*").alias("sides")).where(f.col("sides") == len(comparisons)).select("id")

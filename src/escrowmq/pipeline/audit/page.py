@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from escrowmq.pipeline import timeline
 from escrowmq.pipeline.audit.events import Events
 from escrowmq.pipeline.audit.verdict import Verdict
-from escrowmq.pipeline.coverage import told
+from escrowmq.pipeline.coverage import describe_beginnings
 from escrowmq.pipeline.pages import charts, svg
 from escrowmq.pipeline.pages.html import AMBER, BLUE, GREEN, RED, SLATE, VIOLET, document, figure, section, table
 from escrowmq.pipeline.pages.svg import Mark, Series
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 NAME = "report.html"
 BUCKETS = 160
-"""Points in time that a chart shows."""
+"""Number of points in time in a chart."""
 
 _KILLS = {"broker": (RED, "broker killed"), "shop": ("#be185d", "shop killed")}
 _DECIDERS = (
@@ -59,7 +59,7 @@ class Pictures:
 
 
 def write_page(folder: Path, verdict: Verdict, pictures: Pictures, events: Events) -> Path:
-    """Write ``report.html`` into the run folder; its path."""
+    """Write ``report.html`` into the run folder. Returns its path."""
     path = folder / NAME
     made = f"made {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
     path.write_text(page(verdict, pictures, events, command=f"escrowmq audit {folder}", made=made), encoding="utf-8")
@@ -186,7 +186,7 @@ def _comparisons(verdict: Verdict) -> str:
     heads = ["what must be there", "where it must be", "#ids", "#rows expected", "#rows found", "#ids that differ"]
     note = "Each line lays two sides beside each other, id by id."
     if verdict.beginnings:
-        begin = escape(told(verdict.beginnings))
+        begin = escape(describe_beginnings(verdict.beginnings))
         note += (
             f" The log does not hold all that was ever in it ({begin}): what left before, by retention or by hand, "
             "cannot be compared."
@@ -226,7 +226,7 @@ def _kills(events: Events, pictures: Pictures) -> str:
 
 
 def _leaders(events: Events, pictures: Pictures) -> str:
-    """Return who led from when on, of brokers that share a log; empty without such."""
+    """Return when each broker led, for brokers that share a log; empty for others."""
     rows: list[list[str]] = []
     for e in sorted([*events.of("leads"), *events.of("answered")], key=lambda e: int(e["at_us"])):
         after = f"{e['seconds']:.2f} s" if "seconds" in e else ""
@@ -255,7 +255,7 @@ def _cumulative(pictures: Pictures, event: str) -> list[int]:
 
 
 def _time_axis(pictures: Pictures, events: Events) -> dict[str, Any]:
-    """Return what charts over time share: their axis, and a mark per kill."""
+    """Return the common settings of charts over time: the axis, and a mark per kill."""
     marks = []
     for e in events.kills:
         kind = "broker" if e["who"].startswith("broker-") else e["who"]  # of several, each has a name of its own

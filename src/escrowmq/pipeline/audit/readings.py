@@ -1,4 +1,4 @@
-"""Reads every source of the audit into one form: an id and the compared columns as text."""
+"""Readers of all sources of the audit. Each returns an id and the compared columns as text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from escrowmq.errors import Code, Misuse
 from escrowmq.outbox import engines
 from escrowmq.pipeline import timeline
 from escrowmq.pipeline.audit import delivered, frames
-from escrowmq.pipeline.audit.frames import say
+from escrowmq.pipeline.audit.frames import make_witness
 from escrowmq.pipeline.audit.manifest import MESSAGE_COLUMNS, Comparison, Manifest, Table, of_group
 from escrowmq.pipeline.audit.rows import Cell, Role, Rows, Speaker
 from escrowmq.pipeline.log import Log
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _BODY = "_fields"
-"""The fields of a JSON body, once they are taken apart."""
+"""The fields of a JSON body after parsing."""
 
 
 class Readings:
@@ -39,20 +39,20 @@ class Readings:
         self._places: dict[str, DataFrame] = {}
 
     def close(self) -> None:
-        """Free what is kept."""
+        """Release the places that are kept."""
         for found in self._places.values():
             found.unpersist()
         self._places.clear()
 
-    def places(self, group: str) -> DataFrame:
-        """See :func:`escrowmq.pipeline.audit.delivered.places`; kept until :meth:`close`."""
+    def find_places(self, group: str) -> DataFrame:
+        """Return :func:`escrowmq.pipeline.audit.delivered.find_places`, kept until :meth:`close`."""
         if group not in self._places:
-            self._places[group] = delivered.places(self.log, group).persist()
+            self._places[group] = delivered.find_places(self.log, group).persist()
         return self._places[group]
 
-    def rows(self, comparisons: Sequence[Comparison]) -> list[Rows]:
-        """Return the sides of these comparisons: all tables, all topics and all half messages in one frame each,
-        and each file."""
+    def read_rows(self, comparisons: Sequence[Comparison]) -> list[Rows]:
+        """Return the sides of these comparisons: one frame each for all tables, all topics and all half messages, and
+        one for each file."""
         roles: dict[str, list[Role]] = {}
         for number, c in enumerate(comparisons):
             columns = compared_columns(c)
@@ -62,10 +62,10 @@ class Readings:
             kind: {side.partition(":")[2]: tuple(its) for side, its in roles.items() if side.startswith(f"{kind}:")}
             for kind in ("table", "topic", "half", "group", "file")
         }
-        made = [self._file(name, its) for name, its in of["file"].items()]
-        made += [self._tables(of["table"])] if of["table"] else []
-        made += [self._topics(of["topic"])] if of["topic"] else []
-        made += [self._halves(of["half"])] if of["half"] else []
+        made = [self._read_file(name, its) for name, its in of["file"].items()]
+        made += [self._read_tables(of["table"])] if of["table"] else []
+        made += [self._read_topics(of["topic"])] if of["topic"] else []
+        made += [self._read_halves(of["half"])] if of["half"] else []
         by_group: dict[str, dict[str, tuple[Role, ...]]] = {}
         for name, its in of["group"].items():
             group, topic = of_group(name)
@@ -73,10 +73,10 @@ class Readings:
         made += [self._read_delivered(group, its) for group, its in by_group.items()]
         return made
 
-    def half(self) -> DataFrame:
+    def read_half(self) -> DataFrame:
         """Return all half messages → ``transaction, checks, stored_us, hashed, id, state``.
 
-        What is kept of each is small: its id is hashed, and spelled out, with the state, only while it is undecided.
+        Rows are small: the id is hashed. The id itself and the state are included only for undecided transactions.
         """
         open_ = f.col("state").isin(*frames.UNDECIDED)
         return timeline.of_half(
@@ -86,9 +86,9 @@ class Readings:
             f.when(open_, f.col("state")).alias("state"),
         )
 
-    def _tables(self, roles: Mapping[str, tuple[Role, ...]]) -> Rows:
-        """Tables come as the number of the read and cells, the id first."""
-        reads = [self._read(self._manifest.tables[name], _columns(its)) for name, its in roles.items()]
+    def _read_tables(self, roles: Mapping[str, tuple[Role, ...]]) -> Rows:
+        """Return the rows of tables: the number of the read, and the cells with the id first."""
+        reads = [self._plan_read(self._manifest.tables[name], _list_columns(its)) for name, its in roles.items()]
         frame = read_texts(self.spark, reads)  # which also checks that all is there
         speakers = [
             Speaker(
@@ -101,13 +101,13 @@ class Readings:
         ]
         return Rows(frame, f.col(CELLS)[0], tuple(speakers))
 
-    def _read(self, table: Table, columns: Sequence[str]) -> SqlRead:
+    def _plan_read(self, table: Table, columns: Sequence[str]) -> SqlRead:
         url = readonly_url((self._manifest.folder / table.database).resolve())
         where = tuple((name, "=", text) for name, text in table.where.items())
         return SqlRead(url, table.table, (table.id, *columns), where, texts=True)
 
-    def _file(self, name: str, roles: tuple[Role, ...]) -> Rows:
-        """Return a Parquet file, of the run folder or of a file system that Spark knows by a URL."""
+    def _read_file(self, name: str, roles: tuple[Role, ...]) -> Rows:
+        """Return the rows of a Parquet file in the run folder, or at a URL that Spark knows."""
         file = self._manifest.files[name]
         path = file.path
         if "://" not in path:
@@ -120,40 +120,41 @@ class Readings:
             frame = frame.where(f.col(column).cast("string") == value)
         return Rows(frame, f.col(file.id).cast("string"), (Speaker(roles, lambda name: f.col(name).cast("string")),))
 
-    def _topics(self, roles: Mapping[str, tuple[Role, ...]]) -> Rows:
+    def _read_topics(self, roles: Mapping[str, tuple[Role, ...]]) -> Rows:
         """Return the committed messages of topics, as consumers see them."""
         frame = self.log.topics(list(roles), self._list_needed(roles))
         slim = self.log.topics(list(roles), self._id_columns)
-        return Rows(frame, self.id, _of_topics(roles), _made(roles), slim)
+        return Rows(frame, self.id, _make_speakers(roles), _list_made_columns(roles), slim)
 
     def _read_delivered(self, group: str, roles: Mapping[str, tuple[Role, ...]]) -> Rows:
-        """Return the messages of topics as a consumer group is to have handled them."""
-        found = delivered.sent_around(self.places(group))
+        """Return the messages of topics that a consumer group was to handle."""
+        found = delivered.broadcast_if_few(self.find_places(group))
         frame, slim = (
-            delivered.messages_of(self.log, list(roles), columns, found)
+            delivered.read_messages(self.log, list(roles), columns, found)
             for columns in (sorted(self._list_needed(roles)), self._id_columns)
         )
-        return Rows(frame, self.id, _of_topics(roles), _made(roles), slim)
+        return Rows(frame, self.id, _make_speakers(roles), _list_made_columns(roles), slim)
 
-    def versions(self, group: str, topic: str, role: Role) -> DataFrame:
-        """Return what was discarded or edited for a group, before and after → PLACE, ``_act``; ``id, message_id,
-        digest`` (of the topic's message); ``new_id, new_message_id, new_digest`` (of the edited one, null if there
-        is none)."""
+    def read_versions(self, group: str, topic: str, role: Role) -> DataFrame:
+        """Return the messages that were discarded or edited for a group → PLACE, ``_act``; ``id, message_id, digest``
+        of the original; ``new_id, new_message_id, new_digest`` of the edited message, null if there is none."""
         roles = {topic: (role,)}
         columns = sorted({*self._list_needed(roles), "message_id", *delivered.PLACE})
-        old = self.log.topics([topic], columns).join(delivered.sent_around(self.places(group)), list(delivered.PLACE))
+        old = self.log.topics([topic], columns).join(
+            delivered.broadcast_if_few(self.find_places(group)), list(delivered.PLACE)
+        )
         instead = f.col(delivered.INSTEAD)
         given = {name: instead[name] for name in delivered.CONTENT if name in columns}
         new = old.withColumns(
             given | ({"transaction_id": f.lit(None).cast("binary")} if "transaction_id" in columns else {})
         )
         told = [
-            side.withColumns(dict(_made(roles))).select(
+            side.withColumns(dict(_list_made_columns(roles))).select(
                 *delivered.PLACE,
                 *([delivered.ACT] if not prefix else []),
                 self.id.alias(f"{prefix}id"),
-                _hex(f.col("message_id")).alias(f"{prefix}message_id"),
-                say(role, _message_cell)["digest"].alias(f"{prefix}digest"),
+                _to_hex(f.col("message_id")).alias(f"{prefix}message_id"),
+                make_witness(role, _message_cell)["digest"].alias(f"{prefix}digest"),
             )
             for prefix, side in (("", old), ("new_", new.where(f.col(delivered.ACT) == "edit")))
         ]
@@ -161,43 +162,43 @@ class Readings:
 
     @property
     def _id_columns(self) -> list[str]:
-        """Columns of a message that :attr:`id` needs, and its topic."""
+        """The columns from which :attr:`id` is made, and the topic."""
         return ["topic", "key", *(["message_id"] if self._manifest.ids else [])]
 
     @property
     def id(self) -> Column:
-        """The id of a message, wherever its topic has it."""
+        """The id of a message, from the column that the manifest names for its topic."""
         others = [topic for topic, id in self._manifest.ids.items() if id == "message_id"]
         own = f.col("key")
-        return f.when(f.col("topic").isin(*others), _hex(f.col("message_id"))).otherwise(own) if others else own
+        return f.when(f.col("topic").isin(*others), _to_hex(f.col("message_id"))).otherwise(own) if others else own
 
     def _list_needed(self, roles: Mapping[str, tuple[Role, ...]]) -> set[str]:
-        """Return columns of format "escrow" that messages of these roles are made of: fields are in the body."""
+        """Return the columns of format "escrow" that these roles need. Fields are in the body."""
         own = {name.removeprefix(_STORED) for name in _list_used(roles)}
         return {*self._id_columns} | {name if name in MESSAGE_COLUMNS else "body" for name in own}
 
-    def _halves(self, roles: Mapping[str, tuple[Role, ...]]) -> Rows:
+    def _read_halves(self, roles: Mapping[str, tuple[Role, ...]]) -> Rows:
         """Return the half messages whose transaction committed."""
         wanted = f.col("state") == "committed"
         frame = self.log.half(self._list_needed(roles) | {"state"}).where(wanted)
         slim = self.log.half([*self._id_columns, "state"]).where(wanted)
-        return Rows(frame, self.id, _of_topics(roles), _made(roles), slim)
+        return Rows(frame, self.id, _make_speakers(roles), _list_made_columns(roles), slim)
 
 
 def compared_columns(comparison: Comparison) -> tuple[str, ...]:
     """Return the columns of a comparison, as both sides are read."""
     sides = (comparison.expected, comparison.found)
     between_messages = all(side.startswith(("topic:", "half:", "group:")) for side in sides)
-    return tuple(_as_stored(name) if between_messages else name for name in comparison.columns)
+    return tuple(_name_stored(name) if between_messages else name for name in comparison.columns)
 
 
 def is_unique(read: SqlRead, column: str) -> bool:
     """Return whether no two rows of a read can have the same text in ``column``.
 
-    A unique index or primary key says so, if all its values there are of one type, text or whole number.
+    True if a unique index or primary key covers it, and all its values there have one type, text or integer.
     """
     with engines.opened(read.url) as engine, engine.connect() as connection:
-        indexed = _unique_columns(connection, read.table, {column, *(name for name, _, _ in read.where)})
+        indexed = _find_unique_index(connection, read.table, {column, *(name for name, _, _ in read.where)})
         if indexed is None:
             return False
         for name in indexed:  # 1 and '1', or two nulls, are different to an index
@@ -210,8 +211,9 @@ def is_unique(read: SqlRead, column: str) -> bool:
     return True
 
 
-def _unique_columns(connection: sa.Connection, table: str, within: set[str]) -> list[str] | None:
-    """Return the columns of a unique index, or a row id, that has no others than ``within``; None if there is none."""
+def _find_unique_index(connection: sa.Connection, table: str, within: set[str]) -> list[str] | None:
+    """Return the columns of a unique index, or of a row id, that has only columns of ``within``; None if there is
+    none."""
     listed = 'SELECT name FROM pragma_index_list(?) WHERE "unique" AND NOT partial'
     for (index,) in connection.exec_driver_sql(listed, (table,)).all():
         columns = connection.exec_driver_sql("SELECT name FROM pragma_index_info(?)", (index,))
@@ -225,26 +227,26 @@ def _unique_columns(connection: sa.Connection, table: str, within: set[str]) -> 
     return None
 
 
-def _columns(roles: Sequence[Role]) -> list[str]:
+def _list_columns(roles: Sequence[Role]) -> list[str]:
     return sorted({name for role in roles for name in role.columns})
 
 
 def _make_cell(columns: Sequence[str]) -> Cell:
-    """Return a function that finds a cell of a table: ``columns`` are the id, which may be a column once more, and
-    the others."""
+    """Return a function that finds a cell of a table row. ``columns`` are the id, which may occur again, and the
+    others."""
     return lambda name: f.col(CELLS)[columns.index(name, 1)]
 
 
-def _of_topics(roles: Mapping[str, tuple[Role, ...]]) -> tuple[Speaker, ...]:
+def _make_speakers(roles: Mapping[str, tuple[Role, ...]]) -> tuple[Speaker, ...]:
     return tuple(Speaker(its, _message_cell, f.col("topic") == name) for name, its in roles.items())
 
 
 def _list_used(roles: Mapping[str, tuple[Role, ...]]) -> set[str]:
-    return {name for its in roles.values() for name in _columns(its)}
+    return {name for its in roles.values() for name in _list_columns(its)}
 
 
-def _made(roles: Mapping[str, tuple[Role, ...]]) -> dict[str, Column]:
-    """Return the columns from which the cells of these roles are made, once per row."""
+def _list_made_columns(roles: Mapping[str, tuple[Role, ...]]) -> dict[str, Column]:
+    """Return the columns that are computed once per row, from which the cells of these roles are made."""
     used = _list_used(roles)
     made = {f"_{name}": _OWN[name]() for name in used if name in _OWN}
     if fields := sorted(used - _OWN.keys()):
@@ -258,46 +260,45 @@ def _message_cell(name: str) -> Column:
     return f.col(f"_{name}") if name in _OWN else f.col(_BODY)[name]
 
 
-def _as_stored(name: str) -> str:
-    """Return the name of a message's column as it is stored, which is cheaper than as text and does between two
-    sides of messages."""
+def _name_stored(name: str) -> str:
+    """Return the name of a column in stored form. Between two sides of messages that form is enough, and cheaper than
+    text."""
     return _STORED + name if name in MESSAGE_COLUMNS else name
 
 
 def _sort_properties() -> Column:
-    """Return the properties, whatever order they were given in. Few need sorting."""
+    """Return the properties in a fixed order. Few rows need sorting."""
     entries = f.map_entries(f.col("properties"))
     return f.when(f.size("properties") > 1, f.sort_array(entries)).otherwise(entries)
 
 
-def _properties_text() -> Column:
-    """Return the properties as one text, whatever order they were given in."""
+def _format_properties() -> Column:
+    """Return the properties as text, in a fixed order."""
     return f.to_json(_sort_properties())
 
 
-def _hex(column: Column) -> Column:
+def _to_hex(column: Column) -> Column:
     return f.lower(f.hex(column))
 
 
-def _transaction_text() -> Column:
-    """Return the 16 bytes of a transaction id as ``str(TransactionId)`` prints them: SHARD-EPOCH-POSITION,
-    hexadecimal."""
-    digits = _hex(f.col("transaction_id"))
-    epoch, position = (_without_zeros(f.substring(digits, start, size)) for start, size in ((9, 8), (17, 16)))
+def _format_transaction() -> Column:
+    """Format the 16 bytes of a transaction id as ``str(TransactionId)`` does: SHARD-EPOCH-POSITION, hexadecimal."""
+    digits = _to_hex(f.col("transaction_id"))
+    epoch, position = (_strip_zeros(f.substring(digits, start, size)) for start, size in ((9, 8), (17, 16)))
     return f.concat(f.substring(digits, 1, 8), f.lit("-"), epoch, f.lit("-"), position)
 
 
-def _without_zeros(digits: Column) -> Column:
+def _strip_zeros(digits: Column) -> Column:
     left = f.ltrim(digits, f.lit("0"))
     return f.when(left == "", "0").otherwise(left)
 
 
 _STORED = "stored "
 _OWN: dict[str, Callable[[], Column]] = {
-    "message_id": lambda: _hex(f.col("message_id")),
-    "transaction_id": _transaction_text,
+    "message_id": lambda: _to_hex(f.col("message_id")),
+    "transaction_id": _format_transaction,
     "tag": lambda: f.col("tag"),
-    "properties": _properties_text,
+    "properties": _format_properties,
     "body": lambda: f.col("body"),
     **{_STORED + name: partial(f.col, name) for name in MESSAGE_COLUMNS},
     _STORED + "properties": _sort_properties,

@@ -23,13 +23,12 @@ from escrowmq.pipeline.audit import delivered, frames
 from escrowmq.pipeline.audit.manifest import Comparison, Manifest, of_group
 from escrowmq.pipeline.audit.readings import Readings, compared_columns
 from escrowmq.pipeline.audit.rows import Role
-from escrowmq.pipeline.coverage import Coverage
-from escrowmq.pipeline.coverage import told as told_beginnings
+from escrowmq.pipeline.coverage import Coverage, describe_beginnings
 from escrowmq.pipeline.failures import unwrap_errors
 from escrowmq.wire import HALF_VIEW_NAME
 
 _MOST_ROWS = 10_000
-"""Rows of named ids that are looked at: an id may be repeated as often as it likes."""
+"""Maximum number of rows that are read for the named ids, because an id may repeat without limit."""
 
 Wrong = Mapping[str, Any]
 """A finding: ``kind, id, comparison, expected, found``."""
@@ -37,26 +36,27 @@ Wrong = Mapping[str, Any]
 
 @dataclass(slots=True)
 class _Effects:
-    """The found side's rows of each id: how often each content, by its digest."""
+    """The found side's rows of each id: how often each content occurs, by its digest."""
 
     of: dict[str, Counter[int]] = field(default_factory=dict)
 
-    def had(self, id: str | None, digest: int | None) -> int:
-        """Return how often an id is there with this content."""
+    def count(self, id: str | None, digest: int | None) -> int:
+        """Return how often an id occurs with this content."""
         return 0 if id is None or digest is None else self.of.get(id, Counter())[digest]
 
-    def other(self, ids: Collection[str | None], known: Collection[int | None]) -> bool:
-        """Return whether one of the ids is there with a content that is none of these."""
+    def has_other(self, ids: Collection[str | None], known: Collection[int | None]) -> bool:
+        """Return whether one of the ids occurs with content other than the known."""
         return any(digest not in known for id in ids if id is not None for digest in self.of.get(id, ()))
 
 
 Reasons = dict[tuple[int, str, str], str]
-"""By comparison, id and kind."""
-Told = Callable[[Iterable[Wrong]], Reasons]
+"""Texts by comparison, id and kind."""
+Explain = Callable[[Iterable[Wrong]], Reasons]
 
 
-def reasons(manifest: Manifest, readings: Readings, covered: Coverage, wrong: Iterable[Wrong]) -> Reasons:
-    """Of findings: why, as far as the log knows. ``covered``: what it does not show."""
+def explain_findings(manifest: Manifest, readings: Readings, covered: Coverage, wrong: Iterable[Wrong]) -> Reasons:
+    """Explain findings as far as the log shows. ``covered``: what the log no longer contains. Findings without an
+    explanation get ""."""
     every = list(wrong)
     known = _find_known(manifest, readings, every)
     told: Reasons = {}
@@ -69,37 +69,38 @@ def reasons(manifest: Manifest, readings: Readings, covered: Coverage, wrong: It
 
 
 def _explain_unseen(comparison: Comparison, kind: str, covered: Coverage) -> list[str]:
-    """Explain that the id may have left the log, or is not shown yet, if the side that lacks it is one of the log."""
+    """Return why the id may be missing from the log: it was removed, or it is not visible yet. Empty if the side that
+    lacks it is not the log."""
     side = {"lost": comparison.found, "leaked": comparison.expected}.get(kind, "")
     where, _, name = side.partition(":")
     topic = of_group(name)[1] if where == "group" else name
     sources = {"topic": {topic}, "group": {topic}, "half": {HALF_VIEW_NAME}}.get(where, set())
     mine = [one for one in covered.beginnings if one.source in sources]
-    told = [f"it may have left the log by retention or by hand: {told_beginnings(mine)}"] if mine else []
+    told = [f"it may have left the log by retention or by hand: {describe_beginnings(mine)}"] if mine else []
     return told + (["it may be among what was acknowledged last"] if sources and covered.incomplete else [])
 
 
 def _find_known(manifest: Manifest, readings: Readings, wrong: Iterable[Wrong]) -> dict[tuple[int, str], str]:
-    """Return what operators did to the messages of findings, by comparison and id."""
+    """Return explanations of findings by operator actions, by comparison and id."""
     named: dict[int, dict[str, str]] = {}
     for one in wrong:
         if one["comparison"] >= 0 and manifest.comparisons[one["comparison"]].expected.startswith("group:"):
             named.setdefault(one["comparison"], {}).setdefault(one["id"], one["kind"])
     told: dict[tuple[int, str], str] = {}
     for number, kinds in named.items():
-        for id, reason in _of_group(manifest.comparisons[number], readings, kinds).items():
+        for id, reason in _explain_group(manifest.comparisons[number], readings, kinds).items():
             told[number, id] = reason
     return told
 
 
-def _of_group(comparison: Comparison, readings: Readings, kinds: Mapping[str, str]) -> dict[str, str]:
+def _explain_group(comparison: Comparison, readings: Readings, kinds: Mapping[str, str]) -> dict[str, str]:
     group, topic = of_group(comparison.expected.partition(":")[2])
     role = Role(0, True, compared_columns(comparison))
     ids = list(kinds)
-    versions = readings.versions(group, topic, role).where(f.col("id").isin(ids) | f.col("new_id").isin(ids))
+    versions = readings.read_versions(group, topic, role).where(f.col("id").isin(ids) | f.col("new_id").isin(ids))
     changed = [row.asDict() for row in versions.orderBy(*delivered.PLACE).limit(_MOST_ROWS).collect()]
     of_pairs = {id for row in changed for id in (row["id"], row["new_id"]) if id is not None}
-    effects = _effects(comparison, readings, of_pairs) if changed else _Effects()
+    effects = _read_effects(comparison, readings, of_pairs) if changed else _Effects()
     told: dict[str, str] = {}
     for row in changed:
         reason = (
@@ -110,7 +111,7 @@ def _of_group(comparison: Comparison, readings: Readings, kinds: Mapping[str, st
         for id in {row["id"], row["new_id"]} & kinds.keys():
             told.setdefault(id, reason)
     lost = [id for id, kind in kinds.items() if kind == "lost" and id not in told]
-    dead = _dead(readings, group, topic, lost)
+    dead = _find_dead_letters(readings, group, topic, lost)
     for id, kind in kinds.items():
         if id in dead:
             told.setdefault(id, f"it is a dead letter of consumer group {group} and waits for a person")
@@ -129,14 +130,14 @@ def _explain_edited(row: Wrong, group: str, effects: _Effects) -> str:
             "apart"
         )
     had_old, had_new = (
-        effects.had(row["id"], row["digest"]),
-        effects.had(row["new_id"], row["new_digest"]),
+        effects.count(row["id"], row["digest"]),
+        effects.count(row["new_id"], row["new_digest"]),
     )
     if had_old and had_new:
         what = "both had their effect"
     elif had_old:
         what = "the old one had its effect, and the new one did not"
-    elif effects.other((row["id"], row["new_id"]), (row["digest"], row["new_digest"])):
+    elif effects.has_other((row["id"], row["new_id"]), (row["digest"], row["new_digest"])):
         what = "there is an effect that is of neither"
     else:
         what = "neither had its effect" if not had_new else f"the new one had its effect {had_new} times"
@@ -144,26 +145,28 @@ def _explain_edited(row: Wrong, group: str, effects: _Effects) -> str:
 
 
 def _explain_discarded(row: Wrong, group: str, effects: _Effects) -> str:
-    had = effects.had(row["id"], row["digest"])
+    had = effects.count(row["id"], row["digest"])
     what = "it had its effect nevertheless" if had else "what is there is not its effect"
     return f"{row['message_id']} was discarded by hand for consumer group {group}: {what}"
 
 
-def _effects(comparison: Comparison, readings: Readings, ids: Collection[str]) -> _Effects:
-    """Return what the found side has of some ids, as this comparison reads it."""
+def _read_effects(comparison: Comparison, readings: Readings, ids: Collection[str]) -> _Effects:
+    """Return the rows of the found side for some ids, read as in this comparison."""
     found = _Effects()
-    for rows in readings.rows([comparison]):
+    for rows in readings.read_rows([comparison]):
         if all(role.expected for speaker in rows.speakers for role in speaker.roles):
             continue
-        few = rows.opened(rows.frame.where(rows.known_id.isin(list(ids))))
-        said = frames.witnesses(few, rows.id, rows.each(frames.say)).where("expected = 0").limit(_MOST_ROWS)
+        few = rows.open(rows.frame.where(rows.known_id.isin(list(ids))))
+        said = (
+            frames.witnesses(few, rows.id, rows.map_roles(frames.make_witness)).where("expected = 0").limit(_MOST_ROWS)
+        )
         for row in said.collect():
             found.of.setdefault(row["id"], Counter())[row["digest"]] += 1
     return found
 
 
-def _dead(readings: Readings, group: str, topic: str, ids: Collection[str]) -> set[str]:
-    """Return which of these ids are of dead letters of the group."""
+def _find_dead_letters(readings: Readings, group: str, topic: str, ids: Collection[str]) -> set[str]:
+    """Return which of these ids are dead letters of the group."""
     if not ids:
         return set()
     letters = readings.log.dead_letters(group, ["topic", "key", "message_id"])

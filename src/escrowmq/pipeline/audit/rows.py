@@ -16,7 +16,7 @@ Cell = Callable[[str], Column]
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """The role of a side in one comparison: what must be there (``expected``), or where it must be."""
+    """The role of a side in one comparison: the expected side, or the side that is compared with it."""
 
     comparison: int
     expected: bool
@@ -25,8 +25,8 @@ class Role:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Speaker:
-    """One side and its roles. ``where``: the rows of the frame that are of this side (None: all). ``unique``: no id is
-    twice in it, which the caller has checked."""
+    """One side and its roles. ``where`` selects its rows of the frame (None: all). ``unique``: the caller has checked
+    that no id occurs twice."""
 
     roles: tuple[Role, ...]
     cell: Cell = f.col
@@ -36,10 +36,10 @@ class Speaker:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """A frame that is read once for all the sides that are in it; ``id`` is the id of a row, as text.
+    """A frame that contains one or more sides, so that they are read in one pass. ``id`` is the id of a row, as text.
 
-    ``made``: columns that cells are made of and that cost something, such as parsed JSON; they are computed once per
-    row, and only for rows that are looked at. ``slim``: the same rows with nothing but what ``id`` and the speakers'
+    ``made`` are expensive columns from which cells are made, such as parsed JSON; they are computed once per row, and
+    only for the rows that are needed. ``slim`` has the same rows with only the columns that ``id`` and the speakers'
     ``where`` need.
     """
 
@@ -49,22 +49,21 @@ class Rows:
     made: Mapping[str, Column] = field(default_factory=dict)
     slim: DataFrame | None = None
 
-    def opened(self, frame: DataFrame) -> DataFrame:
-        """Return some rows of the frame, with what their cells are made of."""
+    def open(self, frame: DataFrame) -> DataFrame:
+        """Add the columns of ``made`` to some rows of the frame."""
         return frame.withColumns(dict(self.made)) if self.made else frame
 
     @property
     def known_id(self) -> Column:
-        """The id, with a word for none."""
+        """The id, or NO_ID for a null."""
         return f.coalesce(self.id, f.lit(NO_ID))
 
-    def each(self, what: Callable[[Role, Cell], Column]) -> Column:
-        """Return an array of ``what`` for every role that a row is in; null for a row of no side. A row is read once,
-        however many
-        comparisons it takes part in."""
-        return self.of([[what(role, speaker.cell) for role in speaker.roles] for speaker in self.speakers])
+    def map_roles(self, what: Callable[[Role, Cell], Column]) -> Column:
+        """Return an array of ``what`` for every role of a row; null for a row of no side. A row is read once, even for
+        many comparisons."""
+        return self.select_own([[what(role, speaker.cell) for role in speaker.roles] for speaker in self.speakers])
 
-    def of(self, values: Sequence[Sequence[Column]]) -> Column:
+    def select_own(self, values: Sequence[Sequence[Column]]) -> Column:
         """Return an array of the values of a row's own speaker."""
         pairs = zip(self.speakers, values, strict=True)
         arrays = [
@@ -76,11 +75,10 @@ class Rows:
 
 
 def digest(cells: Sequence[Column], *before: Column) -> Column:
-    """64 bits of the content of ``cells`` (int64): equal content, equal digest, on any machine. ``before`` is hashed
-    first.
+    """Return a 64-bit digest of the content of ``cells`` (int64). Equal content has an equal digest on any machine.
 
-    ``xxhash64`` hashes cell after cell, so borders between texts count; it passes over nulls, so those are hashed as
-    flags of their own.
+    ``before`` is hashed first. ``xxhash64`` hashes cell by cell, so the borders between texts count. It skips nulls, so
+    null flags are hashed as well.
     """
     if not cells and not before:
         return f.lit(0).cast("bigint")

@@ -1,4 +1,4 @@
-"""Audits a run folder: reads the manifest, compares all sides, writes the verdict and its page."""
+"""The audit of a run folder: reads the manifest, compares all sides, writes the verdict and its page."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from escrowmq.pipeline import timeline
 from escrowmq.pipeline.audit import frames
-from escrowmq.pipeline.audit.comparing import Tallied, tallied
+from escrowmq.pipeline.audit.comparing import Tallied, tally_sides
 from escrowmq.pipeline.audit.events import Events
 from escrowmq.pipeline.audit.manifest import KINDS, Comparison, Manifest
 from escrowmq.pipeline.audit.page import Pictures, write_page
 from escrowmq.pipeline.audit.readings import Readings
-from escrowmq.pipeline.audit.reasons import Told, reasons
+from escrowmq.pipeline.audit.reasons import Explain, explain_findings
 from escrowmq.pipeline.audit.verdict import Finding, Side, Verdict
 from escrowmq.pipeline.audit.windows import WINDOWS
 from escrowmq.pipeline.coverage import Coverage, read_coverage
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 MOST_FINDINGS = 500
-"""Findings that are named; all are counted."""
+"""Maximum number of findings that are named. All are counted."""
 
 FEW_ROWS = 300_000
-"""With fewer rows in the log all are compared row by row at once: another pass costs more than it saves."""
+"""With fewer rows in the log, all rows are compared at once; a pass over windows would cost more than it saves."""
 
 
 def run(
@@ -42,14 +42,13 @@ def run(
     progress: Callable[[str], None] | None = None,
     page: bool = True,
 ) -> Verdict:
-    """Audit a run folder (see :mod:`escrowmq.pipeline.audit.manifest`); writes ``verdict.json`` and ``report.html``
+    """Audit a run folder (see :mod:`escrowmq.pipeline.audit.manifest`), and write ``verdict.json`` and ``report.html``
     there.
 
-    The log is read from the broker that the manifest names, or from its data folder without one, in use or not.
-    ``spark`` None starts a session for the time of the audit: on this machine, or on the cluster ``master``
-    (``spark://HOST:PORT``), whose workers must see the run folder under the same path. ``progress`` is called with what
-    is being done. Raises Misuse when the folder, one of its databases or Java is missing; a disagreement is a verdict,
-    not an error.
+    The log is read from the broker that the manifest names, or from its data folder, which may be in use. ``spark``
+    None starts a session for the audit: on this machine, or on the cluster ``master`` (``spark://HOST:PORT``), whose
+    workers must see the run folder under the same path. ``progress`` is called with the current step. A disagreement is
+    a verdict, not an error. Raises Misuse if the folder, one of its databases or Java is missing.
     """
     tell = progress or (lambda _: None)
     manifest = Manifest.read(folder)
@@ -79,27 +78,29 @@ def audit(
     *,
     windows: int = WINDOWS,
 ) -> tuple[Verdict, Pictures]:
-    """Compare all sides and measure the run. Only frames of a bounded size are collected. ``covered``: what the log
-    does not show.
-    ``windows``: see :func:`escrowmq.pipeline.audit.comparing.tallied`; whatever it is, the verdict is the same."""
-    together = _in_all_tables(manifest)
+    """Compare all sides and measure the run. Only frames of a bounded size are collected.
+
+    ``covered``: what the log no longer contains. ``windows`` (see
+    :func:`escrowmq.pipeline.audit.comparing.tally_sides`) does not change the verdict.
+    """
+    together = _list_consumer_comparisons(manifest)
     judges = [c.judges for c in (*manifest.comparisons, *together)]
     with ExitStack() as stack:
         stack.callback(readings.close)
-        sides = readings.rows([*manifest.comparisons, *together])
+        sides = readings.read_rows([*manifest.comparisons, *together])
         stack.enter_context(_without_compression(readings.spark))
-        half = stack.enter_context(_keep(readings.half()))
-        packed = stack.enter_context(_keep(timeline.packed(half, timeline.decisions(readings.log))))
-        done = stack.enter_context(tallied(sides, windows, tied=_numbers(manifest)))
+        half = stack.enter_context(_persist(readings.read_half()))
+        packed = stack.enter_context(_persist(timeline.packed(half, timeline.decisions(readings.log))))
+        done = stack.enter_context(tally_sides(sides, windows, tied=_number_consumer_comparisons(manifest)))
         wrong = frames.findings(done.tallies, judges).unionByName(frames.undecided(half))
-        wrong = stack.enter_context(_keep(wrong))
-        told = partial(reasons, manifest, readings, covered)
-        return _verdict(manifest, told, covered, done, wrong, half, timeline.transactions(packed), events)
+        wrong = stack.enter_context(_persist(wrong))
+        told = partial(explain_findings, manifest, readings, covered)
+        return _make_verdict(manifest, told, covered, done, wrong, half, timeline.transactions(packed), events)
 
 
 @contextmanager
-def _keep(frame: DataFrame) -> Iterator[DataFrame]:
-    """Keep a frame, in memory or on disk, as long as the block runs."""
+def _persist(frame: DataFrame) -> Iterator[DataFrame]:
+    """Context manager: keep a frame in memory or on disk."""
     try:
         yield frame.persist()
     finally:
@@ -108,8 +109,8 @@ def _keep(frame: DataFrame) -> Iterator[DataFrame]:
 
 @contextmanager
 def _without_compression(spark: SparkSession) -> Iterator[None]:
-    """Turn off compression of cached frames meanwhile: they are hashes and times, which no dictionary makes
-    smaller, and trying costs more than all the rest of keeping them."""
+    """Context manager: turn off compression of cached frames. They are hashes and times, which no dictionary makes
+    smaller, and trying costs more than the rest of caching."""
     name = "spark.sql.inMemoryColumnarStorage.compressed"
     before = spark.conf.get(name)
     spark.conf.set(name, "false")
@@ -119,9 +120,9 @@ def _without_compression(spark: SparkSession) -> Iterator[None]:
         spark.conf.set(name, str(before))
 
 
-def _verdict(
+def _make_verdict(
     manifest: Manifest,
-    told: Told,
+    told: Explain,
     covered: Coverage,
     done: Tallied,
     wrong: DataFrame,
@@ -129,10 +130,10 @@ def _verdict(
     transactions: DataFrame,
     events: Events,
 ) -> tuple[Verdict, Pictures]:
-    kinds = {row["kind"]: row["ids"] for row in frames.ids_by_kind(wrong).collect()}
-    sides = _sides(manifest, done, wrong)
+    kinds = {row["kind"]: row["ids"] for row in frames.count_ids_by_kind(wrong).collect()}
+    sides = _count_sides(manifest, done, wrong)
     total = timeline.totals(transactions).collect()[0]
-    numbers = [_number_of(manifest, table) for table in manifest.consumers.values()]
+    numbers = [_find_effect_comparison(manifest, table) for table in manifest.consumers.values()]
     verdict = Verdict(
         orders=half.select("hashed").distinct().count(),
         transactions=total["transactions"],
@@ -152,40 +153,40 @@ def _verdict(
     return verdict, Pictures.of(transactions, total["first_us"], total["last_us"])
 
 
-def _in_all_tables(manifest: Manifest) -> list[Comparison]:
-    """More comparisons, by id alone, that judge nothing: what is in every consumer's table is consumed."""
+def _list_consumer_comparisons(manifest: Manifest) -> list[Comparison]:
+    """Return additional comparisons, by id alone and without findings, that find the ids in every consumer's table."""
     first, *others = [f"table:{table}" for table in manifest.consumers.values()] or [""]
     return [Comparison(first, other, (), ()) for other in others or [first]] if first else []
 
 
 def _find_consumed(manifest: Manifest, done: Tallied) -> int:
-    """Return ids that every consumer's table has."""
+    """Return the number of ids that every consumer's table has."""
     if not manifest.consumers:
         return 0
-    numbers = _numbers(manifest)
-    return done.proven.get(numbers[0], 0) + frames.found_in_all(done.tallies.where("expected > 0"), numbers).count()
+    numbers = _number_consumer_comparisons(manifest)
+    return done.proven.get(numbers[0], 0) + frames.find_common_ids(done.tallies.where("expected > 0"), numbers).count()
 
 
-def _numbers(manifest: Manifest) -> list[int]:
-    """Return those of :func:`_in_all_tables`: behind the manifest's own."""
+def _number_consumer_comparisons(manifest: Manifest) -> list[int]:
+    """Return the numbers of :func:`_list_consumer_comparisons`, which follow the manifest's own."""
     first = len(manifest.comparisons)
-    return [first + n for n in range(len(_in_all_tables(manifest)))]
+    return [first + n for n in range(len(_list_consumer_comparisons(manifest)))]
 
 
-def _number_of(manifest: Manifest, table: str) -> int:
-    """Return the number of the comparison that looks for effects in ``table``."""
+def _find_effect_comparison(manifest: Manifest, table: str) -> int:
+    """Return the number of the comparison whose found side is ``table``."""
     return next(n for n, c in enumerate(manifest.comparisons) if c.found == f"table:{table}")
 
 
-def _name_findings(manifest: Manifest, told: Told, wrong: DataFrame) -> tuple[Finding, ...]:
-    """Return the first findings, in the order of kind and id, with what the log knows of them."""
+def _name_findings(manifest: Manifest, told: Explain, wrong: DataFrame) -> tuple[Finding, ...]:
+    """Return the first findings, ordered by kind and id, with their explanations."""
     rows = [row.asDict() for row in wrong.orderBy("kind", "id", "comparison").limit(MOST_FINDINGS).collect()]
     reason = told(rows)
     return tuple(
         Finding(
             row["kind"],
             row["id"],
-            _between(manifest, row["comparison"]),
+            _label_comparison(manifest, row["comparison"]),
             row["expected"],
             row["found"],
             reason.get((row["comparison"], row["id"], row["kind"]), ""),
@@ -194,16 +195,16 @@ def _name_findings(manifest: Manifest, told: Told, wrong: DataFrame) -> tuple[Fi
     )
 
 
-def _between(manifest: Manifest, number: int) -> str:
+def _label_comparison(manifest: Manifest, number: int) -> str:
     if number < 0:
         return "still in escrow"
     comparison = manifest.comparisons[number]
     return f"{manifest.label(comparison.expected)} → {manifest.label(comparison.found)}"
 
 
-def _sides(manifest: Manifest, done: Tallied, wrong: DataFrame) -> tuple[Side, ...]:
-    counted = {row["comparison"]: row for row in frames.sides(done.tallies).collect()}
-    bad = {row["comparison"]: row["ids"] for row in frames.ids_by_comparison(wrong).collect()}
+def _count_sides(manifest: Manifest, done: Tallied, wrong: DataFrame) -> tuple[Side, ...]:
+    counted = {row["comparison"]: row for row in frames.count_sides(done.tallies).collect()}
+    bad = {row["comparison"]: row["ids"] for row in frames.count_ids_by_comparison(wrong).collect()}
     result = []
     for number, comparison in enumerate(manifest.comparisons):
         row, proven = counted.get(number), done.proven.get(number, 0)

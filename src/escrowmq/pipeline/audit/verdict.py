@@ -14,8 +14,8 @@ NAME = "verdict.json"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One id that two sides do not agree on; ``expected`` and ``found`` count rows on either side. ``reason``: why, if
-    the log knows."""
+    """One id that differs between two sides. ``expected`` and ``found`` count rows on either side; ``reason`` explains
+    the difference, if the log shows it."""
 
     kind: str
     id: str
@@ -70,15 +70,15 @@ class Verdict:
 
     @property
     def settled(self) -> bool:
-        """Whether, besides, no transaction is left undecided."""
+        """Whether all sides agree, and no transaction is left undecided."""
         return self.agrees and not self.orphaned
 
     def to_json(self) -> dict[str, Any]:
-        """Return the result in JSON's values."""
+        """Return the result as JSON values."""
         return {"verdict": "agree" if self.agrees else "disagree", **asdict(self)}
 
     def write(self, folder: Path) -> Path:
-        """Write ``verdict.json``; its path."""
+        """Write ``verdict.json``. Returns its path."""
         path = folder / NAME
         path.write_text(json.dumps(self.to_json(), indent=2) + "\n")
         return path

@@ -23,7 +23,7 @@ from pyspark.sql import functions as f
 from escrowmq.pipeline.audit.rows import Rows, Speaker, digest
 
 WINDOWS = 1024
-"""More would make more lines to send around, fewer more rows to look at where something is wrong."""
+"""Number of windows. More windows shuffle more lines; fewer windows leave more rows to compare after a difference."""
 
 _LOW = 0xFFFF_FFFF
 
@@ -37,12 +37,12 @@ def _in_window(hashed: Column, count: int) -> Column:
     return f.pmod(hashed, f.lit(count)).cast("int")
 
 
-def balances(every: Sequence[Rows], count: int) -> DataFrame:
-    """Return all sides → ``comparison, window, expected, found`` (rows), ``equal``: one line for each window of
-    each comparison."""
+def compare_windows(every: Sequence[Rows], count: int) -> DataFrame:
+    """Convert all sides → ``comparison, window, expected, found`` (rows), ``equal``: one line per window and
+    comparison."""
     together = reduce(DataFrame.unionByName, [_sum_windows(rows, count) for rows in every])
     sign = 2 * f.col("expected") - 1
-    halves = len(_halves(f.lit(0)))
+    halves = len(_split(f.lit(0)))
     sums = together.groupBy("comparison", "window").agg(
         f.sum(f.col("rows") * f.col("expected")).alias("expected"),
         f.sum(f.col("rows") * (1 - f.col("expected"))).alias("found"),
@@ -55,12 +55,13 @@ def balances(every: Sequence[Rows], count: int) -> DataFrame:
 
 
 def _sum_windows(rows: Rows, count: int) -> DataFrame:
-    """``window, comparison, expected, rows, sum0, sum1``: one line for every role and window.
+    """Return ``window, comparison, expected, rows, sum0, sum1``: one line for every role and window.
 
-    A row becomes one digest per role, null where it has none, and is summed at once: it never becomes several rows.
+    A row becomes one digest per role, null for roles that it is not in. Digests are summed at once, so a row is never
+    exploded into several.
     """
     roles = [(speaker, role) for speaker in rows.speakers for role in speaker.roles]
-    hashed = rows.opened(rows.frame).withColumn("_hashed", f.xxhash64(rows.known_id))
+    hashed = rows.open(rows.frame).withColumn("_hashed", f.xxhash64(rows.known_id))
     said = []
     for n, (speaker, role) in enumerate(roles):
         mark = digest([speaker.cell(name) for name in role.columns], f.col("_hashed"))
@@ -69,13 +70,13 @@ def _sum_windows(rows: Rows, count: int) -> DataFrame:
     sums = []
     for n in range(len(roles)):
         sums.append(f.count(f"d{n}").alias(f"d{n}_rows"))
-        sums += [_together(half).alias(f"d{n}_{m}") for m, half in enumerate(_halves(f.col(f"d{n}")))]
+        sums += [_sum_half(half).alias(f"d{n}_{m}") for m, half in enumerate(_split(f.col(f"d{n}")))]
     lines = [
         f.struct(
             f.lit(role.comparison).alias("comparison"),
             f.lit(int(role.expected)).cast("bigint").alias("expected"),
             f.col(f"d{n}_rows").alias("rows"),
-            *[f.coalesce(f"d{n}_{m}", f.lit(0)).cast("bigint").alias(f"sum{m}") for m in range(len(_halves(f.lit(0))))],
+            *[f.coalesce(f"d{n}_{m}", f.lit(0)).cast("bigint").alias(f"sum{m}") for m in range(len(_split(f.lit(0))))],
         )
         for n, (_, role) in enumerate(roles)
     ]
@@ -87,24 +88,24 @@ def _sum_windows(rows: Rows, count: int) -> DataFrame:
     )
 
 
-def _together(half: Column) -> Column:
+def _sum_half(half: Column) -> Column:
     return f.sum(half)  # 32 bits each: two thousand million rows fit
 
 
-def _halves(hashed: Column) -> tuple[Column, ...]:
+def _split(hashed: Column) -> tuple[Column, ...]:
     return hashed.bitwiseAND(f.lit(_LOW)), f.shiftrightunsigned(hashed, 32)
 
 
-def suspects(every: Sequence[Rows], equal: Mapping[int, set[int]], count: int) -> dict[int, set[int]]:
-    """For each comparison its windows that are not proven; ``equal``: those whose counts and sums are equal, or that
-    are empty."""
+def find_suspects(every: Sequence[Rows], equal: Mapping[int, set[int]], count: int) -> dict[int, set[int]]:
+    """Return the windows of each comparison that are not proven equal. ``equal``: its windows that are empty, or have
+    equal counts and sums."""
     speakers = [speaker for rows in every for speaker in rows.speakers]
-    chosen = _to_look_through(speakers)
+    chosen = _choose_sides_to_scan(speakers)
     everywhere = set(range(count))
     unique = {id(speaker): set(everywhere) if speaker.unique else set() for speaker in speakers}
-    for n, twice in _twice(every, chosen, count).items():
+    for n, twice in _find_repeats(every, chosen, count).items():
         unique[id(chosen[n])] = everywhere - twice
-    sides = {number: [s for s in speakers if number in _comparisons(s)] for number in equal}
+    sides = {number: [s for s in speakers if number in _list_comparisons(s)] for number in equal}
     grown = True
     while grown:
         grown = False
@@ -120,14 +121,16 @@ def suspects(every: Sequence[Rows], equal: Mapping[int, set[int]], count: int) -
     return {number: everywhere - windows for number, windows in proven.items()}
 
 
-def _twice(every: Sequence[Rows], chosen: Sequence[Speaker], count: int) -> dict[int, set[int]]:
-    """Return the windows in which an id may come twice, of each of the sides that are looked through."""
+def _find_repeats(every: Sequence[Rows], chosen: Sequence[Speaker], count: int) -> dict[int, set[int]]:
+    """Return, for each of the chosen sides, the windows in which an id may occur twice."""
     frames = []
     for rows in every:
         values = [[f.lit(chosen.index(speaker))] if speaker in chosen else [] for speaker in rows.speakers]
         if any(values):
             frame = rows.frame if rows.slim is None else rows.slim
-            frames.append(frame.select(rows.of(values)[0].alias("speaker"), f.xxhash64(rows.known_id).alias("hashed")))
+            frames.append(
+                frame.select(rows.select_own(values)[0].alias("speaker"), f.xxhash64(rows.known_id).alias("hashed"))
+            )
     found: dict[int, set[int]] = {n: set() for n in range(len(chosen))}
     if frames:
         ids = reduce(DataFrame.unionByName, frames).where(f.col("speaker").isNotNull())
@@ -137,34 +140,34 @@ def _twice(every: Sequence[Rows], chosen: Sequence[Speaker], count: int) -> dict
     return found
 
 
-def _to_look_through(speakers: Sequence[Speaker]) -> list[Speaker]:
-    """Return the fewest sides, about, from which every comparison can learn that one of its sides is unique."""
-    left = {number for speaker in speakers for number in _comparisons(speaker)}
+def _choose_sides_to_scan(speakers: Sequence[Speaker]) -> list[Speaker]:
+    """Return a small set of sides whose scan shows, for every comparison, whether one of its sides is unique."""
+    left = {number for speaker in speakers for number in _list_comparisons(speaker)}
     left -= _find_reached(speakers, [speaker for speaker in speakers if speaker.unique])
     chosen: list[Speaker] = []
     while left:
-        best = max(speakers, key=lambda speaker: len(_comparisons(speaker) & left))
+        best = max(speakers, key=lambda speaker: len(_list_comparisons(speaker) & left))
         chosen.append(best)
         left -= _find_reached(speakers, [best])
     return chosen
 
 
 def _find_reached(speakers: Sequence[Speaker], first: Iterable[Speaker]) -> set[int]:
-    """Return the comparisons that these sides are in, or that are connected with theirs through other sides."""
-    reached = {number for speaker in first for number in _comparisons(speaker)}
+    """Return the comparisons of these sides, and those that are connected with them through other sides."""
+    reached = {number for speaker in first for number in _list_comparisons(speaker)}
     while True:
-        more = {n for speaker in speakers if _comparisons(speaker) & reached for n in _comparisons(speaker)}
+        more = {n for speaker in speakers if _list_comparisons(speaker) & reached for n in _list_comparisons(speaker)}
         if more <= reached:
             return reached
         reached |= more
 
 
-def _comparisons(speaker: Speaker) -> set[int]:
+def _list_comparisons(speaker: Speaker) -> set[int]:
     return {role.comparison for role in speaker.roles}
 
 
-def among(number: Column, windows: Iterable[int], count: int) -> Column:
-    """Return whether a window is one of these: one byte of a constant is looked at, however many there are."""
+def is_among(number: Column, windows: Iterable[int], count: int) -> Column:
+    """Return whether a window is one of these. Each window costs one byte of a constant."""
     chosen = set(windows)
     flags = bytes(number in chosen for number in range(count))
     return f.substring(f.lit(flags), number + 1, f.lit(1)) == f.lit(b"\x01")
