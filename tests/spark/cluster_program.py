@@ -26,7 +26,7 @@ from escrowmq.pipeline.reconcile import reconcile
 from escrowmq.pipeline.session import local_session
 from escrowmq.pipeline.sql.source import read_sql
 from escrowmq.pipeline.sql.tables import SqlRead
-from escrowmq.spark.checkback import commits
+from escrowmq.spark.checkback import list_commits
 from escrowmq.spark.source import register
 
 TASKS = 4
@@ -42,7 +42,7 @@ def stream(spark: SparkSession, url: str, checkpoint: str, topic: str) -> dict[s
         except StreamingQueryException:  # on a busy machine Spark gives up a Python process that takes 10 s to start
             if not left:
                 raise
-    return {"noted": len(commits(checkpoint))}
+    return {"noted": len(list_commits(checkpoint))}
 
 
 def batches(spark: SparkSession, url: str, topic: str) -> dict[str, Any]:

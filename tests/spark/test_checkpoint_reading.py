@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from escrowmq.spark.checkback import last_commit
+from escrowmq.spark.checkback import find_last_commit
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
 
@@ -27,9 +27,9 @@ def test_a_file_system_that_only_java_knows(spark: SparkSession, tmp_path: Path)
     hadoop = spark.sparkContext._jsc.hadoopConfiguration()
     hadoop.set(link, tmp_path.as_uri())
     try:
-        assert last_commit("viewfs://checkpoints/queries/my query/") == NOON.replace(second=5)
-        assert last_commit(str(tmp_path / "my query")) == NOON.replace(second=5)
-        assert last_commit((tmp_path / "my query").as_uri()) == NOON.replace(second=5)
-        assert last_commit("viewfs://checkpoints/queries/nothing") is None
+        assert find_last_commit("viewfs://checkpoints/queries/my query/") == NOON.replace(second=5)
+        assert find_last_commit(str(tmp_path / "my query")) == NOON.replace(second=5)
+        assert find_last_commit((tmp_path / "my query").as_uri()) == NOON.replace(second=5)
+        assert find_last_commit("viewfs://checkpoints/queries/nothing") is None
     finally:
         hadoop.unset(link)

@@ -9,7 +9,7 @@ import pytest
 import escrowmq as mq
 from escrowmq.model import Check, CheckedMessage, TransactionId
 from escrowmq.spark import checkback
-from escrowmq.spark.checkback import SKEW, CheckpointChecker, for_arrow, last_commit, look_ahead
+from escrowmq.spark.checkback import SKEW, CheckpointChecker, find_last_commit, to_arrow_uri, warn_if_unreadable
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
@@ -36,20 +36,20 @@ def test_the_newest_commit_counts_whatever_its_number_and_files_beside_it_do_not
     made = checkpoint(tmp_path / "c", b9=NOON, b10=NOON + 5 * SECOND)
     for other in (".11.crc", "12.tmp", "_note"):
         (made / "commits" / other).touch()
-    assert last_commit(str(made)) == NOON + 5 * SECOND
-    assert last_commit(f"{made}/") == NOON + 5 * SECOND
-    assert last_commit(made.as_uri()) == NOON + 5 * SECOND
+    assert find_last_commit(str(made)) == NOON + 5 * SECOND
+    assert find_last_commit(f"{made}/") == NOON + 5 * SECOND
+    assert find_last_commit(made.as_uri()) == NOON + 5 * SECOND
 
 
 def test_a_path_with_blanks(tmp_path):
     made = checkpoint(tmp_path / "my query", b0=NOON)
-    assert last_commit(str(made)) == NOON
-    assert last_commit(made.as_uri()) == NOON
+    assert find_last_commit(str(made)) == NOON
+    assert find_last_commit(made.as_uri()) == NOON
 
 
 @pytest.mark.parametrize("where", ["nothing", "file:/nowhere/at/all", "gopher://host/c", "hdfs://"])
 def test_a_checkpoint_that_cannot_be_read_says_nothing(tmp_path, where, caplog):
-    assert last_commit(str(tmp_path / where) if where == "nothing" else where) is None
+    assert find_last_commit(str(tmp_path / where) if where == "nothing" else where) is None
     assert CheckpointChecker(where).decide_batch([check(NOON)]) == [mq.UNKNOWN]
     assert "cannot read the checkpoint" in caplog.text
 
@@ -76,10 +76,10 @@ def test_what_the_query_has_moved_past_is_rolled_back_all_else_is_in_progress(tm
 
 
 def test_what_a_process_without_java_can_read_of_s3_is_read():
-    assert for_arrow("s3a://bucket/checkpoints/q") == "s3://bucket/checkpoints/q"
-    assert for_arrow("S3N://bucket/q") == "s3://bucket/q"
+    assert to_arrow_uri("s3a://bucket/checkpoints/q") == "s3://bucket/checkpoints/q"
+    assert to_arrow_uri("S3N://bucket/q") == "s3://bucket/q"
     for same in ("s3://bucket/q", "hdfs://name:8020/q", "file:/c/q", "/c/s3a:/q", "c/q"):
-        assert for_arrow(same) == same
+        assert to_arrow_uri(same) == same
 
 
 @pytest.mark.parametrize(
@@ -87,11 +87,11 @@ def test_what_a_process_without_java_can_read_of_s3_is_read():
     [("gopher://host/c", "the checkpoint gopher://host/c"), (None, "option checkpointLocation")],
 )
 def test_a_process_that_will_not_be_able_to_answer_says_so_once_at_its_start(checkpoint, words, monkeypatch, caplog):
-    monkeypatch.setattr(checkback, "_looked_at", set())
+    monkeypatch.setattr(checkback, "_checked", set())
     threads = []
     monkeypatch.setattr(checkback.threading, "Thread", lambda **given: threads.append(thread(**given)) or threads[-1])
-    look_ahead(checkpoint)
-    look_ahead(checkpoint)
+    warn_if_unreadable(checkpoint)
+    warn_if_unreadable(checkpoint)
     [only] = threads
     only.join()
     [record] = caplog.records
@@ -100,9 +100,9 @@ def test_a_process_that_will_not_be_able_to_answer_says_so_once_at_its_start(che
 
 
 def test_a_process_that_can_answer_says_nothing(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(checkback, "_looked_at", set())
+    monkeypatch.setattr(checkback, "_checked", set())
     threads = []
     monkeypatch.setattr(checkback.threading, "Thread", lambda **given: threads.append(thread(**given)) or threads[-1])
-    look_ahead(str(checkpoint(tmp_path / "c")))
+    warn_if_unreadable(str(checkpoint(tmp_path / "c")))
     threads[0].join()
     assert caplog.records == []

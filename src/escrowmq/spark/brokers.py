@@ -1,6 +1,6 @@
 """Access to brokers or a data folder for the Spark source: cached links, topic partitions, range reads.
 
-Nothing here knows Spark. Python processes of executors live on from task to task, so links are kept.
+Nothing here imports Spark. Links are cached, because Python processes of executors are reused by later tasks.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SAME_FOLDER = (
 )
 _SAME_ADDRESS = "on a cluster an address must lead every worker to the same broker"
 _PAUSE = 0.2
-"""Seconds between two tries while a broker is away."""
+"""Pause between two attempts while a broker is unavailable, in seconds."""
 
 _links: dict[str, Link] = {}
 _lock = threading.Lock()
@@ -42,13 +42,11 @@ def open_links(url: str) -> Sequence[Link]:
 
 
 def topic_partitions(found: Sequence[Link], options: ReadOptions) -> list[TopicPartition]:
-    """Return all topic partitions of the sources, in order of name.
+    """Return all topic partitions of the sources, ordered by name.
 
-    Raises UNKNOWN_TOPIC, Unknown(TIMED_OUT) when a broker is away, Misuse(BAD_URL) when two addresses are of one
-    broker,
-    Misuse(BAD_SETTING) for a queue of option ``queues`` that no topic has, Misuse(FOLDER_IN_USE) for a folder that may
-    lack something, where the
-    options refuse that.
+    Raises UNKNOWN_TOPIC, Unknown(TIMED_OUT) if a broker is unavailable, Misuse(BAD_URL) if two addresses are the same
+    broker, Misuse(BAD_SETTING) for a queue of option ``queues`` that no topic has, and Misuse(FOLDER_IN_USE) for a
+    folder that may be incomplete, if the options refuse that.
     """
     deadline = time.monotonic() + options.timeout
     if options.refuse_incomplete and (what := describe_missing(found)):
@@ -60,7 +58,7 @@ def topic_partitions(found: Sequence[Link], options: ReadOptions) -> list[TopicP
         missing: EscrowError | None = None
         for link, shard in zip(found, shards, strict=True):
             try:
-                there += _partitions_at(link, shard, source, options, deadline)
+                there += _list_partitions_at(link, shard, source, options, deadline)
             except EscrowError as problem:
                 if problem.code is not Code.UNKNOWN_TOPIC:
                     raise
@@ -76,34 +74,33 @@ def topic_partitions(found: Sequence[Link], options: ReadOptions) -> list[TopicP
 
 
 def describe_missing(found: Sequence[Link]) -> str:
-    """Describe what a folder among these may lack, and why. Returns "" if nothing is missing."""
+    """Describe what the folders among these may lack, and why. Returns "" if nothing is missing."""
     folders = [ask(link, HEALTH({}), 1.0) for link in found if link.address.startswith("file:")]
     return "; ".join(one["missing"] for one in folders if "missing" in one)
 
 
 def partitions_there(router: Router, options: ReadOptions) -> tuple[list[TopicPartition], list[Missing]]:
-    """Return the topic partitions at the brokers that are there, in order of name, and who is missing.
+    """Return the topic partitions at the available brokers, ordered by name, and the missing brokers.
 
-    Raises UNKNOWN_TOPIC, Overloaded(BROKER_AWAY) if none of a source's partitions is there while a broker is missing,
-    Unknown if
-    nobody answers within the timeout, Misuse(BAD_URL) when two addresses are of one broker.
+    Raises UNKNOWN_TOPIC, Overloaded(BROKER_AWAY) if a source has no available partition while a broker is missing,
+    Unknown if no broker answers within the timeout, and Misuse(BAD_URL) if two addresses are the same broker.
     """
     deadline = time.monotonic() + options.timeout
 
-    def look(number: int) -> dict[str, list[TopicPartition] | EscrowError]:
+    def list_broker(number: int) -> dict[str, list[TopicPartition] | EscrowError]:
         shard = router.ask(number, HELLO({}), deadline)["shard"]
         router.learn_shard(number, shard)
         made: dict[str, list[TopicPartition] | EscrowError] = {}
         for source in options.sources:
             try:
-                made[source] = list(_partitions_at(router.links[number], shard, source, options, deadline))
+                made[source] = list(_list_partitions_at(router.links[number], shard, source, options, deadline))
             except EscrowError as problem:
                 if problem.code is not Code.UNKNOWN_TOPIC:
                     raise
                 made[source] = problem
         return made
 
-    answers = router.every(look, options.timeout)
+    answers = router.every(list_broker, options.timeout)
     there: list[TopicPartition] = []
     for source in options.sources:
         found = [answer[source] for answer in answers.values]
@@ -117,7 +114,7 @@ def partitions_there(router: Router, options: ReadOptions) -> tuple[list[TopicPa
     return sorted(there), answers.missing
 
 
-def _partitions_at(
+def _list_partitions_at(
     link: Link, shard: int, source: str, options: ReadOptions, deadline: float
 ) -> Iterator[TopicPartition]:
     if source.startswith(DEAD_LETTER_PREFIX):  # no order that lasts: read as a whole
@@ -141,16 +138,15 @@ def read(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a range that pass ``filters`` (those of :attr:`.options.ReadOptions.filters`), in order.
 
-    A broker that goes away meanwhile is waited for, up to ``timeout`` seconds without a row; reading then continues
-    where it stopped.
-    Raises Unknown(DISCONNECTED) after that, and what the broker refuses the read with.
+    If the broker becomes unavailable, the read waits up to ``timeout`` seconds without a row, then continues where it
+    stopped. Raises Unknown(DISCONNECTED) after that, and the errors of a rejected read.
     """
-    counter = _counter(wanted.partition.source)
+    counter = _find_counter(wanted.partition.source)
     asked = columns if counter is None or counter in columns else [*columns, counter]
     start, deadline = wanted.start, time.monotonic() + timeout
     while True:
         try:
-            for batch in _link(wanted, timeout).read(_request(wanted, start, asked, filters)):
+            for batch in _get_link(wanted, timeout).read(_make_request(wanted, start, asked, filters)):
                 if counter is not None and batch.num_rows:
                     start = batch.column(counter)[-1].as_py() + 1
                 yield batch if asked is columns else batch.select(columns)
@@ -162,34 +158,32 @@ def read(
         time.sleep(_PAUSE)
 
 
-def _counter(source: str) -> str | None:
-    """Return the column that rises from row to row: how far a read has come. None if there is none."""
+def _find_counter(source: str) -> str | None:
+    """Return the column that increases from row to row, which shows the progress of a read. None if there is none."""
     if source in VIEWS:
         return "position"
     return None if source.startswith("%") else "offset"
 
 
-def _request(wanted: OffsetRange, start: int, columns: list[str], filters: Mapping[str, Any]) -> ReadRequest:
+def _make_request(wanted: OffsetRange, start: int, columns: list[str], filters: Mapping[str, Any]) -> ReadRequest:
     request = cast(ReadRequest, {"source": wanted.partition.source, "columns": columns, **filters})
-    if _is_whole(wanted):
+    if _reads_whole_source(wanted):
         return request
     return {**request, "queue": wanted.partition.queue, "start": start, "end": wanted.end}
 
 
-def _link(wanted: OffsetRange, timeout: float) -> Link:
-    """Return this process's link to the broker of the range. A folder is a view of one moment: it is opened again when
-    it ends
-    before the range.
+def _get_link(wanted: OffsetRange, timeout: float) -> Link:
+    """Return this process's link to the broker of the range.
 
-    Raises Unknown(TIMED_OUT) for a folder that continues ending before it: to read it would give fewer rows than were
-    planned.
+    A folder shows one moment: it is opened again if it ends before the range. Raises Unknown(TIMED_OUT) if it still
+    does after ``timeout`` seconds, because the read would return fewer rows than planned.
     """
     address, deadline = wanted.partition.broker, time.monotonic() + timeout
     with _lock:
         link = _links.get(address)
-        if link is None or (address.startswith("file:") and not _reaches(link, wanted)):
+        if link is None or (address.startswith("file:") and not _has_range(link, wanted)):
             link = _open_link(wanted, timeout)
-            while address.startswith("file:") and not (_is_whole(wanted) or _reaches(link, wanted)):
+            while address.startswith("file:") and not (_reads_whole_source(wanted) or _has_range(link, wanted)):
                 if time.monotonic() > deadline:
                     raise Unknown(Code.TIMED_OUT, f"the folder ends before that. {describe_missing([link])}".strip())
                 time.sleep(_PAUSE)
@@ -199,12 +193,11 @@ def _link(wanted: OffsetRange, timeout: float) -> Link:
 
 
 def _open_link(wanted: OffsetRange, timeout: float) -> Link:
-    """Return a new link to the broker or folder of the range, which is asked once whether it is the one that the
-    driver has asked for the range.
+    """Return a new link to the broker or folder of the range, after checking that its shard is the one that the driver
+    planned with.
 
-    ``file:FOLDER`` and ``127.0.0.1`` are others on another machine. Raises Misuse(BAD_URL) for another shard, what a
-    folder that is none is refused with, and
-    Unknown(TIMED_OUT).
+    ``file:FOLDER`` and ``127.0.0.1`` mean something else on another machine. Raises Misuse(BAD_URL) for another shard,
+    the error of opening a path that is no data folder, and Unknown(TIMED_OUT).
     """
     address, host = wanted.partition.broker, socket.gethostname()
     try:
@@ -227,13 +220,15 @@ def _open_link(wanted: OffsetRange, timeout: float) -> Link:
     return link
 
 
-def _is_whole(wanted: OffsetRange) -> bool:
-    """Return whether all that there is now is read, whatever the range says: dead letters come and go."""
+def _reads_whole_source(wanted: OffsetRange) -> bool:
+    """Return whether all current rows are read, regardless of the range. This holds for dead letters, which have no
+    lasting order."""
     return wanted.partition.source.startswith(DEAD_LETTER_PREFIX)
 
 
-def _reaches(link: Link, wanted: OffsetRange) -> bool:
-    if _is_whole(wanted):
+def _has_range(link: Link, wanted: OffsetRange) -> bool:
+    """Return whether the source, as this link shows it, reaches the end of the range."""
+    if _reads_whole_source(wanted):
         return False  # nothing in the range tells of which moment it is
     try:
         queues = ask(link, OFFSETS({"topic": wanted.partition.source}), 1.0)["queues"]

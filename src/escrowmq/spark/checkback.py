@@ -1,8 +1,8 @@
-"""Answers check-backs for a stream whose driver died, from the checkpoint of its query.
+"""Check-back answers for a stream whose driver died, from the checkpoint of its query.
 
-A stream's batches come one after the other. A commit file that was written after some rows were prepared says that the
-query has moved past their batch: what is still undecided of it has lost, and no later commit will name it. Without such
-a file the batch may still be committed, by this driver or by the one that takes over: in progress.
+The batches of a stream run one after the other. A commit file that is newer than a prepared row shows that the query
+has finished with the batch of that row: if the row is still undecided, it belongs to a failed attempt, and no later
+commit will include it. Without such a file the batch may still be committed, by this driver or by its successor.
 """
 
 from __future__ import annotations
@@ -17,45 +17,45 @@ from typing import Any
 from escrowmq.model import ROLLBACK, UNKNOWN, Check, Outcome
 
 SKEW = timedelta(minutes=2)
-"""The clocks of executors and of the checkpoint's file system may differ by so much."""
+"""Tolerated difference between the clocks of executors and of the file system of the checkpoint."""
 
 _log = logging.getLogger(__name__)
 
 
 class CheckpointChecker:
-    """Answers check-backs for the producer group of one query; ``checkpoint`` is its checkpointLocation (a path or
-    URI)."""
+    """The checker of one query. ``checkpoint`` is its checkpointLocation (a path or URI)."""
 
     def __init__(self, checkpoint: str | None) -> None:
         self.checkpoint = checkpoint
 
     def decide_batch(self, checks: Sequence[Check]) -> list[Outcome]:
-        """ROLLBACK for what the query has moved past, UNKNOWN for everything else: it is in progress."""
-        moved = None if self.checkpoint is None else last_commit(self.checkpoint)
+        """Return ROLLBACK for transactions of batches that the query has finished, UNKNOWN for all others, which are in
+        progress."""
+        moved = None if self.checkpoint is None else find_last_commit(self.checkpoint)
         if moved is None:
             return [UNKNOWN] * len(checks)
         ends = [max((message.born + SKEW for message in check.messages), default=moved) for check in checks]
         return [ROLLBACK if end < moved else UNKNOWN for end in ends]
 
 
-def last_commit(checkpoint: str) -> datetime | None:
-    """Return the time at which the query's newest batch was noted as done; None if none was, or the checkpoint
-    cannot be read from here."""
+def find_last_commit(checkpoint: str) -> datetime | None:
+    """Return the commit time of the query's newest batch; None if there is none, or the checkpoint is unreadable
+    here."""
     try:
-        return max(commits(checkpoint), default=None)
+        return max(list_commits(checkpoint), default=None)
     except Unreadable as problem:
         _log.warning("%s", problem)
         return None
 
 
-def commits(checkpoint: str) -> list[datetime]:
-    """Return the times at which the batches that are still listed were noted as done, in no order. Raises Unreadable.
+def list_commits(checkpoint: str) -> list[datetime]:
+    """Return the commit times of the batches that the checkpoint lists, in no order. Raises Unreadable.
 
-    A process that has a Spark session reads as Spark does (Hadoop: any file system, with its settings and credentials).
-    Executors' processes have no way to Java: they read what Arrow can.
+    A process with a Spark session reads through Hadoop: any file system, with Spark's settings and credentials.
+    Processes of executors cannot use Java, so they read through Arrow.
     """
     why = ""
-    for list_files in (_by_spark, _by_arrow):
+    for list_files in (_list_by_spark, _list_by_arrow):
         try:
             files = list_files(checkpoint)
         except Exception as problem:  # from many libraries; whatever it is, it must not end a query
@@ -66,46 +66,45 @@ def commits(checkpoint: str) -> list[datetime]:
     raise Unreadable(f"cannot read the checkpoint {checkpoint} from here: {why}")
 
 
-def look_ahead(checkpoint: str | None) -> None:
-    """Log, once per process and from a thread, if this process cannot read the checkpoint and so will not be able to
-    answer."""
-    if checkpoint not in _looked_at:
-        _looked_at.add(checkpoint)
-        threading.Thread(target=_look, args=(checkpoint,), name="escrowmq-checkpoint", daemon=True).start()
+def warn_if_unreadable(checkpoint: str | None) -> None:
+    """Log a warning, once per process and from a thread, if this process cannot read the checkpoint and so cannot
+    answer check-backs."""
+    if checkpoint not in _checked:
+        _checked.add(checkpoint)
+        threading.Thread(target=_check_readable, args=(checkpoint,), name="escrowmq-checkpoint", daemon=True).start()
 
 
-_looked_at: set[str | None] = set()
+_checked: set[str | None] = set()
 
 
-def _look(checkpoint: str | None) -> None:
+def _check_readable(checkpoint: str | None) -> None:
     try:
         if checkpoint is None:
             raise Unreadable("the sink has no option checkpointLocation")
-        commits(checkpoint)
+        list_commits(checkpoint)
     except Unreadable as problem:
         _log.warning(
             "%s: if the driver dies, this process answers 'unknown' to what becomes of its last batch; run a "
-            "CheckpointChecker "
-            "where the checkpoint can be read",
+            "CheckpointChecker where the checkpoint can be read",
             problem,
         )
 
 
 class Unreadable(Exception):
-    """A checkpoint that cannot be read from this process; the message names it and says why."""
+    """A checkpoint that this process cannot read. The message names it and gives the reason."""
 
 
-def for_arrow(checkpoint: str) -> str:
-    """Return the checkpoint's name for Arrow, which has one scheme for S3 where Hadoop has several. A path stays as
-    it is."""
+def to_arrow_uri(checkpoint: str) -> str:
+    """Convert the checkpoint's URI for Arrow, which has one scheme for S3 where Hadoop has several. A path stays the
+    same."""
     scheme, colon, rest = checkpoint.partition("://")
     return f"s3://{rest}" if colon and scheme.lower() in ("s3a", "s3n") else checkpoint
 
 
-def _by_arrow(checkpoint: str) -> list[tuple[str, datetime]]:
+def _list_by_arrow(checkpoint: str) -> list[tuple[str, datetime]]:
     from pyarrow import fs
 
-    name = for_arrow(checkpoint)
+    name = to_arrow_uri(checkpoint)
     if "://" in name or name.startswith("file:"):
         system, path = fs.FileSystem.from_uri(name)
     else:
@@ -114,8 +113,8 @@ def _by_arrow(checkpoint: str) -> list[tuple[str, datetime]]:
     return [(file.base_name, file.mtime.astimezone(UTC)) for file in files if file.mtime is not None]
 
 
-def _by_spark(checkpoint: str) -> list[tuple[str, datetime]] | None:
-    """Return the files as the Java process of this process's session lists them; None without a session."""
+def _list_by_spark(checkpoint: str) -> list[tuple[str, datetime]] | None:
+    """List the commit files through the Java process of this process's session. Returns None without a session."""
     if "pyspark" not in sys.modules:
         return None
     from pyspark import SparkContext

@@ -1,7 +1,7 @@
-"""The columns of each source as Spark sees them, and how they are made from Arrow batches of the wire.
+"""The columns of each source in Spark, and how they are made from Arrow batches of the wire.
 
-Needs no Spark. Times become timestamps without a copy (both are microseconds of UTC), states become words, ids stay 16
-bytes.
+Imports no Spark. Times become timestamps without a copy (both are microseconds in UTC), states become words, ids stay
+16 bytes.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from escrowmq.wire import (
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 _TEXT = "string"
 Make = Callable[[pa.RecordBatch, int], pa.Array]
-"""Makes one column from a wire batch and the number of the shard that it came from."""
+"""Makes one column from a wire batch and the number of its shard."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column: its Spark type, the wire columns that it needs, and how it is made from them."""
+    """One column: its Spark type, the wire columns that it needs, and a function that makes it."""
 
     name: str
     spark: str
@@ -42,19 +42,19 @@ class Column:
     make: Make
 
 
-def _plain(name: str, spark: str, wire: str | None = None) -> Column:
+def _make_plain(name: str, spark: str, wire: str | None = None) -> Column:
     source = wire or name
     return Column(name, spark, (source,), lambda batch, _: batch.column(source))
 
 
-def _time(name: str, wire: str) -> Column:
+def _make_time(name: str, wire: str) -> Column:
     def make(batch: pa.RecordBatch, _: int) -> pa.Array:
         return batch.column(wire).view(TIMESTAMP)
 
     return Column(name, "timestamp", (wire,), make)
 
 
-def _word(name: str, wire: str, words: Sequence[str]) -> Column:
+def _make_word(name: str, wire: str, words: Sequence[str]) -> Column:
     table = pa.array(words, pa.utf8())
 
     def make(batch: pa.RecordBatch, _: int) -> pa.Array:
@@ -63,11 +63,11 @@ def _word(name: str, wire: str, words: Sequence[str]) -> Column:
     return Column(name, _TEXT, (wire,), make)
 
 
-def _shard(batch: pa.RecordBatch, shard: int) -> pa.Array:
+def _make_shard(batch: pa.RecordBatch, shard: int) -> pa.Array:
     return pa.array(np.full(batch.num_rows, shard))
 
 
-def _binary(name: str, wire: str) -> Column:
+def _make_binary(name: str, wire: str) -> Column:
     return Column(name, "binary", (wire,), lambda batch, _: batch.column(wire).cast(pa.binary()))
 
 
@@ -75,87 +75,87 @@ _STATES = [state.name.lower() for state in TransactionState]
 _DECIDERS = [by.name.lower() for by in DecidedBy]
 
 
-def _visible_state(batch: pa.RecordBatch, _: int) -> pa.Array:
-    """Return ``committed`` for a message of a transaction, null for a plain one: nothing else is visible in a topic."""
+def _make_visible_state(batch: pa.RecordBatch, _: int) -> pa.Array:
+    """Return ``committed`` for a message of a transaction, null for a plain one. A topic shows no other states."""
     return pc.if_else(batch.column("transaction").is_valid(), "committed", pa.scalar(None, pa.utf8()))
 
 
-_DAMAGED = _plain(DAMAGED_COLUMN, _TEXT)
+_DAMAGED = _make_plain(DAMAGED_COLUMN, _TEXT)
 """Where the log is damaged under the row, whose content is null then."""
 
 _CONTENT = [
-    _plain("topic", _TEXT),
-    Column("shard", "bigint", (), _shard),
-    _plain("queue", "int"),
+    _make_plain("topic", _TEXT),
+    Column("shard", "bigint", (), _make_shard),
+    _make_plain("queue", "int"),
 ]
 _BODY = [
-    _plain("key", _TEXT),
-    _plain("tag", _TEXT),
-    _plain("properties", "map<string,string>"),
-    _plain("body", "binary"),
-    _binary("message_id", "message_id"),
-    _time("born", "born_us"),
-    _time("stored", "stored_us"),
+    _make_plain("key", _TEXT),
+    _make_plain("tag", _TEXT),
+    _make_plain("properties", "map<string,string>"),
+    _make_plain("body", "binary"),
+    _make_binary("message_id", "message_id"),
+    _make_time("born", "born_us"),
+    _make_time("stored", "stored_us"),
 ]
 
 TOPIC = [
     *_CONTENT,
-    _plain("offset", "bigint"),
+    _make_plain("offset", "bigint"),
     *_BODY,
-    _plain("position", "bigint"),
-    _binary("transaction_id", "transaction"),
-    Column("state", _TEXT, ("transaction",), _visible_state),
+    _make_plain("position", "bigint"),
+    _make_binary("transaction_id", "transaction"),
+    Column("state", _TEXT, ("transaction",), _make_visible_state),
     _DAMAGED,
 ]
 HALF = [
     *_CONTENT,
-    _plain("position", "bigint"),
+    _make_plain("position", "bigint"),
     *_BODY,
-    _time("due", "due_us"),
-    _binary("transaction_id", "transaction"),
-    _word("state", "state", _STATES),
-    _plain("checks", "int"),
+    _make_time("due", "due_us"),
+    _make_binary("transaction_id", "transaction"),
+    _make_word("state", "state", _STATES),
+    _make_plain("checks", "int"),
     _DAMAGED,
 ]
 OP = [
-    Column("shard", "bigint", (), _shard),
-    _plain("position", "bigint"),
-    _plain("half_position", "bigint"),
-    _binary("transaction_id", "transaction"),
-    _word("state", "state", _STATES),
-    _word("decided_by", "decided_by", _DECIDERS),
-    _time("decided", "decided_us"),
+    Column("shard", "bigint", (), _make_shard),
+    _make_plain("position", "bigint"),
+    _make_plain("half_position", "bigint"),
+    _make_binary("transaction_id", "transaction"),
+    _make_word("state", "state", _STATES),
+    _make_word("decided_by", "decided_by", _DECIDERS),
+    _make_time("decided", "decided_us"),
     _DAMAGED,
 ]
 ACKS = [
-    Column("shard", "bigint", (), _shard),
-    _plain("position", "bigint"),
-    _time("acked", "acked_us"),
-    _plain("group", _TEXT),
-    _plain("topic", _TEXT),
-    _plain("queue", "int"),
-    _plain("start", "bigint"),
-    _plain("count", "bigint"),
-    _plain("attempt", "int"),
-    _plain("lease", "bigint"),
+    Column("shard", "bigint", (), _make_shard),
+    _make_plain("position", "bigint"),
+    _make_time("acked", "acked_us"),
+    _make_plain("group", _TEXT),
+    _make_plain("topic", _TEXT),
+    _make_plain("queue", "int"),
+    _make_plain("start", "bigint"),
+    _make_plain("count", "bigint"),
+    _make_plain("attempt", "int"),
+    _make_plain("lease", "bigint"),
     _DAMAGED,
 ]
 
 GROUP_ACTS = [
-    Column("shard", "bigint", (), _shard),
-    _plain("position", "bigint"),
-    _time("acted", "acted_us"),
-    _plain("group", _TEXT),
-    _plain("topic", _TEXT),
-    _plain("queue", "int"),
-    _plain("offset", "bigint"),
-    _plain("act", _TEXT),
-    _binary("message_id", "message_id"),
-    _plain("edited_from", _TEXT),
-    _plain("key", _TEXT),
-    _plain("tag", _TEXT),
-    _plain("properties", "map<string,string>"),
-    _plain("body", "binary"),
+    Column("shard", "bigint", (), _make_shard),
+    _make_plain("position", "bigint"),
+    _make_time("acted", "acted_us"),
+    _make_plain("group", _TEXT),
+    _make_plain("topic", _TEXT),
+    _make_plain("queue", "int"),
+    _make_plain("offset", "bigint"),
+    _make_plain("act", _TEXT),
+    _make_binary("message_id", "message_id"),
+    _make_plain("edited_from", _TEXT),
+    _make_plain("key", _TEXT),
+    _make_plain("tag", _TEXT),
+    _make_plain("properties", "map<string,string>"),
+    _make_plain("body", "binary"),
     _DAMAGED,
 ]
 
@@ -174,8 +174,8 @@ def columns_of(source: str) -> list[Column]:
 
 
 def choose(source: str, names: Sequence[str] | None) -> list[Column]:
-    """Return the named columns, in that order; all if ``names`` is None. Misuse(BAD_SETTING) names one that is not
-    there."""
+    """Return the named columns, in that order; all if ``names`` is None. Raises Misuse(BAD_SETTING) for an unknown
+    name."""
     every = {column.name: column for column in columns_of(source)}
     if names is None:
         return list(every.values())
@@ -197,7 +197,7 @@ def spark_schema(chosen: Sequence[Column]) -> str:
 
 
 def wire_columns(source: str, chosen: Sequence[Column]) -> list[str]:
-    """Return the wire columns to ask the broker for; the cheapest one if only the number of rows is wanted."""
+    """Return the wire columns to request from the broker; the cheapest one if only the number of rows is needed."""
     needed = {name for column in chosen for name in column.needs}
     schema = read_schema(source, damaged=True)
     return [name for name in schema.names if name in needed] or ["position"]

@@ -1,4 +1,4 @@
-"""The options of format "escrow": names, meanings, and a clear error for every wrong one. No Spark in here."""
+"""The options of format "escrow": names, meanings, and a clear error for every wrong one. Imports no Spark."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ WRITING = {
 }
 _A_TIME = "a time such as 2026-01-31T12:00:00+00:00"
 OF_SPARK = {"path", "checkpointlocation", "queryname"}
-"""Options of Spark itself, in lower case, which it passes to every source and sink."""
+"""Options of Spark itself, in lower case, which Spark passes to every source and sink."""
 OF_KAFKA = {
     "subscribe": "topic",
     "startingoffsets": "start",
@@ -62,7 +62,7 @@ OF_KAFKA = {
     "minpartitions": "maxRowsPerPartition",
     "assign": "queues",
 }
-"""Options of Spark's Kafka source, in lower case, and ours that do the same."""
+"""Options of Spark's Kafka source, in lower case, and our equivalents."""
 
 
 _WITHOUT_KEYS = (OP_VIEW_NAME, ACK_VIEW_NAME, GROUP_ACT_VIEW_NAME)
@@ -97,7 +97,7 @@ class ReadOptions:
     def filters(self) -> dict[str, Any]:
         """The filters of a read request (see :class:`escrowmq.wire.ReadRequest`), which the broker applies.
 
-        System views have no offsets by time: for them, times as ``start`` and ``end`` are filters, too.
+        System views have no offsets by time, so for them times in ``start`` and ``end`` become filters, too.
         """
         view = self.sources[0].startswith("%")
         since, until = (at if view and isinstance(at, int) else None for at in (self.start, self.end))
@@ -113,7 +113,7 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """Where to write; times in seconds."""
+    """Options of a write. Times are in seconds."""
 
     url: str
     topic: str | None = None
@@ -126,7 +126,7 @@ class WriteOptions:
 
 
 def read_options(options: Mapping[str, str], *, streaming: bool = False) -> ReadOptions:
-    """Options of a read. Raises Misuse(BAD_SETTING) that names the wrong one, and the nearest right one."""
+    """Parse the options of a read. Raises Misuse(BAD_SETTING) that names the wrong option and the nearest valid one."""
     given = _select_known(options, READING)
     sources = tuple(name.strip() for name in given.get("topic", "").split(",") if name.strip())
     if not sources:
@@ -146,21 +146,21 @@ def read_options(options: Mapping[str, str], *, streaming: bool = False) -> Read
     _check_filters(sources[0], given)
     columns = tuple(name.strip() for name in given["columns"].split(",")) if "columns" in given else None
     return ReadOptions(
-        url=_url(given),
+        url=_read_url(given),
         sources=sources,
-        start=_start("start", given.get("start", EARLIEST), (EARLIEST, LATEST)),
-        end=_start("end", given.get("end", LATEST), (LATEST,)),
+        start=_read_start("start", given.get("start", EARLIEST), (EARLIEST, LATEST)),
+        end=_read_start("end", given.get("end", LATEST), (LATEST,)),
         columns=columns,
-        partition_rows=_count("maxRowsPerPartition", given, 250_000),
-        trigger_rows=_count("maxRowsPerTrigger", given, None),
+        partition_rows=_read_count("maxRowsPerPartition", given, 250_000),
+        trigger_rows=_read_count("maxRowsPerTrigger", given, None),
         key=given.get("key"),
-        tags=_tags(given),
-        queues=_queues(given),
-        stored_from=_time("storedFrom", given),
-        stored_until=_time("storedUntil", given),
+        tags=_read_tags(given),
+        queues=_read_queues(given),
+        stored_from=_read_time("storedFrom", given),
+        stored_until=_read_time("storedUntil", given),
         group=given.get("group"),
-        refuse_incomplete=_one_of("incomplete", given, ("warn", "refuse")) == "refuse",
-        timeout=_seconds("timeout", given, 30.0),
+        refuse_incomplete=_read_word("incomplete", given, ("warn", "refuse")) == "refuse",
+        timeout=_read_seconds("timeout", given, 30.0),
     )
 
 
@@ -175,9 +175,10 @@ def _check_filters(source: str, given: Mapping[str, str]) -> None:
 
 
 def write_options(options: Mapping[str, str]) -> WriteOptions:
-    """Options of a write. Raises Misuse(BAD_SETTING) that names the wrong one, and the nearest right one."""
+    """Parse the options of a write. Raises Misuse(BAD_SETTING) that names the wrong option and the nearest valid
+    one."""
     given = _select_known(options, WRITING)
-    url = _url(given)
+    url = _read_url(given)
     if url.startswith("file:"):
         raise Misuse(
             Code.BAD_URL, f"{url!r}: many processes cannot write to one folder", "start `escrowmq serve` on it"
@@ -187,15 +188,16 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
         topic=given.get("topic"),
         group=given.get("group"),
         write_id=given.get("write_id"),
-        immunity=_seconds("immunity", given, 3600.0),
-        timeout=_seconds("timeout", given, 30.0),
+        immunity=_read_seconds("immunity", given, 3600.0),
+        timeout=_read_seconds("timeout", given, 30.0),
         checkpoint=given.get("checkpointlocation"),
-        adopt=_one_of("adopt", given, ("false", "true")) == "true",
+        adopt=_read_word("adopt", given, ("false", "true")) == "true",
     )
 
 
 def _select_known(options: Mapping[str, str], table: Mapping[str, str]) -> dict[str, str]:
-    """Return the given options by lower-case name. Raises Misuse(BAD_SETTING) for one that is not in the table."""
+    """Return the given options by lower-case name. Raises Misuse(BAD_SETTING) for an option that is not in the
+    table."""
     names = {name.lower(): name for name in table}
     given: dict[str, str] = {}
     for name, value in options.items():
@@ -207,7 +209,7 @@ def _select_known(options: Mapping[str, str], table: Mapping[str, str]) -> dict[
     return given
 
 
-def _url(given: Mapping[str, str]) -> str:
+def _read_url(given: Mapping[str, str]) -> str:
     url = given.get("url") or given.get("path")
     if not url:
         raise Misuse(Code.BAD_SETTING, "option 'url' is missing", READING["url"])
@@ -216,29 +218,29 @@ def _url(given: Mapping[str, str]) -> str:
 
 
 def absolute(url: str) -> str:
-    """Return the URL with a full path if it names a folder: executors run in folders of their own."""
+    """Return the URL with an absolute path if it names a folder, because executors run in other working directories."""
     return f"file:{Path(url.removeprefix('file:')).absolute()}" if url.startswith("file:") else url
 
 
-def _start(name: str, text: str, words: tuple[str, ...]) -> Start:
-    """Return a word, a time, or offsets by topic partition."""
+def _read_start(name: str, text: str, words: tuple[str, ...]) -> Start:
+    """Parse a word, a time, or offsets by topic partition."""
     word = text.strip().lower()
     if word in words:
         return word
     if word.startswith("{"):
-        return _offsets(name, text)
-    return _microseconds(name, text, f"{', '.join(words)}, {_A_TIME}, or JSON {{partition: offset}}")
+        return _parse_offsets(name, text)
+    return _parse_time(name, text, f"{', '.join(words)}, {_A_TIME}, or JSON {{partition: offset}}")
 
 
-def _time(name: str, given: Mapping[str, str]) -> int | None:
+def _read_time(name: str, given: Mapping[str, str]) -> int | None:
     text = given.get(name.lower())
-    return None if text is None else _microseconds(name, text, _A_TIME)
+    return None if text is None else _parse_time(name, text, _A_TIME)
 
 
-def _microseconds(name: str, text: str, right: str) -> int:
-    """Convert a time (ISO 8601; UTC if it names no zone) to microseconds since 1970.
+def _parse_time(name: str, text: str, right: str) -> int:
+    """Convert a time (ISO 8601; UTC if it has no zone) to microseconds since 1970.
 
-    Raises Misuse(BAD_SETTING) with what is ``right``.
+    Raises Misuse(BAD_SETTING) with the valid forms, ``right``.
     """
     try:
         moment = datetime.fromisoformat(text.strip())
@@ -248,7 +250,7 @@ def _microseconds(name: str, text: str, right: str) -> int:
     return (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
 
 
-def _tags(given: Mapping[str, str]) -> tuple[str, ...]:
+def _read_tags(given: Mapping[str, str]) -> tuple[str, ...]:
     text = given.get("tags")
     if text is None:
         return ()
@@ -257,7 +259,7 @@ def _tags(given: Mapping[str, str]) -> tuple[str, ...]:
     return found
 
 
-def _queues(given: Mapping[str, str]) -> tuple[int, ...]:
+def _read_queues(given: Mapping[str, str]) -> tuple[int, ...]:
     text = given.get("queues")
     if text is None:
         return ()
@@ -267,7 +269,7 @@ def _queues(given: Mapping[str, str]) -> tuple[int, ...]:
     return tuple(sorted({int(part) for part in parts}))
 
 
-def _offsets(name: str, text: str) -> dict[str, int]:
+def _parse_offsets(name: str, text: str) -> dict[str, int]:
     try:
         found: Any = json.loads(text)
     except ValueError as problem:
@@ -277,7 +279,7 @@ def _offsets(name: str, text: str) -> dict[str, int]:
     return dict(found)
 
 
-def _count(name: str, given: Mapping[str, str], default: Any) -> Any:
+def _read_count(name: str, given: Mapping[str, str], default: Any) -> Any:
     text = given.get(name.lower())
     if text is None:
         return default
@@ -286,15 +288,15 @@ def _count(name: str, given: Mapping[str, str], default: Any) -> Any:
     return int(text)
 
 
-def _one_of(name: str, given: Mapping[str, str], words: tuple[str, str]) -> str:
-    """Read one of two words; the first if none is given."""
+def _read_word(name: str, given: Mapping[str, str], words: tuple[str, str]) -> str:
+    """Parse an option with two valid words. The first is the default."""
     text = given.get(name, words[0]).strip().lower()
     if text not in words:
         raise Misuse(Code.BAD_SETTING, f"{name} = {given[name]!r}", " or ".join(words))
     return text
 
 
-def _seconds(name: str, given: Mapping[str, str], default: float) -> float:
+def _read_seconds(name: str, given: Mapping[str, str], default: float) -> float:
     text = given.get(name.lower())
     if text is None:
         return default

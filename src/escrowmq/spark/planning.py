@@ -1,7 +1,7 @@
-"""Offset arithmetic: which ranges of offsets become which Spark partitions, and how far a micro-batch goes.
+"""Offset arithmetic: which ranges of offsets become which Spark partitions, and where a micro-batch ends.
 
-Pure: no broker and no Spark. An offset is always the *next* one. Topic partitions are ordered by name, so the same
-offsets give the same Spark partitions.
+Pure functions: no broker and no Spark. An offset is always the *next* one to read. Topic partitions are ordered by
+name, so the same offsets give the same Spark partitions.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ BEGINS``, where the batch begins to read a partition that no batch before it has
 """
 
 BEGINS = " begins"
-"""Follows the name of a topic partition, which has no blanks."""
+"""Suffix of the name of a topic partition. Names have no spaces, so it is unambiguous."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -40,7 +40,7 @@ class TopicPartition:
 
     @property
     def name(self) -> str:
-        """How offsets name it: ``topic/shard/queue``, the shard in hexadecimal."""
+        """The key in offsets: ``topic/shard/queue``, with the shard in hexadecimal."""
         return f"{self.source}/{self.shard:08x}/{self.queue}"
 
 
@@ -54,8 +54,8 @@ class OffsetRange:
 
 
 def first_offsets(partitions: Iterable[TopicPartition], start: Start) -> Offsets:
-    """Return the offsets at which a read begins. Raises Misuse(BAD_SETTING) for offsets of a topic partition that
-    is not there."""
+    """Return the offsets at which a read begins. Raises Misuse(BAD_SETTING) for offsets of an unknown topic
+    partition."""
     return _resolve(list(partitions), start, "start")
 
 
@@ -82,9 +82,9 @@ def _resolve(partitions: list[TopicPartition], wanted: Start, what: str) -> Offs
 def ranges(partitions: Sequence[TopicPartition], start: Mapping[str, int], end: Mapping[str, int]) -> list[OffsetRange]:
     """Return the ranges between two sets of offsets, without empty ones.
 
-    A partition that ``start`` does not have is new: it is read from its first message. Raises Rejected(RANGE_PURGED)
-    if part of a
-    range has left the log, so a range never gives fewer rows; Misuse(BAD_SETTING) for offsets of other brokers.
+    A partition that ``start`` does not contain is new: it is read from its first message. Raises Rejected(RANGE_PURGED)
+    if part of a range has left the log, so a range never returns fewer rows, and Misuse(BAD_SETTING) for offsets of
+    other brokers.
     """
     found = []
     by_name = {partition.name: partition for partition in partitions}
@@ -109,7 +109,7 @@ def ranges(partitions: Sequence[TopicPartition], start: Mapping[str, int], end: 
 
 
 def cut(found: Iterable[OffsetRange], rows: int) -> list[OffsetRange]:
-    """Return the ranges cut into ranges of at most ``rows`` offsets, of nearly equal size."""
+    """Split the ranges into ranges of at most ``rows`` offsets, of nearly equal size."""
     parts = []
     for whole in found:
         count = -(-(whole.end - whole.start) // rows)
@@ -123,10 +123,10 @@ def cut(found: Iterable[OffsetRange], rows: int) -> list[OffsetRange]:
 
 
 def limited(start: Mapping[str, int], end: Mapping[str, int], rows: int | None) -> Offsets:
-    """Return the end of a micro-batch: ``end``, or less, so that it has at most ``rows`` offsets in all.
+    """Return the end of a micro-batch: ``end``, or less, so that it has at most ``rows`` offsets.
 
-    Each partition gets a share in proportion to what waits in it, and at least one offset as long as ``rows``
-    allows: no queue starves.
+    Each partition gets a share in proportion to its pending offsets, and at least one offset as long as ``rows``
+    allows, so no queue starves.
     """
     waiting = {name: max(stop - start.get(name, stop), 0) for name, stop in end.items()}
     total = sum(waiting.values())
@@ -142,10 +142,10 @@ def limited(start: Mapping[str, int], end: Mapping[str, int], rows: int | None) 
 
 
 def known_start(start: Mapping[str, int], partitions: Iterable[TopicPartition]) -> Offsets:
-    """``start``, and the head of each partition that came since.
+    """Return ``start``, and the head of each partition that is new since then.
 
-    Raises Misuse(BAD_SETTING) if a partition of ``start`` is gone: a checkpoint of other brokers would else silently
-    begin anew.
+    Raises Misuse(BAD_SETTING) if a partition of ``start`` does not exist. Otherwise a checkpoint of other brokers would
+    silently start again from the beginning.
     """
     heads = {partition.name: partition.head for partition in partitions}
     if gone := sorted(start.keys() - heads.keys()):
@@ -158,20 +158,19 @@ def known_start(start: Mapping[str, int], partitions: Iterable[TopicPartition]) 
 
 
 def ends(offsets: Mapping[str, int]) -> Offsets:
-    """Return the offsets without the notes of :func:`noted`."""
+    """Return the offsets without the notes that :func:`noted` adds."""
     return {name: at for name, at in offsets.items() if not name.endswith(BEGINS)}
 
 
 def noted(end: Mapping[str, int], beginnings: Mapping[str, int]) -> Offsets:
-    """Return the end of a batch that is the first to read some partitions, with a note of where it begins in each.
+    """Add to the end of a batch a note of where it begins in each partition that it is the first to read.
 
-    Spark remembers only ends. Without these notes a batch that runs again, after a crash, would look anew for where it
-    begins,
-    and find later messages ("latest"), or fewer of them (retention).
+    Spark stores only ends. Without these notes, a batch that is repeated after a crash would determine its beginning
+    again, and find later messages ("latest") or fewer of them (retention).
     """
     return {**end, **{name + BEGINS: at for name, at in beginnings.items()}}
 
 
 def begun(start: Mapping[str, int], end: Mapping[str, int]) -> Offsets:
-    """Return where a batch begins: at the end of the batch before it, else as its own end notes it."""
+    """Return where a batch begins: at the end of the batch before it, or where the notes in its own end say."""
     return {name.removesuffix(BEGINS): at for name, at in end.items() if name.endswith(BEGINS)} | ends(start)

@@ -1,7 +1,7 @@
-"""Prepares one task's rows as half messages: a few transactions for many rows. Needs no Spark.
+"""Preparation of one task's rows as half messages: a few transactions for many rows. Imports no Spark.
 
-A row goes to the broker of its key, or, without one, of its content: a repeat of the batch must find the same broker
-(see :mod:`escrowmq.client.producing.writers`).
+A row goes to the broker of its key, or of its content if it has no key: a repeat of the batch must reach the same
+broker (see :mod:`escrowmq.client.producing.writers`).
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ COLUMNS = {
     "properties": ("map<string,string>",),
     "topic": ("string",),
 }
-"""The columns that a written DataFrame may have, with their Spark types. ``body`` must be there."""
+"""The columns that a written DataFrame may have, with their Spark types. ``body`` is required."""
 
 MOST = 10_000
-"""Rows per transaction, where the brokers do not allow fewer."""
+"""Maximum number of rows per transaction; less if the brokers have a lower limit."""
 
 
 def check_columns(types: Mapping[str, str], topic: str | None) -> None:
-    """Raise Misuse(BAD_SETTING), naming the column, for a DataFrame that cannot be written. ``types``: Spark's simple
-    names."""
+    """Raise Misuse(BAD_SETTING), naming the column, for a DataFrame that cannot be written. ``types`` are simple names
+    of Spark types."""
     for name, kind in types.items():
         if name not in COLUMNS:
             wanted = nearest(name, list(COLUMNS)) or f"columns: {', '.join(COLUMNS)}; select or rename the others away"
@@ -53,8 +53,8 @@ def check_columns(types: Mapping[str, str], topic: str | None) -> None:
 
 
 class Preparation:
-    """The transactions of one task: ``ids`` are theirs, ``rows`` is how many rows they hold together, at most ``most``
-    each."""
+    """The transactions of one task. ``ids`` are their ids, ``rows`` is the number of their rows together, with at most
+    ``most`` in each."""
 
     def __init__(
         self, producer: Producer, shards: list[int], topic: str | None, immunity: float, most: int = MOST
@@ -70,22 +70,22 @@ class Preparation:
         self._open: dict[int, tuple[bytes, int]] = {}
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Prepare one Arrow batch; durable when this returns. Raises what a row was refused with."""
-        content = self._content(batch)
-        where = self._spread(content)
+        """Prepare one Arrow batch. It is durable on return. Raises the error of the first rejected row."""
+        content = self._make_content(batch)
+        where = self._assign_brokers(content)
         for number in np.unique(where).tolist():
             mine = content if (where == number).all() else content.take(pa.array(np.flatnonzero(where == number)))
-            self._put(mine, self._shards[number])
+            self._prepare_rows(mine, self._shards[number])
         self.rows += batch.num_rows
 
-    def _content(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def _make_content(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         for name in ("body", "topic"):
             if name in columns and columns[name].null_count:
                 row = columns[name].is_null().index(True).as_py()
                 raise Rejected(
                     Code.BAD_BATCH,
-                    f"column {name!r} is null in the {_which(columns, row)}",
+                    f"column {name!r} is null in the {_describe_row(columns, row)}",
                     "fill or filter the nulls of that column",
                 )
         if self._topic is not None:
@@ -97,7 +97,7 @@ class Preparation:
         columns["immunity_us"] = pa.array(times)
         return pa.RecordBatch.from_pydict(columns)
 
-    def _spread(self, content: pa.RecordBatch) -> npt.NDArray[np.int64]:
+    def _assign_brokers(self, content: pa.RecordBatch) -> npt.NDArray[np.int64]:
         count = len(self._shards)
         if count == 1:
             return np.zeros(content.num_rows, np.int64)
@@ -108,18 +108,18 @@ class Preparation:
         ]
         return np.array(numbers, np.int64)
 
-    def _put(self, rows: pa.RecordBatch, shard: int) -> None:
+    def _prepare_rows(self, rows: pa.RecordBatch, shard: int) -> None:
         at = 0
         while at < rows.num_rows:
             identity, held = self._open.get(shard, (None, 0))
             size = 1 if identity is None else min(self._most - held, rows.num_rows - at)
             part = rows.slice(at, size)
-            receipts = self._producer.prepare_batch(_joining(part, identity), shard=shard)
+            receipts = self._producer.prepare_batch(_add_transaction_column(part, identity), shard=shard)
             if not receipts.ok:
                 row = int(np.flatnonzero(receipts.codes)[0])
                 code = Code(int(receipts.codes[row]))
                 columns = dict(zip(part.schema.names, part.columns, strict=True))
-                raise error(code, f"{code.sentence}: the {_which(columns, row)}")
+                raise error(code, f"{code.sentence}: the {_describe_row(columns, row)}")
             if identity is None:
                 identity = receipts.transactions[0].as_py()
                 self.ids.append(identity)
@@ -129,16 +129,16 @@ class Preparation:
             at += size
 
 
-def _joining(rows: pa.RecordBatch, identity: bytes | None) -> pa.RecordBatch:
-    """Return the rows with a column that names their transaction; as they are for a new one."""
+def _add_transaction_column(rows: pa.RecordBatch, identity: bytes | None) -> pa.RecordBatch:
+    """Add a column with the id of the transaction. Rows of a new transaction stay the same."""
     if identity is None:
         return rows
     column = pa.repeat(pa.scalar(identity, ID), rows.num_rows)
     return rows.append_column(pa.field("transaction", ID), column)
 
 
-def _which(columns: Mapping[str, pa.Array], row: int) -> str:
-    """Describe one row so that its owner finds it; of its body no more than is needed."""
+def _describe_row(columns: Mapping[str, pa.Array], row: int) -> str:
+    """Describe one row so that a user can find it, with as little of its body as needed."""
     known = {name: columns[name][row].as_py() for name in ("topic", "key", "body") if name in columns}
     parts = [f"{name} {known[name]!r:.100}" for name in ("topic", "key") if known.get(name) is not None]
     if (body := known["body"]) is not None:

@@ -1,7 +1,6 @@
-"""Batch reads of format "escrow", and the Spark partition that batches and streams share: one range of offsets per
-task.
+"""Batch reads of format "escrow", and the Spark partition of batches and streams: one range of offsets per task.
 
-What is pickled here goes to short-lived processes of Spark: nothing holds a connection.
+These classes are pickled for short-lived Spark processes, so none of them holds a connection.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class RangePartition(InputPartition):
 
 
 class EmptyPartition(InputPartition):
-    """Stands for no range at all: Spark wants at least one partition."""
+    """Placeholder for an empty read: Spark needs at least one partition."""
 
     def __init__(self) -> None:
         super().__init__(None)
@@ -38,9 +37,8 @@ class EmptyPartition(InputPartition):
 class EscrowReader(DataSourceReader):
     """A batch read. The same options and offsets give the same partitions and rows.
 
-    It must not define ``pushFilters``: Spark (4.3.0) keeps the reader that took the filters of one query with the
-    DataFrame, and every later
-    query of that DataFrame would miss the rows that they left out. What the broker is to filter, options say.
+    It must not define ``pushFilters``. Spark (4.3.0) stores the reader with the filters of one query in the DataFrame,
+    so every later query of that DataFrame would miss rows. Filters for the broker are options instead.
     """
 
     def __init__(self, options: ReadOptions, schema: pa.Schema) -> None:
@@ -48,8 +46,8 @@ class EscrowReader(DataSourceReader):
         self.schema = schema
 
     def partitions(self) -> Sequence[InputPartition]:
-        """One partition per range. Raises UNKNOWN_TOPIC, RANGE_PURGED, Unknown(TIMED_OUT) for a broker that is away,
-        ..."""
+        """Return one partition per range. Raises UNKNOWN_TOPIC, RANGE_PURGED, Unknown(TIMED_OUT) if a broker is
+        unavailable, ..."""
         options = self.options
         links = brokers.open_links(options.url)
         try:
@@ -66,9 +64,9 @@ class EscrowReader(DataSourceReader):
 
 
 def read_partition(partition: InputPartition, schema: pa.Schema, options: ReadOptions) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a partition that the options ask for, in Spark's ``schema``.
+    """Yield the rows of a partition, filtered by the options, in Spark's ``schema``.
 
-    Raises Unknown(TIMED_OUT), naming the range, for a broker that stayed away for ``options.timeout`` seconds.
+    Raises Unknown(TIMED_OUT), with the range, if the broker stays unavailable for ``options.timeout`` seconds.
     """
     if not isinstance(partition, RangePartition):
         return

@@ -1,6 +1,6 @@
-"""Format "escrow" for Spark: what a session registers, and which class reads or writes for it.
+"""Format "escrow" for Spark: the data source that a session registers, and its readers and writers.
 
-Reads: planning.py says which offsets, brokers.py fetches them, columns.py makes Spark's columns of them.
+Reads: planning.py computes the offsets, brokers.py fetches them, columns.py converts them to Spark's columns.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def register(spark: SparkSession) -> None:
-    """Make format "escrow" known to a session; nothing else in it is changed."""
+    """Register format "escrow" with a session. Nothing else in the session changes."""
     spark.dataSource.register(EscrowSource)
 
 
@@ -40,7 +40,7 @@ class EscrowSource(DataSource):
         return "escrow"
 
     def schema(self) -> str:
-        """Return all columns of the source, or those that option ``columns`` names."""
+        """Return all columns of the source, or those in option ``columns``."""
         options = read_options(self._readable())
         return spark_schema(choose(options.sources[0], options.columns))
 

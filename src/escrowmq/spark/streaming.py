@@ -35,10 +35,11 @@ _log = logging.getLogger(__name__)
 
 
 class EscrowStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Offsets are ``{"topic/shard/queue": next offset}``. Queues and brokers that come later are read from their head.
+    """A streaming read. Offsets are ``{"topic/shard/queue": next offset}``. New queues and brokers are read from their
+    head.
 
-    Of several brokers, the query continues with those that are there; the partitions of the others stay where they are
-    until they come back. Only its first batch needs all of them, unless it starts at the earliest.
+    With several brokers, the query continues with the available ones; partitions of the others stay where they are
+    until their broker returns. The first batch needs all brokers, unless it starts at the earliest offset.
     """
 
     def __init__(self, options: ReadOptions, schema: pa.Schema) -> None:
@@ -50,20 +51,20 @@ class EscrowStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._stop_at: Offsets | None = None
 
     def initialOffset(self) -> Offsets:
-        """None yet: the end of the first batch notes where it begins (see planning.noted)."""
+        """Return no offsets. The end of the first batch notes where it begins (see planning.noted)."""
         return {}
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> Offsets:
-        """Return the end of the next micro-batch: what is there, or as much of it as the limit allows."""
-        there = self._partitions()
-        end = _ends_of(there)
+        """Return the end of the next micro-batch: all available messages, or as many as the limit allows."""
+        there = self._refresh_partitions()
+        end = _list_ends(there)
         if self._stop_at is not None:
             end = {name: min(at, self._stop_at[name]) for name, at in end.items() if name in self._stop_at}
         before = ends(start)
         if self._missing and not before and self.options.start != EARLIEST:
             raise away(self._missing, "where the query begins is only known when all brokers are there")
         known = (
-            known_start(self._of_those_there(before, there), there)
+            known_start(self._drop_missing(before, there), there)
             if before
             else first_offsets(there, self.options.start)
         )
@@ -74,23 +75,23 @@ class EscrowStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return noted(reached, {name: known[name] for name in reached.keys() - before.keys()})
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Option ``maxRowsPerTrigger``."""
+        """Return the limit of option ``maxRowsPerTrigger``."""
         rows = self.options.trigger_rows
         return ReadAllAvailable() if rows is None else ReadMaxRows(rows)
 
     def reportLatestOffset(self) -> Offsets:
         """Return the end of every topic partition, for the query's progress report."""
-        return _ends_of(self._partitions())
+        return _list_ends(self._refresh_partitions())
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Note the end of every topic partition: the query ends there."""
-        self._stop_at = _ends_of(self._partitions())
+        """Note the current end of every topic partition. The query stops there."""
+        self._stop_at = _list_ends(self._refresh_partitions())
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
-        """Return the ranges between two sets of offsets. Raises RANGE_PURGED, and Misuse for the offsets of another
+        """Return the ranges between two sets of offsets. Raises RANGE_PURGED, and Misuse for offsets of another
         cluster."""
-        there, first, last = self._partitions(), begun(start, end), ends(end)
-        mine = self._of_those_there(last, there)
+        there, first, last = self._refresh_partitions(), begun(start, end), ends(end)
+        mine = self._drop_missing(last, there)
         if waits := sorted(name for name in last.keys() - mine.keys() if last[name] > first.get(name, 0)):
             raise away(self._missing, f"the batch has messages of {waits[0]}")
         found = ranges(there, first, mine)
@@ -109,7 +110,7 @@ class EscrowStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for link in links:
             link.close()
 
-    def _partitions(self) -> list[TopicPartition]:
+    def _refresh_partitions(self) -> list[TopicPartition]:
         if not self._links or self.options.url.startswith("file:"):  # a folder is a view of one moment
             self.stop()
             self._links = brokers.open_links(self.options.url)
@@ -131,8 +132,8 @@ class EscrowStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._missing = missing
         return there
 
-    def _of_those_there(self, offsets: Offsets, there: Sequence[TopicPartition]) -> Offsets:
-        """Without the offsets at brokers that are missing."""
+    def _drop_missing(self, offsets: Offsets, there: Sequence[TopicPartition]) -> Offsets:
+        """Return the offsets without those at missing brokers."""
         if not self._missing:
             return offsets
         shards = {f"{partition.shard:08x}" for partition in there}
@@ -142,5 +143,5 @@ class EscrowStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {**self.__dict__, "_links": (), "_router": None}
 
 
-def _ends_of(partitions: Sequence[TopicPartition]) -> Offsets:
+def _list_ends(partitions: Sequence[TopicPartition]) -> Offsets:
     return {partition.name: partition.end for partition in partitions}

@@ -30,7 +30,7 @@ from escrowmq.errors import Code, EscrowError, Misuse
 from escrowmq.message.names import check_name
 from escrowmq.model import COMMIT, ROLLBACK, TransactionId
 from escrowmq.platform.failpoints import reach
-from escrowmq.spark.checkback import CheckpointChecker, look_ahead
+from escrowmq.spark.checkback import CheckpointChecker, warn_if_unreadable
 from escrowmq.spark.options import WriteOptions, write_options
 from escrowmq.spark.preparing import Preparation, check_columns
 from escrowmq.wire.actions.brokers import HELLO
@@ -44,15 +44,15 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 ROLLBACK_PATIENCE = 5.0
-"""Seconds that a failed task waits for a broker to roll back, where ``timeout`` is not shorter."""
+"""Timeout of the rollback of a failed task, in seconds, unless ``timeout`` is shorter."""
 
 MOST_PRODUCERS = 16
-"""Producers that a process keeps: writes under many group names may follow each other in it."""
+"""Number of producers that a process caches, because it may write under many group names in turn."""
 
 
 @dataclass
 class Prepared(WriterCommitMessage):
-    """The preparation of one task: its transactions, and how many rows they hold."""
+    """The result of one task: its transactions, and the number of their rows."""
 
     query: str
     ids: list[bytes] = field(default_factory=list)
@@ -107,35 +107,35 @@ class EscrowStreamWriter(DataSourceStreamArrowWriter):
         query = context.getLocalProperty("sql.streaming.queryId") if context is not None else None
         if query is None:
             raise Misuse(Code.BAD_ARGUMENT, "this task belongs to no streaming query")
-        look_ahead(self.options.checkpoint)
-        return _prepared(self.options, self._group(query), query, iterator)
+        warn_if_unreadable(self.options.checkpoint)
+        return _prepare_task(self.options, self._make_group_name(query), query, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Commit (query, batch), on the driver; a repeat publishes nothing."""
+        """Commit (query, batch), on the driver. A repeat publishes nothing."""
         found = _list_prepared(messages)
         if not found:
             return
         query = found[0].query
         ids = [TransactionId.from_bytes(raw) for message in found for raw in message.ids]
-        producer = _producer(self.options, self._group(query))
+        producer = _get_producer(self.options, self._make_group_name(query))
         if not self.options.adopt:
             _check_sequel(self.options, query, batchId)
-        _reach("spark.before-decision", ids)
+        _reach_if_rows("spark.before-decision", ids)
         producer.commit_batch(query, batchId, ids)
-        _reach("spark.after-decision", ids)
+        _reach_if_rows("spark.after-decision", ids)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Roll back the known transactions of a batch that failed; the next commit rolls back the others."""
+        """Roll back the known transactions of a failed batch. The next commit rolls back the others."""
         found = _list_prepared(messages)
         if found:
-            _roll_back(self.options, self._group(found[0].query), found)
+            _roll_back(self.options, self._make_group_name(found[0].query), found)
 
-    def _group(self, query: str) -> str:
+    def _make_group_name(self, query: str) -> str:
         return self.options.group or f"spark.{query}"
 
 
 class EscrowWriter(DataSourceArrowWriter):
-    """The sink of one batch write, whose name is ``job``."""
+    """The sink of one batch write. ``job`` is its name."""
 
     def __init__(self, options: WriteOptions, job: str) -> None:
         self.options = options
@@ -143,32 +143,32 @@ class EscrowWriter(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Prepare the rows of one task, on an executor."""
-        return _prepared(self.options, self._group(), self.job, iterator)
+        return _prepare_task(self.options, self._make_group_name(), self.job, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Commit, on the driver. With ``write_id`` it is batch 0 of that writer, so that a repeat publishes nothing."""
         found = _list_prepared(messages)
         ids = [raw for message in found for raw in message.ids]
-        producer = _producer(self.options, self._group())
-        _reach("spark.before-decision", ids)
+        producer = _get_producer(self.options, self._make_group_name())
+        _reach_if_rows("spark.before-decision", ids)
         if self.options.write_id is not None:
             producer.commit_batch(self.job, 0, [TransactionId.from_bytes(raw) for raw in ids])
         elif ids:
             results = producer.end_batch(ids, COMMIT)
             for row in range(len(ids)):
                 results[row]  # raises what the row was refused with
-        _reach("spark.after-decision", ids)
+        _reach_if_rows("spark.after-decision", ids)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Roll back the known transactions of a write that failed."""
-        _roll_back(self.options, self._group(), _list_prepared(messages))
+        """Roll back the known transactions of a failed write."""
+        _roll_back(self.options, self._make_group_name(), _list_prepared(messages))
 
-    def _group(self) -> str:
+    def _make_group_name(self) -> str:
         return self.options.group or (f"spark.{self.job}" if self.options.write_id is not None else "spark")
 
 
-def _reach(point: str, at_stake: list[Any]) -> None:
-    """Reach a failpoint, but only for a batch that has rows: empty ones come and go."""
+def _reach_if_rows(point: str, at_stake: list[Any]) -> None:
+    """Reach a failpoint, but only for a batch with rows; empty batches occur at any time."""
     if at_stake:
         reach(point)
 
@@ -178,10 +178,10 @@ def _list_prepared(messages: list[WriterCommitMessage | None]) -> list[Prepared]
 
 
 def _check_sequel(options: WriteOptions, query: str, batch: int) -> None:
-    """Raise Misuse(BAD_SETTING) for a batch whose predecessor none of the brokers knows.
+    """Raise Misuse(BAD_SETTING) for a batch whose predecessor is unknown to all brokers.
 
-    Every batch is committed, empty ones too. So the query wrote elsewhere before, and the topic would silently lack
-    those rows; or the brokers have forgotten the query, and could not recognise a repeat.
+    Every batch is committed, even an empty one. So either the query wrote elsewhere before, and the topic would
+    silently lack those rows, or the brokers have forgotten the query and could not recognise a repeat.
     """
     deadline = time.monotonic() + options.timeout
     links = _brokers[options.url].bus.router.links
@@ -198,8 +198,8 @@ def _check_sequel(options: WriteOptions, query: str, batch: int) -> None:
         )
 
 
-def _prepared(options: WriteOptions, group: str, query: str, iterator: Iterator[pa.RecordBatch]) -> Prepared:
-    producer = _producer(options, group)
+def _prepare_task(options: WriteOptions, group: str, query: str, iterator: Iterator[pa.RecordBatch]) -> Prepared:
+    producer = _get_producer(options, group)
     brokers = _brokers[options.url]
     preparation = Preparation(producer, brokers.shards, options.topic, options.immunity, brokers.most)
     try:
@@ -211,28 +211,29 @@ def _prepared(options: WriteOptions, group: str, query: str, iterator: Iterator[
     except BaseException:
         _roll_back(options, group, [Prepared(query, preparation.ids)])
         raise
-    _reach("spark.prepared", preparation.ids)
+    _reach_if_rows("spark.prepared", preparation.ids)
     return Prepared(query, preparation.ids, preparation.rows)
 
 
 def _roll_back(options: WriteOptions, group: str, found: list[Prepared]) -> None:
-    """Try to roll back; what stays undecided is rolled back by the next commit, or parked by the check-back."""
+    """Try to roll back. Transactions that stay undecided are rolled back by the next commit, or parked after
+    check-backs."""
     ids = [raw for message in found for raw in message.ids]
     try:
         if ids:  # a task that fails because a broker is away need not wait for it as long again
             patience = min(options.timeout, ROLLBACK_PATIENCE)
-            _producer(replace(options, timeout=patience), group).end_batch(ids, ROLLBACK)
+            _get_producer(replace(options, timeout=patience), group).end_batch(ids, ROLLBACK)
     except EscrowError as problem:
         _log.warning("%d transactions are left to the next commit: %s", len(ids), problem)
 
 
-# Python processes of Spark live on from task to task, and so do their connections and producers.
+# Spark reuses its Python processes for later tasks, so connections and producers are cached.
 
 
 @dataclass(frozen=True)
 class Brokers:
-    """The brokers of a URL: their shards in its order, and how many messages a transaction may have at every one of
-    them."""
+    """The brokers of a URL: their shards in the order of the URL, and the largest number of messages per transaction
+    that all of them allow."""
 
     bus: Bus
     shards: list[int]
@@ -244,8 +245,9 @@ _producers: dict[tuple[str, str, float, str | None], Producer] = {}
 _lock = threading.Lock()
 
 
-def _producer(options: WriteOptions, group: str) -> Producer:
-    """Return this process's producer of a group. A broker that is away is waited for. Raises Unknown(TIMED_OUT)."""
+def _get_producer(options: WriteOptions, group: str) -> Producer:
+    """Return this process's producer of a group, from a cache. Waits for an unavailable broker. Raises
+    Unknown(TIMED_OUT)."""
     with _lock:
         name = (options.url, group, options.timeout, options.checkpoint)
         known = _producers.pop(name, None)
