@@ -56,7 +56,7 @@ def test_without_any_the_message_says_what_was_found_and_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = fake_java(tmp_path / "bin" / "java", "11.0.2")
-    monkeypatch.setattr(java, "_candidates", lambda: [("PATH", old)])
+    monkeypatch.setattr(java, "_list_candidates", lambda: [("PATH", old)])
     with pytest.raises(Misuse, match=r"PATH: .* is Java 11.*jre"):
         java.find_java()
 

@@ -153,7 +153,7 @@ def test_with_a_cluster_its_own_secret_counts(master: str | None, own: bool, mon
         given.append(more)
         raise InterruptedError
 
-    monkeypatch.setattr(session, "_running", lambda name: None)
+    monkeypatch.setattr(session, "_find_session", lambda name: None)
     monkeypatch.setattr(session, "check_master", lambda master: None)
     monkeypatch.setattr(session, "_start", start)
     for settings in ({}, {"spark.authenticate": "no"}):

@@ -217,7 +217,7 @@ def sweep(
     _show_swept(found, print_json if json else None)
     if any(swept.failed for swept in found.values()):
         if alarm is not None:
-            schedule.post(alarm, schedule.failed_event(found))
+            schedule.post(alarm, schedule.make_failed_event(found))
         raise typer.Exit(Exit.FINDING)
 
 

@@ -21,7 +21,7 @@ def check_master(master: str) -> None:
     """Raise Misuse(BAD_URL) for a bad master URL, Unknown(DISCONNECTED) if no standalone master answers."""
     if _LOCAL.fullmatch(master) or _OTHERS.fullmatch(master):
         return
-    addresses = list(_addresses(master))
+    addresses = list(_parse_addresses(master))
     problems = []
     for host, port in addresses:
         try:
@@ -39,10 +39,10 @@ def is_here(master: str) -> bool:
         return True
     if _MASTER.fullmatch(master) is None:
         return False
-    return all(is_loopback(host) for host, _ in _addresses(master))
+    return all(is_loopback(host) for host, _ in _parse_addresses(master))
 
 
-def _addresses(master: str) -> Iterator[tuple[str, int]]:
+def _parse_addresses(master: str) -> Iterator[tuple[str, int]]:
     found = _MASTER.fullmatch(master)
     for address in found["hosts"].split(",") if found else [""]:
         host, _, port = address.rpartition(":")

@@ -17,10 +17,11 @@ _OTHER_PYTHON = re.compile(r"\[PYTHON_VERSION_MISMATCH\] ([^\n,]*)")
 
 @contextmanager
 def unwrap_errors() -> Iterator[None]:
-    """Raise an exception of Spark that carries one of ours as ours, of the same branch and code.
+    """Context manager: convert a Spark exception that contains an EscrowMQ error back to that error, with its class and
+    code.
 
-    One that shows that Spark's Python processes lack our packages becomes Misuse(MISSING_PACKAGE), which names what is
-    lacking; one of a file that a worker does not see Misuse(BAD_ARGUMENT).
+    A missing package in Spark's Python processes becomes Misuse(MISSING_PACKAGE), which names it. A file that a worker
+    does not see becomes Misuse(BAD_ARGUMENT).
     """
     from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
@@ -32,7 +33,7 @@ def unwrap_errors() -> Iterator[None]:
         found = [match for match in _RAISED.finditer(text) if match[1] in Code.__members__]
         if found:
             raise error(Code[found[-1][1]], found[-1][2], "") from problem
-        if (lacking := _lacking(text)) is not None:
+        if (lacking := _find_lacking(text)) is not None:
             hint = (
                 "PYSPARK_PYTHON must name, on every worker, a Python like this one with the same packages, "
                 "escrowmq[spark] and all"
@@ -47,8 +48,8 @@ def unwrap_errors() -> Iterator[None]:
         raise
 
 
-def _lacking(text: str) -> str | None:
-    """Return what the Python processes of Spark lack; None if the text does not say."""
+def _find_lacking(text: str) -> str | None:
+    """Return what the Python processes of Spark lack; None if the text does not show it."""
     if module := _NO_MODULE.search(text):
         return f"the Python that Spark starts has no package {module[1]}"
     if program := _NO_PYTHON.search(text):

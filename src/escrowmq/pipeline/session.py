@@ -60,9 +60,8 @@ _FOR_LITTLE = " -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 _LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 _AUTHENTICATED = {"spark.authenticate": "true"}
-"""Of a local session Java makes the secret itself, at random, and keeps it in its memory: it is in no setting, so
-neither in
-the list of processes nor in an event log. A cluster has a secret of its own, which it does not tell us."""
+"""In a local session Java creates a random secret and keeps it in memory. It is in no setting, so neither in the list
+of processes nor in an event log. A cluster has its own secret."""
 
 
 @contextlib.contextmanager
@@ -74,21 +73,23 @@ def local_session(
     master: str | None = None,
     settings: Mapping[str, str] | None = None,
 ) -> Iterator[SparkSession]:
-    """Yield a session on this machine, stopped at the end together with its Java process and its temporary files.
+    """Context manager: a session on this machine, stopped at the end together with its Java process and temporary
+    files.
 
-    ``master`` None: local; else a cluster's, such as ``spark://HOST:PORT``, whose workers start the Python that
-    ``PYSPARK_PYTHON`` names (unset: the path of this one). ``settings`` come on top of ours. A local session listens on
-    the loopback only, and answers nobody who does not know its secret; with a cluster, that is the cluster's affair.
+    ``master`` None means local; otherwise it is a cluster such as ``spark://HOST:PORT``, whose workers start the Python
+    in ``PYSPARK_PYTHON`` (default: the path of this one). ``settings`` override ours. A local session listens on the
+    loopback only and rejects connections without its secret; with a cluster, the cluster is responsible for that.
+    ``cores`` None means all.
 
-    ``cores`` None: all. ``rows`` says how much work it will be, about: a cold Java spends its first half minute
-    compiling,
-    so for less than millions of rows it compiles less (see SLOW_COMPILER_ROWS). A session that this
-    process already has, or that spark-submit began, is used as it is, and left running. Raises Misuse(BAD_SETTING)
-    when PySpark
-    or a Java 17+ is missing; Misuse(BAD_URL) for what is no master, Misuse(BAD_ARGUMENT) for another than
-    the session that runs already has, Unknown(DISCONNECTED) for one that does not answer.
+    ``rows`` is a rough estimate of the work. A cold Java spends its first half minute compiling, so for less than
+    millions of rows it compiles less (see SLOW_COMPILER_ROWS). A session that this process already has, or that
+    spark-submit started, is used unchanged and left running.
+
+    Raises Misuse(BAD_SETTING) if PySpark or Java 17 is missing, Misuse(BAD_URL) for an invalid master,
+    Misuse(BAD_ARGUMENT) if the existing session has another master, and Unknown(DISCONNECTED) for a master that does
+    not answer.
     """
-    if (running := _running(name)) is not None:
+    if (running := _find_session(name)) is not None:
         if master not in (None, running.sparkContext.master):
             what = f"master {master}, but this process has a session on {running.sparkContext.master}"
             raise Misuse(
@@ -111,7 +112,7 @@ def local_session(
         # archive.
         "SPARK_HOME": write_home(folder / "home") if _is_local(master) else None,
     }
-    with _environment(environment):
+    with _set_environment(environment):
         try:
             alone = _AUTHENTICATED if _is_local(master) else {}
             more = {**(_LOOPBACK if here else {}), **alone, **(settings or {})}
@@ -125,18 +126,16 @@ def local_session(
 
 
 def _is_local(master: str | None) -> bool:
-    """Return whether the session has no cluster: this process's Java does all the work."""
+    """Return whether the session has no cluster, so that this process's Java does all the work."""
     return master is None or master.startswith("local")
 
 
 def write_home(home: Path) -> str | None:
-    """Make ``home``, to be used as a ``SPARK_HOME``: that of the PySpark that is installed here, without the archive of
-    its Python part. Returns it as text; None, with nothing made, if there is no PySpark, or it did not come as a
-    package.
+    """Create ``home`` for use as a ``SPARK_HOME``: the installed PySpark without the archive of its Python part.
 
-    Spark puts that archive before all else where its Python processes look for modules. In it nothing is compiled, and
-    so each of them would compile what it imports, which is the same as what is installed: 1.3 s of processor time
-    instead of 0.1 s.
+    Spark puts that archive first in the search path of its Python processes. Its modules are not compiled, so each
+    process would compile its imports: 1.3 s of processor time instead of 0.1 s. Returns the path as text; None, with
+    nothing created, if PySpark is missing or was not installed as a package.
     """
     found = importlib.util.find_spec("pyspark")
     parts = [
@@ -151,12 +150,12 @@ def write_home(home: Path) -> str | None:
 
 
 def driver_memory_mib(machine_bytes: int) -> int:
-    """Java heap for a machine with this much memory: a quarter, at least 512 MiB, at most 4 GiB."""
+    """Return the Java heap for a machine with this much memory: a quarter, at least 512 MiB, at most 4 GiB."""
     return int(min(max(machine_bytes // 4 // _MIB, 512), 4096))
 
 
-def _running(name: str) -> SparkSession | None:
-    """Return the session that this process has, or that it was submitted to."""
+def _find_session(name: str) -> SparkSession | None:
+    """Return the session of this process, or of spark-submit; None if there is none."""
     if "pyspark" not in sys.modules and SUBMITTED not in os.environ:
         return None
     from pyspark.sql import SparkSession
@@ -198,7 +197,7 @@ def _start(name: str, master: str, folder: Path, rows: int | None, more: Mapping
 
 
 def _stop(spark: SparkSession) -> None:
-    """Stop Spark and wait for its Java process; PySpark itself would leave it running until Python exits."""
+    """Stop Spark and wait for its Java process, which PySpark itself leaves running until Python exits."""
     from pyspark import SparkContext
 
     spark.stop()
@@ -215,8 +214,8 @@ def _stop(spark: SparkSession) -> None:
 
 
 @contextlib.contextmanager
-def _environment(values: dict[str, str | None]) -> Iterator[None]:
-    """Set (None: unset) environment variables for a while."""
+def _set_environment(values: dict[str, str | None]) -> Iterator[None]:
+    """Context manager: set environment variables (None: unset)."""
     before = {name: os.environ.pop(name, None) for name in values}
     try:
         os.environ.update({name: value for name, value in values.items() if value is not None})

@@ -26,13 +26,12 @@ _HINT = (
 
 
 def on_cluster(spark: SparkSession) -> bool:
-    """Return whether others than this process's own Java do the work."""
+    """Return whether a cluster does the work, rather than this process's own Java."""
     return not str(spark.sparkContext.master).startswith("local")
 
 
 def local_folder(spark: SparkSession, name: str) -> Path | None:
-    """Return the folder of this machine that Spark means by ``name`` (a path or a URL); None if it is one of
-    another file system."""
+    """Return the local folder that Spark resolves ``name`` (a path or a URL) to; None for another file system."""
     jvm: Any = spark._jvm
     assert jvm is not None  # a session has one
     path = jvm.org.apache.hadoop.fs.Path(name)
@@ -43,11 +42,11 @@ def local_folder(spark: SparkSession, name: str) -> Path | None:
 
 
 def check_shared(spark: SparkSession, name: str, what: str) -> None:
-    """Raise Misuse(BAD_ARGUMENT) if a worker does not see a folder into which Spark is to write; ``what`` is its name
-    for people.
+    """Raise Misuse(BAD_ARGUMENT) if a worker does not see a folder into which Spark is to write. ``what`` names it in
+    the error.
 
-    A file is made there, looked for by some tasks, and removed; so are, when it is refused, the folders that were not
-    there before. Without a cluster, and for other file systems, nothing is done.
+    Creates a file there, checks for it in some tasks, and removes it. If the check fails, folders that were created are
+    removed, too. Does nothing without a cluster, or for other file systems.
     """
     if not on_cluster(spark) or (folder := local_folder(spark, name)) is None:
         return
@@ -71,7 +70,7 @@ def check_shared(spark: SparkSession, name: str, what: str) -> None:
 
 
 class _Look:
-    """A task: the name of its machine if a file is not there."""
+    """A task that yields the name of its machine if a file is missing there."""
 
     def __init__(self, mark: str) -> None:
         self._mark = mark

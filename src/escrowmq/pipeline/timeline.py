@@ -17,67 +17,66 @@ LATENCY_STEPS = 8
 """Bars of a latency histogram per factor of ten."""
 
 HALF_COLUMNS = ("transaction_id", "checks", "stored")
-"""Columns of half messages that :func:`of_half` needs."""
+"""Columns of half messages that :func:`select_half` needs."""
 
 _STATES = [state.name.lower() for state in TransactionState]
 _DECIDERS = [by.name.lower() for by in DecidedBy]
 _CODES = 8
-"""At least as many as there are states, or deciders."""
+"""At least the number of states, and of deciders."""
 
 
-def of_half(half: DataFrame, *more: Column) -> DataFrame:
-    """Return half messages of a log → ``transaction, checks, stored_us`` and ``more``."""
+def select_half(half: DataFrame, *more: Column) -> DataFrame:
+    """Select half messages of a log → ``transaction, checks, stored_us`` and ``more``."""
     checks, stored = f.col("checks").cast("long").alias("checks"), f.unix_micros("stored").alias("stored_us")
     return half.select(f.col("transaction_id").alias("transaction"), checks, stored, *more)
 
 
-def decisions(log: Log) -> DataFrame:
-    """Return all decisions of a log → ``transaction, state, decided_by, decided_us``."""
+def read_decisions(log: Log) -> DataFrame:
+    """Read all decisions of a log → ``transaction, state, decided_by, decided_us``."""
     frame = log.decisions(["transaction_id", "state", "decided_by", "decided"])
     decided = f.unix_micros("decided").alias("decided_us")
     return frame.select(f.col("transaction_id").alias("transaction"), "state", "decided_by", decided)
 
 
-def packed(half: DataFrame, decisions: DataFrame) -> DataFrame:
-    """Return half messages and decisions → one row per transaction, to be kept: three numbers, which
-    :func:`transactions` spells out.
+def pack(half: DataFrame, decisions: DataFrame) -> DataFrame:
+    """Join half messages and decisions → one row per transaction with three numbers, which :func:`unpack` decodes.
 
     Both become one frame of numbers, which Spark shuffles once and groups without sorting. A decision is one number,
-    its time and two codes: the least is the earliest.
+    made of its time and two codes, so the smallest is the earliest.
     """
     nothing = f.lit(None).cast("bigint")
     begun = half.select("transaction", "stored_us", "checks", nothing.alias("end"))
-    end = (f.col("decided_us") * _CODES + _code("state", _STATES)) * _CODES + _code("decided_by", _DECIDERS)
+    end = (f.col("decided_us") * _CODES + _encode("state", _STATES)) * _CODES + _encode("decided_by", _DECIDERS)
     ended = decisions.select("transaction", nothing.alias("stored_us"), nothing.alias("checks"), end.alias("end"))
     every = begun.unionByName(ended).groupBy("transaction")
     least = every.agg(f.min("stored_us").alias("stored_us"), f.max("checks").alias("checks"), f.min("end").alias("end"))
     return least.where(f.col("stored_us").isNotNull()).select("stored_us", "checks", "end")
 
 
-def transactions(packed: DataFrame) -> DataFrame:
-    """Packed transactions → ``stored_us, checks, state, decided_us, decided_by`` (the last three null while it is
+def unpack(packed: DataFrame) -> DataFrame:
+    """Convert packed transactions → ``stored_us, checks, state, decided_us, decided_by`` (the last three null while
     undecided)."""
     codes = f.shiftright("end", 3)
     return packed.select(
         "stored_us",
         "checks",
-        _word(codes % _CODES, _STATES).alias("state"),
+        _decode(codes % _CODES, _STATES).alias("state"),
         f.shiftright("end", 6).alias("decided_us"),
-        _word(f.col("end") % _CODES, _DECIDERS).alias("decided_by"),
+        _decode(f.col("end") % _CODES, _DECIDERS).alias("decided_by"),
     )
 
 
-def _code(name: str, words: list[str]) -> Column:
+def _encode(name: str, words: list[str]) -> Column:
     return (f.array_position(f.lit(words), f.col(name)) - 1).cast("bigint")
 
 
-def _word(code: Column, words: list[str]) -> Column:
+def _decode(code: Column, words: list[str]) -> Column:
     return f.get(f.lit(words), code.cast("int"))
 
 
-def over_time(every: DataFrame, by: str, start_us: int, bucket_us: int) -> DataFrame:
-    """Return transactions → ``event, bucket, number``: how many began (``prepared``) and ended (the value of
-    ``by``) in each bucket of time."""
+def count_over_time(every: DataFrame, by: str, start_us: int, bucket_us: int) -> DataFrame:
+    """Convert transactions → ``event, bucket, number``: how many began (``prepared``) and ended (the value of ``by``)
+    in each bucket of time."""
     moments = f.array(
         f.struct(f.col("stored_us").alias("at"), f.lit("prepared").alias("event")),
         f.struct(f.col("decided_us").alias("at"), f.col(by).alias("event")),
@@ -91,8 +90,8 @@ def over_time(every: DataFrame, by: str, start_us: int, bucket_us: int) -> DataF
     )
 
 
-def latencies(every: DataFrame, by: str) -> DataFrame:
-    """Return transactions → ``by, step, number``: decisions by the time from half message to decision.
+def count_latencies(every: DataFrame, by: str) -> DataFrame:
+    """Convert transactions → ``by, step, number``: decisions by the time from half message to decision.
 
     Step s holds latencies from 10^(s / LATENCY_STEPS) microseconds to the next.
     """
@@ -101,10 +100,10 @@ def latencies(every: DataFrame, by: str) -> DataFrame:
     return every.where(f.col("decided_us").isNotNull()).groupBy(by, step).agg(f.count("*").alias("number"))
 
 
-def totals(every: DataFrame) -> DataFrame:
-    """Return transactions → one row: ``transactions, committed, rolled_back, expired, undecided, asked``
-    (questions), ``asked_about`` (transactions), ``first_us, last_us, oldest_us`` (oldest undecided; these three
-    null if there are none)."""
+def compute_totals(every: DataFrame) -> DataFrame:
+    """Convert transactions → one row: ``transactions, committed, rolled_back, expired, undecided, asked``
+    (check-backs), ``asked_about`` (transactions), ``first_us, last_us, oldest_us`` (oldest undecided). The last three
+    are null if there are none."""
     state = f.col("state")
     return every.agg(
         f.count("*").alias("transactions"),
@@ -118,14 +117,14 @@ def totals(every: DataFrame) -> DataFrame:
     )
 
 
-def collected(counts: DataFrame) -> dict[str, dict[int, int]]:
-    """Return rows of a name, a number and a count → the counts by name and number, in the order of both."""
+def collect_counts(counts: DataFrame) -> dict[str, dict[int, int]]:
+    """Collect rows of a name, a number and a count. Returns the counts by name and number, in order of both."""
     found: dict[str, dict[int, int]] = {}
     for name, number, count in sorted(map(tuple, counts.collect())):
         found.setdefault(name, {})[number] = count
     return found
 
 
-def series(counts: Mapping[str, Mapping[int, int]], size: int) -> dict[str, list[int]]:
-    """Convert counts by name and bucket → a list of ``size`` per name, 0 for the buckets without any."""
+def make_series(counts: Mapping[str, Mapping[int, int]], size: int) -> dict[str, list[int]]:
+    """Convert counts by name and bucket to a list of ``size`` values per name, with 0 for empty buckets."""
     return {name: [by.get(bucket, 0) for bucket in range(size)] for name, by in counts.items()}

@@ -49,13 +49,13 @@ class Pictures:
 
     @classmethod
     def of(cls, transactions: DataFrame, first_us: int | None, last_us: int | None) -> Pictures:
-        """Collect the numbers of :func:`timeline.transactions`; empty when there are none."""
+        """Collect the numbers of :func:`timeline.unpack`; empty when there are none."""
         if first_us is None or last_us is None:
             return cls(0, 1, {}, {})
         bucket_us = max((last_us - first_us) // BUCKETS + 1, 1)
-        counts = timeline.collected(timeline.over_time(transactions, "state", first_us, bucket_us))
-        latencies = timeline.collected(timeline.latencies(transactions, "decided_by"))
-        return cls(first_us, bucket_us, timeline.series(counts, BUCKETS), latencies)
+        counts = timeline.collect_counts(timeline.count_over_time(transactions, "state", first_us, bucket_us))
+        latencies = timeline.collect_counts(timeline.count_latencies(transactions, "decided_by"))
+        return cls(first_us, bucket_us, timeline.make_series(counts, BUCKETS), latencies)
 
 
 def write_page(folder: Path, verdict: Verdict, pictures: Pictures, events: Events) -> Path:

@@ -79,7 +79,7 @@ class Readings:
         Rows are small: the id is hashed. The id itself and the state are included only for undecided transactions.
         """
         open_ = f.col("state").isin(*frames.UNDECIDED)
-        return timeline.of_half(
+        return timeline.select_half(
             self.log.half(["state", *timeline.HALF_COLUMNS, *self._id_columns]),
             f.xxhash64(self.id).alias("hashed"),
             f.when(open_, self.id).alias("id"),

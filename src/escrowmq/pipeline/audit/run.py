@@ -90,12 +90,12 @@ def audit(
         sides = readings.read_rows([*manifest.comparisons, *together])
         stack.enter_context(_without_compression(readings.spark))
         half = stack.enter_context(_persist(readings.read_half()))
-        packed = stack.enter_context(_persist(timeline.packed(half, timeline.decisions(readings.log))))
+        packed = stack.enter_context(_persist(timeline.pack(half, timeline.read_decisions(readings.log))))
         done = stack.enter_context(tally_sides(sides, windows, tied=_number_consumer_comparisons(manifest)))
         wrong = frames.findings(done.tallies, judges).unionByName(frames.undecided(half))
         wrong = stack.enter_context(_persist(wrong))
         told = partial(explain_findings, manifest, readings, covered)
-        return _make_verdict(manifest, told, covered, done, wrong, half, timeline.transactions(packed), events)
+        return _make_verdict(manifest, told, covered, done, wrong, half, timeline.unpack(packed), events)
 
 
 @contextmanager
@@ -132,7 +132,7 @@ def _make_verdict(
 ) -> tuple[Verdict, Pictures]:
     kinds = {row["kind"]: row["ids"] for row in frames.count_ids_by_kind(wrong).collect()}
     sides = _count_sides(manifest, done, wrong)
-    total = timeline.totals(transactions).collect()[0]
+    total = timeline.compute_totals(transactions).collect()[0]
     numbers = [_find_effect_comparison(manifest, table) for table in manifest.consumers.values()]
     verdict = Verdict(
         orders=half.select("hashed").distinct().count(),

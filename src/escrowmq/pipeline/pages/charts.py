@@ -17,8 +17,8 @@ HEIGHT = 220
 
 
 def latency(named: Iterable[tuple[str, str, Mapping[int, int]]]) -> str:
-    """Return a histogram of decision latencies: a name, a colour and the counts by step (see timeline.latencies)
-    per series. "" without any."""
+    """Return a histogram of decision latencies. Each series has a name, a colour and the counts by step (see
+    timeline.count_latencies). Returns "" without series."""
     named = list(named)
     steps = [step for _, _, counts in named for step in counts]
     if not steps:
@@ -40,8 +40,8 @@ def latency(named: Iterable[tuple[str, str, Mapping[int, int]]]) -> str:
 
 
 def in_escrow(begun: Sequence[int], ended: Iterable[Sequence[int]], seconds: float, **axes: Any) -> str:
-    """Undecided transactions over time, from how many began and ended in each bucket of ``seconds``; ``axes`` as of
-    svg.lines."""
+    """Return a chart of undecided transactions over time, from the numbers that began and ended in each bucket of
+    ``seconds``. ``axes`` as in svg.lines."""
     left = [sum(values) for values in zip(*ended, strict=True)] or [0] * len(begun)
     held = [0, *(max(n, 0) for n in accumulate(a - b for a, b in zip(begun, left, strict=True)))]
     series = [Series("undecided", VIOLET, held, filled=True)]

@@ -48,17 +48,17 @@ class Frame:
     y_ticks: tuple[float, ...] = field(default=())
 
     def x(self, value: float) -> float:
-        """Pixels from the left edge; what is beyond the range stands at its end."""
+        """Return pixels from the left edge. Values outside the range are drawn at its end."""
         low, high = self.x_range
         return LEFT + min(max((value - low) / ((high - low) or 1), 0.0), 1.0) * (WIDTH - LEFT - RIGHT)
 
     def y(self, value: float) -> float:
-        """Pixels from the top edge; what is beyond the range stands at its end."""
+        """Return pixels from the top edge. Values outside the range are drawn at its end."""
         return self.height - BOTTOM - min(max(value / (self.y_top or 1), 0.0), 1.0) * (self.height - TOP - BOTTOM)
 
 
 def nice_ticks(top: float, about: int = 5) -> list[float]:
-    """About ``about`` round numbers, from 0 to at least ``top``."""
+    """Return about ``about`` round numbers, from 0 to at least ``top``."""
     if top < 1e-9:
         return [0.0, 1.0]
     rough = top / about
@@ -79,7 +79,8 @@ def lines(
     y_label: str = "",
     height: int = HEIGHT,
 ) -> str:
-    """Lines over a common x axis, in seconds from 0 unless ``x_ticks`` are given, with marks as dashed verticals."""
+    """Draw lines over a common x axis, in seconds from 0 unless ``x_ticks`` are given, with marks as dashed
+    verticals."""
     ticks = nice_ticks(max((max(s.values, default=0) for s in series), default=0))
     ends = [each[-1] for each in (x, *(s.x for s in series if s.x)) if each]
     span = max([*ends, *(mark.at for mark in marks)], default=1.0)

@@ -31,37 +31,36 @@ KINDS = ("missing", "unexpected", "differing", "nameless", "uncovered")
 def missing(half: DataFrame, commits: DataFrame, *, settled_before: datetime) -> DataFrame:
     """Return the ids in ``half``, first seen before ``settled_before``, that have no commit.
 
-    → ``id``, ``halves`` (how often it was seen), ``first_seen``, ``last_seen``. Raises Misuse(BAD_ARGUMENT) for a side
-    that lacks a
-    column.
+    → ``id``, ``halves`` (the number of sightings), ``first_seen``, ``last_seen``. Raises Misuse(BAD_ARGUMENT) for a
+    side that lacks a column.
     """
-    found = _of("missing", half, commits, settled_before)
+    found = _find_kind("missing", half, commits, settled_before)
     return found.select("id", "halves", "first_seen", "last_seen")
 
 
 def unexpected(half: DataFrame, commits: DataFrame, *, settled_before: datetime) -> DataFrame:
-    """Return the ids in ``commits``, first seen before ``settled_before``, that were never announced → as
-    :func:`missing`, ``commits``."""
-    found = _of("unexpected", half, commits, settled_before)
+    """Return the ids in ``commits``, first seen before ``settled_before``, that were never announced. The columns are
+    those of :func:`missing`, with ``commits`` for ``halves``."""
+    found = _find_kind("unexpected", half, commits, settled_before)
     return found.select("id", "commits", "first_seen", "last_seen")
 
 
 def differing(half: DataFrame, commits: DataFrame) -> DataFrame:
     """Return the ids on both sides whose content is not the same everywhere → ``id, halves, commits, first_seen,
     last_seen``."""
-    return _of("differing", half, commits, datetime.max.replace(tzinfo=UTC)).drop("kind")
+    return _find_kind("differing", half, commits, datetime.max.replace(tzinfo=UTC)).drop("kind")
 
 
-def _of(kind: str, half: DataFrame, commits: DataFrame, settled_before: datetime) -> DataFrame:
+def _find_kind(kind: str, half: DataFrame, commits: DataFrame, settled_before: datetime) -> DataFrame:
     return findings(tally(half, commits), settled_before).where(f.col("kind") == kind)
 
 
 def together(half: DataFrame, commits: DataFrame) -> DataFrame:
-    """Both sides as one frame: ``id``, ``at``, ``digest``, ``half`` (1, or 0 for a commit)."""
-    return _side("half", half, 1).unionByName(_side("commits", commits, 0))
+    """Return both sides as one frame: ``id``, ``at``, ``digest``, ``half`` (1, or 0 for a commit)."""
+    return _prepare_side("half", half, 1).unionByName(_prepare_side("commits", commits, 0))
 
 
-def _side(name: str, side: DataFrame, half: int) -> DataFrame:
+def _prepare_side(name: str, side: DataFrame, half: int) -> DataFrame:
     types = {field.name: field.dataType.simpleString() for field in side.schema.fields}
     if lacking := [column for column in ("id", "at") if column not in types]:
         what = f"the {name} side has no column {' and no '.join(lacking)}"
@@ -74,16 +73,17 @@ def _side(name: str, side: DataFrame, half: int) -> DataFrame:
 
 
 def tally(half: DataFrame, commits: DataFrame) -> DataFrame:
-    """One row per id: ``id, halves, commits, first_seen, last_seen, unlike`` (bool, null if no content is known)."""
-    return by_id(together(half, commits))
+    """Return one row per id: ``id, halves, commits, first_seen, last_seen, unlike`` (bool, null if no content is
+    known)."""
+    return tally_by_id(together(half, commits))
 
 
-def by_id(sightings: DataFrame) -> DataFrame:
-    """Both sides together → tallies."""
-    return sightings.groupBy("id").agg(*aggregates())
+def tally_by_id(sightings: DataFrame) -> DataFrame:
+    """Convert the frame of :func:`together` to tallies."""
+    return sightings.groupBy("id").agg(*make_aggregates())
 
 
-def aggregates() -> list[Column]:
+def make_aggregates() -> list[Column]:
     """Return the aggregates over all sightings of one id."""
     return [
         f.sum("half").alias("halves"),
@@ -95,18 +95,18 @@ def aggregates() -> list[Column]:
 
 
 def findings(tallies: DataFrame, settled_before: datetime, covered_from: datetime | None = None) -> DataFrame:
-    """Return tallies → ``kind, id, halves, commits, first_seen, last_seen``: one row for everything that is wrong.
-    ``covered_from``: what was seen before then is judged only if it is on both sides."""
-    old = f.col("first_seen") < moment(settled_before)
+    """Convert tallies → ``kind, id, halves, commits, first_seen, last_seen``: one row per finding. An id that is on one
+    side only and was first seen before ``covered_from`` becomes ``uncovered``."""
+    old = f.col("first_seen") < to_timestamp(settled_before)
     found = judged(tallies, old)
     if covered_from is None:
         return found
-    beyond = f.col("kind").isin("missing", "unexpected") & (f.col("first_seen") < moment(covered_from))
+    beyond = f.col("kind").isin("missing", "unexpected") & (f.col("first_seen") < to_timestamp(covered_from))
     return found.withColumn("kind", f.when(beyond, "uncovered").otherwise(f.col("kind")))
 
 
 def judged(tallies: DataFrame, due: Column) -> DataFrame:
-    """Return tallies → findings, those that need a grace time only where ``due``."""
+    """Convert tallies to findings. Kinds that need a grace time are reported only where ``due``."""
     halves, commits = f.col("halves"), f.col("commits")
     kind = (
         f.when(f.col("id").isNull(), "nameless")
@@ -118,8 +118,8 @@ def judged(tallies: DataFrame, due: Column) -> DataFrame:
     return found.select("kind", "id", "halves", "commits", "first_seen", "last_seen")
 
 
-def moment(when: datetime) -> Column:
-    """Return a point in time as a timestamp, whatever the time zone of the machine and the session. A naive one is
+def to_timestamp(when: datetime) -> Column:
+    """Return a time as a timestamp, independent of the time zones of the machine and the session. A naive time is
     UTC."""
     aware = when if when.tzinfo else when.replace(tzinfo=UTC)
     return f.timestamp_micros(f.lit((aware - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)))

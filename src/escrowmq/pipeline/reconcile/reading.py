@@ -32,14 +32,13 @@ def read_side(
     stream: bool = False,
     whole: bool = False,
 ) -> DataFrame:
-    """Return a topic as one side: ``id``, ``at`` (when the broker stored it), with ``content`` also ``digest`` of the
+    """Read a topic as one side: ``id``, ``at`` (when the broker stored it), with ``content`` also ``digest`` of the
     body.
 
-    ``whole``: using it raises Misuse(FOLDER_IN_USE) if a folder may lack what was acknowledged last.
-
-    Of the view ``%half`` what was rolled back or expired is left out: its commit is not expected. Raises
-    Misuse(BAD_ARGUMENT)
-    for an unknown kind of id, and on use what the source raises: Rejected(UNKNOWN_TOPIC), Unknown, ...
+    With ``whole``, using it raises Misuse(FOLDER_IN_USE) if a folder may lack the newest acknowledged messages.
+    Messages of the view ``%half`` that were rolled back or expired are left out, because no commit is expected. Raises
+    Misuse(BAD_ARGUMENT) for an unknown kind of id, and on use the errors of the source: Rejected(UNKNOWN_TOPIC),
+    Unknown, ...
     """
     if id not in IDS:
         raise Misuse(

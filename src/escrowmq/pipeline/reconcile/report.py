@@ -1,4 +1,4 @@
-"""Reconcile as a batch: compare, count, write all findings. Only the first few come to the driver."""
+"""Batch reconciliation: compare, count, write all findings. Only the first few reach the driver."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from pyspark.sql import functions as f
 
 from escrowmq.errors import Code, Misuse
 from escrowmq.pipeline.failures import unwrap_errors
-from escrowmq.pipeline.reconcile.frames import KINDS, by_id, findings, together
+from escrowmq.pipeline.reconcile.frames import KINDS, findings, tally_by_id, together
 from escrowmq.pipeline.shared import check_shared, local_folder, on_cluster
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 MOST_NAMED = 100
-"""Findings that are named in the report; all are counted, and written where asked for."""
+"""Maximum number of findings in the report. All are counted, and written to ``out`` if it is given."""
 _TOTALS = "totals"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One id that both sides do not agree on; how often each side has it, and when (µs since 1970)."""
+    """One id that differs between the sides: how often each side has it, and when (µs since 1970)."""
 
     kind: str
     id: str | None
@@ -37,9 +37,12 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """``missing`` … ``differing`` count distinct ids, ``nameless`` rows. ``uncovered``: ids that are on one side alone
-    and were seen before ``covered_from``, where what would match may have left its topic; they are no difference.
-    ``named`` has the first findings, in order of kind, time, id."""
+    """The result of a reconciliation.
+
+    ``missing`` … ``differing`` count distinct ids, ``nameless`` counts rows. ``uncovered`` counts ids that are on one
+    side only and were seen before ``covered_from``: their counterpart may have left its topic, so they are not
+    differences. ``named`` has the first findings, in order of kind, time, id.
+    """
 
     settled_before: str
     ids: int
@@ -53,7 +56,7 @@ class Report:
     named: tuple[Finding, ...]
     covered_from: str | None = None
     incomplete: str = ""
-    """What a side may lack at its end, and why; empty: nothing that is known."""
+    """What a side may lack at its end, and why; empty if nothing is known to be missing."""
 
     @property
     def agrees(self) -> bool:
@@ -61,7 +64,7 @@ class Report:
         return not (self.missing or self.unexpected or self.differing or self.nameless)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the result in JSON's values."""
+        """Return the result as JSON values."""
         return {"verdict": "agree" if self.agrees else "disagree", **asdict(self)}
 
 
@@ -78,18 +81,18 @@ def reconcile(
 ) -> Report:
     """Compare two sides (see :mod:`escrowmq.pipeline.reconcile.frames`).
 
-    ``out``: a folder (any that Spark can write to) that gets ``findings`` as Parquet with every finding, and
-    ``report.json``; what was there is replaced; on a cluster its workers must see it, or it is refused before and
-    after. ``covered_from``: from when on both sides hold all that there was (None: from their beginning).
-    ``incomplete``: for the report, what a side may lack at its end. The same sides and ``settled_before`` give the same
-    report. Raises Misuse for sides that lack columns.
+    ``out`` is a folder, on any file system that Spark can write to, that gets ``findings`` as Parquet with every
+    finding, and ``report.json``; earlier content is replaced. On a cluster all workers must see it; this is checked
+    before and after writing. ``covered_from`` is the time from which both sides are complete (None: from their
+    beginning). ``incomplete`` is copied to the report: what a side may lack at its end. The same sides and
+    ``settled_before`` give the same report. Raises Misuse for sides that lack columns.
     """
     from pyspark.sql import Observation
 
     if out is not None:
         check_shared(half.sparkSession, out, "what is found")
     totals = Observation(_TOTALS)
-    tallies = by_id(_never_empty(together(half, commits))).observe(
+    tallies = tally_by_id(_add_empty_row(together(half, commits))).observe(
         totals,
         f.count("id").alias("ids"),  # without the null id
         f.coalesce(f.sum("halves"), f.lit(0)).alias("half_rows"),
@@ -101,11 +104,11 @@ def reconcile(
         real = found.where((f.col("halves") + f.col("commits")) > 0)
         counts = {row["kind"]: row["rows"] for row in found.groupBy("kind").agg(rows.alias("rows")).collect()}
         report = Report(
-            settled_before=_iso(settled_before),
+            settled_before=_format_iso(settled_before),
             **totals.get,
             **{kind: counts.get(kind) or 0 for kind in KINDS},
-            named=tuple(Finding(*row) for row in _first(real, most).collect()),
-            covered_from=None if covered_from is None else _iso(covered_from),
+            named=tuple(Finding(*row) for row in _select_first(real, most).collect()),
+            covered_from=None if covered_from is None else _format_iso(covered_from),
             incomplete=incomplete,
         )
         if out is not None:
@@ -117,27 +120,27 @@ def reconcile(
         found.unpersist()
 
 
-def _never_empty(sightings: DataFrame) -> DataFrame:
-    """With one row of nulls, which counts nowhere: where nothing is found Spark would skip the work and never tell the
+def _add_empty_row(sightings: DataFrame) -> DataFrame:
+    """Add a row of nulls, which no count includes. Without rows Spark would skip the work and never report the
     totals."""
     nothing = [f.lit(None).cast(field.dataType).alias(field.name) for field in sightings.schema.fields]
     return sightings.unionByName(sightings.sparkSession.range(1).select(*nothing))
 
 
-def _first(found: DataFrame, most: int) -> DataFrame:
+def _select_first(found: DataFrame, most: int) -> DataFrame:
     by_kind = f.array_position(f.array(*map(f.lit, KINDS)), f.col("kind"))
     ordered = found.orderBy(by_kind, "first_seen", "id").limit(most)
     times = [f.unix_micros(name) for name in ("first_seen", "last_seen")]
     return ordered.select("kind", "id", "halves", "commits", *times)
 
 
-def _iso(when: datetime) -> str:
+def _format_iso(when: datetime) -> str:
     return (when if when.tzinfo else when.replace(tzinfo=UTC)).astimezone(UTC).isoformat()
 
 
 def _check_written(found: DataFrame, folder: str) -> None:
-    """Raise Misuse(BAD_ARGUMENT) if not all of it is in a folder of this machine: a worker that came late has written
-    into one of its own."""
+    """Raise Misuse(BAD_ARGUMENT) if not all findings are in a folder of this machine, because a worker has written into
+    a folder of its own."""
     spark = found.sparkSession
     if not on_cluster(spark) or (here := local_folder(spark, folder)) is None:
         return
@@ -150,7 +153,7 @@ def _check_written(found: DataFrame, folder: str) -> None:
 
 
 def _write_text(frame: DataFrame, path: str, text: str) -> None:
-    """Write one file where Spark writes: a folder of this machine, or any file system that its Java knows."""
+    """Write one file to a folder of this machine, or to any file system that Spark knows."""
     spark = frame.sparkSession
     hadoop = spark._jsc.hadoopConfiguration()
     assert spark._jvm is not None  # a session has one

@@ -1,21 +1,22 @@
-"""Reconcile as a stream: groups the messages of an id into sessions that a watermark closes, in Spark state. No
+"""Streaming reconciliation: groups the messages of an id into sessions that a watermark closes, in Spark state. No
 Python runs per row.
 
-All sightings of an id that lie less than the grace time apart are one *session*, whichever side they come from and in
-whatever order and batch they arrive. When the watermark (the latest time seen on either side, less ``lateness``) has
-passed its end, which is its last sighting plus the grace time, the session is judged once and forgotten:
+All sightings of an id that lie less than the grace time apart are one *session*, on either side and in any order. The
+end of a session is its last sighting plus the grace time. When the watermark (the latest time seen on either side, less
+``lateness``) has passed its end, the session is judged once and dropped:
 
-===========  ============================================================================= missing      a session
-without a commit alone        a session without an announcement. If the id was also reported as missing (before or
-after), it is *settled late*:
-             its commit came more than the grace time away from its half. If not, it is unexpected
+===========  =============================================================================
+missing      a session without a commit
+alone        a session without an announcement. If the id was also reported as missing (before
+             or after), it is *settled late*: its commit came more than the grace time away
+             from its half. If not, it is unexpected
 differing    a session with both, and content that is not the same everywhere
 ===========  =============================================================================
 
-``settled`` sums up what was reported: late commits take their ids off the list. State holds the ids of about the last
-``grace`` + ``lateness``. A sighting that arrives when the watermark has passed its own time by the grace time is
-dropped by Spark (counted in the query's progress as ``numRowsDroppedByWatermark``): the time at which a broker stored a
-message is as good as never so late.
+``settled`` sums up the findings: late commits remove their ids from the list. State holds the ids of about the last
+``grace`` + ``lateness``. Spark drops a sighting that arrives after the watermark has passed its time by the grace time
+(counted in the query's progress as ``numRowsDroppedByWatermark``). The time at which a broker stored a message is
+practically never so late.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as f
 
 from escrowmq.errors import Code, Misuse
-from escrowmq.pipeline.reconcile.frames import aggregates, judged, together
+from escrowmq.pipeline.reconcile.frames import judged, make_aggregates, together
 from escrowmq.pipeline.shared import check_shared
 from escrowmq.spark.source import register
 
@@ -35,22 +36,23 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 BODY = "kind STRING, id STRING, halves BIGINT, commits BIGINT, first_seen_us BIGINT, last_seen_us BIGINT"
-"""The body of a message of the output topic: JSON of these."""
+"""The JSON fields of a message of the output topic."""
 
 
 def stream_findings(
     half: DataFrame, commits: DataFrame, *, grace_seconds: float = 600.0, lateness_seconds: float = 60.0
 ) -> DataFrame:
-    """Two streaming sides → a stream of findings: ``kind, id, halves, commits, first_seen, last_seen`` (append).
+    """Convert two streaming sides to a stream of findings: ``kind, id, halves, commits, first_seen, last_seen``
+    (append).
 
-    One watermark for both sides together: a side on which nothing happens, because every confirm is lost, must not stop
-    the clock. Raises Misuse for sides that lack columns, or times that are not positive.
+    Both sides share one watermark: a side without messages, because every confirmation is lost, must not stop the
+    clock. Raises Misuse for sides that lack columns, or times that are not positive.
     """
     for name, seconds in (("grace", grace_seconds), ("lateness", lateness_seconds)):
         if not seconds > 0:
             raise Misuse(Code.BAD_ARGUMENT, f"{name} = {seconds}", "a positive number of seconds")
-    seen = together(half, commits).withWatermark("at", _interval(lateness_seconds))
-    sessions = seen.groupBy("id", f.session_window("at", _interval(grace_seconds))).agg(*aggregates())
+    seen = together(half, commits).withWatermark("at", _format_interval(lateness_seconds))
+    sessions = seen.groupBy("id", f.session_window("at", _format_interval(grace_seconds))).agg(*make_aggregates())
     found = judged(sessions, f.lit(True))
     alone = f.when(f.col("kind") == "unexpected", "alone").otherwise(f.col("kind"))
     return found.withColumn("kind", alone)
@@ -65,13 +67,13 @@ def start(
     each: Callable[[DataFrame, int], None] | None = None,
     once: bool = False,
 ) -> StreamingQuery:
-    """Run a stream of findings: exactly once into ``topic`` at ``url`` (key: the id; body: JSON, see BODY), or into
+    """Start a stream of findings: exactly once into ``topic`` at ``url`` (key: the id; body: JSON, see BODY), or into
     ``each``.
 
-    ``each(findings, batch)`` is called once per batch, and after a crash perhaps again with the same number and rows: a
-    function that writes should remember the number. ``once``: until what is there now has been read. Raises
-    Misuse(BAD_ARGUMENT) unless just one goal is given, and for a ``checkpoint`` that workers of a cluster do not see:
-    Spark keeps there what is yet to be judged.
+    ``each(findings, batch)`` is called once per batch, and perhaps again with the same number and rows after a crash,
+    so a function that writes should store the number. ``once`` stops the stream after all currently available messages.
+    Raises Misuse(BAD_ARGUMENT) unless exactly one target is given, and for a ``checkpoint`` that workers of a cluster
+    do not see, because Spark keeps its state there.
     """
     if (topic is None) == (each is None) or (topic is not None and url is None):
         raise Misuse(Code.BAD_ARGUMENT, "findings go either to a topic at a URL or to a function")
@@ -92,21 +94,21 @@ def as_rows(found: DataFrame) -> DataFrame:
 
 
 def as_messages(found: DataFrame) -> DataFrame:
-    """Convert findings → ``key``, ``body`` for a topic."""
+    """Convert findings to ``key``, ``body`` for a topic."""
     rows = as_rows(found)
     body = f.to_json(f.struct(*rows.columns), {"ignoreNullFields": "false"}).cast("binary")
     return rows.select(f.col("id").alias("key"), body.alias("body"))
 
 
 def from_messages(messages: DataFrame) -> DataFrame:
-    """Return messages of an output topic (``body``) → findings, as :func:`stream_findings` made them."""
+    """Convert messages of an output topic (``body``) back to the findings of :func:`stream_findings`."""
     found = messages.select(f.from_json(f.col("body").cast("string"), BODY).alias("finding")).select("finding.*")
     times = [f.timestamp_micros(f"{name}_us").alias(name) for name in ("first_seen", "last_seen")]
     return found.select("kind", "id", "halves", "commits", *times)
 
 
 def settled(found: DataFrame) -> DataFrame:
-    """Return all findings of a stream → how each id stands now: ``id``, ``kind`` (missing, settled late,
+    """Convert all findings of a stream to the current state of each id: ``id``, ``kind`` (missing, settled late,
     unexpected, differing, nameless), ``halves``, ``commits``, ``first_seen``, ``last_seen``."""
     kinds = [f.max((f.col("kind") == kind).cast("int")) == 1 for kind in ("missing", "alone", "differing")]
     was_missing, was_alone, was_differing = kinds
@@ -122,5 +124,5 @@ def settled(found: DataFrame) -> DataFrame:
     return found.groupBy("id").agg(kind.alias("kind"), *sums, *times)
 
 
-def _interval(seconds: float) -> str:
+def _format_interval(seconds: float) -> str:
     return f"{round(seconds * 1000)} milliseconds"

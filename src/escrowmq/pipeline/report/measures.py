@@ -1,7 +1,7 @@
 """The report's aggregates besides :mod:`escrowmq.pipeline.timeline`, as functions DataFrame → DataFrame, and the
 numbers that leave Spark.
 
-Transactions are those of :func:`escrowmq.pipeline.timeline.transactions`: ``stored_us, checks, state, decided_us,
+Transactions are those of :func:`escrowmq.pipeline.timeline.unpack`: ``stored_us, checks, state, decided_us,
 decided_by``.
 """
 
@@ -16,7 +16,7 @@ from pyspark.sql import functions as f
 SECOND = 1_000_000
 QUANTILES = (0.5, 0.95, 0.99)
 BUCKETS = 80
-"""Bars of a chart over time, at most."""
+"""Maximum number of bars in a chart over time."""
 
 Rows = list[dict[str, Any]]
 
@@ -27,13 +27,13 @@ class Report:
 
     url: str
     as_of_us: int
-    """Ages are counted up to here: now, or for a folder the newest thing in its log."""
+    """The time from which ages are counted: now, or for a folder the newest time in its log."""
     start_us: int
     bucket_us: int
     """Series have up to BUCKETS values, one per ``bucket_us`` from ``start_us`` on."""
     totals: dict[str, int | None]
     """transactions, committed, rolled_back, expired, undecided, asked, asked_about, first_us, last_us, oldest_us; see
-    timeline.totals"""
+    timeline.compute_totals"""
     topics: Rows
     """name, messages, committed, first_s, last_s; by volume"""
     volumes: dict[str, list[int]]
@@ -53,19 +53,19 @@ class Report:
     """What a folder may lack, and why; empty: nothing."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return the report as JSON values."""
         return asdict(self)
 
 
-def by_second(messages: DataFrame) -> DataFrame:
-    """Return messages (``topic``, ``stored``, ``state``) → ``topic, second, messages, committed`` (those of
+def count_by_second(messages: DataFrame) -> DataFrame:
+    """Convert messages (``topic``, ``stored``, ``state``) → ``topic, second, messages, committed`` (messages of
     transactions)."""
     second = f.unix_seconds("stored").alias("second")
     return messages.groupBy("topic", second).agg(f.count("*").alias("messages"), f.count("state").alias("committed"))
 
 
-def topics(seconds: DataFrame) -> DataFrame:
-    """→ ``topic, messages, committed, first_s, last_s``."""
+def summarize_topics(seconds: DataFrame) -> DataFrame:
+    """Convert counts by second → ``topic, messages, committed, first_s, last_s``."""
     return seconds.groupBy("topic").agg(
         f.sum("messages").alias("messages"),
         f.sum("committed").alias("committed"),
@@ -74,15 +74,15 @@ def topics(seconds: DataFrame) -> DataFrame:
     )
 
 
-def volumes(seconds: DataFrame, start_s: int, bucket_s: int) -> DataFrame:
-    """→ ``topic, bucket, messages``."""
+def count_volumes(seconds: DataFrame, start_s: int, bucket_s: int) -> DataFrame:
+    """Convert counts by second → ``topic, bucket, messages``."""
     bucket = f.floor((f.col("second") - start_s) / bucket_s).cast("int").alias("bucket")
     return seconds.groupBy("topic", bucket).agg(f.sum("messages").alias("messages"))
 
 
-def latencies(transactions: DataFrame) -> DataFrame:
-    """→ ``state, transactions, p50_us, p95_us, p99_us, most_us``: from durable half message to durable decision, by
-    outcome."""
+def measure_latencies(transactions: DataFrame) -> DataFrame:
+    """Convert transactions → ``state, transactions, p50_us, p95_us, p99_us, most_us``: from durable half message to
+    durable decision, by outcome."""
     waited = f.greatest(f.col("decided_us") - f.col("stored_us"), f.lit(0))
     at = f.percentile_approx(waited, list(QUANTILES), 10_000)
     found = (

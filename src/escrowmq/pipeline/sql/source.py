@@ -1,11 +1,11 @@
 """Database tables as one DataFrame: a Python data source of Spark over tables.py.
 
-One Spark partition per range of keys: filters run in the database, rows go from there to the executor as Arrow, and
-nothing passes through the driver. All tables come through *one* source, because Spark starts Python processes of their
-own to plan each: for a handful of small tables that would cost more than the rest of an audit.
+There is one Spark partition per range of keys. Filters run in the database, rows go from there to the executor as
+Arrow, and nothing passes through the driver. All tables are read through *one* source, because Spark starts separate
+Python processes to plan each source: for a few small tables that would cost more than the rest of an audit.
 
-URLs may hold passwords. They travel in an option whose name Spark redacts, and in the pickled reader; no plan shows
-them.
+URLs may contain passwords. They are passed in an option whose name Spark redacts, and in the pickled reader; no plan
+shows them.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 PARTITION_ROWS = 50_000
 TEXT_PARTITION_ROWS = 250_000
 SOURCE = "source"
-"""The column with the number of the read that a row is of."""
+"""The column with the number of the read of a row."""
 CELLS = "cells"
-"""The column with the texts of a row, of a read of texts."""
+"""The column with the texts of a row, in a read of texts."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,10 @@ class SqlRange(InputPartition):
 
 
 def read_sql(spark: SparkSession, reads: Sequence[SqlRead], partition_rows: int = PARTITION_ROWS) -> DataFrame:
-    """Return rows of all reads → ``source`` int, the number of the read, and their columns (the same in all).
+    """Return the rows of all reads → ``source`` int, the number of the read, and their columns (the same in all).
 
-    Raises Misuse(BAD_ARGUMENT) if a table, a column or a primary key is not there, or columns differ between reads;
-    Misuse(BAD_URL), and Unknown(DISCONNECTED) for a database that is away.
+    Raises Misuse(BAD_ARGUMENT) if a table, a column or a primary key is missing, or columns differ between reads;
+    Misuse(BAD_URL); and Unknown(DISCONNECTED) if a database is unavailable.
     """
     reads = [replace(read, url=absolute(read.url)) for read in reads]
     schemas = [read.check() for read in reads]
@@ -59,11 +59,11 @@ def read_sql(spark: SparkSession, reads: Sequence[SqlRead], partition_rows: int 
 
 
 def read_texts(spark: SparkSession, reads: Sequence[SqlRead], partition_rows: int = TEXT_PARTITION_ROWS) -> DataFrame:
-    """Return rows of all reads, which are of ``texts`` → ``source`` int, ``cells`` array of string in the order of a
-    read's columns.
+    """Return the rows of all reads, which are of ``texts`` → ``source`` int, ``cells`` array of string in the order of
+    a read's columns.
 
-    As text because SQLite's columns hold any type: what a hand typed into an amount must be *reported*, not fail the
-    job. NULL stays null. Raises Misuse(BAD_ARGUMENT) if a file, a table or a column is not there.
+    Values are text because SQLite columns hold any type: an invalid manual entry must be *reported*, not fail the job.
+    NULL stays null. Raises Misuse(BAD_ARGUMENT) if a file, a table or a column is missing.
     """
     for read in reads:
         read.check()
@@ -83,7 +83,7 @@ def _load(spark: SparkSession, reads: Sequence[SqlRead], columns: str, partition
 
 
 class SqlTables(DataSource):
-    """Spark format ``escrowmq-sql``; options as :func:`read_sql` gives them."""
+    """Spark format ``escrowmq-sql``. :func:`read_sql` sets its options."""
 
     @classmethod
     def name(cls) -> str:

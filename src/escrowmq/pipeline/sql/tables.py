@@ -1,9 +1,9 @@
-"""Reads a database table: its columns, its key ranges, and the rows of a range as Arrow batches. No Spark in here.
+"""Reads of a database table: its columns, its key ranges, and the rows of a range as Arrow batches. Imports no Spark.
 
-The ranges begin before the first key and end after the last, so rows that come in between planning and reading are
-read, too. Each range is one query: the whole is no snapshot of one moment.
+The ranges begin before the first key and end after the last, so rows that are inserted between planning and reading are
+read, too. Each range is one query, so the whole is not a snapshot of one moment.
 
-URLs may hold passwords: what is shown or logged goes through :func:`safe_url`.
+URLs may contain passwords: every URL that is shown or logged goes through :func:`safe_url`.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ _OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def _decimal(value: Any) -> Decimal:
+def _to_decimal(value: Any) -> Decimal:
     return value if isinstance(value, Decimal) else Decimal(str(value))
 
 
-def _time(value: Any) -> datetime:
+def _to_time(value: Any) -> datetime:
     found = datetime.fromisoformat(value) if isinstance(value, str) else value
     return found if found.tzinfo else found.replace(tzinfo=UTC)
 
@@ -68,8 +68,8 @@ _KINDS: tuple[tuple[type[Any], Kind], ...] = (
     (sa.Boolean, Kind("BOOLEAN", pa.bool_(), bool)),
     (sa.Integer, Kind("BIGINT", pa.int64(), int)),
     (sa.Float, Kind("DOUBLE", pa.float64(), float)),
-    (sa.Numeric, Kind("DECIMAL(38,9)", pa.decimal128(38, 9), _decimal)),
-    (sa.DateTime, Kind("TIMESTAMP", pa.timestamp("us", tz="UTC"), _time)),
+    (sa.Numeric, Kind("DECIMAL(38,9)", pa.decimal128(38, 9), _to_decimal)),
+    (sa.DateTime, Kind("TIMESTAMP", pa.timestamp("us", tz="UTC"), _to_time)),
     (sa.LargeBinary, Kind("BINARY", pa.binary(), bytes)),
 )
 _TEXT = Kind("STRING", pa.utf8(), str)
@@ -79,10 +79,10 @@ KINDS = {kind.spark.lower(): kind for kind in (*(kind for _, kind in _KINDS), _T
 
 @dataclass(frozen=True, slots=True, repr=False)
 class SqlRead:
-    """``columns`` of the rows of ``table`` at ``url`` that meet all of ``where``.
+    """A read of ``columns`` of the rows of ``table`` at ``url`` that meet all of ``where``.
 
-    ``texts``, of SQLite alone: every value is read, and compared with ``where``, as the text that SQLite makes of it,
-    and ranges are of row ids, which are cut evenly without looking at the rows. Else ranges are of the first column of
+    ``texts`` is for SQLite only: every value is read, and compared with ``where``, as SQLite converts it to text.
+    Ranges are then of row ids, which are cut evenly without reading the rows; otherwise they are of the first column of
     the primary key. ``inode``: see :func:`check_there`.
     """
 
@@ -97,21 +97,21 @@ class SqlRead:
         return f"SqlRead({safe_url(self.url)}, {self.table})"
 
     def check(self) -> dict[str, str]:
-        """Column → Spark type of the table. Raises as :func:`check`."""
+        """Return the Spark type of each column of the table. Raises as :func:`check`."""
         return check(self.url, self.table, (*self.columns, *(name for name, _, _ in self.where)))
 
     def ranges(self, rows: int) -> list[tuple[str, Bounds]]:
-        """Return the key, and its bounds: one for about so many wanted ``rows``. Raises Misuse(BAD_ARGUMENT) for a
-        table without a primary key."""
+        """Return the key and the bounds of each range, with about ``rows`` matching rows per range. Raises
+        Misuse(BAD_ARGUMENT) for a table without a primary key."""
         with engines.opened(self.url) as engine, engine.connect() as connection:
-            key = _ROW_ID if self.texts else self._first_key(connection)
-            begins = self._even(connection, rows) if self.texts else self._quantiles(connection, key, rows)
+            key = _ROW_ID if self.texts else self._find_first_key(connection)
+            begins = self._cut_evenly(connection, rows) if self.texts else self._find_quantiles(connection, key, rows)
         return [(key, bounds) for bounds in itertools.pairwise([None, *begins, None])]
 
     def batches(self, key: str, bounds: Bounds, kinds: Sequence[Kind] = ()) -> Iterator[tuple[int, list[pa.Array]]]:
-        """Yield the rows of a range in batches: how many, and their columns, of these ``kinds``; of ``texts`` one
-        column of lists."""
-        query = self._query(*self.columns)
+        """Yield the rows of a range in batches: the number of rows, and their columns, of these ``kinds``. A read of
+        ``texts`` has one column of lists."""
+        query = self._make_query(*self.columns)
         for bound, comparison in zip(bounds, (">=", "<"), strict=True):
             if bound is not None:
                 query = query.where(_OPERATORS[comparison](sa.column(key), bound))
@@ -122,40 +122,40 @@ class SqlRead:
                 sqlite.text_factory = bytes
                 cursor = connection.execute(query).cursor
                 while rows := cursor.fetchmany(BATCH_ROWS):
-                    yield len(rows), [_lists(rows, len(self.columns))]
+                    yield len(rows), [_make_lists(rows, len(self.columns))]
                 return
             for page in connection.execution_options(yield_per=BATCH_ROWS).execute(query).partitions():
                 named = zip(self.columns, kinds, zip(*page, strict=True), strict=True)
-                yield len(page), [self._array(*one) for one in named]
+                yield len(page), [self._make_array(*one) for one in named]
 
-    def _query(self, *columns: str) -> sa.Select[Any]:
-        query = sa.select(*map(self._value, columns)).select_from(sa.table(self.table))
-        return query.where(*(_OPERATORS[sign](self._value(name), value) for name, sign, value in self.where))
+    def _make_query(self, *columns: str) -> sa.Select[Any]:
+        query = sa.select(*map(self._select_value, columns)).select_from(sa.table(self.table))
+        return query.where(*(_OPERATORS[sign](self._select_value(name), value) for name, sign, value in self.where))
 
-    def _value(self, name: str) -> sa.ColumnElement[Any]:
+    def _select_value(self, name: str) -> sa.ColumnElement[Any]:
         column: sa.ColumnClause[Any] = sa.column(name)
         return sa.cast(column, sa.Text) if self.texts else column
 
-    def _quantiles(self, connection: sa.Connection, key: str, rows: int) -> list[Any]:
-        """Return the keys at which ranges of ``rows`` wanted rows begin, without the first."""
+    def _find_quantiles(self, connection: sa.Connection, key: str, rows: int) -> list[Any]:
+        """Return the keys at which ranges of ``rows`` matching rows begin, without the first."""
         number = sa.func.row_number().over(order_by=sa.column(key)).label("n")
-        counted = self._query(key).add_columns(number).subquery()
+        counted = self._make_query(key).add_columns(number).subquery()
         first = sa.select(counted.c[0]).where((counted.c.n - 1) % rows == 0).order_by(counted.c.n)
         return list(dict.fromkeys(connection.scalars(first)))[1:]
 
-    def _even(self, connection: sa.Connection, rows: int) -> list[int]:
+    def _cut_evenly(self, connection: sa.Connection, rows: int) -> list[int]:
         row_id: sa.ColumnClause[int] = sa.column(_ROW_ID)
         found = sa.select(sa.func.min(row_id), sa.func.max(row_id), sa.func.count()).select_from(sa.table(self.table))
         lowest, highest, count = connection.execute(found).one()
         return even_cuts(lowest, highest, count, rows) if count else []
 
-    def _first_key(self, connection: sa.Connection) -> str:
+    def _find_first_key(self, connection: sa.Connection) -> str:
         columns = sa.inspect(connection).get_pk_constraint(self.table)["constrained_columns"]
         if not columns:
             raise Misuse(Code.BAD_ARGUMENT, f"{self} has no primary key", "a table is read in ranges of it")
         return str(columns[0])
 
-    def _array(self, name: str, kind: Kind, values: Sequence[Any]) -> pa.Array:
+    def _make_array(self, name: str, kind: Kind, values: Sequence[Any]) -> pa.Array:
         try:
             return pa.array([None if value is None else kind.make(value) for value in values], kind.arrow)
         except (TypeError, ValueError, ArithmeticError) as problem:  # SQLite's columns hold any type
@@ -167,7 +167,7 @@ def even_cuts(lowest: int, highest: int, rows: int, size: int) -> list[int]:
     """Return where to cut the numbers ``lowest`` .. ``highest`` so that each part has about ``size`` of the ``rows``
     rows.
 
-    Parts are even in numbers, not in rows: gaps make some smaller, and one far-off number must not make a million
+    Parts are even in numbers, not in rows: gaps make some smaller, but one distant number cannot produce a million
     parts.
     """
     step = -(-(highest - lowest + 1) // -(-rows // size))
@@ -175,15 +175,15 @@ def even_cuts(lowest: int, highest: int, rows: int, size: int) -> list[int]:
 
 
 def check(url: str, table: str, columns: Sequence[str]) -> dict[str, str]:
-    """Column → Spark type of a table.
+    """Return the Spark type of each column of a table.
 
-    Raises Misuse(BAD_ARGUMENT) that names what is missing or is no database, Misuse(BAD_URL), Unknown(DISCONNECTED) for
-    a database that is away.
+    Raises Misuse(BAD_ARGUMENT) for a missing table or column, or a file that is no database; Misuse(BAD_URL); and
+    Unknown(DISCONNECTED) if the database is unavailable.
     """
     check_there(url)
     with engines.opened(url) as engine, engine.connect() as connection:
         try:
-            found = {one["name"]: _kind(one["type"]).spark for one in sa.inspect(connection).get_columns(table)}
+            found = {one["name"]: _find_kind(one["type"]).spark for one in sa.inspect(connection).get_columns(table)}
         except sa.exc.NoSuchTableError:
             raise Misuse(Code.BAD_ARGUMENT, f"{safe_url(url)} has no table {table!r}") from None
         except sa.exc.OperationalError:
@@ -197,33 +197,34 @@ def check(url: str, table: str, columns: Sequence[str]) -> dict[str, str]:
 
 
 def readonly_url(file: Path) -> str:
-    """Return the URL of a SQLite file that is only read, in use or not."""
+    """Return the URL that opens a SQLite file read-only, even while it is in use."""
     # SQLAlchemy unquotes once, SQLite again
     return f"sqlite:///{_AS_URI}{quote(quote(str(file.absolute())))}?mode=ro&uri=true"
 
 
 def absolute(url: str) -> str:
-    """Return the URL with a full path if it names a SQLite file: executors run in folders of their own."""
+    """Return the URL with an absolute path if it names a SQLite file, because executors run in other working
+    directories."""
     parsed = engines.open_engine(url).url
-    if (file := _file(parsed)) is None or str(parsed.database).startswith(_AS_URI):
+    if (file := _find_file(parsed)) is None or str(parsed.database).startswith(_AS_URI):
         return url
     return parsed.set(database=str(Path(file).absolute())).render_as_string(hide_password=False)
 
 
 def inode(url: str) -> int | None:
-    """Return the number by which a file system knows a SQLite file; None for other databases, and for a file that
-    is not there."""
-    file = _file(sa.make_url(url))
+    """Return the inode of a SQLite file; None for other databases, and for a missing file."""
+    file = _find_file(sa.make_url(url))
     return None if file is None or not Path(file).is_file() else Path(file).stat().st_ino
 
 
 def check_there(url: str, same: int | None = None) -> None:
-    """Raise Misuse(BAD_ARGUMENT) for a SQLite file that this machine does not have: SQLite would make an empty one.
+    """Raise Misuse(BAD_ARGUMENT) for a SQLite file that is missing on this machine, because SQLite would create an
+    empty one.
 
-    ``same``: its :func:`inode` where it was looked at first. A file of another number is another one, which has this
-    path on this machine by chance.
+    ``same`` is its :func:`inode` where it was first opened. A file with another inode is a different file that has the
+    same path on this machine.
     """
-    file = _file(sa.make_url(url))
+    file = _find_file(sa.make_url(url))
     if file is None:
         return
     found = inode(url)
@@ -238,13 +239,13 @@ def check_there(url: str, same: int | None = None) -> None:
 
 
 def safe_url(url: str) -> str:
-    """Return a URL as it may be shown: without its password."""
+    """Return a URL without its password, for display."""
     parsed = sa.make_url(url)
-    file = _file(parsed)
+    file = _find_file(parsed)
     return shown_address(parsed.render_as_string(hide_password=False)) if file is None else f"sqlite:///{file}"
 
 
-def _file(url: sa.URL) -> str | None:
+def _find_file(url: sa.URL) -> str | None:
     """Return the path of a SQLite file; None for other databases, and for one in memory."""
     name = url.database or ""
     if name.startswith(_AS_URI):
@@ -252,17 +253,17 @@ def _file(url: sa.URL) -> str | None:
     return None if url.get_backend_name() != "sqlite" or not name or name.startswith(":") else name
 
 
-def _kind(found: Any) -> Kind:
-    """Return the kind of a reflected column; what is none of ours is read as text. MariaDB's BOOL is a TINYINT of
-    width 1."""
+def _find_kind(found: Any) -> Kind:
+    """Return the kind of a reflected column; other types are read as text. The BOOL of MariaDB is a TINYINT of width
+    1."""
     if getattr(found, "display_width", None) == 1:
         found = sa.Boolean()
     return next((kind for type_, kind in _KINDS if isinstance(found, type_)), _TEXT)
 
 
-def _lists(rows: Sequence[Sequence[bytes | None]], width: int) -> pa.Array:
-    """Return rows of texts as a list column: one array of all cells, and where each row begins. What is not UTF-8 gets
-    replacement marks."""
+def _make_lists(rows: Sequence[Sequence[bytes | None]], width: int) -> pa.Array:
+    """Return rows of texts as a list column: one array of all cells, and the begin of each row. Invalid UTF-8 gets
+    replacement characters."""
     cells = pa.array(list(itertools.chain.from_iterable(rows)), pa.binary())
     try:
         texts = cells.cast(pa.utf8())

@@ -1,11 +1,10 @@
 """The database changes of a sweep for one order or one stock freeze, under row locks, without Spark.
 
-Each may be killed anywhere and run again, and run by several at once: stock and orders end as after one clean run.
-Connections must have no transaction open, and come from engines of :func:`~escrowmq.outbox.engines.open_locking`. A
-candidate is only a hint: an act looks again, under lock.
+Each change is idempotent: it may be killed anywhere and run again, or run several times at once, and stock and orders
+end as after one clean run. Connections must have no open transaction, and come from engines of
+:func:`~escrowmq.outbox.engines.open_locking`. A candidate is only a hint: its state is checked again, under lock.
 
-Locks are always taken in this order: an order, then its freezes, then products by id. So no two acts wait for each
-other.
+Locks are always taken in this order: an order, then its freezes, then products by id. So two changes cannot deadlock.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from escrowmq.platform.failpoints import reach
 
 
 class Act(StrEnum):
-    """The result of one act."""
+    """The result for one candidate."""
 
     SOLD = "released as sold"
     TIMED_OUT = "timed out, stock given back"
@@ -35,24 +34,24 @@ class Act(StrEnum):
 
 
 class Inconsistent(Exception):
-    """An order and its freeze contradict each other, or an order has none. A person must look."""
+    """An order and its freeze contradict each other, or an order has no freeze. An operator must investigate."""
 
 
 def settle_order(
     order_db: sa.Connection, product_db: sa.Connection, trans_id: str, over_ticks: int, books: Books = Books()
 ) -> Act:
-    """Sweep 1: an order that is unpaid and was to be paid by ``over_ticks`` or before → timed out, stock back; one that
-    is paid → sold.
+    """Settle one order (sweep 1). Unpaid and due at ``over_ticks`` or before: timed out, and its stock is released.
+    Paid: sold.
 
-    The order row is locked from the first look to the end, so no payment comes in between. The freeze is released
-    first: a process that dies in between leaves an unpaid order without a freeze, which no payment accepts and the next
-    run finishes. Raises Inconsistent, and SQLAlchemy's errors; nothing was changed then, or the next run finishes it.
+    The order row is locked from the first read to the end, so no payment can intervene. The freeze is released first: a
+    crash in between leaves an unpaid order without a freeze, which no payment accepts and the next run finishes. Raises
+    Inconsistent, and SQLAlchemy's errors; then nothing was changed, or the next run finishes it.
     """
     orders = table(books.orders, books.order_trans_id, books.order_state, books.order_settled, books.order_pay_by)
     this = orders.c[books.order_trans_id] == trans_id
     wanted = (books.order_state, books.order_settled, books.order_pay_by, *books.event_columns)
     with order_db.begin():
-        look = _columns(*wanted).select_from(orders).where(this)
+        look = _select_columns(*wanted).select_from(orders).where(this)
         order = order_db.execute(look.with_for_update(skip_locked=True)).one_or_none()
         if order is None:
             return Act.BUSY
@@ -69,7 +68,7 @@ def settle_order(
             done = {books.order_state: books.timed_out if expired else books.paid, books.order_settled: True}
             order_db.execute(sa.update(orders).where(this).values(done))
             if expired and books.events is not None:
-                _tell(order_db, books.events, trans_id, dict(zip(books.event_columns, more, strict=True)), books)
+                _send_event(order_db, books.events, trans_id, dict(zip(books.event_columns, more, strict=True)), books)
             reach("sweep.freeze-written")
         reach("sweep.released")
     reach("sweep.settled")
@@ -79,12 +78,12 @@ def settle_order(
 def release_orphan(
     order_dbs: Sequence[sa.Connection], product_db: sa.Connection, trans_id: str, books: Books = Books()
 ) -> Act:
-    """Sweep 2: a freeze without an order → fenced, released as unsold, stock back.
+    """Fence and release a freeze without an order (sweep 2), as unsold.
 
-    ``order_dbs``: every shard in which its order could be. That there is no order must stay true, also while a slow one
-    is about to commit. So the question is asked by writing: the mark *never* goes where the order's transaction puts
-    *placed*, and the first of the two stands. The insert waits for a transaction that is still running; one that comes
-    later fails on the mark. Raises as :func:`settle_order`.
+    ``order_dbs`` are all shards in which its order could be. The absence of an order must be permanent, even if a slow
+    transaction is about to commit one. So the check is a write: it inserts the mark *never* under the key where the
+    order's transaction inserts *placed*, and the first of the two wins. The insert waits for a running transaction; a
+    later transaction fails on the mark. Raises as :func:`settle_order`.
     """
     for order_db in order_dbs:
         with order_db.begin():
@@ -101,15 +100,16 @@ def release_orphan(
 
 
 def release(product_db: sa.Connection, trans_id: str, final: str, books: Books = Books()) -> bool | None:
-    """Move the freezes of ``trans_id`` from frozen to ``final``, stock given back if that is unsold.
+    """Move the freezes of ``trans_id`` from frozen to ``final``, and restore the stock if that is unsold.
 
-    False if they were there already, None if there are none. Inside the caller's transaction. Raises Inconsistent.
+    Runs inside the caller's transaction. Returns False if all were moved before, None if there are none. Raises
+    Inconsistent.
     """
     freezes = table(books.freezes, books.freeze_trans_id, books.freeze_state)
     products = table(books.products, books.product_id, books.product_stock)
     of_this = freezes.c[books.freeze_trans_id] == trans_id
     wanted = (books.freeze_product_id, books.freeze_amount, books.freeze_state)
-    look = _columns(*wanted).select_from(freezes).where(of_this)
+    look = _select_columns(*wanted).select_from(freezes).where(of_this)
     found = product_db.execute(look.with_for_update()).all()
     if other := {str(state) for _, _, state in found} - {books.frozen, final}:
         raise Inconsistent(f"{trans_id} is to be {final!r}, but its freeze is {', '.join(sorted(other))!r}")
@@ -127,13 +127,13 @@ def release(product_db: sa.Connection, trans_id: str, final: str, books: Books =
     return True
 
 
-def _columns(*names: str) -> sa.Select[Any]:
+def _select_columns(*names: str) -> sa.Select[Any]:
     chosen: list[sa.ColumnClause[Any]] = [sa.column(name) for name in names]
     return sa.select(*chosen)
 
 
 def _fence(order_db: sa.Connection, trans_id: str, books: Books) -> str:
-    """Mark that there is no order, unless there is one; the word that stands."""
+    """Insert the mark that there is no order, unless there is a mark. Returns the mark that is stored."""
     marks = table(books.marks, books.mark_trans_id, books.mark_word)
     try:
         with order_db.begin_nested():
@@ -145,6 +145,6 @@ def _fence(order_db: sa.Connection, trans_id: str, books: Books) -> str:
     return books.never
 
 
-def _tell(order_db: sa.Connection, topic: str, trans_id: str, more: dict[str, Any], books: Books) -> None:
+def _send_event(order_db: sa.Connection, topic: str, trans_id: str, more: dict[str, Any], books: Books) -> None:
     body = json.dumps({"trans_id": trans_id, "event": books.timed_out, **more})
     send_tx(order_db, topic, body.encode(), key=trans_id)

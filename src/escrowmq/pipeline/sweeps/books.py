@@ -2,14 +2,14 @@
 
 Databases of orders (the *shards*) have two tables, the database of products two::
 
-    orders       trans_id (key), state, pay_by_us, settled     unpaid → paid | timed out; settled: its freeze was
-    released order_marks  trans_id (key), mark                          placed | never: the first mark stands products
-    product_id (key), stock freezes      trans_id, product_id (key), amount, state, frozen_us     frozen → released sold
-    | released unsold
+    orders       trans_id (key), state, pay_by_us, settled   unpaid → paid | timed out; settled: its freeze was released
+    order_marks  trans_id (key), mark                          placed | never: the first mark stands
+    products     product_id (key), stock
+    freezes      trans_id, product_id (key), amount, state, frozen_us     frozen → released sold | released unsold
 
-The program that places an order must insert the mark ``placed`` in the order's own transaction: that it fails on the
-mark ``never`` is what keeps an order from coming after its stock was given back. The program that marks an order as
-paid must hold its row and look, under lock, that its freeze is still frozen. ``examples/shop`` does both.
+The program that places an order must insert the mark ``placed`` in the order's own transaction. That insert fails on
+the mark ``never``, so no order can appear after its stock was released. The program that marks an order as paid must
+lock its row and check, under that lock, that its freeze is still frozen. ``examples/shop`` does both.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from escrowmq.settings import nearest
 
 @dataclass(frozen=True, slots=True)
 class Books:
-    """Names of tables (``T.C``: of a column of table T) and words of states."""
+    """Names of tables, columns (``T.C``: of table T) and states."""
 
     orders: str = "orders"
     order_trans_id: str = "trans_id"
@@ -66,7 +66,8 @@ class Books:
 
     @classmethod
     def read(cls, path: Path) -> Books:
-        """From a JSON file with the names that differ. Raises Misuse(BAD_SETTING) for one that is not known."""
+        """Read a JSON file with the names that differ from the defaults. Raises Misuse(BAD_SETTING) for an unknown
+        name."""
         try:
             given: dict[str, Any] = json.loads(path.read_text())
         except (OSError, ValueError) as problem:
@@ -80,7 +81,8 @@ class Books:
         return cls(**given)
 
     def check(self, orders: tuple[str, ...], products: str) -> None:
-        """Raise Misuse(BAD_ARGUMENT), naming what is missing, unless the databases have what these names say."""
+        """Raise Misuse(BAD_ARGUMENT), naming what is missing, if the databases lack a table or column of these
+        names."""
         of_orders = (self.order_trans_id, self.order_state, self.order_pay_by, self.order_settled, *self.event_columns)
         of_freezes = (self.freeze_trans_id, self.freeze_product_id, self.freeze_amount, self.freeze_state)
         for url in orders:
@@ -91,10 +93,10 @@ class Books:
         check(products, self.freezes, (*of_freezes, self.freeze_time, *more))
 
     def ticks(self, time_us: int) -> int:
-        """Return microseconds as these tables count time."""
+        """Convert microseconds to the time unit of these tables."""
         return time_us * self.ticks_per_second // 1_000_000
 
 
 def table(name: str, *columns: str) -> sa.TableClause:
-    """Return a table by name, without asking the database what it looks like."""
+    """Return a table by name, without reading its schema from the database."""
     return sa.table(name, *(sa.column(column) for column in columns))

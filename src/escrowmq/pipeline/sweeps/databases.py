@@ -15,7 +15,7 @@ from escrowmq.pipeline.sql.tables import absolute, check_there, inode, safe_url
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Databases:
-    """URLs: the order shards in their order, and the product database. ``repr`` shows no passwords."""
+    """URLs of the order shards, in order, and of the product database. ``repr`` hides passwords."""
 
     orders: tuple[str, ...]
     products: str
@@ -37,7 +37,7 @@ class Databases:
 
 
 class Connections:
-    """Connections of one task, made when first asked for. A database that cannot be reached is asked once."""
+    """Connections of one task, opened on first use. A failed attempt is not repeated."""
 
     def __init__(self, databases: Databases, stack: ExitStack) -> None:
         self._databases = databases
@@ -46,15 +46,15 @@ class Connections:
 
     @property
     def products(self) -> sa.Connection:
-        """The product database. Raises SQLAlchemyError if it is away."""
-        return self._to(self._databases.products)
+        """The product database. Raises SQLAlchemyError if it is unavailable."""
+        return self._connect(self._databases.products)
 
     def orders(self, shard: int | None) -> Sequence[sa.Connection]:
-        """Return a shard, or all of them. Raises SQLAlchemyError if one is away."""
+        """Return the connection of a shard, or of all shards for None. Raises SQLAlchemyError if one is unavailable."""
         urls = self._databases.orders if shard is None else self._databases.orders[shard : shard + 1]
-        return [self._to(url) for url in urls]
+        return [self._connect(url) for url in urls]
 
-    def _to(self, url: str) -> sa.Connection:
+    def _connect(self, url: str) -> sa.Connection:
         made = self._made.get(url)
         if made is None:
             check_there(url, self._databases.inodes[url])
@@ -72,6 +72,6 @@ class Connections:
 
 @contextmanager
 def connections(databases: Databases) -> Iterator[Connections]:
-    """Yield connections for the time of a task."""
+    """Context manager: the connections of one task."""
     with ExitStack() as stack:
         yield Connections(databases, stack)

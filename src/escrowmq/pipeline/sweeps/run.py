@@ -1,7 +1,7 @@
-"""The sweeps on Spark: find candidates in all shards at once, join by trans_id, and act on each from the executors.
+"""The sweeps on Spark: find candidates in all shards in parallel, join by trans_id, and settle each from the executors.
 
-What finds a candidate reads without locks, each range at its own moment: what it misses the next run finds, and what it
-finds too much the act leaves alone. A task that Spark runs twice does nothing the second time.
+Candidates are found without locks, each range at its own moment. A candidate that was missed is found by the next run;
+one that is not due is left alone. A task that Spark repeats does nothing the second time.
 """
 
 from __future__ import annotations
@@ -30,32 +30,32 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 MOST_ALERTS = 20
-"""Failures that a task reports by name; all are counted."""
+"""Maximum number of failures that a task reports by name. All are counted."""
 ORPHAN_SECONDS = 600.0
 
 _log = logging.getLogger(__name__)
 
 Row = tuple[str, int | None, bool]
-"""A candidate: trans_id, the shard of its order (None: not known), whether an order was seen."""
+"""A candidate: trans_id, the shard of its order (None: unknown), whether an order was found."""
 Done = tuple[str, int, list[tuple[str, str]]]
-"""The result of a task: an act, how often, and some of what failed."""
+"""The result of a task: an act, its count, and some of its failures."""
 
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """The result of a sweep: how often which :class:`Act`, and what failed (trans_id, error; some, sorted), to be tried
-    again."""
+    """The result of a sweep: the count of each :class:`Act`, and some failures (trans_id, error; sorted). The next run
+    retries them."""
 
     acts: dict[str, int]
     alerts: tuple[tuple[str, str], ...]
 
     @property
     def failed(self) -> int:
-        """How many candidates were not settled. The next run tries them again."""
+        """The number of candidates that were not settled. The next run retries them."""
         return self.acts.get(Act.FAILED, 0)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return the result as JSON values."""
         alerts = [{"trans_id": trans_id, "error": error} for trans_id, error in self.alerts]
         return {"acts": self.acts, "failed": self.failed, "alerts": alerts}
 
@@ -69,14 +69,15 @@ def sweep_orders(
     unpaid_seconds: float = 0.0,
     now_us: int | None = None,
 ) -> Swept:
-    """Sweep 1, every 15 minutes: orders unpaid ``unpaid_seconds`` after their time → timed out, stock back; paid →
-    sold.
+    """Run sweep 1, every 15 minutes: orders that are unpaid ``unpaid_seconds`` after their time are timed out and their
+    stock is released; paid orders are sold.
 
-    ``now_us``: microseconds since 1970, None: the earliest of the databases' clocks. Raises Misuse for databases that
-    lack a table or a column, Unknown for one that is away when the sweep is planned. What fails later is in the result.
+    ``now_us`` is in microseconds since 1970; None means the earliest of the databases' clocks. Raises Misuse for
+    databases that lack a table or a column, and Unknown if one is unavailable when the sweep is planned. Later failures
+    are in the result.
     """
     books.check(databases.orders, databases.products)
-    over = books.ticks(_now(now_us, databases) - to_us(unpaid_seconds))
+    over = books.ticks(_read_now_us(now_us, databases) - to_us(unpaid_seconds))
     due = (
         (books.order_state, "=", books.paid),
         (books.order_state, "=", books.unpaid),
@@ -91,11 +92,11 @@ def sweep_orders(
     shard = f.col(SOURCE) % len(databases.orders)
     found = read_sql(spark, reads).select(f.col(books.order_trans_id), shard.cast("int"), f.lit(False))
 
-    def act(with_: Connections, row: Row) -> Act:
-        [order_db] = with_.orders(row[1])
-        return settle_order(order_db, with_.products, row[0], over, books)
+    def act(to: Connections, row: Row) -> Act:
+        [order_db] = to.orders(row[1])
+        return settle_order(order_db, to.products, row[0], over, books)
 
-    return _swept(found, databases, act)
+    return _act_on_candidates(found, databases, act)
 
 
 @unwrap_errors()
@@ -107,13 +108,13 @@ def sweep_freezes(
     orphan_seconds: float = ORPHAN_SECONDS,
     now_us: int | None = None,
 ) -> Swept:
-    """Sweep 2: what has been frozen for ``orphan_seconds`` and has no order → fenced, released as unsold, stock back.
+    """Run sweep 2: stock that has been frozen for ``orphan_seconds`` and has no order is fenced and released as unsold.
 
-    Arguments and errors as :func:`sweep_orders`; besides Misuse(BAD_ARGUMENT), before anything is done, if orders are
-    found in other shards than ``books.shard_by`` says.
+    Arguments and errors as in :func:`sweep_orders`. Also raises Misuse(BAD_ARGUMENT), before any change, if an order is
+    in another shard than ``books.shard_by`` gives.
     """
     books.check(databases.orders, databases.products)
-    old = books.ticks(_now(now_us, databases) - to_us(orphan_seconds))
+    old = books.ticks(_read_now_us(now_us, databases) - to_us(orphan_seconds))
     where = ((books.freeze_state, "=", books.frozen), (books.freeze_time, "<=", old))
     more = () if books.shard_by is None else (books.shard_by,)
     frozen = read_sql(spark, [SqlRead(databases.products, books.freezes, (books.freeze_trans_id, *more), where)])
@@ -128,22 +129,20 @@ def sweep_freezes(
         if (stray := found.where(f.col("seen") != f.col("shard")).first()) is not None:
             what = f"order {stray['trans_id']} is in database {stray['seen']}, not {stray['shard']}"
             raise Misuse(Code.BAD_ARGUMENT, what, f"orders are not sharded by crc32 of {books.shard_by}: leave it out")
-        return _swept(
+        return _act_on_candidates(
             found.select("trans_id", "shard", f.col("seen").isNotNull()),
             databases,
-            lambda with_, row: (
-                Act.HAS_ORDER if row[2] else release_orphan(with_.orders(row[1]), with_.products, row[0], books)
-            ),
+            lambda to, row: Act.HAS_ORDER if row[2] else release_orphan(to.orders(row[1]), to.products, row[0], books),
         )
     finally:
         found.unpersist()
 
 
-def _swept(found: DataFrame, databases: Databases, act: Callable[[Connections, Row], Act]) -> Swept:
-    """Act on every candidate, spread over all cores; the sums."""
+def _act_on_candidates(found: DataFrame, databases: Databases, act: Callable[[Connections, Row], Act]) -> Swept:
+    """Act on every candidate, in parallel on all cores. Returns the sums."""
 
     def task(rows: Iterable[Row]) -> list[Done]:
-        return _each(rows, databases, act)
+        return _act_on_rows(rows, databases, act)
 
     spread = found.repartition(found.sparkSession.sparkContext.defaultParallelism, found.columns[0])
     results = spread.rdd.mapPartitions(task).collect()
@@ -156,8 +155,8 @@ def _swept(found: DataFrame, databases: Databases, act: Callable[[Connections, R
     return Swept({name: acts[name] for name in Act if acts[name]}, tuple(alerts))
 
 
-def _each(rows: Iterable[Row], databases: Databases, act: Callable[[Connections, Row], Act]) -> list[Done]:
-    """Return a task: its candidates, one after the other; what fails is reported and left for the next run."""
+def _act_on_rows(rows: Iterable[Row], databases: Databases, act: Callable[[Connections, Row], Act]) -> list[Done]:
+    """Act on the candidates of a task, one after the other. Failures are reported and left for the next run."""
     done: Counter[Act] = Counter()
     alerts: list[tuple[str, str]] = []
     with connections(databases) as opened:
@@ -167,18 +166,19 @@ def _each(rows: Iterable[Row], databases: Databases, act: Callable[[Connections,
             except (sa.exc.SQLAlchemyError, EscrowError, Inconsistent) as problem:
                 done[Act.FAILED] += 1
                 if len(alerts) < MOST_ALERTS:
-                    alerts.append((row[0], _reason(problem)))
+                    alerts.append((row[0], _describe_problem(problem)))
     return [(str(name), count, alerts if name is Act.FAILED else []) for name, count in done.items()]
 
 
-def _reason(problem: Exception) -> str:
-    """Return the database's own words, without the statement and its values."""
+def _describe_problem(problem: Exception) -> str:
+    """Return the database's own error text, without the statement and its values."""
     original = getattr(problem, "orig", None)
     return str(original if original is not None else problem).strip().partition("\n")[0]
 
 
-def _now(now_us: int | None, databases: Databases) -> int:
-    """None: the earliest of the databases' clocks. Nothing is over early because the machine that sweeps is ahead."""
+def _read_now_us(now_us: int | None, databases: Databases) -> int:
+    """Return ``now_us``, or the earliest of the databases' clocks, so that a fast clock of this machine cannot make
+    anything due early."""
     if now_us is not None:
         return now_us
     told = []

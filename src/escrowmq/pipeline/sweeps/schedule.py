@@ -1,8 +1,8 @@
-"""Sweeps on a schedule: on any number of machines, one at a time, and a person is alarmed about what fails.
+"""Scheduled sweeps: on any number of machines, one at a time, with an alarm to an operator about failures.
 
-The turns are the multiples of an interval by the clock of the products' database, so that all machines come at the same
-moment; whoever gets that database's lock sweeps, and the others leave the turn out. The lock only saves work: a sweep
-may run twice at once.
+Turns are the multiples of an interval by the clock of the product database, so that all machines wake at the same
+moment. The machine that gets that database's lock sweeps; the others skip the turn. The lock only saves work: it is
+safe to sweep twice at once.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from escrowmq.pipeline.sweeps.run import Swept
 from escrowmq.platform.times import to_us
 
 TURN_SECONDS = 3.0
-"""Keep a turn for so long at least: a machine whose timer is late by less finds it taken."""
+"""Minimum time to hold a turn, in seconds. A machine whose timer is late by less finds the lock taken."""
 ALARM_SECONDS = 10.0
 """Timeout of one delivery of an alarm."""
 ALARM_TRIES = 3
 MOST_REASON = 1000
-"""Characters of an error: those of Java carry their traceback."""
+"""Maximum number of characters of an error. Java errors contain a traceback."""
 _LOCK = "escrowmq sweep"
 _LOCK_NUMBER = 0x6573_6372_6F77_7377
-"""PostgreSQL's locks are numbers: this one and the schema's name make the number of the lock."""
+"""PostgreSQL locks are numbers: the lock is derived from this number and the name of the schema."""
 
 _log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ Sweeps = Callable[[], Mapping[str, Swept]]
 
 
 class Totals:
-    """The sums of all runs of this process. From any thread."""
+    """Sums over all runs of this process. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -62,24 +62,26 @@ class Totals:
                 self.acts.update({(name, act): count for act, count in swept.acts.items()})
 
     def snapshot(self) -> tuple[dict[tuple[str, str], int], dict[str, int]]:
-        """Return the sums of acts by sweep and act, and what waits by sweep."""
+        """Return the counts of acts by sweep and act, and the unsettled candidates by sweep."""
         with self._lock:
             return dict(self.acts), dict(self.waiting)
 
 
 @contextmanager
 def turn(url: str) -> Iterator[bool]:
-    """Hold the right to sweep these products for as long as the block lasts. Yields False if another has it."""
+    """Context manager: hold the lock on sweeping these products. Yields False if another process has it."""
     with engines.opened(url) as engine:
         if engine.dialect.name == "sqlite":
             with _file_lock(engine.url.database) as held:
                 yield held
             return
         with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-            yield bool(connection.execute(*_lock_of(engine)).scalar())  # the end of the connection gives it back
+            yield bool(
+                connection.execute(*_make_lock_query(engine)).scalar()
+            )  # the end of the connection gives it back
 
 
-def _lock_of(engine: sa.Engine) -> tuple[sa.TextClause, dict[str, Any]]:
+def _make_lock_query(engine: sa.Engine) -> tuple[sa.TextClause, dict[str, Any]]:
     """Return the statement that takes the lock of these products, and its parameters."""
     if engine.dialect.name == "postgresql":
         number = "hashtextextended(COALESCE(current_schema(), ''), :it)"
@@ -122,10 +124,10 @@ def keep_sweeping(
 ) -> None:
     """Sweep at once, and then every ``every`` seconds, until ``stop`` is set.
 
-    ``products``: URL of the database whose lock and clock are used. ``on_run`` is called with the results of each run;
-    None: another machine had the turn, or an error broke it off. ``alarm``: a URL to which failures are posted, see
-    :func:`post`. Whatever breaks a run off is reported, and the next turn tries again. Raises Misuse for what no
-    further turn would mend.
+    ``products`` is the URL of the database whose lock and clock are used. ``on_run`` is called with the results of each
+    run, or with None if another machine had the turn or an error stopped the run. ``alarm`` is a URL to which failures
+    are posted, see :func:`post`. An error is reported, and the next turn tries again. Raises Misuse, which is
+    permanent.
     """
     totals = totals or Totals()
     while not stop.is_set():
@@ -148,10 +150,10 @@ def keep_sweeping(
             reason = in_a_line(problem)[:MOST_REASON]
             text = "ALERT: a sweep was broken off, the next turn tries again: %s"
             _log.error(text, reason, exc_info=None if known else problem)
-            _alarm(alarm, totals, {"event": "sweep.broken_off", "error": reason})
+            _send_alarm(alarm, totals, {"event": "sweep.broken_off", "error": reason})
         on_run(found)
         if found is not None and any(swept.failed for swept in found.values()):
-            _alarm(alarm, totals, failed_event(found))
+            _send_alarm(alarm, totals, make_failed_event(found))
         try:
             with engines.opened(products) as engine, engine.connect() as connection:
                 pause = seconds_to_turn(database_now_us(connection), every)
@@ -160,8 +162,8 @@ def keep_sweeping(
         stop.wait(pause)
 
 
-def failed_event(found: Mapping[str, Swept]) -> dict[str, Any]:
-    """Return the event of what a run could not settle: how many by sweep, and the rows (some of many)."""
+def make_failed_event(found: Mapping[str, Swept]) -> dict[str, Any]:
+    """Return the event about unsettled candidates: their number by sweep, and at least some of the rows."""
     rows = [
         {"sweep": name, "trans_id": trans_id, "error": problem}
         for name, swept in found.items()
@@ -170,7 +172,7 @@ def failed_event(found: Mapping[str, Swept]) -> dict[str, Any]:
     return {"event": "sweep.failed", "failed": {name: swept.failed for name, swept in found.items()}, "rows": rows}
 
 
-def _alarm(url: str | None, totals: Totals, event: Mapping[str, Any]) -> None:
+def _send_alarm(url: str | None, totals: Totals, event: Mapping[str, Any]) -> None:
     if url is None:
         return
     try:
@@ -182,15 +184,15 @@ def _alarm(url: str | None, totals: Totals, event: Mapping[str, Any]) -> None:
 
 
 def check_alarm(url: str) -> None:
-    """Raise Misuse(BAD_ARGUMENT) if alarms cannot be posted to this."""
+    """Raise Misuse(BAD_ARGUMENT) if the URL cannot receive alarms."""
     if not url.startswith(("http://", "https://")):
         raise error(Code.BAD_ARGUMENT, f"--alarm {url}", "an address to which JSON can be posted: https://HOST/PATH")
 
 
 def post(url: str, event: Mapping[str, Any]) -> None:
-    """Post an event as JSON; the receiver answers with a status of 200 to 299.
+    """Post an event as JSON. The receiver must respond with a status of 200 to 299.
 
-    Tried ``ALARM_TRIES`` times. Raises Unknown(DISCONNECTED) then, Misuse(BAD_ARGUMENT) for an address that is none.
+    Tries ``ALARM_TRIES`` times, then raises Unknown(DISCONNECTED). Raises Misuse(BAD_ARGUMENT) for an invalid URL.
     """
     check_alarm(url)
     body = json.dumps(event).encode()
@@ -217,7 +219,7 @@ METRICS: dict[str, tuple[str, str]] = {
     "acts": ("counter", "orders and freezes, by sweep and by what was done"),
     "waiting": ("gauge", "what the last run could not settle, by sweep"),
 }
-"""By name: its kind and its meaning. Exported as ``escrowmq_sweep_NAME``."""
+"""Kind and meaning of each metric. Exported as ``escrowmq_sweep_NAME``."""
 
 
 def collector(totals: Totals) -> Any:
