@@ -222,5 +222,5 @@ class Status(AsJson):
 
     @property
     def needs_person(self) -> bool:
-        """Whether something waits for a person."""
+        """Whether any cause needs an operator."""
         return any(cause.needs_person for cause in self.waiting)

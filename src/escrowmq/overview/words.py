@@ -11,24 +11,24 @@ LONGEST = 300
 
 
 def at(time_us: int, now_us: int) -> str:
-    """``at 10:42:10``, with the date if it is not of the same day; local time."""
+    """Format a local time: ``at 10:42:10``, with the date if it is another day."""
     moment, now = _local(time_us), _local(now_us)
     return f"at {moment:%H:%M:%S}" if moment.date() == now.date() else f"at {moment:%Y-%m-%d %H:%M:%S}"
 
 
 def since(time_us: int, now_us: int) -> str:
-    """``for 5 min 3 s``."""
+    """Format the time since an event: ``for 5 min 3 s``."""
     return f"for {span(time_us, now_us)}"
 
 
 def span(time_us: int, now_us: int) -> str:
-    """``5 min 3 s``: how long ago it was, or how long it is until then."""
+    """Format the time between now and an event, before or after it: ``5 min 3 s``."""
     seconds = abs(now_us - time_us) / 1e6
     return duration(seconds if seconds < 1 else float(int(seconds)))
 
 
 def many(count: int, thing: str, things: str | None = None) -> str:
-    """``1 message``, ``2,000 messages``."""
+    """Format a count: ``1 message``, ``2,000 messages``."""
     return f"{count:,} {thing if count == 1 else things or thing + 's'}"
 
 

@@ -1,8 +1,8 @@
-"""Facts that the databases know of a message: rows of the outbox, marks of the inbox, rows of the delivery modes,
+"""Facts that the databases store about a message: rows of the outbox, marks of the inbox, rows of the delivery modes,
 the sets and cases of compensations.
 
-Every look goes by a primary key, but for a business key in the outbox: no index has the keys, so the rows that are not
-sent are looked through by their lane, and of those that are kept the newest :data:`KEPT_ROWS`.
+Every look-up uses a primary key, except that of a business key in the outbox, which has no index on keys. Unsent rows
+are searched by their lane; of the sent rows that are kept, only the newest :data:`KEPT_ROWS` are searched.
 """
 
 from __future__ import annotations

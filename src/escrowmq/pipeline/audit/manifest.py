@@ -42,8 +42,9 @@ MESSAGE_COLUMNS = ("message_id", "transaction_id", "tag", "properties", "body")
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table of one of the SQLite databases; ``where`` keeps the rows whose columns equal these texts. ``unique``: no
-    id is in two of them, which saves looking for it; it is believed only if an index of the database says so."""
+    """A table of one of the SQLite databases. ``where`` keeps the rows whose columns equal these texts. ``unique``
+    states that no id occurs twice, so repeats need not be searched for; it is used only if an index of the database
+    confirms it."""
 
     database: str
     table: str
@@ -54,8 +55,8 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A Parquet file: the expected rows, from before any database had them. ``path``: in the run folder, or a URL that
-    Spark knows (``hdfs://...``)."""
+    """A Parquet file with the expected rows, written before any database had them. ``path`` is in the run folder, or a
+    URL that Spark knows (``hdfs://...``)."""
 
     path: str
     id: str
@@ -64,9 +65,9 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two sides that must hold the same ids with the same ``columns``; sides are ``file:``, ``table:``, ``topic:``,
-    ``half:NAME`` (the half messages of topic NAME whose transaction committed) or ``group:GROUP/NAME`` (what a consumer
-    group is to have handled of topic NAME: without what a person discarded, and with what a person edited)."""
+    """Two sides that must hold the same ids with the same ``columns``. Sides are ``file:``, ``table:``, ``topic:``,
+    ``half:NAME`` (the half messages of topic NAME whose transaction committed) or ``group:GROUP/NAME`` (the messages of
+    topic NAME that a consumer group was to handle, after discards and edits by operators)."""
 
     expected: str
     found: str
@@ -75,7 +76,7 @@ class Comparison:
 
 
 def of_group(name: str) -> tuple[str, str]:
-    """Consumer group and topic of a side ``group:GROUP/TOPIC``."""
+    """Return the consumer group and topic of a side ``group:GROUP/TOPIC``."""
     group, _, topic = name.partition("/")
     return group, topic
 
@@ -84,7 +85,7 @@ Described = TypeVar("Described", Table, File)
 
 
 def _describe(kind: type[Described], what: str, name: str, value: dict[str, Any]) -> Described:
-    """One table or file; ValueError that names the field that is missing, or not known."""
+    """Parse one table or file. Raises ValueError that names a missing or unknown field."""
     known = {one.name: one for one in fields(kind)}
     if unknown := sorted(set(value) - set(known)):
         raise ValueError(f"{what} {name!r} has a field {unknown[0]!r}, which is not one of {', '.join(known)}")
@@ -110,7 +111,7 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
-        """Return the manifest of a run folder. Raises Misuse(BAD_ARGUMENT) that says what is wrong with it."""
+        """Read the manifest of a run folder. Raises Misuse(BAD_ARGUMENT) with the mistake."""
         path = folder / NAME
         if not path.is_file():
             raise Misuse(
@@ -125,7 +126,7 @@ class Manifest:
 
     @classmethod
     def of(cls, folder: Path, raw: dict[str, Any]) -> Manifest:
-        """From the JSON form; ValueError, KeyError or TypeError when it does not fit."""
+        """Parse the JSON form. Raises ValueError, KeyError or TypeError if it is invalid."""
         manifest = cls(
             folder=folder,
             log=raw["log"],
@@ -145,11 +146,11 @@ class Manifest:
 
     @property
     def log_url(self) -> str:
-        """The URL of the run's log: that of a broker, or of its data folder."""
+        """The URL of the run's log: of a broker, or of its data folder."""
         return self.log if "://" in self.log else f"file:{(self.folder / self.log).resolve()}"
 
     def label(self, side: str) -> str:
-        """Return the name of a side for people: ``cart.db carts``, ``topic orders``, ``orders.parquet``."""
+        """Return the display name of a side: ``cart.db carts``, ``topic orders``, ``orders.parquet``."""
         kind, _, name = side.partition(":")
         if kind == "table":
             return f"{self.tables[name].database} {self.tables[name].table}"

@@ -49,7 +49,7 @@ class Pictures:
 
     @classmethod
     def of(cls, transactions: DataFrame, first_us: int | None, last_us: int | None) -> Pictures:
-        """Collect the numbers of :func:`timeline.unpack`; empty when there are none."""
+        """Collect the numbers of :func:`timeline.unpack`; empty if there are no transactions."""
         if first_us is None or last_us is None:
             return cls(0, 1, {}, {})
         bucket_us = max((last_us - first_us) // BUCKETS + 1, 1)
@@ -67,7 +67,7 @@ def write_page(folder: Path, verdict: Verdict, pictures: Pictures, events: Event
 
 
 def page(verdict: Verdict, pictures: Pictures, events: Events, *, command: str = "", made: str = "") -> str:
-    """Return the whole page as text; at its foot how and when it was made."""
+    """Return the whole page as text. Its foot states how and when it was made."""
     parts = [_head(verdict), _charts(pictures, events), _comparisons(verdict), _findings(verdict)]
     parts += [_kills(events, pictures), _leaders(events, pictures)]
     return document("EscrowMQ audit", "".join(parts), command=command, made=made)

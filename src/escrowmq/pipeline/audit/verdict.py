@@ -27,7 +27,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One comparison in numbers: the names of both sides, ``ids`` in all, rows on either side."""
+    """One comparison in numbers: the names of both sides, the number of ids, and rows on either side."""
 
     expected: str
     found: str
@@ -39,8 +39,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The result of an audit. ``lost`` … ``orphaned`` count distinct ids; ``findings`` names them, at most some
-    hundred."""
+    """The result of an audit. ``lost`` … ``orphaned`` count distinct ids; ``findings`` names the first of them."""
 
     orders: int  # distinct ids among the half messages
     transactions: int

@@ -10,8 +10,8 @@ BLUE, GREEN, AMBER, RED, VIOLET, SLATE = "#2563eb", "#059669", "#d97706", "#dc26
 
 
 def document(title: str, body: str, *, command: str = "", made: str = "", style: str = "") -> str:
-    """Return the whole page; ``body`` is HTML. At its foot the ``command`` that makes it again, and when it was
-    ``made``; ``style``: more CSS."""
+    """Return the whole page. ``body`` is HTML, ``style`` is more CSS. The foot shows the ``command`` that creates the
+    page again, and when it was ``made``."""
     foot = " · ".join([*([f"<code>{escape(command)}</code>"] if command else []), *([escape(made)] if made else [])])
     css = resources.files("escrowmq.pipeline.pages").joinpath("page.css").read_text(encoding="utf-8") + style
     return (
@@ -23,17 +23,17 @@ def document(title: str, body: str, *, command: str = "", made: str = "", style:
 
 
 def figure(name: str, value: int, mood: str = "") -> str:
-    """Return a number with its name; ``mood``: good, bad or nothing."""
+    """Return a number with its name. ``mood`` is good, bad or empty."""
     return f'<div class="figure {mood}"><b>{value:,}</b><span>{escape(name.replace("_", " "))}</span></div>'
 
 
 def section(title: str, note: str, content: str) -> str:
-    """Return a part of a page with a title; ``content`` is HTML."""
+    """Return a part of a page with a title. ``content`` is HTML."""
     return f'<section><h2>{escape(title)}</h2><p class="note">{escape(note)}</p>{content}</section>'
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table; cells are HTML, and a head that begins with # aligns its column as numbers."""
+    """Return a table. Cells are HTML. A head that begins with # aligns its column as numbers."""
     numeric = [head.startswith("#") for head in heads]
     klass = [' class="number"' if n else "" for n in numeric]
     top = "".join(f"<th{k}>{escape(head.lstrip('#'))}</th>" for head, k in zip(heads, klass, strict=True))

@@ -18,7 +18,7 @@ LEGEND_LINE, LEGEND_GAP = 20, 36
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One named series: ``values[i]`` belongs to ``x[i]`` of its chart. ``filled`` draws the area below, too."""
+    """One named series: ``values[i]`` belongs to ``x[i]`` of its chart. ``filled`` also draws the area below."""
 
     name: str
     color: str
@@ -103,8 +103,8 @@ def bars(
     height: int = HEIGHT,
     scale: Callable[[float], float] = float,
 ) -> str:
-    """Bars, series stacked on series; bar i lies between ``edges[i]`` and ``edges[i+1]``. ``scale`` shapes the y axis
-    (for example :func:`math.sqrt`, so that a bar of one is seen beside a bar of thousands)."""
+    """Draw stacked bars. Bar i lies between ``edges[i]`` and ``edges[i+1]``. ``scale`` shapes the y axis (for example
+    :func:`math.sqrt`, so that a bar of one is visible beside a bar of thousands)."""
     count = len(edges) - 1
     stacked = [sum(s.values[i] for s in series) for i in range(count)]
     ticks = _scale_ticks(max(stacked, default=0), scale)
@@ -126,7 +126,7 @@ def bars(
 
 
 def _scale_ticks(top: float, scale: Callable[[float], float]) -> list[float]:
-    """Ticks for the y axis: evenly spaced numbers, or powers of ten where the scale bends."""
+    """Return ticks for the y axis: evenly spaced numbers, or powers of ten where the scale bends."""
     if scale is float:
         return nice_ticks(top)
     powers = [float(10**n) for n in range(0, max(math.ceil(math.log10(max(top, 1))), 1) + 1)]
@@ -215,8 +215,8 @@ def _mark(frame: Frame, mark: Mark) -> str:
 
 
 def _legend(entries: Sequence[tuple[str, str]]) -> tuple[str, int]:
-    """Return names and colours above the plot, left to right, and how many lines they take; widths are guessed from
-    the number of characters."""
+    """Return names and colours above the plot, left to right, and the number of lines. Widths are estimated from the
+    number of characters."""
     parts, x, line = [], float(LEFT), 0
     for name, color in entries:
         width = LEGEND_GAP + LETTER * len(name)
