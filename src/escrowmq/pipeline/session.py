@@ -44,13 +44,13 @@ appender.stderr.name = stderr
 appender.stderr.target = SYSTEM_ERR
 appender.stderr.layout.type = PatternLayout
 appender.stderr.layout.pattern = spark: %p %c{1}: %m%n%ex{short}
-# Where Spark looks for the level of an interpreter's session; another than the root's is announced on the screen.
+# Spark reads the log level of an interpreter here; it prints a notice if it differs from the root's.
 logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
 logger.gateway.level = error
 # The Hadoop shim warns about native libraries and shutdown races that do not concern a local session.
 logger.hadoop.name = org.apache.hadoop
 logger.hadoop.level = fatal
-# Says that a cluster has no workers, or none with enough memory: else one would wait without knowing for what.
+# Logs that a cluster has no workers, or none with enough memory; without it a user would wait without a reason.
 logger.waiting.name = org.apache.spark.scheduler.TaskSchedulerImpl
 logger.waiting.level = warn
 """
@@ -104,7 +104,7 @@ def local_session(
     theirs = None if _is_local(master) else os.environ.get("PYSPARK_PYTHON")
     environment = {
         "JAVA_HOME": str(write_launcher(find_java(), folder / "java")),
-        "PYSPARK_PYTHON": theirs or sys.executable,  # else workers start another Python, without the packages
+        "PYSPARK_PYTHON": theirs or sys.executable,  # otherwise workers start another Python, without the packages
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         **({"SPARK_LOCAL_IP": "127.0.0.1"} if here else {}),
         "SPARK_CONF_DIR": str(folder),

@@ -60,7 +60,7 @@ def check_shared(spark: SparkSession, name: str, what: str) -> None:
     finally:
         os.unlink(mark)
     if blind:
-        with contextlib.suppress(OSError):  # somebody else has put something there meanwhile
+        with contextlib.suppress(OSError):  # another process has written there meanwhile
             for one in made:
                 one.rmdir()
         hosts = ", ".join(sorted(set(blind)))

@@ -213,7 +213,7 @@ def _read_url(given: Mapping[str, str]) -> str:
     url = given.get("url") or given.get("path")
     if not url:
         raise Misuse(Code.BAD_SETTING, "option 'url' is missing", READING["url"])
-    # Spark makes a path of what load() is given: "escrow://host:7700" may come back as "escrow:/host:7700".
+    # Spark converts the argument of load() to a path: "escrow://host:7700" may come back as "escrow:/host:7700".
     return f"escrow://{url.removeprefix('escrow:').lstrip('/')}" if url.startswith("escrow:") else absolute(url)
 
 

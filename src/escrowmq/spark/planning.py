@@ -136,7 +136,7 @@ def limited(start: Mapping[str, int], end: Mapping[str, int], rows: int | None) 
     served = biggest[:rows]
     spare, rest = rows - len(served), total - len(served)
     shares = {name: 1 + spare * (waiting[name] - 1) // rest for name in served}
-    for name in served[: rows - sum(shares.values())]:  # what rounding down has left
+    for name in served[: rows - sum(shares.values())]:  # the remainder of rounding down
         shares[name] += 1
     return {name: start.get(name, stop) + shares.get(name, 0) for name, stop in end.items()}
 

@@ -93,7 +93,7 @@ class Preparation:
         columns["body"] = columns["body"].cast(pa.binary())
         times = np.full(batch.num_rows, self._immunity_us, np.int64)
         if "properties" in columns and pa.types.is_map(columns["properties"].type):
-            times[find_property(columns["properties"])[0]] = 0  # such a row says it itself
+            times[find_property(columns["properties"])[0]] = 0  # these rows set it in a property
         columns["immunity_us"] = pa.array(times)
         return pa.RecordBatch.from_pydict(columns)
 

@@ -156,7 +156,7 @@ class EscrowWriter(DataSourceArrowWriter):
         elif ids:
             results = producer.end_batch(ids, COMMIT)
             for row in range(len(ids)):
-                results[row]  # raises what the row was refused with
+                results[row]  # raises the error of a rejected row
         _reach_if_rows("spark.after-decision", ids)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:

@@ -150,7 +150,7 @@ class _Database:
                 count, more = self._count_rows(mine, most, _D.id)
                 if count:
                     times = sa.select(_D.created_us).where(mine).limit(COUNTED_ONE_BY_ONE).subquery()
-                    whole = count <= COUNTED_ONE_BY_ONE and not more  # else no index has the oldest
+                    whole = count <= COUNTED_ONE_BY_ONE and not more  # no index gives the oldest of more rows
                     oldest_us = self.connection.scalar(sa.select(sa.func.min(times.c.created_us))) if whole else None
                     yield self._make_driven_cause(kind, group, why, Alike(count, oldest_us), mine, person, more)
 

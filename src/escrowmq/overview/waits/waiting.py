@@ -32,7 +32,7 @@ def find_causes(
 ) -> list[Cause]:
     """Return all causes in order. If ``stands`` is given, append the state of each outbox to it."""
     causes = [*find_broker_causes(asking, now_us, lag_seconds)]
-    if asking.engines:  # else SQLAlchemy need not be installed
+    if asking.engines:  # without databases, SQLAlchemy may be missing
         from escrowmq.overview.waits.databases import find_database_causes
 
         causes += find_database_causes(asking, stands)

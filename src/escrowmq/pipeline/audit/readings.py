@@ -114,7 +114,7 @@ class Readings:
             here = self._manifest.folder / path
             if not here.exists():
                 raise Misuse(Code.BAD_ARGUMENT, f"{here} is missing")
-            path = f"file:{here.resolve()}"  # not one of what else may be the cluster's usual file system
+            path = f"file:{here.resolve()}"  # the default file system of a cluster may be another one
         frame = self.spark.read.parquet(path)
         for column, value in file.where.items():
             frame = frame.where(f.col(column).cast("string") == value)

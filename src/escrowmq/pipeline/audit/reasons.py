@@ -177,4 +177,4 @@ def _find_dead_letters(readings: Readings, group: str, topic: str, ids: Collecti
     except EscrowError as problem:
         if problem.code is not Code.UNKNOWN_GROUP:
             raise
-        return set()  # nobody consumes, so nothing died
+        return set()  # an unknown group has no dead letters

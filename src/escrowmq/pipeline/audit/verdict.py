@@ -57,10 +57,8 @@ class Verdict:
     comparisons: tuple[Side, ...]
     findings: tuple[Finding, ...]
     findings_in_all: int
-    beginnings: tuple[
-        Beginning, ...
-    ] = ()  # queues that do not hold all that was ever in them: what left cannot be compared
-    incomplete: str = ""  # what may be missing at the end of the log, and why; empty: nothing
+    beginnings: tuple[Beginning, ...] = ()  # queues whose first messages were removed and cannot be compared
+    incomplete: str = ""  # what may be missing at the end of the log, and why; "" if nothing
 
     @property
     def agrees(self) -> bool:

@@ -86,7 +86,7 @@ def _make_lock_query(engine: sa.Engine) -> tuple[sa.TextClause, dict[str, Any]]:
     if engine.dialect.name == "postgresql":
         number = "hashtextextended(COALESCE(current_schema(), ''), :it)"
         return sa.text(f"SELECT pg_try_advisory_lock({number})"), {"it": _LOCK_NUMBER}
-    # These locks are of a whole server: the name says which database.
+    # These locks are per server, so the name contains the database.
     return sa.text("SELECT GET_LOCK(:it, 0)"), {"it": f"{_LOCK} {engine.url.database}"[:64]}
 
 
@@ -144,7 +144,7 @@ def keep_sweeping(
                     _log.info("another process sweeps: this turn is left out")
         except Misuse:
             raise
-        except Exception as problem:  # also what Spark raises: a person must know, and the next turn may succeed
+        except Exception as problem:  # including Spark errors: report them, and try again in the next turn
             totals.broken_off += 1
             known = isinstance(problem, EscrowError | sa.exc.SQLAlchemyError | OSError)
             reason = in_a_line(problem)[:MOST_REASON]
