@@ -348,12 +348,12 @@ class Driving:
     # After a restart
 
     def redrive(self, redo: Redo | None = None, *, older_than: float = 0.0) -> Redriven:
-        """Drive everything that the table holds for this group to its end.
+        """Finish all rows of this group in the table.
 
-        Call it at the start, and now and then. Messages that were stored but not decided are given up, unless
-        ``redo(session, messages)`` does their business change again: then they are prepared (again, under the same id)
-        and decided with it. While other processes of the group are at work, ``older_than`` (seconds, by this machine's
-        clock) must exceed their slowest business transaction, or theirs is fenced.
+        Call it at the start and regularly. Stored messages without a decision are abandoned, unless
+        ``redo(session, messages)`` repeats their business change: then they are prepared again under the same id and
+        decided with it. While other processes of the group are running, ``older_than`` (seconds, by the database's
+        clock) must exceed their slowest business transaction, otherwise theirs is fenced.
         """
         report = Redriven()
         for batch, shards in self._journal.pages(Stage.STORED, older_than):
