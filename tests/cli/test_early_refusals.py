@@ -7,8 +7,8 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
-import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -35,10 +35,16 @@ COMMANDS = [
 
 
 @pytest.fixture
-def nobody() -> str:
-    """An address that refuses connections: its port was free a moment ago."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return f"127.0.0.1:{listener.getsockname()[1]}"
+def reserved() -> Iterator[socket.socket]:
+    """A socket with an address that refuses connections: bound, so that no other process gets it, but not listening."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield bound
+
+
+@pytest.fixture
+def nobody(reserved: socket.socket) -> str:
+    return f"127.0.0.1:{reserved.getsockname()[1]}"
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[0])
@@ -59,19 +65,12 @@ def test_every_address_is_named(run: Run, nobody: str) -> None:
     assert f"{nobody}: connection refused; no-such-host.invalid:7700: no such host" in ran.err
 
 
-def test_a_broker_that_is_just_starting_is_waited_for(nobody: str) -> None:
-    host, port = nobody.split(":")
-    listening: list[socket.socket] = []
-
-    def listen() -> None:
-        time.sleep(0.3)  # the command has been refused by then
-        listening.append(socket.create_server((host, int(port))))
-
-    late = threading.Thread(target=listen)
-    late.start()
+def test_a_broker_that_is_just_starting_is_waited_for(
+    reserved: socket.socket, nobody: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It listens as soon as the command was refused once, and pauses."""
+    monkeypatch.setattr(time, "sleep", lambda seconds: reserved.listen())
     check_reachable(f"escrow://{nobody}")
-    late.join()
-    listening[0].close()
 
 
 @pytest.mark.parametrize(
