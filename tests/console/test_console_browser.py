@@ -25,6 +25,7 @@ from escrowmq.console import ConsoleSettings, beside
 from escrowmq.pipeline.audit import run as audit
 from escrowmq_lab.servers.chromium import flags
 
+expect.set_options(timeout=60_000)  # of a busy machine
 QUICK = ConsoleSettings(sample_seconds=0.1)
 
 

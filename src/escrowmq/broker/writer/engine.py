@@ -100,7 +100,9 @@ class Engine:
         self._committer = Committer()
         self._pause_us = 0
         self._running: list[AnyRequest] = []  # this round's requests, for the case that it dies
-        self._lock = threading.Lock()  # around what follows: the queue, and the signals to the writer
+        self._lock = threading.RLock()  # around what follows: the queue, and the signals to the writer
+        self._end = threading.Condition(self._lock)  # notified when the writer's thread has ended
+        self._has_ended = False
         self._bell = threading.Lock()  # the writer sleeps by taking it a second time; whoever wakes it lets it go
         self._bell.acquire()
         self._asleep = False
@@ -181,6 +183,8 @@ class Engine:
                 self._of_source[source] = self._of_source.get(source, 0) + size
             elif self._queued_bytes and waiting > self.settings.max_waiting_bytes:
                 return error(Code.QUEUE_FULL, retry_after=0.1)
+            if self._stopping:  # now: a signal's handler stopped the engine within this block
+                return error(Code.SHARD_STOPPED, "the broker is stopping")
             self._queue.append(request)
             self._queued_bytes = waiting
             if threading.get_ident() != self._carrier:
@@ -446,6 +450,10 @@ class Engine:
                     self.step()
         except BaseException as problem:
             self._die(problem)
+        finally:
+            with self._lock:
+                self._has_ended = True
+                self._end.notify_all()
 
     def _die(self, problem: BaseException) -> None:
         self.shard.stop(problem)
@@ -492,6 +500,8 @@ class Engine:
             self._ring()
         self.listeners.close()
         if self._thread is not None:
+            with self._lock:  # a signal's handler may run within a block that holds it: only wait_for releases it then
+                self._end.wait_for(lambda: self._has_ended)
             self._thread.join()
             self._thread = None
             # a carrier's thread may be within its last round, or a glance: none begins any more
