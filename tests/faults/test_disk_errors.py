@@ -195,17 +195,21 @@ def test_a_start_without_descriptors_can_be_tried_again(number: int) -> None:
 
 @pytest.fixture
 def few_descriptors(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No descriptor more than there are now, in this process, and none in reserve (which a command run here may have
-    made)."""
+    """Leave this process no free descriptor, and no reserve: a command run in it may have made one."""
     monkeypatch.setattr(descriptors, "_reserve", 0)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    lowest = os.dup(0)
-    os.close(lowest)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+    highest = max(map(int, os.listdir("/dev/fd")))
+    gaps = []  # free descriptors below one in use: a limit above them would leave them, one below them would count them
+    while (free := os.dup(0)) <= highest:
+        gaps.append(free)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for gap in gaps:
+            os.close(gap)
 
 
 @pytest.mark.invariant("I33")
