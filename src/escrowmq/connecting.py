@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 
     from escrowmq.client.aio import AsyncBus
     from escrowmq.client.bus import Bus
+    from escrowmq.client.links.credential import Credential
     from escrowmq.log.offline import Durable
     from escrowmq.wire import Link
+    from escrowmq.wire.addresses import Address
 
 _OPTIONS = {"replicas": ("followed", "listed")}
 _SERVED = ("escrow", "escrows", "escrow+unix")
@@ -34,7 +36,10 @@ def connect(url: str, **options: Any) -> Bus:
     ``?replicas=listed`` behind it no other addresses are used than those, also if the brokers name some). With
     ``escrows://`` the connections are protected by TLS, and the brokers' certificates must be trusted by the system
     (or by the file that the variable SSL_CERT_FILE names); ``tls=`` is a PEM file with the authorities to trust
-    instead, or an ``ssl.SSLContext``, and makes ``escrow://`` the same as ``escrows://``.
+    instead, or an ``ssl.SSLContext``, and makes ``escrow://`` the same as ``escrows://``. ``token=`` or
+    ``token_file=`` authenticates the client (otherwise the variables ESCROWMQ_TOKEN and ESCROWMQ_TOKEN_FILE do, if one
+    is set); the file is read again at each connection. ``certificate=(CERTIFICATE, KEY)``, two PEM files, is presented
+    to the broker over TLS. A token is never sent to another machine without TLS.
     ``"escrow+unix:///run/escrow.socket"`` is the broker at a Unix socket of this machine. ``"file:./data"``: the
     broker inside this process, on that folder, with ``options`` as its settings (``lease_seconds=5``, ...; see
     :class:`escrowmq.settings.BrokerSettings`). ``read_only=True`` looks at a folder as it lies, in use or not, and
@@ -65,16 +70,21 @@ def links(url: str, options: dict[str, Any]) -> Sequence[Link]:
     if colon and scheme == "file":
         return [_open_embedded(url, rest, options)]
     if colon and scheme in _SERVED and rest.startswith("//"):
-        tls = options.pop("tls", None)
+        from escrowmq.client.links.credential import Credential
+
+        tls, certificate = options.pop("tls", None), options.pop("certificate", None)
+        credential = Credential.choose(options.pop("token", None), options.pop("token_file", None))
         if options:
             raise Misuse(
                 Code.BAD_ARGUMENT, f"no option {next(iter(options))!r} here", "a served broker has its own settings"
             )
-        return _local(url, rest[2:], tls) if scheme == "escrow+unix" else _open_served(url, scheme, rest[2:], tls)
+        if scheme == "escrow+unix":
+            return _local(url, rest[2:], tls, credential)
+        return _open_served(url, rest[2:], _tls_context(scheme, tls, certificate), credential)
     raise Misuse(Code.BAD_URL, f"{shown_address(url)!r} is not a broker URL")
 
 
-def _local(url: str, path: str, tls: object) -> Sequence[Link]:
+def _local(url: str, path: str, tls: object, credential: Credential) -> Sequence[Link]:
     from escrowmq.client.links.link import ServedLink
     from escrowmq.wire.addresses import Address
 
@@ -82,27 +92,34 @@ def _local(url: str, path: str, tls: object) -> Sequence[Link]:
         raise Misuse(Code.BAD_URL, f"{shown_address(url)!r} names no socket", "use escrow+unix:///ABSOLUTE/PATH")
     if tls is not None:
         raise Misuse(Code.BAD_ARGUMENT, "a Unix socket has no TLS", "leave tls= out")
-    return [ServedLink([Address(path, 0)], follow=False)]
+    return [ServedLink([Address(path, 0)], follow=False, credential=credential)]
 
 
-def _tls_context(scheme: str, tls: object) -> ssl.SSLContext | None:
+def _tls_context(scheme: str, tls: object, certificate: object) -> ssl.SSLContext | None:
     """Return what protects the connections. Raises Misuse(BAD_ARGUMENT, BAD_SETTING)."""
     import ssl
 
     from escrowmq.wire.channel import client_context
 
+    if certificate is not None and not isinstance(certificate, tuple):
+        raise Misuse(Code.BAD_ARGUMENT, f"certificate={certificate!r}", "give (CERTIFICATE, KEY), two PEM files")
+    own = tuple(map(Path, certificate)) if certificate is not None else ()
     if tls is None or tls is True:
-        return None if scheme == "escrow" and tls is None else client_context()
+        if scheme == "escrow" and tls is None:
+            if own:
+                raise Misuse(Code.BAD_ARGUMENT, "a certificate without TLS", "write escrows:// in place of escrow://")
+            return None
+        return client_context(None, *own)
     if isinstance(tls, ssl.SSLContext):
         return tls
     if isinstance(tls, str | Path):
-        return client_context(Path(tls))
+        return client_context(Path(tls), *own)
     raise Misuse(Code.BAD_ARGUMENT, f"tls={tls!r}", "give True, a PEM file with authorities, or an ssl.SSLContext")
 
 
-def _open_served(url: str, scheme: str, rest: str, tls: object) -> Sequence[Link]:
+def _open_served(url: str, rest: str, tls: ssl.SSLContext | None, credential: Credential) -> Sequence[Link]:
     from escrowmq.client.links.link import ServedLink
-    from escrowmq.wire.addresses import MOST, Address, parse_address
+    from escrowmq.wire.addresses import MOST, parse_address
 
     rest, _, query = rest.partition("?")
     chosen = _options(url, query)
@@ -124,8 +141,20 @@ def _open_served(url: str, scheme: str, rest: str, tls: object) -> Sequence[Link
     if len(set(everybody)) < len(everybody):
         raise Misuse(Code.BAD_URL, f"{shown_address(url)!r} names a broker twice")
     follow = chosen.get("replicas") != "listed"
-    context = _tls_context(scheme, tls)
-    return [ServedLink(addresses, follow=follow, stays=len(shards) > 1, tls=context) for addresses in shards]
+    if credential.is_set and tls is None:
+        _check_private(everybody)
+    several = len(shards) > 1
+    return [ServedLink(each, follow=follow, stays=several, tls=tls, credential=credential) for each in shards]
+
+
+def _check_private(addresses: list[Address]) -> None:
+    """Raise Misuse(BAD_URL) if a token would leave this machine unprotected."""
+    from escrowmq.wire.addresses import Kind, kind_of
+
+    open_to_all = [address.url for address in addresses if kind_of(address.host) is not Kind.LOOPBACK]
+    if open_to_all:
+        text = f"the token would travel to {open_to_all[0]} unprotected"
+        raise Misuse(Code.BAD_URL, text, "use TLS: write escrows:// in place of escrow://")
 
 
 def _options(url: str, query: str) -> dict[str, str]:

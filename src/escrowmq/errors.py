@@ -237,6 +237,8 @@ class Code(IntEnum):
 
     # Denied.
     DENIED = 144, Denied, "no right to do this"
+    UNAUTHENTICATED = (145, Denied, "the token or certificate is missing, unknown or expired",
+        "set ESCROWMQ_TOKEN_FILE, or give connect() a token; `escrowmq whoami` tries it")
     # fmt: on
 
 

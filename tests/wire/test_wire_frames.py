@@ -360,7 +360,7 @@ def test_options_that_are_none_are_refused(options):
     "said",
     [b"", b"\xc0", encoder.encode((b"EscrowMQ", 2, 1)), encoder.encode((b"EscrowMQ", 1, 1, None)),
     encoder.encode((b"EscrowMQ", 2, 9, None)),
-     encoder.encode((b"SomeMQ..", 2, 1, None)), encoder.encode((b"EscrowMQ", 2, 1, "secret")),
+     encoder.encode((b"SomeMQ..", 2, 1, None)),encoder.encode((b"EscrowMQ", 2, 1, 7)),
      encoder.encode((b"EscrowMQ", 2, 1, None, 5))],
 )  # fmt: skip
 def test_greetings_that_are_not_understood_are_refused(said):

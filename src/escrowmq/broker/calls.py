@@ -51,6 +51,10 @@ class Dispatcher(Protocol):
     def beside(self) -> dict[str, Callable[[], Mapping[str, Any]]]: ...
 
     @property
+    def engine(self) -> Engine | None:
+        """The engine; None on a node that does not lead."""
+
+    @property
     def identity(self) -> tuple[int, int]:
         """Number of the shard, and how often its log was opened."""
 

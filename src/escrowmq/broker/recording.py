@@ -19,7 +19,7 @@ from escrowmq.ledger.groups.reports import deaths, described
 from escrowmq.ledger.ledger import Ledger
 from escrowmq.ledger.transactions.spanning import undecided_in
 from escrowmq.model import TransactionId, message_id
-from escrowmq.wire.actions import acts, brokers, dead_letters, groups, producers, topics, transactions, writers
+from escrowmq.wire.actions import acts, brokers, dead_letters, groups, producers, rights, topics, transactions, writers
 from escrowmq.wire.actions.action import Action
 
 
@@ -189,5 +189,6 @@ _LOOKS: dict[str, Callable[[Ledger, Mapping[str, Any]], Any]] = {
     topics.DELETE.name: _describe_topic_deletion,
     writers.FORGET.name: _writer,
     brokers.STEP_DOWN.name: _describe_step_down,
+    rights.RELOAD.name: lambda ledger, what: {"rights": what["rights"]},
 }
 """The acts of operators, and what tells afterwards whether they were done."""

@@ -32,6 +32,7 @@ MOST_USED = frozenset(
         "socket",
         "tls_cert",
         "tls_key",
+        "rights",
         "log",
         "metrics",
         "http",

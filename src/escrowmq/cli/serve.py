@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import ssl
 import sys
 import tomllib
 from collections.abc import Iterator, Sequence
@@ -23,6 +22,7 @@ from escrowmq.settings import BrokerSettings
 
 if TYPE_CHECKING:
     from escrowmq.broker.serving.brokers import Replication
+    from escrowmq.broker.serving.certificates import ServerCertificate
     from escrowmq.broker.serving.serve import Beside
     from escrowmq.gateway.webhooks import Webhooks
     from escrowmq.wire import Link
@@ -101,6 +101,21 @@ def serve(
     ] = None,
     tls_key: Annotated[
         Path | None, typer.Option("--tls-key", metavar="FILE", help="Its private key, PEM, without a password.")
+    ] = None,
+    tls_client_ca: Annotated[
+        Path | None,
+        typer.Option(
+            "--tls-client-ca", metavar="FILE", help="Authorities whose certificates authenticate clients, PEM."
+        ),
+    ] = None,
+    rights: Annotated[
+        Path | None,
+        typer.Option(
+            "--rights",
+            envvar="ESCROWMQ_RIGHTS",
+            metavar="FILE",
+            help="Who may do what: see escrowmq rights init (docs/security.md).",
+        ),
     ] = None,
     lean: Annotated[bool | None, typer.Option("--lean/--no-lean", hidden=True)] = None,
     lean_port: Annotated[str | None, typer.Option("--lean-port", hidden=True)] = None,
@@ -181,7 +196,8 @@ def serve(
             listen=listen,
             metrics=metrics,
             path=socket,
-            tls=_tls(tls_cert, tls_key),
+            tls=_tls(tls_cert, tls_key, tls_client_ca),
+            rights=rights,
             settings=BrokerSettings.load(config, overrides),
             insecure=insecure,
             announce=announce,
@@ -204,15 +220,15 @@ def _reject_removed_options(lean: bool | None, port: str | None, path: str | Non
         raise error(Code.BAD_ARGUMENT, "--lean-socket is gone", f"write --socket {path}")
 
 
-def _tls(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
-    """Return the TLS settings, or None without a certificate."""
-    if certificate is None and key is None:
+def _tls(certificate: Path | None, key: Path | None, client_ca: Path | None) -> ServerCertificate | None:
+    """Return the certificate, or None without one."""
+    if certificate is None and key is None and client_ca is None:
         return None
     if certificate is None or key is None:
         raise error(Code.BAD_ARGUMENT, "--tls-cert and --tls-key belong together", "give both")
-    from escrowmq.wire.channel import server_context
+    from escrowmq.broker.serving.certificates import ServerCertificate
 
-    return server_context(certificate, key)
+    return ServerCertificate(certificate, key, client_ca)
 
 
 def _replication(

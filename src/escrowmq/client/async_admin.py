@@ -72,3 +72,6 @@ class AsyncAdmin:
     step_down = _make_awaitable(Admin.step_down)
     standing = _make_awaitable(Admin.standing)
     message_standing = _make_awaitable(Admin.message_standing)
+    whoami = _make_awaitable(Admin.whoami)
+    denials = _make_awaitable(Admin.denials)
+    reload_rights = _make_awaitable(Admin.reload_rights)

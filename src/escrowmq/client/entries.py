@@ -13,6 +13,7 @@ from escrowmq.wire.actions import (
     groups,
     messages,
     producers,
+    rights,
     standing,
     topics,
     transactions,
@@ -142,3 +143,15 @@ class AllStands(standing.Standings, AtBroker):
 
 class MessageStands(standing.OfMessage, AtBroker):
     """Where one message stands at one broker."""
+
+
+class WhoAmI(rights.WhoAmI, AtBroker):
+    """The caller, as one broker knows it."""
+
+
+class Denials(rights.Denials, AtBroker):
+    """Denied calls at one broker."""
+
+
+class ReloadedRights(rights.Reloaded, AtBroker):
+    """A broker that has read its rights file again."""

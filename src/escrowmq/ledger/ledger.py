@@ -445,6 +445,10 @@ class Ledger:
         )
         return states, checks, due, first, epochs
 
+    def open_transactions(self, session: int) -> int:
+        """Return the undecided transactions of a session's producer group. From any thread."""
+        return self.transactions.open.get(self.sessions.group_number(session), 0)
+
     def stats(self, now_us: int) -> dict[str, float]:
         """One number per metric."""
         oldest = self.transactions.oldest_open()

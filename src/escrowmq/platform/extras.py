@@ -14,6 +14,7 @@ EXTRAS = {
     "aiomysql": "mysql",
     "aiosqlite": "outbox",
     "confluent_kafka": "kafka",
+    "cryptography": "serve",
     "fastapi": "http",
     "httpx": "http",
     "jinja2": "console",

@@ -55,14 +55,16 @@ def accepts_host_name(name: str, listens_at: str) -> bool:
     return True
 
 
-def check_address(host: str, insecure: bool) -> None:
-    """Raise Denied unless ``host`` is loopback, or ``insecure`` is set."""
-    if not insecure and not is_loopback(host):
-        raise Denied(
-            Code.DENIED,
-            f"{host} can be reached from other machines, and there is neither TLS nor a password",
-            "listen on 127.0.0.1, or give --insecure on a network that you trust",
-        )
+def check_address(host: str, insecure: bool, *, tls: bool = False, rights: bool = False) -> None:
+    """Raise Denied unless ``host`` is loopback, there are TLS and access rights, or ``insecure`` is set."""
+    if insecure or is_loopback(host) or (tls and rights):
+        return
+    missing = " and ".join(name for name, there in (("TLS", tls), ("access rights", rights)) if not there)
+    raise Denied(
+        Code.DENIED,
+        f"{host} can be reached from other machines, and there is no {missing}",
+        "listen on 127.0.0.1, give --tls-cert, --tls-key and --rights, or --insecure on a network that you trust",
+    )
 
 
 def shown(host: str) -> str:

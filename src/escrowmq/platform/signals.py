@@ -10,6 +10,19 @@ from types import FrameType
 
 
 @contextmanager
+def hang_up_signal(act: Callable[[], None]) -> Iterator[None]:
+    """Call ``act`` on SIGHUP within the block, then restore the handler. Main thread only."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGHUP, lambda number, frame: act())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@contextmanager
 def stop_signals(act: Callable[[], None]) -> Iterator[None]:
     """Call ``act`` on SIGTERM and SIGINT within the block, then restore the handlers. Main thread only."""
     if threading.current_thread() is not threading.main_thread():

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from escrowmq.errors import Code, Misuse
 
@@ -55,6 +55,9 @@ class Channel(Protocol):
 
     def settimeout(self, seconds: float) -> None:
         """Set the timeout of :meth:`recv_into`."""
+
+    def certificate_names(self) -> list[str]:
+        """Return the subject alternative names, else the common name, of the peer's verified certificate."""
 
     def send(self, pieces: Sequence[Piece]) -> int:
         """Send without waiting. Returns the number of accepted bytes; 0 if the socket accepts none now."""
@@ -126,6 +129,10 @@ class PlainChannel(_SocketChannel):
     __slots__ = ()
     tls = unsent = buffered = False
 
+    def certificate_names(self) -> list[str]:
+        """Return nothing."""
+        return []
+
     def send(self, pieces: Sequence[Piece]) -> int:
         """See :class:`Channel`."""
         try:
@@ -166,6 +173,14 @@ class TlsChannel(_SocketChannel):
         self._lock = threading.Lock()  # the SSL object and its BIOs; never held during a system call
         self._sending = threading.Lock()  # the order of encrypted bytes on the socket
         self._waiting = b""  # encrypted bytes that the socket did not accept
+
+    def certificate_names(self) -> list[str]:
+        """See :class:`Channel`."""
+        with self._lock:
+            certificate: Any = self._object.getpeercert() or {}
+        names = [value for _, value in certificate.get("subjectAltName", ())]
+        subject = [pair for part in certificate.get("subject", ()) for pair in part]
+        return names or [value for name, value in subject if name == "commonName"]
 
     @property
     def unsent(self) -> bool:
@@ -261,10 +276,20 @@ class TlsChannel(_SocketChannel):
         self._socket.shutdown(how)
 
 
-def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
-    """Return the TLS settings of a broker with certificate chain and key (PEM files). Raises Misuse(BAD_SETTING)."""
+def server_context(certificate: Path, key: Path, client_authorities: Path | None = None) -> ssl.SSLContext:
+    """Return the TLS settings of a broker with certificate chain and key (PEM files). With ``client_authorities`` a
+    client may present a certificate of these. Raises Misuse(BAD_SETTING)."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    load_certificate(context, certificate, key)
+    if client_authorities is not None:
+        _trust(context, client_authorities)
+        context.verify_mode = ssl.CERT_OPTIONAL
+    return context
+
+
+def load_certificate(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
+    """Load a certificate chain and its key; new connections use them from now on. Raises Misuse(BAD_SETTING)."""
     try:
         context.load_cert_chain(certificate, key, password=lambda: b"")
     except (OSError, ValueError) as problem:
@@ -273,14 +298,26 @@ def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
             f"the certificate {certificate} and the key {key} cannot be used: {problem}",
             "both are PEM files, the key without a password",
         ) from None
+
+
+def client_context(
+    authorities: Path | None = None, certificate: Path | None = None, key: Path | None = None
+) -> ssl.SSLContext:
+    """Return the TLS settings of a client that trusts the system's CAs, or those of a PEM file; with ``certificate``
+    and ``key`` it presents them to the broker. Raises Misuse(BAD_SETTING)."""
+    context = ssl.create_default_context()
+    if authorities is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        _trust(context, authorities)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    if certificate is not None:
+        load_certificate(context, certificate, key if key is not None else certificate)
     return context
 
 
-def client_context(authorities: Path | None = None) -> ssl.SSLContext:
-    """Return the TLS settings of a client that trusts the system's CAs, or those of a PEM file. Raises
-    Misuse(BAD_SETTING)."""
+def _trust(context: ssl.SSLContext, authorities: Path) -> None:
     try:
-        return ssl.create_default_context(cafile=authorities)
+        context.load_verify_locations(authorities)
     except (OSError, ValueError) as problem:
         raise Misuse(Code.BAD_SETTING, f"the authorities in {authorities} cannot be used: {problem}") from None
 

@@ -23,8 +23,9 @@ PATIENT = 60.0
 class Served:
     """What is inside can be stopped piece by piece."""
 
-    def __init__(self, folder, *, tls=None, **settings):
+    def __init__(self, folder, *, tls=None, guard=None, **settings):
         self.folder, self.settings, self.tls = folder, BrokerSettings(segment_bytes=1 << 22, **settings), tls
+        self.guard = guard
         self.port = 0
         self.start()
 
@@ -34,12 +35,12 @@ class Served:
         self.calls = Calls(self.engine)
         listener = listen_tcp("127.0.0.1", self.port)
         self.port = listener.getsockname()[1]
-        self.server = Server(self.calls, [listener], "test", tls=self.tls)
+        self.server = Server(self.calls, [listener], "test", tls=self.tls, guard=self.guard)
         self.room = self.server.room
         self.server.start()
 
-    def client(self, *, greet=True, small=False):
-        return Client(self.port, greet=greet, small=small)
+    def client(self, *, greet=True, small=False, token=None):
+        return Client(self.port, greet=greet, small=small, token=token)
 
     def session(self, group="shop", instance="one", transactional=True):
         request = {"group": group, "instance": instance, "transactional": transactional}
@@ -67,7 +68,7 @@ class Served:
 class Client:
     """One connection. ``answer`` waits for the answer to a number."""
 
-    def __init__(self, port, *, greet=True, family=socket.AF_INET, address=None, small=False):
+    def __init__(self, port, *, greet=True, family=socket.AF_INET, address=None, small=False, token=None):
         self.socket = socket.socket(family, socket.SOCK_STREAM)
         if small:  # little fits into the system's buffers
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -79,8 +80,12 @@ class Client:
         self.numbers = itertools.count(1)
         self.welcome = self.hello = None
         if greet:
-            self.socket.sendall(frames.hello())
-            self.welcome, self.hello = frames.read_welcome(self.next())
+            self.socket.sendall(frames.hello(token))
+            came = self.next()
+            if came.kind == Kind.ERROR:
+                self.socket.close()
+                raise frames.read_refusal(came)
+            self.welcome, self.hello = frames.read_welcome(came)
 
     def __enter__(self):
         return self

@@ -9,10 +9,10 @@ import trustme
 from served import PATIENT, Client
 
 import escrowmq as mq
+from escrowmq.broker.serving.certificates import ServerCertificate
 from escrowmq.broker.serving.serve import serve
 from escrowmq.errors import Code, Misuse
 from escrowmq.wire.actions.brokers import Hello
-from escrowmq.wire.channel import server_context
 from escrowmq.wire.frames import Kind
 from wire_conformance import check
 
@@ -92,8 +92,9 @@ def secure(authority, tmp_path):
     chain, key, trusted = tmp_path / "chain.pem", tmp_path / "key.pem", tmp_path / "authority.pem"
     chain.write_bytes(b"".join(one.bytes() for one in certificate.cert_chain_pems))
     key.write_bytes(certificate.private_key_pem.bytes())
+    key.chmod(0o600)
     authority.cert_pem.write_to_path(trusted)
-    with serving(tmp_path / "data", tls=server_context(chain, key)) as told:
+    with serving(tmp_path / "data", tls=ServerCertificate(chain, key)) as told:
         yield told, trusted
 
 

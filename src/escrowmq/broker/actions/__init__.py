@@ -14,6 +14,7 @@ from escrowmq.broker.actions import (  # noqa: F401 (each registers its function
     groups,
     messages,
     producers,
+    rights,
     standing,
     topics,
     transactions,

@@ -118,6 +118,10 @@ class Connection:
         """Return the descriptor of the socket; -1 when it is closed."""
         return self._channel.fileno()
 
+    def certificate_names(self) -> list[str]:
+        """Return the names in the client's certificate, if it has presented one."""
+        return self._channel.certificate_names()
+
     @property
     def owes(self) -> bool:
         """Return whether something waits until the socket takes more."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -16,7 +17,9 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
+from escrowmq.errors import Code, Denied
 from escrowmq.platform.listening import accepts_host_name, host_name
+from escrowmq.rights import Access, Guard, Need
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
@@ -101,11 +104,22 @@ class _Handler(WSGIRequestHandler):
 class HttpServer:
     """The server, on a thread of its own. ``health`` gives the answer of the ``health`` action."""
 
-    def __init__(self, host: str, port: int, registry: CollectorRegistry, health: Health) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        registry: CollectorRegistry,
+        health: Health,
+        tls: ssl.SSLContext | None = None,
+        guard: Guard | None = None,
+    ) -> None:
         self._host = host
         self._registry = registry
         self._health = health
+        self._guard = guard
         self._server = make_server(host, port, self._answer, _Server, _Handler)
+        if tls is not None:  # the handshake runs on the connection's own thread
+            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True, do_handshake_on_connect=False)
         self.port: int = self._server.server_port
         self._thread = threading.Thread(target=self._server.serve_forever, name="escrowmq-http", daemon=True)
         self._thread.start()
@@ -126,13 +140,29 @@ class HttpServer:
                     b"this server has another name: ask for the address that it listens at\n",
                 )
             else:
-                code, content_type, body = self._page(environ.get("REQUEST_METHOD", ""), environ.get("PATH_INFO", ""))
+                path = environ.get("PATH_INFO", "")
+                self._check(path, environ.get("HTTP_AUTHORIZATION", ""), environ.get("REMOTE_ADDR", ""))
+                code, content_type, body = self._page(environ.get("REQUEST_METHOD", ""), path)
+        except Denied as problem:
+            code = 401 if problem.code is Code.UNAUTHENTICATED else 403
+            content_type, body = _TEXT, f"{problem}\n".encode()
         except Exception as problem:  # a stopped broker has no numbers
             code, content_type, body = 500, _TEXT, f"{problem}\n".encode()
         start_response(
             f"{code} {HTTPStatus(code).phrase}", [("Content-Type", content_type), ("Content-Length", str(len(body)))]
         )
         return [body]
+
+    def _check(self, path: str, authorization: str, source: str) -> None:
+        """Raise Denied unless the request may see the page; ``/healthz`` and ``/readyz`` are open to all."""
+        if self._guard is None or path in ("/healthz", "/readyz"):
+            return
+        scheme, _, token = authorization.partition(" ")
+        caller = self._guard.enter(token if scheme.lower() == "bearer" else "", (), source, lambda: None)
+        try:
+            self._guard.check(caller, (Need(Access.VIEW),))
+        finally:
+            self._guard.leave(caller)
 
     def _page(self, method: str, path: str) -> tuple[int, str, bytes]:
         if method not in ("GET", "HEAD"):

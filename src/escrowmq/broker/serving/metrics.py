@@ -62,6 +62,15 @@ METRICS: tuple[MetricSpec, ...] = (
         "damaged places in the log that were met and are not put right",
         "log_damaged_frames",
     ),
+    # Access rights (docs/security.md); 0 without a rights file.
+    MetricSpec("denied", COUNTER, "calls denied for lack of a right", "denied_total"),
+    MetricSpec("unauthenticated", COUNTER, "greetings without a valid token or certificate", "unauthenticated_total"),
+    MetricSpec(
+        "rights_reload_failures",
+        COUNTER,
+        "times that the changed rights file was invalid and the former rights stayed",
+        "rights_reload_failures_total",
+    ),
     # Its place among several brokers of one shard (docs/failover.md).
     MetricSpec("leads", GAUGE, "1: it leads its shard; 0: it follows", "leads"),
     MetricSpec("log_epoch", GAUGE, "how often the log was opened, as far as it has followed it", "log_epoch"),

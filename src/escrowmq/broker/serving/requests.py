@@ -28,10 +28,12 @@ import pyarrow as pa
 
 from escrowmq.broker.calls import Dispatcher
 from escrowmq.broker.failures import broker_failed, for_client
+from escrowmq.broker.guarded import GuardedCalls
 from escrowmq.broker.serving.connection import Connection
 from escrowmq.broker.serving.room import Allowance, Held, Room
 from escrowmq.broker.serving.streams import Place, Read, Stream, Watch, Workers
 from escrowmq.errors import Code, EscrowError, error
+from escrowmq.rights import Caller, Guard
 from escrowmq.wire import Exchange, Json, frames
 from escrowmq.wire.frames import EXCHANGE_OF, MAX_PING_BYTES, Frame, Kind, Pieces
 from escrowmq.wire.parcels import Answer
@@ -60,16 +62,20 @@ class Requests:
 
     __slots__ = (
         "_begun",
+        "_caller",
         "_calls",
         "_claimed",
         "_connection",
         "_counted",
         "_ended",
         "_entered",
+        "_guard",
         "_held",
         "_lock",
         "_open",
+        "_postponed",
         "_room",
+        "_source",
         "_unanswered",
         "_waiting",
         "_welcome",
@@ -84,9 +90,20 @@ class Requests:
     )
 
     def __init__(
-        self, calls: Dispatcher, room: Room, connection: Connection, workers: Workers, welcome: Welcoming
+        self,
+        calls: Dispatcher,
+        room: Room,
+        connection: Connection,
+        workers: Workers,
+        welcome: Welcoming,
+        guard: Guard | None = None,
+        source: str = "",
     ) -> None:
         self._calls = calls
+        self._guard = guard
+        self._source = source  # the client's address, without its port
+        self._caller: Caller | None = None
+        self._postponed: tuple[EscrowError, float] | None = None  # a refusal, and when it is sent
         self._room = room
         self._connection = connection
         self._workers = workers
@@ -131,7 +148,11 @@ class Requests:
             if not self.welcomed and came:
                 self._greet(came.pop(0))
         except EscrowError as problem:
-            self.refuse(problem)
+            delay = self._guard.delay(self._source) if self._guard is not None else 0.0
+            if delay and problem.code is Code.UNAUTHENTICATED:
+                self._postpone(problem, time.monotonic() + delay)
+            else:
+                self.refuse(problem)
             return
         if came:
             if self._waiting is None:
@@ -147,7 +168,11 @@ class Requests:
     def _greet(self, frame: Frame) -> None:
         if frame.kind != Kind.HELLO:
             raise error(Code.BAD_REQUEST, "the first frame is no greeting")
-        frames.read_hello(frame)
+        greeting = frames.read_hello(frame)
+        if self._guard is not None:
+            names = self._connection.certificate_names()
+            self._caller = self._guard.enter(greeting.credential, names, self._source, self._connection.give_up)
+            self._calls = GuardedCalls(self._calls, self._guard, self._caller)
         welcome, hello = self._welcome()
         self._room.enter(self._held)
         self._entered = True
@@ -167,6 +192,17 @@ class Requests:
             return False
         self._claimed = size
         return True
+
+    def _postpone(self, problem: EscrowError, at: float) -> None:
+        """Refuse a client at ``at`` (monotonic seconds): whoever guesses must wait."""
+        self.leave()
+        self._postponed, self.no_longer = (problem, at), at + 1.0
+
+    def refuse_postponed(self, now: float) -> None:
+        """Refuse a client whose refusal was postponed, if it is time."""
+        if self._postponed is not None and now >= self._postponed[1]:
+            problem, self._postponed = self._postponed[0], None
+            self.refuse(problem)
 
     def refuse(self, problem: EscrowError) -> None:
         """Send the reason to a client that breaks the protocol, and read no more of it."""
@@ -455,6 +491,8 @@ class Requests:
 
     def end(self) -> None:
         """Withdraw what can be withdrawn: the connection is closed."""
+        if self._guard is not None and self._caller is not None:
+            self._guard.leave(self._caller)
         self.leaving = True
         self._waiting = None
         self._withdraw()

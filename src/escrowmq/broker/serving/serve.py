@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from escrowmq.broker.calls import Dispatcher
+from escrowmq.broker.recording import recorded
 from escrowmq.broker.serving.brokers import Broker, BrokerAlone, BrokerNode, Replication, check_advertised
+from escrowmq.broker.serving.certificates import ServerCertificate
 from escrowmq.broker.serving.http import HttpServer
 from escrowmq.broker.serving.listening import listen_tcp, listen_unix
 from escrowmq.broker.serving.metrics import registry
@@ -21,9 +23,12 @@ from escrowmq.broker.serving.server import Server
 from escrowmq.errors import Code, EscrowError, Misuse
 from escrowmq.platform.disk import Disk, RealDisk
 from escrowmq.platform.listening import check_address, parse_address, shown
-from escrowmq.platform.signals import stop_signals
+from escrowmq.platform.signals import hang_up_signal, stop_signals
+from escrowmq.rights import Guard
+from escrowmq.rights.guard import NO_NUMBERS
 from escrowmq.settings import BrokerSettings
 from escrowmq.wire import Link
+from escrowmq.wire.actions.rights import RELOAD
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +49,8 @@ def serve(
     *,
     listen: str = "127.0.0.1:7700",
     path: Path | None = None,
-    tls: ssl.SSLContext | None = None,
+    tls: ServerCertificate | None = None,
+    rights: Path | None = None,
     metrics: str | None = None,
     settings: BrokerSettings | None = None,
     insecure: bool = False,
@@ -57,8 +63,9 @@ def serve(
     """Serve ``folder`` until SIGTERM, SIGINT or ``stop``; the exit code: 0 after a clean stop.
 
     ``listen`` and ``metrics`` are HOST:PORT, port 0 for any free one (``metrics`` None: no HTTP). ``path``: also
-    listen at a Unix socket, which this user alone can reach; with ``listen`` "none" at that alone. ``tls``: what TCP
-    connections are protected with, see :func:`escrowmq.wire.channel.server_context`. ``announce`` is called once, when
+    listen at a Unix socket, which this user alone can reach; with ``listen`` "none" at that alone. ``tls``: the
+    certificate of TCP connections, metrics included. ``rights``: the rights file; without one everybody may do
+    everything. ``announce`` is called once, when
     requests are taken, with {"url", "socket" (path or None), "metrics" (URL or None), "folder", "shard", "epoch"}. A
     shard that stops by a fault keeps answering ``health`` and refusing the rest until it is asked to stop; the exit
     code is then 1. ``beside``, which gets a link, is entered when requests are taken, and left before the broker
@@ -75,7 +82,8 @@ def serve(
     http_address = parse_address(metrics) if metrics is not None else None
     for one in (address, http_address):
         if one is not None:
-            check_address(one[0], insecure)
+            check_address(one[0], insecure, tls=tls is not None, rights=rights is not None)
+    guard = Guard(rights) if rights is not None else None
     for one in (address, http_address):  # before the folder is made
         if one is not None and one[1]:
             with _listening(*one):
@@ -89,14 +97,21 @@ def serve(
     # What runs ends first, and connections are closed after that: every request is answered before.
     with stop_signals(stopping.set), ExitStack() as listening, ExitStack() as running:
         calls = broker.begin(running)
-        url, server = _begin_server(calls, address, path, tls, listening)
+        if tls is not None:
+            tls.start()
+            listening.callback(tls.stop)
+        if guard is not None:
+            _follow_rights(guard, calls, listening)
+        context = tls.context if tls is not None else None
+        url, server = _begin_server(calls, address, path, context, guard, listening)
         metrics_url = None
         if http_address is not None:
             numbers = registry(lambda: calls.action("stats", {}), broker.stand)
             with _listening(*http_address):
-                http = HttpServer(*http_address, numbers, lambda: calls.action("health", {}))
+                http = HttpServer(*http_address, numbers, lambda: calls.action("health", {}), context, guard)
             listening.callback(http.close)
-            metrics_url = f"http://{shown(http_address[0])}:{http.port}"
+            scheme = "http" if context is None else "https"
+            metrics_url = f"{scheme}://{shown(http_address[0])}:{http.port}"
         broker.listening(url, server.close_all, running)
         more = running.enter_context(beside(broker.link())) if beside is not None else {}
         shard, epoch = calls.identity
@@ -118,6 +133,7 @@ def _begin_server(
     address: tuple[str, int] | None,
     path: Path | None,
     tls: ssl.SSLContext | None,
+    guard: Guard | None,
     listening: ExitStack,
 ) -> tuple[str, Server]:
     """Serve until ``listening`` ends. Returns the URL for clients, and the server."""
@@ -139,11 +155,27 @@ def _begin_server(
         raise
     if path is not None:
         listening.callback(path.unlink, missing_ok=True)
-    server = Server(calls, listeners, version("escrowmq"), tls=tls)
+    server = Server(calls, listeners, version("escrowmq"), tls=tls, guard=guard)
     listening.callback(server.stop)
-    calls.beside["stats"] = server.numbers
+    calls.beside["stats"] = lambda: {**server.numbers(), **(guard.numbers() if guard is not None else NO_NUMBERS)}
     server.start()
     return url, server
+
+
+def _follow_rights(guard: Guard, calls: Dispatcher, listening: ExitStack) -> None:
+    """Follow the rights file until ``listening`` ends; its changes are recorded as operator actions."""
+
+    def record(new: str, old: str, by: str) -> None:
+        engine = calls.engine
+        if engine is not None:
+            with recorded(engine, RELOAD, {"by": by}, rights=new, before=old) as done:
+                done.ended = {"rights": new}
+
+    guard.on_change = record
+    guard.start()
+    listening.callback(guard.stop)
+    calls.beside["hello"] = lambda: {"rights": guard.rights.digest}
+    listening.enter_context(hang_up_signal(guard.reload_soon))
 
 
 @contextmanager

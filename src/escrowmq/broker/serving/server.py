@@ -36,6 +36,7 @@ from escrowmq.broker.serving.room import STUCK_SECONDS, Room
 from escrowmq.broker.serving.streams import Workers
 from escrowmq.errors import EscrowError
 from escrowmq.platform.descriptors import connection_share
+from escrowmq.rights import Guard
 from escrowmq.wire import PROTOCOL_VERSION, Json, frames
 from escrowmq.wire.actions import brokers
 from escrowmq.wire.channel import Channel, PlainChannel, TlsChannel
@@ -66,7 +67,8 @@ class Server:
     """Serves the calls of one broker on sockets that listen; closes them in the end.
 
     ``room`` bounds what is under way; one of the broker's limits by default. ``tls``: the settings of TCP connections;
-    None: they are plain. Unix sockets are always plain.
+    None: they are plain. Unix sockets are always plain. ``guard``: the rights of clients; None: everybody may do
+    everything.
     """
 
     def __init__(
@@ -77,12 +79,14 @@ class Server:
         *,
         tls: ssl.SSLContext | None = None,
         room: Room | None = None,
+        guard: Guard | None = None,
     ) -> None:
         settings = calls.settings
         self._calls = calls
         self.room = room or Room(settings.max_held_bytes, settings.max_calls, calls.refused)
         self._listeners = list(listeners)
         self._tls = tls
+        self._guard = guard
         self._most = settings.max_connections
         self._unfinished = self.room.most_bytes // 4
         self._version = version
@@ -275,7 +279,10 @@ class Server:
             connection.close()
             return
         self.accepted += 1
-        self._clients[connection] = Requests(self._calls, self.room, connection, self._workers, self._welcome)
+        source = str(address[0]) if isinstance(address, tuple) else "unix"
+        self._clients[connection] = Requests(
+            self._calls, self.room, connection, self._workers, self._welcome, self._guard, source
+        )
         self._wait_for(connection, selectors.EVENT_READ)
 
     def _evict(self, *, greeted: bool, but: Connection | None = None) -> bool:
@@ -429,6 +436,7 @@ class Server:
             late = (
                 now - connection.opened >= patience if not asked.welcomed else self._is_dripping(connection, asked, now)
             )
+            asked.refuse_postponed(now)
             if late or (asked.no_longer and now >= asked.no_longer):
                 self._close(connection)
         self._bound_unfinished(now)

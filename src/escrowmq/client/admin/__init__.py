@@ -13,6 +13,7 @@ from escrowmq.client.admin.dead_letters import DeadLettersAdmin
 from escrowmq.client.admin.groups import GroupsAdmin
 from escrowmq.client.admin.messages import MessagesAdmin
 from escrowmq.client.admin.producers import ProducersAdmin
+from escrowmq.client.admin.rights import RightsAdmin
 from escrowmq.client.admin.standing import StandingAdmin
 from escrowmq.client.admin.topics import TopicsAdmin
 from escrowmq.client.admin.transactions import TransactionsAdmin
@@ -30,6 +31,7 @@ class Admin(
     MessagesAdmin,
     BrokersAdmin,
     StandingAdmin,
+    RightsAdmin,
 ):
     """Topics, groups, transactions, look-ups, dead letters, and settling manually. ``timeout`` is seconds per call.
 

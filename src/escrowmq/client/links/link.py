@@ -2,13 +2,11 @@
 ``docs/reference/protocol.md``.
 
 Requests are pipelined and matched to answers by number. When the connection breaks, all its requests fail with
-Unknown(DISCONNECTED), oldest first, before a new one takes any; who sends again is the lanes' affair. What a stopping
-or stopped broker answers to anything (SHARD_STOPPED) is DISCONNECTED here, too, and so is the answer of one that does
-not lead (NOT_LEADER).
+Unknown(DISCONNECTED), oldest first, before a new one takes any; lanes send again. SHARD_STOPPED and NOT_LEADER count as
+DISCONNECTED.
 
-A shard may have several brokers, of which one leads (:mod:`.seeking`). Above the link nothing is to be seen of that:
-another that leads is what the same broker is after a restart. Who leads is known from the welcome of a connection, and
-from nothing else.
+A shard may have several brokers, of which one leads (:mod:`.seeking`). Callers do not see that: a new leader is like
+the same broker after a restart. Only the welcome of a connection shows who leads.
 
 Requests that find no connection are held while one is sought, for ``HOLD_SECONDS`` at most, and then fail as not sent.
 They are also held while answers of an older connection are pending: requests of one kind take effect in their order.
@@ -33,6 +31,7 @@ import pyarrow as pa
 
 from escrowmq.client.lanes.timer import Timer
 from escrowmq.client.links.connection import SILENT_TICKS, TICK_SECONDS, Connection
+from escrowmq.client.links.credential import Credential
 from escrowmq.client.links.exchanges import (
     NOTHING,
     Action,
@@ -47,7 +46,7 @@ from escrowmq.client.links.exchanges import (
 )
 from escrowmq.client.links.seeking import CONNECT_SECONDS, Met, Seeker, meet
 from escrowmq.client.links.state import BrokerState, Phase, ProbeSchedule, Waiters
-from escrowmq.errors import Code, EscrowError, Misuse, Unknown, error, unsent
+from escrowmq.errors import Code, Denied, EscrowError, Misuse, Unknown, error, unsent
 from escrowmq.platform.forks import tell_in_child
 from escrowmq.platform.numbers import fraction
 from escrowmq.wire import REQUEST, BatchStream, CheckStream, Exchange, ExchangeOptions, Json, Parcel, ReadRequest
@@ -66,7 +65,6 @@ DOUBT_REST = 5.0
 LOOK_SECONDS = 15.0
 """How often a subscription without pending answers probes the other brokers of the shard (s)."""
 EXIT_SECONDS = 1.0
-
 _log = logging.getLogger(__name__)
 _CLOSED = "the connection is closed"
 
@@ -77,6 +75,7 @@ class ServedLink:
 
     ``follow``: also to addresses that brokers name. ``stays``: as one of several, it must always be the same shard.
     Another one at its address counts as no answer. ``tls``: what protects its connections; None: nothing.
+    ``credential``: the token for its greetings.
 
     On an event loop call :meth:`attach` before the first request. Then ``parcel`` and ``exchange`` never block, the
     loop itself reads and writes, and answers come on the loop. All methods stay safe for other threads. In a forked
@@ -90,12 +89,15 @@ class ServedLink:
         follow: bool = True,
         stays: bool = False,
         tls: ssl.SSLContext | None = None,
+        credential: Credential | None = None,
     ) -> None:
         scheme = "escrow+unix" if not addresses[0].port else "escrow" if tls is None else "escrows"
         self.address = f"{scheme}://{'|'.join(address.location for address in addresses)}"
         self.state = BrokerState(since=time.monotonic())
         """How it stands with its broker; written by the link alone."""
-        self._seeker = Seeker(addresses, lambda address: meet(address, tls), follow=follow, stays=stays, scheme=scheme)
+        self._seeker = Seeker(
+            addresses, lambda address: meet(address, tls, credential), follow=follow, stays=stays, scheme=scheme
+        )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
         self._waiters = Waiters()
@@ -422,8 +424,8 @@ class ServedLink:
 
     def _refusal(self) -> EscrowError:
         problem = self._last_problem
-        if isinstance(problem, Misuse):
-            return Misuse(problem.code, problem.message, problem.hint)
+        if isinstance(problem, Misuse | Denied):
+            return error(problem.code, problem.message, problem.hint)
         return unsent(problem.message if problem is not None else "the connection was lost")
 
     def _connect(self) -> None:
@@ -432,7 +434,7 @@ class ServedLink:
         met: Met | None = None
         try:
             met = self._seeker.seek()
-        except Misuse as raised:
+        except (Misuse, Denied) as raised:
             problem = raised
         except EscrowError as raised:
             problem = unsent(f"no broker answers at {self.address}: {raised.message}")

@@ -20,7 +20,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from escrowmq.errors import Code, EscrowError, Misuse, Unknown, unsent
+from escrowmq.client.links.credential import Credential
+from escrowmq.errors import Code, Denied, EscrowError, Misuse, unsent
 from escrowmq.wire import Json, channel, frames
 from escrowmq.wire.addresses import MOST, Address, may_follow, named_address
 from escrowmq.wire.channel import Channel
@@ -65,16 +66,17 @@ class Met:
         self.channel.close()
 
 
-def meet(address: Address, tls: ssl.SSLContext | None = None) -> Met:
+def meet(address: Address, tls: ssl.SSLContext | None = None, credential: Credential | None = None) -> Met:
     """Connect to a broker and greet it. Raises EscrowError: why it is of no use, and nothing was sent but the
-    greeting."""
+    greeting; Denied for a token that the broker does not accept."""
+    token = credential.read() if credential is not None else None
     deadline = time.monotonic() + CONNECT_SECONDS
     try:
         open_channel = channel.connect(address.host, address.port, CONNECT_SECONDS, tls)
     except OSError as problem:
         raise unsent(_reason(problem)) from None
     try:
-        return _greet(address, open_channel, deadline)
+        return _greet(address, open_channel, deadline, token)
     except BaseException as raised:
         open_channel.close()
         if isinstance(raised, OSError):
@@ -90,8 +92,8 @@ def _reason(problem: OSError) -> str:
     return str(problem)
 
 
-def _greet(address: Address, open_channel: Channel, deadline: float) -> Met:
-    greeting: Pieces = [frames.hello()]
+def _greet(address: Address, open_channel: Channel, deadline: float, token: str | None) -> Met:
+    greeting: Pieces = [frames.hello(token)]
     assembler = Assembler(_WELCOME_BYTES)
     came: list[Frame] = []
     first = b""
@@ -192,9 +194,8 @@ class Seeker:
         _let_go(left)
 
     def seek(self) -> Met:
-        """Return the broker that leads, connected. Raises ``unsent(...)`` if none is found, Misuse(BAD_URL) if the
-        addresses
-        that were given are of several shards."""
+        """Return the broker that leads, connected. Raises ``unsent(...)`` if none is found, Denied(UNAUTHENTICATED) if
+        the token is not accepted, Misuse(BAD_URL) if the addresses that were given are of several shards."""
         with self._one_look:
             first, self._hint = ([] if self._hint is None else [self._hint]), None
             leader = self._look([*first, *self.known], ANSWER_SECONDS)
@@ -321,6 +322,7 @@ class _Look:
         self._asked: list[Address] = []
         self.found: list[Met] = []
         self._reasons: dict[Address, str] = {}
+        self._permanent: EscrowError | None = None  # waiting does not help
         self._first = seeker.shard is None
 
     def leader(self, addresses: Sequence[Address]) -> Met:
@@ -384,6 +386,8 @@ class _Look:
         seeker = self._seeker
         if isinstance(answer, EscrowError):
             self._reasons[address] = answer.message
+            if isinstance(answer, Denied | Misuse):
+                self._permanent = answer
             return
         stranger = seeker._stranger(answer)
         if stranger is None and address not in seeker.given and self._is_foreign(answer):
@@ -421,7 +425,9 @@ class _Look:
                     "a | stands between the brokers of one shard, a comma between shards",
                 )
 
-    def _nobody(self) -> Unknown:
+    def _nobody(self) -> EscrowError:
+        if self._permanent is not None and not self.found:
+            return self._permanent
         for met in self.found:
             leader = met.hello.get("leader")
             self._reasons[met.address] = f"it is a standby, {leader if isinstance(leader, str) else 'nobody'} leads"

@@ -57,6 +57,7 @@ class Sessions:
         self._instances: dict[tuple[int, str], int] = {}  # the newest of each name, so none that is fenced
         self._rows = Columns(_COLUMNS)  # by epoch, rising
         self._names: dict[int, str] = {}  # instance of each epoch
+        self._group_of: dict[int, int] = {}  # group of each epoch; unlike the columns, any thread may read it
         self._processes: dict[int, int] = {}  # of each epoch whose process said its number
         self._of_process: dict[tuple[int, str, int], int] = {}  # the epoch of a process, by group, instance and number
 
@@ -88,6 +89,14 @@ class Sessions:
     def instance(self, epoch: int) -> str | None:
         """Return the instance name of a session; None if it is forgotten."""
         return self._names.get(epoch)
+
+    def group_number(self, epoch: int) -> int:
+        """As :meth:`group`, from any thread."""
+        return self._group_of.get(epoch, NO_GROUP)
+
+    def group_name(self, epoch: int) -> str | None:
+        """Return the name of a session's group; None if the session is forgotten. From any thread."""
+        return self.groups.get(self.group_number(epoch))
 
     def groups_of(self, epochs: Int64s) -> Int64s:
         """Return the group number of each epoch; ``NO_GROUP`` where it is not known."""
@@ -350,6 +359,7 @@ class Sessions:
     def _remember(self, epoch: int, group: int, instance: str) -> None:
         self._instances[(group, instance)] = epoch
         self._names[epoch] = instance
+        self._group_of[epoch] = group
         self._sizes[group] = self._sizes.get(group, 0) + 1
 
     # Using and forgetting
@@ -381,6 +391,7 @@ class Sessions:
         gone = []
         for epoch, group in zip(epochs.tolist(), self._rows["group"][rows].tolist(), strict=True):
             instance = self._names.pop(epoch)
+            del self._group_of[epoch]
             if self._instances.get((group, instance)) == epoch:
                 del self._instances[(group, instance)]
             if (process := self._processes.pop(epoch, None)) is not None:

@@ -21,6 +21,9 @@ class Hello(TypedDict):
     ]
     leader: NotRequired[Annotated[str, "URL of the leader; absent: unknown, or the broker has its own log"]]
     replicas: NotRequired[Annotated[list[str], "URLs of the brokers of this shard, itself included"]]
+    rights: NotRequired[
+        Annotated[str, "first 12 hexadecimal digits of the SHA-256 of its rights file; absent: it has none"]
+    ]
     again_ms: NotRequired[
         Annotated[
             int,

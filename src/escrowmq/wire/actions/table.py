@@ -12,6 +12,7 @@ from escrowmq.wire.actions import (
     groups,
     messages,
     producers,
+    rights,
     standing,
     topics,
     transactions,
@@ -33,6 +34,7 @@ ACTIONS: dict[str, Action[Any, Any]] = {
         standing,
         acts,
         backups,
+        rights,
     )
     for value in vars(module).values()
     if isinstance(value, Action)

@@ -20,8 +20,8 @@ initiates. The port is 7700 unless another is given; with TLS (1.2 or newer) the
 
 | kind | name | head | body |
 | --- | --- | --- | --- |
-| `0x01` | HELLO | `["EscrowMQ" as bin, 2, 1, null]`: version of the format, version of the protocol, credential (not \
-accepted yet) | |
+| `0x01` | HELLO | `["EscrowMQ" as bin, 2, 1, null]`: version of the format, version of the protocol, token or \
+null | |
 | `0x02` | SEND | | msgpack `[options, rows, [instance, sequence]]` |
 | `0x03` | PREPARE | | the same |
 | `0x04` | END | | msgpack `[options, rows]` |

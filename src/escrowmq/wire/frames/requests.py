@@ -158,8 +158,6 @@ def read_hello(received: Frame) -> Hello:
         raise error(
             Code.BAD_REQUEST, f"{text}; this broker speaks format {FORMAT_VERSION} of protocol {PROTOCOL_VERSION}"
         )
-    if greeting.credential is not None:
-        raise error(Code.BAD_REQUEST, "this broker takes no credentials")
     return greeting
 
 
