@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
     from escrowmq.client.aio import AsyncBus
     from escrowmq.client.bus import Bus
-    from escrowmq.client.links.credential import Credential
     from escrowmq.log.offline import Durable
     from escrowmq.wire import Link
     from escrowmq.wire.addresses import Address
+    from escrowmq.wire.credential import Credential
 
 _OPTIONS = {"replicas": ("followed", "listed")}
 _SERVED = ("escrow", "escrows", "escrow+unix")
@@ -70,7 +70,7 @@ def links(url: str, options: dict[str, Any]) -> Sequence[Link]:
     if colon and scheme == "file":
         return [_open_embedded(url, rest, options)]
     if colon and scheme in _SERVED and rest.startswith("//"):
-        from escrowmq.client.links.credential import Credential
+        from escrowmq.wire.credential import Credential
 
         tls, certificate = options.pop("tls", None), options.pop("certificate", None)
         credential = Credential.choose(options.pop("token", None), options.pop("token_file", None))

@@ -49,7 +49,7 @@ def open_console() -> Iterator[Callable[..., Visitor]]:
 
         def run(url: str | list[Any], settings: ConsoleSettings = QUICK, **options: Any) -> Visitor:
             over = links(url, {}) if isinstance(url, str) else url
-            at = stack.enter_context(beside(over, listen="127.0.0.1:0", settings=settings, **options))
+            at = stack.enter_context(beside(lambda _: over, listen="127.0.0.1:0", settings=settings, **options))
             visitor = Visitor(at["console"])
             stack.callback(visitor.http.close)
             return visitor
@@ -60,7 +60,7 @@ def open_console() -> Iterator[Callable[..., Visitor]]:
 @pytest.fixture(scope="session")
 def console_url(world_url: str) -> Iterator[str]:
     """The console of that broker."""
-    with beside(links(world_url, {}), listen="127.0.0.1:0", settings=QUICK) as at:
+    with beside(lambda _: links(world_url, {}), listen="127.0.0.1:0", settings=QUICK) as at:
         yield at["console"]
 
 

@@ -92,7 +92,7 @@ def take(folder: Path) -> None:
         served_broker(Path(made) / "data", check_max=1, transaction_timeout=1.0, check_interval=1.0) as url,
         mq.connect(url) as bus,
         beside(
-            links(url, {}),
+            lambda _: links(url, {}),
             listen="127.0.0.1:0",
             plans=Path(made) / "plans",
             settings=ConsoleSettings(sample_seconds=0.2),

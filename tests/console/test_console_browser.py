@@ -164,7 +164,7 @@ def shop(tmp_path: Path) -> Iterator[tuple[Shop, str]]:
     with (
         served_broker(tmp_path / "data") as url,
         mq.connect(url) as bus,
-        beside(links(url, {}), listen="127.0.0.1:0", plans=tmp_path / "plans", settings=QUICK) as at,
+        beside(lambda _: links(url, {}), listen="127.0.0.1:0", plans=tmp_path / "plans", settings=QUICK) as at,
     ):
         made = Shop(bus, tmp_path)
         made.send(599, "slow", b'{"old": 30, "price": 5}')
@@ -309,7 +309,7 @@ def test_no_page_is_harmed_or_too_wide(page: Page, world: mq.Bus, world_url: str
         if number == len(HARMS) + 1:
             break
     consumer.close()
-    with beside(links(world_url, {}), listen="127.0.0.1:0", plans=tmp_path, settings=QUICK) as at:
+    with beside(lambda _: links(world_url, {}), listen="127.0.0.1:0", plans=tmp_path, settings=QUICK) as at:
         page.set_viewport_size({"width": 360, "height": 640})
         for path in paths_of(world, g):
             check_page(page, at["console"] + path)
@@ -343,7 +343,7 @@ def test_keys_lead_through_a_table(page: Page, console_url: str) -> None:
 
 
 def test_a_live_page_stays_and_says_so_when_the_console_goes(page: Page, world_url: str) -> None:
-    with beside(links(world_url, {}), listen="127.0.0.1:0", settings=QUICK) as at:
+    with beside(lambda _: links(world_url, {}), listen="127.0.0.1:0", settings=QUICK) as at:
         page.goto(at["console"] + "/")
         expect(page.locator(".figure").first).to_be_visible()
     expect(page.locator("#stale")).to_contain_text("did not answer")
@@ -351,7 +351,7 @@ def test_a_live_page_stays_and_says_so_when_the_console_goes(page: Page, world_u
 
 
 def test_everything_works_without_a_script(browser: Browser, world_url: str, tmp_path: Path) -> None:
-    with beside(links(world_url, {}), listen="127.0.0.1:0", plans=tmp_path, settings=QUICK) as at:
+    with beside(lambda _: links(world_url, {}), listen="127.0.0.1:0", plans=tmp_path, settings=QUICK) as at:
         context = browser.new_context(java_script_enabled=False)
         bare = context.new_page()
         bare.goto(at["console"] + "/transactions?state=open&group=pay-ments")
@@ -366,8 +366,8 @@ def test_everything_works_without_a_script(browser: Browser, world_url: str, tmp
 def test_another_site_can_neither_frame_nor_send(browser: Browser, world_url: str, tmp_path: Path) -> None:
     """A page of another origin of this machine: same site, so that the browser would send the cookie along."""
     with (
-        beside(links(world_url, {}), listen="127.0.0.1:0", plans=tmp_path / "one", settings=QUICK) as at,
-        beside(links(world_url, {}), listen="127.0.0.1:0", plans=tmp_path / "two", settings=QUICK) as other,
+        beside(lambda _: links(world_url, {}), listen="127.0.0.1:0", plans=tmp_path / "one", settings=QUICK) as at,
+        beside(lambda _: links(world_url, {}), listen="127.0.0.1:0", plans=tmp_path / "two", settings=QUICK) as other,
     ):
         context = browser.new_context()
         victim, evil = context.new_page(), context.new_page()

@@ -169,7 +169,7 @@ def test_a_console_that_ends_stops_its_runs_between_batches(
     from escrowmq.console import beside
     from escrowmq.plans import Plans
 
-    with beside(links(broker_url, {}), listen="127.0.0.1:0", plans=tmp_path / "plans") as at:
+    with beside(lambda _: links(broker_url, {}), listen="127.0.0.1:0", plans=tmp_path / "plans") as at:
         visitor = Visitor(at["console"])
         path = new_plan(visitor, act="dead_letters.retry", group=dead)
         digest = re.search(r'name="digest" value="([0-9a-f]+)"', visitor.get(path))

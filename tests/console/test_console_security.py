@@ -92,7 +92,7 @@ def test_a_name_given_by_option_is_taken(open_console: Callable[..., Visitor]) -
 
 
 def test_beyond_loopback_only_when_it_is_spelled_out() -> None:
-    with pytest.raises(Denied, match="--insecure"), beside([TwinLink()], listen="0.0.0.0:0"):
+    with pytest.raises(Denied, match="--insecure"), beside(lambda _: [TwinLink()], listen="0.0.0.0:0"):
         pass
 
 

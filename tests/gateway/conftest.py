@@ -73,7 +73,9 @@ def run_gateway() -> Iterator[Callable[..., Client]]:
 
         def run(over: Any, addresses: dict[str, Address] | None = None, **limits: Any) -> Client:
             settings = GatewaySettings(**limits)
-            ready = stack.enter_context(beside(over, listen="127.0.0.1:0", addresses=addresses, settings=settings))
+            ready = stack.enter_context(
+                beside(lambda _: over, listen="127.0.0.1:0", addresses=addresses, settings=settings)
+            )
             client = Client(ready["http"])
             stack.callback(client.http.close)
             return client

@@ -21,7 +21,7 @@ from escrowmq.client.aio import AsyncBus
 from escrowmq.gateway import GatewaySettings
 from escrowmq.gateway.admission import Admission
 from escrowmq.gateway.app import build
-from escrowmq.gateway.core import Gateway
+from escrowmq.gateway.callers import Callers
 from escrowmq.gateway.server import make_server
 from escrowmq.model import Act
 from escrowmq.testing.link import TwinLink
@@ -530,8 +530,8 @@ def test_one_way_the_copy_is_the_prepared_message_and_a_rolled_back_one_is_recei
 async def test_concurrent_requests_share_batches(kind: str, brokers: Callable[[str], Any], t: str, g: str) -> None:
     (link,) = brokers(kind)
     counted, settings = Counted(link), GatewaySettings()
-    gateway = Gateway(AsyncBus([counted]), settings, {})
-    admission = Admission(build(gateway), settings, "127.0.0.1", False)
+    callers = Callers(None, settings, {}, AsyncBus([counted]), has_credential=False)
+    admission = Admission(build(callers), settings, "127.0.0.1", False)
     server = make_server(admission, settings)
     with socket.create_server(("127.0.0.1", 0), backlog=200) as listening:
         serving = asyncio.create_task(server.serve(sockets=[listening]))
@@ -550,7 +550,7 @@ async def test_concurrent_requests_share_batches(kind: str, brokers: Callable[[s
             answers = await asyncio.gather(*asking)
         server.should_exit = True
         await serving
-        await gateway.close()
+        await callers.close()
     assert {answer.status_code for answer in answers} == {200}
     assert len({answer.json()["transaction_id"] for answer in answers}) == 100
     assert counted.rows[Exchange.PREPARE] == 100

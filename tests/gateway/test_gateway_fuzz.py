@@ -36,7 +36,7 @@ ANYTHING = st.recursive(VALUES, lambda inner: st.lists(inner, max_size=3) | st.d
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Client, dict[str, Any]]]:
     over = links(f"file:{tmp_path_factory.mktemp('fuzz') / 'data'}", {"max_topics": 50, "max_groups": 50})
-    with beside(over, listen="127.0.0.1:0") as ready:
+    with beside(lambda _: over, listen="127.0.0.1:0") as ready:
         client = Client(ready["http"])
         yield client, client.get("/openapi.json")[1]
         client.http.close()

@@ -200,9 +200,9 @@ def test_beyond_loopback_only_if_it_is_spelled_out(twin: TwinLink) -> None:
     from escrowmq.errors import Denied
     from escrowmq.gateway import beside
 
-    with pytest.raises(Denied), beside([twin], listen="0.0.0.0:0"):
+    with pytest.raises(Denied), beside(lambda _: [twin], listen="0.0.0.0:0"):
         pass
-    with beside([twin], listen="0.0.0.0:0", insecure=True) as ready:
+    with beside(lambda _: [twin], listen="0.0.0.0:0", insecure=True) as ready:
         port = int(ready["http"].rpartition(":")[2])
         with socket.create_connection(("127.0.0.1", port)) as connection:
             connection.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: somewhere.example\r\n\r\n")

@@ -85,7 +85,7 @@ def refusing(brokers: Callable[[str], Any]) -> Any:
     """A client, and a transaction of the group "transactional"."""
     from escrowmq.gateway import beside
 
-    with beside(brokers("embedded"), listen="127.0.0.1:0") as ready:
+    with beside(lambda _: brokers("embedded"), listen="127.0.0.1:0") as ready:
         client = Client(ready["http"])
         yield client, client.prepare("transactional", "t")
         client.http.close()

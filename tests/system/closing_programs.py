@@ -216,7 +216,7 @@ def gateway(url: str, folder: Path, life: Life) -> Callable[[], None]:
     from escrowmq.gateway.limits import GatewaySettings
     from escrowmq.gateway.server import beside
 
-    serving = beside(links(url, {}), listen="127.0.0.1:0", settings=GatewaySettings(timeout=TIMEOUT))
+    serving = beside(lambda _: links(url, {}), listen="127.0.0.1:0", settings=GatewaySettings(timeout=TIMEOUT))
     at = serving.__enter__()["http"]
     while life.goes_on():
         for path, body in (("messages", b'{"topic":"orders","text":"x"}'), ("health", None)):

@@ -127,9 +127,10 @@ def _exit() -> None:
         shared.calls.close()
 
 
-def lent_link(folder: Path, calls: Dispatcher) -> EmbeddedLink:
-    """Return a link to a broker that its caller has started, and stops after the link was closed."""
-    return EmbeddedLink(Path(folder).absolute(), calls, lambda: None)
+def lent_link(folder: Path, calls: Dispatcher, leave: Callable[[], None] = lambda: None) -> EmbeddedLink:
+    """Return a link to a broker that its caller has started, and stops after the link was closed, when ``leave`` is
+    called."""
+    return EmbeddedLink(Path(folder).absolute(), calls, leave)
 
 
 class _Watch:

@@ -21,9 +21,11 @@ from escrowmq.platform.descriptors import raise_descriptor_limit
 from escrowmq.settings import BrokerSettings
 
 if TYPE_CHECKING:
+    import ssl
+
     from escrowmq.broker.serving.brokers import Replication
     from escrowmq.broker.serving.certificates import ServerCertificate
-    from escrowmq.broker.serving.serve import Beside
+    from escrowmq.broker.serving.serve import Beside, Connect
     from escrowmq.gateway.webhooks import Webhooks
     from escrowmq.wire import Link
 
@@ -47,6 +49,13 @@ Webhook = Annotated[
         help="Notify this address of events, such as parked,dead:10/1min=http://127.0.0.1:9000/hook; may be given "
         "again (docs/webhooks.md).",
     ),
+]
+TlsCert = Annotated[
+    Path | None,
+    typer.Option("--tls-cert", metavar="FILE", help="Serve over TLS: the certificate and its chain, PEM."),
+]
+TlsKey = Annotated[
+    Path | None, typer.Option("--tls-key", metavar="FILE", help="Its private key, PEM, without a password.")
 ]
 Insecure = Annotated[bool, typer.Option("--insecure", help="Listen beyond loopback without TLS and credentials.")]
 ReadyJson = Annotated[bool, typer.Option("--json", help="When ready, one JSON line with the addresses.")]
@@ -95,13 +104,8 @@ def serve(
             help="Listen at a Unix socket, too, which this user alone can reach; with --listen none at that alone.",
         ),
     ] = None,
-    tls_cert: Annotated[
-        Path | None,
-        typer.Option("--tls-cert", metavar="FILE", help="Protect --listen by TLS: the certificate and its chain, PEM."),
-    ] = None,
-    tls_key: Annotated[
-        Path | None, typer.Option("--tls-key", metavar="FILE", help="Its private key, PEM, without a password.")
-    ] = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
     tls_client_ca: Annotated[
         Path | None,
         typer.Option(
@@ -179,15 +183,17 @@ def serve(
     if ask and http is None:
         raise error(Code.BAD_ARGUMENT, "--ask is for the HTTP gateway", "add --http HOST:PORT")
     beside: list[Beside] = []
+    certificate = _tls(tls_cert, tls_key, tls_client_ca)
+    secured: Any = {"tls": certificate.context if certificate is not None else None, "rights": rights is not None}
     if http is not None:
         from escrowmq.gateway import beside as run_gateway
 
         configured = _gateway_options(config, ask)
-        beside.append(lambda link: run_gateway([link], listen=http, insecure=insecure, **configured))
+        beside.append(lambda connect: run_gateway(connect, listen=http, insecure=insecure, **secured, **configured))
     if console is not None:
         from escrowmq.console import beside as run_console
 
-        beside.append(lambda link: run_console([link], listen=console, insecure=insecure))
+        beside.append(lambda connect: run_console(connect, listen=console, insecure=insecure, **secured))
     sys.setswitchinterval(SWITCH_SECONDS)
     raise_descriptor_limit()
     with notifier or nullcontext():
@@ -196,7 +202,7 @@ def serve(
             listen=listen,
             metrics=metrics,
             path=socket,
-            tls=_tls(tls_cert, tls_key, tls_client_ca),
+            tls=certificate,
             rights=rights,
             settings=BrokerSettings.load(config, overrides),
             insecure=insecure,
@@ -231,6 +237,20 @@ def _tls(certificate: Path | None, key: Path | None, client_ca: Path | None) -> 
     return ServerCertificate(certificate, key, client_ca)
 
 
+@contextmanager
+def serving_tls(certificate: Path | None, key: Path | None) -> Iterator[ssl.SSLContext | None]:
+    """Provide the TLS settings of an HTTP server, which follow the files; None without a certificate."""
+    served = _tls(certificate, key, None)
+    if served is None:
+        yield None
+        return
+    served.start()
+    try:
+        yield served.context
+    finally:
+        served.stop()
+
+
 def _replication(
     log: str | None, silence: float | None, advertise: str | None, replicas: str | None
 ) -> Replication | None:
@@ -247,9 +267,9 @@ def _replication(
     from escrowmq.log.kafka.cluster.address import KafkaAddress
     from escrowmq.log.kafka.cluster.opening import open_partitions
 
-    def following(urls: Sequence[str]) -> Link:
+    def following(urls: Sequence[str], token: str | None) -> Link:
         scheme = urls[0].partition("://")[0]
-        (link,) = links(f"{scheme}://" + "|".join(url.partition("://")[2] for url in urls), {})
+        (link,) = links(f"{scheme}://" + "|".join(url.partition("://")[2] for url in urls), {"token": token or ""})
         return link
 
     address = KafkaAddress.parse(log)
@@ -275,11 +295,11 @@ def _combine(beside: list[Beside]) -> Beside:
     """Combine several services that run beside a broker, and their announcements, into one."""
 
     @contextmanager
-    def run(link: Link) -> Iterator[dict[str, Any]]:
+    def run(connect: Connect) -> Iterator[dict[str, Any]]:
         with ExitStack() as stack:
             facts: dict[str, Any] = {}
             for one in beside:
-                facts |= stack.enter_context(one(link))
+                facts |= stack.enter_context(one(connect))
             yield facts
 
     return run
@@ -288,6 +308,8 @@ def _combine(beside: list[Beside]) -> Beside:
 def gateway(
     url: Url = DEFAULT_URL,
     listen: Listen = "127.0.0.1:7780",
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
     ask: Ask = None,
     config: Annotated[
         Path | None, typer.Option("--config", help="A TOML file with tables \\[gateway] and \\[check_back.GROUP].")
@@ -313,7 +335,8 @@ def gateway(
             notice(f"serving {ready['http']} for {ready['url']}; see {ready['http']}/docs; Ctrl-C stops it")
 
     raise_descriptor_limit()
-    run(url, listen=listen, insecure=insecure, announce=announce, **_gateway_options(config, ask))
+    with serving_tls(tls_cert, tls_key) as tls:
+        run(url, listen=listen, insecure=insecure, tls=tls, announce=announce, **_gateway_options(config, ask))
 
 
 @webhooks.command("test")

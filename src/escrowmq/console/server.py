@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+import ssl
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from escrowmq.console.guard import Guard
 from escrowmq.console.limits import ConsoleSettings
 from escrowmq.console.tokens import Tokens
 from escrowmq.gateway.limits import GatewaySettings
-from escrowmq.gateway.server import Announce, answer_until, listen_on, on_thread, stop_by_signal
+from escrowmq.gateway.server import Announce, Served, answer_until, listen_on, on_thread, stop_by_signal
 from escrowmq.platform.listening import shown_address
 from escrowmq.wire import Link
 
@@ -54,7 +55,7 @@ def serve(
 
 @contextmanager
 def beside(
-    links: Sequence[Link],
+    connect: Callable[[str | None], Sequence[Link]],
     *,
     listen: str,
     url: str = "",
@@ -62,14 +63,16 @@ def beside(
     plans: Path | None = None,
     settings: ConsoleSettings | None = None,
     insecure: bool = False,
+    tls: ssl.SSLContext | None = None,
+    rights: bool = False,
 ) -> Iterator[dict[str, Any]]:
-    """Serve the console over links of this process, on a separate thread, while the context lasts. Yields {"console":
-    URL}; closes the links at the end."""
-    host, listening = listen_on(listen, insecure)
-    console = Console(Bus(links), url, settings or ConsoleSettings(), _open_engines(databases), plans)
+    """Serve the console over a broker of this process, on a separate thread, while the context lasts. Yields
+    {"console": URL}. ``connect``, ``tls`` and ``rights``: see :func:`escrowmq.gateway.server.beside`."""
+    host, listening = listen_on(listen, insecure, tls=tls is not None, rights=rights)
+    console = Console(Bus(connect(None)), url, settings or ConsoleSettings(), _open_engines(databases), plans)
 
     async def main(announce: Announce, stopping: asyncio.Event) -> None:
-        await _serve(console, listening, host, announce, stopping)
+        await _serve(console, listening, host, announce, stopping, tls)
 
     with listening, ExitStack() as opened:
         opened.callback(console.close)
@@ -77,14 +80,20 @@ def beside(
 
 
 async def _serve(
-    console: Console, listening: socket.socket, host: str, announce: Announce, stopping: asyncio.Event
+    console: Console,
+    listening: socket.socket,
+    host: str,
+    announce: Announce,
+    stopping: asyncio.Event,
+    tls: ssl.SSLContext | None = None,
 ) -> None:
     console.start()
     tokens = Tokens(listening.getsockname()[1])
     hosts = {host.lower(), *(name.lower() for name in console.settings.hosts)}
     app = Guard(build(console), console.settings, tokens, hosts)
     limits = GatewaySettings(max_connections=256)
-    await answer_until(app, limits, listening, host, lambda at: announce({"console": at["http"]}), stopping)
+    served = Served(app, limits, listening, host, tls)
+    await answer_until(served, lambda at: announce({"console": at["http"]}), stopping)
 
 
 def _open_engines(databases: Sequence[str]) -> Mapping[str, Any]:

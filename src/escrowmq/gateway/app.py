@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.metadata import version
 from typing import Any
 
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter, Depends, FastAPI
 from fastapi.responses import HTMLResponse
 from fastapi.routing import APIRoute
 from starlette.datastructures import Headers
@@ -14,9 +14,9 @@ from starlette.types import Scope
 
 from escrowmq.gateway import page, problems
 from escrowmq.gateway.admission import RAW_TYPE, kind_of
-from escrowmq.gateway.core import Gateway
+from escrowmq.gateway.callers import Callers
 from escrowmq.gateway.models import Problem, ReceiptOut
-from escrowmq.gateway.routes import consumers, looking, messages, transactions
+from escrowmq.gateway.routes import choose_gateway, consumers, looking, messages, transactions
 
 _PROBLEM: dict[int | str, dict[str, Any]] = {
     "default": {"model": Problem, "description": "Refused: 400, 403, 404, 409, 410, 413, 429, 500, 503 or 504."}
@@ -31,8 +31,8 @@ class _RawRoute(APIRoute):
         return (match, found) if kind_of(Headers(scope=scope)) == RAW_TYPE else (Match.NONE, {})
 
 
-def build(gateway: Gateway) -> FastAPI:
-    """Return the application over a gateway; the caller closes the gateway."""
+def build(callers: Callers) -> FastAPI:
+    """Return the application over the connections of callers; who calls this closes them."""
     app = FastAPI(
         title="EscrowMQ gateway",
         version=version("escrowmq"),
@@ -42,7 +42,7 @@ def build(gateway: Gateway) -> FastAPI:
         redirect_slashes=False,
         responses=_PROBLEM,
     )
-    app.state.gateway = gateway
+    app.state.callers = callers
     raw = APIRouter(route_class=_RawRoute)
     raw.add_api_route(
         "/topics/{topic}/messages",
@@ -51,7 +51,7 @@ def build(gateway: Gateway) -> FastAPI:
         response_model=ReceiptOut,
         include_in_schema=False,
     )
-    first = APIRouter(prefix="/v1")
+    first = APIRouter(prefix="/v1", dependencies=[Depends(choose_gateway)])
     for router in (raw, messages.router, transactions.router, consumers.router, looking.router):
         first.include_router(router)
     app.include_router(first)

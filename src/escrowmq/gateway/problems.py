@@ -31,6 +31,7 @@ _BRANCHES: tuple[tuple[type[EscrowError], int], ...] = (
     (errors.Corrupt, 500),
 )
 _STATUSES: dict[int, tuple[Code, ...]] = {
+    401: (Code.UNAUTHENTICATED,),
     403: (Code.NO_PERMISSION, Code.WRONG_GROUP),
     404: (Code.UNKNOWN_TRANSACTION, Code.UNKNOWN_TOPIC, Code.UNKNOWN_GROUP, Code.NOT_FOUND, Code.WRONG_SHARD),
     409: (

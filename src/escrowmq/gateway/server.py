@@ -7,27 +7,31 @@ import contextlib
 import logging
 import signal
 import socket
+import ssl
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import uvicorn
 
 from escrowmq.client.aio import AsyncBus
-from escrowmq.connecting import aconnect
-from escrowmq.errors import Code, Misuse, Unknown
+from escrowmq.connecting import aconnect, links
+from escrowmq.errors import Code, EscrowError, Misuse, Unknown
 from escrowmq.gateway.addresses import Address
 from escrowmq.gateway.admission import Admission
 from escrowmq.gateway.app import build
+from escrowmq.gateway.callers import Callers, Connect
 from escrowmq.gateway.connections import BoundedProtocol
-from escrowmq.gateway.core import Gateway
 from escrowmq.gateway.limits import GatewaySettings
 from escrowmq.platform.disk import SHORTAGE
-from escrowmq.platform.listening import check_address, parse_address, shown
-from escrowmq.wire import Link
+from escrowmq.platform.listening import check_address, is_loopback, parse_address, shown
+from escrowmq.wire import Link, ask
+from escrowmq.wire.actions.rights import WHOAMI
+from escrowmq.wire.credential import Credential
 
 logger = logging.getLogger(__name__)
 
@@ -51,23 +55,44 @@ def serve(
     addresses: Mapping[str, Address] | None = None,
     settings: GatewaySettings | None = None,
     insecure: bool = False,
+    tls: ssl.SSLContext | None = None,
     announce: Announce = lambda _: None,
 ) -> None:
     """Serve HTTP over the broker(s) at ``url`` until SIGTERM or SIGINT; call it from the main thread. ``announce`` is
-    called once, when requests are accepted, with {"http": URL, "url": ``url``, "asks": [groups]}. Raises
-    Misuse(BAD_URL), Denied for an address that is not loopback without ``insecure``."""
+    called once, when requests are accepted, with {"http": URL, "url": ``url``, "asks": [groups]}. ``tls``: the TLS
+    settings of the HTTP server. Raises Misuse(BAD_URL), and Denied for an address beyond loopback, unless there are TLS
+    and a broker with access rights, or ``insecure`` is set."""
 
     async def main() -> None:
         stopping = asyncio.Event()
         stop_by_signal(stopping)
-        bus = await aconnect(url)
-        await _run(
-            bus, listening, host, addresses, settings, insecure, lambda at: announce({**at, "url": url}), stopping
-        )
+        run = _Run(host, addresses, settings, insecure, tls, Credential.choose(None, None).is_set)
+        await run.until(partial(aconnect_as, url), listening, lambda at: announce({**at, "url": url}), stopping)
 
-    host, listening = listen_on(listen, insecure)
+    is_public = not insecure and not is_loopback(parse_address(listen)[0])
+    rights = is_public and tls is not None and has_rights(url)
+    host, listening = listen_on(listen, insecure, tls=tls is not None, rights=rights)
     with listening:
         asyncio.run(main())
+
+
+async def aconnect_as(url: str, token: str | None) -> AsyncBus:
+    """Connect with a token: "" stands for none, None for the credential of this process."""
+    return await aconnect(url, **({} if token is None else {"token": token}))
+
+
+def has_rights(url: str) -> bool:
+    """Return whether the brokers at ``url`` have a rights file. Raises EscrowError if they do not respond."""
+    for link in links(url, {"token": ""}):
+        try:
+            ask(link, WHOAMI({}), START_SECONDS)
+            return False  # it answers anybody
+        except EscrowError as problem:
+            if problem.code is not Code.UNAUTHENTICATED:
+                raise
+        finally:
+            link.close()
+    return True
 
 
 def stop_by_signal(stopping: asyncio.Event) -> None:
@@ -79,19 +104,27 @@ def stop_by_signal(stopping: asyncio.Event) -> None:
 
 @contextmanager
 def beside(
-    links: Sequence[Link],
+    connect: Callable[[str | None], Sequence[Link]],
     *,
     listen: str,
     addresses: Mapping[str, Address] | None = None,
     settings: GatewaySettings | None = None,
     insecure: bool = False,
+    tls: ssl.SSLContext | None = None,
+    rights: bool = False,
 ) -> Iterator[dict[str, Any]]:
-    """Serve HTTP over links of this process, on a separate thread, while the context lasts. Yields {"http", "asks"};
-    closes the links at the end."""
-    host, listening = listen_on(listen, insecure)
+    """Serve HTTP over a broker of this process, on a separate thread, while the context lasts. Yields {"http", "asks"}.
+
+    ``connect`` returns links for a token ("": for none; None: for the credential of this process); they are closed at
+    the end. ``rights``: whether the broker has a rights file.
+    """
+    host, listening = listen_on(listen, insecure, tls=tls is not None, rights=rights)
+
+    async def open_bus(token: str | None) -> AsyncBus:
+        return AsyncBus(await asyncio.to_thread(connect, token))
 
     async def main(announce: Announce, stopping: asyncio.Event) -> None:
-        await _run(AsyncBus(links), listening, host, addresses, settings, insecure, announce, stopping)
+        await _Run(host, addresses, settings, insecure, tls, rights).until(open_bus, listening, announce, stopping)
 
     with listening, on_thread(main, "gateway") as facts:
         yield facts
@@ -142,48 +175,57 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def _run(
-    bus: AsyncBus,
-    listening: socket.socket,
-    host: str,
-    addresses: Mapping[str, Address] | None,
-    settings: GatewaySettings | None,
-    insecure: bool,
-    announce: Announce,
-    stopping: asyncio.Event,
-) -> None:
-    """Serve until ``stopping``; then end waiting receives empty, finish work in flight and close the bus."""
-    settings, addresses = settings or GatewaySettings(), addresses or {}
-    gateway = Gateway(bus, settings, addresses)
-    try:
-        app = Admission(build(gateway), settings, host, insecure)
-        facts = {"asks": sorted(addresses)}
-        await answer_until(
-            app, settings, listening, host, lambda at: announce(at | facts), stopping, gateway.receiving.close
-        )
-    finally:
-        await gateway.close()
+@dataclass
+class _Run:
+    """How one gateway is served."""
+
+    host: str
+    addresses: Mapping[str, Address] | None
+    settings: GatewaySettings | None
+    insecure: bool
+    tls: ssl.SSLContext | None
+    has_credential: bool
+
+    async def until(
+        self, connect: Connect, listening: socket.socket, announce: Announce, stopping: asyncio.Event
+    ) -> None:
+        """Serve until ``stopping``; then end waiting receives empty, finish work in flight and close the buses."""
+        settings, addresses = self.settings or GatewaySettings(), self.addresses or {}
+        callers = Callers(connect, settings, addresses, await connect(None), has_credential=self.has_credential)
+        try:
+            app = Admission(build(callers), settings, self.host, self.insecure or self.tls is not None)
+            served = Served(app, settings, listening, self.host, self.tls)
+            facts = {"asks": sorted(addresses)}
+            await answer_until(served, lambda at: announce(at | facts), stopping, callers.end_waiting)
+        finally:
+            await callers.close()
+
+
+class Served(NamedTuple):
+    """An ASGI application, its limits, and where it is served."""
+
+    app: Any
+    settings: GatewaySettings
+    listening: socket.socket
+    host: str
+    tls: ssl.SSLContext | None = None
 
 
 async def answer_until(
-    app: Any,
-    settings: GatewaySettings,
-    listening: socket.socket,
-    host: str,
-    announce: Announce,
-    stopping: asyncio.Event,
-    closing: Callable[[], Awaitable[None]] | None = None,
+    served: Served, announce: Announce, stopping: asyncio.Event, closing: Callable[[], Awaitable[None]] | None = None
 ) -> None:
-    """Serve an ASGI application until ``stopping``. ``announce`` is called with {"http": URL} once requests are
+    """Serve an application until ``stopping``. ``announce`` is called with {"http": URL} once requests are
     accepted. At the end ``closing`` releases waiting requests, and requests in flight finish."""
     asyncio.get_running_loop().set_exception_handler(_on_loop_problem)
-    server = make_server(app, settings)
+    listening = served.listening
+    server = make_server(served.app, served.settings, served.tls)
     serving = asyncio.create_task(server.serve(sockets=[listening]))
     waiting = asyncio.create_task(stopping.wait())
     try:
         await _wait_until_started(server, serving)
         listening.listen(BACKLOG)
-        announce({"http": f"http://{shown(host)}:{listening.getsockname()[1]}"})
+        scheme = "http" if served.tls is None else "https"
+        announce({"http": f"{scheme}://{shown(served.host)}:{listening.getsockname()[1]}"})
         await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)
     finally:
         logger.info("stopping")
@@ -210,30 +252,32 @@ async def _wait_until_started(server: uvicorn.Server, serving: asyncio.Task[None
         await asyncio.sleep(0.005)
 
 
-def make_server(app: Any, settings: GatewaySettings) -> uvicorn.Server:
+def make_server(app: Any, settings: GatewaySettings, tls: ssl.SSLContext | None = None) -> uvicorn.Server:
     """Return the HTTP server for an application; it does not change the process's signal handlers."""
-    return _Server(
-        uvicorn.Config(
-            app,
-            http=cast(Any, partial(BoundedProtocol, settings=settings)),
-            ws="none",
-            loop="asyncio",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            backlog=ACCEPTED_AT_ONCE,
-            timeout_graceful_shutdown=GRACE_SECONDS,
-            h11_max_incomplete_event_size=MAX_HEADER_BYTES,
-        )
+    config = uvicorn.Config(
+        app,
+        http=cast(Any, partial(BoundedProtocol, settings=settings)),
+        ws="none",
+        loop="asyncio",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        backlog=ACCEPTED_AT_ONCE,
+        timeout_graceful_shutdown=GRACE_SECONDS,
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
     )
+    config.load()
+    config.ssl = tls  # which loads a renewed certificate; uvicorn's own context is made once
+    return _Server(config)
 
 
-def listen_on(listen: str, insecure: bool) -> tuple[str, socket.socket]:
-    """Return the host of ``HOST:PORT`` and a listening socket. Raises Misuse(BAD_URL), Denied beyond loopback."""
+def listen_on(listen: str, insecure: bool, *, tls: bool = False, rights: bool = False) -> tuple[str, socket.socket]:
+    """Return the host of ``HOST:PORT`` and a listening socket. Raises Misuse(BAD_URL); Denied beyond loopback without
+    TLS and access rights."""
     host, port = parse_address(listen)
-    check_address(host, insecure)
+    check_address(host, insecure, tls=tls, rights=rights)
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listening = socket.create_server((host, port), family=family, backlog=BACKLOG)

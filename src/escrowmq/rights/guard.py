@@ -96,6 +96,10 @@ class Caller:
         return f"token {self.token.name or self.token.identity or self.token.sha256[:8]}"
 
 
+NOBODY = Caller(Principal("a service without a token", ()), None, "none", lambda: None)
+"""Has no right; what is open to everybody known is open to it."""
+
+
 class _Denied(NamedTuple):
     at_us: int
     principal: str
@@ -225,7 +229,7 @@ class Guard:
 
     def spend(self, caller: Caller, rows: int, size: int) -> None:
         """Count rows and bytes against the caller's limits. Raises Overloaded(QUEUE_FULL) with ``retry_after``."""
-        usage = self._usage[caller.principal.name]
+        usage = self._usage_of(caller.principal)
         for bucket, amount, unit in ((usage.rows, rows, "rows"), (usage.bytes, size, "bytes")):
             if bucket is not None and (wait := bucket.take(amount)):
                 text = f"{caller.principal.name} is over its limit of {bucket.rate:,} {unit} a second"

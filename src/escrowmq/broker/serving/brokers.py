@@ -10,6 +10,7 @@ from typing import Protocol
 
 from escrowmq.broker.calls import Calls, Dispatcher
 from escrowmq.broker.embedded import lent_link, open_engine
+from escrowmq.broker.guarded import GuardedCalls
 from escrowmq.broker.reads.lookups import warm_up
 from escrowmq.broker.reads.standing import Standing, standing
 from escrowmq.broker.replicas.door import Door
@@ -18,6 +19,8 @@ from escrowmq.errors import Code, EscrowError, error
 from escrowmq.log.kafka.partition import Partitions
 from escrowmq.log.kafka.replica import PartitionReplica, open_replica
 from escrowmq.platform.disk import Disk, note_url
+from escrowmq.rights import Guard
+from escrowmq.rights.guard import NOBODY
 from escrowmq.settings import BrokerSettings
 from escrowmq.wire import Link
 
@@ -29,13 +32,14 @@ SILENCE = 2.0
 class Replication:
     """A log that several brokers share. ``open`` gives the partitions that keep it; ``advertise`` is the URL at which
     clients reach this one (None: where it listens), ``replicas`` those of all. ``link`` connects what runs beside a
-    broker to the leader, by the URLs of brokers; None: to this one, which refuses calls while it does not lead."""
+    broker to the leader, by the URLs of brokers and a token; None: to this one, which refuses calls while it does not
+    lead."""
 
     open: Callable[[], Partitions]
     silence: float = SILENCE
     advertise: str | None = None
     replicas: Sequence[str] = ()
-    link: Callable[[Sequence[str]], Link] | None = None
+    link: Callable[[Sequence[str], str | None], Link] | None = None
 
 
 class Broker(Protocol):
@@ -47,8 +51,9 @@ class Broker(Protocol):
     def listening(self, url: str, let_go: Callable[[], None], running: ExitStack) -> None:
         """Take note that the server listens now, at ``url``. ``let_go`` closes the connections of all clients."""
 
-    def link(self) -> Link:
-        """For what runs beside it in this process."""
+    def link(self, token: str | None = None, guard: Guard | None = None, *, is_nobody: bool = False) -> Link:
+        """Return a link for a service in this process, with the rights of a token if there is a guard; ``is_nobody``:
+        without a token and any right. Raises Denied(UNAUTHENTICATED), Overloaded."""
 
     def stand(self) -> Mapping[str, Sequence[Standing]]:
         """Return the state of everything, for the page of metrics; empty where nothing can be said."""
@@ -90,9 +95,9 @@ class BrokerAlone:
         """Note the URL for readers of the folder."""
         note_url(self._folder, url)
 
-    def link(self) -> Link:
-        """Straight to its engine."""
-        return lent_link(self._folder, self._calls)
+    def link(self, token: str | None = None, guard: Guard | None = None, *, is_nobody: bool = False) -> Link:
+        """See :meth:`Broker.link`."""
+        return _lend(self._folder, self._calls, token, guard, is_nobody)
 
     def stand(self) -> Mapping[str, Sequence[Standing]]:
         """See :func:`escrowmq.broker.reads.standing.standing`."""
@@ -147,12 +152,12 @@ class BrokerNode:
         running.callback(node.stop)
         node.start()
 
-    def link(self) -> Link:
+    def link(self, token: str | None = None, guard: Guard | None = None, *, is_nobody: bool = False) -> Link:
         """Return a client's, that follows the leader: so what runs beside a standby has the leader's answers."""
         others = [url for url in self._replication.replicas if url != self._door.url]
         if self._replication.link is None:
-            return lent_link(self._folder, self._door)
-        return self._replication.link([self._door.url, *others])
+            return _lend(self._folder, self._door, token, guard, is_nobody)
+        return self._replication.link([self._door.url, *others], token)
 
     def stand(self) -> Mapping[str, Sequence[Standing]]:
         """As of a broker alone, while it leads."""
@@ -180,6 +185,23 @@ class BrokerNode:
     def ended(self) -> bool:
         """A node that cannot continue ends its process: its supervisor, or a person, sees why."""
         return self.failed
+
+
+def _lend(folder: Path, calls: Dispatcher, token: str | None, guard: Guard | None, is_nobody: bool) -> Link:
+    """Return a link to a broker of this process; with a guard it ends when the token does."""
+    if guard is None:
+        return lent_link(folder, calls)
+    if is_nobody:
+        return lent_link(folder, GuardedCalls(calls, guard, NOBODY))
+    links: list[Link] = []
+    caller = guard.enter(token, (), "this process", lambda: _close(links))
+    links.append(lent_link(folder, GuardedCalls(calls, guard, caller), lambda: guard.leave(caller)))
+    return links[0]
+
+
+def _close(links: Sequence[Link]) -> None:
+    for link in links:
+        link.close()
 
 
 def check_advertised(host: str, replication: Replication) -> None:

@@ -6,8 +6,9 @@ import logging
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -29,12 +30,16 @@ from escrowmq.rights.guard import NO_NUMBERS
 from escrowmq.settings import BrokerSettings
 from escrowmq.wire import Link
 from escrowmq.wire.actions.rights import RELOAD
+from escrowmq.wire.credential import Credential
 
 logger = logging.getLogger(__name__)
 
-Beside = Callable[[Link], AbstractContextManager[dict[str, Any]]]
-"""Something that runs beside a served broker, over a link inside this process; it gives what ``announce`` is to say of
-it."""
+Connect = Callable[[str | None], Sequence[Link]]
+"""Returns a link inside this process with the rights of a token; "" stands for none, None for the credential of this
+process."""
+Beside = Callable[[Connect], AbstractContextManager[dict[str, Any]]]
+"""A service that runs in the process of a broker, over links inside it; the context yields additions to
+``announce``."""
 
 WAKE_SECONDS = 0.2
 NOWHERE = "none"
@@ -68,10 +73,10 @@ def serve(
     everything. ``announce`` is called once, when
     requests are taken, with {"url", "socket" (path or None), "metrics" (URL or None), "folder", "shard", "epoch"}. A
     shard that stops by a fault keeps answering ``health`` and refusing the rest until it is asked to stop; the exit
-    code is then 1. ``beside``, which gets a link, is entered when requests are taken, and left before the broker
-    stops. ``disk`` is for tests: what the folder is read and written through. ``replication``: the log is shared with
-    other brokers, and the folder has a copy of it; this one refuses calls until it leads. It comes back as a follower
-    after a fault, and ends only by one that does not pass, which is raised then.
+    code is then 1. ``beside``, which gets a function that connects, is entered when requests are taken, and left
+    before the broker stops. ``disk`` is for tests: what the folder is read and written through. ``replication``: the
+    log is shared with other brokers, and the folder has a copy of it; this one refuses calls until it leads. It comes
+    back as a follower after a fault, and ends only by one that does not pass, which is raised then.
 
     Raises Misuse(BAD_URL, FOLDER_IN_USE, ...), Denied for an address that is not loopback without ``insecure``,
     Corrupt; with ``replication`` what ended the node: Misuse(BAD_SETTING), Rejected(UNKNOWN_TOPIC), Denied, Corrupt.
@@ -113,7 +118,8 @@ def serve(
             scheme = "http" if context is None else "https"
             metrics_url = f"{scheme}://{shown(http_address[0])}:{http.port}"
         broker.listening(url, server.close_all, running)
-        more = running.enter_context(beside(broker.link())) if beside is not None else {}
+        connect = partial(_connect, broker, guard)
+        more = running.enter_context(beside(connect)) if beside is not None else {}
         shard, epoch = calls.identity
         at = str(path.absolute()) if path is not None else None
         facts = {"url": url, "socket": at, "metrics": metrics_url, "folder": str(folder)}
@@ -160,6 +166,15 @@ def _begin_server(
     calls.beside["stats"] = lambda: {**server.numbers(), **(guard.numbers() if guard is not None else NO_NUMBERS)}
     server.start()
     return url, server
+
+
+def _connect(broker: Broker, guard: Guard | None, token: str | None) -> Sequence[Link]:
+    """See :data:`Connect`. Raises Denied(UNAUTHENTICATED), Overloaded."""
+    if token is None:
+        token = Credential.choose(None, None).read()
+        if token is None and guard is not None:
+            return [broker.link(None, guard, is_nobody=True)]
+    return [broker.link(token, guard)]
 
 
 def _follow_rights(guard: Guard, calls: Dispatcher, listening: ExitStack) -> None:

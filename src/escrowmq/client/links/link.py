@@ -31,7 +31,6 @@ import pyarrow as pa
 
 from escrowmq.client.lanes.timer import Timer
 from escrowmq.client.links.connection import SILENT_TICKS, TICK_SECONDS, Connection
-from escrowmq.client.links.credential import Credential
 from escrowmq.client.links.exchanges import (
     NOTHING,
     Action,
@@ -51,6 +50,7 @@ from escrowmq.platform.forks import tell_in_child
 from escrowmq.platform.numbers import fraction
 from escrowmq.wire import REQUEST, BatchStream, CheckStream, Exchange, ExchangeOptions, Json, Parcel, ReadRequest
 from escrowmq.wire.addresses import Address
+from escrowmq.wire.credential import Credential
 from escrowmq.wire.parcels import Done
 
 HOLD_SECONDS = 0.25

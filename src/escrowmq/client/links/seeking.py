@@ -20,11 +20,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from escrowmq.client.links.credential import Credential
 from escrowmq.errors import Code, Denied, EscrowError, Misuse, unsent
 from escrowmq.wire import Json, channel, frames
 from escrowmq.wire.addresses import MOST, Address, may_follow, named_address
 from escrowmq.wire.channel import Channel
+from escrowmq.wire.credential import Credential
 from escrowmq.wire.frames import Assembler, Frame, Kind, Pieces, Welcome
 
 ANSWER_SECONDS = 5.0

@@ -10,14 +10,30 @@ from typing import Any
 from fastapi import Request, Response
 
 from escrowmq.errors import Code, Rejected
+from escrowmq.gateway.callers import Callers
 from escrowmq.gateway.core import Gateway
 from escrowmq.gateway.problems import SOME_REFUSED
 
 
 def gateway_of(request: Request) -> Gateway:
-    """Return the gateway that serves a request."""
-    found: Gateway = request.app.state.gateway
+    """Return the gateway that serves a request, with its caller's rights."""
+    found: Gateway = request.state.gateway
     return found
+
+
+async def choose_gateway(request: Request) -> AsyncIterator[None]:
+    """Provide the gateway of the request's token while the request lasts."""
+    callers: Callers = request.app.state.callers
+    key, gateway = await callers.enter(request.headers.get("authorization", ""))
+    request.state.gateway = gateway
+    problem: BaseException | None = None
+    try:
+        yield
+    except BaseException as raised:
+        problem = raised
+        raise
+    finally:
+        await callers.leave(key, gateway, problem)
 
 
 def check_count(request: Request, items: Sequence[Any]) -> None:

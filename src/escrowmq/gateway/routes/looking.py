@@ -11,6 +11,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from escrowmq.client.links.answers import Listing
 from escrowmq.client.reading.viewing import view_message
+from escrowmq.gateway.callers import Callers
 from escrowmq.gateway.models import (
     BrokerHealth,
     Found,
@@ -74,7 +75,8 @@ async def topics(request: Request) -> Topics:
 @health_router.get("/healthz")
 async def healthz(request: Request, response: Response) -> Health:
     """Report whether every broker accepts messages."""
-    rows = await gateway_of(request).health()
+    callers: Callers = request.app.state.callers
+    rows = await callers.own.health()
     statuses = {row["status"] for row in rows}
     response.status_code = 200 if statuses <= {"ok", "damaged"} else 503
     status: Literal["ok", "damaged", "not ok"] = "damaged" if "damaged" in statuses else "ok"

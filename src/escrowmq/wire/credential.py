@@ -26,15 +26,15 @@ class Credential:
 
     @classmethod
     def choose(cls, token: object, file: object, environment: Mapping[str, str] = os.environ) -> Credential:
-        """Return the credential of the options ``token`` and ``token_file``, or else of the environment. Raises
-        Misuse(BAD_ARGUMENT)."""
-        if token is not None and not (isinstance(token, str) and token):
+        """Return the credential of the options ``token`` and ``token_file``, or else of the environment; the token ""
+        stands for none. Raises Misuse(BAD_ARGUMENT)."""
+        if token is not None and not isinstance(token, str):
             raise Misuse(Code.BAD_ARGUMENT, f"token= is a {type(token).__name__}, not a text")
         if file is not None and not isinstance(file, str | Path):
             raise Misuse(Code.BAD_ARGUMENT, f"token_file= is a {type(file).__name__}, not a path")
         if token is None and file is None:
             token, file = environment.get(TOKEN) or None, environment.get(TOKEN_FILE) or None
-        return cls(token, Path(file) if file is not None else None)
+        return cls(token or None, Path(file) if file is not None else None)
 
     @property
     def is_set(self) -> bool:
