@@ -62,15 +62,32 @@ roles = ["spark"]
 @rights.command("init")
 def init(
     file: Annotated[Path, typer.Argument(metavar="[FILE]", help="The file to write.")] = DEFAULT_FILE,
+    folder: Annotated[
+        Path | None, typer.Option("--tokens", metavar="FOLDER", help="Write NAME.token files here; print no token.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Write a rights file with comments: an operator, a service and a Spark principal.
 
-    Each one's token is printed, and nowhere stored: the file has its SHA-256.
+    Each one's token is printed once; the file has its SHA-256 only.
     """
     from escrowmq.rights.tokens import new_token
 
     made = {name: new_token() for name in ("operator", "service", "spark")}
+    _write_private(file, _EXAMPLE.format(**made))
+    if folder is not None:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name, token in made.items():
+            _write_private(folder / f"{name}.token", token.text + "\n")
+        return notice(f"wrote {file}, and the tokens to {', '.join(f'{folder}/{name}.token' for name in made)}")
+    if json:
+        return print_json({"file": str(file), "tokens": {name: token.text for name, token in made.items()}})
+    notice(f"wrote {file}; these tokens are not stored anywhere, so keep them now:")
+    print_facts({name: token.text for name, token in made.items()})
+
+
+def _write_private(file: Path, text: str) -> None:
+    """Create a file that its owner alone can read. Raises Rejected(ALREADY_EXISTS), Misuse(BAD_ARGUMENT)."""
     try:
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
@@ -78,11 +95,7 @@ def init(
     except OSError as problem:
         raise error(Code.BAD_ARGUMENT, f"{file} cannot be written: {problem.strerror}") from None
     with open(descriptor, "w") as opened:
-        opened.write(_EXAMPLE.format(**made))
-    if json:
-        return print_json({"file": str(file), "tokens": {name: token.text for name, token in made.items()}})
-    notice(f"wrote {file}; these tokens are not stored anywhere, so keep them now:")
-    print_facts({name: token.text for name, token in made.items()})
+        opened.write(text)
 
 
 @rights.command("check")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import hashlib
+import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -78,7 +79,10 @@ class Rights:
 def load(path: Path) -> Rights:
     """Read a rights file. Raises Misuse(BAD_SETTING) that names the file and the place of the mistake."""
     try:
-        return parse(path.read_bytes(), str(path))
+        with open(path, "rb") as opened:
+            if os.fstat(opened.fileno()).st_mode & 0o022:
+                raise Misuse(Code.BAD_SETTING, f"{path}: other users can write it", f"chmod go-w {path}")
+            return parse(opened.read(), str(path))
     except OSError as problem:
         raise _bad(str(path), str(problem.strerror or problem)) from None
 

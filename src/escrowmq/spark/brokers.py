@@ -32,13 +32,15 @@ _SAME_ADDRESS = "on a cluster an address must lead every worker to the same brok
 _PAUSE = 0.2
 """Pause between two attempts while a broker is unavailable, in seconds."""
 
-_links: dict[str, Link] = {}
+_links: dict[tuple[str, str | None], Link] = {}
+"""By address and token file."""
 _lock = threading.Lock()
 
 
-def open_links(url: str) -> Sequence[Link]:
-    """Open links to the brokers that ``url`` names. Raises Misuse(BAD_URL, NOT_A_DATA_FOLDER), Corrupt, ..."""
-    return links(url, {"read_only": True} if url.startswith("file:") else {})
+def open_links(url: str, token_file: str | None = None) -> Sequence[Link]:
+    """Open links to the brokers that ``url`` names, with the token in a file. Raises Misuse(BAD_URL,
+    NOT_A_DATA_FOLDER), Corrupt, ..."""
+    return links(url, {"read_only": True} if url.startswith("file:") else {"token_file": token_file})
 
 
 def topic_partitions(found: Sequence[Link], options: ReadOptions) -> list[TopicPartition]:
@@ -134,7 +136,11 @@ def _list_partitions_at(
 
 
 def read(
-    wanted: OffsetRange, columns: list[str], filters: Mapping[str, Any], timeout: float
+    wanted: OffsetRange,
+    columns: list[str],
+    filters: Mapping[str, Any],
+    timeout: float,
+    token_file: str | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a range that pass ``filters`` (those of :attr:`.options.ReadOptions.filters`), in order.
 
@@ -146,7 +152,7 @@ def read(
     start, deadline = wanted.start, time.monotonic() + timeout
     while True:
         try:
-            for batch in _get_link(wanted, timeout).read(_make_request(wanted, start, asked, filters)):
+            for batch in _get_link(wanted, timeout, token_file).read(_make_request(wanted, start, asked, filters)):
                 if counter is not None and batch.num_rows:
                     start = batch.column(counter)[-1].as_py() + 1
                 yield batch if asked is columns else batch.select(columns)
@@ -172,7 +178,7 @@ def _make_request(wanted: OffsetRange, start: int, columns: list[str], filters: 
     return {**request, "queue": wanted.partition.queue, "start": start, "end": wanted.end}
 
 
-def _get_link(wanted: OffsetRange, timeout: float) -> Link:
+def _get_link(wanted: OffsetRange, timeout: float, token_file: str | None) -> Link:
     """Return this process's link to the broker of the range.
 
     A folder shows one moment: it is opened again if it ends before the range. Raises Unknown(TIMED_OUT) if it still
@@ -180,19 +186,19 @@ def _get_link(wanted: OffsetRange, timeout: float) -> Link:
     """
     address, deadline = wanted.partition.broker, time.monotonic() + timeout
     with _lock:
-        link = _links.get(address)
+        link = _links.get((address, token_file))
         if link is None or (address.startswith("file:") and not _has_range(link, wanted)):
-            link = _open_link(wanted, timeout)
+            link = _open_link(wanted, timeout, token_file)
             while address.startswith("file:") and not (_reads_whole_source(wanted) or _has_range(link, wanted)):
                 if time.monotonic() > deadline:
                     raise Unknown(Code.TIMED_OUT, f"the folder ends before that. {describe_missing([link])}".strip())
                 time.sleep(_PAUSE)
-                link = _open_link(wanted, timeout)
-            _links[address] = link
+                link = _open_link(wanted, timeout, token_file)
+            _links[address, token_file] = link
         return link
 
 
-def _open_link(wanted: OffsetRange, timeout: float) -> Link:
+def _open_link(wanted: OffsetRange, timeout: float, token_file: str | None) -> Link:
     """Return a new link to the broker or folder of the range, after checking that its shard is the one that the driver
     planned with.
 
@@ -201,7 +207,7 @@ def _open_link(wanted: OffsetRange, timeout: float) -> Link:
     """
     address, host = wanted.partition.broker, socket.gethostname()
     try:
-        [link] = open_links(address)
+        [link] = open_links(address, token_file)
     except Misuse as problem:
         if not address.startswith("file:"):
             raise

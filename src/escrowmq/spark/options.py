@@ -37,6 +37,7 @@ READING = {
     "storedUntil": "a time: only rows stored (decided, acknowledged, done) before then",
     "group": "of %acks and %group-acts: only rows of this consumer group",
     "incomplete": "of a folder that may lack what was acknowledged last: warn (default) logs it, refuse raises",
+    "tokenFile": "a file with the token, on the driver and on every worker (default: the variable ESCROWMQ_TOKEN_FILE)",
     "timeout": "seconds to wait for a broker (default 30)",
 }
 WRITING = {
@@ -46,6 +47,7 @@ WRITING = {
     "write_id": "batch only: a name under which a repeat of this very write is recognised and dropped",
     "adopt": "streams only: true to go on with a query whose batches so far the brokers do not know (default false)",
     "immunity": "seconds until the broker asks about undecided rows (default 3600)",
+    "tokenFile": "a file with the token, on the driver and on every worker (default: the variable ESCROWMQ_TOKEN_FILE)",
     "timeout": "seconds to wait for a broker (default 30)",
 }
 _A_TIME = "a time such as 2026-01-31T12:00:00+00:00"
@@ -91,6 +93,7 @@ class ReadOptions:
     stored_until: int | None = None
     group: str | None = None
     refuse_incomplete: bool = False
+    token_file: str | None = None
     timeout: float = 30.0
 
     @property
@@ -120,6 +123,7 @@ class WriteOptions:
     group: str | None = None
     write_id: str | None = None
     immunity: float = 3600.0
+    token_file: str | None = None
     timeout: float = 30.0
     checkpoint: str | None = None
     adopt: bool = False
@@ -160,6 +164,7 @@ def read_options(options: Mapping[str, str], *, streaming: bool = False) -> Read
         stored_until=_read_time("storedUntil", given),
         group=given.get("group"),
         refuse_incomplete=_read_word("incomplete", given, ("warn", "refuse")) == "refuse",
+        token_file=given.get("tokenfile"),
         timeout=_read_seconds("timeout", given, 30.0),
     )
 
@@ -189,6 +194,7 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
         group=given.get("group"),
         write_id=given.get("write_id"),
         immunity=_read_seconds("immunity", given, 3600.0),
+        token_file=given.get("tokenfile"),
         timeout=_read_seconds("timeout", given, 30.0),
         checkpoint=given.get("checkpointlocation"),
         adopt=_read_word("adopt", given, ("false", "true")) == "true",
@@ -202,6 +208,9 @@ def _select_known(options: Mapping[str, str], table: Mapping[str, str]) -> dict[
     given: dict[str, str] = {}
     for name, value in options.items():
         lower = name.lower()
+        if lower == "token":
+            text = "a token in an option would be part of every plan of Spark"
+            raise Misuse(Code.BAD_SETTING, text, "use the option 'tokenFile', or the variable ESCROWMQ_TOKEN_FILE")
         if lower not in names and lower not in OF_SPARK:
             wanted = f"did you mean {OF_KAFKA[lower]!r}?" if lower in OF_KAFKA else nearest(lower, list(names))
             raise Misuse(Code.BAD_SETTING, f"no option {name!r}", wanted or f"there are {', '.join(names.values())}")

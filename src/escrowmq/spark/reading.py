@@ -49,7 +49,7 @@ class EscrowReader(DataSourceReader):
         """Return one partition per range. Raises UNKNOWN_TOPIC, RANGE_PURGED, Unknown(TIMED_OUT) if a broker is
         unavailable, ..."""
         options = self.options
-        links = brokers.open_links(options.url)
+        links = brokers.open_links(options.url, options.token_file)
         try:
             there = brokers.topic_partitions(links, options)
         finally:
@@ -74,7 +74,9 @@ def read_partition(partition: InputPartition, schema: pa.Schema, options: ReadOp
     wanted, source = partition.range, partition.range.partition
     chosen = choose(source.source, schema.names)
     try:
-        for batch in brokers.read(wanted, wire_columns(source.source, chosen), options.filters, options.timeout):
+        for batch in brokers.read(
+            wanted, wire_columns(source.source, chosen), options.filters, options.timeout, options.token_file
+        ):
             yield as_spark(batch, chosen, source.shard, schema)
             reach("spark.read-some")
     except Unknown as problem:

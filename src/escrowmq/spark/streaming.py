@@ -113,7 +113,7 @@ class EscrowStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _refresh_partitions(self) -> list[TopicPartition]:
         if not self._links or self.options.url.startswith("file:"):  # a folder is a view of one moment
             self.stop()
-            self._links = brokers.open_links(self.options.url)
+            self._links = brokers.open_links(self.options.url, self.options.token_file)
             self._router = Router(self._links)
         there = self._list_partitions()
         if (source := self.options.sources[0]).startswith(DEAD_LETTER_PREFIX):

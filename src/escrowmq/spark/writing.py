@@ -184,7 +184,7 @@ def _check_sequel(options: WriteOptions, query: str, batch: int) -> None:
     silently lack those rows, or the brokers have forgotten the query and could not recognise a repeat.
     """
     deadline = time.monotonic() + options.timeout
-    links = _brokers[options.url].bus.router.links
+    links = _brokers[options.url, options.token_file].bus.router.links
     known = [patient_action(link, SHOW({"writer": query}), deadline)["batch"] for link in links]
     last = max((one for one in known if one is not None), default=-1)
     if last < batch - 1:
@@ -200,7 +200,7 @@ def _check_sequel(options: WriteOptions, query: str, batch: int) -> None:
 
 def _prepare_task(options: WriteOptions, group: str, query: str, iterator: Iterator[pa.RecordBatch]) -> Prepared:
     producer = _get_producer(options, group)
-    brokers = _brokers[options.url]
+    brokers = _brokers[options.url, options.token_file]
     preparation = Preparation(producer, brokers.shards, options.topic, options.immunity, brokers.most)
     try:
         for batch in iterator:
@@ -240,8 +240,9 @@ class Brokers:
     most: int
 
 
-_brokers: dict[str, Brokers] = {}
-_producers: dict[tuple[str, str, float, str | None], Producer] = {}
+_brokers: dict[tuple[str, str | None], Brokers] = {}
+"""By URL and token file."""
+_producers: dict[tuple[str | float | None, ...], Producer] = {}
 _lock = threading.Lock()
 
 
@@ -249,12 +250,13 @@ def _get_producer(options: WriteOptions, group: str) -> Producer:
     """Return this process's producer of a group, from a cache. Waits for an unavailable broker. Raises
     Unknown(TIMED_OUT)."""
     with _lock:
-        name = (options.url, group, options.timeout, options.checkpoint)
+        place = (options.url, options.token_file)
+        name = (*place, group, options.timeout, options.checkpoint)
         known = _producers.pop(name, None)
         if known is None:
-            if options.url not in _brokers:
-                _brokers[options.url] = _open_brokers(options)
-            bus = _brokers[options.url].bus
+            if place not in _brokers:
+                _brokers[place] = _open_brokers(options)
+            bus = _brokers[place].bus
             checker = CheckpointChecker(options.checkpoint)
             known = bus.producer(group, timeout=options.timeout, checker=checker, absent="wait")
             while len(_producers) >= MOST_PRODUCERS:
@@ -264,7 +266,7 @@ def _get_producer(options: WriteOptions, group: str) -> Producer:
 
 
 def _open_brokers(options: WriteOptions) -> Brokers:
-    bus = connect(options.url)
+    bus = connect(options.url, token_file=options.token_file)
     deadline = time.monotonic() + options.timeout
     try:
         hellos = [patient_action(link, HELLO({}), deadline) for link in bus.router.links]
