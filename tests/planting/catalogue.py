@@ -21,6 +21,7 @@ import bugs_gateway
 import bugs_jobs
 import bugs_modes
 import bugs_relay
+import bugs_rights
 import bugs_spark
 import bugs_wire
 
@@ -37,6 +38,7 @@ FILES = [
     bugs_modes,
     bugs_broker,
     bugs_gateway,
+    bugs_rights,
     bugs_spark,
     bugs_jobs,
     bugs_clock,

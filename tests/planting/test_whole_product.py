@@ -17,7 +17,7 @@ OWN = [one for one in catalogue.BUGS.values() if not one.spark]
 PARTS = (
     ("bugs_client", "bugs_consumers", "bugs_wire"),
     ("bugs_relay", "bugs_barrier", "bugs_modes"),
-    ("bugs_broker", "bugs_gateway", "bugs_clock", "bugs_spark", "bugs_jobs"),
+    ("bugs_broker", "bugs_gateway", "bugs_rights", "bugs_clock", "bugs_spark", "bugs_jobs"),
 )
 
 
@@ -78,6 +78,7 @@ def test_bugs_of_all_rooms_are_planted() -> None:
         "modes",
         "check-back",
         "gateway",
+        "rights",
         "Spark",
         "audit",
         "clock",
