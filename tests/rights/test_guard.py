@@ -106,6 +106,7 @@ def test_a_changed_file_takes_effect_and_an_invalid_one_does_not(rights):
         guard.stop()
 
 
+@pytest.mark.invariant("I45")
 def test_half_a_file_and_no_file_change_nothing(rights):
     guard = Guard(rights.write())
     whole = rights.path.read_bytes()
@@ -196,6 +197,7 @@ def test_open_transactions_of_a_principal_are_limited(tmp_path, rights):
         assert refusal.code is Code.TOO_MANY_OPEN
 
 
+@pytest.mark.invariant("I45")
 def test_a_revoked_token_ends_reads_receives_and_check_subscriptions(tmp_path, rights):
     with guarded(tmp_path, rights) as served:
         token = rights.tokens["shop"]

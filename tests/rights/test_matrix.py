@@ -212,6 +212,7 @@ def test_every_view_is_in_the_table():
     assert set(VIEWS) <= set(READS)
 
 
+@pytest.mark.invariant("I45")
 @pytest.mark.parametrize(("name", "rules"), cases((name, rules) for name, (_, rules) in SAMPLES.items()))
 def test_an_action_needs_exactly_its_rights(world, name, rules):
     request = world.fill(SAMPLES[name][0])
@@ -225,6 +226,7 @@ def test_an_action_needs_exactly_its_rights(world, name, rules):
         assert "it needs `" in message
 
 
+@pytest.mark.invariant("I45")
 @pytest.mark.parametrize(("source", "rules"), cases(READS.items()))
 def test_a_read_needs_exactly_its_right(world, source, rules):
     def read(client):
@@ -237,6 +239,7 @@ def test_a_read_needs_exactly_its_right(world, source, rules):
             assert is_denied(lambda client=client: read(client)) is not None, f"{held} was enough"
 
 
+@pytest.mark.invariant("I45")
 @pytest.mark.parametrize(("name", "rules"), cases(ROWS.items()))
 def test_a_call_with_rows_needs_exactly_its_rights(world, name, rules):
     with world.client(rules) as client:

@@ -84,11 +84,12 @@ def check_reachable(url: str) -> None:
     """Raise Overloaded(BROKER_AWAY) if every address of ``url`` refuses connections or has no such host. A client would
     wait for an unreachable broker, but a user may have mistyped an address or not started one. Addresses that do not
     respond are left to the client. Nothing is sent."""
-    if not url.startswith("escrow://"):
+    scheme, _, rest = url.partition("://")
+    if scheme not in ("escrow", "escrows"):
         return
     from escrowmq.wire.addresses import parse_address
 
-    parts = url.removeprefix("escrow://").partition("?")[0].rstrip("/").replace("|", ",").split(",")
+    parts = rest.partition("?")[0].rstrip("/").replace("|", ",").split(",")
     addresses = [address for part in parts if (address := parse_address(part)) is not None]
     deadline = time.monotonic() + REFUSED_SECONDS
     reasons = {address: _try_connect(address.host, address.port) for address in addresses}

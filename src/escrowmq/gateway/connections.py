@@ -38,7 +38,8 @@ class BoundedProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Count the connection and wait for its first request."""
         super().connection_made(transport)
-        transport.set_write_buffer_limits(high=0)  # paused: data is unsent; resumed: all is sent
+        # Paused: data is unsent; resumed: all is sent. With TLS asyncio pauses at the limit, not above it.
+        transport.set_write_buffer_limits(high=1 if transport.get_extra_info("sslcontext") else 0, low=0)
         self._expect_headers()
         most = min(self._settings.max_connections, connection_share())
         if len(self.connections) > most:

@@ -223,7 +223,8 @@ def _read_url(given: Mapping[str, str]) -> str:
     if not url:
         raise Misuse(Code.BAD_SETTING, "option 'url' is missing", READING["url"])
     # Spark converts the argument of load() to a path: "escrow://host:7700" may come back as "escrow:/host:7700".
-    return f"escrow://{url.removeprefix('escrow:').lstrip('/')}" if url.startswith("escrow:") else absolute(url)
+    scheme, _, rest = url.partition(":")
+    return f"{scheme}://{rest.lstrip('/')}" if scheme in ("escrow", "escrows") else absolute(url)
 
 
 def absolute(url: str) -> str:

@@ -214,10 +214,11 @@ class _Broker:
 
 
 def _single_urls(url: str) -> Sequence[str]:
-    if not isinstance(url, str) or not url.startswith("escrow://"):
+    scheme, separator, rest = url.partition("://") if isinstance(url, str) else ("", "", "")
+    if not separator or scheme not in ("escrow", "escrows"):
         return [url]
-    addresses, mark, options = url.removeprefix("escrow://").partition("?")
-    return [f"escrow://{address}{mark}{options}" for address in addresses.rstrip("/").split(",")]
+    addresses, mark, options = rest.partition("?")
+    return [f"{scheme}://{address}{mark}{options}" for address in addresses.rstrip("/").split(",")]
 
 
 def _find_refused(batch: pa.RecordBatch, limits: Limits) -> Codes:

@@ -15,6 +15,8 @@ from escrowmq.platform.listening import shown_address
 
 _TARGETS = {
     "escrow": ("escrow", "EscrowTarget", "outbox"),
+    "escrows": ("escrow", "EscrowTarget", "outbox"),
+    "escrow+unix": ("escrow", "EscrowTarget", "outbox"),
     "file": ("escrow", "EscrowTarget", "outbox"),
     "kafka": ("kafka", "KafkaTarget", "kafka"),
     "amqp": ("rabbitmq", "RabbitMqTarget", "rabbitmq"),

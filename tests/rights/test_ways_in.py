@@ -1,0 +1,469 @@
+"""Every way into a broker with rights: tokens and certificates over the carrier, HTTP, metrics, services inside the
+broker's process; certificates that change or do not fit; and a secret that must stay one.
+"""
+
+import datetime as dt
+import io
+import json
+import logging
+import os
+import re
+import ssl
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from contextlib import contextmanager
+
+import pytest
+import trustme
+from guarded_broker import RightsFile, guarded
+from served import PATIENT
+
+import escrowmq as mq
+from escrowmq.errors import Code, Denied, EscrowError, Misuse, Unknown
+from escrowmq.rights.tokens import new_token
+from escrowmq.wire.credential import Credential
+
+
+class Process:
+    """A broker in a process of its own, with everything it may serve. ``said``: its first line; ``output`` at the end:
+    all that it printed."""
+
+    def __init__(self, folder, rights, *words, tls=True, environment=None):
+        self.folder = folder
+        self.authority = trustme.CA()
+        self.ca = folder / "ca.pem"
+        self.authority.cert_pem.write_to_path(self.ca)
+        self.certificate, self.key = folder / "broker.pem", folder / "broker.key"
+        self.issue()
+        command = [
+            "serve",
+            "--folder",
+            str(folder / "data"),
+            "--listen",
+            "127.0.0.1:0",
+            "--json",
+            "--log-level",
+            "info",
+        ]
+        command += ["--rights", str(rights.write())]
+        if tls:
+            command += [
+                "--tls-cert",
+                str(self.certificate),
+                "--tls-key",
+                str(self.key),
+                "--tls-client-ca",
+                str(self.ca),
+            ]
+        variables = {**os.environ, "SSL_CERT_FILE": str(self.ca), **(environment or {})}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        self.process = subprocess.Popen([sys.executable, "-m", "escrowmq", *command, *words], env=variables, **pipes)
+        self.said = json.loads(self.process.stdout.readline() or "{}") or self.fail()
+        self.url = self.said.get("url")
+        self.output = ""
+
+    def fail(self):
+        self.stop()
+        raise AssertionError(self.output)
+
+    def issue(self, **options):
+        made = self.authority.issue_cert("127.0.0.1", **options)
+        self.key.write_bytes(made.private_key_pem.bytes())
+        self.key.chmod(0o600)
+        self.certificate.write_bytes(b"".join(one.bytes() for one in made.cert_chain_pems))
+
+    def connect(self, **options):
+        return mq.connect(self.url, tls=str(self.ca), **options)
+
+    def http(self, url, token=None, body=None):
+        """Status and text of a request."""
+        request = urllib.request.Request(url, None if body is None else json.dumps(body).encode())
+        request.add_header("Content-Type", "application/json")
+        if token is not None:
+            request.add_header("Authorization", f"Bearer {token}")
+        context = ssl.create_default_context(cafile=self.ca)
+        try:
+            with urllib.request.urlopen(request, timeout=PATIENT, context=context) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as problem:
+            return problem.code, problem.read().decode()
+
+    def stop(self):
+        self.process.terminate()
+        out, err = self.process.communicate(timeout=PATIENT)
+        self.output = out + err
+
+
+@pytest.fixture
+def rights(tmp_path):
+    file = RightsFile(tmp_path)
+    file.add(
+        "shop",
+        "send t",
+        "produce shop",
+        "produce gateway",
+        "consume g",
+        "read t",
+        more='certificates = ["shop.example"]',
+    )
+    file.add("boss", "view", "admin", "act *", "read *")
+    file.add("nobody")
+    return file
+
+
+@contextmanager
+def running(*given, **options):
+    process = Process(*given, **options)
+    try:
+        yield process
+    finally:
+        process.stop()
+
+
+def until(ready):
+    """Look until something is so."""
+    pause = threading.Event()
+    for _ in range(int(PATIENT * 20)):
+        if ready():
+            return
+        pause.wait(0.05)
+    raise AssertionError("it did not come to that")
+
+
+@pytest.mark.invariant("I45")
+def test_tokens_certificates_http_and_metrics_are_one_principal(tmp_path, rights):
+    with running(tmp_path, rights, "--http", "127.0.0.1:0", "--metrics", "127.0.0.1:0") as broker:
+        shop, boss, nobody = (rights.tokens[name] for name in ("shop", "boss", "nobody"))
+        with broker.connect(token=shop) as bus:
+            bus.producer("shop").send("t", b"by token")
+            assert bus.admin.whoami()[0]["principal"] == "shop"
+            with pytest.raises(Denied, match="shop may not send to topic u: it needs `send u`"):
+                bus.producer("shop").send("u", b"x")
+        made = broker.authority.issue_cert("shop.example")
+        pem, key = tmp_path / "shop.pem", tmp_path / "shop.key"
+        pem.write_bytes(b"".join(one.bytes() for one in made.cert_chain_pems))
+        key.write_bytes(made.private_key_pem.bytes())
+        with broker.connect(certificate=(str(pem), str(key))) as bus:
+            bus.producer("shop").send("t", b"by certificate")
+            assert bus.admin.whoami()[0]["authenticated_by"] == "certificate shop.example"
+        http = broker.said["http"]
+        assert http.startswith("https://")
+        message = {"text": "by HTTP"}
+        send = f"{http}/v1/topics/t/messages"
+        assert broker.http(send, shop, message)[0] == 200
+        for token, status, name in (
+            (None, 401, "UNAUTHENTICATED"),
+            ("emq_wrong", 401, "UNAUTHENTICATED"),
+            (nobody, 403, "DENIED"),
+        ):
+            code, text = broker.http(send, token, message)
+            assert (code, json.loads(text)["name"]) == (status, name)
+        assert broker.http(f"{http}/v1/topics", shop)[0] == 403
+        assert broker.http(f"{http}/v1/topics", boss)[0] == 200
+        assert broker.http(f"{http}/healthz")[0] == 200
+        metrics = broker.said["metrics"]
+        assert [broker.http(f"{metrics}/metrics", token)[0] for token in (None, shop, boss)] == [401, 403, 200]
+        assert "escrowmq_denied_total" in broker.http(f"{metrics}/metrics", boss)[1]
+        assert broker.http(f"{metrics}/healthz")[0] == 200
+        with broker.connect(token=boss) as bus:
+            bodies = {row["body"] for row in bus.admin.read("t").read_all().to_pylist()}
+            assert bodies == {b"by token", b"by certificate", b"by HTTP"}
+            needed = {(one["principal"], one["needs"]) for one in bus.admin.denials()[0]["denials"]}
+            assert {("shop", "send u"), ("nobody", "produce gateway"), ("shop", "view")} <= needed
+            assert bus.admin.hello()[0]["rights"]
+        rights.remove("shop")
+        rights.write()
+        until(lambda: broker.http(send, shop, message)[0] == 401)
+
+
+def test_tokens_of_others_do_not_share_a_connection_of_the_gateway(tmp_path, rights):
+    rights.add("other", "send t", "produce gateway")
+    with running(tmp_path, rights, "--http", "127.0.0.1:0", tls=False) as broker:
+        send = f"{broker.said['http']}/v1/topics/t/messages"
+        for _ in range(3):
+            for name in ("shop", "nobody", "other"):
+                status, _ = broker.http(send, rights.tokens[name], {"text": name})
+                assert status == (403 if name == "nobody" else 200)
+
+
+def test_a_client_reads_its_token_file_again_when_it_connects(tmp_path, rights):
+    file = tmp_path / "token"
+    file.write_text(rights.tokens["shop"] + "\n")
+    with guarded(tmp_path, rights) as served, mq.connect(f"escrow://127.0.0.1:{served.port}", token_file=file) as bus:
+        producer = bus.producer("shop")
+        producer.send("t", b"1")
+        fresh = new_token()
+        rights.tokens["shop"] = fresh.text
+        rights.add("shop", "send t", "produce shop")
+        file.write_text(fresh.text)
+        rights.write()
+        served.guard.reload()  # closes the connection of the old token
+        producer.send("t", b"2")
+
+
+@pytest.mark.parametrize(
+    ("host", "private"), [("127.0.0.1", True), ("localhost", True), ("192.0.2.1", False), ("broker.example", False)]
+)
+def test_a_token_never_leaves_the_machine_without_tls(host, private):
+    if private:
+        mq.connect(f"escrow://{host}:1", token="emq_x").close()
+        return
+    with pytest.raises(Misuse, match="escrows://"):
+        mq.connect(f"escrow://{host}:1", token="emq_x")
+
+
+def test_credentials_that_are_none_are_refused(tmp_path):
+    with pytest.raises(Misuse):
+        mq.connect("escrow://127.0.0.1:1", token="a", token_file="b")
+    with pytest.raises(Misuse):
+        mq.connect("escrow://127.0.0.1:1", token=7)
+    (tmp_path / "empty").touch()
+    for file in (tmp_path / "empty", tmp_path / "absent", tmp_path):
+        with mq.connect("escrow://127.0.0.1:1", token_file=file) as bus, pytest.raises(Misuse, match="token file"):
+            bus.producer("p", timeout=5).send("t", b"x")
+
+
+def test_the_environment_is_used_unless_an_option_says_otherwise(tmp_path):
+    variables = {"ESCROWMQ_TOKEN_FILE": str(tmp_path / "f")}
+    (tmp_path / "f").write_text("from the file\n")
+    assert Credential.choose(None, None, variables).read() == "from the file"
+    assert Credential.choose("given", None, variables).read() == "given"
+    assert Credential.choose("", None, variables).read() is None
+    assert Credential.choose(None, None, {"ESCROWMQ_TOKEN": "t"}).read() == "t"
+    assert not Credential.choose(None, None, {}).is_set
+
+
+def test_a_renewed_certificate_serves_new_connections_and_no_call_fails(tmp_path, rights):
+    with running(tmp_path, rights) as broker:
+        failures, stop, sent = [], threading.Event(), []
+
+        def work(number):
+            try:
+                while not stop.is_set():
+                    with broker.connect(token=rights.tokens["shop"]) as bus:  # a new connection each time
+                        producer = bus.producer("shop", instance=f"i{number}", timeout=PATIENT)
+                        for _ in range(5):
+                            sent.append(producer.send("t", b"x"))
+            except Exception as problem:
+                failures.append(problem)
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+        for thread in threads:
+            thread.start()
+        old = serial(broker)
+        for _ in range(3):
+            broker.issue()
+            until(lambda old=old: serial(broker) != old)
+            old = serial(broker)
+            count = len(sent)
+            until(lambda count=count: len(sent) > count + 20 or failures)
+        stop.set()
+        for thread in threads:
+            thread.join()
+        assert failures == []
+
+
+def serial(broker):
+    """The serial number of the certificate that a new connection sees."""
+    import socket
+
+    host, _, port = broker.url.partition("://")[2].rpartition(":")
+    context = ssl.create_default_context(cafile=broker.ca)
+    plain = socket.create_connection((host, int(port)), PATIENT)
+    with context.wrap_socket(plain, server_hostname=host) as secure:
+        return secure.getpeercert()["serialNumber"]
+
+
+def test_half_of_a_new_certificate_changes_nothing(tmp_path, rights):
+    with running(tmp_path, rights) as broker:
+        old = serial(broker)
+        broker.certificate.write_bytes(broker.certificate.read_bytes()[:200])
+        threading.Event().wait(1.5)
+        assert serial(broker) == old
+        with broker.connect(token=rights.tokens["shop"]) as bus:
+            bus.producer("shop").send("t", b"x")
+    assert "the former certificate stays" in broker.output
+
+
+def test_each_certificate_that_does_not_fit_has_its_message(tmp_path, rights):
+    with running(tmp_path, rights) as broker:
+        foreign = tmp_path / "foreign.pem"
+        trustme.CA().cert_pem.write_to_path(foreign)
+        token = rights.tokens["shop"]
+        with mq.connect(broker.url, tls=str(foreign), token=token) as bus, pytest.raises(Unknown, match="not trusted"):
+            bus.producer("shop", timeout=PATIENT).send("t", b"x")
+        url = broker.url.replace("127.0.0.1", "localhost")
+        with (
+            mq.connect(url, tls=str(broker.ca), token=token) as bus,
+            pytest.raises(Unknown, match=r"not valid for|doesn't match"),
+        ):
+            bus.producer("shop", timeout=PATIENT).send("t", b"x")
+        old = serial(broker)
+        broker.issue(not_after=dt.datetime.now(dt.UTC) - dt.timedelta(days=1))
+
+        def is_expired():
+            try:
+                return serial(broker) == "" and old == ""
+            except ssl.SSLCertVerificationError as problem:
+                return "expired" in problem.verify_message
+
+        until(is_expired)
+        with broker.connect(token=token) as bus, pytest.raises(Unknown, match="expired"):
+            bus.producer("shop", timeout=PATIENT).send("t", b"x")
+
+
+def test_many_wrong_greetings_leave_the_others_served(tmp_path, rights):
+    with guarded(tmp_path, rights) as served:
+        stop, guesses = threading.Event(), []
+
+        def guess():
+            while not stop.is_set():
+                try:
+                    served.client(token="emq_guess")
+                except (EscrowError, OSError, AttributeError) as problem:
+                    guesses.append(problem)
+
+        threads = [threading.Thread(target=guess, daemon=True) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        with mq.connect(f"escrow://127.0.0.1:{served.port}", token=rights.tokens["shop"]) as bus:
+            producer = bus.producer("shop", timeout=PATIENT)
+            until(lambda: len(guesses) > 20)
+            for number in range(50):
+                producer.send("t", b"%d" % number)
+        stop.set()
+        for thread in threads:
+            thread.join()
+        assert served.guard.unauthenticated > 20
+        assert served.guard.delay("127.0.0.1") > 0
+
+
+SECRET = re.compile(r"emq_[A-Za-z0-9]{8}_[A-Za-z0-9_-]{43}")
+
+
+def test_a_planted_token_is_found_nowhere(tmp_path, rights, caplog, monkeypatch):
+    """A whole run: producer, check-back, consumer, relay, HTTP, commands, errors with tracebacks, a crash."""
+    import sqlalchemy as sa
+
+    from escrowmq import outbox
+
+    caplog.set_level(logging.DEBUG)
+    rights.add("shop", "send *", "produce *", "consume *", "read *", "view", "act *")
+    shop = rights.tokens["shop"]
+    token_file = tmp_path / "shop.token"
+    token_file.write_text(shop)
+    state = tmp_path / "state"
+    monkeypatch.setenv("XDG_STATE_HOME", str(state))
+    printed = []
+
+    def command(broker, *words, code=0):
+        variables = {**os.environ, "ESCROWMQ_URL": broker.url, "SSL_CERT_FILE": str(broker.ca), "ESCROWMQ_TOKEN": shop}
+        variables.pop("ESCROWMQ_TOKEN_FILE", None)
+        done = subprocess.run([sys.executable, "-m", "escrowmq", *words], env=variables, capture_output=True, text=True)
+        printed.append(done.stdout + done.stderr)
+        assert done.returncode == code, done.stderr
+
+    monkeypatch.delenv("ESCROWMQ_TOKEN_FILE", raising=False)
+    environment = {"ESCROWMQ_TOKEN": shop}
+    with running(tmp_path, rights, "--http", "127.0.0.1:0", environment=environment) as broker:
+        with broker.connect(token=shop) as bus:
+            printed += [repr(bus), repr(bus.router.links), str(vars(bus.router.links[0]))]
+            producer = bus.producer("shop", checker=lambda check: mq.COMMIT)
+            with producer.transaction() as txn:
+                txn.send("t", b"x", key="k")
+            [message] = bus.consumer("g", "t").receive(1, wait=PATIENT)
+            message.ack()
+            try:
+                producer.send("%bad", b"x")
+            except EscrowError as problem:
+                printed.append(repr(problem))
+                logging.getLogger("test").exception("with its traceback")
+        engine = sa.create_engine(f"sqlite:///{tmp_path / 'shop.db'}")
+        outbox.migrate(engine)
+        with engine.begin() as connection:
+            outbox.send_tx(connection, "t", b"by the relay", key="k")
+        engine.dispose()
+        command(
+            broker,
+            "outbox",
+            "relay",
+            "--database-url",
+            f"sqlite:///{tmp_path / 'shop.db'}",
+            "--once",
+            "--to",
+            broker.url,
+        )
+        for words in (
+            ["status"],
+            ["status", "--json"],
+            ["find", "k"],
+            ["whoami", "--json"],
+            ["topics", "list"],
+            ["acts", "list"],
+        ):
+            command(broker, *words)
+        command(broker, "plan", "--help")
+        command(broker, "backup", "--to", str(tmp_path / "backup"), code=7)
+        command(broker, "topics", "create", "new", code=7)
+        send = f"{broker.said['http']}/v1/topics/t/messages"
+        printed.append(broker.http(send, shop, {"text": "x"})[1])
+        printed.append(broker.http(send, shop[:-1], {"text": "x"})[1])
+        line = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
+        printed.append(line)
+        broker.process.kill()  # a crash
+    printed += [broker.output, caplog.text, json.dumps(broker.said)]
+    stored = io.BytesIO()
+    for path in tmp_path.rglob("*"):
+        if path.is_file() and path != token_file:
+            stored.write(path.read_bytes())
+    text = "\n".join(printed) + stored.getvalue().decode("latin-1")
+    assert "by the relay" in text
+    assert SECRET.findall(text) == []
+    for secret in rights.tokens.values():
+        assert secret[13:] not in text
+
+
+def test_a_token_is_shown_by_no_text_of_the_client():
+    credential = Credential(token="emq_secret")
+    assert "secret" not in repr(credential)
+    with pytest.raises(Misuse):
+        __import__("pickle").dumps(credential)
+    assert Code.UNAUTHENTICATED.branch is Denied
+
+
+def test_a_consumer_and_a_reader_of_a_revoked_token_end_with_the_reason(tmp_path, rights):
+    with guarded(tmp_path, rights) as served:
+        url, token = f"escrow://127.0.0.1:{served.port}", rights.tokens["shop"]
+        with mq.connect(url, token=token) as bus, mq.connect(url, token=token) as other:
+            bus.producer("shop").send("t", b"x")
+            ends, begun = [], threading.Barrier(3)
+
+            def run(work):
+                try:
+                    work(begun)
+                except EscrowError as problem:
+                    ends.append(problem)
+
+            def consume(begun):
+                for number, message in enumerate(bus.consumer("g", "t").messages()):
+                    message.ack()
+                    if not number:
+                        begun.wait(PATIENT)
+
+            def follow(begun):
+                for number, _ in enumerate(other.reader("t", start="earliest").batches()):
+                    if not number:
+                        begun.wait(PATIENT)
+
+            threads = [threading.Thread(target=run, args=(work,)) for work in (consume, follow)]
+            for thread in threads:
+                thread.start()
+            begun.wait(PATIENT)
+            rights.remove("shop")
+            rights.write()
+            for thread in threads:
+                thread.join(PATIENT)
+            assert [problem.code for problem in ends] == [Code.UNAUTHENTICATED] * 2
