@@ -128,7 +128,7 @@ def test_what_several_clients_ask_at_once_is_read_before_any_of_it_is_begun(serv
 
     with served.client() as one, served.client() as two, served.client() as three:
         monkeypatch.setattr(Server, "_attend", hold)
-        served.server._call()
+        served.server._wake_loop()
         assert held.wait(PATIENT)
         monkeypatch.setattr(Connection, "receive", received)
         monkeypatch.setattr(served.calls, "parcel", begun)
@@ -540,7 +540,7 @@ def test_without_a_descriptor_nothing_spins_and_it_goes_on_with_one(served, monk
 
 def test_a_loop_that_fails_is_logged_and_begins_anew(served, monkeypatch, caplog):
     monkeypatch.setattr(server, "RESTART_SECONDS", 0.0)
-    look, failed = Server._look, threading.Event()
+    look, failed = Server._check_rules, threading.Event()
 
     def fails(self, now):
         if self is served.server and not failed.is_set():
@@ -549,7 +549,7 @@ def test_a_loop_that_fails_is_logged_and_begins_anew(served, monkeypatch, caplog
         return look(self, now)
 
     with served.client() as before:
-        monkeypatch.setattr(Server, "_look", fails)
+        monkeypatch.setattr(Server, "_check_rules", fails)
         assert before.closed() == []
         with served.client() as after:
             assert after.plain(b"x")[0][0] == Code.OK

@@ -1,11 +1,11 @@
-"""One accepted connection: sending without ever waiting, and what waits because its client does not read.
+"""One accepted connection: it sends without waiting, and queues what its client does not read.
 
-The thread that has an answer sends it, under the connection's lock and without waiting. What the socket does not take
-is kept and left to the thread of the loop, which alone reads and alone closes. So nobody who answers is held up by a
-client.
+The thread that produces an answer sends it, under the connection's lock and without waiting. Bytes that the socket does
+not accept are queued for the thread of the loop, which alone reads and alone closes. So no client delays a thread that
+answers.
 
-Small answers and large ones wait in two queues. Between two frames of large answers, all small ones go: a client that
-reads much does not wait for the acknowledgements of its own process.
+Small and large answers have separate queues. All small answers are sent between two frames of large ones: a client that
+reads much does not delay the acknowledgements of its own process.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from escrowmq.wire.channel import MAX_PIECES, Channel
 from escrowmq.wire.frames import Pieces
 
 KEEPALIVE = (60, 15, 4)
-"""After a minute of silence the system asks the other side's, four times in a minute: a connection of which only this
-end is left ends."""
+"""After a minute of silence the system sends a keep-alive probe, four times within a minute: a connection without a
+peer ends."""
 _HTTP2 = b"PRI "
 """The beginning of HTTP/2, over which clients of version 0.1 spoke."""
 _UPGRADE = "this broker does not speak Arrow Flight: its clients need the version of EscrowMQ that it has"
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Unsent:
-    """A frame that has not left, or not whole."""
+    """A frame that was not sent, or not completely."""
 
     __slots__ = ("freed", "left", "lost", "pieces", "size")
 
@@ -51,15 +51,15 @@ class _Unsent:
         self.freed = freed
 
     def drop_sent(self, sent: int) -> None:
-        """Drop the first bytes, which have left."""
+        """Drop the first bytes, which were sent."""
         self.pieces = frames.drop_bytes(self.pieces, sent)
         self.left -= sent
 
 
 class Connection:
-    """A channel that does not block. ``most`` bytes of answers may wait to be sent beside a first one. ``attention``
-    makes the loop look at the connection. ``freed`` is called with the bytes of answers that waited and wait no
-    more."""
+    """A channel that does not block. ``most``: limit of queued answer bytes, besides a first answer. ``attention``
+    reports the connection to the loop. ``freed`` is called with the bytes of queued answers that were sent or
+    dropped."""
 
     __slots__ = (
         "__weakref__",
@@ -96,18 +96,18 @@ class Connection:
         self.assembler = assembler
         self.opened = self.heard = time.monotonic()
         self.held = Held(peer, self.give_up)
-        """What its requests and answers hold."""
+        """The memory of its requests and answers."""
         self.received = self.sent = 0
         self.closed = False
         self.broken = False
-        """Whether the loop is to close it."""
+        """Whether the loop must close it."""
         self.events = 0
-        """What the loop waits for; for the loop alone."""
+        """Events that the loop waits for; used by the loop only."""
         self.freed: Callable[[int], None] | None = None
         self.unsent_bytes = 0
-        """Bytes of answers that wait; those of reads and watches, which bound themselves, do not count."""
-        self._begun: _Unsent | None = None  # of which a part has left: it continues first
-        self._small: deque[_Unsent] | None = None  # made when something waits: most connections are idle
+        """Queued bytes of answers; without those of reads and watches, which have limits of their own."""
+        self._begun: _Unsent | None = None  # partly sent: it continues first
+        self._small: deque[_Unsent] | None = None  # created on demand: most connections are idle
         self._large: deque[_Unsent] | None = None
         self._channel = channel
         self._most = most
@@ -124,12 +124,12 @@ class Connection:
 
     @property
     def owes(self) -> bool:
-        """Return whether something waits until the socket takes more."""
+        """Return whether bytes are queued for the socket."""
         return self._begun is not None or bool(self._small or self._large) or self._channel.unsent
 
     @property
     def buffered(self) -> bool:
-        """Return whether there is more to read although the socket has nothing."""
+        """Return whether bytes can be read although the socket has none."""
         return self._channel.buffered
 
     def send(
@@ -140,12 +140,12 @@ class Connection:
         *,
         large: bool = False,
     ) -> int:
-        """Send the frames of an answer, or keep them to be sent. From any thread; never waits.
+        """Send or queue the frames of an answer. From any thread; never waits.
 
-        Returns the bytes of those that have left whole. Of the others ``freed`` (by default the connection's) is
-        called with their bytes, when they have left or are lost. ``lost`` is called when the client certainly did not
-        get the whole answer. ``large``: small answers go first, and the bytes do not count as unsent answers if
-        ``freed`` is given. Frames that are sent as large keep their order.
+        Returns the bytes of frames that were sent completely. ``freed`` (by default the connection's) is called with
+        the bytes of the others when they are sent or dropped. ``lost`` is called when the client certainly did not
+        receive the whole answer. ``large``: small answers are sent first, and if ``freed`` is given, the bytes do not
+        count as unsent answers. Large frames keep their order.
         """
         gone = at = 0
         with self._lock:
@@ -164,8 +164,8 @@ class Connection:
     def _send_or_keep(
         self, pieces: Pieces, lost: Callable[[], None] | None, freed: Callable[[int], None] | None, large: bool
     ) -> int:
-        """Send a frame, or keep what the socket does not take of it. Returns its bytes if it has left whole, else 0.
-        With the lock held."""
+        """Send a frame, or queue what the socket does not accept. Returns its bytes if it was sent completely, else 0.
+        Requires the lock."""
         size = frames.size_of(pieces)
         sent = 0 if self.owes else self._try(pieces)
         if sent == size:
@@ -174,18 +174,18 @@ class Connection:
         return 0
 
     def _lose(self, size: int, lost: Callable[[], None] | None, freed: Callable[[int], None] | None) -> None:
-        """Give back what an answer held that never leaves whole."""
+        """Release the memory of an answer that will not be sent completely."""
         freed = freed or self.freed
         try:
             if freed is not None:
                 freed(size)
             if lost is not None:
                 lost()
-        except Exception:  # whoever answers has others to answer
-            logger.exception("what an answer held could not be given back: %s", self.peer)
+        except Exception:  # the calling thread has other answers to send
+            logger.exception("the memory of an answer could not be released: %s", self.peer)
 
     def _keep(self, unsent: _Unsent, large: bool) -> None:
-        """Keep a frame until the socket takes it. With the lock held."""
+        """Queue a frame. Requires the lock."""
         alone = self._begun is None and not (self._small or self._large)
         if alone:
             self.held.stuck_since = time.monotonic()
@@ -201,12 +201,12 @@ class Connection:
             self.unsent_bytes += unsent.left
             if self.unsent_bytes > self._most and not alone:
                 logger.warning(
-                    "closing a connection that does not read: %s is owed %d bytes", self.peer, self.unsent_bytes
+                    "closing a connection that does not read: %s has %d bytes waiting", self.peer, self.unsent_bytes
                 )
                 self.broken = True
 
     def _try(self, pieces: Pieces) -> int:
-        """Hand over what the socket takes. Returns how many bytes. With the lock held."""
+        """Send without waiting; return the number of accepted bytes. Requires the lock."""
         try:
             sent = self._channel.send(pieces)
         except OSError as problem:
@@ -218,7 +218,7 @@ class Connection:
         return sent
 
     def flush(self) -> None:
-        """Send more of pending work. By the loop."""
+        """Send queued bytes. Called by the loop."""
         done: list[_Unsent] = []
         with self._lock:
             try:
@@ -235,8 +235,8 @@ class Connection:
                 freed(unsent.size)
 
     def _send_next(self, done: list[_Unsent]) -> bool:
-        """Send in one call what goes next, what has left joins ``done``. Returns whether there may be more. With the
-        lock held."""
+        """Send the next frames in one call; completely sent ones are appended to ``done``. Returns whether more may
+        be sent. Requires the lock."""
         chosen = [self._begun] if self._begun is not None else []
         count = len(chosen[0].pieces) if chosen else 0
         for unsent in self._small or ():
@@ -270,11 +270,8 @@ class Connection:
         return True
 
     def receive(self) -> list[frames.Frame] | None:
-        """Receive once. Returns the frames that became whole, None when the client is gone, or will send no more. By
-        the loop.
-
-        Raises Rejected for what is no frame.
-        """
+        """Receive once. Returns the completed frames; None if the client has gone or will send no more. Called by the
+        loop. Raises Rejected for an invalid frame."""
         target = self.assembler.target()
         if not target:
             return []  # a large frame waits for room
@@ -296,7 +293,7 @@ class Connection:
         return self.assembler.filled(count)
 
     def tune(self) -> None:
-        """Set the socket options of a client's connection. By the loop."""
+        """Set the socket options of an accepted client. Called by the loop."""
         try:
             self._channel.keep_alive(*KEEPALIVE)
         except OSError as problem:
@@ -304,7 +301,7 @@ class Connection:
             self.broken = True
 
     def end_sending(self) -> None:
-        """Let the client read the end behind what was sent; what it still sends can be read."""
+        """Shut down the sending side; the client can read what was sent, and may still send."""
         with self._lock:
             try:
                 self._channel.shutdown(SHUT_WR)
@@ -312,16 +309,16 @@ class Connection:
                 self.broken = True
 
     def attend(self) -> None:
-        """Have the loop look at it. From any thread."""
+        """Report the connection to the loop. From any thread."""
         self._attention(self)
 
     def give_up(self) -> None:
-        """Have the loop close it. From any thread."""
+        """Make the loop close the connection. From any thread."""
         self.broken = True
         self._attention(self)
 
     def close(self) -> None:
-        """Close it; what waited to be sent is lost. By the loop."""
+        """Close the connection and drop queued bytes. Called by the loop."""
         with self._lock:
             self.closed = True
             left = [*([self._begun] if self._begun else []), *(self._small or ()), *(self._large or ())]

@@ -1,17 +1,16 @@
-"""The requests of one connection: begun in the order in which they came, as far as its bounds allow, and answered in
-any order.
+"""The requests of one connection: started in the order of arrival, within limits, and answered in any order.
 
 Rules:
 
-1. A request is begun when the connection has fewer than ``MAX_REQUESTS`` and ``PIPELINED_BYTES`` without an answer,
-   fewer than ``UNREAD_BYTES`` that its client does not read, and room for its bytes among those of all clients; else
-   it waits here, and nothing more is read from the connection. One that finds no room for ``PATIENCE`` is refused. A
-   large one takes no memory before it has room.
-2. A content that cannot be read is refused to its number. A client that breaks the protocol gets the reason, and is
-   closed.
-3. When the connection ends, receives that wait are withdrawn, reads and watches end, and what was leased for an answer
-   that did not leave whole is released at once, its attempt not counted. All other requests take effect.
-4. What the requests hold is given back with their answers, also when the connection is gone by then.
+1. A request starts if the connection has fewer than ``MAX_REQUESTS`` and ``PIPELINED_BYTES`` without an answer, fewer
+   than ``UNREAD_BYTES`` that its client does not read, and room for its bytes among those of all clients. Otherwise it
+   waits, and nothing more is read from the connection. A request without room for ``PATIENCE`` is rejected. A large
+   request allocates no memory before it has room.
+2. Unreadable content is rejected under its request's number. A client that breaks the protocol gets the reason, and is
+   disconnected.
+3. When the connection ends, waiting receives are withdrawn, reads and watches end, and leases of an answer that was not
+   sent completely are released at once without counting the attempt. All other requests take effect.
+4. The memory of a request is released with its answer, also if the connection has ended before.
 """
 
 from __future__ import annotations
@@ -42,23 +41,22 @@ MAX_REQUESTS = 4096
 PIPELINED_BYTES = 16 << 20
 UNREAD_BYTES = 1 << 20
 CALL_BYTES = 1024
-"""What a request under way takes beside its content."""
+"""Memory of a pending request besides its content."""
 ROW_BYTES, PAIR_BYTES = 256, 128
-"""What a row, and a property of one, become beside their content when they are read."""
+"""Memory of a decoded row, and of a property, besides their content."""
 JSON_COST = 16
-"""Bytes of memory that a byte of JSON may become."""
+"""Maximum bytes of memory per byte of JSON."""
 
 _WITH_PROPERTIES = (Kind.SEND, Kind.PREPARE)
 _MESSAGES = (*_WITH_PROPERTIES, Kind.COLUMNS)
 _CALLS = (Kind.ACTION, Kind.READ, Kind.WATCH)
 
 Welcoming = Callable[[], tuple[frames.Welcome, Json]]
-"""Returns what the broker takes, and its answer to ``hello``. Raises EscrowError where it cannot say who it is."""
+"""Returns the broker's limits, and its answer to ``hello``. Raises EscrowError if it has none yet."""
 
 
 class Requests:
-    """Keeps what one client has asked and not been answered. Its methods are for the loop, but for the answers that
-    come in."""
+    """The pending requests of one client. The loop calls its methods; answers arrive on any thread."""
 
     __slots__ = (
         "_begun",
@@ -111,37 +109,36 @@ class Requests:
         self._held: Held = connection.held
         self._lock = threading.Lock()
         self._begun: dict[int, Future[pa.RecordBatch] | Stream | None] | None = None
-        self._open = self._unanswered = 0  # requests, and their bytes; until the answer was given to the connection
+        self._open = self._unanswered = 0  # requests and their bytes, until the connection has the answer
         self._waiting: deque[Frame] | None = None
-        self._counted = 0  # bytes of a small frame that is not whole, as the room knows it
-        self._claimed = 0  # bytes that the room gave to a large frame that is not whole
+        self._counted = 0  # bytes of an incomplete small frame, as counted in the room
+        self._claimed = 0  # bytes of room for an incomplete large frame
         self._entered = self._ended = False
         self.welcomed = False
         """Whether the client has greeted."""
         self.count = 0
-        """Requests that were begun."""
+        """Started requests."""
         self.paused = False
-        """Whether something waits here for answers, for its client to read, or for room; then nothing more is read."""
+        """Whether a request waits for answers, for its client to read, or for room; then nothing more is read."""
         self.leaving = False
-        """Whether the client sends no more, or may not: what has begun is answered, then the connection closes."""
+        """Whether no more requests are accepted: pending ones are answered, then the connection closes."""
         self.frames_then, self.whole_since = 0, 0.0
-        """How many frames had come whole at the last look, and since when no other has (monotonic seconds)."""
+        """Completed frames at the last check, and since when there is no further one (monotonic seconds)."""
         self.no_longer = 0.0
-        """When a client that was refused is closed, whatever it still sends (monotonic seconds); 0: it is not
-        refused."""
+        """Deadline (monotonic seconds) to close a rejected client; 0: it is not rejected."""
 
     @property
     def busy(self) -> bool:
-        """Return whether the client waits for something: an answer, or that there is room for its request."""
+        """Return whether the client waits for an answer, or for room for its request."""
         return self._open > 0 or self.paused or self._connection.owes
 
     @property
     def done(self) -> bool:
-        """Return whether a client that is leaving has got everything."""
+        """Return whether a leaving client has received all answers."""
         return self.leaving and not (self._open or self._waiting or self._connection.owes)
 
     def take(self, came: list[Frame]) -> None:
-        """Take in frames. A frame that breaks the protocol refuses the client; nothing is raised."""
+        """Process received frames. A frame that breaks the protocol rejects the client; nothing is raised."""
         if self.leaving:
             return
         try:
@@ -205,30 +202,30 @@ class Requests:
             self.refuse(problem)
 
     def refuse(self, problem: EscrowError) -> None:
-        """Send the reason to a client that breaks the protocol, and read no more of it."""
+        """Send the reason to a client that breaks the protocol, and read no more from it."""
         self._send(frames.refused(0, problem))
         self.leave()
         self._connection.end_sending()
         self.no_longer = time.monotonic() + 1.0
 
     def leave(self) -> None:
-        """Take no more of the client: what has begun is answered; receives are withdrawn, reads and watches end."""
+        """Accept no more requests: pending ones are answered, receives withdrawn, reads and watches ended."""
         self.leaving = True
         self._waiting = None
         self.paused = False
         self._withdraw()
 
     def _send(self, frame: bytes | bytearray) -> None:
-        """Send what is not counted as an answer."""
+        """Send a frame that does not count as an answer."""
         size = len(frame) if self.welcomed else 0
         self._room.change(self._held, size)
         if self._connection.send([[frame]]) and size:
             self._room.change(self._held, -size)
 
-    # Beginning
+    # Starting
 
     def go_on(self) -> None:
-        """Begin pending work, as far as the bounds allow."""
+        """Start waiting requests, as far as the limits allow."""
         try:
             while self._waiting and not self.leaving:
                 if self._must_wait():
@@ -247,8 +244,7 @@ class Requests:
             self.paused = self._lacks_room()
 
     def _lacks_room(self) -> bool:
-        """Return whether a large frame waits for room. Refuse one that has waited for too long, and drop what comes of
-        it."""
+        """Return whether a large frame waits for room. Reject one that has waited too long, and drop its bytes."""
         assembler = self._connection.assembler
         if not assembler.lacks_memory or assembler.target():
             return False
@@ -260,8 +256,8 @@ class Requests:
         return False
 
     def _must_wait(self) -> bool:
-        """Return whether nothing may be begun or read until an answer has come or left. Looked at again when that has
-        been noted: whoever answers calls the loop only then."""
+        """Return whether nothing may start or be read until an answer has arrived or was sent. Checked again after
+        ``paused`` is set, because threads that answer wake the loop only then."""
         self.paused = False
         if not self._may_begin():
             self.paused = True
@@ -276,7 +272,7 @@ class Requests:
         )
 
     def _begin(self, frame: Frame) -> bool:
-        """Begin what a frame asks; False when there is no room for it yet. EscrowError: the client is to be refused."""
+        """Start the request of a frame; return False if it has no room yet. Raises EscrowError to reject the client."""
         kind, number = frame.kind, frame.number
         if kind == Kind.PING:
             if len(frame.body) > MAX_PING_BYTES:
@@ -297,7 +293,7 @@ class Requests:
         return True
 
     def _steer(self, frame: Frame) -> None:
-        """Withdraw a receive, end a read or a watch, or give a read more credit."""
+        """Withdraw a receive, end a read or a watch, or add credit to a read."""
         assert self._begun is not None
         begun = self._begun.get(frame.number)
         if frame.kind == Kind.CANCEL:
@@ -314,7 +310,7 @@ class Requests:
         if number in self._begun:
             raise error(Code.BAD_REQUEST, f"request {number} has no answer yet, and another has its number")
         size = CALL_BYTES + (JSON_COST * content if kind in _CALLS else content)
-        if frames.is_large(frame):  # it got room before it took its memory
+        if frames.is_large(frame):  # it had room before its memory was allocated
             self._room.change(self._held, size - self._claimed)
             self._claimed = 0
         elif not self._room.offer(self._held, size, messages=kind in _MESSAGES):
@@ -340,14 +336,13 @@ class Requests:
                 self._room.change(self._held, more)
                 self._note(number, size + more)
                 self._calls.parcel(parcel, partial(self._on_parcel, number, size + more), content, self._held.peer)
-        except EscrowError as problem:  # it could not be read: nothing has begun
+        except EscrowError as problem:  # unreadable: nothing has started
             self._room.change(self._held, -size)
             self._send(frames.refused(number, problem))
         return True
 
     def _refuse_late(self, number: int) -> bool:
-        """Refuse a request for which there is no room, if that has been so for too long. Returns whether it was
-        refused."""
+        """Reject a request that has waited for room for too long. Returns whether it was rejected."""
         if self._room.patience(self._held) > 0.0:
             return False
         self._send(frames.refused(number, self._room.refusal()))
@@ -372,7 +367,7 @@ class Requests:
         return self._connection.unsent_bytes
 
     def _call(self, frame: Frame, size: int) -> None:
-        """Begin an action, a read or a watch: on a thread of the workers. Raises EscrowError when nothing has begun."""
+        """Start an action, a read or a watch on a thread of the workers. Raises EscrowError if nothing has started."""
         number = frame.number
         self._room.begin_call(self._held)
         end = partial(self._on_call_end, number, size)
@@ -394,7 +389,7 @@ class Requests:
         stream.wake()
 
     def _act(self, frame: Frame, size: int) -> None:
-        """Run an action, and answer it. On a thread of the workers."""
+        """Run an action and answer it. Runs on a thread of the workers."""
         number = frame.number
         try:
             name, request = frames.read_action(frame)
@@ -421,7 +416,7 @@ class Requests:
     def _on_batch(
         self, number: int, size: int, group: str | None, done: Future[pa.RecordBatch], granted: int = 0
     ) -> None:
-        """``group``: of the consumers, of a receive; ``granted``: the bytes that its answer was given room for."""
+        """Answer with a batch. ``group``: consumer group of a receive; ``granted``: bytes of room of its answer."""
         lost = None
         try:
             if done.cancelled():
@@ -447,7 +442,7 @@ class Requests:
         *,
         large: bool = False,
     ) -> None:
-        """Send an answer. What its request held is given back; what the answer holds, as soon as it has left."""
+        """Send an answer. Releases the memory of its request at once, that of the answer when it is sent."""
         assert self._begun is not None
         self._begun.pop(number, None)  # before the client can use the number again
         given = sum(map(frames.size_of, answer))
@@ -457,7 +452,7 @@ class Requests:
         self._close_request(size)
 
     def _on_call_end(self, number: int, size: int) -> None:
-        """Give back what a read or a watch held that has sent its last frame."""
+        """Release the memory of a read or a watch that has sent its last frame."""
         assert self._begun is not None
         self._begun.pop(number, None)
         self._room.end_call(self._held)
@@ -477,20 +472,20 @@ class Requests:
     # The end
 
     def _withdraw(self) -> None:
-        """Withdraw waiting receives, so that nothing is leased to a client that has left, and end reads and watches."""
+        """Withdraw waiting receives, so that a client that has left gets no leases, and end reads and watches."""
         for begun in list((self._begun or {}).values()):
             if isinstance(begun, Stream):
                 begun.break_off()
             elif begun is not None:
                 begun.cancel()
 
-    def say_goodbye(self) -> None:
-        """Send GONE: the broker stops, and all that had begun is answered."""
+    def send_gone(self) -> None:
+        """Send GONE: the broker stops, and answers pending requests."""
         self._send(frames.gone())
         self.leave()
 
     def end(self) -> None:
-        """Withdraw what can be withdrawn: the connection is closed."""
+        """Withdraw receives and end streams: the connection is closed."""
         if self._guard is not None and self._caller is not None:
             self._guard.leave(self._caller)
         self.leaving = True

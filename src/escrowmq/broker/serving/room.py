@@ -1,20 +1,20 @@
-"""Room for what all calls of a served broker hold together: bytes of requests, answers and reads, and the calls
-themselves.
+"""Limits the memory of all calls of a served broker together: bytes of requests, answers and reads, and the number of
+calls.
 
-Each call alone is bounded by its limits; this bounds the sum. Rules:
+Each call has limits of its own; this limits the sum. Rules:
 
-1. Who needs room waits for it, up to ``PATIENCE`` seconds, then gets Overloaded(QUEUE_FULL); what does not fit in as
-   many seconds after that is refused at once, so that what stands behind it waits for no longer than its client would.
-   Nothing alone is too large: a call is always given room when nobody else holds any.
-2. Bytes that are there already (an answer) are counted without waiting.
-3. When room is missing, the call whose client has not taken what was written for the longest time, ``STUCK_SECONDS``
-   at least, is closed with its connection. So those who read are not kept waiting by those who do not.
-4. Messages may have ``MESSAGES`` of the room, and those of one call as much as is left to all others: so there is room
-   for who holds little, and for acknowledgements, decisions and questions, however many send without bound.
-5. The answer to a receive is given room before it is read from the log: of the part that reads may have, and not more
-   than is left to all others. A client that has not taken what it was given before is given none.
-6. There are at most ``most_calls`` calls (actions, reads and watches). A further one is refused; if one connection has
-   more than its ``SHARE`` of them, that connection is closed.
+1. A call waits for room up to ``PATIENCE`` seconds, then it gets Overloaded(QUEUE_FULL). In as many seconds after that,
+   calls of its connection without room are rejected at once, so that later ones do not wait longer than their client
+   would. A call always gets room if no other holds any, however large it is.
+2. Existing bytes (an answer) are counted without waiting.
+3. If room is missing, the connection that has not read for the longest time, and at least for ``STUCK_SECONDS``, is
+   closed. So clients that read do not wait for clients that do not.
+4. Messages may use the part ``MESSAGES`` of the room, and those of one connection as much as is left for all others: so
+   small requests, acknowledgements, decisions and queries have room, however many clients send without limit.
+5. The answer to a receive gets room before it is read from the log: from the part of reads, and not more than is left
+   for all others. A client with unread answers gets none.
+6. There are at most ``most_calls`` calls (actions, reads and watches). A further one is rejected; if one connection has
+   more than ``SHARE`` of them, that connection is closed.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from escrowmq.errors import Code, EscrowError, error
 logger = logging.getLogger(__name__)
 
 PATIENCE = 5.0
-"""With what then waits for the disk (``PATIENCE_SECONDS`` of the writer's pace, 3 s) less than our clients wait for a
-broker from which nothing comes (12 s)."""
+"""Together with the wait for the disk (``PATIENCE_SECONDS`` of the writer's pace, 3 s) less than the 12 s after which a
+client gives up a silent broker."""
 STUCK_SECONDS = 0.5
 READS = 0.5
-"""The part of all bytes that reads may hold: those who send and receive do not wait for who reads much."""
+"""The part of all bytes that reads may hold, so that they do not delay sends and receives."""
 LEAST_GRANT = 64 << 10
-"""Bytes of an answer that are worth to be read by themselves, when more lies ready."""
+"""Minimum bytes of an answer if more messages are ready."""
 MESSAGES = 7 / 8
 """The part of all bytes that messages may hold."""
 SHARE = 64
-"""Calls of one connection that are never taken for too many; our clients have a handful."""
+"""Calls of one connection that are never too many; our clients have a handful."""
 
 
 class Held:
-    """The memory that one connection holds. ``stuck_since``: since when the client has taken nothing of what waits for
-    it, by the monotonic clock; None while nothing waits. ``shut`` closes the connection. ``impatient_until``: half of
-    the time before then it waits for room, in the other half not.
+    """The memory of one connection. ``stuck_since``: since when the client has read nothing of its queued answers
+    (monotonic seconds); None if none is queued. ``shut`` closes the connection. ``impatient_until``: end of a period in
+    whose first half calls wait for room, and in whose second half they do not.
     """
 
     __slots__ = ("closed", "impatient_until", "peer", "reads", "shut", "size", "stuck_since")
@@ -62,7 +62,7 @@ class Held:
 
 
 class Room:
-    """Bytes and calls of one broker. ``refused`` is called at each refusal."""
+    """The bytes and calls of one broker. ``refused`` is called at each rejection."""
 
     def __init__(self, most_bytes: int, most_calls: int, refused: Callable[[Code], None] = lambda code: None) -> None:
         self.most_bytes = most_bytes
@@ -75,12 +75,12 @@ class Room:
         self.used = 0
 
     def enter(self, held: Held) -> None:
-        """Count what a connection holds from now on, until :meth:`leave`."""
+        """Add a connection, until :meth:`leave`."""
         with self._changed:
             self._held.add(held)
 
     def leave(self, held: Held) -> None:
-        """Give back whatever a connection still holds."""
+        """Release all memory of a connection, and remove it."""
         with self._changed:
             self._held.discard(held)
             self.used -= held.size
@@ -104,10 +104,10 @@ class Room:
             greedy.shut()
         if refused:
             self._refused(Code.QUEUE_FULL)
-            raise error(Code.QUEUE_FULL, "the broker has too many calls under way")
+            raise error(Code.QUEUE_FULL, "the broker has too many pending calls")
 
     def end_call(self, held: Held) -> None:
-        """Count a call no longer."""
+        """Remove a call."""
         with self._changed:
             self._call_count -= 1
             self._calls[held] -= 1
@@ -131,8 +131,8 @@ class Room:
                 self._close(stuck)
 
     def offer(self, held: Held, size: int, *, messages: bool = False) -> bool:
-        """As :meth:`take`, without waiting: whether they fit. If not, who has not read for longest is closed; ask
-        again soon, while there is :meth:`patience`."""
+        """As :meth:`take`, without waiting. Returns whether the bytes fit. If not, a connection that does not read is
+        closed by rule 3; retry soon, within :meth:`patience`."""
         with self._changed:
             if self._fits(held, size, messages=messages):
                 return True
@@ -142,8 +142,8 @@ class Room:
         return False
 
     def grant(self, held: Held, wanted: int) -> int:
-        """Give as much room of the reads' as there is, and is fair, up to ``wanted`` bytes; how much. If there is
-        none, who has not read for longest is closed; ask again soon."""
+        """Return the bytes of room granted to a read by rule 5, up to ``wanted``. If 0, a connection that does not
+        read is closed by rule 3; retry soon."""
         with self._changed:
             held.reads = True
             left = int(self._compute_read_room(wanted))
@@ -158,16 +158,14 @@ class Room:
         return 0
 
     def _compute_read_room(self, wanted: int) -> float:
-        """Return bytes that reads may hold beside what they hold; what they hold is only counted where it matters.
-        With the
-        lock held."""
+        """Return the further bytes that reads may hold. Requires the lock."""
         most = READS * self.most_bytes
         if self.used + wanted <= most:
             return most - self.used
         return min(self.most_bytes - self.used, most - sum(held.size for held in self._held if held.reads))
 
     def _fits(self, held: Held, size: int, *, messages: bool, reads: bool = False) -> bool:
-        """Give room if there is some. With the lock held."""
+        """Reserve room if there is enough. Returns whether there was. Requires the lock."""
         left = (MESSAGES if messages else 1.0) * self.most_bytes - self.used
         if reads:
             held.reads = True
@@ -180,7 +178,7 @@ class Room:
 
     @staticmethod
     def patience(held: Held) -> float:
-        """Return how many seconds longer a call that finds no room is to wait for it."""
+        """Return the seconds that a call without room may still wait."""
         now = time.monotonic()
         if now >= held.impatient_until:
             held.impatient_until = now + 2 * PATIENCE
@@ -189,10 +187,10 @@ class Room:
     def refusal(self) -> EscrowError:
         """Return the error for a call that waited too long for room."""
         self._refused(Code.QUEUE_FULL)
-        return error(Code.QUEUE_FULL, "requests and answers under way hold too many bytes")
+        return error(Code.QUEUE_FULL, "pending requests and answers hold too many bytes")
 
     def change(self, held: Held, size: int) -> None:
-        """Count ``size`` bytes more (or, negative, fewer) that are there already (or gone)."""
+        """Add ``size`` existing bytes; negative: remove them."""
         with self._changed:
             self.used += size
             held.size += size
@@ -200,7 +198,7 @@ class Room:
                 self._changed.notify_all()
 
     def relieve(self) -> None:
-        """Close those that do not read while more is held than there is room for. Called now and then."""
+        """Close connections that do not read while the limit is exceeded. Called regularly."""
         while True:
             with self._changed:
                 stuck = self._longest_stuck() if self.used > self.most_bytes else None
@@ -222,8 +220,8 @@ class Room:
 
 
 class Allowance:
-    """Room for the answer to one receive of a call: what it was granted, until the answer itself is counted.
-    ``unread`` are the bytes that the client has been given and not taken, ``most_unread`` how many they may be."""
+    """Room for the answer to one receive, until the answer itself is counted. ``unread`` returns the queued bytes of
+    the client, ``most_unread`` is their limit."""
 
     __slots__ = ("_held", "_most_unread", "_room", "_unread", "size")
 
@@ -232,7 +230,7 @@ class Allowance:
         self.size = 0
 
     def grant(self, wanted: int) -> int:
-        """Return bytes that the answer may have, up to ``wanted``; 0: none now. Never waits."""
+        """Return the bytes granted to the answer, up to ``wanted``; 0: none now. Never waits."""
         if self._unread() >= self._most_unread:
             return 0
         granted = self._room.grant(self._held, wanted)

@@ -1,18 +1,17 @@
-"""The server: one thread that accepts, reads and closes all connections; answers are sent by the threads that have
-them.
+"""The server: one thread accepts, reads and closes all connections; the threads that produce answers send them.
 
-Rules of a look, a few times a second:
+Rules, checked a few times a second:
 
-1. A connection that has not greeted after ``SILENT_SECONDS`` is closed; under pressure (more than half of the bound)
-   after ``PRESSED_SECONDS``. A frame must be whole ``FRAME_SECONDS`` after its first byte.
-2. Over the bound of connections, one that never greeted is closed; when a further client greets, one that never asked
-   anything; then one that waits for nothing; then any other. Among equals the one that has been silent longest. Nothing
-   is accepted while there is no descriptor for it.
-3. Frames that are not whole may together announce a quarter of all room; over it, whoever has sent nothing for
-   longest, for ``STUCK_SECONDS`` at least, is closed. What came of them may have as much; over it, the largest is
-   closed.
-4. What goes wrong with one connection closes that one. What goes wrong with the thread itself is logged, all
-   connections are closed, and it begins anew.
+1. A connection without a greeting is closed after ``SILENT_SECONDS``; under pressure (more than half of the limit)
+   after ``PRESSED_SECONDS``. A frame must be complete ``FRAME_SECONDS`` after its first byte.
+2. Above the limit of connections one without a greeting is closed; when another client greets, one that never sent a
+   request; then one without pending work; then any other. Among equals the one that was silent longest. Nothing is
+   accepted while no descriptor is free.
+3. Incomplete frames may together announce a quarter of all room; above, the connection that has sent nothing for
+   longest, and at least for ``STUCK_SECONDS``, is closed. Their received bytes have the same limit; above, the largest
+   is closed.
+4. A failure of one connection closes that connection. A failure of the thread is logged, all connections are closed,
+   and the thread begins again.
 5. A connection that does not read its answers while memory is short is closed.
 """
 
@@ -47,28 +46,26 @@ SILENT_SECONDS = 5.0
 PRESSED_SECONDS = 0.1
 LOOK_SECONDS = 0.25
 HURRIED_SECONDS = 0.02
-"""Between two tries while a request waits for room."""
+"""Retry interval while a request waits for room."""
 FRAME_SECONDS = 60.0
 NO_DESCRIPTOR_SECONDS = 0.2
 RESTART_SECONDS = 1.0
 ACCEPTED_AT_ONCE = 64
 READ_AT_ONCE = 64
-"""Connections that are read before their requests are begun: bounds the bytes that are read and not yet counted."""
+"""Connections that are read before their requests start: limits the bytes that are read but not counted."""
 OVER_BOUND = 8
-"""Connections over the bound that may wait for their greeting."""
+"""Connections above the limit that may wait for their greeting."""
 ANSWER_ROOM = 16 << 20
-"""What an answer may have beside the bytes that its request allowed: columns that are not counted there, frames,
-padding."""
+"""Bytes of an answer beyond the limit of its request: uncounted columns, frames, padding."""
 
 logger = logging.getLogger(__name__)
 
 
 class Server:
-    """Serves the calls of one broker on sockets that listen; closes them in the end.
+    """Serves the calls of one broker on listening sockets, and closes these at the end.
 
-    ``room`` bounds what is under way; one of the broker's limits by default. ``tls``: the settings of TCP connections;
-    None: they are plain. Unix sockets are always plain. ``guard``: the rights of clients; None: everybody may do
-    everything.
+    ``room`` limits pending work; by default it follows the broker's settings. ``tls``: settings of TCP connections;
+    None: without TLS, like Unix sockets. ``guard``: the rights of clients; None: everybody may do everything.
     """
 
     def __init__(
@@ -87,7 +84,7 @@ class Server:
         self._listeners = list(listeners)
         self._tls = tls
         self._guard = guard
-        self._most = settings.max_connections
+        self._max_connections = settings.max_connections
         self._unfinished = self.room.most_bytes // 4
         self._version = version
         self._most_request = max(2 * settings.max_batch_bytes, MAX_REQUEST_BYTES) + FRAME_ROOM
@@ -95,37 +92,35 @@ class Server:
         self._workers = Workers()
         self._scratch = memoryview(bytearray(frames.SCRATCH_BYTES))
         self._clients: dict[Connection, Requests] = {}
-        self._needing: deque[Connection] = deque()  # attention
-        self._paused: dict[
-            Connection, None
-        ] = {}  # what they sent waits for answers, for the client to read, or for room
+        self._reported: deque[Connection] = deque()  # connections that other threads report
+        self._paused: dict[Connection, None] = {}  # wait for answers, for the client to read, or for room
         self._numbers = itertools.count(1)
         self._wake, self._woken = socket.socketpair()
         self._wake.setblocking(False)
         self._woken.setblocking(False)
-        self._called = False
-        self._lets_go = False  # of all clients
-        self._ending: float | None = None  # by when all connections are closed
+        self._awake = False
+        self._closing_all = False
+        self._ending: float | None = None  # deadline to close all connections
         self._listen_again: float | None = None  # while nothing is accepted
-        self._complained = 0.0
+        self._last_warning = 0.0
         self._selector: selectors.BaseSelector = selectors.DefaultSelector()
-        self._past = [0, 0, 0]  # requests, bytes in and out, of connections that are closed
+        self._past = [0, 0, 0]  # requests, bytes in and out, of closed connections
         self._counting = threading.Lock()  # so that each connection is counted once, open or closed
         self.accepted = 0
-        """Connections, ever."""
+        """Accepted connections since the start."""
         self._thread = threading.Thread(target=self._work, name="escrowmq-server", daemon=True)
 
     def start(self) -> None:
-        """Begin to accept."""
+        """Begin to accept connections."""
         self._thread.start()
 
     def stop(self, grace: float = 0.25) -> None:
-        """Accept no more, send GONE, let answers go out for ``grace`` seconds, then close everything.
+        """Accept no more, send GONE, send pending answers for up to ``grace`` seconds, then close everything.
 
-        Stop the engine first: then every call is answered.
+        Stop the engine first: then every call has an answer.
         """
         self._ending = time.monotonic() + grace
-        self._call()
+        self._wake_loop()
         if self._thread.ident is not None:
             self._thread.join()
         self._workers.close()
@@ -134,12 +129,12 @@ class Server:
         self._selector.close()
 
     def close_all(self) -> None:
-        """Close the connections of all clients, soon: they are to look for the broker that leads. From any thread."""
-        self._lets_go = True
-        self._call()
+        """Close the connections of all clients soon, so that they search for the leader. From any thread."""
+        self._closing_all = True
+        self._wake_loop()
 
     def _welcome(self) -> tuple[frames.Welcome, Json]:
-        """Return what is taken here, and who this broker is now."""
+        """Return the limits of this server, and the broker's answer to ``hello``."""
         limits = frames.Welcome(
             frames.FORMAT_VERSION,
             PROTOCOL_VERSION,
@@ -152,11 +147,11 @@ class Server:
 
     @property
     def bound(self) -> int:
-        """Return how many connections there may be."""
-        return min(self._most, connection_share())
+        """Return the limit of connections."""
+        return min(self._max_connections, connection_share())
 
     def numbers(self) -> dict[str, float]:
-        """Return the numbers of connections, for the action ``stats``."""
+        """Return the metrics of connections, for the action ``stats``."""
         with self._counting:
             clients = list(self._clients.items())
             requests, received, sent = self._past
@@ -168,23 +163,23 @@ class Server:
             "sent_bytes_total": sent + sum(connection.sent for connection, _ in clients),
         }
 
-    def _call(self, connection: Connection | None = None) -> None:
-        """Wake the loop, for a connection or for all. From any thread."""
+    def _wake_loop(self, connection: Connection | None = None) -> None:
+        """Wake the loop, for one connection or in general. From any thread."""
         if connection is not None:
-            self._needing.append(connection)
-        if not self._called:
-            self._called = True
-            with suppress(OSError):  # full: it is awake; closed: it has ended
+            self._reported.append(connection)
+        if not self._awake:
+            self._awake = True
+            with suppress(OSError):  # full: the loop is awake; closed: it has ended
                 self._wake.send(b"\0")
 
-    # The loop. All that follows runs on its thread.
+    # The loop: everything below runs on its thread.
 
     def _work(self) -> None:
         while self._ending is None or self._clients:
             try:
                 self._loop()
             except Exception:
-                logger.exception("the server failed; its connections are closed, and it begins anew")
+                logger.exception("the server failed; its connections are closed, and it begins again")
                 self._begin_anew()
 
     def _begin_anew(self) -> None:
@@ -193,43 +188,43 @@ class Server:
         self._selector.close()
         self._selector = selectors.DefaultSelector()
         if self._ending is None:
-            time.sleep(RESTART_SECONDS)  # what fails at once must not fail without a pause
+            time.sleep(RESTART_SECONDS)  # a permanent failure must not repeat without a pause
 
     def _loop(self) -> None:
         self._selector.register(self._woken, selectors.EVENT_READ)
         self._listen()
-        next_look = next_try = 0.0
-        said_goodbye = False
+        next_check = next_retry = 0.0
+        sent_gone = False
         self._calls.run_rounds_here()
         while self._ending is None or self._clients:
-            ready = self._selector.select(max(min(next_look, next_try) - time.monotonic(), 0.0))
+            ready = self._selector.select(max(min(next_check, next_retry) - time.monotonic(), 0.0))
             try:
                 self._work_on(ready)
-                if self._lets_go:
-                    self._lets_go = False
+                if self._closing_all:
+                    self._closing_all = False
                     for connection in list(self._clients):
                         self._close(connection)
-                if self._ending is not None and not said_goodbye:
-                    said_goodbye = True
-                    self._say_goodbye()
+                if self._ending is not None and not sent_gone:
+                    sent_gone = True
+                    self._send_gone()
                 now = time.monotonic()
-                if now >= next_look:
-                    self._look(now)
-                    next_look = now + (LOOK_SECONDS if self._ending is None else HURRIED_SECONDS)
-                if now >= next_try:
-                    self._try_again()
-                    next_try = now + (HURRIED_SECONDS if self._paused else LOOK_SECONDS)
+                if now >= next_check:
+                    self._check_rules(now)
+                    next_check = now + (LOOK_SECONDS if self._ending is None else HURRIED_SECONDS)
+                if now >= next_retry:
+                    self._retry_paused()
+                    next_retry = now + (HURRIED_SECONDS if self._paused else LOOK_SECONDS)
             finally:
-                self._calls.run()  # what was begun, whatever came after
+                self._calls.run()  # started requests, even after a failure
 
     def _work_on(self, ready: list[tuple[selectors.SelectorKey, int]]) -> None:
-        """Read what came, accept who comes, see to those for whom somebody called."""
+        """Read what arrived, accept connections, and update those that other threads reported."""
         came: list[tuple[Connection, list[Frame]]] = []
         for key, mask in ready:
             if isinstance(key.fileobj, Connection):
                 self._ready(key.fileobj, mask, came)
             elif key.fileobj is self._woken:
-                self._called = False
+                self._awake = False
                 self._woken.recv(4096)
             else:
                 self._accept(key.fileobj)  # type: ignore[arg-type]  # a listening socket
@@ -242,7 +237,7 @@ class Server:
             self._selector.register(listener, selectors.EVENT_READ)
 
     def _pause(self, seconds: float) -> None:
-        """Accept nothing for a while."""
+        """Stop accepting for a while."""
         if self._listen_again is None:
             self._listen_again = time.monotonic() + seconds
             for listener in self._listeners:
@@ -257,15 +252,15 @@ class Server:
             except (BlockingIOError, InterruptedError, ConnectionError):
                 return
             except OSError as problem:  # no descriptor, or no memory
-                if time.monotonic() - self._complained > 10.0:
-                    self._complained = time.monotonic()
+                if time.monotonic() - self._last_warning > 10.0:
+                    self._last_warning = time.monotonic()
                     logger.warning("a connection cannot be accepted: %s", problem)
                 self._evict(greeted=False)
                 self._pause(NO_DESCRIPTOR_SECONDS)
                 return
-            self._enter(accepted, address)
+            self._add(accepted, address)
 
-    def _enter(self, accepted: socket.socket, address: object) -> None:
+    def _add(self, accepted: socket.socket, address: object) -> None:
         accepted.setblocking(False)
         peer = f"{next(self._numbers)}:{address or 'unix'}"
         local = accepted.family == socket.AF_UNIX
@@ -273,7 +268,7 @@ class Server:
             PlainChannel(accepted) if self._tls is None or local else TlsChannel(accepted, self._tls, server=True)
         )
         assembler = frames.Assembler(MAX_HELLO_BYTES, self._scratch)
-        connection = Connection(channel, peer, self._most_answer, self._call, assembler)
+        connection = Connection(channel, peer, self._most_answer, self._wake_loop, assembler)
         over = len(self._clients) - self.bound
         if over >= 0 and not self._evict(greeted=False) and over >= OVER_BOUND:
             connection.close()
@@ -286,7 +281,8 @@ class Server:
         self._wait_for(connection, selectors.EVENT_READ)
 
     def _evict(self, *, greeted: bool, but: Connection | None = None) -> bool:
-        """Close the connection that can be missed most; whether there was one. ``greeted``: those that have, too."""
+        """Close the least useful connection, by rule 2; return whether there was one. ``greeted``: also those that have
+        greeted."""
         others = [
             (
                 asked.welcomed,
@@ -307,10 +303,10 @@ class Server:
         return True
 
     def _ready(self, connection: Connection, mask: int, came: list[tuple[Connection, list[Frame]]]) -> None:
-        """Write and read what can be, of one connection. What was read joins ``came``.
+        """Write to and read from one connection. Received frames are appended to ``came``.
 
-        Requests of several connections are begun together, after all of these were read: reading lets go of the
-        interpreter, and the writer would begin its round with the first of them alone.
+        Requests of several connections start together, after all were read: reading releases the interpreter lock, and
+        the writer would start its round with the first request alone.
         """
         if mask & selectors.EVENT_WRITE:
             self._serve(connection)
@@ -320,7 +316,7 @@ class Server:
         try:
             found = connection.receive()
             if connection.buffered:
-                self._call(connection)  # no event will tell of it
+                self._wake_loop(connection)  # the socket will report no event for it
         except EscrowError as problem:
             found = []
             asked.refuse(problem)
@@ -335,13 +331,13 @@ class Server:
             self._take(came)
 
     def _take(self, came: list[tuple[Connection, list[Frame]]]) -> None:
-        """Begin what was read."""
+        """Start the requests that were read."""
         for connection, found in came:
             self._serve(connection, found)
         came.clear()
 
     def _serve(self, connection: Connection, came: list[Frame] | None = None) -> None:
-        """Take in the frames that came over one connection, and write what can be."""
+        """Process received frames of one connection, and write pending bytes."""
         asked = self._clients.get(connection)
         if asked is None:
             return
@@ -355,15 +351,15 @@ class Server:
                     connection.tune()
                     if len(self._clients) > self.bound:
                         self._evict(greeted=True, but=connection)
-            self._see_to(connection, asked)
+            self._update(connection, asked)
         except Exception:
             logger.exception("a connection failed: %s", connection.peer)
             self._close(connection)
 
     def _attend(self) -> None:
-        """See to the connections for which somebody called."""
-        for _ in range(len(self._needing)):  # those that come meanwhile are seen to in the next turn
-            connection = self._needing.popleft()
+        """Update the connections that other threads reported."""
+        for _ in range(len(self._reported)):  # later ones are updated in the next turn
+            connection = self._reported.popleft()
             asked = self._clients.get(connection)
             if asked is None:
                 continue
@@ -374,8 +370,8 @@ class Server:
             else:
                 self._serve(connection)
 
-    def _see_to(self, connection: Connection, asked: Requests) -> None:
-        """Go on with a connection as its state says."""
+    def _update(self, connection: Connection, asked: Requests) -> None:
+        """Continue a connection according to its state: close it, or wait for the right events."""
         if asked.paused:
             asked.go_on()
         if connection.broken or (asked.done and not asked.no_longer):
@@ -388,7 +384,7 @@ class Server:
             if connection in self._paused:
                 del self._paused[connection]
                 if connection.buffered:
-                    self._call(connection)
+                    self._wake_loop(connection)
             events |= selectors.EVENT_READ
         self._wait_for(connection, events)
 
@@ -417,13 +413,13 @@ class Server:
         connection.close()
         asked.end()
 
-    def _try_again(self) -> None:
-        """See whether there is room now for those that wait for it."""
+    def _retry_paused(self) -> None:
+        """Retry the requests that wait for room."""
         for connection in list(self._paused):
             self._serve(connection)
 
-    def _look(self, now: float) -> None:
-        """See the rules above."""
+    def _check_rules(self, now: float) -> None:
+        """Apply the rules of the module."""
         if self._ending is not None and now >= self._ending:
             for connection in list(self._clients):
                 self._close(connection)
@@ -434,19 +430,17 @@ class Server:
         patience = PRESSED_SECONDS if len(self._clients) > self.bound // 2 else SILENT_SECONDS
         for connection, asked in list(self._clients.items()):
             late = (
-                now - connection.opened >= patience if not asked.welcomed else self._is_dripping(connection, asked, now)
+                now - connection.opened >= patience if not asked.welcomed else self._is_too_slow(connection, asked, now)
             )
             asked.refuse_postponed(now)
             if late or (asked.no_longer and now >= asked.no_longer):
                 self._close(connection)
-        self._bound_unfinished(now)
+        self._limit_unfinished(now)
 
-    def _bound_unfinished(self, now: float) -> None:
+    def _limit_unfinished(self, now: float) -> None:
         """See rule 3."""
-        going_on = (
-            connection for connection in self._clients if connection not in self._paused
-        )  # the others are not read
-        unfinished = [connection for connection in going_on if connection.assembler.claimed]
+        read = (connection for connection in self._clients if connection not in self._paused)
+        unfinished = [connection for connection in read if connection.assembler.claimed]
         unfinished.sort(key=lambda connection: connection.heard)
         announced = sum(connection.assembler.claimed for connection in unfinished)
         for connection in list(unfinished):
@@ -454,26 +448,26 @@ class Server:
                 break
             announced -= connection.assembler.claimed
             unfinished.remove(connection)
-            logger.warning("closing a connection that announces much and sends nothing: %s", connection.peer)
+            logger.warning("closing a connection that announces a large frame and sends nothing: %s", connection.peer)
             self._close(connection)
         came = sum(connection.assembler.waiting for connection in unfinished)
         unfinished.sort(key=lambda connection: connection.assembler.waiting)
         while came > self._unfinished:
             largest = unfinished.pop()
             came -= largest.assembler.waiting
-            logger.warning("closing a connection that sends much and ends nothing: %s", largest.peer)
+            logger.warning("closing a connection whose frame is large and incomplete: %s", largest.peer)
             self._close(largest)
 
-    def _is_dripping(self, connection: Connection, asked: Requests, now: float) -> bool:
-        """Return whether its frame takes too long to become whole."""
+    def _is_too_slow(self, connection: Connection, asked: Requests, now: float) -> bool:
+        """Return whether its frame takes too long to complete."""
         if not connection.assembler.waiting or asked.frames_then != connection.assembler.frames:
             asked.frames_then, asked.whole_since = connection.assembler.frames, now
         return now - asked.whole_since >= FRAME_SECONDS
 
-    def _say_goodbye(self) -> None:
-        """Tell all clients that the broker stops."""
+    def _send_gone(self) -> None:
+        """Send GONE to all clients: the broker stops."""
         self._pause(0.0)
         for connection, asked in list(self._clients.items()):
             if asked.welcomed:
-                asked.say_goodbye()
-                self._see_to(connection, asked)
+                asked.send_gone()
+                self._update(connection, asked)

@@ -1,7 +1,7 @@
 """Work beside the requests of connections: actions, reads and watches, on a bounded number of threads.
 
-A read sends batches while it has credit, and a watch sends checks as they come due. Neither holds a thread while it
-waits, for credit, for its client to read, or for questions: whatever ends the waiting calls :meth:`Stream.wake`.
+A read sends batches while it has credit, a watch sends checks when they are due. Neither occupies a thread while it
+waits for credit, for its client to read, or for checks: the event that ends the wait calls :meth:`Stream.wake`.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from escrowmq.wire.actions import brokers
 from escrowmq.wire.frames import Pieces
 
 ACTIONS = 32
-"""Actions that run at a time, of all connections,"""
+"""Concurrent actions of all connections,"""
 ACTIONS_OF_ONE = 8
-"""and of one; its further ones wait, so that it keeps no other from being answered."""
+"""and of one; further ones wait, so that one connection does not delay the others."""
 READS = 16
-"""Reads that make a batch at a time."""
+"""Concurrent reads."""
 WATCHES = 4
-"""Watches that begin or read checks from the log at a time: both may wait for the disk."""
+"""Watches that start or read checks from the log concurrently: both may wait for the disk."""
 QUESTIONS = 2
-"""Threads for questions about the broker itself, which wait behind nothing else."""
+"""Threads for queries about the broker itself, which wait behind nothing else."""
 FIRST_READ_BYTES, READ_BYTES = BYTES, 2 * BYTES
-"""What a read is thought to need for its first batches, and at most for a later one: twice the one before."""
+"""Memory reserved for the first batches of a read, and the maximum for later ones (twice the previous batch)."""
 UNSENT_BYTES = 2 << 20
-"""Bytes of one read or watch that may wait for the socket; while there are more, it makes no further batch."""
+"""Queued bytes of one read or watch above which it produces no further batch."""
 
 _ABOUT_THE_BROKER = frozenset({brokers.HELLO.name, brokers.HEALTH.name, brokers.STATS.name})
 
@@ -49,8 +49,7 @@ logger = logging.getLogger(__name__)
 
 
 class Workers:
-    """Runs actions, reads and watches on the threads of a server. What is given to it after :meth:`close` is
-    dropped."""
+    """Runs actions, reads and watches on the threads of a server. Work submitted after :meth:`close` is dropped."""
 
     def __init__(self) -> None:
         self._actions = ThreadPoolExecutor(ACTIONS, "escrowmq-action")
@@ -88,7 +87,7 @@ class Workers:
                 self._running[held] -= 1
                 if not self._running[held]:
                     del self._running[held]
-        if following is not None:  # behind those of others
+        if following is not None:  # after waiting actions of others
             self._submit(self._actions, lambda: self._act(held, following))
 
     def run_watch(self, call: Callable[[], None]) -> None:
@@ -105,14 +104,14 @@ class Workers:
             pool.submit(call)
 
     def close(self) -> None:
-        """Begin nothing more; what runs continues."""
+        """Start nothing more; running work continues."""
         for pool in (self._actions, self._reads, self._watches, self._questions):
             pool.shutdown(wait=False, cancel_futures=True)
 
 
 class Place(NamedTuple):
-    """Where a stream belongs: the number of its request, what it reads from and sends over. ``end`` is called once,
-    when the last frame was given to the connection."""
+    """The context of a stream: the number of its request, its source and its connection. ``end`` is called once, when
+    the connection has the last frame."""
 
     number: int
     calls: Dispatcher
@@ -123,7 +122,7 @@ class Place(NamedTuple):
 
 
 class Stream(ABC):
-    """Answers a request for as long as that lasts. ``run`` runs it on a thread of the workers."""
+    """Base of long-running answers. ``run`` runs it on a thread of the workers."""
 
     def __init__(self, place: Place, run: Callable[[Callable[[], None]], None]) -> None:
         self._number, self._calls, self._room, self._connection, _, self._end = place
@@ -136,7 +135,7 @@ class Stream(ABC):
         self._unsent = 0
 
     def wake(self) -> None:
-        """Go on, on a thread of the workers, if there may be something to do. From any thread."""
+        """Continue on a thread of the workers if there may be something to do. From any thread."""
         with self._lock:
             if self._over or self._running:
                 self._again = True
@@ -145,14 +144,12 @@ class Stream(ABC):
         self._run_on_worker(self._work)
 
     def cancel(self) -> None:
-        """End it for a client that wants no more: DONE is the last frame, unless another was before. From any
-        thread."""
+        """End the stream at the client's request: DONE is the last frame, unless it has ended. From any thread."""
         self._cancelled = True
         self.wake()
 
     def break_off(self) -> None:
-        """End it before its time: an error is the last frame, so that nobody takes this for the end. From any
-        thread."""
+        """End the stream early: an error is the last frame, so that it does not look complete. From any thread."""
         self._broken_off = True
         self.cancel()
 
@@ -172,7 +169,7 @@ class Stream(ABC):
             self._end()
 
     def _step(self) -> Pieces | None:
-        """Do what can be done now. Returns the last frame if there is nothing more to do, ever."""
+        """Send what can be sent now. Returns the last frame if the stream has ended."""
         try:
             if self._broken_off:
                 raise error(Code.SHARD_STOPPED, "the broker is stopping, or its client is leaving")
@@ -183,17 +180,17 @@ class Stream(ABC):
 
     @abstractmethod
     def _go_on(self) -> bool:
-        """Send what can be sent now. Returns whether that was all. Raises EscrowError: the last frame."""
+        """Send what can be sent now. Returns whether that was all. Raises EscrowError for the last frame."""
 
     @abstractmethod
     def _close(self) -> None:
-        """Let go of what it reads from."""
+        """Release the source."""
 
     def _may_send(self) -> bool:
         return self._unsent < UNSENT_BYTES and not self._cancelled
 
     def _give(self, answer: list[Pieces]) -> None:
-        """Send frames that the room knows already."""
+        """Send frames that are counted in the room."""
         size = sum(map(frames.size_of, answer))
         with self._lock:
             self._unsent += size
@@ -201,12 +198,12 @@ class Stream(ABC):
             self._count_freed(gone)
 
     def _on_freed(self, size: int) -> None:
-        """Note bytes that have left, or are lost, and continue if that makes room."""
+        """Subtract bytes that were sent or dropped, and continue if that makes room."""
         if self._count_freed(size):
             self.wake()
 
     def _count_freed(self, size: int) -> bool:
-        """Note bytes that have left. Returns whether they make room to continue."""
+        """Subtract bytes that were sent. Returns whether the stream can continue."""
         with self._lock:
             was_full, self._unsent = self._unsent >= UNSENT_BYTES, self._unsent - size
             may_go_on = was_full and self._unsent < UNSENT_BYTES
@@ -225,7 +222,7 @@ class Read(Stream):
         self._expected = FIRST_READ_BYTES
 
     def add_credit(self, size: int) -> None:
-        """Let it send as many bytes more as the client has consumed. From any thread."""
+        """Add credit for the bytes that the client has consumed. From any thread."""
         with self._lock:
             self._credit += size
         self.wake()
@@ -261,7 +258,7 @@ class Read(Stream):
 
 
 class Watch(Stream):
-    """Sends the checks of a session as they come due."""
+    """Sends the checks of a session when they are due."""
 
     def __init__(self, place: Place, session: int) -> None:
         super().__init__(place, place.workers.run_watch)
@@ -280,8 +277,8 @@ class Watch(Stream):
                 parts = frames.checks(self._number, batch)
                 self._room.change(self._held, sum(map(frames.size_of, parts)))
                 self._give(parts)
-            elif (questions := listener.take_now()) is not None:
-                self._batches = listener.batches_of(questions)
+            elif (due := listener.take_now()) is not None:
+                self._batches = listener.batches_of(due)
             elif listener.closed:
                 if listener.problem is not None:
                     raise listener.problem
