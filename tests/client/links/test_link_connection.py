@@ -174,9 +174,9 @@ def test_silence_is_asked_about_and_given_up(link, broker, monkeypatch):
 
 
 def test_an_overdue_answer_ends_the_connection_though_the_broker_answers_pings(link, broker, monkeypatch):
+    send(link)  # before every answer is overdue at once
     monkeypatch.setattr(links, "TICK_SECONDS", 0.02)
     monkeypatch.setattr(exchanges, "STALL_SECONDS", 0.0)
-    send(link)
     waiting = receive(link, wait_ms=0)
     with pytest.raises(Unknown, match="overdue"):
         waiting.result(PATIENCE)

@@ -1,14 +1,12 @@
-"""One connection to a broker: what leaves, what comes back, and how it ends. ``docs/reference/protocol.md`` has the
-bytes.
+"""One connection to a broker: sending requests, receiving answers, and its end. ``docs/reference/protocol.md``
+describes the bytes.
 
-One class, two ways of reading. Without an event loop a thread reads and calls back; with one the loop itself reads,
-and there is no thread. Writing is the same on both: whoever sends writes at once, and what the socket does not take is
-kept, in order: a thread waits for the socket with it, for a bounded time; on the loop, and on the thread that reads,
-nobody waits for it, and it leaves when the socket takes it. So the reader never stops reading because the broker does
-not.
+Without an event loop a thread reads and calls back; with one, the loop reads. Writing is the same in both: the sender
+writes at once, and bytes that the socket does not accept are queued in order. A sending thread waits for the socket for
+a limited time; the loop and the reading thread do not wait, so reading never stops because the broker does not read.
 
-The reader alone ends a connection: it notices the end, fails what is unanswered, oldest first, and closes the socket.
-Others cut it off (``cut``), which the reader notices.
+Only the reader ends a connection: it notices the end, fails pending requests, oldest first, and closes the socket.
+Other threads shut the socket down (``cut``), which the reader notices.
 """
 
 from __future__ import annotations
@@ -36,13 +34,12 @@ from escrowmq.wire import channel, frames
 from escrowmq.wire.frames import Frame, Gatherer, Kind, Pieces
 
 UNSENT_BYTES = 64 << 20
-"""What may wait because the socket is full, before a request is refused as not sent."""
+"""Queued bytes above which a request is rejected as not sent."""
 WRITE_SECONDS = STALL_SECONDS
-"""A socket that takes nothing for this long is given up."""
+"""A socket that accepts nothing for this long is shut down."""
 TICK_SECONDS = 1.0
 SILENT_TICKS, GONE_TICKS = 3, 12
-"""Ticks of silence, while something is unanswered, after which one asks whether the broker is there, and after which
-it is not."""
+"""Ticks of silence with pending requests after which a ping is sent, and after which the connection is broken."""
 
 _log = logging.getLogger(__name__)
 
@@ -51,23 +48,23 @@ class Owner(Protocol):
     """The link of a connection. Its methods are called on the thread that reads, or on the loop."""
 
     def on_ended(self, connection: Connection) -> None:
-        """Forget it: it has ended, and everything unanswered has failed. Called once."""
+        """Remove the connection: it has ended, and all pending requests have failed. Called once."""
 
     def on_gone(self, connection: Connection) -> None:
-        """Send no more over it: the broker takes nothing."""
+        """Send no more over the connection: the broker is stopping."""
 
     def on_drained(self, connection: Connection) -> None:
-        """Go on without it: it takes no more, and no request is without an answer."""
+        """Continue without the connection: it accepts no more, and has no pending requests."""
 
     def on_not_leading(self, connection: Connection, problem: NotLeading) -> None:
-        """Leave it: its broker answered that it does not lead."""
+        """Leave the connection: its broker does not lead."""
 
 
 class Connection:
-    """A connection whose broker has welcomed us.
+    """A connection after the broker's welcome.
 
-    ``loop``: the event loop that reads; None: a thread does. ``patience``: ticks of silence, while something is
-    unanswered, after which it asks whether the broker is there; fewer where another broker may lead by now.
+    ``loop``: the event loop that reads; None: a thread reads. ``patience``: ticks of silence with pending requests
+    after which a ping is sent; fewer if another broker may lead.
     """
 
     def __init__(
@@ -86,25 +83,25 @@ class Connection:
         self._owner = owner
         self._ids = itertools.count(1)
         self._pending: dict[int, Waiting] = {}
-        self._to_cancel: deque[int] = deque()  # reads that nobody wants any more
-        self._lock = threading.RLock()  # guards what leaves, and orders the last request before the end
-        self._out: deque[frames.Piece] = deque()  # what the socket did not take
-        self._accepted = self._left = 0  # bytes, ever
-        self._reason: EscrowError | None = None  # why it ends, or takes no more
+        self._to_cancel: deque[int] = deque()  # reads to cancel
+        self._lock = threading.RLock()  # guards sending, and orders the last request before the end
+        self._out: deque[frames.Piece] = deque()  # bytes that the socket did not accept
+        self._accepted = self._left = 0  # bytes accepted and sent since the start
+        self._reason: EscrowError | None = None  # why it ends or accepts no more
         self._dead = False
         self._over = threading.Event()
-        self._quiet = threading.Event()  # no request is unanswered, and none is taken
+        self._quiet = threading.Event()  # no request is pending, and none is accepted
         self.lost_requests = False
-        """Whether it ended with requests unanswered."""
+        """Whether it ended with pending requests."""
         self.answers = 0
-        self._silent = 0  # ticks since something came
+        self._silent = 0  # ticks since the last received byte
         self._ticking = False
         self._loop, self._reader = loop, 0
-        self._watching = False  # the loop waits until the socket takes more
+        self._watching = False  # the loop waits until the socket is writable
         self._thread: threading.Thread | None = None
 
     def begin(self) -> None:
-        """Begin to read; without a thread to be had, or when the loop is closed, it ends instead."""
+        """Start reading. If no thread can be started, or the loop is closed, the connection ends instead."""
         try:
             if self._loop is None:
                 self._thread = threading.Thread(target=self._run, name="escrowmq-reader", daemon=True)
@@ -113,10 +110,10 @@ class Connection:
                 self._loop.call_soon_threadsafe(self._begin_on_loop, self._loop)
         except RuntimeError as problem:
             self._thread = None
-            self.give_up(Unknown(Code.DISCONNECTED, f"nobody can read the connection: {problem}"))
+            self.give_up(Unknown(Code.DISCONNECTED, f"the connection cannot be read: {problem}"))
 
     def is_reading(self) -> bool:
-        """Return whether this is the thread that reads, or the loop."""
+        """Return whether the caller runs on the reading thread or loop."""
         if self._loop is None:
             return threading.get_ident() == self._reader
         try:
@@ -126,32 +123,32 @@ class Connection:
 
     @property
     def usable(self) -> bool:
-        """Return whether it takes requests."""
+        """Return whether the connection accepts requests."""
         return self._reason is None
 
     @property
     def is_drained(self) -> bool:
-        """Return whether no request, which nothing newer may overtake, is unanswered."""
+        """Return whether no request is pending that a newer one must not overtake."""
         return not any(isinstance(one, Request) for one in list(self._pending.values()))
 
     @property
     def doubtful(self) -> bool:
-        """Return whether something is unanswered, and the broker did not even answer a ping."""
-        return self._silent > self._patience and self._owed()
+        """Return whether requests are pending and the broker did not answer a ping."""
+        return self._silent > self._patience and self._has_pending()
 
     @property
     def watches(self) -> bool:
-        """Return whether the broker may send checks."""
+        """Return whether a check-back subscription is open."""
         return any(isinstance(one, Watch) for one in list(self._pending.values()))
 
-    def _owed(self) -> bool:
+    def _has_pending(self) -> bool:
         return any(one.is_owed for one in list(self._pending.values()))
 
-    # What callers do
+    # Requests
 
     def send(self, one: Waiting) -> None:
-        """Send what waits for an answer. Raises ``unsent(...)`` if it was not taken; then nothing of it left. Raises
-        whatever else is wrong with it."""
+        """Send a request. Raises ``unsent(...)`` if it was not accepted and nothing was sent, and the errors of
+        encoding it."""
         number = one.number = next(self._ids)
         pieces = one.encode(number, self.most)
         with self._lock:
@@ -163,33 +160,33 @@ class Connection:
             self._pending[number] = one
             mark = self._put(pieces)
         if mark:
-            self._see_it_leave(mark)
+            self._wait_sent(mark)
 
     def cancel(self, number: int) -> None:
-        """Withdraw a receive, or end a watch: it is answered, or fails. Returns at once."""
-        self._say(number, frames.cancel(number))
+        """Withdraw a receive, or end a read or watch. Returns at once; the answer follows."""
+        self._send_control(number, frames.cancel(number))
 
     def add_credit(self, number: int, size: int) -> None:
-        """Let a read send so many bytes more."""
-        self._say(number, frames.credit(number, size))
+        """Add credit (bytes) to a read."""
+        self._send_control(number, frames.credit(number, size))
 
     def cancel_later(self, number: int) -> None:
-        """Cancel within a tick: for finalizers, which may run in the middle of anything."""
+        """Cancel within a tick; for finalizers, which may run anywhere."""
         self._to_cancel.append(number)
 
-    def _say(self, number: int, frame: bytes) -> None:
+    def _send_control(self, number: int, frame: bytes) -> None:
         with self._lock:
             if not self._dead and number in self._pending and self._put([frame]) and self._loop is not None:
                 self._watch_later()
 
     def tick(self) -> bool:
-        """See, every ``TICK_SECONDS`` while something waits, whether the broker is there. Returns whether something
-        does."""
+        """Check every ``TICK_SECONDS`` while requests are pending whether the broker responds. Returns whether some
+        are."""
         while self._to_cancel:
             self.cancel(self._to_cancel.popleft())
         if self._loop is None:
-            self._look(time.monotonic())
-        elif not self._ticking:  # a loop that is held up is no silent broker
+            self._check(time.monotonic())
+        elif not self._ticking:  # a blocked loop does not mean a silent broker
             self._ticking = True
             try:
                 self._loop.call_soon_threadsafe(self._tick_on_loop)
@@ -198,18 +195,18 @@ class Connection:
         return bool(self._pending) or not self.usable
 
     def retire(self, reason: EscrowError) -> None:
-        """Take no more: the broker withdraws the receives that wait, and ends reads and watches. What was begun is
+        """Accept no more: the broker withdraws waiting receives, and ends reads and watches. Other pending requests are
         still answered."""
         with self._lock:
             if self._reason is None:
                 self._reason = reason
                 if self._put([frames.goodbye()]) and self._loop is not None:
                     self._watch_later()
-        self._see_whether_drained()
+        self._check_drained()
 
     def end(self, deadline: float) -> None:
-        """After :meth:`retire`: wait for what is unanswered until ``deadline`` (monotonic seconds), then cut it off
-        and wait for its end, shortly. Waits for nothing on the thread or the loop that reads."""
+        """After :meth:`retire`: wait for pending requests until ``deadline`` (monotonic seconds), then shut down, and
+        wait shortly for the end. Does not wait on the reading thread or loop."""
         reading = self.is_reading()
         if not reading and not self._dead:
             self._quiet.wait(max(deadline - time.monotonic(), 0.0))
@@ -218,33 +215,32 @@ class Connection:
             if self._loop is not None:
                 self.give_up(self._reason or Unknown(Code.CLOSED))
             return
-        if not self._over.wait(1.0) and self._loop is not None:  # nobody runs that loop any more
+        if not self._over.wait(1.0) and self._loop is not None:  # the loop has stopped
             self.give_up(self._reason or Unknown(Code.CLOSED))
         if self._thread is not None and self._over.is_set():
             self._thread.join(1.0)
 
     def cut(self, reason: EscrowError) -> None:
-        """Give it up, from any thread: the reader notices."""
+        """Shut the connection down from any thread; the reader notices."""
         with self._lock:
             self._cut(reason)
 
     def ends_by(self, deadline: float) -> None:
-        """Wait for the thread that reads until ``deadline`` (monotonic seconds)."""
+        """Wait for the reading thread until ``deadline`` (monotonic seconds)."""
         if self._thread is not None and not self.is_reading():
             self._thread.join(max(deadline - time.monotonic(), 0.0))
 
     def on_fork(self) -> None:
-        """Close the descriptor alone, in a forked child: the connection is the parent's."""
+        """Close only the descriptor in a forked child: the connection is the parent's."""
         self._lock = threading.RLock()
         self._reason, self._dead = Unknown(Code.CLOSED), True
         self._pending, self._out = {}, deque()
         self._channel.close()
 
-    # What leaves
+    # Sending
 
     def _put(self, pieces: Pieces) -> int:
-        """Send, or keep what the socket does not take. Returns the mark at which it has left, 0 if it has. With the
-        lock held."""
+        """Send or queue. Returns the number of sent bytes at which it will be sent; 0: it is. Requires the lock."""
         size = frames.size_of(pieces)
         self._accepted += size
         if not self._out:
@@ -258,7 +254,7 @@ class Connection:
         return self._accepted
 
     def _push(self, pieces: Pieces) -> int:
-        """Return how many bytes the socket took. With the lock held."""
+        """Return the number of bytes that the socket accepted. Requires the lock."""
         total, size = 0, frames.size_of(pieces)
         try:
             while total < size and (sent := self._channel.send(pieces)):
@@ -268,13 +264,13 @@ class Connection:
                     pieces = frames.drop_bytes(pieces, sent)
         except OSError as problem:
             self._cut(Unknown(Code.DISCONNECTED, f"the connection broke: {problem}"))
-        except BaseException:  # an interrupt: nobody knows how much of the frame left
+        except BaseException:  # an interrupt: it is unknown how much was sent
             self._cut(Unknown(Code.DISCONNECTED, "interrupted"))
             raise
         return total
 
     def _flush(self) -> None:
-        """Send what was kept, as far as the socket takes it. With the lock held."""
+        """Send queued bytes, as far as the socket accepts them. Requires the lock."""
         try:
             if not self._channel.flush():
                 return
@@ -295,9 +291,8 @@ class Connection:
     def _waits(self) -> bool:
         return bool(self._out) or self._channel.unsent
 
-    def _see_it_leave(self, mark: int) -> None:
-        """Wait until what was accepted up to ``mark`` left, or the socket took nothing for long; not where one must
-        not wait."""
+    def _wait_sent(self, mark: int) -> None:
+        """Wait until ``mark`` bytes were sent, or nothing is accepted for too long. Does not wait on the reader."""
         if self._loop is not None:
             self._watch_later()
             return
@@ -314,24 +309,24 @@ class Connection:
                 if self._left > left:
                     left, since = self._left, time.monotonic()
                 elif time.monotonic() - since > WRITE_SECONDS:
-                    self._cut(Unknown(Code.DISCONNECTED, "the broker takes nothing more"))
+                    self._cut(Unknown(Code.DISCONNECTED, "the broker does not read"))
                     return
             poll.poll(1000)
 
     def _cut(self, reason: EscrowError) -> None:
-        """Shut it down. With the lock held."""
+        """Shut the socket down. Requires the lock."""
         if self._reason is None:
             self._reason = reason
         if not self._dead:
             try:
                 self._channel.shutdown(socket.SHUT_RDWR)
             except OSError:
-                pass  # it is gone already: the reader reads its end
+                pass  # it has ended: the reader notices
 
-    # What comes back
+    # Receiving
 
     def _run(self) -> None:
-        """Read until the connection ends: on a thread, when there is no loop."""
+        """Read on a thread until the connection ends."""
         self._reader = threading.get_ident()
         problem: EscrowError
         try:
@@ -342,18 +337,18 @@ class Connection:
                 if not count:
                     problem = Unknown(Code.DISCONNECTED, "the broker closed the connection")
                     break
-                self._take(count)
+                self._process(count)
         except EscrowError as raised:
             problem = raised
         except OSError as raised:
             problem = Unknown(Code.DISCONNECTED, f"the connection broke: {raised}")
         except Exception as raised:
-            _log.exception("an answer could not be taken in")
-            problem = Unknown(Code.DISCONNECTED, f"an answer could not be taken in: {raised!r}")
+            _log.exception("an answer could not be processed")
+            problem = Unknown(Code.DISCONNECTED, f"an answer could not be processed: {raised!r}")
         self.give_up(problem)
 
     def _flush_while_waiting(self) -> None:
-        """Wait for bytes to read, and meanwhile send what this thread could not send."""
+        """Wait for bytes to read, and meanwhile send queued bytes."""
         poll = select.poll()
         poll.register(self._channel, select.POLLIN | select.POLLOUT)
         while self._waits and not self._channel.buffered:
@@ -362,8 +357,8 @@ class Connection:
             with self._lock:
                 self._flush()
 
-    def _take(self, count: int) -> None:
-        """Take in what came. Raises EscrowError for what cannot be read: the connection is of no use then."""
+    def _process(self, count: int) -> None:
+        """Process received bytes. Raises EscrowError for unreadable ones: the connection is unusable then."""
         self._silent = 0
         pending = self._pending
         for frame in self._assembler.filled(count):
@@ -373,7 +368,7 @@ class Connection:
                 continue
             one = pending.get(number)
             if one is None:
-                raise Unknown(Code.DISCONNECTED, "an answer that nobody asked for")
+                raise Unknown(Code.DISCONNECTED, "an answer without a request")
             body: memoryview | None = frame.body
             if frame.kind in frames.IN_PARTS and (body := self._gatherer.add(frame)) is None:
                 continue
@@ -385,24 +380,24 @@ class Connection:
                 answer = one.decode(frame, body)
             except EscrowError as problem:
                 garbage = Unknown(Code.DISCONNECTED, f"an answer cannot be read: {problem.message}")
-                self.cut(garbage)  # first: nothing more is to be sent here
+                self.cut(garbage)  # first, so that nothing more is sent
                 pending.pop(number, None)
                 one.finish(garbage)
                 raise garbage from None
             self.answers += 1
-            if isinstance(answer, NotLeading):  # first: what is sent again must not come here
+            if isinstance(answer, NotLeading):  # first, so that repeated requests do not use this connection
                 self._owner.on_not_leading(self, answer)
             one.finish(answer)
         if self._reason is not None:
-            self._see_whether_drained()
+            self._check_drained()
 
-    def _see_whether_drained(self) -> None:
+    def _check_drained(self) -> None:
         if self._reason is not None and not self._quiet.is_set() and self.is_drained:
             self._quiet.set()
             self._owner.on_drained(self)
 
     def _on_connection_frame(self, frame: Frame) -> None:
-        """Take in what the broker says of the connection itself."""
+        """Process a frame about the connection itself."""
         if frame.kind == Kind.ERROR:
             problem = frames.read_refusal(frame)
             raise Unknown(Code.DISCONNECTED, f"the broker ends the connection: {problem.message}", problem.hint)
@@ -414,8 +409,8 @@ class Connection:
         elif frame.kind != Kind.PONG:
             raise Unknown(Code.DISCONNECTED, f"a frame of kind {frame.kind:#04x} that belongs to no request")
 
-    def _look(self, now: float) -> None:
-        """See whether an answer is overdue, or the broker silent."""
+    def _check(self, now: float) -> None:
+        """Check whether an answer is overdue, or the broker silent."""
         pending = [one for one in list(self._pending.values()) if one.is_owed]
         if not pending and self.usable:
             self._silent = 0
@@ -484,7 +479,7 @@ class Connection:
                 count = self._channel.recv_into(self._assembler.target(), self._assembler.rest)
                 if not count:
                     raise Unknown(Code.DISCONNECTED, "the broker closed the connection")
-                self._take(count)
+                self._process(count)
                 if self._dead or not self._channel.buffered:
                     break
         except (BlockingIOError, InterruptedError):
@@ -494,7 +489,7 @@ class Connection:
         except OSError as problem:
             self.give_up(Unknown(Code.DISCONNECTED, f"the connection broke: {problem}"))
         except Exception as problem:
-            _log.exception("an answer could not be taken in")
+            _log.exception("an answer could not be processed")
             self.give_up(Unknown(Code.DISCONNECTED, f"an answer could not be taken in: {problem!r}"))
 
     def _watch_later(self) -> None:
@@ -523,4 +518,4 @@ class Connection:
         self._ticking = False
         self._readable()  # what came while the loop was busy
         if not self._dead:
-            self._look(time.monotonic())
+            self._check(time.monotonic())

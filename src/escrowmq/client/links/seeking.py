@@ -1,15 +1,13 @@
-"""Search for the broker that leads a shard: all known addresses are probed at the same time.
+"""Search for the broker that leads a shard: each search probes all known addresses at the same time.
 
-One that leads says so in ``hello`` (a broker that says nothing of a role has its log for itself, and leads). Of
-several that say so the one of the highest epoch does: the others were cut off from the log, and do not know it yet. A
-standby names who leads, and who else is there; :mod:`escrowmq.wire.addresses` has the rule which of these are
-believed. Each address is asked once a look, however the names lead in circles; one that is silent is not waited for
-once another leads, not asked again before it has answered or its time is over, and waited for by one look only: those
-that follow are short, and see soon who leads by now. What a slow broker answers between two of them counts in the
-next.
+A leader reports its role in ``hello`` (a broker without a role has a log of its own, and leads). Of several leaders the
+one with the highest epoch counts: the others lost the log and have not noticed it yet. A standby names the leader and
+the other brokers; :mod:`escrowmq.wire.addresses` has the rules for following these names. A search probes each address
+once, also if the names form a circle. It does not wait for a silent broker once another leads, does not probe it again
+before it has answered or timed out, and waits for it in one search only: later searches are short, and find a new
+leader soon. A response between two searches counts in the next one.
 
-The brokers of one shard have one shard number. Two numbers behind the addresses that a user gave is a mistake in the
-URL.
+All brokers of a shard have the same shard number. Two numbers behind the addresses of one URL are a mistake in the URL.
 """
 
 from __future__ import annotations
@@ -28,21 +26,21 @@ from escrowmq.wire.credential import Credential
 from escrowmq.wire.frames import Assembler, Frame, Kind, Pieces, Welcome
 
 ANSWER_SECONDS = 5.0
-"""How long an address may take to answer."""
+"""Timeout of a probe."""
 GRACE_SECONDS = 0.25
-"""How long the others are waited for once one leads: one of them may lead since later."""
+"""Wait for the other responses once one leads: another may lead since a later time."""
 FIRST_SECONDS = 1.0
-"""The same at the first look, which also sees whether all addresses are of one shard."""
+"""The same in the first search, which also checks that all addresses belong to one shard."""
 SILENT_SECONDS = 0.4
-"""How long a silent one is waited for while all others have answered and none of them leads: one of them will, and is
-asked again only after this look. What the silent one says later counts in the next."""
+"""Wait for silent brokers if all others have answered and none of them leads: one of them will lead soon, and only the
+next search probes it again."""
 KEPT_SECONDS = 1.0
-"""What came between two looks counts for so long."""
+"""Validity of a response that arrives between two searches."""
 CALM_SECONDS = 5.0
-"""A broker that said so short a time ago that it does not lead is believed last when it says that it does."""
+"""For so long after a broker rejected a request as a standby, its claim to lead counts last."""
 
 CONNECT_SECONDS = 5.0
-"""For connecting and being welcomed: where a firewall swallows what is sent, nothing comes at all."""
+"""Timeout for connecting and the welcome; a firewall may drop all packets."""
 _WELCOME_BYTES = 64 << 10
 _TLS_ALERT = b"\x15\x03"
 
@@ -50,7 +48,7 @@ _log = logging.getLogger(__name__)
 
 
 class Met:
-    """A broker that has welcomed us, and the connection to it, on which nobody reads yet."""
+    """A broker that has sent its welcome, and the connection to it, which nobody reads yet."""
 
     def __init__(
         self, address: Address, hello: Json, open_channel: Channel, assembler: Assembler, welcome: Welcome
@@ -67,8 +65,8 @@ class Met:
 
 
 def meet(address: Address, tls: ssl.SSLContext | None = None, credential: Credential | None = None) -> Met:
-    """Connect to a broker and greet it. Raises EscrowError: why it is of no use, and nothing was sent but the
-    greeting; Denied for a token that the broker does not accept."""
+    """Connect to a broker and greet it. Raises EscrowError with the reason if that fails, Denied for a token that the
+    broker does not accept; only the greeting was sent then."""
     token = credential.read() if credential is not None else None
     deadline = time.monotonic() + CONNECT_SECONDS
     try:
@@ -98,7 +96,7 @@ def _greet(address: Address, open_channel: Channel, deadline: float, token: str 
     came: list[Frame] = []
     first = b""
     while not came:
-        if greeting:  # with TLS not before the handshake, which receiving drives
+        if greeting:  # with TLS only after the handshake, which runs while receiving
             greeting = frames.drop_bytes(greeting, open_channel.send(greeting))
         left = deadline - time.monotonic()
         if left <= 0:
@@ -128,7 +126,7 @@ def _greet(address: Address, open_channel: Channel, deadline: float, token: str 
 
 
 class Seeker:
-    """The addresses of one shard's brokers. ``meet`` connects to one of them and asks it who it is; raises EscrowError.
+    """The addresses of one shard's brokers. ``meet`` connects to one and reads its welcome; it raises EscrowError.
 
     ``follow``: whether addresses that brokers name count, too. ``stays``: it must always be the same shard; with more
     than one address it must anyway.
@@ -156,49 +154,49 @@ class Seeker:
         self._hint: Address | None = None
         self._refuser: Address | None = None
         self._refused_at = 0.0
-        self._said: dict[Address, str] = {}  # warnings, once each
-        self._one_look = threading.Lock()
+        self._logged: dict[Address, str] = {}  # logged warnings, one per address
+        self._one_search = threading.Lock()
         self._news = threading.Condition()
-        self._looking = False
-        self._asking: set[Address] = set()
-        self._answers: dict[Address, Met | EscrowError] = {}  # of this look, or for the next
-        self._came_at: dict[Address, float] = {}
-        self._owed: set[Address] = set()  # asked by an earlier look that found nobody
-        self._silent: set[Address] = set()  # was waited for in vain, and has not answered since
-        self._searching = False  # the last look found nobody
+        self._is_searching = False
+        self._probing: set[Address] = set()
+        self._answers: dict[Address, Met | EscrowError] = {}  # for this search or the next
+        self._arrived_at: dict[Address, float] = {}
+        self._probed_before: set[Address] = set()  # probed by an earlier search that found no leader
+        self._silent: set[Address] = set()  # did not answer a search, and not since
+        self._searching = False  # the last search found no leader
         self._closed = False
 
     @property
     def known(self) -> tuple[Address, ...]:
-        """All addresses, those that were given first."""
+        """Return all addresses, given ones first."""
         return (*self.given, *self._named)
 
     def refused(self, by: Address, leader: object) -> None:
-        """Note that a broker does not lead, and who does if it says so: that one is asked first, and answers of the
-        former leader count least for a while."""
+        """Note that a broker does not lead, and the leader that it names: that one is probed first, and for a while the
+        former leader's claim counts last."""
         self._refuser, self._refused_at = by, time.monotonic()
-        self._hint = self._weigh(leader) or self._hint
+        self._hint = self._accept(leader) or self._hint
 
     def on_fork(self) -> None:
-        """In a forked child: the threads that asked are the parent's."""
-        self._one_look, self._news = threading.Lock(), threading.Condition()
-        self._looking = self._searching = False
-        self._asking, self._answers = set(), {}
+        """Reset in a forked child: the probing threads are the parent's."""
+        self._one_search, self._news = threading.Lock(), threading.Condition()
+        self._is_searching = self._searching = False
+        self._probing, self._answers = set(), {}
 
     def close(self) -> None:
-        """Whoever answers from now on is released."""
+        """Close all connections of probes, also of later responses."""
         with self._news:
             self._closed = True
             left, self._answers = list(self._answers.values()), {}
             self._news.notify_all()
-        _let_go(left)
+        _close_all(left)
 
     def seek(self) -> Met:
         """Return the broker that leads, connected. Raises ``unsent(...)`` if none is found, Denied(UNAUTHENTICATED) if
         the token is not accepted, Misuse(BAD_URL) if the addresses that were given are of several shards."""
-        with self._one_look:
+        with self._one_search:
             first, self._hint = ([] if self._hint is None else [self._hint]), None
-            leader = self._look([*first, *self.known], ANSWER_SECONDS)
+            leader = self._search([*first, *self.known], ANSWER_SECONDS)
         shard = leader.hello.get("shard")
         if self.shard is not None and shard != self.shard:  # of one address, which may have another folder by now
             self._named = []
@@ -207,54 +205,54 @@ class Seeker:
         return leader
 
     def newer(self, than: Met) -> bool:
-        """Return whether another than this broker leads, and does since later. Its own silence is not asked about."""
+        """Return whether another broker leads since a later epoch than this one, which is not probed."""
         others = [address for address in self.known if address != than.address]
-        if not others or not self._one_look.acquire(blocking=False):
+        if not others or not self._one_search.acquire(blocking=False):
             return False
         try:
-            leader = self._look(others, FIRST_SECONDS, than.address)
+            leader = self._search(others, FIRST_SECONDS, than.address)
         except EscrowError:
             return False
         finally:
-            self._one_look.release()
+            self._one_search.release()
         leader.close()
         return leader.hello.get("shard") == than.hello.get("shard") and _epoch(leader) > _epoch(than)
 
-    def _look(self, addresses: Sequence[Address], seconds: float, but: Address | None = None) -> Met:
+    def _search(self, addresses: Sequence[Address], seconds: float, but: Address | None = None) -> Met:
         with self._news:
-            self._looking, self.requested_pause = True, 0.0
-            old = [address for address, at in self._came_at.items() if time.monotonic() - at > KEPT_SECONDS]
+            self._is_searching, self.requested_pause = True, 0.0
+            old = [address for address, at in self._arrived_at.items() if time.monotonic() - at > KEPT_SECONDS]
             stale = [self._answers.pop(address) for address in old if address in self._answers]
-            self._owed = set(self._asking)
-        _let_go(stale)
-        look = _Look(self, seconds, but)
+            self._probed_before = set(self._probing)
+        _close_all(stale)
+        search = _Search(self, seconds, but)
         leader: Met | None = None
         try:
-            leader = look.leader(addresses)
+            leader = search.leader(addresses)
             return leader
         finally:
             late: list[Met | EscrowError] = []
             with self._news:
-                self._looking, self._searching = False, leader is None and but is None
-                self._silent |= self._asking & set(look.open)
+                self._is_searching, self._searching = False, leader is None and but is None
+                self._silent |= self._probing & set(search.open)
                 if not self._searching:
                     late, self._answers = list(self._answers.values()), {}
-            _let_go([answer for answer in (*look.found, *late) if answer is not leader])
+            _close_all([answer for answer in (*search.found, *late) if answer is not leader])
 
-    # What brokers say
+    # Responses
 
-    def _weigh(self, url: object) -> Address | None:
+    def _accept(self, url: object) -> Address | None:
         address = named_address(url, self._scheme)
         if address is None or not self._follow:
             return None
         return address if address in self.given or may_follow(address, self.given) else None
 
     def _learn(self, hello: Json, leads: Address | None = None) -> list[Address]:
-        """Note the addresses that a broker of this shard names; those that are new. ``leads``: its address, if it
-        leads; then there are no others."""
+        """Store the addresses that a broker of this shard names; return the new ones. ``leads``: its address if it
+        leads; its list is complete then."""
         replicas = hello.get("replicas")
         candidates = [hello.get("leader"), *(replicas[: 2 * MOST] if isinstance(replicas, list) else [])]
-        believed = [leads, *map(self._weigh, candidates)]
+        believed = [leads, *map(self._accept, candidates)]
         named = [address for address in dict.fromkeys(believed) if address is not None and address not in self.given]
         before = self._named
         if leads is None or not replicas:
@@ -268,26 +266,26 @@ class Seeker:
         return self._exactly or met.hello.get("role", "leader") == "leader"
 
     def _stranger(self, met: Met) -> str | None:
-        """Return why this is no broker of the shard; None: it is, as far as is known."""
+        """Return why a broker does not belong to the shard; None if it may."""
         shard = _shard(met)
         if not self._stays or self.shard is None or shard is None or shard == self.shard:
             return None
         return f"it was shard {self.shard:08x} and now says {shard:08x}: is that another data folder?"
 
-    # Asking
+    # Probing
 
-    def _ask(self, address: Address) -> None:
-        """Have it asked, on a thread, unless it is being asked."""
+    def _probe(self, address: Address) -> None:
+        """Start a probe on a thread, unless one is running."""
         with self._news:
-            if address in self._asking or address in self._answers or self._closed:
+            if address in self._probing or address in self._answers or self._closed:
                 return
-            self._asking.add(address)
+            self._probing.add(address)
         try:
-            threading.Thread(target=self._asked, args=(address,), name="escrowmq-seek", daemon=True).start()
+            threading.Thread(target=self._probe_on_thread, args=(address,), name="escrowmq-seek", daemon=True).start()
         except RuntimeError as problem:
             self._on_answer(address, unsent(f"no thread is to be had: {problem}"))
 
-    def _asked(self, address: Address) -> None:
+    def _probe_on_thread(self, address: Address) -> None:
         self._on_answer(address, self._answer(address))
 
     def _answer(self, address: Address) -> Met | EscrowError:
@@ -301,19 +299,19 @@ class Seeker:
 
     def _on_answer(self, address: Address, answer: Met | EscrowError) -> None:
         with self._news:
-            self._asking.discard(address)
-            wanted = (self._looking or self._searching) and not self._closed
+            self._probing.discard(address)
+            wanted = (self._is_searching or self._searching) and not self._closed
             if not isinstance(answer, EscrowError):
                 self._silent.discard(address)
             if wanted:
-                self._answers[address], self._came_at[address] = answer, time.monotonic()
+                self._answers[address], self._arrived_at[address] = answer, time.monotonic()
                 self._news.notify_all()
         if not wanted:
-            _let_go([answer])
+            _close_all([answer])
 
 
-class _Look:
-    """One look at who leads, of at most ``seconds``. ``but``: who is not asked."""
+class _Search:
+    """One search of at most ``seconds``. ``but``: an address that is not probed."""
 
     def __init__(self, seeker: Seeker, seconds: float, but: Address | None) -> None:
         self._seeker = seeker
@@ -326,14 +324,14 @@ class _Look:
         self._first = seeker.shard is None
 
     def leader(self, addresses: Sequence[Address]) -> Met:
-        """Return who leads of these, and of those that they name."""
+        """Return the leader among these addresses and those that their brokers name. Raises EscrowError."""
         seeker = self._seeker
         deadline = time.monotonic() + self._seconds
-        if seeker.known == tuple(addresses[:1]) == tuple(addresses):  # the plain case, on this thread
+        if seeker.known == tuple(addresses[:1]) == tuple(addresses):  # one address: probe on this thread
             self._asked.append(addresses[0])
             self._take(addresses[0], seeker._answer(addresses[0]))
         else:
-            self._ask(addresses)
+            self._probe(addresses)
         while self.open:
             with seeker._news:
                 there = self._list_arrived()
@@ -347,10 +345,10 @@ class _Look:
             for address, answer in answers:
                 self._take(address, answer)
             deadline = min(deadline, time.monotonic() + self._patience())
-        self._see_one_shard()
+        self._check_one_shard()
         leading = [met for met in self.found if seeker._leads(met)]
         if not leading:
-            raise self._nobody()
+            raise self._no_leader()
         lapsed = time.monotonic() - seeker._refused_at > CALM_SECONDS
         return max(
             leading,
@@ -358,29 +356,29 @@ class _Look:
         )
 
     def _patience(self) -> float:
-        """Return how long who has not answered yet is waited for."""
+        """Return how long to wait for the missing responses (s)."""
         if any(self._seeker._leads(met) for met in self.found):
             return FIRST_SECONDS if self._first else GRACE_SECONDS
         if not (self.found or self._reasons):
             return self._seconds
-        new = set(self.open) - self._seeker._owed  # the others were waited for before
+        new = set(self.open) - self._seeker._probed_before  # earlier searches waited for the others
         return 0.0 if not new else GRACE_SECONDS if new <= self._seeker._silent else SILENT_SECONDS
 
     @property
     def open(self) -> list[Address]:
-        """Who was asked and has not answered yet."""
+        """Return the probed addresses without a response."""
         done = {met.address for met in self.found} | set(self._reasons)
         return [address for address in self._asked if address not in done]
 
     def _list_arrived(self) -> list[Address]:
-        """With the seeker's lock held."""
+        """Return the addresses whose responses have arrived. Requires the seeker's lock."""
         return [address for address in self.open if address in self._seeker._answers]
 
-    def _ask(self, addresses: Sequence[Address]) -> None:
+    def _probe(self, addresses: Sequence[Address]) -> None:
         for address in dict.fromkeys(addresses):
             if address not in self._asked and address != self._but and len(self._asked) < 2 * MOST:
                 self._asked.append(address)
-                self._seeker._ask(address)
+                self._seeker._probe(address)
 
     def _take(self, address: Address, answer: Met | EscrowError) -> None:
         seeker = self._seeker
@@ -393,28 +391,28 @@ class _Look:
         if stranger is None and address not in seeker.given and self._is_foreign(answer):
             stranger = "it is of another shard"
         if stranger is not None:
-            if seeker._said.get(address) != stranger:
-                seeker._said[address] = stranger
-                _log.warning("%s is not asked for anything: %s", address.url, stranger)
+            if seeker._logged.get(address) != stranger:
+                seeker._logged[address] = stranger
+                _log.warning("%s is not used: %s", address.url, stranger)
             self._reasons[address] = stranger
-            _let_go([answer])
+            _close_all([answer])
             return
         self.found.append(answer)
         if not seeker._leads(answer):
             new = seeker._learn(answer.hello)
-            hint = seeker._weigh(answer.hello.get("leader"))
+            hint = seeker._accept(answer.hello.get("leader"))
             again_ms = answer.hello.get("again_ms")
             if isinstance(again_ms, int):
                 seeker.requested_pause = max(seeker.requested_pause, again_ms / 1000)
             if not any(seeker._leads(met) for met in self.found):
-                self._ask(new if hint is None else [hint, *new])
+                self._probe(new if hint is None else [hint, *new])
 
     def _is_foreign(self, named: Met) -> bool:
-        """Return whether an address that was only named is of another shard than those that were given."""
+        """Return whether a named address belongs to another shard than the given ones."""
         shards = {_shard(met) for met in self.found if met.address in self._seeker.given} - {None}
         return bool(shards) and _shard(named) not in shards
 
-    def _see_one_shard(self) -> None:
+    def _check_one_shard(self) -> None:
         given = [met for met in self.found if met.address in self._seeker.given and _shard(met) is not None]
         for met in given[1:]:
             if (one := _shard(given[0])) != (other := _shard(met)):
@@ -425,7 +423,7 @@ class _Look:
                     "a | stands between the brokers of one shard, a comma between shards",
                 )
 
-    def _nobody(self) -> EscrowError:
+    def _no_leader(self) -> EscrowError:
         if self._permanent is not None and not self.found:
             return self._permanent
         for met in self.found:
@@ -439,8 +437,8 @@ class _Look:
 
 
 def _shard(met: Met) -> int | None:
-    """Its shard; None for a standby that has not seen the log opened yet: it gave its empty folder a number that the
-    log's replaces."""
+    """Return the broker's shard; None for a standby that has not read the log yet: the number of its empty folder is
+    replaced by the log's."""
     shard = met.hello.get("shard")
     if not isinstance(shard, int) or (met.hello.get("role", "leader") != "leader" and _epoch(met) <= 0):
         return None
@@ -452,7 +450,7 @@ def _epoch(met: Met) -> int:
     return epoch if isinstance(epoch, int) else -1
 
 
-def _let_go(answers: Sequence[Met | EscrowError]) -> None:
+def _close_all(answers: Sequence[Met | EscrowError]) -> None:
     for answer in answers:
         if not isinstance(answer, EscrowError):
             answer.close()
