@@ -54,15 +54,14 @@ from escrowmq.wire.credential import Credential
 from escrowmq.wire.parcels import Done
 
 HOLD_SECONDS = 0.25
-"""How long a request waits for a connection."""
+"""How long a request waits for a connection (s)."""
 CLOSE_SECONDS = 2.0
-"""How long closing waits for what was begun."""
-DOUBT_PAUSES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.5, 0.5, 0.5)
-"""A broker of several that is silent makes the link ask the others who leads, again after these pauses while it stays
-so, because one soon leads if it is dead,"""
-DOUBT_REST = 5.0
-"""and anew after so many seconds (half to one and a half times): the broker is slow, or a network is."""
-LOOK_SECONDS = 15.0
+"""How long closing waits for pending requests (s)."""
+PROBE_PAUSES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.5, 0.5, 0.5)
+"""Pauses (s) between probes of the other brokers while one of several is silent: another may lead soon."""
+SERIES_PAUSE = 5.0
+"""Pause (s, half to one and a half times) before the next series of probes."""
+WATCH_PROBE_SECONDS = 15.0
 """How often a subscription without pending answers probes the other brokers of the shard (s)."""
 EXIT_SECONDS = 1.0
 _log = logging.getLogger(__name__)
@@ -70,16 +69,14 @@ _CLOSED = "the connection is closed"
 
 
 class ServedLink:
-    """The broker that leads one shard, at one of ``addresses`` or where one of them says. Connects when it is first
-    used, and again, with back-off, after the connection was lost.
+    """A link to the leader of one shard, at one of ``addresses`` or at an address that a broker names. It connects at
+    the first use, and again, with back-off, after a lost connection.
 
-    ``follow``: also to addresses that brokers name. ``stays``: as one of several, it must always be the same shard.
-    Another one at its address counts as no answer. ``tls``: what protects its connections; None: nothing.
-    ``credential``: the token for its greetings.
+    ``follow``: also use addresses that brokers name. ``stays``: the shard must not change; a broker of another shard
+    counts as no answer. ``tls``: TLS settings; None: without TLS. ``credential``: the token for greetings.
 
-    On an event loop call :meth:`attach` before the first request. Then ``parcel`` and ``exchange`` never block, the
-    loop itself reads and writes, and answers come on the loop. All methods stay safe for other threads. In a forked
-    child the link connects anew.
+    On an event loop call :meth:`attach` before the first request. Then ``parcel`` and ``exchange`` never block, and the
+    loop reads, writes and delivers answers. All methods remain thread-safe. A forked child connects again.
     """
 
     def __init__(
@@ -94,7 +91,7 @@ class ServedLink:
         scheme = "escrow+unix" if not addresses[0].port else "escrow" if tls is None else "escrows"
         self.address = f"{scheme}://{'|'.join(address.location for address in addresses)}"
         self.state = BrokerState(since=time.monotonic())
-        """How it stands with its broker; written by the link alone."""
+        """State of the broker; only the link writes it."""
         self._seeker = Seeker(
             addresses, lambda address: meet(address, tls, credential), follow=follow, stays=stays, scheme=scheme
         )
@@ -107,24 +104,24 @@ class ServedLink:
 
     def _begin_anew(self) -> None:
         self._lock = threading.RLock()  # a signal handler may close
-        self._news = threading.Condition(self._lock)  # there is a connection, or a try came to nothing
-        self._connection: Connection | None = None  # that takes requests
-        self._open: set[Connection] = set()  # those with pending answers, too
+        self._changed = threading.Condition(self._lock)  # connected, or an attempt failed
+        self._connection: Connection | None = None  # accepts requests
+        self._open: set[Connection] = set()  # also those that only have pending answers
         self._held: deque[Request] = deque()
-        self._indirect = False  # requests join those that are held
+        self._indirect = False  # new requests are held, too
         self._pumping = False
         self._connecting = False
-        self._due_look = False  # the timer will call _look
+        self._attempt_scheduled = False  # the timer will call _look
         self._last_problem: EscrowError | None = None
         self._probes = ProbeSchedule(self.several)
         self._ticking = False
-        self._looking_around = False
-        self._look_at = self._doubt_at = 0.0
+        self._probing_others = False
+        self._next_probe_at = self._next_series_at = 0.0
         self._timer = Timer("escrowmq-link")
         self._outlet = Timer("escrowmq-checks")  # the thread that takes checks, so that the reader continues reading
 
     def on_fork(self) -> None:
-        """Begin anew in a forked child: connections are the parent's, and so is what is under way."""
+        """Reset in a forked child: connections and pending requests are the parent's."""
         for connection in self._open:
             connection.on_fork()
         self._seeker.on_fork()
@@ -132,10 +129,10 @@ class ServedLink:
         self._waiters = Waiters()
         self._begin_anew()
 
-    # What callers do
+    # Calls
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Let this event loop, which need not run yet, read all connections. To be called before the first request."""
+        """Make this event loop, which need not run yet, read all connections. Call it before the first request."""
         self._loop = loop
 
     def parcel(self, parcel: Parcel, done: Done) -> None:
@@ -180,12 +177,12 @@ class ServedLink:
         outlet = self._outlet
         watch = Watch(session, lambda batch: outlet.after(0.0, partial(on_checks, batch)), connection)
         connection.send(watch)
-        self._look_at = time.monotonic() + LOOK_SECONDS
+        self._next_probe_at = time.monotonic() + WATCH_PROBE_SECONDS
         self._tick_later()
         return watch
 
     def close(self) -> None:
-        """End everything; what is unanswered fails with Unknown."""
+        """Close all connections; pending requests fail with Unknown."""
         with self._lock:
             if self._closed:
                 return
@@ -193,7 +190,7 @@ class ServedLink:
             self._connection, connections = None, list(self._open)
             held, self._held = self._held, deque()
             self.state.enter(Phase.AWAY, time.monotonic(), _CLOSED)
-            self._news.notify_all()
+            self._changed.notify_all()
         for request in held:
             self._on_answer(request, Unknown(Code.CLOSED, _CLOSED))
         self._seeker.close()
@@ -207,14 +204,14 @@ class ServedLink:
         self._waiters.notify()
 
     def abandon(self) -> list[Connection]:
-        """Cut off what is open, on the calling thread. Returns the connections that are about to end."""
+        """Shut all connections down, without waiting. Returns them."""
         self._closed = True
         left = list(self._open)
         for connection in left:
             connection.cut(Unknown(Code.CLOSED, _CLOSED))
         return left
 
-    # What others see
+    # State
 
     @property
     def there(self) -> bool:
@@ -223,8 +220,7 @@ class ServedLink:
 
     @property
     def several(self) -> bool:
-        """Return whether the shard has several brokers, as far as is known: another one leads some seconds after one is
-        lost."""
+        """Return whether the shard has several known brokers."""
         return len(self._seeker.known) > 1
 
     def when_there(self, call: Callable[[], None]) -> Callable[[], None]:
@@ -233,7 +229,7 @@ class ServedLink:
         if self._connection is not None or self._closed:
             self._waiters.notify()
         else:
-            self._look_later()
+            self._connect_later()
         return forget
 
     # Requests
@@ -247,8 +243,7 @@ class ServedLink:
         self._start(request, connection)
 
     def _hold(self, request: Request) -> bool:
-        """Hold a request until there is a connection that may take it, or fail it. Returns whether it may be sent
-        now."""
+        """Hold a request until a connection accepts it, or fail it. Returns whether it can be sent now."""
         problem: EscrowError
         with self._lock:
             connection = self._connection
@@ -256,17 +251,17 @@ class ServedLink:
                 problem = Unknown(Code.CLOSED, _CLOSED)
             elif self._may_send_directly():
                 return True
-            elif self._open or self._connecting or self._is_look_due():
+            elif self._open or self._connecting or self._is_attempt_due():
                 self._indirect = True
                 request.expiry = time.monotonic() + HOLD_SECONDS
                 if not self._held:
                     self._timer.after(HOLD_SECONDS, self._expire)
                 self._held.append(request)
                 if connection is None and not self._connecting:
-                    if self._is_look_due():
-                        self._try_begin_look()
+                    if self._is_attempt_due():
+                        self._try_connect()
                     else:
-                        self._look_later()
+                        self._connect_later()
                 return False
             else:
                 problem = self._refusal()
@@ -274,7 +269,7 @@ class ServedLink:
         return False
 
     def _may_send_directly(self) -> bool:
-        """Return whether nothing stands before a new request. With the lock held."""
+        """Return whether no earlier request must be sent first. Requires the lock."""
         connection = self._connection
         return (
             connection is not None
@@ -308,7 +303,7 @@ class ServedLink:
         self._on_answer(request, problem)
 
     def _pump(self) -> None:
-        """Send what was held and may go; one thread at a time."""
+        """Send held requests; one thread at a time."""
         with self._lock:
             if self._pumping:
                 return
@@ -326,8 +321,7 @@ class ServedLink:
             self._start(request, connection)
 
     def _expire(self) -> None:
-        """Fail requests that have been held for too long. Those that wait for older ones to be answered continue
-        waiting."""
+        """Fail requests that were held for too long, except those that wait for answers to older ones."""
         now = time.monotonic()
         late: list[Request] = []
         with self._lock:
@@ -340,18 +334,18 @@ class ServedLink:
             self._on_answer(request, unsent(f"no broker answers at {self.address}: it is silent, or slow"))
 
     def _on_answer(self, request: Request, answer: Any) -> None:
-        """Give a request what came of it, once."""
+        """Deliver the answer or error of a request, once."""
         if request.over:
             return
         request.over = True
         try:
             request.done(answer)
         except Exception:
-            _log.exception("the answer to a request could not be given")
-        request.batch = None  # it and its future hold each other until cycles are looked for: not what it brought, too
+            _log.exception("the answer to a request could not be delivered")
+        request.batch = None  # request and future form a cycle: do not keep the batch in it
 
     def _withdraw(self, request: Request) -> None:
-        """Take a receive back, wherever it is."""
+        """Withdraw a receive, held or sent."""
         with self._lock:
             request.withdrawn = True
             held = request in self._held
@@ -366,31 +360,30 @@ class ServedLink:
     # Connecting
 
     def _wait_connected(self, timeout: float = CONNECT_SECONDS) -> Connection:
-        """Return the connection; waits up to ``timeout`` seconds for it. Raises Unknown(DISCONNECTED), and then
-        nothing was sent."""
+        """Return the connection; wait up to ``timeout`` seconds. Raises Unknown(DISCONNECTED); nothing was sent."""
         deadline = time.monotonic() + timeout
-        with self._news:
+        with self._changed:
             tried = False
             while self._connection is None or not self._connection.usable:
                 if self._closed:
                     raise Unknown(Code.CLOSED, _CLOSED)
                 if self._connection is None and not self._connecting:
-                    if self._last_problem is not None and (tried or not self._is_look_due()):
+                    if self._last_problem is not None and (tried or not self._is_attempt_due()):
                         raise self._refusal()
-                    self._begin_look()
+                    self._start_connecting()
                 left, connecting = deadline - time.monotonic(), self._connecting
-                if left <= 0 or not self._news.wait(left):
+                if left <= 0 or not self._changed.wait(left):
                     raise unsent(f"no broker answers at {self.address}: it is silent, or slow")
                 tried = connecting and not self._connecting
             if self._closed:
                 raise Unknown(Code.CLOSED, _CLOSED)
             return self._connection
 
-    def _is_look_due(self) -> bool:
+    def _is_attempt_due(self) -> bool:
         return self._last_problem is None or not self._probes.seconds_left(time.monotonic())
 
-    def _begin_look(self) -> None:
-        """Look for a connection on a thread. With the lock held. Raises RuntimeError if no thread is to be had."""
+    def _start_connecting(self) -> None:
+        """Connect on a thread. Requires the lock. Raises RuntimeError if no thread can be started."""
         self._connecting = True
         self.state.enter(Phase.PROBING, time.monotonic(), self.state.reason)
         try:
@@ -400,27 +393,31 @@ class ServedLink:
             self._probes.add_failure(time.monotonic(), fraction())
             raise
 
-    def _try_begin_look(self) -> None:
+    def _try_connect(self) -> None:
         try:
-            self._begin_look()
+            self._start_connecting()
         except RuntimeError as problem:
             self._last_problem = unsent(f"no thread is to be had: {problem}")
 
-    def _look_later(self) -> None:
-        """Look for a connection when it is due, if somebody waits for it."""
+    def _connect_later(self) -> None:
+        """Connect when the next attempt is due, if a request or a caller waits for it."""
         with self._lock:
             wanted = self._waiters or self._held
-            if self._connection is None and wanted and not (self._connecting or self._due_look or self._closed):
-                self._due_look = True
-                self._timer.after(self._probes.seconds_left(time.monotonic()), self._look)
+            if (
+                self._connection is None
+                and wanted
+                and not (self._connecting or self._attempt_scheduled or self._closed)
+            ):
+                self._attempt_scheduled = True
+                self._timer.after(self._probes.seconds_left(time.monotonic()), self._connect_if_due)
 
-    def _look(self) -> None:
+    def _connect_if_due(self) -> None:
         with self._lock:
-            self._due_look = False
+            self._attempt_scheduled = False
             wanted = self._connection is None and not (self._connecting or self._closed)
             if wanted and (self._waiters or self._held) and self._probes.seconds_left(time.monotonic()) <= 0:
-                return self._try_begin_look()
-        self._look_later()
+                return self._try_connect()
+        self._connect_later()
 
     def _refusal(self) -> EscrowError:
         problem = self._last_problem
@@ -429,7 +426,7 @@ class ServedLink:
         return unsent(problem.message if problem is not None else "the connection was lost")
 
     def _connect(self) -> None:
-        """Try once, on a thread of its own: a broker that accepts and says nothing holds up nobody but this."""
+        """Connect once, on a separate thread: a broker that accepts and stays silent delays nothing else."""
         problem: EscrowError | None = None
         met: Met | None = None
         try:
@@ -440,7 +437,7 @@ class ServedLink:
             problem = unsent(f"no broker answers at {self.address}: {raised.message}")
         connection: Connection | None = None
         failed: list[Request] = []
-        with self._news:
+        with self._changed:
             self._connecting = False
             now = time.monotonic()
             if met is not None and not self._closed:
@@ -458,7 +455,7 @@ class ServedLink:
                 self.state.next_probe = self._probes.due
                 if all(one.is_drained for one in self._open):
                     failed, self._held = list(self._held), deque()
-            self._news.notify_all()
+            self._changed.notify_all()
         if connection is not None:
             connection.begin()
             self._pump()
@@ -468,10 +465,10 @@ class ServedLink:
         for request in failed:
             self._on_answer(request, self._refusal())
         if problem is not None:
-            self._look_later()
+            self._connect_later()
 
     def on_ended(self, connection: Connection) -> None:
-        """Forget a connection that has ended, after all that was unanswered has failed."""
+        """Remove a connection that has ended, after its pending requests have failed."""
         with self._lock:
             self._open.discard(connection)
             if self._connection is connection:
@@ -479,13 +476,13 @@ class ServedLink:
             dropped: list[Request] = []
             if connection.lost_requests:
                 dropped, self._held = list(self._held), deque()
-        for request in dropped:  # behind what was lost: who sends again sends all of them, in order
+        for request in dropped:  # after the lost ones: all are sent again in order
             self._on_answer(request, unsent("a request before it was lost"))
         self._pump()
-        self._look_later()
+        self._connect_later()
 
     def _lose(self, problem: EscrowError) -> None:
-        """Have no connection any more. With the lock held."""
+        """Note that there is no connection. Requires the lock."""
         now = time.monotonic()
         self._connection = None
         self._indirect = True
@@ -493,10 +490,10 @@ class ServedLink:
         self._probes.on_disconnected(now)
         self.state.enter(Phase.AWAY, now, problem.message)
         self.state.next_probe = self._probes.due
-        self._news.notify_all()
+        self._changed.notify_all()
 
     def on_gone(self, connection: Connection) -> None:
-        """Hold requests back: the broker takes no more over a connection."""
+        """Hold requests: the broker accepts no more over a connection."""
         with self._lock:
             if self._connection is connection:
                 self._indirect = True
@@ -504,17 +501,15 @@ class ServedLink:
         self._tick_later()
 
     def on_drained(self, connection: Connection) -> None:
-        """Look for another connection: this one takes no more and has no pending answers, whether its broker ends
-        it or not."""
+        """Connect again: this connection accepts no more, and has no pending answers."""
         with self._lock:
             if self._connection is connection:
                 self._lose(Unknown(Code.DISCONNECTED, "the broker is stopping"))
         self._pump()
-        self._look_later()
+        self._connect_later()
 
     def on_not_leading(self, connection: Connection, problem: NotLeading) -> None:
-        """Connect anew for the next use: another broker may lead, and the pending answers of this one are lost, or is
-        refused by it."""
+        """Search for the leader: this broker does not lead, and its pending requests are lost or rejected."""
         with self._lock:
             if self._connection is not connection:
                 return
@@ -528,7 +523,7 @@ class ServedLink:
             connection.cut(problem)
         else:
             connection.retire(Unknown(Code.DISCONNECTED, problem.message))
-        self._look_later()
+        self._connect_later()
 
     # Seeing whether it is there, and leads
 
@@ -545,9 +540,9 @@ class ServedLink:
             connections = list(self._open)
         busy = [connection.tick() for connection in connections]  # each of them
         if self._is_doubtful():
-            self._look_around(self._is_doubtful)
-        elif time.monotonic() >= self._look_at and any(connection.watches for connection in connections):
-            self._look_around(lambda: False)
+            self._probe_others(self._is_doubtful)
+        elif time.monotonic() >= self._next_probe_at and any(connection.watches for connection in connections):
+            self._probe_others(lambda: False)
         if any(busy):
             self._tick_later()
 
@@ -555,35 +550,40 @@ class ServedLink:
         with self._lock:
             return any(connection.doubtful for connection in self._open)
 
-    def _look_around(self, is_silent: Callable[[], bool]) -> None:
-        """See, on a thread, whether another broker of the shard leads by now; again for a while, as long as this one
-        is silent. Then its pending requests fail as lost."""
+    def _probe_others(self, is_silent: Callable[[], bool]) -> None:
+        """Probe the other brokers on a thread while this one is silent; if another leads, leave this one."""
         now = time.monotonic()
         with self._lock:
             connection = self._connection
-            if self._looking_around or self._closed or connection is None or not self.several or now < self._doubt_at:
+            if (
+                self._probing_others
+                or self._closed
+                or connection is None
+                or not self.several
+                or now < self._next_series_at
+            ):
                 return
-            self._looking_around = True
-            self._look_at = now + LOOK_SECONDS * (0.5 + fraction())
+            self._probing_others = True
+            self._next_probe_at = now + WATCH_PROBE_SECONDS * (0.5 + fraction())
         try:
             args = (connection, is_silent)
-            threading.Thread(target=self._ask_the_others, args=args, name="escrowmq-look", daemon=True).start()
+            threading.Thread(target=self._probe_others_on_thread, args=args, name="escrowmq-look", daemon=True).start()
         except RuntimeError:  # no thread is to be had
-            self._looking_around = False
+            self._probing_others = False
 
-    def _ask_the_others(self, connection: Connection, is_silent: Callable[[], bool]) -> None:
+    def _probe_others_on_thread(self, connection: Connection, is_silent: Callable[[], bool]) -> None:
         met = connection.met
         try:
             newer = self._seeker.newer(met)
-            for pause in DOUBT_PAUSES:
+            for pause in PROBE_PAUSES:
                 if newer or self._connection is not connection or not is_silent():
                     break
                 time.sleep(max(pause, self._seeker.requested_pause) * (0.5 + fraction()))
                 newer = self._seeker.newer(met)
             else:
-                self._doubt_at = time.monotonic() + DOUBT_REST * (0.5 + fraction())
+                self._next_series_at = time.monotonic() + SERIES_PAUSE * (0.5 + fraction())
         finally:
-            self._looking_around = False
+            self._probing_others = False
         if newer:
             text = f"{met.address.url} is silent, and another broker of its shard leads"
             self.on_not_leading(connection, NotLeading(Code.DISCONNECTED, text))
