@@ -12,11 +12,11 @@ from starlette.datastructures import Headers
 from starlette.routing import Match
 from starlette.types import Scope
 
-from escrowmq.gateway import page, problems
+from escrowmq.gateway import problems
 from escrowmq.gateway.admission import RAW_TYPE, kind_of
 from escrowmq.gateway.callers import Callers
 from escrowmq.gateway.models import Problem, ReceiptOut
-from escrowmq.gateway.routes import choose_gateway, consumers, looking, messages, transactions
+from escrowmq.gateway.routes import choose_gateway, consumers, looking, messages, page, transactions
 
 _PROBLEM: dict[int | str, dict[str, Any]] = {
     "default": {"model": Problem, "description": "Refused: 400, 403, 404, 409, 410, 413, 429, 500, 503 or 504."}
