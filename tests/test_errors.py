@@ -26,7 +26,7 @@ from escrowmq.errors import (
 )
 from escrowmq.gateway.problems import status_of
 from escrowmq.model import COMMIT, ROLLBACK
-from escrowmq.outbox.modes.driving import DrivenResult, sorted_out
+from escrowmq.outbox.modes.driving import DrivenResult, classify
 from escrowmq.outbox.relay.reading import Row
 from escrowmq.outbox.relay.verdicts import Rules, judge
 from escrowmq.outbox.tables import State
@@ -142,7 +142,7 @@ def test_a_code_means_the_same_everywhere(code: Code) -> None:
         assert (verdict.refused, verdict.aside[0].attempts, verdict.sent) == (refused, refused, [])
     # the producer-driven mode
     for outcome, stands in ((COMMIT, STANDS_COMMITTED), (ROLLBACK, STANDS_ROLLED_BACK)):
-        ended, contrary = sorted_out(row, outcome)
+        ended, contrary = classify(row, outcome)
         as_good = outcome is ROLLBACK and code in (Code.EXPIRED, Code.UNKNOWN_TRANSACTION)
         assert (ended[0], contrary[0]) == (code in stands or as_good, refused and not as_good)
     assert DrivenResult(b"", None, code).done == (code in STANDS_COMMITTED)

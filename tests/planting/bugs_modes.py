@@ -60,14 +60,14 @@ def redrive_what_was_not_decided_to_its_commit(plant: Plant) -> None:
     @plant.instead(Driving, "_roll_back_unknown")
     def roll_back_unknown(self: Any, batch: Any, shards: Any, report: Any) -> None:
         _, transactions = self._carrier.prepare(batch, shards)
-        self._carrier.end(driving.replaced(batch, transaction=transactions), shards, COMMIT)
+        self._carrier.end(driving.replace_columns(batch, transaction=transactions), shards, COMMIT)
         real(self, batch, shards, report)
 
 
 @bug("modes", DRIVEN + "test_the_opposite_decision_at_the_broker_is_left_to_a_person", "Redriven(stuck=1)")
 def take_the_opposite_decision_for_the_end(plant: Plant) -> None:
-    @plant.instead(driving, "sorted_out")
-    def sorted_out(codes: Any, outcome: Any) -> Any:
+    @plant.instead(driving, "classify")
+    def classify(codes: Any, outcome: Any) -> Any:
         return np.ones(len(codes), np.bool_), np.zeros(len(codes), np.bool_)
 
 
@@ -87,15 +87,15 @@ def decide_rows_that_another_has_given_up(plant: Plant) -> None:
     "the answer to COMMIT was lost",
 )
 def take_a_lost_answer_for_a_rollback(plant: Plant) -> None:
-    @plant.instead(Driving, "_undone")
-    def undone(self: Any, batch: Any, shards: Any, stamp: Any) -> bool:
+    @plant.instead(Driving, "_resolve")
+    def resolve(self: Any, batch: Any, shards: Any, stamp: Any) -> bool:
         return False
 
 
 @bug("modes", DRIVEN + "test_a_commit_that_did_not_arrive_is_rolled_back[stored]", "DID NOT RAISE")
 def take_a_lost_answer_for_a_commit(plant: Plant) -> None:
-    @plant.instead(Driving, "_undone")
-    def undone(self: Any, batch: Any, shards: Any, stamp: Any) -> bool:
+    @plant.instead(Driving, "_resolve")
+    def resolve(self: Any, batch: Any, shards: Any, stamp: Any) -> bool:
         return True
 
 
@@ -145,15 +145,15 @@ def have_the_effect_at_the_prepare(plant: Plant) -> None:
     real = BothReachConsumer._apply
 
     @plant.instead(BothReachConsumer, "_apply")
-    def apply(self: Any, came: Any, signs: Any) -> None:
-        real(self, came, signs)
-        real(self, came, [both_reach.Sign.COMMIT] * len(signs))
+    def apply(self: Any, arrivals: Any, signs: Any) -> None:
+        real(self, arrivals, signs)
+        real(self, arrivals, [both_reach.Sign.COMMIT] * len(signs))
 
 
 @bug("modes", REACH + "test_without_marks_prepares_are_acknowledged_before_any_effect", "assert events == ")
 def have_the_effect_before_the_prepares_are_stored(plant: Plant) -> None:
-    @plant.instead(both_reach, "_runs")
-    def runs(signs: Any) -> Any:
+    @plant.instead(both_reach, "_split_by_sign")
+    def split_by_sign(signs: Any) -> Any:
         return [list(range(len(signs)))]
 
 
@@ -162,9 +162,9 @@ def keep_no_mark_of_an_effect(plant: Plant) -> None:
     real = BothReachConsumer._names
 
     @plant.instead(BothReachConsumer, "_names")
-    def names(self: Any, connection: Any, came: Any) -> Any:
+    def names(self: Any, connection: Any, arrivals: Any) -> Any:
         connection.execute(both_reach.trans_recv_log.delete())
-        return real(self, connection, came)
+        return real(self, connection, arrivals)
 
 
 @bug(
@@ -185,7 +185,7 @@ def let_a_commit_overtake_a_delayed_prepare(plant: Plant) -> None:
     @plant.instead(SignedMessages, "prepare")
     def prepare(self: Any, batch: Any, shards: Any) -> Any:
         at_once = both_reach.pa.array(np.zeros(batch.num_rows, np.int64))
-        return real(self, both_reach.replaced(batch, delay_us=at_once), shards)
+        return real(self, both_reach.replace_columns(batch, delay_us=at_once), shards)
 
 
 @bug("modes", OFFSETS + "test_a_failed_effect_moves_nothing[sqlite]", "drain(consumer) == 3")

@@ -37,7 +37,7 @@ from escrowmq.errors import Code, EscrowError, Misuse, Rejected, error
 from escrowmq.message.names import check_name
 from escrowmq.model import COMMIT, ROLLBACK, UNKNOWN, Message, Outcome, TransactionId, message_id
 from escrowmq.outbox.inbox import claim_batch_tx
-from escrowmq.outbox.modes.journal import Intake
+from escrowmq.outbox.modes.journal import to_batch
 from escrowmq.outbox.modes.senders import Sender, sender_of
 from escrowmq.outbox.sending import send_batch_tx
 from escrowmq.outbox.session import AnySession
@@ -139,7 +139,6 @@ class Announcing:
         self._sessions = sessionmaker(database) if isinstance(database, sa.Engine) else database
         self._sender = None if by is None else sender_of(by)
         self._keep_undecided = on_failure == "keep"
-        self._intake = Intake()
 
     # Complete sends
 
@@ -215,7 +214,7 @@ class Announcing:
         failure."""
         raw_ids = [message_id(identity) for identity in ids]
         if self._sender is not None:
-            batch = self._intake(self._make_key_messages(raw_ids))
+            batch = to_batch(self._make_key_messages(raw_ids))
             codes = self._sender.send(batch, self._sender.place(batch.column("key")))
             return Code(int(codes[np.flatnonzero(codes)[0]])) if codes.any() else Code.OK
         if self._sessions is None:
@@ -236,7 +235,7 @@ class Announcing:
             raise Misuse(Code.BAD_ARGUMENT, "a message without an id cannot be sent again", hint)
         given = bool(has_id.any())
         # ids find the broker of a batch if all are given; a message without an id can go to any broker
-        receipts = self.producer.prepare_batch(self._intake(data) if given else data)
+        receipts = self.producer.prepare_batch(to_batch(data) if given else data)
         if not receipts.ok:
             taken = receipts.transactions.filter(pa.array(receipts.codes == 0))
             if not given and len(taken):

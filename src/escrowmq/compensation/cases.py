@@ -163,7 +163,7 @@ def _change_states(
 
     act = "compensation.retry" if to is CaseState.RETRY else "compensation.settle"
     wanted = list(dict.fromkeys(ids_of(ids)))
-    done = act_on_rows(_engine_of(database), act, wanted, change, by=by, why=why, name=name)
+    done = act_on_rows(_engine_of(database), act, wanted, change, {"name": name}, by=by, why=why)
     return [CaseDone(one.id, one.code, None if one.state is None else CaseState(one.state)) for one in done]
 
 

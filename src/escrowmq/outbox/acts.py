@@ -1,22 +1,22 @@
 """Operator actions on rows of a database: each action and its record are one transaction of that database.
 
-The records are lines of ``trans_act``, in the format and the chain of hashes of :mod:`escrowmq.acts.chain`, and the row
-of ``trans_act_head`` has the number and the hash of the last one. Whoever acts locks that row first, so the acts of
-several people at once come one after the other. An act is recorded and done, or neither; so its record has what came of
-it, and nobody needs to find that out after a crash. Nothing here removes records.
+The records are lines of ``trans_act``, in the format and the chain of hashes of :mod:`escrowmq.acts.chain`. The row of
+``trans_act_head`` has the number and the hash of the last record. An action locks that row first, so simultaneous
+actions run one after the other. An action is recorded and done, or neither: its record has its result, and nothing
+needs to be resolved after a crash. Nothing here removes records.
 
-An act of many rows is done in parts of :data:`PART` rows, each a transaction and a record of its own: locks are short,
-and a record has a bound.
+An action on many rows runs in parts of :data:`PART` rows, each a transaction and a record of its own: locks are short,
+and the size of a record is bounded.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, TypedDict
+from typing import Any, TypedDict, Unpack
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
@@ -26,17 +26,8 @@ from escrowmq.acts.chain import Break, Record, cut, origin, parse, successor, ve
 from escrowmq.acts.journal import PAGE_BYTES, Listed
 from escrowmq.acts.telling import acting_user, results, to_act, to_broken
 from escrowmq.errors import Code, Denied, EscrowError, Misuse, Overloaded, Unknown
-from escrowmq.outbox.dialects import (
-    Dialect,
-    database_now_us,
-    in_a_line,
-    insert_if_absent,
-    is_busy,
-    is_denied,
-    is_full,
-    may_repeat,
-    waited_in_vain,
-)
+from escrowmq.outbox import dialects
+from escrowmq.outbox.dialects import Dialect, database_now_us, in_a_line, insert_if_absent, may_repeat
 from escrowmq.outbox.session import transaction_of
 from escrowmq.outbox.tables import PLACE, trans_act, trans_act_head
 from escrowmq.platform.failpoints import reach
@@ -48,11 +39,9 @@ logger = logging.getLogger(__name__)
 PART = 1_000
 """Rows of one transaction and one record."""
 PATIENCE = 30
-"""Seconds that an act waits for a lock on PostgreSQL, which else waits for ever; MariaDB and SQLite have limits of
-their own.
-"""
+"""Lock timeout (s) on PostgreSQL, which has none by default, unlike MariaDB and SQLite."""
 _TRIES = 3
-"""Of a transaction that the database undoes only because of others at the same moment."""
+"""Attempts of a transaction that conflicts with others."""
 _CHUNK = 100
 """Records read in one statement."""
 
@@ -62,15 +51,13 @@ _HEAD = trans_act_head.c
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The result of an operation on one row: OK, NOT_FOUND, or CONFLICT: its ``state`` (as it is now) does not allow
-    it.
-    """
+    """The result of an operation on one row: OK, NOT_FOUND, or CONFLICT: its current ``state`` does not allow it."""
 
     id: bytes
     code: Code
     state: IntEnum | None
     note: str | None = None
-    """What the record is to keep of it beside the code, such as what a row that is deleted said."""
+    """For the record, beside the code: such as the content of a row that is deleted."""
 
 
 class Verified(TypedDict):
@@ -80,12 +67,22 @@ class Verified(TypedDict):
     """Its URL, without the password."""
     records: int
     last: str
-    """The hash of the last record: note it elsewhere, and compare."""
+    """The hash of the last record: store it elsewhere, and compare."""
     broken: list[Broken]
 
 
+class Operator(TypedDict, total=False):
+    """The person of an action, for the record."""
+
+    by: str | None
+    """None: the system's user and host."""
+    why: str | None
+    """The reason."""
+
+
+Ids = Iterable[str | bytes]
 Change = Callable[[sa.Connection, list[bytes]], Mapping[bytes, Done]]
-"""Changes rows in the caller's transaction; what it did to each. An id that it does not name was not found."""
+"""Changes rows in the caller's transaction; returns the result of each. An id without a result was not found."""
 
 
 # Acting
@@ -94,41 +91,32 @@ Change = Callable[[sa.Connection, list[bytes]], Mapping[bytes, Done]]
 def act_on_rows(
     engine: sa.Engine,
     act: str,
-    ids: Iterable[str | bytes],
+    ids: Ids,
     change: Change,
-    *,
-    by: str | None = None,
-    why: str | None = None,
-    **what: Any,
+    about: Mapping[str, Any] | None = None,
+    **operator: Unpack[Operator],
 ) -> list[Done]:
-    """Do an act to the rows of these ids, in parts of :data:`PART`, each recorded with what it did; one result per id,
-    in their order.
+    """Run an action on the rows of these ids, in recorded parts of :data:`PART`; return one result per id, in order.
 
-    ``what``: more about the act, for the record. Raises as :func:`record`; the parts before the one that failed are
-    done and recorded, the others are not.
+    ``about``: details for the record. Raises as :func:`record`. Parts before the one that failed are done and recorded,
+    the others are not.
     """
     wanted = ids_of(ids)
     done: list[Done] = []
     for at in range(0, len(wanted), PART):
-        done += _act_on(engine, act, wanted[at : at + PART], change, by, why, what)
+        done += _act_on_part(engine, act, wanted[at : at + PART], change, about or {}, operator)
     return done
 
 
-def _act_on(
-    engine: sa.Engine,
-    act: str,
-    part: list[bytes],
-    change: Change,
-    by: str | None,
-    why: str | None,
-    what: Mapping[str, Any],
+def _act_on_part(
+    engine: sa.Engine, act: str, part: list[bytes], change: Change, about: Mapping[str, Any], operator: Operator
 ) -> list[Done]:
-    """One part. What the database undid because of others at the same moment is done again."""
-    about = {**what, "messages": [identity.hex() for identity in part]}
+    """Run one part; repeat it if it conflicts with others."""
+    what = {**about, "messages": [identity.hex() for identity in part]}
     left = _TRIES
     while True:
         try:
-            with record(engine, act, about, by=by, why=why) as (connection, ended):
+            with record(engine, act, what, **operator) as (connection, ended):
                 found = change(connection, list(dict.fromkeys(part)))
                 done = [found.get(identity, Done(identity, Code.NOT_FOUND, None)) for identity in part]
                 ended.update(results([one.code.name for one in done]))
@@ -137,21 +125,24 @@ def _act_on(
             return done
         except EscrowError as problem:
             left, cause = left - 1, problem.__cause__
-            if not left or not isinstance(cause, DBAPIError) or not may_repeat(cause) or waited_in_vain(cause):
-                raise
+            if (
+                not left
+                or not isinstance(cause, DBAPIError)
+                or not may_repeat(cause)
+                or dialects.has_mark(cause, {1205})
+            ):
+                raise  # 1205: MariaDB or MySQL timed out on a lock, whose owner may keep it
 
 
 @contextmanager
 def record(
-    engine: sa.Engine, act: str, what: Mapping[str, Any], *, by: str | None = None, why: str | None = None
+    engine: sa.Engine, act: str, what: Mapping[str, Any], **operator: Unpack[Operator]
 ) -> Iterator[tuple[sa.Connection, dict[str, Any]]]:
-    """Yield a transaction that does an act and records it: both, or neither. The block changes rows by the connection
-    that it is given, and puts
-    what came of it into the dict. ``by``: who; None: the system's user and host.
+    """Context manager: a transaction of an action and its record. The block changes rows by the connection, and puts
+    the result into the dict.
 
-    Raises Overloaded(DISK_FULL | QUEUE_FULL) and Denied if the database does not take it: it was not done.
-    Unknown(DISCONNECTED): the message says whether
-    it may have been. Misuse(NO_TABLES | SCHEMA_VERSION).
+    Raises Overloaded(DISK_FULL | QUEUE_FULL) or Denied if the database rejects it: it was not done. Unknown
+    (DISCONNECTED): the message says whether it may have been. Misuse(NO_TABLES | SCHEMA_VERSION).
     """
     ending = False
     try:
@@ -163,8 +154,8 @@ def record(
             ended: dict[str, Any] = {}
             yield connection, ended
             reach("outbox.act-done")
-            now_us, who = database_now_us(connection), by or acting_user()
-            made = Record(number + 1, now_us, act, cut(who), cut(why), dict(what), ended=ended)
+            by, why = cut(operator.get("by") or acting_user()), cut(operator.get("why"))
+            made = Record(number + 1, database_now_us(connection), act, by, why, dict(what), ended=ended)
             _append(connection, made, previous)
             reach("outbox.act-recorded")
             ending = True
@@ -174,19 +165,18 @@ def record(
     logger.info("act %d, %s by %s: %s", made.number, act, made.by, _count_results(ended))
 
 
-def ids_of(ids: Iterable[str | bytes]) -> list[bytes]:
-    """Message ids. Raises Misuse(BAD_ARGUMENT) for a single one, and for what is none."""
+def ids_of(ids: Ids) -> list[bytes]:
+    """Convert message ids. Raises Misuse(BAD_ARGUMENT) for a single one, and for an invalid one."""
     if isinstance(ids, str | bytes):
         raise Misuse(Code.BAD_ARGUMENT, "one id where many were expected", f"[{ids!r}]")
     return [model.message_id(identity) for identity in ids]
 
 
 def _lock_head(connection: sa.Connection) -> tuple[int, str]:
-    """Lock the head of the record. Returns number and hash of the last entry; nobody adds one before the
-    transaction ends."""
+    """Lock the head of the record until the transaction ends. Returns number and hash of the last entry."""
     head = sa.select(_HEAD.number, _HEAD.hash).where(_HEAD.one == 1).with_for_update()
     found = connection.execute(head).one_or_none()
-    if found is None:  # somebody removed it
+    if found is None:  # it was removed
         first = {"one": 1, "number": 0, "hash": origin(PLACE)}
         connection.execute(insert_if_absent(connection.dialect.name, trans_act_head), [first])
         found = connection.execute(head).one()
@@ -206,15 +196,14 @@ def _append(connection: sa.Connection, made: Record, previous: str) -> None:
 
 
 def _failure(problem: DBAPIError, ending: bool) -> EscrowError:
-    """Convert a database's error for the operator. ``ending``: it came when the transaction was about to be
-    committed."""
+    """Convert a database's error for the operator. ``ending``: the transaction was about to be committed."""
     text = in_a_line(problem)
-    if is_full(problem):
+    if dialects.is_full(problem):
         return Overloaded(Code.DISK_FULL, f"the database is full: {text}", "free space there; the act was not done")
-    if may_repeat(problem) or is_busy(problem):
+    if may_repeat(problem) or dialects.is_busy(problem):
         hint = "repeat it; the act was not done"
         return Overloaded(Code.QUEUE_FULL, f"the database does not take this now: {text}", hint)
-    if is_denied(problem):
+    if dialects.is_denied(problem):
         hint = "may this user insert into trans_act, and change trans_act_head and the rows? The act was not done"
         return Denied(Code.DENIED, text, hint)
     hint = "`escrowmq acts list` tells whether the act was done" if ending else "the act was not done"
@@ -230,9 +219,9 @@ def _count_results(ended: Mapping[str, Any]) -> str:
 
 
 def list_acts(engine: sa.Engine, limit: int = 1000, *, after: int = 0, newest: bool = False) -> list[Act]:
-    """Return the first acts with numbers above ``after``, or the ``newest``, in their order: at most ``limit``, and
-    no more than some megabytes of them but for one act that is larger. The same shape as
-    :meth:`escrowmq.client.admin.Admin.acts`. What cannot be read as a record is left out: see :func:`verify_acts`."""
+    """Return the first acts with numbers above ``after``, or the ``newest``, in their order: at most ``limit``, and a
+    few megabytes unless the first one is larger. The same shape as :meth:`escrowmq.client.admin.Admin.acts`. Unreadable
+    records are left out: see :func:`verify_acts`."""
     found: list[Act] = []
     size = 0
     for act, length in _read_acts(engine, after, newest=newest):
@@ -244,12 +233,12 @@ def list_acts(engine: sa.Engine, limit: int = 1000, *, after: int = 0, newest: b
 
 
 def each_act(engine: sa.Engine, *, after: int = 0) -> Iterator[Act]:
-    """Return all acts with numbers above ``after``, in their order, read a few at a time."""
+    """Iterate over all acts with numbers above ``after``, in their order, read a few at a time."""
     return (act for act, _ in _read_acts(engine, after))
 
 
 def _read_acts(engine: sa.Engine, after: int, *, newest: bool = False) -> Iterator[tuple[Act, int]]:
-    """Acts, with the lengths of their records."""
+    """Yield acts, with the lengths of their records."""
     for number, line in _rows(engine, after, None, newest=newest):
         try:
             made, _, digest = parse(line)
@@ -260,8 +249,8 @@ def _read_acts(engine: sa.Engine, after: int, *, newest: bool = False) -> Iterat
 
 
 def verify_acts(engine: sa.Engine) -> Verified:
-    """Return how many records there are, the hash of the last one, and every place where the chain is broken: a
-    record that was changed, removed, put in, moved, or cut off at the end. Acts may continue meanwhile."""
+    """Return the number of records, the hash of the last one, and every break of the chain: a record that was changed,
+    removed, inserted, moved, or cut off at the end. Acts may continue meanwhile."""
     head = _head(engine)
     last = None if head is None else head[0]
     count, breaks = verify((line for _, line in _rows(engine, 0, last)), PLACE, head)
@@ -288,9 +277,10 @@ def _head(engine: sa.Engine) -> tuple[int, str] | None:
 
 
 def _rows(engine: sa.Engine, after: int, last: int | None, *, newest: bool = False) -> Iterator[tuple[int, bytes]]:
-    """Yield number and line of the entries above ``after``, up to ``last`` (None: all); or the ``newest`` first. A few
-    at a time, each time in a
-    transaction of its own: none is held open for long."""
+    """Yield number and line of the entries above ``after``, up to ``last`` (None: all); or the ``newest`` first.
+
+    Reads a few per transaction, so that none stays open for long.
+    """
     low, high = after, last
     while True:
         wanted = sa.select(_ACT.number, _ACT.record).where(_ACT.number > low)
@@ -298,7 +288,7 @@ def _rows(engine: sa.Engine, after: int, last: int | None, *, newest: bool = Fal
             wanted = wanted.where(_ACT.number <= high)
         wanted = wanted.order_by(_ACT.number.desc() if newest else _ACT.number).limit(_CHUNK)
         with engine.connect() as connection, transaction_of(connection, trans_act):
-            rows: Sequence[Any] = connection.execute(wanted).all()
+            rows = connection.execute(wanted).all()
         yield from ((row.number, row.record.encode()) for row in rows)
         if len(rows) < _CHUNK:
             return

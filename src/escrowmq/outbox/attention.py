@@ -1,22 +1,21 @@
-"""Outbox rows whose attempts are used up, for an operator: list, show, send again, discard, settle. Every act is
-recorded: :mod:`escrowmq.outbox.acts`.
+"""Outbox rows that need an operator: list, show, send again, discard, settle. Every action is recorded:
+:mod:`escrowmq.outbox.acts`.
 
-Before there was that record (tables of version 3) an act was noted in a line before the row's ``error``: when, who,
-what was done. Those lines stay.
+Before that record (tables of version 3) an action was noted in a line before the row's ``error``: time, person, action.
+Those lines stay.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 import sqlalchemy as sa
 
 from escrowmq import model
 from escrowmq.errors import Code, error
-from escrowmq.outbox.acts import Done, act_on_rows
+from escrowmq.outbox.acts import Done, Ids, Operator, act_on_rows
 from escrowmq.outbox.dialects import database_now_us
 from escrowmq.outbox.session import transaction_of
 from escrowmq.outbox.tables import State, state_is, trans_message
@@ -27,14 +26,13 @@ MAY: dict[str, frozenset[State]] = {
     "discard": frozenset({State.WAITING, State.PENDING, State.RETRYING, State.HELD}),
     "settle": frozenset(State) - {State.DONE},
 }
-"""From which states an act is allowed. What is SENT or DONE is done; a PENDING row is being tried by itself, a HELD one
-will be. A SENT row may be settled because it may wait for a callback that will never come.
-"""
+"""The states in which an action is allowed. SENT and DONE rows are done; PENDING and HELD rows are sent anyway. A SENT
+row may be settled because its callback may never come."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row of ``trans_message``; times are microseconds since 1970, None for what has not happened."""
+    """One row of ``trans_message``; times are microseconds since 1970, None: not yet."""
 
     seq: int
     id: bytes
@@ -57,8 +55,7 @@ class Row:
 def list_messages(
     engine: sa.Engine, *, state: State | None = State.WAITING, limit: int = 100, after: int = 0
 ) -> list[Row]:
-    """Return rows in one state (None: in any) in the order of their ``seq``, without bodies; the next page is
-    ``after`` the last ``seq``."""
+    """List rows in one state (None: in any) by ``seq``, without bodies; the next page is ``after`` the last ``seq``."""
     wanted = trans_message.c.seq > after
     if state is not None:
         wanted &= state_is(State(state))
@@ -66,7 +63,7 @@ def list_messages(
 
 
 def show(engine: sa.Engine, message_id: str | bytes) -> Row:
-    """One row with its body. Raises Rejected(NOT_FOUND)."""
+    """Return one row with its body. Raises Rejected(NOT_FOUND)."""
     identity = model.message_id(message_id)
     rows = _rows(engine, sa.select(trans_message, _SIZE).where(trans_message.c.id == identity))
     if not rows:
@@ -74,38 +71,29 @@ def show(engine: sa.Engine, message_id: str | bytes) -> Row:
     return rows[0]
 
 
-def retry(
-    engine: sa.Engine, ids: Iterable[str | bytes], *, by: str | None = None, why: str | None = None
-) -> list[Done]:
-    """Send WAITING, RETRYING and DISCARDED rows now, attempts counted anew; one result per id. ``by``: who; None: the
-    system's user; ``why``: the reason, for the record."""
-    return _act(engine, ids, "retry", by, why)
+def retry(engine: sa.Engine, ids: Ids, **operator: Unpack[Operator]) -> list[Done]:
+    """Send WAITING, RETRYING and DISCARDED rows now, with attempts counted anew; return one result per id."""
+    return _act(engine, ids, "retry", operator)
 
 
-def discard(
-    engine: sa.Engine, ids: Iterable[str | bytes], *, by: str | None = None, why: str | None = None
-) -> list[Done]:
-    """Never send these rows, which are not sent yet; they stay in the table, and :func:`retry` brings them back.
+def discard(engine: sa.Engine, ids: Ids, **operator: Unpack[Operator]) -> list[Done]:
+    """Never send these unsent rows; they stay in the table, and :func:`retry` restores them.
 
-    A PENDING row can be on its way at this moment: its message may still come out.
+    A PENDING row can be in flight at this moment: its message may still be published.
     """
-    return _act(engine, ids, "discard", by, why)
+    return _act(engine, ids, "discard", operator)
 
 
-def settle(
-    engine: sa.Engine, ids: Iterable[str | bytes], *, by: str | None = None, why: str | None = None
-) -> list[Done]:
-    """Mark these rows as DONE manually: a person knows that the message arrived, or was seen to otherwise. Nothing is
-    sent.
+def settle(engine: sa.Engine, ids: Ids, **operator: Unpack[Operator]) -> list[Done]:
+    """Mark these rows as DONE, because the operator knows that the message arrived or needs no sending. Sends nothing.
 
     They leave the table as sent ones do, after the relay's ``keep``. Later rows of their keys continue. A PENDING row
-    can be on its way at this moment.
+    can be in flight at this moment.
     """
-    return _act(engine, ids, "settle", by, why)
+    return _act(engine, ids, "settle", operator)
 
 
-def _act(engine: sa.Engine, ids: Iterable[str | bytes], act: str, by: str | None, why: str | None) -> list[Done]:
-    """Change those rows whose state allows it."""
+def _act(engine: sa.Engine, ids: Ids, act: str, operator: Operator) -> list[Done]:
 
     def change(connection: sa.Connection, part: list[bytes]) -> dict[bytes, Done]:
         columns = (trans_message.c.id, trans_message.c.state)
@@ -118,7 +106,7 @@ def _act(engine: sa.Engine, ids: Iterable[str | bytes], act: str, by: str | None
         results = {identity: Done(identity, Code.CONFLICT, state) for identity, state in found.items()}
         return results | {identity: Done(identity, Code.OK, State(values["state"])) for identity in may}
 
-    return act_on_rows(engine, f"outbox.{act}", ids, change, by=by, why=why)
+    return act_on_rows(engine, f"outbox.{act}", ids, change, **operator)
 
 
 def _values(connection: sa.Connection, act: str) -> dict[str, Any]:

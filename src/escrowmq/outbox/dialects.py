@@ -72,11 +72,6 @@ def may_repeat(problem: DBAPIError) -> bool:
     return has_mark(problem, _AGAIN)
 
 
-def waited_in_vain(problem: DBAPIError) -> bool:
-    """Return whether MariaDB or MySQL gave up waiting for a lock: whoever holds it may hold it on."""
-    return has_mark(problem, {1205})
-
-
 def is_busy(problem: DBAPIError) -> bool:
     """Return whether the database is temporarily unable: locked, too many connections, read-only. Nothing was done."""
     return has_mark(problem, _NOT_NOW)

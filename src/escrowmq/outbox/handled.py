@@ -1,23 +1,22 @@
 """Marks of the receive log, for an operator: list, forget (so that a message is handled again), settle (so that it is
-passed over). Every act is recorded: :mod:`escrowmq.outbox.acts`.
+skipped). Every action is recorded: :mod:`escrowmq.outbox.acts`.
 
-A forgotten mark that knows its topic stays as a row, with ``%`` before the topic: only that topic's message may claim
-it again. If it went, a message of another topic under the same id, whose own mark stands beside it, would be handled
+A forgotten mark with a topic stays as a row, with ``%`` before the topic: only that topic's message may claim it again.
+If it were deleted, a message of another topic under the same id, whose own mark stands beside it, would be handled
 twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 import sqlalchemy as sa
 
 from escrowmq import model
 from escrowmq.errors import Code
 from escrowmq.message.names import check_name
-from escrowmq.outbox.acts import Done, act_on_rows
+from escrowmq.outbox.acts import Change, Done, Ids, Operator, act_on_rows
 from escrowmq.outbox.inbox import claim_tx, forgotten, stands, topic_mark
 from escrowmq.outbox.session import transaction_of
 from escrowmq.outbox.tables import trans_recv_log
@@ -41,57 +40,43 @@ class Mark:
 
 def list_marks(engine: sa.Engine, group: str, *, limit: int = 100, after: str | bytes | None = None) -> list[Mark]:
     """List the marks of a consumer group by id; the next page is ``after`` the last one's."""
-    wanted = _SEEN.consumer_group == group
-    if after is not None:
-        wanted &= _SEEN.message_id > model.message_id(after)
-    page = sa.select(trans_recv_log).where(wanted).order_by(_SEEN.message_id).limit(limit)
-    with engine.connect() as connection, transaction_of(connection, trans_recv_log):
-        return [_mark(row) for row in connection.execute(page)]
+    page = sa.select(trans_recv_log).limit(limit)
+    return _read(engine, group, page if after is None else page.where(_SEEN.message_id > model.message_id(after)))
 
 
-def show_marks(engine: sa.Engine, group: str, ids: Iterable[str | bytes]) -> list[Mark]:
-    """Return the marks of up to a thousand ids, those that are there."""
+def show_marks(engine: sa.Engine, group: str, ids: Ids) -> list[Mark]:
+    """Return the existing marks of up to a thousand ids."""
     wanted = [model.message_id(identity) for identity in ids]
-    query = sa.select(trans_recv_log).where(_SEEN.consumer_group == group, _SEEN.message_id.in_(wanted))
+    return _read(engine, group, sa.select(trans_recv_log).where(_SEEN.message_id.in_(wanted)))
+
+
+def _read(engine: sa.Engine, group: str, query: sa.Select[Any]) -> list[Mark]:
+    query = query.where(_SEEN.consumer_group == group).order_by(_SEEN.message_id)
     with engine.connect() as connection, transaction_of(connection, trans_recv_log):
-        return [_mark(row) for row in connection.execute(query.order_by(_SEEN.message_id))]
+        return [_mark(row) for row in connection.execute(query)]
 
 
 def forget_marks(
-    engine: sa.Engine,
-    group: str,
-    ids: Iterable[str | bytes],
-    *,
-    topic: str | None = None,
-    by: str | None = None,
-    why: str | None = None,
+    engine: sa.Engine, group: str, ids: Ids, *, topic: str | None = None, **operator: Unpack[Operator]
 ) -> list[Done]:
-    """Take marks away: when a message is redelivered, ``group`` handles it once more. It does not make it come: reset
+    """Remove marks: when a message is redelivered, ``group`` handles it once more. This does not redeliver it: reset
     the consumer group for that, or send the message again. ``topic``: of the messages; needed only where messages of
     several topics have the same id."""
-    check_name(group, Code.BAD_GROUP_NAME)
 
     def change(connection: sa.Connection, part: list[bytes]) -> dict[bytes, Done]:
         return {identity: done for identity in part if (done := _forget(connection, group, identity, topic))}
 
-    return act_on_rows(engine, "inbox.forget", ids, change, by=by, why=why, **_about(group, topic))
+    return _act(engine, "inbox.forget", group, ids, change, topic, operator)
 
 
 def settle_marks(
-    engine: sa.Engine,
-    group: str,
-    ids: Iterable[str | bytes],
-    *,
-    topic: str | None = None,
-    by: str | None = None,
-    why: str | None = None,
+    engine: sa.Engine, group: str, ids: Ids, *, topic: str | None = None, **operator: Unpack[Operator]
 ) -> list[Done]:
-    """Mark messages as handled manually: when they come, ``group`` passes over them. CONFLICT: there is a mark already.
+    """Mark messages as handled manually, so that ``group`` skips them. CONFLICT: there is a mark already.
 
-    ``topic``: of the messages; None: whatever their topic. A purge of old marks takes these along: the message must not
-    come after that.
+    ``topic``: of the messages; None: whatever their topic. A purge of old marks deletes these too: the message must not
+    arrive after that.
     """
-    check_name(group, Code.BAD_GROUP_NAME)
 
     def change(connection: sa.Connection, part: list[bytes]) -> dict[bytes, Done]:
         done: dict[bytes, Done] = {}
@@ -100,7 +85,15 @@ def settle_marks(
             done[identity] = Done(identity, Code.OK if new else Code.CONFLICT, None)
         return done
 
-    return act_on_rows(engine, "inbox.settle", ids, change, by=by, why=why, **_about(group, topic))
+    return _act(engine, "inbox.settle", group, ids, change, topic, operator)
+
+
+def _act(
+    engine: sa.Engine, act: str, group: str, ids: Ids, change: Change, topic: str | None, operator: Operator
+) -> list[Done]:
+    check_name(group, Code.BAD_GROUP_NAME)
+    about = {"group": group} if topic is None else {"group": group, "topic": topic}
+    return act_on_rows(engine, act, ids, change, about, **operator)
 
 
 def _forget(connection: sa.Connection, group: str, identity: bytes, topic: str | None) -> Done | None:
@@ -117,10 +110,6 @@ def _forget(connection: sa.Connection, group: str, identity: bytes, topic: str |
             connection.execute(sa.update(trans_recv_log).where(mine).values(topic=forgotten(mark.topic)))
         return Done(identity, Code.OK, None, f"seen_us {mark.seen_us}, topic {mark.topic}")
     return None
-
-
-def _about(group: str, topic: str | None) -> dict[str, Any]:
-    return {"group": group} if topic is None else {"group": group, "topic": topic}
 
 
 def _mark(row: Any) -> Mark:

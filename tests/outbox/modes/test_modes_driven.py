@@ -22,7 +22,7 @@ import escrowmq as mq
 from escrowmq.errors import Code, Fenced, Misuse, Rejected, Unknown
 from escrowmq.outbox.modes import Driven, DrivenResult, Redriven, TableChecker
 from escrowmq.outbox.modes.driven import HalfMessages
-from escrowmq.outbox.modes.journal import Intake, Stage, ids_of
+from escrowmq.outbox.modes.journal import _CODEC, Stage, ids_of, to_batch
 from escrowmq.outbox.tables import trans_driven
 
 
@@ -188,14 +188,14 @@ def test_a_business_transaction_whose_messages_were_given_up_is_fenced(
 ) -> None:
     """A second process redrives in the middle: the first one's business change does not happen."""
     driven, another = Driven(bus, database, "shop"), Driven(bus, database, "shop")
-    prepared = driven._prepared
+    prepared = driven._prepare
 
     def overtaken(*given: Any) -> Any:
         done = prepared(*given)
         another.redrive()
         return done
 
-    driven._prepared = overtaken  # type: ignore[method-assign]
+    driven._prepare = overtaken  # type: ignore[method-assign]
     with pytest.raises(Fenced):
         driven.send(mq.Message(t, b"late"), lambda session: note(session, "produced", [b"b" * 16]))
     assert noted(database, "produced") == []
@@ -438,7 +438,7 @@ def test_merged_a_half_message_without_a_row_stays_undecided_and_invisible(
         driven = Driven(bus, local, "shop", merged=True)
         carrier = driven._carrier
         assert isinstance(carrier, HalfMessages)
-        batch = driven._intake(mq.Message(t, b"abandoned"))
+        batch = to_batch(mq.Message(t, b"abandoned"))
         carrier.prepare(batch, carrier.place(batch))
         deadline = time.monotonic() + 30.0
         while not bus.admin.transactions("parked"):
@@ -449,15 +449,14 @@ def test_merged_a_half_message_without_a_row_stays_undecided_and_invisible(
 
 def test_a_forked_child_names_its_messages_otherwise() -> None:
     """A way that was made before a fork (a server that forks its workers) gives no id twice."""
-    intake = Intake()
     read, write = os.pipe()
-    with intake._lock:
+    with _CODEC.ids._lock:
         child = os.fork()
         if not child:  # pragma: no cover
-            os.write(write, ids_of(intake(mq.Message("orders", b"child")))[0])
+            os.write(write, ids_of(to_batch(mq.Message("orders", b"child")))[0])
             os._exit(0)
         os.waitpid(child, 0)
-    (ours,) = ids_of(intake(mq.Message("orders", b"parent")))
+    (ours,) = ids_of(to_batch(mq.Message("orders", b"parent")))
     theirs = os.read(read, 16)
     os.close(read)
     os.close(write)

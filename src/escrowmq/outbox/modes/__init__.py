@@ -1,20 +1,21 @@
 """Producer-driven modes for exactly-once effects between two databases.
 
-Several modes; ``docs/modes.md`` says which one when. None of them needs a callback into the producer.
+``docs/modes.md`` describes when to use which. None of them needs a callback into the producer.
 """
 
-from escrowmq.outbox.modes.assignments import Slot, slots_of
+from escrowmq.outbox.modes.assignments import Place, Slot, divide, fence, list_places, move, slots_of
 from escrowmq.outbox.modes.both_reach import Arrival, BothReachConsumer, BothReachProducer, Prepared
 from escrowmq.outbox.modes.compensating import Compensating
 from escrowmq.outbox.modes.driven import Driven, TableChecker
 from escrowmq.outbox.modes.driving import DrivenResult, DrivenResults, Redriven
 from escrowmq.outbox.modes.offsets import OffsetConsumer, Taken
-from escrowmq.outbox.modes.places import Place, divide, fence, list_places, move
-from escrowmq.outbox.modes.prepares import StoredPrepare, discard_prepares, list_prepares
 from escrowmq.outbox.modes.splitting import SplitTopic, split_topic
 from escrowmq.outbox.modes.stuck import (
+    StoredPrepare,
     StuckRow,
     commit_stuck,
+    discard_prepares,
+    list_prepares,
     list_stuck,
     resend_stuck,
     retry_stuck,

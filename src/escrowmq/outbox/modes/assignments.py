@@ -1,28 +1,36 @@
 """Assigns queues, or parts of a queue, to consumers: rows of ``trans_recv_offset``, fenced by an epoch.
 
-A :class:`Slot` is a queue, or a virtual queue: the offsets of one whose remainder by ``stride`` is ``part``. The slots
-of a queue never overlap in one group. A row names its owner; another owner gets it only when it was let go, or taken
-over manually, because only a person can know that a silent consumer is dead. A consumer that claims a row raises its
-epoch, and from then on the one before can commit nothing any more.
+A :class:`Slot` is a queue, or a virtual queue: the offsets of a queue whose remainder by ``stride`` is ``part``. The
+slots of a queue never overlap in one group. A row names its owner. Another owner gets it only when it was released, or
+taken over by an operator, because only a person can know that a silent consumer is dead. A consumer that claims a row
+raises its epoch, and from then on the previous one can commit nothing any more.
 
-Each queue has a row of stride 0 beside its slots: all claims lock it first, so that two cannot overlook each other.
+Each queue has a row of stride 0 beside its slots. All claims lock it first, so that two claims cannot miss each other.
+
+Operator actions (:func:`move`, :func:`fence`, :func:`divide`) are recorded: :mod:`escrowmq.outbox.acts`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass
 from math import gcd
-from typing import Any
+from typing import Any, Unpack
 
 import sqlalchemy as sa
 
 from escrowmq.client.bus import Bus
 from escrowmq.errors import Code, Fenced, Misuse, Rejected
+from escrowmq.outbox.acts import Operator, record
 from escrowmq.outbox.dialects import insert_if_absent
+from escrowmq.outbox.session import transaction_of
 from escrowmq.outbox.tables import trans_recv_offset
 
+MOST_SLOTS = 1_000
+"""Slots of one operator action."""
 _T = trans_recv_offset.c
+_ORDER = (_T.consumer_group, _T.topic, _T.shard, _T.queue, _T.stride, _T.part)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -36,9 +44,8 @@ class Slot:
 
     def __post_init__(self) -> None:
         if self.stride < 1 or not 0 <= self.part < self.stride:
-            raise Misuse(
-                Code.BAD_ARGUMENT, f"part {self.part} of stride {self.stride}", "parts count from 0 to stride - 1"
-            )
+            text = f"part {self.part} of stride {self.stride}"
+            raise Misuse(Code.BAD_ARGUMENT, text, "parts count from 0 to stride - 1")
 
     def overlaps(self, other: Slot) -> bool:
         """Return whether some offset belongs to both."""
@@ -46,7 +53,7 @@ class Slot:
         return same_queue and (self.part - other.part) % gcd(self.stride, other.stride) == 0
 
     def first(self, offset: int) -> int:
-        """Its first offset that is not below ``offset``."""
+        """Return its first offset that is not below ``offset``."""
         return offset + (self.part - offset) % self.stride
 
 
@@ -57,12 +64,36 @@ class Claim:
     slot: Slot
     next_offset: int
     epoch: int
+    was: str | None = None
+    """The owner before this claim."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The position of a slot."""
+
+    group: str
+    topic: str
+    slot: Slot
+    next_offset: int
+    epoch: int
+    owner: str | None
+    """The consumer that has it; None: nobody."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """The result for one slot: OK, NOT_FOUND, or CONFLICT: it has an owner. ``was``: its offset before."""
+
+    slot: Slot
+    code: Code
+    was: int | None
 
 
 def slots_of(
     bus: Bus, topic: str, *, queues: Iterable[int] | None = None, stride: int = 1, part: int = 0
 ) -> list[Slot]:
-    """Slots of a topic's queues at all brokers that are there (or of some queues): whole, or one part of each.
+    """Return slots of a topic's queues at all reachable brokers (or of some queues): whole, or one part of each.
 
     Raises UNKNOWN_TOPIC, BAD_QUEUE; Overloaded(BROKER_AWAY) if that is unknown while a broker is away.
     """
@@ -74,13 +105,13 @@ def slots_of(
 
 
 def ends_of(bus: Bus, topic: str) -> dict[tuple[int, int], tuple[int, int]]:
-    """By shard and queue, of the brokers that are there: the first offset that is stored and the one that comes next.
-    Raises UNKNOWN_TOPIC, Overloaded(BROKER_AWAY) if a broker that has it may be away."""
+    """Return by shard and queue, of the reachable brokers, the first stored offset and the next one. Raises
+    UNKNOWN_TOPIC, Overloaded(BROKER_AWAY) if a broker that has it may be away."""
     return {(line["shard"], line["queue"]): (line["head"], line["end"]) for line in bus.admin.offsets(topic)}
 
 
 class Assignments:
-    """The rows of one consumer group and topic. Every method takes a connection and writes inside its transaction."""
+    """The rows of one consumer group and topic. Every method writes inside the transaction of its connection."""
 
     def __init__(self, group: str, topic: str) -> None:
         self.group, self.topic = group, topic
@@ -92,121 +123,100 @@ class Assignments:
         owner: str,
         start: Callable[[Slot], int],
         take_over: bool,
-        owners: dict[Slot, str | None] | None = None,
     ) -> list[Claim]:
-        """Make ``slots`` the owner's, all or none; a new one begins at ``start(slot)``. ``owners`` receives who had
-        each.
+        """Give ``slots`` to the owner, all or none, in order; a new slot begins at ``start(slot)``.
 
-        Raises Misuse(BAD_ARGUMENT) for slots that overlap, Rejected(ALREADY_EXISTS) for one that is another owner's
-        unless ``take_over``.
+        Raises Misuse(BAD_ARGUMENT) for slots that overlap, Rejected(ALREADY_EXISTS) for one of another owner unless
+        ``take_over``.
         """
         claims = []
-        for slot in sorted(slots):  # all of them before anything is read: some databases read as of their first look
+        for slot in sorted(slots):  # all before the first read: some databases read as of that moment
             self._lock(connection, slot)
         for slot in sorted(slots):
             rows = self._rows(connection, slot)
-            for other in [row for row in rows if row != slot and row.overlaps(slot)]:
-                raise Misuse(
-                    Code.BAD_ARGUMENT,
-                    f"part {slot.part} of {slot.stride} of queue {slot.queue} overlaps part {other.part} of "
-                    f"{other.stride}",
-                    "all consumers of a queue use one stride; divide() changes it when the queue is at rest",
-                )
+            if other := next((row for row in rows if row != slot and row.overlaps(slot)), None):
+                text = f"part {slot.part} of {slot.stride} of queue {slot.queue} overlaps"
+                hint = "all consumers of a queue use one stride; divide() changes it when the queue is at rest"
+                raise Misuse(Code.BAD_ARGUMENT, f"{text} part {other.part} of {other.stride}", hint)
             if slot not in rows:
                 first = start(slot)
                 connection.execute(sa.insert(trans_recv_offset), self._row(slot, first, 1, owner))
                 claims.append(Claim(slot, first, 1))
                 continue
-            mine = self._where(slot)
-            # the epoch first: that waits for a consumer that is in the middle of moving the row, and looks at it
-            # afterwards
-            connection.execute(sa.update(trans_recv_offset).where(*mine).values(epoch=_T.epoch + 1))
-            row = connection.execute(sa.select(trans_recv_offset).where(*mine)).one()
+            # the epoch first: this waits for a consumer that is moving the row, which is read afterwards
+            self._change(connection, slot, epoch=_T.epoch + 1)
+            row = connection.execute(sa.select(trans_recv_offset).where(*self._where(slot))).one()
             if row.owner is not None and row.owner != owner and not take_over:
-                raise Rejected(
-                    Code.ALREADY_EXISTS,
-                    f"queue {slot.queue} of {self.topic!r} is {row.owner!r}'s",
-                    "close that consumer; if it is surely dead: take_over=True, or fence()",
-                )
-            if owners is not None:
-                owners[slot] = row.owner
-            connection.execute(sa.update(trans_recv_offset).where(*mine).values(owner=owner))
-            claims.append(Claim(slot, row.next_offset, row.epoch))
+                hint = "close that consumer; if it is surely dead: take_over=True, or fence()"
+                raise self._owned(slot.queue, row.owner, hint)
+            self._change(connection, slot, owner=owner)
+            claims.append(Claim(slot, row.next_offset, row.epoch, row.owner))
         return claims
 
     def move(self, connection: sa.Connection, claim: Claim, next_offset: int) -> Claim:
         """Move on. Raises Fenced unless the row is as this claim left it; the caller's transaction must not commit
         then."""
-        mine = (*self._where(claim.slot), _T.epoch == claim.epoch, _T.next_offset == claim.next_offset)
-        moved = connection.execute(sa.update(trans_recv_offset).where(*mine).values(next_offset=next_offset))
-        if moved.rowcount != 1:
-            raise Fenced(
-                Code.FENCED,
-                f"queue {claim.slot.queue} of {self.topic!r} was taken over from this consumer",
-                "stop it; nothing of this batch was committed",
-            )
+        unchanged = (_T.epoch == claim.epoch, _T.next_offset == claim.next_offset)
+        if self._change(connection, claim.slot, *unchanged, next_offset=next_offset) != 1:
+            text = f"queue {claim.slot.queue} of {self.topic!r} was taken over from this consumer"
+            raise Fenced(Code.FENCED, text, "stop it; nothing of this batch was committed")
         return Claim(claim.slot, next_offset, claim.epoch)
 
     def release(self, connection: sa.Connection, claims: Iterable[Claim]) -> None:
-        """Let go of what is still this consumer's."""
+        """Release the slots that are still this consumer's."""
         for claim in claims:
-            mine = (*self._where(claim.slot), _T.epoch == claim.epoch)
-            connection.execute(sa.update(trans_recv_offset).where(*mine).values(owner=None))
+            self._change(connection, claim.slot, _T.epoch == claim.epoch, owner=None)
 
     def fence(self, connection: sa.Connection, slots: Iterable[Slot]) -> list[str | None]:
-        """Take ``slots`` from the consumer that has them: manually, when that consumer is surely dead or must be
-        stopped. Who had each, sorted."""
+        """Take ``slots`` from their owners. Returns the owner of each, in the order of the slots."""
         owners: list[str | None] = []
         for slot in sorted(slots):
             self._lock(connection, slot)
-            mine = self._where(slot)
-            connection.execute(sa.update(trans_recv_offset).where(*mine).values(epoch=_T.epoch + 1))
-            owners.append(connection.scalar(sa.select(_T.owner).where(*mine)))
-            connection.execute(sa.update(trans_recv_offset).where(*mine).values(owner=None))
+            self._change(connection, slot, epoch=_T.epoch + 1)
+            owners.append(connection.scalar(sa.select(_T.owner).where(*self._where(slot))))
+            self._change(connection, slot, owner=None)
         return owners
 
     def put(self, connection: sa.Connection, slot: Slot, next_offset: int) -> tuple[Code, int | None]:
-        """Put a slot that nobody owns to another place, manually; and where it stood. CONFLICT: somebody owns it;
-        NOT_FOUND: there is none."""
+        """Set the offset of a slot without an owner. Returns its offset before, with OK, CONFLICT (it has an owner) or
+        NOT_FOUND."""
         mine = self._where(slot)
         if connection.scalar(sa.select(sa.func.count()).select_from(trans_recv_offset).where(*mine)) == 0:
-            return Code.NOT_FOUND, None  # and no guard is made for a queue that is mistyped
+            return Code.NOT_FOUND, None  # before _lock() makes a guard of a mistyped queue
         self._lock(connection, slot)
-        # the epoch first, as in claim(); whoever let go of the slot can move it no more
-        raised = sa.update(trans_recv_offset).where(*mine, _T.owner.is_(None)).values(epoch=_T.epoch + 1)
-        changed = connection.execute(raised).rowcount
+        # the epoch first, as in claim(); a consumer that released the slot can move it no more
+        changed = self._change(connection, slot, _T.owner.is_(None), epoch=_T.epoch + 1)
         row = connection.execute(sa.select(trans_recv_offset).where(*mine)).one_or_none()
         if row is None:
             return Code.NOT_FOUND, None
         if not changed:
             return Code.CONFLICT, row.next_offset
-        connection.execute(sa.update(trans_recv_offset).where(*mine).values(next_offset=next_offset))
+        self._change(connection, slot, next_offset=next_offset)
         return Code.OK, row.next_offset
 
     def divide(self, connection: sa.Connection, shard: int, queue: int, stride: int) -> list[Slot]:
-        """Divide a queue anew into ``stride`` parts; the slots. It must be at rest: let go by all, and none ahead of
-        another.
+        """Divide a queue anew into ``stride`` parts; return the slots. All must be released, and none ahead of another.
 
-        Raises Rejected(ALREADY_EXISTS) if a part has an owner, Misuse(BAD_ARGUMENT) if a part is ahead of what another
-        has still to do.
+        Raises Rejected(ALREADY_EXISTS) if a part has an owner, Misuse(BAD_ARGUMENT) if a part is ahead of another's
+        pending offsets.
         """
         whole = Slot(shard, queue)
         self._lock(connection, whole)
         rows = self._rows(connection, whole)
         if owned := next((row for row in rows.values() if row.owner is not None), None):
-            raise Rejected(Code.ALREADY_EXISTS, f"queue {queue} of {self.topic!r} is {owned.owner!r}'s")
+            raise self._owned(queue, owned.owner)
         frontier = min((slot.first(row.next_offset) for slot, row in rows.items()), default=0)
         if not rows or any(slot.first(frontier) < row.next_offset for slot, row in rows.items()):
-            raise Misuse(
-                Code.BAD_ARGUMENT,
-                f"the parts of queue {queue} of {self.topic!r} stand at different places, or there are none",
-                "let its consumers come to the end of the queue first",
-            )
+            text = f"the parts of queue {queue} of {self.topic!r} stand at different places, or there are none"
+            raise Misuse(Code.BAD_ARGUMENT, text, "let its consumers come to the end of the queue first")
         epoch = max(row.epoch for row in rows.values()) + 1
         connection.execute(sa.delete(trans_recv_offset).where(*self._of_queue(whole), _T.stride > 0))
         slots = [Slot(shard, queue, stride, part) for part in range(stride)]
         connection.execute(sa.insert(trans_recv_offset), [self._row(slot, frontier, epoch, None) for slot in slots])
         return slots
+
+    def _owned(self, queue: int, owner: str, hint: str | None = None) -> Rejected:
+        return Rejected(Code.ALREADY_EXISTS, f"queue {queue} of {self.topic!r} is {owner!r}'s", hint)
 
     def _row(self, slot: Slot, next_offset: int, epoch: int, owner: str | None) -> dict[str, Any]:
         row = {**asdict(slot), "next_offset": next_offset, "epoch": epoch, "owner": owner}
@@ -219,6 +229,10 @@ class Assignments:
     def _where(self, slot: Slot) -> tuple[Any, ...]:
         return (*self._of_queue(slot), _T.stride == slot.stride, _T.part == slot.part)
 
+    def _change(self, connection: sa.Connection, slot: Slot, *only: sa.ColumnElement[bool], **values: Any) -> int:
+        change = sa.update(trans_recv_offset).where(*self._where(slot), *only)
+        return connection.execute(change.values(**values)).rowcount
+
     def _lock(self, connection: sa.Connection, slot: Slot) -> None:
         """Lock the queue's row of stride 0 until the end of the transaction."""
         guard = {**self._row(slot, 0, 0, None), "stride": 0, "part": 0}
@@ -228,4 +242,81 @@ class Assignments:
 
     def _rows(self, connection: sa.Connection, slot: Slot) -> dict[Slot, Any]:
         query = sa.select(trans_recv_offset).where(*self._of_queue(slot), _T.stride > 0)
-        return {Slot(row.shard, row.queue, row.stride, row.part): row for row in connection.execute(query)}
+        return {_slot(row): row for row in connection.execute(query)}
+
+
+def _slot(row: Any) -> Slot:
+    return Slot(row.shard, row.queue, row.stride, row.part)
+
+
+# For operators
+
+
+def list_places(
+    engine: sa.Engine,
+    group: str | None = None,
+    topic: str | None = None,
+    *,
+    limit: int = 1000,
+    after: Place | None = None,
+) -> list[Place]:
+    """List the slots of one group or topic, or of all, in order; the next page is ``after`` the last one."""
+    wanted = _T.stride > 0  # a row of stride 0 guards its queue
+    if group is not None:
+        wanted &= _T.consumer_group == group
+    if topic is not None:
+        wanted &= _T.topic == topic
+    if after is not None:
+        last = (after.group, after.topic, *astuple(after.slot))
+        wanted &= sa.tuple_(*_ORDER) > sa.tuple_(*(sa.literal(value) for value in last))
+    page = sa.select(trans_recv_offset).where(wanted).order_by(*_ORDER).limit(limit)
+    with engine.connect() as connection, transaction_of(connection, trans_recv_offset):
+        return [
+            Place(row.consumer_group, row.topic, _slot(row), row.next_offset, row.epoch, row.owner)
+            for row in connection.execute(page)
+        ]
+
+
+def move(
+    engine: sa.Engine, group: str, topic: str, places: Mapping[Slot, int], **operator: Unpack[Operator]
+) -> list[Moved]:
+    """Set slots to other offsets, so that messages are handled again, or skipped; one result per slot. Only slots
+    without an owner move: close the consumer, or :func:`fence` it if it is surely dead.
+
+    Messages that are handled again have their effect again. Raises Misuse(BAD_ARGUMENT).
+    """
+    _check(places)
+    if any(isinstance(offset, bool) or not isinstance(offset, int) or offset < 0 for offset in places.values()):
+        raise Misuse(Code.BAD_ARGUMENT, "an offset is a whole number from 0")
+    rows = Assignments(group, topic)
+    about = {"group": group, "topic": topic, "places": [[*astuple(slot), to] for slot, to in sorted(places.items())]}
+    with record(engine, "offsets.move", about, **operator) as (connection, ended):
+        done = {slot: Moved(slot, *rows.put(connection, slot, places[slot])) for slot in sorted(places)}
+        ended["results"] = dict(Counter(one.code.name for one in done.values()))
+        ended["each"] = [[one.code.name, one.was] for one in done.values()]
+    return [done[slot] for slot in places]
+
+
+def fence(engine: sa.Engine, group: str, topic: str, slots: Sequence[Slot], **operator: Unpack[Operator]) -> None:
+    """Take slots from a consumer that is surely dead, or must be stopped: it can commit nothing about them any more."""
+    _check(slots)
+    about = {"group": group, "topic": topic, "slots": [list(astuple(slot)) for slot in sorted(slots)]}
+    with record(engine, "offsets.fence", about, **operator) as (connection, ended):
+        ended["owners"] = Assignments(group, topic).fence(connection, slots)
+
+
+def divide(
+    engine: sa.Engine, group: str, topic: str, shard: int, queue: int, stride: int, **operator: Unpack[Operator]
+) -> list[Slot]:
+    """Divide a queue that is at rest into ``stride`` virtual queues; return their slots. Raises as
+    :meth:`Assignments.divide`, and records nothing then."""
+    about = {"group": group, "topic": topic, "shard": shard, "queue": queue, "stride": stride}
+    with record(engine, "offsets.divide", about, **operator) as (connection, ended):
+        slots = Assignments(group, topic).divide(connection, shard, queue, stride)
+        ended["slots"] = len(slots)
+    return slots
+
+
+def _check(slots: Mapping[Slot, Any] | Sequence[Slot]) -> None:
+    if len(slots) > MOST_SLOTS:
+        raise Misuse(Code.BAD_ARGUMENT, f"{len(slots)} slots in one act", f"at most {MOST_SLOTS}")

@@ -2,8 +2,8 @@
 broker.
 
 The table of states is in ``driving.py``. No callback is needed: the producer learns each outcome and deletes its row at
-once. But the broker asks about half messages that stay undecided, and every transactional producer must be able to
-answer: here the table itself is the checker, so that any living process of the group ends what another one left.
+once. But the broker checks back on half messages that stay undecided, and every transactional producer must be able to
+answer. Here the table itself is the checker, so any living process of the group ends what another one left.
 """
 
 from __future__ import annotations
@@ -20,26 +20,25 @@ from escrowmq.client.bus import Bus
 from escrowmq.client.producing.producer import Producer
 from escrowmq.model import COMMIT, ROLLBACK, UNKNOWN, Check, Outcome
 from escrowmq.outbox.modes.driving import Driving
-from escrowmq.outbox.modes.journal import Int64s, Journal, Stage, replaced
+from escrowmq.outbox.modes.journal import Int64s, Journal, Stage, replace_columns
 from escrowmq.outbox.modes.senders import by_shard
 from escrowmq.outbox.targets.seam import Codes
 
 MERGED_SUFFIX = ".merged"
-"""Of the producer group's name in merged mode: the two modes answer differently about a row that is not there, so a
-question must never reach the other one.
-"""
+"""Suffix of the producer group in merged mode. The two modes answer differently about a missing row, so a check must
+never reach the other one."""
 
 
 class Driven(Driving):
     """``Driven(bus, engine, "shop").send(message, business)``: both happen, or neither.
 
     ``merged=True`` stores the message together with the business change (P1 within P4): one local transaction less, but
-    a process that dies between the prepare and P4 leaves a half message that no process can decide; it is parked after
-    ``half_retention`` and leaves with the broker's log, invisible all the time. ``replaces=True``: only the last
-    prepare of a message id counts, while it is undecided; a message that was stored under its id and not decided is
-    replaced, and whoever was about to decide it is Fenced (not the default: else such an id is MESSAGE_ID_TAKEN).
-    ``sessions`` makes sessions for the business (default: plain ones on ``engine``); ``timeout`` is seconds for a
-    request. Raises Misuse(NO_TABLES) at the first use if the tables are missing.
+    a process that dies between the prepare and P4 leaves a half message that no process can decide. It is parked after
+    ``half_retention`` and leaves with the broker's log; it is never visible. ``replaces=True``: only the last prepare
+    of an undecided message id counts. It replaces the stored message, and the process that was about to decide that one
+    is Fenced (by default, such an id is MESSAGE_ID_TAKEN). ``sessions`` makes sessions for the business (default: plain
+    ones on ``engine``); ``timeout`` is seconds for a request. Raises Misuse(NO_TABLES) at the first use if the tables
+    are missing.
     """
 
     def __init__(
@@ -55,34 +54,33 @@ class Driven(Driving):
         timeout: float = 30.0,
     ) -> None:
         name = group + MERGED_SUFFIX if merged else group
-        producer = bus.producer(name, instance=instance, timeout=timeout, replaces=replaces)
-        producer.checker(TableChecker(engine, name, merged=merged))
-        self.producer = producer
-        super().__init__(HalfMessages(producer), engine, name, merged=merged, replaces=replaces, sessions=sessions)
+        self.producer = bus.producer(name, instance=instance, timeout=timeout, replaces=replaces)
+        self.producer.checker(TableChecker(engine, name, merged=merged))
+        carrier = HalfMessages(self.producer)
+        super().__init__(carrier, engine, name, merged=merged, replaces=replaces, sessions=sessions)
 
     def close(self) -> None:
-        """Close the producer. What is under way stays in the table."""
+        """Close the producer. Messages in progress stay in the table."""
         self.producer.close()
 
 
 class HalfMessages:
-    """The carrier: each message a transaction of its own, for ever at the broker that was chosen when it was stored."""
+    """The carrier: each message is a transaction of its own, at the broker that was chosen when it was stored."""
 
     def __init__(self, producer: Producer) -> None:
         self._producer = producer
 
     def place(self, batch: pa.RecordBatch) -> Int64s:
-        """By key, else by turns."""
-        return self._producer.place(batch.column("key")).astype(np.int64)
+        """Choose by key, else by turns."""
+        return self._producer.place(batch.column("key"))
 
     def prepare(self, batch: pa.RecordBatch, shards: Int64s) -> tuple[Codes, pa.Array]:
         """Send one request per shard. A known id gets its transaction again, within ``dedup_window``."""
         found = np.full(batch.num_rows, None, object)
 
         def send(piece: pa.RecordBatch, shard: int) -> Codes:
-            receipts = self._producer.prepare_batch(
-                replaced(piece, transaction=pa.nulls(len(piece), schemas.ID)), shard=shard
-            )
+            blank = replace_columns(piece, transaction=pa.nulls(len(piece), schemas.ID))
+            receipts = self._producer.prepare_batch(blank, shard=shard)
             found[shards == shard] = receipts.transactions.to_pylist()
             return receipts.codes
 
@@ -90,19 +88,18 @@ class HalfMessages:
         return codes, pa.array(found.tolist(), schemas.ID)
 
     def end(self, batch: pa.RecordBatch, shards: Int64s, outcome: Outcome) -> Codes:
-        """One request per shard."""
-        return by_shard(
-            batch, shards, lambda piece, _: self._producer.end_batch(piece.column("transaction"), outcome).codes
-        )
+        """Send one request per shard."""
+        end = self._producer.end_batch
+        return by_shard(batch, shards, lambda piece, _: end(piece.column("transaction"), outcome).codes)
 
 
 class TableChecker:
-    """Answers the broker's questions from the rows; one query for many.
+    """Answers checks from the rows; one query for many.
 
     | row | answer |
     | --- | --- |
     | STORED | UNKNOWN: a business transaction may be about to decide it |
-    | DECIDED | UNKNOWN: it was prepared late, and its row is about to say so |
+    | DECIDED | UNKNOWN: it was prepared late, and its row will change soon |
     | ABANDONED, ROLLING_BACK | ROLLBACK |
     | COMMITTING, and it is this transaction | COMMIT |
     | COMMITTING, but another transaction | ROLLBACK: only the last prepare of an id counts |
@@ -117,10 +114,11 @@ class TableChecker:
         self._absent = UNKNOWN if merged else ROLLBACK
 
     def decide_batch(self, checks: Sequence[Check]) -> list[Outcome]:
-        """One outcome per question."""
+        """Return one outcome per check."""
+        ids = [check.messages[0].message_id for check in checks]
         with self._engine.begin() as connection:
-            rows = self._journal.stages(connection, [check.messages[0].message_id for check in checks])
-        return [self._answer(rows.get(c.messages[0].message_id), bytes(c.transaction_id)) for c in checks]
+            rows = self._journal.stages(connection, ids)
+        return [self._answer(rows.get(i), bytes(c.transaction_id)) for i, c in zip(ids, checks, strict=True)]
 
     def _answer(self, row: tuple[Stage, bytes | None] | None, transaction: bytes) -> Outcome:
         if row is None:

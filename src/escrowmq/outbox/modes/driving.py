@@ -10,19 +10,20 @@ state has exactly one next step, and every step may be repeated:
 | COMMITTING | P4: together with the business change | commit (P5, P6), delete (P7) |
 | ROLLING_BACK | P4 failed | roll back (P5, P6), delete (P7) |
 | DECIDED | P4 while the broker was away, and nothing was sent to it | prepare under the same id; then COMMITTING |
-| STUCK | the broker holds the opposite decision, or is none of those given | a person decides (``stuck.py``); nothing is done |
+| STUCK | the broker holds the opposite decision, or is none of those given | an operator decides (``stuck.py``) |
 
 P4 moves STORED to COMMITTING inside the business transaction and demands that it does: a row that another process has
 abandoned meanwhile fails the business transaction (Fenced). Whether a business transaction that failed has committed
-after all (a connection lost in COMMIT) is asked of the row, which waits for it: never guessed. Merged mode has no
-STORED: a row comes with the business change, and a prepare whose process died before that leaves with the broker's log.
+after all (a connection lost in COMMIT) is read from the row, whose lock waits for it; it is never guessed. Merged mode
+has no STORED: a row comes with the business change, and a prepare whose process died before that leaves with the
+broker's log.
 
 A message whose broker is away is decided all the same: the business change needs no broker's answer first, as long as
 the prepare surely did not leave (BROKER_AWAY). Where that is not known, the business does not happen, because the half
-message might be there without its row.
+message might exist without its row.
 
-P7 follows P6 alone: a row goes only when the broker has said that it is done.
-"""  # noqa: E501  # rows of a table
+P7 follows P6 alone: a row is deleted only when the broker has confirmed the end.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from escrowmq.errors import STANDS_COMMITTED, STANDS_ROLLED_BACK, Code, EscrowError, Fenced, Rejected, error
 from escrowmq.model import COMMIT, ROLLBACK, Message, Outcome, TransactionId
-from escrowmq.outbox.modes.journal import Int64s, Intake, Journal, Stage, ids_of, replaced, some
+from escrowmq.outbox.modes.journal import Int64s, Journal, Stage, ids_of, pick, replace_columns, to_batch
 from escrowmq.outbox.session import transaction_of
 from escrowmq.outbox.tables import trans_driven
 from escrowmq.outbox.targets.seam import NOT_APPLIED, REFUSED, Codes
@@ -52,42 +53,37 @@ _log = logging.getLogger(__name__)
 Business = Callable[[Session], object]
 Flags = npt.NDArray[np.bool_]
 Redo = Callable[[Session, Sequence[Message]], object]
+Sessions = Callable[[], Session]
 
 _ENDED: dict[Outcome, list[int]] = {
     COMMIT: [*STANDS_COMMITTED],
     # a transaction that the broker does not know, or that expired, is as good as rolled back: it will never be seen
     ROLLBACK: [*STANDS_ROLLED_BACK, Code.EXPIRED, Code.UNKNOWN_TRANSACTION],
 }
-
-
 _STAGES = {COMMIT: [Stage.COMMITTING], ROLLBACK: [Stage.ROLLING_BACK, Stage.ABANDONED]}
-"""Where the rows stand that come to an end with each outcome."""
+"""The stages of rows that end with each outcome."""
 
 
 class Carrier(Protocol):
-    """How prepares and decisions travel. Codes as in :mod:`escrowmq.outbox.modes.senders`; raises only Misuse."""
+    """Sends prepares and decisions. Codes as in :mod:`escrowmq.outbox.modes.senders`; raises only Misuse."""
 
     def place(self, batch: pa.RecordBatch) -> Int64s:
-        """Return the shard that each row belongs to from now on."""
-        ...
+        """Return the final shard of each row."""
 
     def prepare(self, batch: pa.RecordBatch, shards: Int64s) -> tuple[Codes, pa.Array]:
-        """P2 and P3: one code and one transaction (null: it has no id of its own) per row. The same again for the same
-        id."""
-        ...
+        """P2 and P3: return one code and one transaction per row (null: it has no id of its own); equal for equal
+        ids."""
 
     def end(self, batch: pa.RecordBatch, shards: Int64s, outcome: Outcome) -> Codes:
-        """P5 and P6: what the broker says of each decision, as :meth:`Producer.end_batch` does."""
-        ...
+        """P5 and P6: return the broker's code of each decision, as :meth:`Producer.end_batch` does."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrivenResult:
     """The result for one message whose business change is committed.
 
-    ``code`` is COMMITTED or ALREADY_COMMITTED when the message is out; anything else is why it is not yet: its row
-    stands at COMMITTING, and :meth:`Driving.redrive` will finish it (or at STUCK, for a person: CONFLICT, EXPIRED,
-    ...).
+    ``code`` is COMMITTED or ALREADY_COMMITTED when the message is published. Any other code is why it is not yet: its
+    row is COMMITTING, and :meth:`Driving.redrive` will finish it (or STUCK, for an operator: CONFLICT, EXPIRED, ...).
     """
 
     message_id: bytes
@@ -96,7 +92,7 @@ class DrivenResult:
 
     @property
     def done(self) -> bool:
-        """Whether the message is out and its row deleted."""
+        """Whether the message is published and its row deleted."""
         return self.code in STANDS_COMMITTED
 
 
@@ -113,7 +109,7 @@ class DrivenResults:
 
     @property
     def done(self) -> bool:
-        """Whether all of it is out."""
+        """Whether all messages are published."""
         return bool(np.isin(self.codes, _ENDED[COMMIT]).all())
 
     def __len__(self) -> int:
@@ -135,13 +131,23 @@ class Redriven:
     committed: int = 0
     rolled_back: int = 0
     left: int = 0
-    """The broker did not answer, or takes nothing now: the next redrive tries again."""
+    """The broker did not answer, or accepts nothing now: the next redrive tries again."""
     stuck: int = 0
-    """The broker holds the opposite decision, or is none of those given: a person must look."""
+    """The broker holds the opposite decision, or is none of those given: an operator must decide."""
+
+    def add(self, codes: Codes, outcome: Outcome) -> None:
+        """Count the broker's answers to one outcome."""
+        ended, contrary = (int(rows.sum()) for rows in classify(codes, outcome))
+        if outcome is COMMIT:
+            self.committed += ended
+        else:
+            self.rolled_back += ended
+        self.stuck += contrary
+        self.left += len(codes) - ended - contrary
 
 
 class Driving:
-    """The steps, over one carrier and one table. Thread-safe where the engine and the carrier are."""
+    """The steps, over one carrier and one table. Thread-safe if the engine and the carrier are."""
 
     def __init__(
         self,
@@ -151,15 +157,13 @@ class Driving:
         *,
         merged: bool = False,
         replaces: bool = False,
-        sessions: Callable[[], Session] | None = None,
+        sessions: Sessions | None = None,
     ) -> None:
         self._carrier = carrier
         self._engine = engine
         self._sessions = sessions or sessionmaker(engine)
         self._journal = Journal(engine, group)
-        self._intake = Intake()
-        self._merged = merged
-        self._replaces = replaces
+        self._merged, self._replaces = merged, replaces
 
     def __enter__(self) -> Any:
         return self
@@ -168,23 +172,23 @@ class Driving:
         self.close()
 
     def close(self) -> None:
-        """Let go of the broker, unless the caller made the way to it. What is under way stays in the table."""
+        """Close what this object opened. Messages in progress stay in the table."""
 
     # The way forward
 
     def send(self, message: Message, business: Business) -> DrivenResult:
-        """One message and one local transaction: both, or neither. As :meth:`run_batch`."""
+        """Send one message with one local transaction: both, or neither. As :meth:`run_batch`."""
         return self.run_batch([message], business)[0]
 
     def run_batch(self, messages: Any, business: Business) -> DrivenResults:
-        """Many messages and one local transaction ``business(session)``: all, or none of them.
+        """Send many messages with one local transaction ``business(session)``: all, or none of them.
 
-        ``messages``: anything that a producer's batch may be. One SQL statement per step, one request per step and
-        broker. An exception of ``business`` takes everything back and continues. When this returns, the business change
-        is committed.
+        ``messages``: any form of a producer's batch. One SQL statement per step, one request per step and broker. An
+        exception of ``business`` rolls everything back and is raised. When this returns, the business change is
+        committed.
 
-        Raises what the broker or the database raised before P4 (then nothing happened: the row, if there is one still,
-        will be rolled back), Fenced if another process gave the messages up meanwhile.
+        Raises what the broker or the database raised before P4 (then nothing happened: a row that is left will be
+        rolled back), Fenced if another process abandoned the messages meanwhile.
         """
         results: list[DrivenResults] = []
         with self.transaction(messages, results) as session:
@@ -193,18 +197,14 @@ class Driving:
 
     @contextmanager
     def transaction(
-        self,
-        messages: Any,
-        results: list[DrivenResults] | None = None,
-        *,
-        sessions: Callable[[], Session] | None = None,
+        self, messages: Any, results: list[DrivenResults] | None = None, *, sessions: Sessions | None = None
     ) -> Iterator[Session]:
         """Context manager: prepare, then yield the session of the business transaction; leaving commits both.
 
-        Do not commit the session yourself. ``messages`` may be one Message; ``results`` gets a DrivenResults;
-        ``sessions``: another factory for this one, on the same database.
+        Do not commit the session yourself. ``messages`` may be one Message; ``results`` receives a DrivenResults;
+        ``sessions``: another factory for this transaction, on the same database.
         """
-        batch = self._intake(messages)
+        batch = to_batch(messages)
         shards = self._carrier.place(batch)
         stamp = None
         if not self._merged:
@@ -214,25 +214,27 @@ class Driving:
                 else:
                     self._journal.insert(connection, batch, shards, Stage.STORED)
             reach("driven.stored")
-        prepared, codes = self._prepared(batch, shards)
+        prepared, codes = self._prepare(batch, shards)
         away = codes != 0
-        with self._deciding(prepared, shards, sessions or self._sessions, stamp, away) as session:
+        with self._decide(prepared, shards, sessions or self._sessions, stamp, away) as session:
             yield session
         reach("driven.decided")
-        if not away.all() or not len(away):
+        if not away.all():
             codes[~away] = self._finish(prepared.filter(pa.array(~away)), shards[~away], COMMIT)
         if results is not None:
             results.append(DrivenResults(prepared, codes))
 
-    def _prepared(self, batch: pa.RecordBatch, shards: Int64s) -> tuple[pa.RecordBatch, Codes]:
-        """P2 and P3: the batch with its transactions, and codes: OK, or BROKER_AWAY of rows that were not sent. What
-        was not taken otherwise takes everything back, and is raised."""
+    def _prepare(self, batch: pa.RecordBatch, shards: Int64s) -> tuple[pa.RecordBatch, Codes]:
+        """P2 and P3: return the batch with its transactions, and codes: OK, or BROKER_AWAY of rows that were not sent.
+
+        Any other code takes everything back, and is raised.
+        """
         codes, transactions = self._carrier.prepare(batch, shards)
-        prepared = replaced(batch, transaction=transactions)
+        prepared = replace_columns(batch, transaction=transactions)
         reach("driven.prepared")
-        wrong = (codes != 0) & (codes != Code.BROKER_AWAY)
-        if wrong.any():
-            problem = error(Code(int(codes[np.flatnonzero(wrong)[0]])))
+        wrong = codes[(codes != 0) & (codes != Code.BROKER_AWAY)]
+        if len(wrong):
+            problem = error(Code(int(wrong[0])))
             try:
                 self._take_back(prepared, shards, codes)
             except (EscrowError, SQLAlchemyError) as another:
@@ -241,28 +243,22 @@ class Driving:
         return prepared, codes
 
     def _take_back(self, batch: pa.RecordBatch, shards: Int64s, codes: Codes) -> None:
-        """Undo a partly failed prepare: rows surely not taken go, those taken are rolled back, the rest stays."""
-        taken, gone = codes == 0, NOT_APPLIED[codes]
+        """Undo a partly failed prepare: delete rows surely not accepted, roll back those accepted, leave the rest."""
+        taken = codes == 0
         if not self._merged:
-            self._journal.abandon(ids_of(batch), gone=some(ids_of(batch), gone))
+            self._journal.abandon(ids_of(batch), gone=pick(ids_of(batch), NOT_APPLIED[codes]))
         if taken.any():
-            rows = np.flatnonzero(taken)
-            self._finish(batch.take(pa.array(rows)), shards[rows], ROLLBACK)
+            self._finish(batch.filter(pa.array(taken)), shards[taken], ROLLBACK)
 
     @contextmanager
-    def _deciding(
-        self,
-        batch: pa.RecordBatch,
-        shards: Int64s,
-        sessions: Callable[[], Session],
-        stamp: int | None,
-        away: Flags,
+    def _decide(
+        self, batch: pa.RecordBatch, shards: Int64s, sessions: Sessions, stamp: int | None, away: Flags
     ) -> Iterator[Session]:
-        """P4: the business transaction and the new state, together."""
+        """P4: run the business transaction and store the new state, together."""
         ours = False
         try:
             with sessions() as session, session.begin():
-                # First of all, so that nothing of the business is done in vain, and the rows are locked until its end.
+                # first, so that no business work is wasted, and the rows are locked until its end
                 with transaction_of(session, trans_driven) as connection:
                     if self._merged:
                         for chosen, stage in ((~away, Stage.COMMITTING), (away, Stage.DECIDED)):
@@ -275,9 +271,9 @@ class Driving:
                 reach("driven.deciding")
         except Exception as problem:
             if not ours and isinstance(problem, Fenced | Rejected):
-                raise  # the rows are in other hands: there is nothing to take back
+                raise  # another process has the rows: there is nothing to take back
             try:
-                committed = self._undone(batch, shards, stamp)
+                committed = self._resolve(batch, shards, stamp)
             except (EscrowError, SQLAlchemyError) as another:
                 _note(problem, another)
                 raise problem from None
@@ -285,12 +281,11 @@ class Driving:
                 raise
             _log.warning("a business transaction had committed although its end raised %r", problem)
 
-    def _undone(self, batch: pa.RecordBatch, shards: Int64s, stamp: int | None) -> bool:
-        """Find out from the rows whether a failed P4 committed after all; if not, take the messages back."""
-        ids = ids_of(batch)
+    def _resolve(self, batch: pa.RecordBatch, shards: Int64s, stamp: int | None) -> bool:
+        """Read from the rows whether a failed P4 committed after all; if not, take the messages back."""
         if self._merged:
-            # Rows where the business transaction's would be: they wait for one that is still committing, and one that
-            # comes late fails on them.
+            # the same rows as the business transaction's: the insert waits for one that is still committing, and one
+            # that comes late fails on them
             try:
                 with self._engine.begin() as connection:
                     self._journal.insert(connection, batch, shards, Stage.ROLLING_BACK)
@@ -299,34 +294,35 @@ class Driving:
         else:
             with self._engine.begin() as connection:
                 stages = self._journal.undo(connection, batch, stamp)
-            if ids and all(stages.get(i) in (Stage.COMMITTING, Stage.DECIDED) for i in ids):
+            found = {stages.get(i) for i in ids_of(batch)}
+            if found and found <= {Stage.COMMITTING, Stage.DECIDED}:
                 return True
-            if not all(stages.get(i) is Stage.ROLLING_BACK for i in ids):
-                return False  # another process has given them up, and ends them
+            if not found <= {Stage.ROLLING_BACK}:
+                return False  # another process has abandoned them, and ends them
         self._finish(batch, shards, ROLLBACK)
         return False
 
     # The end
 
     def _finish(self, batch: pa.RecordBatch, shards: Int64s, outcome: Outcome) -> Codes:
-        """P5, P6, P7 of rows that are decided. What may still be taken stays; what is surely refused is STUCK."""
+        """P5, P6, P7 of decided rows. A row stays if a retry may succeed; it is STUCK if it is surely refused."""
         codes = self._carrier.end(batch, shards, outcome)
         if outcome is COMMIT and self._replaces:
-            codes = self._end_anew(batch, shards, codes)
+            codes = self._end_again(batch, shards, codes)
         reach("driven.ended")
         ids = ids_of(batch)
-        ended, contrary = sorted_out(codes, outcome)
-        for row in np.flatnonzero(contrary).tolist():
-            _log.error("%s: the broker answers %s to %s", ids[row].hex(), Code(codes[row]).name, outcome.name)
+        ended, contrary = classify(codes, outcome)
+        stuck = _answers(ids, codes, contrary)
+        for identity, code in stuck.items():
+            _log.error("%s: the broker answers %s to %s", identity.hex(), code.name, outcome.name)
         try:
-            left = some(ids, ~ended & ~contrary)
-            self._journal.settle(_STAGES[outcome], some(ids, ended), left, _answers(ids, codes, contrary))
+            self._journal.settle(_STAGES[outcome], pick(ids, ended), pick(ids, ~ended & ~contrary), stuck)
         except SQLAlchemyError as problem:
             _log.warning("rows that have come to their end are left for the next redrive: %s", problem)
         reach("driven.deleted")
         return codes
 
-    def _end_anew(self, batch: pa.RecordBatch, shards: Int64s, codes: Codes) -> Codes:
+    def _end_again(self, batch: pa.RecordBatch, shards: Int64s, codes: Codes) -> Codes:
         """Prepare and commit again the COMMITTING rows whose transaction was replaced by a late prepare of a
         process that can decide nothing any more: the row counts."""
         rows = np.flatnonzero(codes == Code.CONFLICT)
@@ -334,15 +330,13 @@ class Driving:
             return codes
         piece = batch.take(pa.array(rows))
         answers, transactions = self._carrier.prepare(piece, shards[rows])
-        moved = (answers == 0) & np.array(
-            [a != b for a, b in zip(transactions.to_pylist(), piece.column("transaction").to_pylist(), strict=True)]
-        )
+        before = np.array(piece.column("transaction").to_pylist(), object)
+        moved = (answers == 0) & (before != np.array(transactions.to_pylist(), object))
         if moved.any():
-            mask = pa.array(moved)
-            anew = replaced(piece, transaction=transactions).filter(mask)
-            self._journal.rename(anew)
+            again = replace_columns(piece, transaction=transactions).filter(pa.array(moved))
+            self._journal.commit(again, Stage.COMMITTING)
             codes = codes.copy()
-            codes[rows[moved]] = self._carrier.end(anew, shards[rows[moved]], COMMIT)
+            codes[rows[moved]] = self._carrier.end(again, shards[rows[moved]], COMMIT)
         return codes
 
     # After a restart
@@ -355,20 +349,20 @@ class Driving:
         decided with it. While other processes of the group are running, ``older_than`` (seconds, by the database's
         clock) must exceed their slowest business transaction, otherwise theirs is fenced.
         """
-        report = Redriven()
-        for batch, shards in self._journal.pages(Stage.STORED, older_than):
+        report, pages = Redriven(), self._journal.pages
+        for batch, shards in pages(Stage.STORED, older_than):
             if redo is None:
                 self._journal.abandon(ids_of(batch))
             else:
                 self._redo(batch, shards, redo, report)
-        for batch, shards in self._journal.pages(Stage.ABANDONED):
+        for batch, shards in pages(Stage.ABANDONED):
             self._roll_back_unknown(batch, shards, report)
-        for batch, shards in self._journal.pages(Stage.DECIDED, older_than):
+        for batch, shards in pages(Stage.DECIDED, older_than):
             self._prepare_decided(batch, shards, report)
-        for batch, shards in self._journal.pages(Stage.COMMITTING, older_than):
-            _count(report, self._finish(batch, shards, COMMIT), COMMIT)
-        for batch, shards in self._journal.pages(Stage.ROLLING_BACK):
-            _count(report, self._finish(batch, shards, ROLLBACK), ROLLBACK)
+        for batch, shards in pages(Stage.COMMITTING, older_than):
+            report.add(self._finish(batch, shards, COMMIT), COMMIT)
+        for batch, shards in pages(Stage.ROLLING_BACK):
+            report.add(self._finish(batch, shards, ROLLBACK), ROLLBACK)
         return report
 
     def _redo(self, batch: pa.RecordBatch, shards: Int64s, redo: Redo, report: Redriven) -> None:
@@ -376,41 +370,42 @@ class Driving:
         if self._replaces:
             batch, shards, stamp = self._journal.retake(ids_of(batch))
         codes, transactions = self._carrier.prepare(batch, shards)
-        rows = np.flatnonzero(codes == 0)
-        report.left += batch.num_rows - len(rows)
-        if not len(rows):
+        taken = codes == 0
+        report.left += int((~taken).sum())
+        if not taken.any():
             return
-        prepared = replaced(batch, transaction=transactions).take(pa.array(rows))
-        there = np.zeros(len(rows), np.bool_)
-        with self._deciding(prepared, shards[rows], self._sessions, stamp, there) as session:
-            redo(session, [_message(row) for row in prepared.to_pylist()])
-        _count(report, self._finish(prepared, shards[rows], COMMIT), COMMIT)
+        prepared, shards = replace_columns(batch, transaction=transactions).filter(pa.array(taken)), shards[taken]
+        none_away = np.zeros(len(shards), np.bool_)
+        with self._decide(prepared, shards, self._sessions, stamp, none_away) as session:
+            redo(session, [_to_message(row) for row in prepared.to_pylist()])
+        report.add(self._finish(prepared, shards, COMMIT), COMMIT)
 
     def _prepare_decided(self, batch: pa.RecordBatch, shards: Int64s, report: Redriven) -> None:
-        """DECIDED: prepare what the broker could not be given when the business decided; it is committed like the
-        others then."""
+        """DECIDED: prepare now, because the broker was away when the business decided; then commit like the others."""
         codes, transactions = self._carrier.prepare(batch, shards)
         reach("driven.prepared-late")
         taken, refused = codes == 0, REFUSED[codes]
+        left = ~taken & ~refused
         ids = ids_of(batch)
-        for row in np.flatnonzero(refused).tolist():
-            _log.error("%s: decided here, but the broker refuses it: %s", ids[row].hex(), Code(codes[row]).name)
-        self._journal.prepared(replaced(batch, transaction=transactions).filter(pa.array(taken)))
-        self._journal.settle([Stage.DECIDED], (), some(ids, ~taken & ~refused), _answers(ids, codes, refused))
-        report.stuck += int(refused.sum())
-        report.left += int((~taken & ~refused).sum())
+        stuck = _answers(ids, codes, refused)
+        for identity, code in stuck.items():
+            _log.error("%s: decided here, but the broker refuses it: %s", identity.hex(), code.name)
+        self._journal.commit(replace_columns(batch, transaction=transactions).filter(pa.array(taken)), Stage.DECIDED)
+        self._journal.settle([Stage.DECIDED], (), pick(ids, left), stuck)
+        report.stuck += len(stuck)
+        report.left += int(left.sum())
 
     def _roll_back_unknown(self, batch: pa.RecordBatch, shards: Int64s, report: Redriven) -> None:
         """ABANDONED: learn the transaction by preparing the same id again, then roll it back."""
         codes, transactions = self._carrier.prepare(batch, shards)
-        refused = REFUSED[codes]  # then as now, or it is out of reach for ever: no one is left to roll it back
-        self._journal.settle([Stage.ABANDONED], some(ids_of(batch), refused))
+        refused = REFUSED[codes]  # then as now, or it is out of reach for ever: there is nothing to roll back
+        taken = codes == 0
+        self._journal.settle([Stage.ABANDONED], pick(ids_of(batch), refused))
         report.rolled_back += int(refused.sum())
-        rows = np.flatnonzero(codes == 0)
-        report.left += batch.num_rows - len(rows) - int(refused.sum())
-        if len(rows):
-            ending = replaced(batch, transaction=transactions).take(pa.array(rows))
-            _count(report, self._finish(ending, shards[rows], ROLLBACK), ROLLBACK)
+        report.left += int((~taken & ~refused).sum())
+        if taken.any():
+            ending = replace_columns(batch, transaction=transactions).filter(pa.array(taken))
+            report.add(self._finish(ending, shards[taken], ROLLBACK), ROLLBACK)
 
 
 def _answers(ids: list[bytes], codes: Codes, chosen: Flags) -> dict[bytes, Code]:
@@ -418,31 +413,17 @@ def _answers(ids: list[bytes], codes: Codes, chosen: Flags) -> dict[bytes, Code]
     return {ids[row]: Code(int(codes[row])) for row in np.flatnonzero(chosen).tolist()}
 
 
-def sorted_out(codes: Codes, outcome: Outcome) -> tuple[Flags, Flags]:
-    """Return which rows have come to their end, and which are surely refused: the broker holds the opposite
-    decision."""
+def classify(codes: Codes, outcome: Outcome) -> tuple[Flags, Flags]:
+    """Return which rows have ended, and which are surely refused: the broker holds the opposite decision."""
     ended = np.isin(codes, _ENDED[outcome])
     return ended, ~ended & REFUSED[codes]
 
 
-def _count(report: Redriven, codes: Codes, outcome: Outcome) -> None:
-    ended, contrary = (int(rows.sum()) for rows in sorted_out(codes, outcome))
-    if outcome is COMMIT:
-        report.committed += ended
-    else:
-        report.rolled_back += ended
-    report.stuck += contrary
-    report.left += len(codes) - ended - contrary
-
-
-def _message(row: dict[str, Any]) -> Message:
-    properties = None if row["properties"] is None else dict(row["properties"])
-    delay = row["delay_us"] / 1e6
-    return Message(
-        row["topic"], row["body"], row["key"], row["tag"], properties, delay=delay, message_id=row["message_id"]
-    )
+def _to_message(row: dict[str, Any]) -> Message:
+    texts = (row["key"], row["tag"], None if row["properties"] is None else dict(row["properties"]))
+    return Message(row["topic"], row["body"], *texts, delay=row["delay_us"] / 1e6, message_id=row["message_id"])
 
 
 def _note(problem: BaseException, another: Exception) -> None:
-    """Tell on the first error that taking everything back failed too."""
+    """Add to the first error that taking everything back failed too."""
     problem.add_note(f"taking it back failed as well, redrive() will do it: {another}")

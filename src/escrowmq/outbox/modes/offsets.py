@@ -1,6 +1,6 @@
 """The consumer's offset in its own database: it moves in the transaction of the effect, so each message has one effect.
 
-The broker keeps nothing about such a consumer: it reads queues by offset, as many consumers as slots, assigned
+The broker stores nothing about such a consumer: it reads queues by offset, in as many consumers as slots, assigned
 manually.
 """
 
@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import astuple
 from datetime import UTC, datetime
 from math import inf
 from typing import Any, overload
@@ -32,14 +32,13 @@ from escrowmq.outbox.modes.both_reach import has_signs
 from escrowmq.platform.failpoints import reach
 
 _log = logging.getLogger(__name__)
-LOOK_UP_SECONDS = 0.5
-"""How long a wait for messages continues before one looks whether to stop."""
+STOP_SECONDS = 0.5
+"""Time (s) after which an idle consumer checks whether to stop."""
 
 
 class Taken(Sequence[ReadMessage]):
     """Messages of one queue, in order: ``arrow`` is a record batch of schema DELIVERY; iterating gives its messages.
-    One that is damaged says so (``damaged``), and its body raises DAMAGED: an effect that does not look stops there,
-    and nothing of it counts."""
+    The body of a damaged message (``damaged``) raises DAMAGED, which rolls the effect back."""
 
     def __init__(self, batch: pa.RecordBatch) -> None:
         self.arrow = batch
@@ -65,11 +64,11 @@ class OffsetConsumer:
     """``OffsetConsumer(bus, engine, "cart", "orders", owner="cart-1").run(effect)``; ``effect(session, messages)`` once
     per message.
 
-    ``assignment``: :func:`slots_of` the topic (None: all of it, with the queues that are made later, at whichever
-    broker). ``owner`` names this consumer alone; started again under its name it takes its own slots back (and fences a
-    process that still runs under it), another name needs ``take_over``. ``start``: where a slot begins that was never
-    read: "earliest", "latest" or an offset. ``on_purged``: "raise" RANGE_PURGED when retention was quicker than this
-    consumer, or "skip" to the first offset that is left, with a line in the log. One thread at a time.
+    ``assignment``: :func:`slots_of` the topic (None: all of it, with queues that are made later, at any broker).
+    ``owner`` names this consumer alone; restarted under its name it claims its own slots again (and fences a process
+    that still runs under it), another name needs ``take_over``. ``start``: where a slot begins that was never read:
+    "earliest", "latest" or an offset. ``on_purged``: "raise" RANGE_PURGED when retention removed unread messages, or
+    "skip" to the first offset that is left, with a line in the log. One thread at a time.
 
     Raises Misuse(BAD_ARGUMENT) for slots that overlap others of the group, Rejected(ALREADY_EXISTS) if another owner
     has one, UNKNOWN_TOPIC. Reading raises Misuse(BAD_ARGUMENT) where a part of a queue has messages of the both-reach
@@ -110,16 +109,15 @@ class OffsetConsumer:
 
     @property
     def missing(self) -> list[Missing]:
-        """Of several brokers, those from which nothing is read now, with the reason. Their slots are claimed when they
-        are back."""
+        """Of several brokers, those that are not read now, with the reason. Their slots are claimed when they are
+        back."""
         known = {one["broker"] for one in self._missing}
         return [*self._missing, *(one for one in self._reader.missing if one["broker"] not in known)]
 
     def _claim(self, since: datetime | None) -> bool:
-        """Claim the slots at brokers that are there; whether there were new ones. ``since``: where "latest" was, of
-        late ones."""
-        at_latest = since if self._start == "latest" else None
-        lines = self._bus.admin.offsets(self._topic, time=at_latest)
+        """Claim the new slots at reachable brokers; return whether there were any. ``since``: the time of "latest" for
+        slots that are found later."""
+        lines = self._bus.admin.offsets(self._topic, time=since if self._start == "latest" else None)
         self._missing = lines.missing
         found = {(line["shard"], line["queue"]): line for line in lines}
         wanted = [Slot(*place) for place in sorted(found)] if self._assignment is None else self._assignment
@@ -140,7 +138,7 @@ class OffsetConsumer:
         return bool(claims)
 
     def _claim_slots(self, fresh: Sequence[Slot], first: Callable[[Slot], int]) -> list[Claim]:
-        """Claim slots. What is taken from another owner is a person's decision: it is recorded
+        """Claim slots. Taking over another owner's is an operator action: it is recorded
         (:mod:`escrowmq.outbox.acts`)."""
         try:
             with self._engine.begin() as connection:
@@ -148,24 +146,15 @@ class OffsetConsumer:
         except Rejected as problem:
             if problem.code is not Code.ALREADY_EXISTS or not self._take_over:
                 raise
-        slots = [list(asdict(slot).values()) for slot in sorted(fresh)]
+        slots = [list(astuple(slot)) for slot in sorted(fresh)]
         about = {"group": self._rows.group, "topic": self._topic, "owner": self._owner, "slots": slots}
-        owners: dict[Slot, str | None] = {}
         with record(self._engine, "offsets.take_over", about) as (connection, ended):
-            claims = self._rows.claim(connection, fresh, self._owner, first, True, owners)
-            ended["owners"] = [owners.get(slot) for slot in sorted(fresh)]
+            claims = self._rows.claim(connection, fresh, self._owner, first, True)
+            ended["owners"] = [claim.was for claim in claims]
         return claims
 
-    def _claim_late(self) -> None:
-        """Take in a broker that was away when this consumer was made."""
-        away = {one["broker"] for one in self._bus.missing()}
-        if all(one["broker"] in away for one in self._missing) or not self._claim(self._made):
-            return
-        self._read_again()
-
     def _read(self) -> Reader:
-        """Return a reader from where the claims stand; of all of the topic it finds the queues that are made later,
-        too."""
+        """Return a reader from the claimed offsets; of a whole topic it finds the queues that are made later, too."""
         places = self._positions()
         return self._bus.reader(self._topic, queues=None if self._assignment is None else list(places), start=places)
 
@@ -182,24 +171,21 @@ class OffsetConsumer:
 
     @property
     def positions(self) -> dict[Slot, int]:
-        """The next offset of each slot, as this consumer last moved it."""
+        """The next offset of each slot, as last moved by this consumer."""
         return {slot: claim.next_offset for slot, claim in self._claims.items()}
 
     def close(self) -> None:
-        """Release the slots, so that any consumer may claim them.
-
-        A consumer that dies keeps them: see ``take_over``.
-        """
+        """Release the slots, so that any consumer may claim them; one that dies keeps them: see ``take_over``."""
         self._reader.close()
         with self._engine.begin() as connection:
             self._rows.release(connection, self._claims.values())
 
     def poll(self, effect: Effect, max_messages: int = 1000) -> int:
-        """Give what is there now to ``effect``, up to ``max_messages`` of one queue, in one transaction; how many. 0:
-        nothing is there.
+        """Apply ``effect`` to up to ``max_messages`` available messages of one queue, in one transaction. Returns how
+        many; 0: there are none.
 
-        Raises what the effect raised (its transaction is rolled back, the slot stays where it was), Fenced if the slot
-        was taken over (so is that), RANGE_PURGED.
+        Raises what the effect raised (its transaction is rolled back, the slot is unchanged), Fenced if the slot was
+        taken over (likewise), RANGE_PURGED.
         """
         return next((count for count in self._steps(effect, max_messages, 0.0) if count), 0)
 
@@ -211,16 +197,16 @@ class OffsetConsumer:
         idle_timeout: float | None = None,
         stop: threading.Event | None = None,
     ) -> int:
-        """:meth:`poll`, waiting for what comes, until ``stop`` is set, or nothing came for ``idle_timeout`` seconds;
-        how many.
+        """Repeat :meth:`poll` until ``stop`` is set, or no message arrives for ``idle_timeout`` seconds. Returns how
+        many messages were handled.
 
-        A broker that is away is waited for. Raises as :meth:`poll`.
+        Waits for a broker that is away. Raises as :meth:`poll`.
         """
         total, last = 0, time.monotonic()
         stop = stop or threading.Event()
         idle = inf if idle_timeout is None else idle_timeout
         while not stop.is_set():
-            for count in self._steps(effect, max_messages, min(idle, LOOK_UP_SECONDS)):
+            for count in self._steps(effect, max_messages, min(idle, STOP_SECONDS)):
                 total, last = total + count, time.monotonic()
                 if stop.is_set():
                     break
@@ -229,9 +215,10 @@ class OffsetConsumer:
         return total
 
     def _steps(self, effect: Effect, max_messages: int, idle_timeout: float) -> Iterator[int]:
-        """Batch by batch, each given to the slots that it belongs to; how many messages of it were theirs."""
-        if self._missing:
-            self._claim_late()
+        """Yield for each batch how many messages of it were handled, each by the slot that it belongs to."""
+        away = {one["broker"] for one in self._bus.missing()} if self._missing else set()
+        if any(one["broker"] not in away for one in self._missing) and self._claim(self._made):
+            self._read_again()  # with the slots of a broker that was away before
         if self._overtaken:
             self._read_again()
         if self._behind:
@@ -240,9 +227,9 @@ class OffsetConsumer:
         try:
             for batch in self._reader.batches(max_messages, idle_timeout=idle_timeout):
                 reach("offsets.read")
-                self._behind = True  # the reader is ahead of the database, until that has moved too
+                self._behind = True  # the database is behind the reader until it has moved too
                 if self._is_new(batch.place):
-                    # a claim that fails leaves nothing from which to continue: only a new reader comes here again
+                    # if this claim fails, only a new reader returns this batch again
                     self._overtaken = True
                     self._claim(self._made)
                     if self._is_new(batch.place):  # its broker has gone away meanwhile
@@ -268,12 +255,11 @@ class OffsetConsumer:
             if (slot.shard, slot.queue) != batch.place or not fresh.any():
                 continue
             if slot.stride > 1 and has_signs(batch.arrow.column("properties")):
-                raise Misuse(
-                    Code.BAD_ARGUMENT,
-                    f"queue {slot.queue} of {self._topic!r} has messages of the both-reach mode, "
-                    f"and this consumer reads part {slot.part} of {slot.stride} of it",
-                    "a prepare and its decision must reach one consumer: give it the whole queue, or use split_topic()",
+                text = f"queue {slot.queue} of {self._topic!r} has messages of the both-reach mode, and this consumer"
+                hint = (
+                    "a prepare and its decision must reach one consumer: give it the whole queue, or use split_topic()"
                 )
+                raise Misuse(Code.BAD_ARGUMENT, f"{text} reads part {slot.part} of {slot.stride} of it", hint)
             rows = np.flatnonzero(fresh & (offsets % slot.stride == slot.part))
             messages = Taken(batch.arrow if len(rows) == len(offsets) else batch.arrow.take(pa.array(rows)))
             self._claims[slot] = self._apply(claim, batch.next_offset, messages, effect)
@@ -281,7 +267,7 @@ class OffsetConsumer:
         return given
 
     def _positions(self) -> dict[tuple[int, int], int]:
-        """Return where to read on: of each queue, where the last of its slots stands."""
+        """Return where to continue to read: of each queue the lowest offset of its slots."""
         found: dict[tuple[int, int], int] = {}
         for slot, claim in self._claims.items():
             place = (slot.shard, slot.queue)
@@ -289,8 +275,8 @@ class OffsetConsumer:
         return found
 
     def _apply(self, claim: Claim, next_offset: int, messages: Taken, effect: Effect) -> Claim:
-        """Return the effect and the offset, in one transaction; the offset first, because it locks the row and
-        tells the fenced."""
+        """Move the offset and apply the effect, in one transaction; the offset first, because it locks the row and
+        fails if fenced."""
         with self._sessions() as session, session.begin():
             moved = self._rows.move(session.connection(), claim, next_offset)
             if len(messages):
@@ -300,7 +286,7 @@ class OffsetConsumer:
         return moved
 
     def _skip(self) -> None:
-        """After RANGE_PURGED: every slot to what is left of its queue."""
+        """Move every slot to what is left of its queue, after RANGE_PURGED."""
         ends = ends_of(self._bus, self._topic)
         for slot, claim in self._claims.items():
             head = ends.get((slot.shard, slot.queue), (0, 0))[0]  # nothing is known of a broker that is away

@@ -1,7 +1,7 @@
 """Sends ordinary messages, each to its assigned broker, through an EscrowMQ producer or a relay target.
 
-A sender chooses the broker when a message is stored, and never another one afterwards. It answers codes, one per row,
-as :mod:`escrowmq.outbox.targets.seam` reads them; it raises only Misuse.
+A sender chooses the broker when a message is stored, and never another one afterwards. It returns one code per row, as
+:mod:`escrowmq.outbox.targets.seam` defines them, and raises only Misuse.
 """
 
 from __future__ import annotations
@@ -14,22 +14,20 @@ import pyarrow as pa
 
 from escrowmq.client.producing.producer import Producer
 from escrowmq.errors import Code, EscrowError, Misuse
-from escrowmq.outbox.modes.journal import Int64s
+from escrowmq.outbox.modes.journal import ONLY_PLACE, Int64s
 from escrowmq.outbox.targets.seam import Codes, Target
 
 
 @runtime_checkable
 class Sender(Protocol):
-    """One way out."""
+    """A connection to one or several brokers."""
 
     def place(self, keys: pa.Array) -> Int64s:
-        """Return the shard that each row belongs to from now on; -1 where there is one place only. Raises Unknown
-        if it cannot tell."""
-        ...
+        """Return the final shard of each row; -1 where there is one destination only. Raises Unknown if the shard
+        cannot be determined."""
 
     def send(self, batch: pa.RecordBatch, shards: Int64s) -> Codes:
-        """Send every row to its shard; one code per row."""
-        ...
+        """Send every row to its shard. Returns one code per row."""
 
 
 class ProducerSender:
@@ -39,30 +37,33 @@ class ProducerSender:
         self._producer = producer
 
     def place(self, keys: pa.Array) -> Int64s:
-        """By key, else by turns."""
-        return self._producer.place(keys).astype(np.int64)
+        """Choose by key, else by turns."""
+        return self._producer.place(keys)
 
     def send(self, batch: pa.RecordBatch, shards: Int64s) -> Codes:
-        """One request per shard."""
+        """Send one request per shard."""
         return by_shard(batch, shards, lambda piece, shard: self._producer.send_batch(piece, shard=shard).codes)
 
 
 class TargetSender:
-    """Any target of the relay; the cluster behind it is one place."""
+    """A target of the relay; the cluster behind it is one destination."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
 
     def place(self, keys: pa.Array) -> Int64s:
-        """-1: there is no choice."""
-        return np.full(len(keys), -1, np.int64)
+        """Return -1 for all."""
+        return np.full(len(keys), ONLY_PLACE, np.int64)
 
     def send(self, batch: pa.RecordBatch, shards: Int64s) -> Codes:
-        """One call."""
+        """Send all rows in one call."""
         return np.array(self._target.send(batch), np.uint8)
 
 
-def sender_of(way: Producer | Target | Sender) -> Sender:
+Way = Producer | Target | Sender
+
+
+def sender_of(way: Way) -> Sender:
     """Return the sender for a producer, a target, or a sender of your own."""
     if isinstance(way, Producer):
         return ProducerSender(way)
@@ -74,13 +75,12 @@ def sender_of(way: Producer | Target | Sender) -> Sender:
 
 
 def by_shard(batch: pa.RecordBatch, shards: Int64s, send: Callable[[pa.RecordBatch, int], Codes]) -> Codes:
-    """``send(rows, shard)`` for each shard; a shard that cannot be reached gives its rows that error's code."""
+    """Call ``send(rows, shard)`` for each shard. If that raises, the rows of the shard get the code of the error."""
     codes = np.zeros(batch.num_rows, np.uint8)
     for shard in np.unique(shards).tolist():
-        rows = np.flatnonzero(shards == shard)
-        piece = batch if len(rows) == batch.num_rows else batch.take(pa.array(rows))
+        rows = shards == shard
         try:
-            codes[rows] = send(piece, shard)
+            codes[rows] = send(batch if rows.all() else batch.filter(pa.array(rows)), shard)
         except Misuse:
             raise
         except EscrowError as problem:

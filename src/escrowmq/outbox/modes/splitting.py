@@ -24,14 +24,12 @@ class SplitTopic:
         self._turns = itertools.count()
 
     def of(self, key: str | None) -> str:
-        """Return the part that messages with this key go to: XXH64 of the key's UTF-8 bytes, modulo the number of
-        parts."""
-        if key is None:
-            return self.names[next(self._turns) % len(self.names)]
-        return self.names[xxhash.xxh64_intdigest(key.encode("utf-8", "surrogatepass")) % len(self.names)]
+        """Return the part of a key: XXH64 of its UTF-8 bytes, modulo the number of parts."""
+        raw = None if key is None else key.encode("utf-8", "surrogatepass")
+        return self.names[(next(self._turns) if raw is None else xxhash.xxh64_intdigest(raw)) % len(self.names)]
 
     def route(self, message: Message) -> Message:
-        """Return the message, on its way to its part."""
+        """Return the message with the topic of its part."""
         return dataclasses.replace(message, topic=self.of(message.key))
 
 

@@ -31,7 +31,7 @@ class Verdict:
 
     def __str__(self) -> str:
         parts = [("lost", self.lost), ("foreign", self.foreign), ("repeated", self.repeated)]
-        return "; ".join(f"{len(ids)} {name}: {_some(ids)}" for name, ids in parts if ids) or "both sides agree"
+        return "; ".join(f"{len(ids)} {name}: {_first(ids)}" for name, ids in parts if ids) or "both sides agree"
 
 
 def compare(confirmed: Iterable[bytes], consumed: Iterable[bytes], unconfirmed: Iterable[bytes] = ()) -> Verdict:
@@ -44,6 +44,6 @@ def compare(confirmed: Iterable[bytes], consumed: Iterable[bytes], unconfirmed: 
     )
 
 
-def _some(ids: frozenset[bytes]) -> str:
+def _first(ids: frozenset[bytes]) -> str:
     shown = ", ".join(i.hex() for i in sorted(ids)[:SHOWN])
     return shown + (", ..." if len(ids) > SHOWN else "")
