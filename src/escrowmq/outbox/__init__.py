@@ -1,8 +1,7 @@
-"""The outbox and other database tools: local message table, receive log, barrier, relay. SQLAlchemy 2 sessions and
-connections.
+"""The outbox and other database tools: local message table, receive log, barrier, relay. For SQLAlchemy 2.
 
 ``_tx`` always means "inside your transaction": such a call writes through your session and commits nothing itself.
-Names load when they are first used; without SQLAlchemy they raise Misuse(MISSING_PACKAGE).
+Names load at their first use; without SQLAlchemy they raise Misuse(MISSING_PACKAGE).
 """
 
 from __future__ import annotations
@@ -42,56 +41,22 @@ _HOMES = {
     ),
     "tables": ("metadata", "State"),
 }  # fmt: skip
-_ROOMS = ("acts", "aio", "attention", "callbacks", "engines", "handled", "inbox", "migrations", "modes", "tables")
-_LAZY = {name: home for home, names in _HOMES.items() for name in names} | {room: room for room in _ROOMS}
+_MODULES = ("acts", "aio", "attention", "callbacks", "engines", "handled", "inbox", "migrations", "modes", "tables")
+_LAZY = {name: home for home, names in _HOMES.items() for name in names} | {name: name for name in _MODULES}
 
 __all__ = [  # noqa: RUF022  # grouped, not sorted
-    # the sender
-    "send_tx",
-    "send_batch_tx",
-    # the sender of half messages
-    "bind_tx",
-    "bind_batch_tx",
-    "Barrier",
-    "AsyncBarrier",
-    # the consumer
-    "claim_tx",
-    "claim_batch_tx",
-    "inbox",
-    # the consumer's word to the sender
-    "confirm_tx",
-    "confirm_batch_tx",
-    "report",
-    "mark_done",
-    "CallbackListener",
+    # the sender, and the sender of half messages
+    "send_tx", "send_batch_tx", "bind_tx", "bind_batch_tx", "Barrier", "AsyncBarrier",
+    # the consumer, and its callbacks to the sender
+    "claim_tx", "claim_batch_tx", "confirm_tx", "confirm_batch_tx", "report", "mark_done", "CallbackListener",
     # driven by the producer (docs/modes.md)
-    "Driven",
-    "BothReachProducer",
-    "BothReachConsumer",
-    "Compensating",
-    "OffsetConsumer",
-    "Slot",
-    "slots_of",
+    "Driven", "BothReachProducer", "BothReachConsumer", "Compensating", "OffsetConsumer", "Slot", "slots_of",
     "split_topic",
     # the tables
-    "migrate",
-    "check_schema",
-    "ddl",
-    "include_object",
-    "metadata",
-    "State",
-    # rooms
-    "acts",
-    "aio",
-    "attention",
-    "callbacks",
-    "engines",
-    "handled",
-    "migrations",
-    "modes",
-    "tables",
-]
-
+    "migrate", "check_schema", "ddl", "include_object", "metadata", "State",
+    # modules
+    "acts", "aio", "attention", "callbacks", "engines", "handled", "inbox", "migrations", "modes", "tables",
+]  # fmt: skip
 
 __getattr__ = from_extra(__name__, _LAZY, needs={"sqlalchemy": "outbox"}, who="outbox.{name}")
 

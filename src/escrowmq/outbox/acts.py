@@ -80,6 +80,7 @@ class Operator(TypedDict, total=False):
     """The reason."""
 
 
+Facts = Mapping[str, Any]
 Ids = Iterable[str | bytes]
 Change = Callable[[sa.Connection, list[bytes]], Mapping[bytes, Done]]
 """Changes rows in the caller's transaction; returns the result of each. An id without a result was not found."""
@@ -89,12 +90,7 @@ Change = Callable[[sa.Connection, list[bytes]], Mapping[bytes, Done]]
 
 
 def act_on_rows(
-    engine: sa.Engine,
-    act: str,
-    ids: Ids,
-    change: Change,
-    about: Mapping[str, Any] | None = None,
-    **operator: Unpack[Operator],
+    engine: sa.Engine, act: str, ids: Ids, change: Change, about: Facts | None = None, **operator: Unpack[Operator]
 ) -> list[Done]:
     """Run an action on the rows of these ids, in recorded parts of :data:`PART`; return one result per id, in order.
 
@@ -102,41 +98,32 @@ def act_on_rows(
     the others are not.
     """
     wanted = ids_of(ids)
-    done: list[Done] = []
+    all_done: list[Done] = []
     for at in range(0, len(wanted), PART):
-        done += _act_on_part(engine, act, wanted[at : at + PART], change, about or {}, operator)
-    return done
-
-
-def _act_on_part(
-    engine: sa.Engine, act: str, part: list[bytes], change: Change, about: Mapping[str, Any], operator: Operator
-) -> list[Done]:
-    """Run one part; repeat it if it conflicts with others."""
-    what = {**about, "messages": [identity.hex() for identity in part]}
-    left = _TRIES
-    while True:
-        try:
-            with record(engine, act, what, **operator) as (connection, ended):
-                found = change(connection, list(dict.fromkeys(part)))
-                done = [found.get(identity, Done(identity, Code.NOT_FOUND, None)) for identity in part]
-                ended.update(results([one.code.name for one in done]))
-                if notes := {one.id.hex(): one.note for one in done if one.note}:
-                    ended["notes"] = notes
-            return done
-        except EscrowError as problem:
-            left, cause = left - 1, problem.__cause__
-            if (
-                not left
-                or not isinstance(cause, DBAPIError)
-                or not may_repeat(cause)
-                or dialects.has_mark(cause, {1205})
-            ):
-                raise  # 1205: MariaDB or MySQL timed out on a lock, whose owner may keep it
+        part = wanted[at : at + PART]
+        what = {**(about or {}), "messages": [identity.hex() for identity in part]}
+        for left in reversed(range(_TRIES)):
+            try:
+                with record(engine, act, what, **operator) as (connection, ended):
+                    found = change(connection, list(dict.fromkeys(part)))
+                    done = [found.get(identity, Done(identity, Code.NOT_FOUND, None)) for identity in part]
+                    ended.update(results([one.code.name for one in done]))
+                    if notes := {one.id.hex(): one.note for one in done if one.note}:
+                        ended["notes"] = notes
+                break
+            except EscrowError as problem:
+                cause = problem.__cause__
+                if not left or not isinstance(cause, DBAPIError) or not may_repeat(cause):
+                    raise
+                if dialects.has_mark(cause, {1205}):  # MariaDB or MySQL timed out on a lock, whose owner may keep it
+                    raise
+        all_done += done
+    return all_done
 
 
 @contextmanager
 def record(
-    engine: sa.Engine, act: str, what: Mapping[str, Any], **operator: Unpack[Operator]
+    engine: sa.Engine, act: str, what: Facts, **operator: Unpack[Operator]
 ) -> Iterator[tuple[sa.Connection, dict[str, Any]]]:
     """Context manager: a transaction of an action and its record. The block changes rows by the connection, and puts
     the result into the dict.
@@ -162,7 +149,8 @@ def record(
         reach("outbox.act-committed")
     except DBAPIError as problem:
         raise _failure(problem, ending) from problem
-    logger.info("act %d, %s by %s: %s", made.number, act, made.by, _count_results(ended))
+    counts = ", ".join(f"{count} {code}" for code, count in ended.get("results", ended).items())
+    logger.info("act %d, %s by %s: %s", made.number, act, made.by, counts or "nothing")
 
 
 def ids_of(ids: Ids) -> list[bytes]:
@@ -206,13 +194,8 @@ def _failure(problem: DBAPIError, ending: bool) -> EscrowError:
     if dialects.is_denied(problem):
         hint = "may this user insert into trans_act, and change trans_act_head and the rows? The act was not done"
         return Denied(Code.DENIED, text, hint)
-    hint = "`escrowmq acts list` tells whether the act was done" if ending else "the act was not done"
+    hint = "`escrowmq acts list` shows whether the act was done" if ending else "the act was not done"
     return Unknown(Code.DISCONNECTED, f"the database: {text}", hint)
-
-
-def _count_results(ended: Mapping[str, Any]) -> str:
-    counts = ended.get("results", ended)
-    return ", ".join(f"{count} {code}" for code, count in counts.items()) or "nothing"
 
 
 # Reading the record
@@ -262,12 +245,8 @@ def verify_acts(engine: sa.Engine) -> Verified:
         now = _head(engine)  # read afterwards: an act of this moment is in it
         if now is not None and highest > now[0]:
             breaks.append(Break(count + 1, highest, "somebody put this behind the last record"))
-    return {
-        "database": shown_address(engine.url.render_as_string(hide_password=False)),
-        "records": count,
-        "last": origin(PLACE) if head is None else head[1],
-        "broken": to_broken(breaks),
-    }
+    database = shown_address(engine.url.render_as_string(hide_password=False))
+    return Verified(database=database, records=count, last=(head or (0, origin(PLACE)))[1], broken=to_broken(breaks))
 
 
 def _head(engine: sa.Engine) -> tuple[int, str] | None:

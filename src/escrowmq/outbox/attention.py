@@ -20,7 +20,9 @@ from escrowmq.outbox.dialects import database_now_us
 from escrowmq.outbox.session import transaction_of
 from escrowmq.outbox.tables import State, state_is, trans_message
 
-_LISTED = [column for column in trans_message.c if column.name != "body"]
+_M = trans_message.c
+_LISTED = [column for column in _M if column.name != "body"]
+_SIZE = sa.func.length(_M.body).label("body_bytes")
 MAY: dict[str, frozenset[State]] = {
     "retry": frozenset({State.WAITING, State.DISCARDED, State.RETRYING}),
     "discard": frozenset({State.WAITING, State.PENDING, State.RETRYING, State.HELD}),
@@ -56,16 +58,16 @@ def list_messages(
     engine: sa.Engine, *, state: State | None = State.WAITING, limit: int = 100, after: int = 0
 ) -> list[Row]:
     """List rows in one state (None: in any) by ``seq``, without bodies; the next page is ``after`` the last ``seq``."""
-    wanted = trans_message.c.seq > after
+    wanted = _M.seq > after
     if state is not None:
         wanted &= state_is(State(state))
-    return _rows(engine, sa.select(*_LISTED, _SIZE).where(wanted).order_by(trans_message.c.seq).limit(limit))
+    return _rows(engine, sa.select(*_LISTED, _SIZE).where(wanted).order_by(_M.seq).limit(limit))
 
 
 def show(engine: sa.Engine, message_id: str | bytes) -> Row:
     """Return one row with its body. Raises Rejected(NOT_FOUND)."""
     identity = model.message_id(message_id)
-    rows = _rows(engine, sa.select(trans_message, _SIZE).where(trans_message.c.id == identity))
+    rows = _rows(engine, sa.select(trans_message, _SIZE).where(_M.id == identity))
     if not rows:
         raise error(Code.NOT_FOUND, f"the outbox has no message {identity.hex()}", "it may have been sent and purged")
     return rows[0]
@@ -94,32 +96,22 @@ def settle(engine: sa.Engine, ids: Ids, **operator: Unpack[Operator]) -> list[Do
 
 
 def _act(engine: sa.Engine, ids: Ids, act: str, operator: Operator) -> list[Done]:
-
     def change(connection: sa.Connection, part: list[bytes]) -> dict[bytes, Done]:
-        columns = (trans_message.c.id, trans_message.c.state)
-        rows = sa.select(*columns).where(trans_message.c.id.in_(part)).order_by(trans_message.c.id).with_for_update()
+        rows = sa.select(_M.id, _M.state).where(_M.id.in_(part)).order_by(_M.id).with_for_update()
         found = {bytes(identity): State(number) for identity, number in connection.execute(rows)}
-        values = _values(connection, act)
+        now_us = database_now_us(connection)
+        changes: dict[str, dict[str, Any]] = {
+            "retry": {"state": State.PENDING.value, "attempts": 0, "due_us": 0},
+            "discard": {"state": State.DISCARDED.value},
+            "settle": {"state": State.DONE.value, "done_us": now_us, "sent_us": sa.func.coalesce(_M.sent_us, now_us)},
+        }
         may = [identity for identity, state in found.items() if state in MAY[act]]
         if may:
-            connection.execute(sa.update(trans_message).where(trans_message.c.id.in_(may)).values(values))
+            connection.execute(sa.update(trans_message).where(_M.id.in_(may)).values(changes[act]))
         results = {identity: Done(identity, Code.CONFLICT, state) for identity, state in found.items()}
-        return results | {identity: Done(identity, Code.OK, State(values["state"])) for identity in may}
+        return results | {identity: Done(identity, Code.OK, State(changes[act]["state"])) for identity in may}
 
     return act_on_rows(engine, f"outbox.{act}", ids, change, **operator)
-
-
-def _values(connection: sa.Connection, act: str) -> dict[str, Any]:
-    if act == "retry":
-        return {"state": State.PENDING.value, "attempts": 0, "due_us": 0}
-    if act == "discard":
-        return {"state": State.DISCARDED.value}
-    now_us = database_now_us(connection)
-    sent_us = sa.func.coalesce(trans_message.c.sent_us, now_us)
-    return {"state": State.DONE.value, "sent_us": sent_us, "done_us": now_us}
-
-
-_SIZE = sa.func.length(trans_message.c.body).label("body_bytes")
 
 
 def _rows(engine: sa.Engine, query: sa.Select[Any]) -> list[Row]:

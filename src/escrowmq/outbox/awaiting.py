@@ -1,7 +1,7 @@
-"""Turns a blocking outbox function into an awaitable one, run by SQLAlchemy over an asynchronous driver.
+"""Converts a blocking outbox function to a coroutine function, run by SQLAlchemy over an asynchronous driver.
 
-``awaited(sending.send_tx, session_of)`` is ``send_tx`` to await: the same arguments and documentation, except that the
-first argument is asynchronous. Nothing blocks the event loop.
+``awaited(sending.send_tx, session_of)`` is the awaitable ``send_tx``: the same arguments and documentation, except that
+the first argument is asynchronous. Nothing blocks the event loop.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sqlalchemy.util import greenlet_spawn
 from escrowmq.errors import Code, Misuse
 
 AnyAsyncSession = AsyncSession | async_scoped_session[Any] | AsyncConnection
-"""What ``_tx`` calls take: the ORM's asynchronous session (scoped or not) or Core's asynchronous connection."""
+"""The argument of ``_tx`` calls: the ORM's asynchronous session (scoped or not) or Core's asynchronous connection."""
 
 First = TypeVar("First")
 P = ParamSpec("P")
@@ -27,10 +27,10 @@ T = TypeVar("T")
 def awaited(
     act: Callable[Concatenate[Any, P], T], blocking: Callable[[First], Any]
 ) -> Callable[Concatenate[First, P], Coroutine[Any, Any, T]]:
-    """``act`` to await; ``blocking`` gives what it takes as its first argument from the asynchronous one."""
+    """Return ``act`` as a coroutine function; ``blocking`` converts its first argument from the asynchronous one."""
     signature = inspect.signature(act)
     own, *others = signature.parameters.values()
-    (asked,) = inspect.signature(blocking).parameters.values()
+    (converted,) = inspect.signature(blocking).parameters.values()
 
     @wraps(act)
     async def awaiting(*args: Any, **options: Any) -> T:
@@ -38,7 +38,7 @@ def awaited(
         result: T = await greenlet_spawn(act, blocking(first), *rest, **options)
         return result
 
-    parameters = [own.replace(annotation=asked.annotation), *others]
+    parameters = [own.replace(annotation=converted.annotation), *others]
     awaiting.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return awaiting
 
@@ -65,5 +65,5 @@ def engine_of(engine: AsyncEngine) -> Any:
 
 
 def engine_or_connection_of(engine: AsyncEngine | AsyncConnection) -> Any:
-    """Return the blocking engine or connection of an asyncio one."""
+    """Return the blocking engine or connection inside an asynchronous one."""
     return session_of(engine) if isinstance(engine, AsyncConnection) else engine_of(engine)

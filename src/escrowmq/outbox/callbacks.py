@@ -1,11 +1,11 @@
 """Callbacks from consumer to sender: after a success the sender's outbox row is set to DONE.
 
-The consumer's side writes the word into its own outbox, in the transaction of the effect (:func:`confirm_tx`; its relay
-sends it), or sends it itself (:func:`report`). The sender's side listens (:class:`CallbackListener`), or has a callback
-of its own, by HTTP for example, that calls :func:`mark_done`. A word that comes twice, or before the relay's own mark,
-does no harm: DONE is the end of a row.
+The consumer's side writes the callback into its own outbox, in the transaction of the effect (:func:`confirm_tx`; its
+relay sends it), or sends it itself (:func:`report`). The sender's side listens (:class:`CallbackListener`), or has a
+callback of its own, by HTTP for example, that calls :func:`mark_done`. A repeated callback, or one before the relay's
+own mark, does no harm: DONE is the final state of a row.
 
-The word is a message whose body is one or many message ids, 16 bytes each.
+A callback is a message whose body is one or many message ids, 16 bytes each.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 DEFAULT_TOPIC = "outbox.done"
 CHUNK_IDS = 1_000
 """Ids of one UPDATE."""
-
-WORD_IDS = 10_000
+BODY_IDS = 10_000
 """Ids of one message: 160 kB."""
 
 logger = logging.getLogger(__name__)
@@ -46,8 +45,7 @@ _ENDED = [State.DONE.value, State.DISCARDED.value]
 
 
 def confirm_tx(session: AnySession, message: Any, to: str = DEFAULT_TOPIC) -> None:
-    """Tell the sender, through this database's outbox, that ``message`` has had its effect; in the effect's
-    transaction.
+    """Confirm to the sender that ``message`` had its effect, through the outbox of the effect's transaction.
 
     ``message`` is anything with a ``message_id``, or the id. Errors as :func:`escrowmq.outbox.send_tx`.
     """
@@ -55,48 +53,47 @@ def confirm_tx(session: AnySession, message: Any, to: str = DEFAULT_TOPIC) -> No
 
 
 def confirm_batch_tx(session: AnySession, messages: Iterable[Any], to: str = DEFAULT_TOPIC) -> None:
-    """:func:`confirm_tx` for many: one row for up to 10,000 of them."""
-    send_batch_tx(session, [model.Message(to, word) for word in _words(messages)])
+    """Confirm many messages as :func:`confirm_tx` does: one row for up to 10,000 of them."""
+    send_batch_tx(session, [model.Message(to, body) for body in _bodies(messages)])
 
 
 def report(producer: Producer, messages: Iterable[Any], to: str = DEFAULT_TOPIC) -> None:
-    """Tell the sender at once; for consumers without a database. Durable when it returns; errors as
+    """Confirm to the sender at once; for consumers without a database. Durable when it returns; errors as
     :meth:`Producer.send`."""
-    for word in _words(messages):
-        producer.send(to, word)
+    for body in _bodies(messages):
+        producer.send(to, body)
 
 
-def _words(messages: Iterable[Any]) -> Iterator[bytes]:
+def _bodies(messages: Iterable[Any]) -> Iterator[bytes]:
     ids = [identity_of(message) for message in messages]
-    for at in range(0, len(ids), WORD_IDS):
-        yield b"".join(ids[at : at + WORD_IDS])
+    for at in range(0, len(ids), BODY_IDS):
+        yield b"".join(ids[at : at + BODY_IDS])
 
 
 # The sender's side
 
 
 def mark_done(engine: sa.Engine, ids: Iterable[Any]) -> int:
-    """Set the rows of these messages to DONE, in a transaction of its own; how many were not DONE before.
+    """Set the rows of these messages to DONE, in a transaction of its own; return how many were not DONE before.
 
-    ``ids`` as :func:`confirm_tx` takes them. Unknown and purged ids are passed over, and rows that a person discarded
-    stay so. One UPDATE for a thousand ids.
+    ``ids`` as in :func:`confirm_tx`. Unknown and purged ids are skipped; discarded rows stay so. One UPDATE per
+    thousand ids.
     """
     wanted, done, row = sorted({identity_of(identity) for identity in ids}), 0, trans_message.c
     with engine.begin() as connection, transaction_of(connection, trans_message):
         for at in range(0, len(wanted), CHUNK_IDS):
             open_ = sa.update(trans_message).where(row.id.in_(wanted[at : at + CHUNK_IDS]), row.state.not_in(_ENDED))
             now = database_now_us(connection)
-            # a word that was quicker than the relay's own mark proves the send too
+            # a callback before the relay's own mark proves the send too
             sent_us = sa.func.coalesce(row.sent_us, now)
             done += connection.execute(open_.values(state=State.DONE.value, done_us=now, sent_us=sent_us)).rowcount
     return done
 
 
 class CallbackListener:
-    """Consumes the consumers' words and marks the rows of ``engine`` DONE: one transaction and one acknowledgement per
-    batch.
+    """Consumes callbacks and marks the rows of ``engine`` DONE: one transaction and one acknowledgement per batch.
 
-    ``consumer`` is a consumer of the topic that :func:`confirm_tx` names, with a group of its own:
+    ``consumer`` is a consumer of the topic of :func:`confirm_tx`, with a group of its own:
     ``bus.consumer("orders-callbacks", ["orders.done"])``.
     """
 
@@ -109,10 +106,10 @@ class CallbackListener:
         """Rows set to DONE so far."""
 
     def run(self, *, idle_timeout: float | None = None) -> int:
-        """Listen until the consumer is closed, or no word came for ``idle_timeout`` seconds; how many rows were set to
-        DONE.
+        """Listen until the consumer is closed, or no callback arrives for ``idle_timeout`` seconds. Returns how many
+        rows were set to DONE.
 
-        A word that is no list of ids goes to the dead letters. A database that is away is tried again by redelivery.
+        An invalid callback goes to the dead letters. If the database is away, callbacks are redelivered.
         """
         before = self.marked
         for batch in self._consumer.batches(idle_timeout=idle_timeout):
@@ -139,5 +136,5 @@ class CallbackListener:
                     message.ack()
                 else:
                     message.nack(cause="the body is no list of 16-byte message ids")
-        except EscrowError as problem:  # what is marked stays so
+        except EscrowError as problem:  # the rows stay marked
             logger.info("callbacks were marked but not acknowledged: %s", problem)

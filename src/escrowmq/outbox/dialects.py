@@ -1,8 +1,7 @@
 """Differences between SQLite, PostgreSQL and MariaDB/MySQL: error codes, insert-if-absent, relay statements.
 
-A row whose primary key is there already is passed over by the database itself, in one statement, and all other errors
-stay errors. (``INSERT IGNORE`` is not used: it turns every error of the row, a refused foreign key too, into "there
-already".)
+The database itself skips a row whose primary key exists, in one statement, and all other errors stay errors. (``INSERT
+IGNORE`` is not used: it hides every error of the row, a violated foreign key too.)
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
@@ -23,9 +23,6 @@ from escrowmq.errors import Code, Misuse
 Row = Mapping[str, Any]
 """Values of a row, by column name."""
 
-_DUPLICATE = {"23505", 1062, "UNIQUE constraint failed"}
-_FULL = {"53100", "53200", 1021, 1041, 1114, "database or disk is full"}
-_AGAIN = {"40001", "40P01", 1205, 1213}
 _NOT_NOW = {
     "55P03",
     "57014",
@@ -43,11 +40,8 @@ _DENIED = {"42501", "28000", "28P01", 1044, 1045, 1142, 1143, 1227, "readonly da
 _DENIED_WORDS = ("password authentication failed", "permission denied", "no pg_hba.conf entry")
 
 
-# Errors
-
-
 def has_mark(problem: DBAPIError, marks: Set[Any]) -> bool:
-    """Return whether an error carries one of these marks: PostgreSQL's SQLSTATE, MySQL's number, SQLite's words."""
+    """Return whether an error has one of these marks: PostgreSQL's SQLSTATE, MySQL's number, SQLite's words."""
     raw: Any = problem.orig
     state = getattr(raw, "sqlstate", None) or getattr(raw, "pgcode", None)
     first = raw.args[0] if raw is not None and raw.args else None
@@ -56,29 +50,19 @@ def has_mark(problem: DBAPIError, marks: Set[Any]) -> bool:
     return any(isinstance(mark, str) and mark in str(raw) for mark in marks)
 
 
-def is_duplicate(problem: DBAPIError) -> bool:
-    """Return whether a unique key refused a row."""
-    return has_mark(problem, _DUPLICATE)
-
-
-def is_full(problem: DBAPIError) -> bool:
-    """Return whether the database has no room for it."""
-    return has_mark(problem, _FULL)
-
-
-def may_repeat(problem: DBAPIError) -> bool:
-    """Return whether the database undid the transaction only because of others at the same moment (a serialization
-    failure, a deadlock, a lock that was waited for in vain): nothing was done, and the same may be done now."""
-    return has_mark(problem, _AGAIN)
-
-
-def is_busy(problem: DBAPIError) -> bool:
-    """Return whether the database is temporarily unable: locked, too many connections, read-only. Nothing was done."""
-    return has_mark(problem, _NOT_NOW)
+is_duplicate = partial(has_mark, marks={"23505", 1062, "UNIQUE constraint failed"})
+"""Whether a unique key rejected a row."""
+is_full = partial(has_mark, marks={"53100", "53200", 1021, 1041, 1114, "database or disk is full"})
+"""Whether the database is full."""
+may_repeat = partial(has_mark, marks={"40001", "40P01", 1205, 1213})
+"""Whether the database rolled the transaction back because of concurrent ones (a serialization failure, a deadlock, a
+lock timeout): nothing was done, and a retry may succeed."""
+is_busy = partial(has_mark, marks=_NOT_NOW)
+"""Whether the database is temporarily unable: locked, too many connections, read-only. Nothing was done."""
 
 
 def is_denied(problem: DBAPIError) -> bool:
-    """Return whether this user may not do it."""
+    """Return whether this user lacks a right."""
     text = in_a_line(problem)
     return has_mark(problem, _DENIED) or any(word in text for word in _DENIED_WORDS)
 
@@ -93,7 +77,7 @@ def in_a_line(problem: Exception) -> str:
 
 
 def insert_if_absent(dialect: str, table: sa.Table) -> sa.Insert:
-    """Return an INSERT, to be given its values, that passes over rows whose primary key is there already."""
+    """Return an INSERT without values that skips rows whose primary key exists."""
     if dialect == "postgresql":
         return postgresql.insert(table).on_conflict_do_nothing()
     if dialect == "sqlite":
@@ -103,7 +87,7 @@ def insert_if_absent(dialect: str, table: sa.Table) -> sa.Insert:
 
 
 def insert_or_replace(dialect: str, table: sa.Table) -> sa.Insert:
-    """Return an INSERT, to be given its values, whose rows take the place of those of the same primary key."""
+    """Return an INSERT without values whose rows replace those of the same primary key."""
     if dialect in ("postgresql", "sqlite"):
         insert = postgresql.insert(table) if dialect == "postgresql" else sqlite.insert(table)
         keys = [column.name for column in table.primary_key]
@@ -113,11 +97,11 @@ def insert_or_replace(dialect: str, table: sa.Table) -> sa.Insert:
 
 
 def insert_new(connection: sa.Connection, column: sa.Column[Any], rows: Sequence[Row]) -> set[bytes]:
-    """Insert those of ``rows`` whose primary key is not there yet; their values of ``column``.
+    """Insert those of ``rows`` whose primary key does not exist; return their values of ``column``.
 
-    The rows have the same values in the other columns of the primary key. MariaDB and MySQL do not tell which rows of
-    an INSERT were new: there all are tried at once; if some are there, those that are seen to be there are left out; at
-    last, beside others that insert now, they are tried one by one. A duplicate undoes one statement only.
+    The rows have the same values in the other columns of the primary key. MariaDB and MySQL do not report which rows of
+    an INSERT were new. There all are tried at once; if some exist, the visible ones are left out; at last, with
+    concurrent inserts, they are tried one by one. A duplicate undoes one statement only.
     """
     if connection.dialect.name in ("postgresql", "sqlite"):
         insert = insert_if_absent(connection.dialect.name, column.table).returning(column)
@@ -136,7 +120,7 @@ def insert_new(connection: sa.Connection, column: sa.Column[Any], rows: Sequence
 
 
 def _insert_all(connection: sa.Connection, table: sa.Table, rows: Sequence[Row]) -> bool:
-    """Insert all of them or none; False if one is there already. The driver makes one statement of many rows."""
+    """Insert all rows in one statement, or none; return False if one exists."""
     insert = sa.insert(table).inline()
     try:
         if len(rows) == 1:
@@ -165,25 +149,24 @@ _NOW = {
 }
 _ASK_AGAIN_NS = 60 * 10**9
 _ahead: weakref.WeakKeyDictionary[sa.Pool, tuple[int, int]] = weakref.WeakKeyDictionary()
-"""By pool of connections, which engines with other options share: how far its database's clock is ahead of this
-process's monotonic one (microseconds), and until when that is believed.
-"""
+"""By pool of connections, which engines with other options share: how far the database's clock is ahead of this
+process's monotonic one (microseconds), and until when that is valid."""
 
 
 def database_now_us(connection: sa.Connection) -> int:
-    """Return microseconds since 1970, about as the database's clock has them: asked once a minute, carried on by the
+    """Return microseconds since 1970, approximately by the database's clock: read once a minute, continued by the
     monotonic clock.
 
-    Whatever is stored with a time, and whatever is found by its age, goes by this one clock: those who write a table
-    and those who purge or redrive it may be on machines whose clocks differ.
+    All stored times and ages use this one clock, because the clocks of the machines that write, purge and redrive a
+    table may differ.
     """
     now_ns = time.monotonic_ns()
     ahead_us, until_ns = _ahead.get(connection.engine.pool, (0, 0))
     if now_ns >= until_ns:
         name = "mysql" if connection.dialect.name == "mariadb" else connection.dialect.name
-        told_us = int(connection.scalar(sa.select(sa.literal_column(_NOW[name], sa.BigInteger))) or 0)
+        read_us = int(connection.scalar(sa.select(sa.literal_column(_NOW[name], sa.BigInteger))) or 0)
         now_ns = time.monotonic_ns()
-        ahead_us = told_us - now_ns // 1000
+        ahead_us = read_us - now_ns // 1000
         _ahead[connection.engine.pool] = (ahead_us, now_ns + _ASK_AGAIN_NS)
     return now_ns // 1000 + ahead_us
 
@@ -193,7 +176,7 @@ def database_now_us(connection: sa.Connection) -> int:
 
 class Dialect:
     """Differences of one engine for a relay: its clock, its transactions, its lists of numbers. Raises
-    Misuse(BAD_ARGUMENT) for what is no engine of a known database."""
+    Misuse(BAD_ARGUMENT) for anything but an engine of a known database."""
 
     def __init__(self, engine: sa.Engine) -> None:
         if not isinstance(engine, sa.Engine):
@@ -210,16 +193,15 @@ class Dialect:
 
     @contextmanager
     def transaction(self) -> Iterator[sa.Connection]:
-        """Yield a transaction of several statements, each of which sees what was committed before it. SQLite's holds
-        the one
-        lock from its start: one that begins with a read would fail at its first write."""
+        """Context manager: a transaction of several statements, each of which sees earlier commits. On SQLite it takes
+        the lock at its start, because a transaction that begins with a read would fail at its first write."""
         with self._several.begin() as connection:
             if self.name == "sqlite" and not connection.connection.driver_connection.in_transaction:  # type: ignore[union-attr]
                 connection.exec_driver_sql("BEGIN IMMEDIATE")
             yield connection
 
     def among(self, column: sa.ColumnElement[Any], name: str) -> sa.ColumnElement[bool]:
-        """``column`` is one of the whole numbers that are bound as ``name``, by :meth:`numbers`."""
+        """Return the condition that ``column`` is one of the numbers bound as ``name``, by :meth:`numbers`."""
         if self.name == "postgresql":
             return column == sa.any_(sa.bindparam(name, type_=postgresql.ARRAY(sa.BigInteger)))
         if self.name == "mysql":
@@ -228,5 +210,5 @@ class Dialect:
         return column.in_(sa.select(values.c.value))
 
     def numbers(self, values: Sequence[int]) -> Any:
-        """Whole numbers as :meth:`among` takes them."""
+        """Convert whole numbers for :meth:`among`."""
         return json.dumps(list(values)) if self.name == "sqlite" else list(values)

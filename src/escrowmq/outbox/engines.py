@@ -14,28 +14,23 @@ from escrowmq.errors import Code, Misuse, Unknown
 from escrowmq.platform.extras import EXTRAS, missing_package
 from escrowmq.platform.listening import shown_address
 
-_DRIVERS = {
-    "postgresql": "postgresql+psycopg",
-    "postgres": "postgresql+psycopg",
-    "mysql": "mysql+pymysql",
-    "mariadb": "mariadb+pymysql",
-}
+_POSTGRESQL = "postgresql+psycopg"
+_DRIVERS = {"postgresql": _POSTGRESQL, "postgres": _POSTGRESQL, "mysql": "mysql+pymysql", "mariadb": "mariadb+pymysql"}
 SQLITE_PATIENCE = 30.0
-"""Seconds that a transaction waits for a SQLite file's one lock."""
+"""Timeout (s) for the lock of a SQLite file."""
 
 
 def open_engine(url: str, **options: Any) -> sa.Engine:
     """Return an engine for a database URL such as ``sqlite:///shop.db`` or ``postgresql://user:password@host/shop``.
 
-    Raises Misuse(BAD_URL) for what is no such URL, Misuse(MISSING_PACKAGE) if the driver is not installed.
+    Raises Misuse(BAD_URL) for an invalid URL, Misuse(MISSING_PACKAGE) if the driver is not installed.
     """
     hint = "such as sqlite:///shop.db, postgresql://user@host/shop or mysql://user@host/shop"
     try:
         parsed = sa.make_url(url)
     except ArgumentError:
-        raise Misuse(
-            Code.BAD_URL, f"{shown_address(url)!r} is not a database URL", hint
-        ) from None  # may hold a password: not chained
+        # not chained: its text may contain a password
+        raise Misuse(Code.BAD_URL, f"{shown_address(url)!r} is not a database URL", hint) from None
     parsed = parsed.set(drivername=_DRIVERS.get(parsed.drivername, parsed.drivername))
     try:
         engine = sa.create_engine(parsed, **options)
@@ -51,9 +46,8 @@ def open_engine(url: str, **options: Any) -> sa.Engine:
 
 @contextmanager
 def opened(url: str, *, make: bool = False) -> Iterator[sa.Engine]:
-    """:func:`open_engine` for the time of a command; a database that is away is Unknown(DISCONNECTED), its password not
-    shown. A SQLite file that is not there is Misuse(NO_TABLES), unless the command makes one: SQLite itself would make
-    an empty one."""
+    """Context manager: :func:`open_engine` for a command. A database that is away is Unknown(DISCONNECTED), without its
+    password. A missing SQLite file, which SQLite would create, is Misuse(NO_TABLES) unless ``make``."""
     engine = open_engine(url)
     file = engine.url.database if engine.dialect.name == "sqlite" else None
     if file and file != ":memory:" and not file.startswith("file:") and not make and not Path(file).exists():
@@ -70,11 +64,9 @@ def opened(url: str, *, make: bool = False) -> Iterator[sa.Engine]:
 def open_locking(url: str, **options: Any) -> sa.Engine:
     """Return an engine for work under row locks. Raises as :func:`open_engine`.
 
-    PostgreSQL and MariaDB: READ COMMITTED, so that a read that waited for a lock sees what the lock's holder
-    committed. SQLite has
-    one lock per file, taken when the transaction begins (BEGIN IMMEDIATE, or the execution option ``begin``): a
-    deferred one would
-    fail between read and write.
+    PostgreSQL and MariaDB: READ COMMITTED, so that a read that waited for a lock sees the commit of its holder. SQLite
+    has one lock per file, taken when the transaction begins (BEGIN IMMEDIATE, or the execution option ``begin``): a
+    deferred one would fail between read and write.
     """
     if not url.startswith("sqlite"):
         return open_engine(url, isolation_level="READ COMMITTED", **options)

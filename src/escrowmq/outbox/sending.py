@@ -1,12 +1,12 @@
 """``send_tx``: writes a message to ``trans_message`` inside the caller's database transaction.
 
-On PostgreSQL a notification goes with the rows: it is delivered when, and only when, they are committed (a savepoint
-rolled back takes it along, which is why "once per transaction" is left to PostgreSQL, which folds equal ones). With one
-row it is part of the INSERT and costs no statement of its own.
+On PostgreSQL a notification goes with the rows, and is delivered when, and only when, they are committed. (A rolled
+back savepoint removes it, so each call notifies; PostgreSQL folds equal notifications of a transaction.) With one row
+it is part of the INSERT and costs no statement of its own.
 
-Messages are checked against the broker's limits here: when the relay sends them there is no caller to raise an error
-to. The limits come from the same table of settings and environment variables (``ESCROWMQ_MAX_BODY_BYTES``, ...); a
-caller whose broker has others passes its :class:`~escrowmq.settings.BrokerSettings`.
+Messages are checked against the broker's limits here, because the relay has no caller to raise an error to. The limits
+come from the settings and environment variables of a broker (``ESCROWMQ_MAX_BODY_BYTES``, ...), or from the caller's
+:class:`~escrowmq.settings.BrokerSettings`.
 """
 
 from __future__ import annotations
@@ -61,15 +61,14 @@ def send_tx(
     message_id: str | bytes | uuid.UUID | None = None,
     limits: BrokerSettings | None = None,
 ) -> bytes:
-    """Put one message (or a :class:`~escrowmq.Message`) into the outbox; its 16-byte id.
+    """Put one message (or a :class:`~escrowmq.Message`) into the outbox; return its 16-byte id.
 
     It is sent if and only if the transaction of ``session`` (a Session, scoped_session or Connection) commits. Nothing
     is flushed or committed. ``delay`` is seconds after the relay's send; ``limits`` a broker's settings, None: the
     defaults.
 
-    Raises before anything is written: Rejected for what is over a limit, Misuse(BAD_ARGUMENT) for what is unusable,
-    Misuse(NO_TRANSACTION), Misuse(NO_TABLES), Misuse(SCHEMA_VERSION). Rejected(MESSAGE_ID_TAKEN) if the id is there
-    already.
+    Raises before it writes: Rejected for a message over a limit, Misuse(BAD_ARGUMENT) for an unusable one,
+    Misuse(NO_TRANSACTION | NO_TABLES | SCHEMA_VERSION). Rejected(MESSAGE_ID_TAKEN) if the id exists.
     """
     check = checker(limits)
     if isinstance(topic, Message):
@@ -89,11 +88,11 @@ def send_batch_tx(
     *,
     limits: BrokerSettings | None = None,
 ) -> list[bytes]:
-    """Put many messages into the outbox; their ids, in the order given.
+    """Put many messages into the outbox; return their ids in order.
 
-    An iterable of :class:`~escrowmq.Message`, or columns named as in :data:`escrowmq.schemas.OUTGOING` (``topic`` and
-    ``body`` must be there). One INSERT for thousands of rows. All are checked before the first is written; errors as
-    :func:`send_tx`.
+    ``messages`` is an iterable of :class:`~escrowmq.Message`, or columns named as in
+    :data:`escrowmq.schemas.OUTGOING` (``topic`` and ``body`` are required). One INSERT for thousands of rows. All are
+    checked before the first is written; errors as :func:`send_tx`.
     """
     if isinstance(messages, pa.RecordBatch | pa.Table):
         found = columns(messages, limits)
@@ -107,7 +106,7 @@ def send_batch_tx(
 
 
 def lane_of(key: str | None) -> int:
-    """Return the lane of a key: the same for ever, in every process. Without a key: by turns."""
+    """Return the lane of a key, which never changes; without a key: by turns."""
     return next(_turns) % LANES if key is None else xxhash.xxh64_intdigest(key.encode()) % LANES
 
 
@@ -135,11 +134,10 @@ def _insert(session: AnySession, found: list[Content]) -> None:
             if wakes and found:
                 connection.execute(sa.select(_NOTIFY))
         except IntegrityError as problem:
-            if is_duplicate(problem):
-                hint = "roll back; a message id names one message for ever"
-                text = "the outbox has a message of this id already"
-                raise Rejected(Code.MESSAGE_ID_TAKEN, text, hint) from problem
-            raise
+            if not is_duplicate(problem):
+                raise
+            hint = "roll back; a message id names one message for ever"
+            raise Rejected(Code.MESSAGE_ID_TAKEN, "the outbox has a message of this id already", hint) from problem
 
 
 def _row(content: Content, now: int) -> dict[str, Any]:
@@ -149,17 +147,15 @@ def _row(content: Content, now: int) -> dict[str, Any]:
 
 def _chunks(found: list[Content]) -> Iterator[list[Content]]:
     """Yield runs of at most CHUNK_ROWS rows and about CHUNK_BYTES of bodies and properties."""
-    chunk: list[Content] = []
-    size = 0
-    for content in found:
+    start, size = 0, 0
+    for at, content in enumerate(found):
         added = len(content.body) + len(content.properties or "")
-        if chunk and (len(chunk) >= CHUNK_ROWS or size + added > CHUNK_BYTES):
-            yield chunk
-            chunk, size = [], 0
-        chunk.append(content)
+        if at > start and (at - start >= CHUNK_ROWS or size + added > CHUNK_BYTES):
+            yield found[start:at]
+            start, size = at, 0
         size += added
-    if chunk:
-        yield chunk
+    if found:
+        yield found[start:]
 
 
 # Limits
@@ -168,7 +164,7 @@ _ELSEWHERE = "a row of the table has no place for it: the relay's target chooses
 
 
 class Content(NamedTuple):
-    """A message as the table keeps it. ``properties``: a JSON object, or None."""
+    """A message as it is stored. ``properties``: a JSON object, or None."""
 
     topic: str
     body: bytes
@@ -186,9 +182,9 @@ def checker(settings: BrokerSettings | None) -> Checker:
 
 
 def contents(rows: Sequence[OutgoingRow]) -> list[Content]:
-    """Check rows and return them as they are stored; ids are made where none is given.
+    """Check rows and convert them, with new ids where they have none.
 
-    Raises Misuse(BAD_ARGUMENT) for what a table cannot hold: a queue, a ``check_immunity``, a NUL character.
+    Raises Misuse(BAD_ARGUMENT) for a queue, a ``check_immunity`` or a NUL character, which the table cannot store.
     """
     for row in rows:
         if row.queue != -1 or row.immunity_us:
@@ -203,10 +199,9 @@ def contents(rows: Sequence[OutgoingRow]) -> list[Content]:
 
 
 def columns(data: pa.RecordBatch | pa.Table, settings: BrokerSettings | None) -> list[Content]:
-    """Contents from columns named as in :data:`escrowmq.schemas.OUTGOING`; only ``topic`` and ``body`` must be there.
+    """Check and convert columns named as in :data:`escrowmq.schemas.OUTGOING`; ``topic`` and ``body`` are required.
 
-    Raises Rejected naming the first row that is over a limit, Rejected(BAD_BATCH) for wrong columns, or as
-    :func:`contents`.
+    Raises Rejected naming the first row over a limit, Rejected(BAD_BATCH) for wrong columns, or as :func:`contents`.
     """
     if not data.num_rows:
         return []
@@ -223,11 +218,10 @@ def columns(data: pa.RecordBatch | pa.Table, settings: BrokerSettings | None) ->
         raise Misuse(Code.BAD_ARGUMENT, "a queue, immunity_us or transaction was given", _ELSEWHERE)
     if any(pc.any(pc.match_substring(batch.column(name), "\0")).as_py() for name in ("key", "tag")):
         raise _nul()
-    topics, bodies, keys, tags, pairs, ids, delays = (
-        batch.column(name).to_pylist()
-        for name in ("topic", "body", "key", "tag", "properties", "message_id", "delay_us")
-    )
-    return list(map(Content._make, zip(topics, bodies, keys, tags, map(_json, pairs), ids, delays, strict=True)))
+    names = ("topic", "body", "key", "tag", "properties", "message_id", "delay_us")
+    values: dict[str, Any] = {name: batch.column(name).to_pylist() for name in names}
+    values["properties"] = map(_json, values["properties"])
+    return list(map(Content._make, zip(*values.values(), strict=True)))
 
 
 def _json(pairs: Iterable[tuple[str, str]] | None) -> str | None:
@@ -238,11 +232,8 @@ def _nul() -> Misuse:
     return Misuse(Code.BAD_ARGUMENT, "a key or tag has a NUL character", "PostgreSQL cannot store one in a text")
 
 
-# Ids are one series per process.
-
-
 def complete_ids(given: Sequence[bytes | None]) -> list[bytes]:
-    """Return the ids given, with new ones in the place of None. Thread-safe."""
+    """Return the ids, with new ones of this process's series in the place of None. Thread-safe."""
     raw = _codec.ids.complete(given)
     return [raw[at : at + 16] for at in range(0, len(raw), 16)]
 

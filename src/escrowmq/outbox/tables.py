@@ -1,7 +1,7 @@
-"""The tables, for SQLite, PostgreSQL and MariaDB/MySQL alike. ``migrations.py`` makes and upgrades them.
+"""The tables, for SQLite, PostgreSQL and MariaDB/MySQL alike. ``migrations.py`` creates and upgrades them.
 
-Units: times are ``BIGINT`` microseconds since 1970 (UTC); ids are 16 raw bytes. Names are fixed; another PostgreSQL
-schema is chosen the SQLAlchemy way (``schema_translate_map``, or ``search_path``).
+Units: times are ``BIGINT`` microseconds since 1970 (UTC); ids are 16 raw bytes. Names are fixed; SQLAlchemy's
+``schema_translate_map``, or ``search_path``, chooses another PostgreSQL schema.
 """
 
 from __future__ import annotations
@@ -14,16 +14,14 @@ from sqlalchemy.dialects import mysql, postgresql
 
 SCHEMA_VERSION = 4
 """The version of this file; stored in ``trans_schema``."""
-
 LANES = 64
 """Messages are spread over this many lanes by their key (stable hash; without a key by turns). A lane has one relay at
-a time, which is how several relays at once keep the order of every key.
-"""
-
+a time, so that several relays keep the order of every key."""
 CHANNEL = "escrowmq_outbox"
-"""PostgreSQL's channel on which a commit with new messages wakes the relays (``LISTEN``, ``NOTIFY``); the payload is
-empty.
-"""
+"""PostgreSQL's channel on which a commit with new messages wakes the relays (``LISTEN``, ``NOTIFY``)."""
+PLACE = "a database"
+"""The origin of the hash chain of operator actions in a database."""
+
 
 ID = (
     sa.LargeBinary(16).with_variant(mysql.BINARY(16), "mysql", "mariadb").with_variant(postgresql.BYTEA(), "postgresql")
@@ -31,35 +29,31 @@ ID = (
 BODY = sa.LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")
 BIG = sa.BigInteger()
 COUNTED = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
-"""Of a primary key that the database counts up; SQLite does so for INTEGER only."""
-NAME = sa.String(127).with_variant(mysql.VARCHAR(127, charset="utf8mb4", collation="utf8mb4_bin"), "mysql", "mariadb")
-TEXT = sa.Text().with_variant(mysql.MEDIUMTEXT(charset="utf8mb4", collation="utf8mb4_bin"), "mysql", "mariadb")
-KEY = sa.Text().with_variant(mysql.VARCHAR(1024, charset="utf8mb4", collation="utf8mb4_bin"), "mysql", "mariadb")
-
-
-PLACE = "a database"
-"""What keeps the record of acts: the beginning of its chain of hashes is made of this."""
+"""A primary key that the database counts up; SQLite does so for INTEGER only."""
+_BINARY: Any = {"charset": "utf8mb4", "collation": "utf8mb4_bin"}
+NAME = sa.String(127).with_variant(mysql.VARCHAR(127, **_BINARY), "mysql", "mariadb")
+TEXT = sa.Text().with_variant(mysql.MEDIUMTEXT(**_BINARY), "mysql", "mariadb")
+KEY = sa.Text().with_variant(mysql.VARCHAR(1024, **_BINARY), "mysql", "mariadb")
 
 
 class State(IntEnum):
-    """Where a row of ``trans_message`` stands."""
+    """The state of a row of ``trans_message``."""
 
     PENDING = 0
     """To be sent at once (``due_us`` is 0, or past)."""
     SENT = 1
-    """The target's receipt is durable; kept for the consumer's callback, or for ``keep``."""
+    """The target's receipt is durable; kept for the consumer's callback, or for ``keep``. Only a PENDING row becomes
+    SENT, because a callback may precede the relay's own mark."""
     DONE = 2
-    """The consumer's callback came."""
+    """The consumer's callback arrived."""
     WAITING = 3
-    """Attempts ran out: a person decides."""
+    """The attempts are used up: an operator decides."""
     DISCARDED = 4
-    """A person decided that it is not to be sent."""
+    """An operator decided not to send it."""
     RETRYING = 5
     """Refused, or the target was away; the relay tries again at ``due_us``. Holds later rows of its key."""
     HELD = 6
     """Behind a RETRYING or WAITING row of its key; the relay makes it PENDING again when that one has gone."""
-
-    # A callback can be quicker than the relay's own mark, so a row is marked SENT only WHERE it is still PENDING.
 
 
 class Reason(IntEnum):
@@ -70,187 +64,137 @@ class Reason(IntEnum):
 
 
 metadata = sa.MetaData()
+ENGINE: Any = {"mysql_engine": "InnoDB", "mariadb_engine": "InnoDB"}
+"""Whatever the server's default engine is: an outbox needs transactions."""
 
 
 def _table(name: str, *columns: sa.Column[Any]) -> sa.Table:
-    # InnoDB whatever the server's default engine is: without transactions there is no outbox
-    return sa.Table(name, metadata, *columns, mysql_engine="InnoDB", mariadb_engine="InnoDB")
+    return sa.Table(name, metadata, *columns, **ENGINE)
+
+
+def _primary_key(**kinds: Any) -> list[sa.Column[Any]]:
+    return [sa.Column(name, kind, primary_key=True, autoincrement=False) for name, kind in kinds.items()]
+
+
+def _not_null(**kinds: Any) -> list[sa.Column[Any]]:
+    return [sa.Column(name, kind, nullable=False) for name, kind in kinds.items()]
+
+
+def _nullable(**kinds: Any) -> list[sa.Column[Any]]:
+    return [sa.Column(name, kind) for name, kind in kinds.items()]
 
 
 def content() -> list[sa.Column[Any]]:
     """Return the columns of a message; properties are a JSON object of texts."""
-    body = sa.Column("body", BODY, nullable=False)
-    texts = (sa.Column("key", KEY), sa.Column("tag", KEY), sa.Column("properties", TEXT))
-    return [sa.Column("topic", NAME, nullable=False), *texts, body]
+    return [*_not_null(topic=NAME), *_nullable(key=KEY, tag=KEY, properties=TEXT), *_not_null(body=BODY)]
 
 
-trans_schema = _table(
-    "trans_schema",
-    sa.Column("one", sa.SmallInteger, primary_key=True, autoincrement=False),  # always 1: the table has one row
-    sa.Column("version", sa.Integer, nullable=False),
-)
-
+SMALL, INTEGER = sa.SmallInteger, sa.Integer
+trans_schema = _table("trans_schema", *_primary_key(one=SMALL), *_not_null(version=INTEGER))  # one row, one = 1
 trans_message = _table(
     "trans_message",
     sa.Column("seq", COUNTED, primary_key=True, autoincrement=True),  # taken before the commit: never page by it
     sa.Column("id", ID, nullable=False, unique=True),
-    sa.Column("lane", sa.SmallInteger, nullable=False),
-    sa.Column("state", sa.SmallInteger, nullable=False),
+    *_not_null(lane=SMALL, state=SMALL),
     *content(),
-    sa.Column("delay_us", BIG, nullable=False),
-    sa.Column("attempts", sa.Integer, nullable=False),
-    sa.Column("due_us", BIG, nullable=False),  # 0: at once
-    sa.Column("created_us", BIG, nullable=False),
-    sa.Column("sent_us", BIG),
-    sa.Column("done_us", BIG),
-    sa.Column("error", TEXT),
+    *_not_null(delay_us=BIG, attempts=INTEGER, due_us=BIG, created_us=BIG),  # due_us 0: at once
+    *_nullable(sent_us=BIG, done_us=BIG, error=TEXT),
 )
-
 trans_lane = _table(
     "trans_lane",
-    sa.Column("lane", sa.SmallInteger, primary_key=True, autoincrement=False),
-    sa.Column("owner", NAME),
-    sa.Column("epoch", BIG, nullable=False),
-    sa.Column("leased_until_us", BIG, nullable=False),  # by the database's clock
+    *_primary_key(lane=SMALL),
+    *_nullable(owner=NAME),
+    *_not_null(epoch=BIG, leased_until_us=BIG),  # by the database's clock
 )
-
 trans_relay = _table(
     "trans_relay",
-    sa.Column("owner", NAME, primary_key=True),
-    # by the database's clock; who is alive gets a fair share of the lanes
-    sa.Column("alive_until_us", BIG, nullable=False),
+    *_primary_key(owner=NAME),
+    *_not_null(alive_until_us=BIG),  # by the database's clock; living owners share the lanes
 )
-
 trans_recv_log = _table(
     "trans_recv_log",
-    sa.Column("consumer_group", NAME, primary_key=True),
-    sa.Column("message_id", ID, primary_key=True),
-    sa.Column("seen_us", BIG, nullable=False),
-    sa.Column("topic", NAME),  # null: claimed by its id alone, so for every topic (all marks of version 1)
+    *_primary_key(consumer_group=NAME, message_id=ID),
+    *_not_null(seen_us=BIG),
+    *_nullable(topic=NAME),  # null: claimed by its id alone, so for every topic (all marks of version 1)
 )
-
 trans_recv_offset = _table(
     "trans_recv_offset",
-    sa.Column("consumer_group", NAME, primary_key=True),
-    sa.Column("topic", NAME, primary_key=True),
-    sa.Column("shard", BIG, primary_key=True, autoincrement=False),
-    sa.Column("queue", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("stride", sa.Integer, primary_key=True, autoincrement=False),  # 1: the whole queue
-    sa.Column("part", sa.Integer, primary_key=True, autoincrement=False),  # offsets with offset % stride = part
-    sa.Column("next_offset", BIG, nullable=False),  # always the next one, never the last
-    sa.Column("epoch", BIG, nullable=False),  # of the consumer that may move it
-    sa.Column("owner", NAME),  # that consumer's name; null: let go
+    *_primary_key(consumer_group=NAME, topic=NAME, shard=BIG, queue=INTEGER),
+    *_primary_key(stride=INTEGER, part=INTEGER),  # offsets with offset % stride = part; stride 1: the whole queue
+    *_not_null(next_offset=BIG),  # always the next one, never the last
+    *_not_null(epoch=BIG),  # of the consumer that may move it
+    *_nullable(owner=NAME),  # that consumer's name; null: released
 )
-
 trans_barrier = _table(
-    "trans_barrier",
-    sa.Column("transaction_id", ID, primary_key=True),
-    sa.Column("branch", NAME, primary_key=True),
-    sa.Column("reason", sa.SmallInteger, nullable=False),
-    sa.Column("decided_us", BIG, nullable=False),
+    "trans_barrier", *_primary_key(transaction_id=ID, branch=NAME), *_not_null(reason=SMALL, decided_us=BIG)
 )
-
 trans_prepared = _table(
-    "trans_prepared",
-    sa.Column("consumer_group", NAME, primary_key=True),
-    sa.Column("message_id", ID, primary_key=True),
-    *content(),
-    sa.Column("prepared_us", BIG, nullable=False),
+    "trans_prepared", *_primary_key(consumer_group=NAME, message_id=ID), *content(), *_not_null(prepared_us=BIG)
 )
-
 trans_driven = _table(
     "trans_driven",
-    sa.Column("id", ID, primary_key=True),
-    sa.Column("producer_group", NAME, nullable=False),
-    sa.Column("state", sa.SmallInteger, nullable=False),  # outbox/modes/driven.py has the table of states
-    sa.Column("shard", BIG),  # of the broker that took the prepare: a transaction never moves
-    sa.Column("transaction_id", ID),
+    *_primary_key(id=ID),
+    *_not_null(producer_group=NAME, state=SMALL),  # outbox/modes/driving.py has the table of states
+    *_nullable(shard=BIG, transaction_id=ID),  # of the broker that took the prepare: a transaction never moves
     *content(),
-    sa.Column("delay_us", BIG, nullable=False),
-    sa.Column("attempts", sa.Integer, nullable=False),
-    sa.Column("created_us", BIG, nullable=False),
-    sa.Column(
-        "was", sa.SmallInteger
-    ),  # of a STUCK row: the state that it came from; null: tables of version 3 did not say
-    sa.Column("reason", NAME),  # of a STUCK row: the code that the broker answered
+    *_not_null(delay_us=BIG, attempts=INTEGER, created_us=BIG),
+    # of a STUCK row: its state before (null: tables of version 3 did not say), and the code that the broker answered
+    *_nullable(was=SMALL, reason=NAME),
 )
-
 trans_compensation = _table(
     "trans_compensation",
-    sa.Column("name", NAME, primary_key=True),
-    sa.Column("version", BIG, nullable=False),  # counts the changes: each is a compare and set on it
-    sa.Column("epoch", NAME),  # of the set store, when it was last whole; null: it was never seen
-    sa.Column(
-        "settled_us", BIG, nullable=False
-    ),  # by the brokers' clock; compensation/journal.py says what it promises
-    sa.Column("suspended_us", BIG),  # by the database's clock; null: it is not suspended
-    sa.Column("reason", TEXT),
-    sa.Column("changed_us", BIG, nullable=False),
+    *_primary_key(name=NAME),
+    *_not_null(version=BIG),  # counts the changes: each is a compare and set on it
+    *_nullable(epoch=NAME),  # of the set store, when it was last whole; null: it was never seen
+    *_not_null(settled_us=BIG),  # by the brokers' clock; compensation/journal.py says what it promises
+    *_nullable(suspended_us=BIG),  # by the database's clock; null: it is not suspended
+    *_nullable(reason=TEXT),
+    *_not_null(changed_us=BIG),
 )
-
 trans_compensation_case = _table(
     "trans_compensation_case",
-    sa.Column("name", NAME, primary_key=True),
-    sa.Column("message_id", ID, primary_key=True),
-    sa.Column("state", sa.SmallInteger, nullable=False),  # compensation/cases.py has the states
-    sa.Column("attempts", sa.Integer, nullable=False),
-    sa.Column("first_us", BIG, nullable=False),
-    sa.Column("changed_us", BIG, nullable=False),
-    sa.Column("reason", TEXT, nullable=False),
-    sa.Column("notes", TEXT),  # a line for each operator action, by versions of escrowmq before the record of acts
+    *_primary_key(name=NAME, message_id=ID),
+    *_not_null(state=SMALL, attempts=INTEGER, first_us=BIG, changed_us=BIG),  # compensation/cases.py has the states
+    *_not_null(reason=TEXT),
+    *_nullable(notes=TEXT),  # a line for each operator action, by versions of escrowmq before the record of acts
 )
-
-trans_act = _table(
-    "trans_act",
-    # Whoever may only INSERT and SELECT here can add to the record, and change nothing of it.
-    sa.Column("number", BIG, primary_key=True, autoincrement=False),
-    sa.Column("record", TEXT, nullable=False),  # a line as acts/chain.py has it, without its end
-)
-
-trans_act_head = _table(
-    "trans_act_head",
-    sa.Column("one", sa.SmallInteger, primary_key=True, autoincrement=False),  # always 1: the table has one row
-    sa.Column("number", BIG, nullable=False),  # of the last record; 0: there is none yet
-    sa.Column("hash", NAME, nullable=False),  # of the last record
-)
+# A user with INSERT and SELECT alone can add to trans_act, and change nothing of it. A record is a line as in
+# acts/chain.py, without its end. The head has one row, with one = 1: number (0: none yet) and hash of the last record.
+trans_act = _table("trans_act", *_primary_key(number=BIG), *_not_null(record=TEXT))
+trans_act_head = _table("trans_act_head", *_primary_key(one=SMALL), *_not_null(number=BIG, hash=NAME))
 
 
 def state_is(state: State) -> sa.ColumnElement[bool]:
-    """For rows of ``trans_message``, in literals: a partial index is used only if the statement itself says that it
-    suffices."""
+    """Return the condition on ``trans_message``, in literals, which a statement needs to use a partial index."""
     same = trans_message.c.state == sa.literal_column(str(state.value))
     if state < State.WAITING:
         return same
     return sa.and_(trans_message.c.state >= sa.literal_column(str(State.WAITING.value)), same)
 
 
-def _on(*names: str) -> Any:
-    return lambda ddl, target, bind, dialect, **_: dialect.name in names
+def _index(name: str, *columns: sa.Column[Any], on: tuple[str, ...] = (), only: Any = None) -> None:
+    """Create an index, ``on`` some databases only; of the rows for which ``only`` holds, in databases that can."""
+    partial = {} if only is None else {"postgresql_where": only, "sqlite_where": only}
+    index = sa.Index(name, *columns, **partial)
+    is_there: Any = lambda ddl, target, bind, dialect, **_: dialect.name in on  # noqa: E731
+    if on:
+        index.ddl_if(callable_=is_there)
 
 
-def _partial(name: str, only: sa.ColumnElement[bool], *columns: sa.Column[Any]) -> sa.Index:
-    """Return an index of the rows for which ``only`` holds, in databases that can."""
-    return sa.Index(name, *columns, postgresql_where=only, sqlite_where=only)
-
-
-_m = trans_message.c
-# What the relay puts aside (RETRYING, HELD, WAITING) and what it keeps (SENT, DONE) must not make its reads of PENDING
-# rows slower.
-_pending = _partial("trans_message_pending", _m.state == State.PENDING.value, _m.lane, _m.seq)
-_aside = _partial("trans_message_aside", _m.state >= State.WAITING.value, _m.state, _m.lane, _m.due_us)
-_pending.ddl_if(callable_=_on("postgresql", "sqlite"))
-_aside.ddl_if(callable_=_on("postgresql", "sqlite"))
-_partial("trans_message_kept", _m.sent_us.is_not(None), _m.state, _m.sent_us)
-sa.Index("trans_message_by_state", _m.state, _m.lane, _m.seq).ddl_if(callable_=_on("mysql", "mariadb"))
-# By state in the order of the table, as a person turns the pages: the statement is answered from the index alone,
-# whatever the database believes of the distribution of the states (before ANALYZE, PostgreSQL believes that few rows
-# are in any).
-_listed = _partial("trans_message_listed", _m.state >= State.WAITING.value, _m.state, _m.seq)
-_listed.ddl_if(callable_=_on("postgresql", "sqlite"))
-sa.Index("trans_recv_log_by_time", trans_recv_log.c.seen_us)  # what is purged is at its left end
-sa.Index("trans_barrier_by_time", trans_barrier.c.decided_us)  # likewise
-sa.Index("trans_driven_by_group", trans_driven.c.producer_group, trans_driven.c.state)
-sa.Index("trans_driven_by_state", trans_driven.c.state, trans_driven.c.id, trans_driven.c.producer_group)
-_case = trans_compensation_case.c
-sa.Index("trans_compensation_case_by_state", _case.name, _case.state, _case.changed_us)
-sa.Index("trans_compensation_case_listed", _case.name, _case.state, _case.message_id)
+_PARTIAL, _WHOLE = ("postgresql", "sqlite"), ("mysql", "mariadb")
+_m, _driven, _case = trans_message.c, trans_driven.c, trans_compensation_case.c
+_is_aside = _m.state >= State.WAITING.value
+# Rows put aside (RETRYING, HELD, WAITING) and kept rows (SENT, DONE) must not make reads of PENDING rows slower.
+_index("trans_message_pending", _m.lane, _m.seq, on=_PARTIAL, only=_m.state == State.PENDING.value)
+_index("trans_message_aside", _m.state, _m.lane, _m.due_us, on=_PARTIAL, only=_is_aside)
+_index("trans_message_kept", _m.state, _m.sent_us, only=_m.sent_us.is_not(None))
+_index("trans_message_by_state", _m.state, _m.lane, _m.seq, on=_WHOLE)
+# For lists by state in the order of the table: the statement is answered from the index alone, whatever the database
+# believes of the distribution of the states (before ANALYZE, PostgreSQL believes that few rows are in any).
+_index("trans_message_listed", _m.state, _m.seq, on=_PARTIAL, only=_is_aside)
+_index("trans_recv_log_by_time", trans_recv_log.c.seen_us)  # purged from its left end
+_index("trans_barrier_by_time", trans_barrier.c.decided_us)  # likewise
+_index("trans_driven_by_group", _driven.producer_group, _driven.state)
+_index("trans_driven_by_state", _driven.state, _driven.id, _driven.producer_group)
+_index("trans_compensation_case_by_state", _case.name, _case.state, _case.changed_us)
+_index("trans_compensation_case_listed", _case.name, _case.state, _case.message_id)

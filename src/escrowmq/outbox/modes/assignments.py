@@ -29,6 +29,7 @@ from escrowmq.outbox.tables import trans_recv_offset
 
 MOST_SLOTS = 1_000
 """Slots of one operator action."""
+Start = Callable[["Slot"], int]
 _T = trans_recv_offset.c
 _ORDER = (_T.consumer_group, _T.topic, _T.shard, _T.queue, _T.stride, _T.part)
 
@@ -117,12 +118,7 @@ class Assignments:
         self.group, self.topic = group, topic
 
     def claim(
-        self,
-        connection: sa.Connection,
-        slots: Sequence[Slot],
-        owner: str,
-        start: Callable[[Slot], int],
-        take_over: bool,
+        self, connection: sa.Connection, slots: Sequence[Slot], owner: str, start: Start, take_over: bool
     ) -> list[Claim]:
         """Give ``slots`` to the owner, all or none, in order; a new slot begins at ``start(slot)``.
 
@@ -167,16 +163,6 @@ class Assignments:
         for claim in claims:
             self._change(connection, claim.slot, _T.epoch == claim.epoch, owner=None)
 
-    def fence(self, connection: sa.Connection, slots: Iterable[Slot]) -> list[str | None]:
-        """Take ``slots`` from their owners. Returns the owner of each, in the order of the slots."""
-        owners: list[str | None] = []
-        for slot in sorted(slots):
-            self._lock(connection, slot)
-            self._change(connection, slot, epoch=_T.epoch + 1)
-            owners.append(connection.scalar(sa.select(_T.owner).where(*self._where(slot))))
-            self._change(connection, slot, owner=None)
-        return owners
-
     def put(self, connection: sa.Connection, slot: Slot, next_offset: int) -> tuple[Code, int | None]:
         """Set the offset of a slot without an owner. Returns its offset before, with OK, CONFLICT (it has an owner) or
         NOT_FOUND."""
@@ -193,27 +179,6 @@ class Assignments:
             return Code.CONFLICT, row.next_offset
         self._change(connection, slot, next_offset=next_offset)
         return Code.OK, row.next_offset
-
-    def divide(self, connection: sa.Connection, shard: int, queue: int, stride: int) -> list[Slot]:
-        """Divide a queue anew into ``stride`` parts; return the slots. All must be released, and none ahead of another.
-
-        Raises Rejected(ALREADY_EXISTS) if a part has an owner, Misuse(BAD_ARGUMENT) if a part is ahead of another's
-        pending offsets.
-        """
-        whole = Slot(shard, queue)
-        self._lock(connection, whole)
-        rows = self._rows(connection, whole)
-        if owned := next((row for row in rows.values() if row.owner is not None), None):
-            raise self._owned(queue, owned.owner)
-        frontier = min((slot.first(row.next_offset) for slot, row in rows.items()), default=0)
-        if not rows or any(slot.first(frontier) < row.next_offset for slot, row in rows.items()):
-            text = f"the parts of queue {queue} of {self.topic!r} stand at different places, or there are none"
-            raise Misuse(Code.BAD_ARGUMENT, text, "let its consumers come to the end of the queue first")
-        epoch = max(row.epoch for row in rows.values()) + 1
-        connection.execute(sa.delete(trans_recv_offset).where(*self._of_queue(whole), _T.stride > 0))
-        slots = [Slot(shard, queue, stride, part) for part in range(stride)]
-        connection.execute(sa.insert(trans_recv_offset), [self._row(slot, frontier, epoch, None) for slot in slots])
-        return slots
 
     def _owned(self, queue: int, owner: str, hint: str | None = None) -> Rejected:
         return Rejected(Code.ALREADY_EXISTS, f"queue {queue} of {self.topic!r} is {owner!r}'s", hint)
@@ -300,19 +265,42 @@ def move(
 def fence(engine: sa.Engine, group: str, topic: str, slots: Sequence[Slot], **operator: Unpack[Operator]) -> None:
     """Take slots from a consumer that is surely dead, or must be stopped: it can commit nothing about them any more."""
     _check(slots)
+    rows = Assignments(group, topic)
     about = {"group": group, "topic": topic, "slots": [list(astuple(slot)) for slot in sorted(slots)]}
     with record(engine, "offsets.fence", about, **operator) as (connection, ended):
-        ended["owners"] = Assignments(group, topic).fence(connection, slots)
+        owners: list[str | None] = []
+        for slot in sorted(slots):
+            rows._lock(connection, slot)
+            rows._change(connection, slot, epoch=_T.epoch + 1)
+            owners.append(connection.scalar(sa.select(_T.owner).where(*rows._where(slot))))
+            rows._change(connection, slot, owner=None)
+        ended["owners"] = owners
 
 
 def divide(
     engine: sa.Engine, group: str, topic: str, shard: int, queue: int, stride: int, **operator: Unpack[Operator]
 ) -> list[Slot]:
-    """Divide a queue that is at rest into ``stride`` virtual queues; return their slots. Raises as
-    :meth:`Assignments.divide`, and records nothing then."""
+    """Divide a queue anew into ``stride`` virtual queues; return their slots. All must be released, and none ahead of
+    another.
+
+    Raises Rejected(ALREADY_EXISTS) if a part has an owner, Misuse(BAD_ARGUMENT) if a part is ahead of another's pending
+    offsets; and records nothing then.
+    """
+    rows, whole = Assignments(group, topic), Slot(shard, queue)
     about = {"group": group, "topic": topic, "shard": shard, "queue": queue, "stride": stride}
     with record(engine, "offsets.divide", about, **operator) as (connection, ended):
-        slots = Assignments(group, topic).divide(connection, shard, queue, stride)
+        rows._lock(connection, whole)
+        found = rows._rows(connection, whole)
+        if owned := next((row for row in found.values() if row.owner is not None), None):
+            raise rows._owned(queue, owned.owner)
+        frontier = min((slot.first(row.next_offset) for slot, row in found.items()), default=0)
+        if not found or any(slot.first(frontier) < row.next_offset for slot, row in found.items()):
+            text = f"the parts of queue {queue} of {topic!r} stand at different places, or there are none"
+            raise Misuse(Code.BAD_ARGUMENT, text, "let its consumers come to the end of the queue first")
+        epoch = max(row.epoch for row in found.values()) + 1
+        connection.execute(sa.delete(trans_recv_offset).where(*rows._of_queue(whole), _T.stride > 0))
+        slots = [Slot(shard, queue, stride, part) for part in range(stride)]
+        connection.execute(sa.insert(trans_recv_offset), [rows._row(slot, frontier, epoch, None) for slot in slots])
         ended["slots"] = len(slots)
     return slots
 

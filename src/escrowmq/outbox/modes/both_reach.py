@@ -88,7 +88,6 @@ class SignedMessages:
         self._sender = sender
 
     def place(self, batch: pa.RecordBatch) -> Int64s:
-        """Choose by the message id, which is the key."""
         return self._sender.place(_hex_ids(batch))
 
     def prepare(self, batch: pa.RecordBatch, shards: Int64s) -> tuple[Codes, pa.Array]:
@@ -332,16 +331,9 @@ class BothReachConsumer:
 
     def _row(self, arrival: Arrival, name: bytes, now: int) -> dict[str, Any]:
         own = {header: value for header, value in arrival.headers.items() if header not in (SIGN, TRANSACTION, KEY)}
-        return {
-            "consumer_group": self._group,
-            "message_id": name,
-            "topic": arrival.topic,
-            "key": arrival.headers.get(KEY),
-            "tag": arrival.tag,
-            "properties": json.dumps(own) if own else None,
-            "body": arrival.body,
-            "prepared_us": now,
-        }
+        content = {"topic": arrival.topic, "tag": arrival.tag, "key": arrival.headers.get(KEY), "body": arrival.body}
+        row = {"consumer_group": self._group, "message_id": name, "prepared_us": now, **content}
+        return {**row, "properties": json.dumps(own) if own else None}
 
     def _take(self, connection: sa.Connection, ids: dict[bytes, bytes]) -> dict[bytes, Prepared]:
         """Read and delete the stored prepares of these names, whose message ids are the values; in the same order."""
@@ -351,7 +343,12 @@ class BothReachConsumer:
         rows = {bytes(row.message_id): row for row in connection.execute(sa.select(trans_prepared).where(*mine))}
         if rows:
             connection.execute(sa.delete(trans_prepared).where(*mine))
-        return {name: _to_prepared(rows[name], identity) for name, identity in ids.items() if name in rows}
+        found: dict[bytes, Prepared] = {}
+        for name, identity in ids.items():
+            if (row := rows.get(name)) is not None:
+                properties = json.loads(row.properties) if row.properties else {}
+                found[name] = Prepared(identity, row.topic, row.body, row.key, row.tag, properties)
+        return found
 
 
 def _split_by_sign(signs: list[Sign]) -> list[list[int]]:
@@ -359,8 +356,3 @@ def _split_by_sign(signs: list[Sign]) -> list[list[int]]:
     prepares = [row for row, sign in enumerate(signs) if sign is Sign.PREPARE]
     ends = [row for row, sign in enumerate(signs) if sign is not Sign.PREPARE]
     return [rows for rows in (prepares, ends) if rows]
-
-
-def _to_prepared(row: Any, identity: bytes) -> Prepared:
-    properties = json.loads(row.properties) if row.properties else {}
-    return Prepared(identity, row.topic, row.body, row.key, row.tag, properties)

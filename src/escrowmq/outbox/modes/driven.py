@@ -24,6 +24,8 @@ from escrowmq.outbox.modes.journal import Int64s, Journal, Stage, replace_column
 from escrowmq.outbox.modes.senders import by_shard
 from escrowmq.outbox.targets.seam import Codes
 
+_ROLLED_BACK = (Stage.ABANDONED, Stage.ROLLING_BACK)
+_ANSWERS = {**dict.fromkeys(Stage, UNKNOWN), **dict.fromkeys(_ROLLED_BACK, ROLLBACK), Stage.COMMITTING: COMMIT}
 MERGED_SUFFIX = ".merged"
 """Suffix of the producer group in merged mode. The two modes answer differently about a missing row, so a check must
 never reach the other one."""
@@ -71,7 +73,6 @@ class HalfMessages:
         self._producer = producer
 
     def place(self, batch: pa.RecordBatch) -> Int64s:
-        """Choose by key, else by turns."""
         return self._producer.place(batch.column("key"))
 
     def prepare(self, batch: pa.RecordBatch, shards: Int64s) -> tuple[Codes, pa.Array]:
@@ -88,7 +89,6 @@ class HalfMessages:
         return codes, pa.array(found.tolist(), schemas.ID)
 
     def end(self, batch: pa.RecordBatch, shards: Int64s, outcome: Outcome) -> Codes:
-        """Send one request per shard."""
         end = self._producer.end_batch
         return by_shard(batch, shards, lambda piece, _: end(piece.column("transaction"), outcome).codes)
 
@@ -118,12 +118,10 @@ class TableChecker:
         ids = [check.messages[0].message_id for check in checks]
         with self._engine.begin() as connection:
             rows = self._journal.stages(connection, ids)
-        return [self._answer(rows.get(i), bytes(c.transaction_id)) for i, c in zip(ids, checks, strict=True)]
-
-    def _answer(self, row: tuple[Stage, bytes | None] | None, transaction: bytes) -> Outcome:
-        if row is None:
-            return self._absent
-        stage, ours = row
-        if stage is Stage.COMMITTING:
-            return COMMIT if ours == transaction else ROLLBACK
-        return ROLLBACK if stage in (Stage.ABANDONED, Stage.ROLLING_BACK) else UNKNOWN
+        outcomes = []
+        for identity, check in zip(ids, checks, strict=True):
+            stage, transaction = rows.get(identity, (None, None))
+            outcome = _ANSWERS[stage] if stage is not None else self._absent
+            is_other = outcome is COMMIT and transaction != bytes(check.transaction_id)
+            outcomes.append(ROLLBACK if is_other else outcome)
+        return outcomes

@@ -377,7 +377,7 @@ class Driving:
         prepared, shards = replace_columns(batch, transaction=transactions).filter(pa.array(taken)), shards[taken]
         none_away = np.zeros(len(shards), np.bool_)
         with self._decide(prepared, shards, self._sessions, stamp, none_away) as session:
-            redo(session, [_to_message(row) for row in prepared.to_pylist()])
+            redo(session, [_to_message(**row) for row in prepared.to_pylist()])
         report.add(self._finish(prepared, shards, COMMIT), COMMIT)
 
     def _prepare_decided(self, batch: pa.RecordBatch, shards: Int64s, report: Redriven) -> None:
@@ -419,9 +419,10 @@ def classify(codes: Codes, outcome: Outcome) -> tuple[Flags, Flags]:
     return ended, ~ended & REFUSED[codes]
 
 
-def _to_message(row: dict[str, Any]) -> Message:
-    texts = (row["key"], row["tag"], None if row["properties"] is None else dict(row["properties"]))
-    return Message(row["topic"], row["body"], *texts, delay=row["delay_us"] / 1e6, message_id=row["message_id"])
+def _to_message(*, topic: str, body: bytes, key: Any, tag: Any, properties: Any, **others: Any) -> Message:
+    properties = None if properties is None else dict(properties)
+    delay, message_id = others["delay_us"] / 1e6, others["message_id"]
+    return Message(topic, body, key, tag, properties, delay=delay, message_id=message_id)
 
 
 def _note(problem: BaseException, another: Exception) -> None:

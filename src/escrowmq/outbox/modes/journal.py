@@ -28,6 +28,7 @@ from escrowmq.outbox.dialects import database_now_us
 from escrowmq.outbox.tables import trans_driven
 from escrowmq.platform.times import to_us
 
+Ids = Sequence[bytes]
 Int64s = npt.NDArray[np.int64]
 ONLY_PLACE = -1
 """The shard where a sender has one destination only. Other negative numbers name a broker (``Producer.place``)."""
@@ -121,7 +122,7 @@ class Journal:
         _insert(connection, [row for row in rows if row["id"] not in found])
         return kept, stamp
 
-    def retake(self, ids: Sequence[bytes]) -> tuple[pa.RecordBatch, Int64s, int]:
+    def retake(self, ids: Ids) -> tuple[pa.RecordBatch, Int64s, int]:
         """Give the STORED rows of ``ids`` a new stamp, in a transaction of its own.
 
         Returns the rows as they are now, their shards, and the stamp.
@@ -187,7 +188,7 @@ class Journal:
         self._move(connection, batch, Stage.STORED, Stage.ROLLING_BACK, stamp)
         return {i: stage for i, (stage, _) in self.stages(connection, ids_of(batch)).items()}
 
-    def abandon(self, ids: Sequence[bytes], gone: Sequence[bytes] = ()) -> None:
+    def abandon(self, ids: Ids, gone: Ids = ()) -> None:
         """Move STORED rows of ``ids`` to ABANDONED and delete those of ``gone``, in a transaction of its own."""
         change = sa.update(trans_driven).where(_T.state == int(Stage.STORED)).values(state=int(Stage.ABANDONED))
         with self._engine.begin() as connection:
@@ -196,11 +197,7 @@ class Journal:
             self._execute(connection, sa.delete(trans_driven).where(abandoned), gone)
 
     def settle(
-        self,
-        stages: Sequence[Stage],
-        ended: Sequence[bytes],
-        left: Sequence[bytes] = (),
-        stuck: Mapping[bytes, Code] | None = None,
+        self, stages: Sequence[Stage], ended: Ids, left: Ids = (), stuck: Mapping[bytes, Code] | None = None
     ) -> None:
         """Delete the rows ``ended``, count an attempt of those ``left``, and mark those ``stuck`` with the broker's
         answer, in a transaction of its own.
@@ -218,11 +215,11 @@ class Journal:
                 self._execute(connection, change.ordered_values(*values), ids)
             self._execute(connection, change.values(attempts=_T.attempts + 1), left)
 
-    def _execute(self, connection: sa.Connection, statement: sa.Update | sa.Delete, ids: Sequence[bytes]) -> None:
+    def _execute(self, connection: sa.Connection, statement: sa.Update | sa.Delete, ids: Ids) -> None:
         for piece in _pieces(ids):
             connection.execute(statement.where(_T.id.in_(piece), self._mine))
 
-    def stages(self, connection: sa.Connection, ids: Sequence[bytes]) -> dict[bytes, tuple[Stage, bytes | None]]:
+    def stages(self, connection: sa.Connection, ids: Ids) -> dict[bytes, tuple[Stage, bytes | None]]:
         """Return the stage and the transaction of each id that is stored, whatever its group."""
         found: dict[bytes, tuple[Stage, bytes | None]] = {}
         for piece in _pieces(ids):
@@ -271,6 +268,6 @@ def _make_taken() -> Rejected:
     return Rejected(Code.MESSAGE_ID_TAKEN, "a message of this id is under way already")
 
 
-def _pieces(ids: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+def _pieces(ids: Ids) -> Iterator[Ids]:
     for start in range(0, len(ids), PAGE):
         yield ids[start : start + PAGE]

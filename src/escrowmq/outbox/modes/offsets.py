@@ -7,12 +7,12 @@ manually.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple
 from datetime import UTC, datetime
 from math import inf
+from threading import Event
 from typing import Any, overload
 
 import numpy as np
@@ -27,7 +27,7 @@ from escrowmq.client.reading.reader import ReadBatch, Reader, ReadMessage, messa
 from escrowmq.errors import Code, Misuse, Rejected
 from escrowmq.message.names import check_name
 from escrowmq.outbox.acts import record
-from escrowmq.outbox.modes.assignments import Assignments, Claim, Slot, ends_of
+from escrowmq.outbox.modes.assignments import Assignments, Claim, Slot, Start, ends_of
 from escrowmq.outbox.modes.both_reach import has_signs
 from escrowmq.platform.failpoints import reach
 
@@ -137,7 +137,7 @@ class OffsetConsumer:
         self._claims.update((claim.slot, claim) for claim in claims)
         return bool(claims)
 
-    def _claim_slots(self, fresh: Sequence[Slot], first: Callable[[Slot], int]) -> list[Claim]:
+    def _claim_slots(self, fresh: Sequence[Slot], first: Start) -> list[Claim]:
         """Claim slots. Taking over another owner's is an operator action: it is recorded
         (:mod:`escrowmq.outbox.acts`)."""
         try:
@@ -190,12 +190,7 @@ class OffsetConsumer:
         return next((count for count in self._steps(effect, max_messages, 0.0) if count), 0)
 
     def run(
-        self,
-        effect: Effect,
-        *,
-        max_messages: int = 1000,
-        idle_timeout: float | None = None,
-        stop: threading.Event | None = None,
+        self, effect: Effect, *, max_messages: int = 1000, idle_timeout: float | None = None, stop: Event | None = None
     ) -> int:
         """Repeat :meth:`poll` until ``stop`` is set, or no message arrives for ``idle_timeout`` seconds. Returns how
         many messages were handled.
@@ -203,7 +198,7 @@ class OffsetConsumer:
         Waits for a broker that is away. Raises as :meth:`poll`.
         """
         total, last = 0, time.monotonic()
-        stop = stop or threading.Event()
+        stop = stop or Event()
         idle = inf if idle_timeout is None else idle_timeout
         while not stop.is_set():
             for count in self._steps(effect, max_messages, min(idle, STOP_SECONDS)):

@@ -37,11 +37,9 @@ class ProducerSender:
         self._producer = producer
 
     def place(self, keys: pa.Array) -> Int64s:
-        """Choose by key, else by turns."""
         return self._producer.place(keys)
 
     def send(self, batch: pa.RecordBatch, shards: Int64s) -> Codes:
-        """Send one request per shard."""
         return by_shard(batch, shards, lambda piece, shard: self._producer.send_batch(piece, shard=shard).codes)
 
 
@@ -52,11 +50,9 @@ class TargetSender:
         self._target = target
 
     def place(self, keys: pa.Array) -> Int64s:
-        """Return -1 for all."""
         return np.full(len(keys), ONLY_PLACE, np.int64)
 
     def send(self, batch: pa.RecordBatch, shards: Int64s) -> Codes:
-        """Send all rows in one call."""
         return np.array(self._target.send(batch), np.uint8)
 
 
