@@ -47,8 +47,8 @@ def answer_rollback_for_what_is_in_flight(plant: Plant) -> None:
 
 @bug("barrier", RULES + "test_shards_are_asked_together", "assert barrier.decide_ids(")
 def answer_rollback_when_one_of_several_databases_says_so(plant: Plant) -> None:
-    @plant.instead(checking, "_together")
-    def together(found: Any) -> Any:
+    @plant.instead(checking, "_combine")
+    def combine(found: Any) -> Any:
         marks = np.stack(found)
         return np.where((marks == ROLLED_BACK).any(axis=0), ROLLED_BACK, marks.max(axis=0)).astype(np.uint8)
 
@@ -79,8 +79,8 @@ def let_a_late_transaction_pass_the_barrier(plant: Plant) -> None:
     "assert number_of_orders(shop) == 0",
 )
 def leave_a_late_transaction_open(plant: Plant) -> None:
-    @plant.instead(binding, "_end")
-    def end(session: Any, dialect: str) -> None:
+    @plant.instead(binding, "_roll_back")
+    def roll_back(session: Any, dialect: str) -> None:
         pass
 
 

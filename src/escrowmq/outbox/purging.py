@@ -1,4 +1,4 @@
-"""Deleting old rows in the order of their time, a bounded number per transaction."""
+"""Deletes old rows in the order of their time, a bounded number per transaction."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from sqlalchemy.exc import DBAPIError
 
 from escrowmq.errors import Code, Misuse
 from escrowmq.outbox.dialects import database_now_us
-from escrowmq.outbox.session import plain
+from escrowmq.outbox.session import explain
 from escrowmq.platform.times import to_us
 
 
 def age_of(older_than: object) -> float:
-    """Return seconds, of a number of them or a timedelta. Raises Misuse(BAD_ARGUMENT) for anything else."""
+    """Return an age (a number of seconds, or a timedelta) in seconds. Raises Misuse(BAD_ARGUMENT) for anything else."""
     age = older_than.total_seconds() if isinstance(older_than, timedelta) else older_than
     if isinstance(age, bool) or not isinstance(age, int | float) or not 0 <= age < 1e12:
         raise Misuse(Code.BAD_ARGUMENT, f"older_than = {older_than!r}", "seconds, or a timedelta")
@@ -24,7 +24,7 @@ def age_of(older_than: object) -> float:
 def delete_older(
     engine: sa.Engine, moment: sa.Column[int], age: float, chunk: int, *only: sa.ColumnElement[bool]
 ) -> int:
-    """Delete the rows of ``moment``'s table (microseconds, indexed) that are older than ``age`` seconds; how many.
+    """Delete rows older than ``age`` seconds by the indexed column ``moment`` (microseconds). Returns how many.
 
     About ``chunk`` rows per transaction: rows of one moment are deleted together.
     """
@@ -42,7 +42,7 @@ def delete_older(
                     window[1] = end_us >= moment
                 deleted += connection.execute(sa.delete(moment.table).where(*window)).rowcount
         except DBAPIError as problem:
-            raise (plain(problem) or problem) from problem.__cause__
+            raise explain(problem) from problem.__cause__
         if end_us is None:
             return deleted
         start_us = end_us

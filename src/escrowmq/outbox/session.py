@@ -1,6 +1,5 @@
-"""Finds the caller's transaction in a session or connection, refuses one that cannot hold a row, explains database
-errors.
-"""
+"""Finds the caller's transaction in a session or connection, rejects one that cannot hold a row, explains database
+errors."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, InvalidRequestError, UnboundExecutionError
 from sqlalchemy.orm import Session, scoped_session
 
-from escrowmq.errors import Code, EscrowError, Misuse
+from escrowmq.errors import Code, Misuse
 from escrowmq.outbox.dialects import has_mark
 from escrowmq.outbox.migrations import check_schema, translated
 
@@ -21,51 +20,43 @@ AnySession = Session | scoped_session[Any] | sa.Connection
 """What ``_tx`` calls take: the ORM's session (scoped or not) or Core's connection."""
 
 _checked: WeakKeyDictionary[sa.Pool, set[str | None]] = WeakKeyDictionary()
-"""Database schemas whose tables were found to be there and of this version. By pool: engines with other options share
-it.
-"""
-
-_NO_TABLE = {"42P01", "3F000", 1146, "no such table"}
-_NO_COLUMN = {"42703", 1054, "has no column named", "no such column"}
-_ABORTED = {"25P02"}
+"""Database schemas whose tables are known to be of this version, by pool, which engines with other options share."""
+_ABORTED = "an earlier statement of this transaction failed"
+_MEANINGS: list[tuple[set[Any], Code, tuple[str, ...]]] = [
+    ({"42P01", "3F000", 1146, "no such table"}, Code.NO_TABLES, ()),
+    ({"42703", 1054, "has no column named", "no such column"}, Code.SCHEMA_VERSION, ()),
+    ({"25P02"}, Code.NO_TRANSACTION, (_ABORTED, "roll it back first")),
+]
 
 
 @contextmanager
 def transaction_of(session: AnySession, table: sa.Table) -> Iterator[sa.Connection]:
-    """Yield the connection that carries the caller's transaction, for statements on ``table``; nothing is flushed or
-    committed.
+    """Context manager: the connection of the caller's transaction, for statements on ``table``. Flushes and commits
+    nothing.
 
-    Raises Misuse(NO_TRANSACTION) for AUTOCOMMIT, a closed connection, a failed or ended transaction; Misuse(NO_TABLES)
-    and
-    Misuse(SCHEMA_VERSION) if the tables are not there or of another version; Misuse(BAD_ARGUMENT) for anything that is
-    no
-    session. Inside the block errors of missing tables and of failed transactions become these too.
+    Raises Misuse(NO_TRANSACTION) for AUTOCOMMIT, a closed connection, a failed or ended transaction; Misuse(NO_TABLES |
+    SCHEMA_VERSION) if the tables are missing or of another version; Misuse(BAD_ARGUMENT) for another object. Errors of
+    missing tables and of failed transactions inside the block become these too.
     """
     connection = _connection(session, table)
     try:
         if _autocommits(connection):
-            raise Misuse(
-                Code.NO_TRANSACTION,
-                "the session is in AUTOCOMMIT: a message would not stand and fall with your change",
-                "use an engine or connection without isolation_level='AUTOCOMMIT'",
-            )
-        _need_tables(connection)
+            text = "the session is in AUTOCOMMIT: a message would not stand and fall with your change"
+            raise Misuse(Code.NO_TRANSACTION, text, "use an engine or connection without isolation_level='AUTOCOMMIT'")
+        checked = _checked.setdefault(connection.engine.pool, set())
+        if (name := translated(connection)) not in checked:
+            check_schema(connection)
+            checked.add(name)
         yield connection
     except DBAPIError as problem:
-        raise (plain(problem) or problem) from problem.__cause__
+        raise explain(problem) from problem.__cause__
     except InvalidRequestError as problem:
         raise _unusable(problem) from problem
 
 
-def plain(problem: DBAPIError) -> EscrowError | None:
-    """Convert a database's error; None if it has no special meaning here (a deadlock, a lost connection, ...)."""
-    if has_mark(problem, _NO_TABLE):
-        return Misuse(Code.NO_TABLES)
-    if has_mark(problem, _NO_COLUMN):
-        return Misuse(Code.SCHEMA_VERSION)
-    if has_mark(problem, _ABORTED):
-        return Misuse(Code.NO_TRANSACTION, "an earlier statement of this transaction failed", "roll it back first")
-    return None
+def explain(problem: DBAPIError) -> Exception:
+    """Convert a database's error; return it as it is without a special meaning (a deadlock, a lost connection, ...)."""
+    return next((Misuse(code, *texts) for marks, code, texts in _MEANINGS if has_mark(problem, marks)), problem)
 
 
 def _connection(session: Any, table: sa.Table) -> sa.Connection:
@@ -88,27 +79,18 @@ def _connection(session: Any, table: sa.Table) -> sa.Connection:
 
 
 def _unusable(problem: InvalidRequestError) -> Misuse:
-    """For what SQLAlchemy itself says of ended, failed and closed transactions."""
+    """Convert SQLAlchemy's error of an ended, failed or closed transaction."""
     hint = "roll the session back, or open a new one"
     return Misuse(Code.NO_TRANSACTION, str(problem).partition(" (Background on")[0], hint)
 
 
 def _autocommits(connection: sa.Connection) -> bool:
-    """Return whether the database commits every statement by itself, by SQLAlchemy's setting or by the driver's own."""
+    """Return whether every statement is committed by itself, by a setting of SQLAlchemy or of the driver."""
     if connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
         return True
     raw: Any = connection.connection.dbapi_connection
     if connection.dialect.name == "sqlite":
         manual = raw.isolation_level is None or getattr(raw, "autocommit", None) is True
         return manual and not connection.connection.driver_connection.in_transaction  # type: ignore[union-attr]
-    asked = getattr(raw, "get_autocommit", None)
-    return bool(asked() if asked is not None else getattr(raw, "autocommit", False))
-
-
-def _need_tables(connection: sa.Connection) -> None:
-    """Check the tables, once per engine and database schema."""
-    known = _checked.setdefault(connection.engine.pool, set())
-    name = translated(connection)
-    if name not in known:
-        check_schema(connection)
-        known.add(name)
+    read = getattr(raw, "get_autocommit", None)
+    return bool(read() if read is not None else getattr(raw, "autocommit", False))

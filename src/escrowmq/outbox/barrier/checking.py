@@ -1,4 +1,4 @@
-"""The checker: answers questions about transactions from the marks in the database."""
+"""The checker: answers checks from the marks in the database."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ from escrowmq.settings import BrokerSettings
 
 _log = logging.getLogger(__name__)
 AWAY = (OperationalError, InterfaceError, DisconnectionError, PoolTimeout)
-"""What is raised by a database that is away or locked, or by a pool that is used up."""
-FIRST_WORD, LAST_WORD = 1.0, 300.0
-"""Seconds after which it is said again that a database cannot be read: at first, and at most."""
+"""The errors of a database that is away or locked, or of an exhausted pool."""
+FIRST_REPEAT, LAST_REPEAT = 1.0, 300.0
+"""Seconds between two log lines about a database that cannot be read: at first, and at most."""
+RETENTION = BrokerSettings().retention
 Outcomes = npt.NDArray[np.uint8]
 _OUTCOME = np.zeros(3, np.uint8)
 _OUTCOME[COMMITTED], _OUTCOME[ROLLED_BACK] = Outcome.COMMIT, Outcome.ROLLBACK
@@ -40,14 +41,13 @@ _OUTCOME[COMMITTED], _OUTCOME[ROLLED_BACK] = Outcome.COMMIT, Outcome.ROLLBACK
 class Barrier:
     """A producer's checker that needs no code: ``bus.producer("orders", checker=outbox.Barrier(engine))``.
 
-    Give it the engine of the database in which transactions are bound (:func:`~escrowmq.outbox.bind_tx`): the
-    *primary*. Of several engines (shards), each transaction is bound in one: COMMIT if it is marked as committed in
-    any, ROLLBACK if it can no longer be in any. ``branch`` as in ``bind_tx``. ``wait`` is the seconds that one batch
-    may spend, in all, on transactions still in flight; what is not known by then is UNKNOWN, and the broker asks again.
+    ``engines`` are those of the database in which transactions are bound (:func:`~escrowmq.outbox.bind_tx`): the
+    *primary*. With several (shards), each transaction is bound in one: COMMIT if it is marked as committed in any,
+    ROLLBACK if it can no longer be in any. ``branch`` as in ``bind_tx``. ``wait`` is the total time (s) that one batch
+    may wait for transactions in flight; after that they are UNKNOWN, and the broker repeats the check.
 
-    It borrows a connection of the engine's pool for each statement. Thread-safe. Raises Misuse(BAD_ARGUMENT) for an
-    engine that has but one connection (SQLite in memory): the checker would read inside the transaction that it asks
-    about.
+    It uses a connection of the engine's pool for each statement. Thread-safe. Raises Misuse(BAD_ARGUMENT) for an engine
+    with a single connection (SQLite in memory): the checker would read inside the transaction that it checks.
     """
 
     def __init__(self, *engines: sa.Engine, branch: str = "", wait: float = 0.5) -> None:
@@ -57,15 +57,14 @@ class Barrier:
             raise Misuse(Code.BAD_ARGUMENT, f"wait = {wait!r}: a number of seconds")
         self._databases = [marks_of(need_engine(engine), need_branch(branch), float(wait)) for engine in engines]
         self._wait = float(wait)
-        self._said = Backoff(FIRST_WORD, LAST_WORD)
+        self._logged = Backoff(FIRST_REPEAT, LAST_REPEAT)
 
     def decide_ids(self, ids: pa.FixedSizeBinaryArray) -> Outcomes:
-        """Return the outcome of these transactions (a column of ids, or what :meth:`Producer.end_batch` takes): one
-        :class:`~escrowmq.model.Outcome` each, as uint8.
+        """Return one :class:`~escrowmq.model.Outcome` per transaction, as uint8. ``ids``: a column, or any argument of
+        :meth:`Producer.end_batch`.
 
-        COMMIT and ROLLBACK are final and durable. What a database that is away or locked cannot answer is UNKNOWN,
-        with a line in the
-        log now and then. Raises Misuse(NO_TABLES) without the tables.
+        COMMIT and ROLLBACK are final and durable. UNKNOWN if the database is away or locked, with occasional lines in
+        the log. Raises Misuse(NO_TABLES) without the tables.
         """
         column = id_column(ids)
         known = np.flatnonzero(np.asarray(column.is_valid()))
@@ -82,34 +81,25 @@ class Barrier:
         return Outcome(int(self.decide_ids(pa.array([id_bytes(transaction_id)], pa.binary(16)))[0]))
 
     def __call__(self, check: Check) -> Outcome:
-        """Return a barrier is a checker of single questions too."""
+        """Answer a single check."""
         return self.decide(check.transaction_id)
 
     def purge(
-        self,
-        older_than: float | timedelta,
-        *,
-        keep: object = (),
-        retention: float = BrokerSettings().retention,
-        chunk: int = 10_000,
+        self, older_than: float | timedelta, *, keep: object = (), retention: float = RETENTION, chunk: int = 10_000
     ) -> int:
-        """Delete marks older than ``older_than`` seconds; how many. Each database transaction deletes about ``chunk``
-        rows.
+        """Delete marks older than ``older_than`` seconds, about ``chunk`` rows per transaction. Returns how many.
 
-        A mark must outlive the broker's questions: asked about a transaction whose mark is gone, the barrier answers
-        ROLLBACK. So less than the broker's ``retention`` (seconds; say yours if it is not the default) is refused with
-        Misuse(BAD_ARGUMENT). A parked transaction can be older still, as the log drops whole segments only: give the
-        ids that are undecided at the broker as ``keep`` (``[t["id"] for t in
-        bus.admin.transactions(state="parked")]``).
+        A mark must outlive the broker's checks, because without it the barrier answers ROLLBACK. So less than the
+        broker's ``retention`` (seconds; pass yours if it is not the default) raises Misuse(BAD_ARGUMENT). A parked
+        transaction can be older still, as the log drops whole segments only: pass the ids that are undecided at the
+        broker as ``keep`` (``[t["id"] for t in bus.admin.transactions(state="parked")]``).
         """
         age = age_of(older_than)
         if age < retention:
+            text = f"marks younger than the broker's retention ({retention:g} s) are still needed"
+            hint = "without a mark the barrier answers ROLLBACK, even for a transaction that committed;"
             raise Misuse(
-                Code.BAD_ARGUMENT,
-                f"marks younger than the broker's retention ({retention:g} s) are still needed",
-                "asked about a transaction without a mark, the barrier answers ROLLBACK, also where it had committed; "
-                "purge later, "
-                "or pass the retention that your brokers really have",
+                Code.BAD_ARGUMENT, text, f"{hint} purge later, or pass the retention that your brokers really have"
             )
         if not isinstance(chunk, int) or chunk < 1:
             raise Misuse(Code.BAD_ARGUMENT, f"chunk = {chunk!r}: at least 1")
@@ -119,19 +109,16 @@ class Barrier:
         return sum(delete_older(each.engine, mark.decided_us, age, chunk, others) for each in self._databases)
 
     def _decide(self, ids: Ids, deadline: float) -> Outcomes:
-        """Of a chunk of distinct ids, sorted; UNKNOWN if the databases cannot be read."""
+        """Return the outcomes of a chunk of sorted, distinct ids; UNKNOWN if the databases cannot be read."""
         try:
             outcomes = self._decide_within(ids, deadline)
         except AWAY as problem:
-            if not self._said.left():
-                text = (
-                    "%s: the barrier cannot read its database (%s); %d transactions stay undecided and are asked "
-                    "about again"
-                )
+            if not self._logged.left():
+                text = "%s: the barrier cannot read its database (%s); %d transactions stay undecided"
                 _log.warning(text, Code.DISCONNECTED.name, in_a_line(problem), len(ids))
-                self._said.failed()
+                self._logged.failed()
             return np.zeros(len(ids), np.uint8)
-        if self._said.worked():
+        if self._logged.worked():
             _log.info("the barrier can read its database again")
         return outcomes
 
@@ -139,9 +126,9 @@ class Barrier:
         found = np.zeros(len(ids), np.uint8)
         for database in self._databases:
             found = np.maximum(found, database.read(ids) == COMMITTED)
-        asked = np.flatnonzero(found != COMMITTED)
-        if len(asked):
-            found[asked] = _together([database.close(ids[asked], deadline) for database in self._databases])
+        left = np.flatnonzero(found != COMMITTED)
+        if len(left):
+            found[left] = _combine([database.close(ids[left], deadline) for database in self._databases])
         return _OUTCOME[found]
 
 
@@ -150,7 +137,7 @@ def _barrier_of(barrier: AsyncBarrier) -> Barrier:
 
 
 class AsyncBarrier:
-    """As :class:`Barrier`, over asynchronous engines, for a producer of :func:`escrowmq.aconnect`."""
+    """A :class:`Barrier` over asynchronous engines, for a producer of :func:`escrowmq.aconnect`."""
 
     def __init__(self, *engines: AsyncEngine, branch: str = "", wait: float = 0.5) -> None:
         if wrong := [type(engine).__name__ for engine in engines if not isinstance(engine, AsyncEngine)]:
@@ -164,30 +151,26 @@ class AsyncBarrier:
     purge = awaited(Barrier.purge, _barrier_of)
 
 
-def _together(found: list[npt.NDArray[np.uint8]]) -> npt.NDArray[np.uint8]:
-    """Of several databases: committed in any, rolled back in all, or not known."""
+def _combine(found: list[npt.NDArray[np.uint8]]) -> npt.NDArray[np.uint8]:
+    """Combine the reasons of several databases: committed in any, rolled back in all, or unknown."""
     marks = np.stack(found)
     rolled_back = np.where((marks == ROLLED_BACK).all(axis=0), ROLLED_BACK, 0)
     return np.where((marks == COMMITTED).any(axis=0), COMMITTED, rolled_back).astype(np.uint8)
 
 
 def need_engine(engine: object) -> sa.Engine:
-    """Return an engine whose pool can lend a connection of its own to a checker; raises Misuse(BAD_ARGUMENT)
-    otherwise."""
+    """Return the engine. Raises Misuse(BAD_ARGUMENT) unless its pool has a connection of its own for a checker."""
     if not isinstance(engine, sa.Engine):
         hint = "a SQLAlchemy Engine; for an AsyncEngine outbox.AsyncBarrier"
         raise Misuse(Code.BAD_ARGUMENT, f"{type(engine).__name__} is not an engine", hint)
     if isinstance(engine.pool, StaticPool | SingletonThreadPool):
-        raise Misuse(
-            Code.BAD_ARGUMENT,
-            "this engine has one connection only: a checker would read inside the transaction that it asks about",
-            "use a database file instead of one in memory",
-        )
+        text = "this engine has one connection only: a checker would read inside the transaction that it asks about"
+        raise Misuse(Code.BAD_ARGUMENT, text, "use a database file instead of one in memory")
     return engine
 
 
 def need_branch(branch: object) -> str:
-    """Return a branch's name; raises Misuse(BAD_ARGUMENT) for anything but text of at most 127 characters."""
+    """Return the name of a branch. Raises Misuse(BAD_ARGUMENT) unless it is a text of at most 127 characters."""
     if not isinstance(branch, str) or len(branch) > 127:
         raise Misuse(Code.BAD_ARGUMENT, f"branch = {branch!r:.200}: a text of at most 127 characters")
     return branch

@@ -1,8 +1,8 @@
 """Reads the barrier rows of one database, and inserts a blocking row for each transaction that has none. Waits only
-briefly for transactions still in progress.
+briefly for transactions in flight.
 
-Nothing about waiting makes an answer right or wrong (see the theory in ``__init__.py``): it only finds transactions in
-flight early, and gives up soon on those that were not found.
+Waiting never makes an answer right or wrong (see the theory in ``__init__.py``): it only finds transactions in flight
+early, and gives up soon on those that were not found.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from escrowmq.outbox.barrier import columns
 from escrowmq.outbox.barrier.columns import Ids
 from escrowmq.outbox.dialects import has_mark, in_a_line
-from escrowmq.outbox.session import plain
+from escrowmq.outbox.session import explain
 from escrowmq.platform import failpoints
 
 PIECES = 8
-"""Into how many a part is cut in which one transaction in flight holds up the insert."""
+"""Number of pieces of a part whose insert is blocked by a transaction in flight."""
 ONE_WAIT = 0.005
-"""Seconds that one insert waits for a row in flight that was not found beforehand (PostgreSQL)."""
+"""Lock timeout (s) of one insert, for a transaction in flight that was not found beforehand (PostgreSQL)."""
 MARKED = 64
-"""Ids that one call binds with a lock each (PostgreSQL, which has a fixed number of them); more are bound without."""
+"""Most ids that one call binds with a lock each, because PostgreSQL has a fixed number of locks."""
 
 Mask = npt.NDArray[np.bool_]
 Reasons = npt.NDArray[np.uint8]
@@ -40,36 +40,36 @@ _log = logging.getLogger(__name__)
 
 
 class Marks(ABC):
-    """The marks of one branch in one database; a subclass for each kind of database."""
+    """The marks of one branch in one database."""
 
     splits = True
-    """Whether a part of the ids can pass where the whole was held up."""
+    """Whether a part of the ids can pass where the whole was blocked."""
     busy: frozenset[Any]
-    """The marks of errors (see :func:`has_mark`) of an insert that would have had to wait."""
+    """The marks of errors (see :func:`has_mark`) of a blocked insert."""
 
     def __init__(self, engine: sa.Engine, branch: str, wait: float) -> None:
         self.engine = self._own = engine
         self.branch, self.wait = branch, wait
 
     def read(self, ids: Ids) -> Reasons:
-        """Return the reason that stands for each, 0 if none; of all that is committed now."""
+        """Return the committed reason of each id, 0 if there is none."""
         try:
             return self._committed(ids)
         except DBAPIError as problem:
-            raise (plain(problem) or problem) from problem.__cause__
+            raise explain(problem) from problem.__cause__
 
     def close(self, ids: Ids, deadline: float) -> Reasons:
-        """Mark as rolled back what is neither committed nor in flight, durably; then the reasons that stand."""
+        """Mark ids as rolled back that are neither committed nor in flight, durably; then return the reasons of all."""
         try:
             self.insert_free(ids, deadline)
         except DBAPIError as problem:
-            # a full disk, a replica, a lost connection: what stands already is an answer all the same
+            # a full disk, a replica, a lost connection: existing rows are an answer all the same
             _log.warning("the barrier could not be closed for %d transactions: %s", len(ids), in_a_line(problem))
         failpoints.reach("barrier.closed")
         return self.read(ids)
 
     def insert_free(self, ids: Ids, deadline: float) -> None:
-        """Insert for those that no transaction holds. A part that is held up is cut up, breadth first: the free ones
+        """Insert rows for the ids that no transaction holds. A blocked part is split, breadth first, so that free ids
         pass early."""
         parts = deque([ids])
         while parts:
@@ -88,41 +88,37 @@ class Marks(ABC):
                     parts.extend(np.array_split(part, min(PIECES, len(part))))
 
     @contextmanager
-    def alone(self) -> Iterator[sa.Connection]:
-        """Yield a connection on which each statement is a transaction, which sees all that is committed when it
-        begins."""
+    def autocommit(self) -> Iterator[sa.Connection]:
+        """Context manager: a connection on which each statement is a transaction that sees all earlier commits."""
         with self._own.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             yield connection
 
     def _committed(self, ids: Ids) -> Reasons:
-        with self.alone() as connection:
+        with self.autocommit() as connection:
             return columns.read(connection, ids, self.branch)
 
     @abstractmethod
     def in_flight(self, ids: Ids) -> Mask:
-        """Return which of them local transactions hold right now, as far as can be seen without waiting."""
+        """Return which ids local transactions hold right now, as far as it is visible without waiting."""
 
     @abstractmethod
     def insert(self, ids: Ids) -> None:
-        """Insert ROLLED_BACK where there is no row, durably. Fails as a whole if that would have to wait too long."""
+        """Insert ROLLED_BACK where there is no row, durably. Fails as a whole if it is blocked too long."""
 
 
 class PostgresMarks(Marks):
-    """``bind_tx`` takes an advisory lock of its transaction before it inserts; the checker sees those locks, and waits
-    for none.
-
-    The checker takes no such locks itself: a server has a few thousand in all.
-    """
+    """PostgreSQL: ``bind_tx`` takes an advisory lock of its transaction before it inserts. The checker reads those
+    locks instead of waiting, and takes none: a server has a few thousand in all."""
 
     busy = frozenset({"55P03", "40P01", "40001"})  # lock timeout, deadlock, serialization failure
 
     def in_flight(self, ids: Ids) -> Mask:
-        """By the advisory locks that ``bind_tx`` holds."""
+        """Read the advisory locks that ``bind_tx`` holds."""
         text = sa.text(
             "SELECT classid::bigint, objid::bigint FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1"
             " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
         )
-        with self.alone() as connection:
+        with self.autocommit() as connection:
             rows = connection.execute(text).all()
         if not rows:
             return np.zeros(len(ids), np.bool_)
@@ -133,38 +129,33 @@ class PostgresMarks(Marks):
         """Insert marks. Waits ``ONE_WAIT`` at most; durable also where the server's commits are not by default."""
         settings = sa.text(
             "SELECT set_config('lock_timeout', :wait, true), set_config('synchronous_commit',"
-            " CASE current_setting('synchronous_commit') WHEN 'off' THEN 'on' ELSE "
-            "current_setting('synchronous_commit') END,"
-            " true)"
+            " CASE old WHEN 'off' THEN 'on' ELSE old END, true) FROM current_setting('synchronous_commit') AS old"
         )
-        with (
-            self.engine.connect().execution_options(isolation_level="READ COMMITTED") as connection,
-            connection.begin(),
-        ):
+        engine = self.engine.execution_options(isolation_level="READ COMMITTED")
+        with engine.begin() as connection:
             connection.execute(settings, {"wait": f"{max(1, round(1000 * min(self.wait, ONE_WAIT)))}ms"})
             columns.insert(connection, ids, self.branch, columns.ROLLED_BACK, strict=False)
 
 
 class MariaMarks(Marks):
-    """A dirty read shows the rows in flight; an insert that meets one nevertheless fails at once.
+    """MariaDB and MySQL: a dirty read shows the rows in flight; an insert that meets one nevertheless fails at once.
 
-    The isolation of each statement is set for it alone (``SET TRANSACTION``). That of the session is its owner's: where
-    it is READ UNCOMMITTED, what is in flight must not be taken for committed all the same.
+    Each statement sets its own isolation (``SET TRANSACTION``), because the session's may be READ UNCOMMITTED, where
+    rows in flight would look committed.
     """
 
     busy = frozenset({1205, 1213, 1020})  # lock wait timeout, deadlock, changed row
 
     def _committed(self, ids: Ids) -> Reasons:
-        return self._seen(ids, "READ COMMITTED")
+        return self._read_at(ids, "READ COMMITTED")
 
     def in_flight(self, ids: Ids) -> Mask:
-        """By reading what is not committed yet."""
-        return self._seen(ids, "READ UNCOMMITTED") > 0
+        """Read uncommitted rows."""
+        return self._read_at(ids, "READ UNCOMMITTED") > 0
 
     def insert(self, ids: Ids) -> None:
-        """Insert marks without waiting (MySQL waits a second, its smallest limit). READ COMMITTED takes no locks on
-        gaps."""
-        with self.alone() as connection:
+        """Insert marks without waiting (MySQL waits a second, its minimum). READ COMMITTED locks no gaps."""
+        with self.autocommit() as connection:
             begin = "SET @escrowmq_wait = @@SESSION.innodb_lock_wait_timeout, SESSION innodb_lock_wait_timeout = 0"
             connection.exec_driver_sql(begin)
             try:
@@ -174,31 +165,30 @@ class MariaMarks(Marks):
                 with suppress(SQLAlchemyError):  # a lost connection; the first error matters more
                     connection.exec_driver_sql("SET SESSION innodb_lock_wait_timeout = @escrowmq_wait")
 
-    def _seen(self, ids: Ids, level: str) -> Reasons:
-        with self.alone() as connection:
+    def _read_at(self, ids: Ids, level: str) -> Reasons:
+        with self.autocommit() as connection:
             connection.exec_driver_sql(f"SET TRANSACTION ISOLATION LEVEL {level}")
             return columns.read(connection, ids, self.branch)
 
 
 class SqliteMarks(Marks):
-    """One writer at a time: a local transaction that has written blocks every insert, and no reads."""
+    """SQLite, with one writer at a time: a local transaction that has written blocks every insert, but no reads."""
 
     splits = False
     busy = frozenset({"locked"})
 
     def __init__(self, engine: sa.Engine, branch: str, wait: float) -> None:
         super().__init__(engine, branch, wait)
-        # Without the engine's listeners: one that begins every transaction with BEGIN IMMEDIATE would make reads wait
-        # too.
+        # without the engine's listeners, as one that begins transactions with BEGIN IMMEDIATE would block reads too
         options = engine.get_execution_options()
         self._own = sa.Engine(engine.pool, engine.dialect, engine.url, execution_options=options)
 
     @contextmanager
-    def alone(self) -> Iterator[sa.Connection]:
-        """Open an exclusive connection: it waits ``wait`` seconds for the end of a commit, and reads nothing
-        uncommitted (of a shared cache)."""
+    def autocommit(self) -> Iterator[sa.Connection]:
+        """Set up the connection to wait ``wait`` seconds for the end of a commit, and to read nothing uncommitted (of a
+        shared cache)."""
         wanted = {"busy_timeout": round(1000 * self.wait), "read_uncommitted": 0}
-        with super().alone() as connection:
+        with super().autocommit() as connection:
             before = [(name, connection.exec_driver_sql(f"PRAGMA {name}").scalar()) for name in wanted]
             try:
                 for name, value in wanted.items():
@@ -210,12 +200,12 @@ class SqliteMarks(Marks):
                         connection.exec_driver_sql(f"PRAGMA {name} = {had}")
 
     def in_flight(self, ids: Ids) -> Mask:
-        """Return nothing: nothing can be seen beforehand."""
+        """Return none: they are not visible beforehand."""
         return np.zeros(len(ids), np.bool_)
 
     def insert(self, ids: Ids) -> None:
         """Insert marks. Waits ``wait`` seconds for the writer."""
-        with self.alone() as connection:
+        with self.autocommit() as connection:
             connection.exec_driver_sql("BEGIN IMMEDIATE")
             try:
                 columns.insert(connection, ids, self.branch, columns.ROLLED_BACK, strict=False)
@@ -227,14 +217,13 @@ class SqliteMarks(Marks):
 
 
 def marks_of(engine: sa.Engine, branch: str, wait: float) -> Marks:
-    """Return the marks of a branch in an engine's database; ``wait``: seconds for a transaction in flight."""
+    """Return the marks of a branch in an engine's database; ``wait``: timeout (s) for a transaction in flight."""
     kinds: dict[str, type[Marks]] = {"postgresql": PostgresMarks, "sqlite": SqliteMarks}
     return kinds.get(engine.dialect.name, MariaMarks)(engine, branch, wait)
 
 
 def lock_keys(ids: Ids, branch: str) -> npt.NDArray[np.int64]:
-    """Return the numbers of the advisory locks of transactions: well mixed, so that two transactions hardly ever
-    share one."""
+    """Return the numbers of the advisory locks of transactions, mixed so that two rarely share one."""
     salt = np.frombuffer(hashlib.blake2b(branch.encode(), digest_size=8).digest(), np.uint64)
     high, low = ids.view(np.dtype(">u8")).astype(np.uint64).reshape(-1, 2).T
     return _mix(_mix(high ^ salt) + low).view(np.int64)
