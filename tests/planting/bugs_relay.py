@@ -223,8 +223,8 @@ def take_one_id_in_two_topics_for_one_message(plant: Plant) -> None:
     "assert inbox.consume(consumer, sqlite_shop, place, idle_timeout=1) == 8",
 )
 def acknowledge_a_batch_that_failed(plant: Plant) -> None:
-    @plant.instead(consuming, "_handle_apart")
-    async def handle_apart(face: Any, group: str, batch: Any, stopping: Any) -> int:
+    @plant.instead(consuming.Loop, "_handle_apart")
+    async def handle_apart(self: Any, batch: Any) -> int:
         batch.ack()
         return 0
 

@@ -61,12 +61,8 @@ async def consume(
     after: Callable[[Sequence[AsyncReceived]], Awaitable[object]] | None = None,
     stop: consuming.Stop | None = None,
 ) -> int:
-    """As :func:`escrowmq.outbox.inbox.consume`, to await: ``handler``, ``within`` and ``after`` are coroutine
-    functions.
-
-    ``stop`` may be the ``is_set`` of an ``asyncio.Event``.
-    """
-    name = consumer.group if group is None else group
-    face = consuming.Awaiting(consumer, database, handler, within, after, claim_batch_tx, unclaim_tx)
-    check = consuming.stop_check(consumer, stop)
-    return await consuming.handle_all(face, name, max_messages, idle_timeout, check, stop is not None)
+    """Consume as :func:`escrowmq.outbox.inbox.consume`, with coroutine functions ``handler``, ``within`` and ``after``.
+    ``stop`` may be the ``is_set`` of an ``asyncio.Event``."""
+    functions = (handler, within, after, claim_batch_tx, unclaim_tx)
+    loop = consuming.Loop(consumer, database, *functions, group, stop, awaits=True)
+    return await loop.run(max_messages, idle_timeout)

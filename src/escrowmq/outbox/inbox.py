@@ -1,16 +1,14 @@
 """``claim_tx``: the mark that a message was handled, in the same transaction as its effect. A repeat finds the mark.
 
-Two consumers that claim one message at once: the database makes the second wait until the first has committed (then it
+If two consumers claim one message at once, the database makes the second wait until the first has committed (then it
 gets False) or rolled back (then True), or fails it (a deadlock, a serialization failure, SQLite's "database is
-locked"); never are both True.
+locked"); never are both True. :func:`escrowmq.outbox.dialects.insert_new` finds existing marks in each kind of
+database, without an error that aborts the transaction.
 
-How a mark that is there already is noticed in each kind of database, without an error that aborts the transaction and
-without taking other errors for one: :func:`escrowmq.outbox.dialects.insert_new`.
-
-A message is named by its topic and id, so a mark knows its topic. The first message of an id is marked by that id.
-Where a message of another topic comes under the same id, which is rare, its mark is a digest of both, and the first
-mark is made to last as long. So the usual claim is one INSERT, and the id of what was handled can be read in the table.
-What a person wants handled again: ``handled.py``.
+A message is named by its topic and id, so a mark has a topic. The first message of an id is marked by that id. The mark
+of a message of another topic under the same id, which is rare, is a digest of both, and the first mark is made to last
+as long. So the usual claim is one INSERT, and the id of a handled message can be read in the table. ``handled.py`` lets
+operators have a message handled again.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from escrowmq import model
 from escrowmq.client.lanes.blocking import finished
 from escrowmq.errors import Code, Misuse
 from escrowmq.message.names import MAX_NAME, check_name
-from escrowmq.outbox.consuming import Blocking, Stop, handle_all, stop_check
+from escrowmq.outbox.consuming import Loop, Stop
 from escrowmq.outbox.dialects import database_now_us, insert_new
 from escrowmq.outbox.purging import age_of, delete_older
 from escrowmq.outbox.session import AnySession, transaction_of
@@ -36,8 +34,7 @@ from escrowmq.outbox.tables import trans_recv_log
 from escrowmq.outbox.targets.seam import MESSAGE_ID_HEADER
 
 CHUNK_ROWS = 1_000
-"""Marks of one INSERT, and of one step of a purge."""
-
+"""Marks of one INSERT, and of one transaction of a purge."""
 _SEEN = trans_recv_log.c
 
 if TYPE_CHECKING:
@@ -49,7 +46,7 @@ if TYPE_CHECKING:
 Database = sessionmaker[Session] | sa.Engine
 
 Name = tuple[bytes, str | None]
-"""Message id and topic (None: whatever its topic)."""
+"""Message id and topic (None: any topic)."""
 
 
 def claim_tx(
@@ -62,9 +59,9 @@ def claim_tx(
 ) -> bool:
     """Return whether this is the first time that ``group`` handles the message: True, continue; False, skip the effect.
 
-    ``message`` is anything with a ``message_id`` and a ``topic`` (what a consumer gave you); or give both yourself, as
-    for messages that came by another broker (see :func:`header_id`). Without a topic the id is claimed for every topic.
-    Call it before the effect, in the effect's transaction; if that rolls back, the mark is gone too. Errors as
+    ``message`` is anything with a ``message_id`` and a ``topic`` (a received message); or pass both, as for messages of
+    another broker (see :func:`header_id`). Without a topic the id is claimed for every topic. Call it before the
+    effect, in the effect's transaction, whose rollback removes the mark too. Errors as
     :func:`escrowmq.outbox.send_tx`; Rejected(BAD_GROUP_NAME).
     """
     check_name(group, Code.BAD_GROUP_NAME)
@@ -76,15 +73,14 @@ def claim_tx(
 
 
 def claim_batch_tx(session: AnySession, messages: Iterable[Any], group: str) -> list[bool]:
-    """:func:`claim_tx` for many: one answer per message, in their order. Of equal ones within ``messages`` the first is
-    True.
+    """Claim many messages as :func:`claim_tx` does; return one answer per message. Of equal messages the first is True.
 
-    ``messages`` are received messages or ids (an id alone is claimed for every topic). One statement for a thousand of
-    them (a few more on MariaDB if some are repeats).
+    ``messages`` are received messages or ids (an id alone is claimed for every topic). One statement per thousand (a
+    few more on MariaDB if some are repeats).
     """
     check_name(group, Code.BAD_GROUP_NAME)
     names = [_name_of(message) for message in messages]
-    # one order for all consumers: those that overlap wait, they do not deadlock
+    # one order for all consumers, so that they wait for each other without deadlocks
     wanted = sorted(set(names), key=lambda name: (name[0], name[1] or ""))
     fresh: set[Name] = set()
     with transaction_of(session, trans_recv_log) as connection:
@@ -98,8 +94,7 @@ def claim_batch_tx(session: AnySession, messages: Iterable[Any], group: str) -> 
 
 
 def unclaim_tx(session: AnySession, messages: Iterable[Any], group: str) -> None:
-    """Take claims of this transaction back: their effects are not to happen in it. Only for messages for which a claim
-    said True."""
+    """Undo claims of this transaction that returned True, because their effects will not happen in it."""
     with transaction_of(session, trans_recv_log) as connection:
         for identity, topic in map(_name_of, messages):
             mark: sa.ColumnElement[bool] = _SEEN.message_id == identity
@@ -112,8 +107,8 @@ def unclaim_tx(session: AnySession, messages: Iterable[Any], group: str) -> None
 def header_id(headers: Mapping[Any, Any] | Iterable[tuple[Any, Any]] | None) -> bytes:
     """Return the message id in the headers of a message that a relay sent by Kafka, RabbitMQ or Redis.
 
-    Takes Kafka's list of pairs or a mapping; names and values may be bytes. Raises Misuse(BAD_ARGUMENT) if it is
-    not there.
+    ``headers``: Kafka's list of pairs, or a mapping; names and values may be bytes. Raises Misuse(BAD_ARGUMENT) without
+    an id.
     """
     pairs = headers.items() if isinstance(headers, Mapping) else headers or ()
     for name, value in pairs:
@@ -124,10 +119,10 @@ def header_id(headers: Mapping[Any, Any] | Iterable[tuple[Any, Any]] | None) -> 
 
 
 def purge_seen(engine: sa.Engine, older_than: float | timedelta, *, group: str | None = None) -> int:
-    """Delete marks older than ``older_than`` (seconds, or a timedelta); how many. In short transactions of its own.
+    """Delete marks older than ``older_than`` (seconds, or a timedelta), in short transactions. Returns how many.
 
-    It must be longer than any redelivery can take: the broker's ``retention`` plus the relay's retries. A message that
-    is redelivered after its mark was purged has its effect twice.
+    It must exceed any delay of a redelivery: the broker's ``retention`` plus the relay's retries. A message that is
+    redelivered after its mark was purged has its effect twice.
     """
     only = () if group is None else (_SEEN.consumer_group == group,)
     return delete_older(engine, _SEEN.seen_us, age_of(older_than), CHUNK_ROWS, *only)
@@ -145,33 +140,32 @@ def consume(
     after: Callable[[Sequence[Received]], object] | None = None,
     stop: Stop | None = None,
 ) -> int:
-    """Consume until the consumer is stopped or closed, ``stop`` is set, or nothing came for ``idle_timeout`` seconds.
+    """Consume until the consumer is stopped or closed, ``stop`` is set, or no message arrives for ``idle_timeout``
+    seconds.
 
-    Returns how many messages had their effect. ``database`` is a ``sessionmaker`` or an Engine: its ``begin()`` gives
-    what ``handler(session, message)`` gets. A batch is one transaction: claim, handle what is new, commit, then
-    acknowledge. If that fails, its messages are handled one by one, so that only those whose own handling fails go back
-    (``nack`` with the exception as cause; dead letters after ``max_attempts``). ``group`` names the marks; None: the
-    consumer's own.
+    Returns how many messages had their effect. ``database`` is a ``sessionmaker`` or an Engine, whose ``begin()``
+    yields the session of ``handler(session, message)``. A batch is one transaction: claim, handle new messages, commit,
+    then acknowledge. If that fails, its messages are handled one by one, so that only those whose own handling fails
+    are given back (``nack`` with the exception as cause; dead letters after ``max_attempts``). ``group`` names the
+    marks; None: the consumer's own.
 
     ``within(session, messages)`` is called at the end of each transaction, also with the repeats; ``after(messages)``
-    once it is committed, before they are acknowledged; it must not raise. ``stop`` is a ``threading.Event``, or a
-    function that says whether to stop. It is checked, like the consumer, after each message: what was handled is
-    committed and acknowledged, the rest of the batch goes back at once without a mark. Raises Misuse(NO_TABLES |
-    SCHEMA_VERSION | NO_TRANSACTION), after giving the batch back.
+    after the commit, before the acknowledgement; it must not raise. ``stop`` is a ``threading.Event`` or a predicate.
+    It is checked, like the consumer, after each message: handled messages are committed and acknowledged, the rest of
+    the batch is released without a mark. Raises Misuse(NO_TABLES | SCHEMA_VERSION | NO_TRANSACTION), after giving the
+    batch back.
 
-    :func:`escrowmq.outbox.aio.consume` is the same to await.
+    :func:`escrowmq.outbox.aio.consume` is the awaitable version.
     """
-    name = consumer.group if group is None else group
-    face = Blocking(consumer, database, handler, within, after, claim_batch_tx, unclaim_tx)
-    check = stop_check(consumer, stop)
-    return finished(handle_all(face, name, max_messages, idle_timeout, check, stop is not None))
+    functions = (handler, within, after, claim_batch_tx, unclaim_tx)
+    return finished(Loop(consumer, database, *functions, group, stop, awaits=False).run(max_messages, idle_timeout))
 
 
 # One chunk
 
 
 def _claim(connection: sa.Connection, group: str, names: Sequence[Name]) -> set[Name]:
-    """Mark them; those that had no mark."""
+    """Mark messages; return those that had no mark."""
     fresh: set[Name] = set()
     left = list(names)
     while left:  # once, unless an id stands here for several topics
@@ -183,23 +177,27 @@ def _claim(connection: sa.Connection, group: str, names: Sequence[Name]) -> set[
 
 
 def _claim_distinct(connection: sa.Connection, group: str, wanted: dict[bytes, str | None]) -> set[Name]:
-    """As :func:`_claim`, of each id one message."""
+    """Claim as :func:`_claim` does, one message per id."""
     new = _mark(connection, group, wanted)
     fresh: set[Name] = {(identity, wanted[identity]) for identity in new}
     known = [identity for identity, topic in wanted.items() if identity not in new and topic is not None]
     if not known:
         return fresh
-    marked = _topics(connection, group, known)
+    query = sa.select(_SEEN.message_id, _SEEN.topic).where(_SEEN.consumer_group == group, _SEEN.message_id.in_(known))
+    if connection.dialect.name in ("mysql", "mariadb"):
+        query = query.with_for_update(read=True)  # a plain read may be older than the INSERT that met the mark
+    marked: dict[bytes, str | None] = {bytes(identity): topic for identity, topic in connection.execute(query)}
     if gone := {identity: wanted[identity] for identity in known if identity not in marked}:  # purged this moment
         fresh |= _claim_distinct(connection, group, gone)
     others: dict[bytes, Name] = {}
     for identity in known:
-        topic, first = wanted[identity], marked.get(identity)
-        if topic is not None and first == forgotten(topic):
-            if _revive(connection, group, identity, topic):
+        topic, first = wanted[identity] or "", marked.get(identity)
+        if first == forgotten(topic):
+            mine = (_SEEN.consumer_group == group, _SEEN.message_id == identity, _SEEN.topic == first)
+            change = sa.update(trans_recv_log).where(*mine).values(topic=topic, seen_us=database_now_us(connection))
+            if connection.execute(change).rowcount == 1:  # of two concurrent claims, one succeeds
                 fresh.add((identity, topic))
-            continue
-        if topic is not None and first is not None and first != topic:
+        elif first is not None and first != topic:
             others[topic_mark(identity, topic)] = (identity, topic)
     if others and (new := _mark(connection, group, {mark: topic for mark, (_, topic) in others.items()})):
         lasting = [others[mark][0] for mark in new]  # a purge must not let the first mark go before these
@@ -217,34 +215,18 @@ def _mark(connection: sa.Connection, group: str, marks: dict[bytes, str | None])
     return insert_new(connection, _SEEN.message_id, rows)
 
 
-def _topics(connection: sa.Connection, group: str, ids: Sequence[bytes]) -> dict[bytes, str | None]:
-    """Return the topics of marks that are there."""
-    query = sa.select(_SEEN.message_id, _SEEN.topic).where(_SEEN.consumer_group == group, _SEEN.message_id.in_(ids))
-    if connection.dialect.name in ("mysql", "mariadb"):
-        query = query.with_for_update(read=True)  # a plain read may be older than the INSERT that met the mark
-    return {bytes(identity): topic for identity, topic in connection.execute(query)}
-
-
 def forgotten(topic: str) -> str:
-    """Return the topic that a mark gets when an operator wants that topic's message handled again: no topic has
-    this name."""
+    """Return the topic of a mark whose message is to be handled again; it is no valid name of a topic."""
     return f"%{topic}" if len(topic) < MAX_NAME else f"%{hashlib.blake2b(topic.encode(), digest_size=16).hexdigest()}"
 
 
 def stands(topic: str | None) -> bool:
-    """Return whether a mark with this topic stands: no person wants its message handled again."""
+    """Return whether a mark with this topic is valid: not forgotten."""
     return topic is None or not topic.startswith("%")
 
 
-def _revive(connection: sa.Connection, group: str, identity: bytes, topic: str) -> bool:
-    """Take a forgotten mark back; of two who try, one does."""
-    mine = (_SEEN.consumer_group == group, _SEEN.message_id == identity, _SEEN.topic == forgotten(topic))
-    change = sa.update(trans_recv_log).where(*mine)
-    return connection.execute(change.values(topic=topic, seen_us=database_now_us(connection))).rowcount == 1
-
-
 def topic_mark(identity: bytes, topic: str) -> bytes:
-    """Return the mark of a message whose id alone is another topic's."""
+    """Return the mark of a message whose id alone marks another topic's."""
     return hashlib.blake2b(identity + topic.encode(), digest_size=16).digest()
 
 
@@ -254,8 +236,7 @@ def _name_of(thing: Any, topic: str | None = None) -> Name:
 
 
 def identity_of(thing: Any) -> bytes:
-    """Return the 16 bytes that name a message: of a received message, or of an id. Raises Misuse(BAD_ARGUMENT) if
-    there are none."""
+    """Return the 16 bytes of the id of a message, or of an id. Raises Misuse(BAD_ARGUMENT) if there is none."""
     value = thing if isinstance(thing, str | bytes | uuid.UUID) else getattr(thing, "message_id", None)
     if not isinstance(value, str | bytes | uuid.UUID) or not value:
         hint = "give message_id=, such as inbox.header_id(message.headers())"
