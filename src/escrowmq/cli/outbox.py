@@ -235,8 +235,9 @@ def relay(
     from escrowmq import outbox
     from escrowmq.outbox.relay import Relay
     from escrowmq.outbox.relay.metrics import collector
-    from escrowmq.outbox.targets.opening import open_target, read_options, shown
+    from escrowmq.outbox.targets.opening import open_target, read_options
     from escrowmq.platform.descriptors import raise_descriptor_limit
+    from escrowmq.platform.listening import shown_address
 
     raise_descriptor_limit()
     start_log(log_level, log_json)
@@ -264,9 +265,9 @@ def relay(
         if once:
             all_sent = _drain(running, wait, json)
         else:
-            made = lambda: collector(shown(to), lambda: running.statistics, running.backlog)  # noqa: E731
+            made = lambda: collector(shown_address(to), lambda: running.statistics, running.backlog)  # noqa: E731
             at = stack.enter_context(serve_metrics(metrics, insecure, made, lambda: {"status": "ok"}))
-            all_sent = _run(running, shown(to), every, json, at)
+            all_sent = _run(running, shown_address(to), every, json, at)
             _show(running, json)
     if not all_sent:
         raise typer.Exit(Exit.UNKNOWN)

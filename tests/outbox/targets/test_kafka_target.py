@@ -9,7 +9,6 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from target_sites import KafkaSite
 
 from escrowmq.errors import Code, Misuse
-from escrowmq.outbox.targets import kafka
 from escrowmq.outbox.targets.kafka import KafkaTarget
 from escrowmq.testing.target_conformance import batch, first_sights, keyed, new_name
 
@@ -66,7 +65,7 @@ def test_a_limit_that_nobody_tells_is_found_by_being_refused(
     """Kafka refuses whole batches: each of their messages is tried alone. What comes after a refused batch is not
     stored."""
     target = KafkaTarget(kafka_url, config=config)
-    monkeypatch.setattr(kafka._Topics, "_describe", lambda self, topics, seconds: dict.fromkeys(topics, 0))
+    monkeypatch.setattr(KafkaTarget, "_describe", lambda self, topics, seconds: dict.fromkeys(topics, 0))
     topic = make(kafka_url, **{"max.message.bytes": "2000"})
     rows = batch(topic, ROWS)
     codes = np.full(len(ROWS), Code.QUEUE_FULL, np.uint8)

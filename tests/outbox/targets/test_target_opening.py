@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from escrowmq.errors import Code, Misuse
-from escrowmq.outbox.targets.opening import open_target, read_options, shown
+from escrowmq.outbox.targets.opening import open_target, read_options
+from escrowmq.platform.listening import shown_address
 
 
 @pytest.mark.parametrize(
@@ -71,8 +72,8 @@ def test_values_that_make_no_sense_are_misuse() -> None:
 
 def test_passwords_are_not_shown() -> None:
     for url in ("amqp://me:secret@host/", "redis://:secret@host:1/0", "kafka://host:1?sasl.password=secret"):
-        assert "secret" not in shown(url)
-    assert shown("escrow://a:7700,b:7700") == "escrow://a:7700,b:7700"
+        assert "secret" not in shown_address(url)
+    assert shown_address("escrow://a:7700,b:7700") == "escrow://a:7700,b:7700"
 
 
 def test_a_target_of_another_package_is_found_by_its_scheme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,14 +1,13 @@
 """EscrowMQ as a target.
 
-1. Where a message goes follows from its key, or without one from its id: a retry never moves to another broker, where
-   it would be a second message (the same list of brokers given, in the same order).
-2. The broker answers row by row, and a later row of a key may be fine where an earlier one is refused. So what can be
-   known to be refused is not sent, nor what is behind it; and rows of a topic that was never taken before go one per
-   key at a time, until it was.
-3. A request that failed as a whole failed for all its rows. Requests of one call to one broker follow each other, so
-   that a key's rows are never in two at once.
-4. A broker that is away is left alone for a while; its rows are answered DISCONNECTED at once, and the others'
-   continue.
+1. The broker of a message follows from its key, or without one from its id: a retry never moves to another broker,
+   where it would be a second message (given the same list of brokers, in the same order).
+2. The broker answers row by row, and a later row of a key may be fine where an earlier one is refused. So rows known to
+   be refused are not sent, nor rows behind them; and rows of a topic that was never accepted before go one per key at
+   a time, until it was.
+3. A request that failed as a whole failed for all its rows. Requests of one call to one broker are sequential, so that
+   a key's rows are never in two at once.
+4. A broker that is away gets a pause; its rows are answered DISCONNECTED at once, and the others' continue.
 """
 
 from __future__ import annotations
@@ -40,12 +39,9 @@ from escrowmq.wire.actions.brokers import HELLO
 _log = logging.getLogger(__name__)
 GROUP = "outbox"
 FIRST_PAUSE, LAST_PAUSE = 0.2, 10.0
-"""Seconds that a broker that is away is left alone."""
+"""Back-off (s) of a broker that is away."""
 SILENCE = 1.0
-"""Seconds that a broker which was away may be silent when it is asked whether it is back: the others' rows wait that
-long.
-"""
-_TROUBLE = "the broker refuses everything from this relay"
+"""Timeout (s) of a probe of a broker that was away; the others' rows wait that long."""
 
 Places = npt.NDArray[np.int64]
 
@@ -53,7 +49,7 @@ Places = npt.NDArray[np.int64]
 class EscrowTarget:
     """One or several EscrowMQ brokers: ``escrow://HOST:PORT[,HOST:PORT...]`` (or ``file:FOLDER``).
 
-    ``group`` is the producer group, ``timeout`` seconds until a broker's silence is Unknown. Raises Misuse(BAD_URL).
+    ``group`` is the producer group, ``timeout`` the seconds of a request until it is Unknown. Raises Misuse(BAD_URL).
     """
 
     def __init__(self, url: str, *, group: str = GROUP, timeout: float = 5.0) -> None:
@@ -61,8 +57,7 @@ class EscrowTarget:
 
     @classmethod
     def over(cls, buses: Sequence[Bus], *, group: str = GROUP, timeout: float = 5.0) -> EscrowTarget:
-        """Build a target over existing connections: one bus to each broker, in the order of the list. They are
-        closed with it."""
+        """Build a target over one bus to each broker, in the order of the list. It closes them."""
         target = cls.__new__(cls)
         target._over([_Broker(bus, bus.router.links[0].address, group, timeout) for bus in buses])
         return target
@@ -73,35 +68,29 @@ class EscrowTarget:
 
     @property
     def promise(self) -> Promise:
-        """What an OK means."""
-        return Promise(
-            name="EscrowMQ",
-            durable="written and synced in the broker's log; the same id sent again within dedup_window (1 h) makes no "
-            "copy",
-            deduplicates=True,
-            delays=True,
-            max_body_bytes=min(broker.limits.max_body_bytes for broker in self._brokers),
+        durable = (
+            "written and synced in the broker's log; the same id sent again within dedup_window (1 h) makes no copy"
         )
+        smallest = min(broker.limits.max_body_bytes for broker in self._brokers)
+        return Promise("EscrowMQ", durable, deduplicates=True, delays=True, max_body_bytes=smallest)
 
     def send(self, batch: pa.RecordBatch) -> Codes:
-        """See :class:`~escrowmq.outbox.targets.seam.Target`."""
         check_schema(batch)
         if self._pool is None:
             return self._brokers[0].send(batch)
         where = self._where(batch)
         codes = np.full(batch.num_rows, Code.DISCONNECTED, np.uint8)
-        parts = [(number, np.flatnonzero(where == number)) for number in np.unique(where).tolist()]
-        waits = [(rows, self._pool.submit(self._brokers[number].send, batch.take(rows))) for number, rows in parts]
-        for rows, wait in waits:
-            codes[rows] = wait.result()
+        parts = [(self._brokers[number], where == number) for number in np.unique(where).tolist()]
+        sends = [(rows, self._pool.submit(broker.send, batch.filter(pa.array(rows)))) for broker, rows in parts]
+        for rows, sent in sends:
+            codes[rows] = sent.result()
         return codes
 
     def partly_there(self) -> bool:
-        """Of several brokers: whether one answers. Then the rows of the others must not stand in its way."""
+        """Return whether one of several brokers answers. Then the rows of the others must not block its rows."""
         return len(self._brokers) > 1 and any(not broker.meet(anew=True) for broker in self._brokers)
 
     def close(self) -> None:
-        """Let the connections go."""
         if self._pool is not None:
             self._pool.shutdown()
         for broker in self._brokers:
@@ -123,17 +112,14 @@ class _Broker:
     """One broker. Used by one thread at a time."""
 
     def __init__(self, bus: Bus, url: str, group: str, timeout: float) -> None:
-        self._url = url
-        self._timeout = timeout
-        self._bus = bus
-        self._producer = self._bus.producer(group, timeout=timeout)
+        self._bus, self._url, self._timeout = bus, url, timeout
+        self._producer = bus.producer(group, timeout=timeout)
         self.limits = Limits()
         self._met = False
         self._good: set[str] = set()
         self._backoff = Backoff(FIRST_PAUSE, LAST_PAUSE)
 
     def send(self, batch: pa.RecordBatch) -> Codes:
-        """One code per row."""
         if problem := self.meet():
             return np.full(batch.num_rows, problem, np.uint8)
         codes = _find_refused(batch, self.limits)
@@ -142,7 +128,7 @@ class _Broker:
         return self._send(batch)
 
     def meet(self, *, anew: bool = False) -> Code:
-        """See that its limits are known, or ask ``anew`` whether it answers; OK, or why it does not."""
+        """Read the limits once, or probe it ``anew``. Returns OK, or why it does not answer."""
         if self._backoff.left():
             return Code.DISCONNECTED
         if anew or not self._met:
@@ -155,7 +141,6 @@ class _Broker:
         return Code.OK
 
     def close(self) -> None:
-        """Let the connection go."""
         self._bus.close()
 
     def _all_proven(self, batch: pa.RecordBatch) -> bool:
@@ -203,13 +188,12 @@ class _Broker:
         if isinstance(problem, Misuse):
             raise problem
         if isinstance(problem, Rejected):
-            raise Misuse(Code.BAD_ARGUMENT, f"{_TROUBLE}: {problem.message}", problem.hint) from problem
-        self._met = False  # ask it something small first, when it is tried again
-        known = self._backoff.failing
+            text = f"the broker refuses everything from this relay: {problem.message}"
+            raise Misuse(Code.BAD_ARGUMENT, text, problem.hint) from problem
+        self._met = False  # the next try begins with a small request
+        log = _log.debug if self._backoff.failing else _log.warning
         pause = self._backoff.failed()
-        (_log.debug if known else _log.warning)(
-            "%s: %s; its rows wait, it is tried again in %.1f s", self._url, problem, pause
-        )
+        log("%s: %s; its rows wait, it is tried again in %.1f s", self._url, problem, pause)
         return problem.code
 
 
@@ -222,7 +206,7 @@ def _single_urls(url: str) -> Sequence[str]:
 
 
 def _find_refused(batch: pa.RecordBatch, limits: Limits) -> Codes:
-    """Return what this broker would surely refuse, by the columns alone."""
+    """Return the codes of rows that this broker would surely refuse, by the columns alone."""
     codes = refusals(batch, limits)
     wrong = [topic for topic in pc.unique(batch.column("topic")).to_pylist() if not is_name(topic)]
     if wrong:

@@ -1,8 +1,8 @@
 """Kafka as a target, by ``confluent-kafka`` (the extra ``kafka``).
 
 Everything is sent at once: an idempotent producer stores what it sends to a partition in order and without gaps, and a
-refusal in the middle stops it (``enable.gapless.guarantee``). So of the rows of one key, which share a partition, those
-stored are always the first ones. A stopped producer is replaced by a new one.
+refusal in the middle stops it (``enable.gapless.guarantee``). So of the rows of one key, which share a partition, the
+stored ones are always the first ones. A stopped producer is replaced by a new one.
 """
 
 from __future__ import annotations
@@ -29,47 +29,36 @@ OURS: Mapping[str, Any] = {
     "acks": "all",
     "enable.idempotence": True,
     "enable.gapless.guarantee": True,
-    "message.timeout.ms": 0,  # no timeouts of single messages, which would leave gaps: ours takes all of a call
-    "message.max.bytes": 1_000_000_000,  # the topic's own limit counts, see _Topics
+    "message.timeout.ms": 0,  # a timeout of a single message would leave a gap; ours is of a whole call
+    "message.max.bytes": 1_000_000_000,  # the topic's own limit counts, see _limits()
 }
-"""What the promise stands on; it cannot be set otherwise."""
+"""Settings that the promise requires; they cannot be changed."""
 
 Reports = dict[int, KafkaError | None]
 LATE = KafkaError(KafkaError._MSG_TIMED_OUT)
 PENDING = 255
 NOT_STORED = (Code.BODY_TOO_LARGE, Code.QUEUE_FULL)
 LAST_REPORTS_SECONDS = 1.0
-"""How long a producer that stopped is listened to: some of its messages it never reports."""
+"""Time to wait for the last reports of a stopped producer, which does not report all messages."""
 OVERHEAD = 128
-"""Bytes that Kafka's framing adds to a batch of one message, generously."""
+"""Upper bound of the bytes that Kafka's framing adds to a batch of one message."""
 LARGEST_BATCH = 1_000_000
 
 _K = KafkaError
+_DENIALS = (_K.TOPIC_AUTHORIZATION_FAILED, _K.CLUSTER_AUTHORIZATION_FAILED, _K.SASL_AUTHENTICATION_FAILED)
+_TIMEOUTS = (_K._PURGE_INFLIGHT, _K._MSG_TIMED_OUT, _K._TIMED_OUT, _K.REQUEST_TIMED_OUT)
 CODES: Mapping[int, Code] = {
-    _K.MSG_SIZE_TOO_LARGE: Code.BODY_TOO_LARGE,
-    _K.RECORD_LIST_TOO_LARGE: Code.BODY_TOO_LARGE,
-    _K.UNKNOWN_TOPIC_OR_PART: Code.UNKNOWN_TOPIC,
-    _K._UNKNOWN_TOPIC: Code.UNKNOWN_TOPIC,
     _K.TOPIC_EXCEPTION: Code.BAD_TOPIC_NAME,
     _K._UNKNOWN_PARTITION: Code.BAD_QUEUE,
-    _K.INVALID_RECORD: Code.BAD_REQUEST,
-    _K.INVALID_TIMESTAMP: Code.BAD_REQUEST,
-    _K.POLICY_VIOLATION: Code.BAD_REQUEST,
-    _K.TOPIC_AUTHORIZATION_FAILED: Code.DENIED,
-    _K.CLUSTER_AUTHORIZATION_FAILED: Code.DENIED,
-    _K.SASL_AUTHENTICATION_FAILED: Code.DENIED,
-    _K._AUTHENTICATION: Code.DENIED,
-    _K._QUEUE_FULL: Code.QUEUE_FULL,
-    _K._PURGE_QUEUE: Code.QUEUE_FULL,
-    _K.NOT_ENOUGH_REPLICAS: Code.QUEUE_FULL,
-    _K.THROTTLING_QUOTA_EXCEEDED: Code.QUEUE_FULL,
-    _K._PURGE_INFLIGHT: Code.TIMED_OUT,
-    _K._MSG_TIMED_OUT: Code.TIMED_OUT,
-    _K._TIMED_OUT: Code.TIMED_OUT,
-    _K.REQUEST_TIMED_OUT: Code.TIMED_OUT,
-    _K.NOT_ENOUGH_REPLICAS_AFTER_APPEND: Code.TIMED_OUT,
+    **dict.fromkeys((_K.MSG_SIZE_TOO_LARGE, _K.RECORD_LIST_TOO_LARGE), Code.BODY_TOO_LARGE),
+    **dict.fromkeys((_K.UNKNOWN_TOPIC_OR_PART, _K._UNKNOWN_TOPIC), Code.UNKNOWN_TOPIC),
+    **dict.fromkeys((_K.INVALID_RECORD, _K.INVALID_TIMESTAMP, _K.POLICY_VIOLATION), Code.BAD_REQUEST),
+    **dict.fromkeys((*_DENIALS, _K._AUTHENTICATION), Code.DENIED),
+    **dict.fromkeys((_K._QUEUE_FULL, _K._PURGE_QUEUE), Code.QUEUE_FULL),
+    **dict.fromkeys((_K.NOT_ENOUGH_REPLICAS, _K.THROTTLING_QUOTA_EXCEEDED), Code.QUEUE_FULL),
+    **dict.fromkeys((*_TIMEOUTS, _K.NOT_ENOUGH_REPLICAS_AFTER_APPEND), Code.TIMED_OUT),
 }
-"""What Kafka's errors mean here; any other is DISCONNECTED: the result is unknown."""
+"""The codes of Kafka's errors; any other is DISCONNECTED: the result is unknown."""
 
 
 class KafkaTarget:
@@ -84,15 +73,14 @@ class KafkaTarget:
         config: Mapping[str, Any] | None = None,
     ) -> None:
         """``servers``: ``[kafka://]HOST:PORT[,HOST:PORT...][?SETTING=VALUE&...]``. ``timeout``: seconds of one
-        ``send``. ``create_topics``: make a topic that is not there, with the cluster's defaults; else its messages are
-        refused. ``config``, like what stands behind the ``?``: more settings of librdkafka
-        (``security.protocol=SASL_SSL`` and so on), and ``?config=FILE`` a file with such, one ``NAME=VALUE`` a line, so
-        that a password need not stand in a command; raises Misuse(BAD_SETTING) for one that the promise stands on, or
-        that librdkafka does not know. Does not connect yet."""
+        ``send``. ``create_topics``: create missing topics with the cluster's defaults; else their messages are refused.
+        ``config`` and the part after ``?``: more settings of librdkafka (``security.protocol=SASL_SSL`` and so on);
+        ``?config=FILE`` names a file of ``NAME=VALUE`` lines, for passwords. Raises Misuse(BAD_SETTING) for a setting
+        that the promise requires, or that librdkafka does not know. Does not connect yet."""
         servers, _, query = servers.removeprefix("kafka://").partition("?")
-        asked = dict(parse_qsl(query))
-        file = asked.pop("config", None)
-        config = {**(read_properties(file) if file is not None else {}), **asked, **(config or {})}
+        given = dict(parse_qsl(query))
+        file = given.pop("config", None)
+        config = {**(read_properties(file) if file is not None else {}), **given, **(config or {})}
         if taken := sorted(set(config) & set(OURS)):
             raise Misuse(Code.BAD_SETTING, f"{taken[0]} is set by the target", "leave it out")
         if not servers.strip("/"):
@@ -100,7 +88,7 @@ class KafkaTarget:
         client = {
             "bootstrap.servers": servers.rstrip("/"),
             "logger": _Quietly(),
-            # without one, errors of the connection would be raised out of unrelated calls
+            # without it, errors of the connection would be raised by unrelated calls
             "error_cb": lambda problem: log.debug("Kafka: %s", problem.str()),
             "reconnect.backoff.max.ms": 1000,
             "socket.timeout.ms": max(1000, int(timeout * 1000)),
@@ -110,25 +98,22 @@ class KafkaTarget:
         self._timeout = timeout
         self._producer: Producer | None = None
         self._batch_bytes = LARGEST_BATCH
+        self._create_topics = create_topics
+        self._known: dict[str, int] = {}  # the largest message of each topic
         self._closed = False
         try:
-            self._topics = _Topics(AdminClient(client), create_topics)
+            self._admin = AdminClient(client)
             self._open()
         except KafkaException as problem:
             raise Misuse(Code.BAD_SETTING, str(problem.args[0].str())) from None
 
     @property
     def promise(self) -> Promise:
-        """Ordered by key; at least once (the id travels, Kafka does not look at it)."""
-        return Promise(
-            name="kafka",
-            durable="every in-sync replica has it (acks=all); Kafka leaves syncing to disk to the number of replicas, "
-            "so keep "
-            "at least two in sync (min.insync.replicas)",
-        )
+        """The guarantees: ordered by key, at least once (Kafka ignores the message id)."""
+        durable = "every in-sync replica has it (acks=all); Kafka leaves syncing to disk to the number of replicas"
+        return Promise("kafka", f"{durable}, so keep at least two in sync (min.insync.replicas)")
 
     def send(self, batch: Any) -> Codes:
-        """One code per row; see :mod:`escrowmq.outbox.targets.seam`."""
         if self._closed:
             raise Misuse(Code.BAD_ARGUMENT, "the target is closed")
         rows = Rows(batch)
@@ -144,7 +129,6 @@ class KafkaTarget:
         return codes
 
     def close(self) -> None:
-        """Let the connections go. Idempotent."""
         self._closed = True
         self._producer = None
 
@@ -154,8 +138,8 @@ class KafkaTarget:
         return self._producer
 
     def _check_topics(self, rows: Rows, codes: Codes, deadline: float) -> None:
-        """Refuse what has no topic, or is larger than its topic takes."""
-        limits = self._topics.limits(sorted(set(rows.topics)), deadline)
+        """Refuse rows without a topic, or larger than their topic accepts."""
+        limits = self._limits(sorted(set(rows.topics)), deadline)
         for row in np.flatnonzero(codes == Code.OK).tolist():
             limit = limits[rows.topics[row]]
             if isinstance(limit, Code):
@@ -168,7 +152,7 @@ class KafkaTarget:
             self._batch_bytes = smallest
 
     def _produce(self, rows: Rows, wanted: Int64s, codes: Codes, deadline: float) -> None:
-        """Send ``wanted`` rows all at once and wait for their reports; what is not reported in time is unknown."""
+        """Send ``wanted`` rows all at once and wait for their reports; a row without one is unknown."""
         producer = self._open()
         stopped: set[int] = set()
         reports: Reports = {}
@@ -177,18 +161,18 @@ class KafkaTarget:
             if key_number in stopped:
                 codes[row] = Code.QUEUE_FULL
                 continue
-            code = self._hand_over(producer, rows, row, reports, deadline)
-            codes[row] = code
-            if code != PENDING:
+            codes[row] = self._enqueue(producer, rows, row, reports, deadline)
+            if codes[row] != PENDING:
                 stopped.add(key_number)
         if not _flush(producer, reports, deadline):
-            self._producer = None  # with whatever it still holds; the next call makes a new one
+            self._producer = None  # with what it still holds; the next call makes a new one
         for row in np.flatnonzero(codes == PENDING).tolist():
             problem = reports.get(row, LATE)
             codes[row] = Code.OK if problem is None else _code(problem)
-        self._topics.forget({rows.topics[row] for row in wanted[codes[wanted] != Code.OK].tolist()})
+        for row in wanted[codes[wanted] != Code.OK].tolist():
+            self._known.pop(rows.topics[row], None)  # it may have changed
 
-    def _hand_over(self, producer: Producer, rows: Rows, row: int, reports: Reports, deadline: float) -> int:
+    def _enqueue(self, producer: Producer, rows: Rows, row: int, reports: Reports, deadline: float) -> int:
         key, queue = rows.keys[row], rows.queues[row]
         while True:
             try:
@@ -209,8 +193,8 @@ class KafkaTarget:
                 return _code(problem.args[0])
 
     def _single_out(self, rows: Rows, refused: Int64s, codes: Codes, deadline: float) -> None:
-        """Kafka refused whole batches as too large without saying for which message, and then the producer stopped:
-        send ``refused`` rows again, each alone."""
+        """Send ``refused`` rows again, each alone: Kafka refused whole batches without naming the message that is too
+        large, and the producer stopped."""
         for row in refused.tolist():
             codes[row] = Code.OK
             if behind_failures(codes, rows.key_numbers)[row] or time.monotonic() > deadline:
@@ -218,17 +202,8 @@ class KafkaTarget:
             else:
                 self._produce(rows, np.array([row]), codes, deadline)
 
-
-class _Topics:
-    """Which topics there are, and the largest message that each takes."""
-
-    def __init__(self, admin: AdminClient, create: bool) -> None:
-        self._admin = admin
-        self._create = create
-        self._known: dict[str, int] = {}
-
-    def limits(self, topics: list[str], deadline: float) -> dict[str, int | Code]:
-        """For each topic its largest message in bytes (0: unknown), or why it cannot be sent to."""
+    def _limits(self, topics: list[str], deadline: float) -> dict[str, int | Code]:
+        """Return for each topic its largest message in bytes (0: unknown), or why it cannot be used."""
         new = [topic for topic in topics if topic not in self._known]
         problems: dict[str, Code] = {}
         if new:
@@ -238,15 +213,10 @@ class _Topics:
                 problems = dict.fromkeys(new, _code(problem.args[0]))
         return {topic: problems.get(topic, self._known.get(topic, Code.DISCONNECTED)) for topic in topics}
 
-    def forget(self, topics: set[str]) -> None:
-        """Ask about them again."""
-        for topic in topics:
-            self._known.pop(topic, None)
-
     def _look_up(self, topics: list[str], seconds: float) -> dict[str, Code]:
         there = self._admin.list_topics(timeout=seconds).topics
         problems = {topic: Code.UNKNOWN_TOPIC for topic in topics if topic not in there}
-        if problems and self._create:
+        if problems and self._create_topics:
             made = self._admin.create_topics([NewTopic(t, -1, -1) for t in problems], operation_timeout=seconds)
             problems = {topic: code for topic, future in made.items() if (code := _outcome(future, seconds))}
         found = [topic for topic in topics if topic not in problems]
@@ -260,7 +230,7 @@ class _Topics:
         for resource, future in self._admin.describe_configs(resources, request_timeout=seconds).items():
             try:
                 limits[resource.name] = int(future.result(seconds)["max.message.bytes"].value)
-            except (KafkaException, KeyError, ValueError):  # not allowed to ask: Kafka will refuse what is too large
+            except (KafkaException, KeyError, ValueError):  # no rights to read it: Kafka will refuse what is too large
                 limits[resource.name] = 0
         return limits
 
@@ -275,7 +245,7 @@ def _outcome(made: Any, seconds: float) -> Code | None:
 
 
 def _flush(producer: Producer, reports: Reports, deadline: float) -> bool:
-    """Wait for all reports; whether the producer is still good: nothing failed, and nothing is under way any more."""
+    """Wait for all reports. Returns whether the producer is reusable: nothing failed, and nothing is in flight."""
     sound = True
     while len(producer) and (left := deadline - time.monotonic()) > 0:
         if not _poll(producer, min(0.1, left)) and sound:
@@ -285,26 +255,26 @@ def _flush(producer: Producer, reports: Reports, deadline: float) -> bool:
 
 
 def _poll(producer: Producer, seconds: float) -> bool:
-    """Take reports as they come; whether the producer is still good."""
+    """Receive reports. Returns whether the producer is reusable."""
     try:
         producer.poll(seconds)
     except (KafkaException, SystemError):
-        # A fatal error is raised out of here, sometimes through a report's callback. What waits in the producer will
-        # never be sent, and only purging says so; what is on its way is still reported.
+        # A fatal error is raised here, sometimes through a report's callback. Queued messages will never be sent, and
+        # only purging reports them; messages in flight are still reported.
         producer.purge(in_queue=True, in_flight=False)
         return False
     return True
 
 
 def _note(reports: Reports, row: int, problem: KafkaError | None, _message: Message) -> None:
-    reports[row] = problem  # and nothing more: a fatal error may be on its way through here, and would stop it
+    reports[row] = problem  # nothing more, because a fatal error may be raised through this callback
 
 
 class _Quietly:
-    """Log librdkafka's lines as details: results are answered row by row."""
+    """A logger that logs librdkafka's lines as details, because each row has its result."""
 
-    def log(self, _level: int, *words: Any) -> None:
-        log.debug(*words)
+    def log(self, _level: int, *lines: Any) -> None:
+        log.debug(*lines)
 
 
 def _code(problem: KafkaError) -> Code:

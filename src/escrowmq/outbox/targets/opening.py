@@ -1,4 +1,4 @@
-"""From a URL to a target. The package of each broker's client is imported only when its URL is given."""
+"""Opens a target by its URL. The package of each broker's client is imported only when its URL is given."""
 
 from __future__ import annotations
 
@@ -24,46 +24,44 @@ _TARGETS = {
     "redis": ("redis", "RedisTarget", "redis"),
     "rediss": ("redis", "RedisTarget", "redis"),
 }
-"""By scheme: module, class, and the extra that has what it needs."""
+"""By scheme: module, class, and the extra with its packages."""
 GROUP = "escrowmq.targets"
-"""The entry point group in which other packages name their targets, each under the scheme of its URLs."""
+"""The entry point group of targets of other packages, each under the scheme of its URLs."""
 
 
 def open_target(url: str, **options: Any) -> Target:
-    """Return the target that ``url`` names: ``escrow://HOST:PORT[,HOST:PORT...]``,
-    ``kafka://HOST:PORT[,HOST:PORT...]``, ``amqp://...``, ``redis://...``, ``file:FOLDER``. ``options`` are those of
-    its class.
+    """Return the target of a URL: ``escrow://HOST:PORT[,HOST:PORT...]``, ``kafka://HOST:PORT[,HOST:PORT...]``,
+    ``amqp://...``, ``redis://...``, ``file:FOLDER``. ``options`` are those of its class.
 
-    Raises Misuse(BAD_URL), Misuse(MISSING_PACKAGE) naming the extra, Misuse(BAD_SETTING) for an option that it does
-    not have.
+    Raises Misuse(BAD_URL), Misuse(MISSING_PACKAGE) naming the extra, Misuse(BAD_SETTING) for an unknown option.
     """
-    made = _class_of(url)
-    _check(made, options)
-    target: Target = made(url, **options)
+    target: Target = _class_of(url, options)(url, **options)
     return target
 
 
 def read_options(url: str, texts: Mapping[str, str]) -> dict[str, Any]:
-    """Options as a command line has them, as values of the kind of their defaults. Raises as :func:`open_target`."""
-    made = _class_of(url)
-    _check(made, texts)
-    parameters = inspect.signature(made).parameters
+    """Convert options of a command line to the types of their defaults. Raises as :func:`open_target`."""
+    parameters = inspect.signature(_class_of(url, texts)).parameters
     return {name: _value(name, text, parameters[name].default) for name, text in texts.items()}
 
 
-def shown(url: str) -> str:
-    """``url`` without its password and settings, for logs and screens."""
-    return shown_address(url)
+def _class_of(url: str, options: Mapping[str, Any]) -> Any:
+    found = _load_class(url)
+    known = [name for name, p in inspect.signature(found).parameters.items() if p.kind is p.KEYWORD_ONLY]
+    if unknown := [name for name in options if name not in known]:
+        hint = f"one of {', '.join(known)}"
+        raise Misuse(Code.BAD_SETTING, f"{found.__name__} has no option {unknown[0]!r}", hint)
+    return found
 
 
-def _class_of(url: str) -> Any:
+def _load_class(url: str) -> Any:
     scheme = url.partition(":")[0] if isinstance(url, str) else ""
     if scheme not in _TARGETS:
         others = {entry.name: entry for entry in entry_points(group=GROUP)}
         if scheme in others:
             return others[scheme].load()
         known = ", ".join([*_TARGETS, *sorted(others)])
-        raise Misuse(Code.BAD_URL, f"{shown(str(url))!r} is not the URL of a target", f"one of {known}")
+        raise Misuse(Code.BAD_URL, f"{shown_address(str(url))!r} is not the URL of a target", f"one of {known}")
     module, name, extra = _TARGETS[scheme]
     try:
         return getattr(importlib.import_module(f"escrowmq.outbox.targets.{module}"), name)
@@ -71,13 +69,6 @@ def _class_of(url: str) -> Any:
         if (problem.name or "").startswith("escrowmq"):
             raise
         raise missing_package(problem.name or "", f"{scheme}:", extra) from problem
-
-
-def _check(made: Any, options: Mapping[str, Any]) -> None:
-    known = [name for name, p in inspect.signature(made).parameters.items() if p.kind is p.KEYWORD_ONLY]
-    for name in options:
-        if name not in known:
-            raise Misuse(Code.BAD_SETTING, f"{made.__name__} has no option {name!r}", f"one of {', '.join(known)}")
 
 
 def _value(name: str, text: str, default: Any) -> Any:

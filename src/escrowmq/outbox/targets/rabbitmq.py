@@ -1,9 +1,8 @@
 """RabbitMQ as a target, by ``aio-pika`` (the extra ``rabbitmq``): topic → durable queue of that name, or routing key of
 your exchange.
 
-A message is OK when RabbitMQ has confirmed it, and confirms are waited for together: a whole round of rows is under way
-at once. A queue may refuse one message and take the next (a length limit), so the messages of one key go one after the
-other, in waves.
+A message is OK when RabbitMQ has confirmed it; a whole wave of rows is in flight at once. A queue may refuse one
+message and accept the next (a length limit), so the messages of one key go one after the other, in waves.
 """
 
 from __future__ import annotations
@@ -26,21 +25,24 @@ from escrowmq.outbox.targets.rows import Int64s, Rows, behind_failures, hold_bac
 from escrowmq.outbox.targets.seam import Codes, Promise
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 MAX_NAME_BYTES = 255
 MAX_HEADERS_BYTES = 100_000
 """All headers of a message travel in one frame of at most 128 KiB."""
 CLOSING_SECONDS = 2.0
 YOUNG_SECONDS = 3.0
-"""How long a new quorum queue is left alone. RabbitMQ writes the directory of its quorum queues a second after a
-change; killed before that, it finds the messages again (they are synced), but not the queue that they belong to.
-"""
+"""Time until a new quorum queue is used. RabbitMQ writes the directory of its quorum queues a second after a change;
+killed before that, it recovers the messages (they are synced), but not the queue that they belong to."""
+_DURABLE = {
+    "quorum": "a majority of the queue's members has it on disk, synced (quorum queue, publisher confirm)",
+    "classic": "RabbitMQ has written it, not always synced (durable classic queue, publisher confirm)",
+    "yours": "every queue that it was routed to has confirmed it; durable and quorum queues are yours to choose",
+}
 LOST = (Code.TIMED_OUT, Code.DISCONNECTED)
 FAILURES = (amqp.AMQPError, OSError, RuntimeError)
 """Of a connection that was lost, refused, or too slow (a TimeoutError is an OSError)."""
 DENIALS = (amqp.AuthenticationError, amqp.ProbableAuthenticationError, amqp.ChannelAccessRefused)
-
-T = TypeVar("T")
 
 
 class RabbitMqTarget:
@@ -58,19 +60,15 @@ class RabbitMqTarget:
         max_body_bytes: int = 16 << 20,
     ) -> None:
         """``timeout``: seconds of one ``send``. By default each topic is a queue that the target declares: durable, of
-        ``queue_type`` (``quorum`` syncs before it confirms, ``classic`` does not promise to). With ``declare=False``,
-        or an ``exchange`` (which must be there), queues and bindings are yours; a message that no queue takes is
-        refused. ``pipeline_keys``: do not wait between the messages of one key; for queues that never refuse a message
-        (no length limit). Does not connect yet."""
+        ``queue_type`` (``quorum`` syncs before it confirms, ``classic`` may not). With ``declare=False``, or an
+        ``exchange`` (which must exist), queues and bindings are yours; a message without a queue is refused.
+        ``pipeline_keys``: do not wait between the messages of one key; for queues that never refuse a message (no
+        length limit). Does not connect yet."""
         if queue_type not in ("quorum", "classic"):
             raise Misuse(Code.BAD_ARGUMENT, f"queue_type {queue_type!r}", "quorum or classic")
-        self._url = url
-        self._timeout = timeout
-        self._queue_type = queue_type
+        self._url, self._timeout, self._max_body_bytes = url, timeout, max_body_bytes
+        self._queue_type, self._exchange_name, self._pipeline_keys = queue_type, exchange, pipeline_keys
         self._declare = declare and not exchange
-        self._exchange_name = exchange
-        self._pipeline_keys = pipeline_keys
-        self._max_body_bytes = max_body_bytes
         self._connection: AbstractConnection | None = None
         self._channel: AbstractChannel | None = None
         self._exchange: AbstractExchange | None = None
@@ -81,44 +79,34 @@ class RabbitMqTarget:
 
     @property
     def promise(self) -> Promise:
-        """As durable as the queues are."""
-        if not self._declare:
-            durable = (
-                "every queue that it was routed to has confirmed it; durable and quorum queues are yours to choose"
-            )
-        elif self._queue_type == "quorum":
-            durable = "a majority of the queue's members has it on disk, synced (quorum queue, publisher confirm)"
-        else:
-            durable = "RabbitMQ has written it, not always synced (durable classic queue, publisher confirm)"
+        """The guarantees, which depend on the queues."""
+        durable = _DURABLE[self._queue_type if self._declare else "yours"]
         return Promise("rabbitmq", durable, max_body_bytes=self._max_body_bytes)
 
     def send(self, batch: Any) -> Codes:
-        """One code per row; see :mod:`escrowmq.outbox.targets.seam`."""
         if self._loop is None:
             raise Misuse(Code.BAD_ARGUMENT, "the target is closed")
         rows = Rows(batch)
         codes = rows.refused(max_body_bytes=self._max_body_bytes, queues=False)
         _refuse_headers(rows, codes)
         firsts = np.unique(np.array(rows.ids), return_index=True)[1]
-        codes[np.setdiff1d(np.arange(rows.count), firsts)] = Code.QUEUE_FULL  # of an id that comes twice, one at a time
+        codes[np.setdiff1d(np.arange(rows.count), firsts)] = Code.QUEUE_FULL  # a repeated id waits
         hold_back(codes, rows.key_numbers)
         self._loop.run(self._send(rows, codes, time.monotonic() + self._timeout))
         hold_back(codes, rows.key_numbers)
         return codes
 
     def close(self) -> None:
-        """Let the connection go. Idempotent."""
         loop, self._loop = self._loop, None
         if loop is not None:
             loop.run(self._leave())
             loop.close()
 
     async def _send(self, rows: Rows, codes: Codes, deadline: float) -> None:
-        problem = await self._connect(deadline)
-        wanted = np.flatnonzero(codes == Code.OK)
-        if problem:
-            codes[wanted] = problem
+        if problem := await self._connect(deadline):
+            codes[codes == Code.OK] = problem
             return
+        wanted = np.flatnonzero(codes == Code.OK)
         await self._declare_topics(rows, wanted, codes, deadline)
         wanted = np.flatnonzero(codes == Code.OK)
         parts = [np.arange(len(wanted))] if self._pipeline_keys else list(waves(rows.key_numbers[wanted]))
@@ -155,7 +143,7 @@ class RabbitMqTarget:
         return Code.OK
 
     async def _connect(self, deadline: float) -> Code:
-        """See that there is a connection with a channel; returns why there is none, or OK."""
+        """Open a connection with a channel unless there is one. Returns why there is none, or OK."""
         if self._channel is not None and not self._channel.is_closed:
             return Code.OK
         await self._drop()
@@ -176,7 +164,7 @@ class RabbitMqTarget:
     async def _drop(self) -> None:
         connection, self._connection, self._channel, self._exchange = self._connection, None, None, None
         self._declared.clear()
-        if connection is not None:  # a peer that does not answer takes its time; no caller waits for that
+        if connection is not None:  # in the background, because the peer may not answer
             self._closing = asyncio.create_task(_close(connection))
 
     async def _leave(self) -> None:
@@ -185,7 +173,7 @@ class RabbitMqTarget:
             await self._closing
 
     async def _declare_topics(self, rows: Rows, wanted: Int64s, codes: Codes, deadline: float) -> None:
-        """Make the queues that are not there; rows whose queue is not ready are answered with why."""
+        """Declare missing queues; set the code of rows whose queue is not ready."""
         now = time.monotonic()
         topics = sorted({rows.topics[row] for row in wanted.tolist()})
         problems = {topic: Code.QUEUE_FULL for topic in topics if self._not_before.get(topic, 0.0) > now}
@@ -200,11 +188,11 @@ class RabbitMqTarget:
         hold_back(codes, rows.key_numbers)
 
     async def _make(self, topic: str, seconds: float) -> Code:
-        """See that there is a queue of our kind. A new one is not used at once, see :data:`YOUNG_SECONDS`."""
-        found = await self._on_queue(topic, seconds, passive=True)
+        """Declare a queue unless it exists. A new one is not used at once, see :data:`YOUNG_SECONDS`."""
+        found = await self._declare_queue(topic, seconds, passive=True)
         if found not in (Code.OK, Code.NOT_FOUND):
             return found
-        same = await self._on_queue(topic, seconds, passive=False)
+        same = await self._declare_queue(topic, seconds, passive=False)
         if same == Code.OK and found == Code.NOT_FOUND and self._queue_type == "quorum":
             self._not_before[topic] = time.monotonic() + YOUNG_SECONDS
             return Code.QUEUE_FULL
@@ -212,7 +200,7 @@ class RabbitMqTarget:
             self._declared.add(topic)
         return same
 
-    async def _on_queue(self, topic: str, seconds: float, *, passive: bool) -> Code:
+    async def _declare_queue(self, topic: str, seconds: float, *, passive: bool) -> Code:
         assert self._connection is not None
         try:
             async with asyncio.timeout(seconds):
@@ -230,7 +218,7 @@ class RabbitMqTarget:
         return Code.OK
 
     def _pause_silent(self, rows: Rows, sent: Int64s, codes: Codes) -> None:
-        """Leave a queue alone for a while that does not answer, when others do: it has lost its leader."""
+        """Pause a queue that does not answer, when others do: it has lost its leader."""
         silent = {rows.topics[row] for row in sent[codes[sent] == Code.TIMED_OUT].tolist()}
         alive = {rows.topics[row] for row in sent[codes[sent] == Code.OK].tolist()}
         if alive:
@@ -250,7 +238,7 @@ async def _close(connection: AbstractConnection) -> None:
 
 
 class _LoopThread:
-    """An event loop in a thread of its own, for callers that have none."""
+    """An event loop in a thread of its own, for callers without one."""
 
     def __init__(self) -> None:
         self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
@@ -259,16 +247,16 @@ class _LoopThread:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return the result of ``work``; the caller waits."""
+        """Run ``work``; block until its result."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def close(self) -> None:
-        """Cancel what is left and end the thread."""
+        """Cancel all tasks and end the thread."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
 
     def _serve(self) -> None:
-        with self._runner:  # which cancels what is left and closes the loop
+        with self._runner:  # leaving it cancels all tasks and closes the loop
             self._loop.run_forever()
 
 

@@ -1,8 +1,8 @@
 """Redis Streams as a target, by ``redis`` (the extra ``redis``): topic → stream.
 
-A batch is one script that Redis runs as one step: it passes over ids that are marked as sent, adds the others with
-their marks, and stops at a key's first failure. So no row is added twice, and none overtakes. For one primary, with or
-without replicas; not for Redis Cluster, where a batch's streams live on several.
+A batch is one script that Redis runs as one step: it skips ids that are marked as sent, adds the others with their
+marks, and stops at a key's first failure. So no row is added twice, and none overtakes. For one primary, with or
+without replicas; not for Redis Cluster, where a batch's streams are on several nodes.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from escrowmq.outbox.targets.seam import Codes, Promise
 BODY_FIELD = "escrowmq-body"
 ROWS_A_SCRIPT = 500
 BYTES_A_SCRIPT = 8 << 20
-"""Redis serves no other client while a script runs."""
+"""Limits of one script, because Redis serves no other client while it runs."""
 MAX_PROPERTIES = 1000
-"""Lua cannot pass more than some thousand arguments to one command."""
+"""Lua cannot pass more than a few thousand arguments to one command."""
 
 SCRIPT = """
 local max_length, mark_seconds = ARGV[1], ARGV[2]
@@ -63,16 +63,14 @@ for row = 1, #KEYS / 2 do
 end
 return answers
 """
-"""A mark is the digest of the message's content; those of version 0.1.0 were the entry's id, which has a dash, and say
-nothing of it.
-"""
+"""A mark is the digest of the message's content; in version 0.1.0 it was the entry's id, which has a dash."""
 
 DURABILITY = {
     "always": "it is in Redis's append-only file, synced to disk (appendfsync always)",
     "everysec": "Redis has it; a crash of its machine loses the last second or two (appendfsync everysec)",
     "memory": "Redis has it in memory; a restart may lose it",
 }
-"""What a caller may ask for, best first, and what an OK is then worth."""
+"""The values of ``durability``, best first, and the guarantee of an OK."""
 STRENGTH = ("no", "everysec", "always")
 
 
@@ -91,11 +89,10 @@ class RedisTarget:
         prefix: str = "",
         max_body_bytes: int = 64 << 20,
     ) -> None:
-        """``timeout``: seconds of one answer. ``durability``: what the server must keep to, see :data:`DURABILITY`; one
-        that keeps to less is refused by ``send`` with Misuse(BAD_SETTING). ``dedup_seconds``: how long a sent id is
-        remembered (0: not at all). ``max_length``: trim streams to about so many entries (0: never), **whether anyone
-        has read them or not**. ``wait_replicas``: OK only when so many replicas have it. ``prefix``: of every stream's
-        name. Does not connect yet."""
+        """``timeout``: seconds of one request. ``durability``: required of the server, see :data:`DURABILITY`; with a
+        weaker server ``send`` raises Misuse(BAD_SETTING). ``dedup_seconds``: how long a sent id is stored (0: not at
+        all). ``max_length``: trim streams to about so many entries (0: never), **read or unread**. ``wait_replicas``:
+        OK only when so many replicas have it. ``prefix``: of every stream's name. Does not connect yet."""
         if durability not in DURABILITY:
             raise Misuse(Code.BAD_ARGUMENT, f"durability {durability!r}", f"one of {', '.join(DURABILITY)}")
         try:
@@ -104,32 +101,24 @@ class RedisTarget:
             )
         except ValueError as problem:
             raise Misuse(Code.BAD_URL, str(problem), "redis://[:PASSWORD@]HOST:PORT/DATABASE") from None
-        self._timeout = timeout
-        self._durability = durability
-        self._dedup_seconds = dedup_seconds
-        self._max_length = max_length
-        self._replicas = wait_replicas
-        self._prefix = prefix
+        self._timeout, self._durability, self._prefix = timeout, durability, prefix
+        self._dedup_seconds, self._max_length, self._replicas = dedup_seconds, max_length, wait_replicas
         self._max_body_bytes = max_body_bytes
         self._client: redis.Redis | None = None
         self._closed = False
 
     @property
     def promise(self) -> Promise:
-        """What was asked for when the target was made; a server that keeps to less is refused."""
+        """The guarantees by the options; a weaker server is refused."""
         copies = f", and {self._replicas} replicas have it in memory" if self._replicas else ""
         window = f"; an id is remembered for {self._dedup_seconds} s" if self._dedup_seconds else ""
         trimmed = f"; streams are trimmed to about {self._max_length} entries" if self._max_length else ""
-        return Promise(
-            name="redis",
-            durable=DURABILITY[self._durability] + copies + window + trimmed,
-            deduplicates=self._dedup_seconds > 0,
-            max_body_bytes=self._max_body_bytes,
-        )
+        durable = DURABILITY[self._durability] + copies + window + trimmed
+        return Promise("redis", durable, self._dedup_seconds > 0, max_body_bytes=self._max_body_bytes)
 
     def send(self, batch: Any) -> Codes:
-        """One code per row; see :mod:`escrowmq.outbox.targets.seam`. Raises Misuse(BAD_SETTING) when the server's
-        settings are below what the promise says."""
+        """Return one code per row; see :mod:`escrowmq.outbox.targets.seam`. Raises Misuse(BAD_SETTING) if the server
+        cannot keep the promise."""
         if self._closed:
             raise Misuse(Code.BAD_ARGUMENT, "the target is closed")
         rows = Rows(batch)
@@ -144,20 +133,18 @@ class RedisTarget:
                 codes[part] = Code.QUEUE_FULL
                 continue
             part = part[~behind_failures(codes, rows.key_numbers)[part]]
-            problem = self._run(rows, part, codes)
-            if problem:
+            if problem := self._run(rows, part, codes):
                 codes[part] = problem
                 lost = True
         hold_back(codes, rows.key_numbers)
         return codes
 
     def close(self) -> None:
-        """Let the connection go. Idempotent."""
         self._closed = True
         self._drop()
 
     def _run(self, rows: Rows, part: Int64s, codes: Codes) -> Code:
-        """Add one script's rows; returns why the result of all of them is unknown, or OK."""
+        """Add one script's rows. Returns why the result of all of them is unknown, or OK."""
         try:
             client = self._connect()
             keys, arguments = self._arguments(rows, part)
@@ -204,35 +191,28 @@ class RedisTarget:
         self._pool.disconnect()
 
     def _check(self, client: redis.Redis) -> None:
-        """Check that the server keeps the promise; else raise Misuse(BAD_SETTING). Asked on every new connection."""
+        """Raise Misuse(BAD_SETTING) unless the server keeps the promise. Runs on every new connection."""
         try:
             settings = {**client.config_get("append*"), **client.config_get("maxmemory*")}
         except (ResponseError, NoPermissionError):
             if self._durability == "memory" and not self._dedup_seconds:
                 return
-            raise Misuse(
-                Code.BAD_SETTING,
-                "this Redis does not tell its settings, so nobody knows when an entry is durable",
-                "allow CONFIG GET, or ask for durability='memory' and dedup_seconds=0",
-            ) from None
+            text = "this Redis does not show its settings, so it is unknown when an entry is durable"
+            hint = "allow CONFIG GET, or require only durability='memory' and dedup_seconds=0"
+            raise Misuse(Code.BAD_SETTING, text, hint) from None
         kept = settings.get("appendfsync", "no") if settings.get("appendonly") == "yes" else "no"
         if STRENGTH.index(kept) < STRENGTH.index(self._durability if self._durability != "memory" else "no"):
-            raise Misuse(
-                Code.BAD_SETTING,
-                f"durability={self._durability!r} is asked for, and this Redis keeps to less",
-                f"set appendonly yes and appendfsync {self._durability}, or ask the target for less",
-            )
+            text = f"durability={self._durability!r} is required, and this Redis guarantees less"
+            hint = f"set appendonly yes and appendfsync {self._durability}, or require less of the target"
+            raise Misuse(Code.BAD_SETTING, text, hint)
         policy = settings.get("maxmemory-policy", "noeviction")
         if settings.get("maxmemory", "0") != "0" and policy != "noeviction":
-            raise Misuse(
-                Code.BAD_SETTING,
-                f"this Redis throws entries or marks away when its memory is full (maxmemory-policy {policy})",
-                "set maxmemory-policy noeviction",
-            )
+            text = f"this Redis evicts entries or marks when its memory is full (maxmemory-policy {policy})"
+            raise Misuse(Code.BAD_SETTING, text, "set maxmemory-policy noeviction")
 
 
 def _parts(wanted: Int64s, rows: Rows) -> Iterator[Int64s]:
-    """Cut so that one script is neither too many rows nor too many bytes; a row alone may be larger."""
+    """Yield parts of at most the rows and bytes of one script; a row alone may be larger."""
     start, size = 0, 0
     for at, row in enumerate(wanted.tolist()):
         size += int(rows.body_bytes[row])
@@ -244,7 +224,7 @@ def _parts(wanted: Int64s, rows: Rows) -> Iterator[Int64s]:
 
 
 def _digest(fields: list[Any]) -> str:
-    """Of names and values; equal for equal messages."""
+    """Return the digest of names and values; equal for equal messages."""
     found = hashlib.blake2b(digest_size=16)
     for field in fields:
         raw = field if isinstance(field, bytes) else str(field).encode()
@@ -253,22 +233,18 @@ def _digest(fields: list[Any]) -> str:
 
 
 def _code(answer: str) -> Code:
-    """Convert an answer of Redis; an error begins with a word in capitals."""
+    """Convert an answer of Redis, whose errors begin with a name in capitals."""
     if not answer:
         return Code.OK
-    word = answer.split(maxsplit=1)[0]
     if "OOM" in answer:
         return Code.DISK_FULL
-    return {
-        "held": Code.QUEUE_FULL,
-        "taken": Code.MESSAGE_ID_TAKEN,
-        "MISCONF": Code.DISK_FULL,
-        "NOREPLICAS": Code.QUEUE_FULL,
-        "BUSY": Code.QUEUE_FULL,
-        "LOADING": Code.QUEUE_FULL,
-        "READONLY": Code.QUEUE_FULL,
-        "WRONGTYPE": Code.UNKNOWN_TOPIC,
-        "NOPERM": Code.DENIED,
-        "NOAUTH": Code.DENIED,
-        "WRONGPASS": Code.DENIED,
-    }.get(word, Code.DISCONNECTED)
+    return _CODES.get(answer.split(maxsplit=1)[0], Code.DISCONNECTED)
+
+
+_CODES = {
+    "taken": Code.MESSAGE_ID_TAKEN,
+    "MISCONF": Code.DISK_FULL,
+    "WRONGTYPE": Code.UNKNOWN_TOPIC,
+    **dict.fromkeys(("held", "NOREPLICAS", "BUSY", "LOADING", "READONLY"), Code.QUEUE_FULL),
+    **dict.fromkeys(("NOPERM", "NOAUTH", "WRONGPASS"), Code.DENIED),
+}

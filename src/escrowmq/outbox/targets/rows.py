@@ -1,9 +1,8 @@
 """Splits a batch into single messages for clients that need it, and keeps the order of messages per key.
 
-The rule is kept in one of two ways. A target that may refuse any one message of a stream is sent *waves*: the first
-message of every key at once, then the second of every key, and so on, so that a key's next message leaves only after
-the one before is known to be stored. A target whose server stops at a key's first failure by itself gets everything at
-once.
+A target that may refuse any one message of a stream is sent *waves*: the first message of every key at once, then the
+second of every key, and so on, so that a key's next message leaves only after the previous one is known to be stored.
+A target whose server stops at a key's first failure by itself gets everything at once.
 """
 
 from __future__ import annotations
@@ -21,8 +20,9 @@ from escrowmq.message.limits import byte_lengths
 from escrowmq.outbox.targets.seam import KEY_HEADER, MESSAGE_ID_HEADER, TAG_HEADER, Codes
 
 RESERVED = "escrowmq-"
-"""Headers that begin so are ours; a property of such a name is refused."""
+"""Prefix of our headers; a property of such a name is refused."""
 
+Flags = npt.NDArray[np.bool_]
 Int64s = npt.NDArray[np.int64]
 Headers = list[tuple[str, str]]
 
@@ -45,7 +45,7 @@ class Rows:
         self._delays = batch.column("delay_us").to_numpy()
 
     def headers(self, row: int, *, key: bool) -> Headers:
-        """Id, tag, properties, and the ``key`` where the target has no place of its own for it."""
+        """Return id, tag, properties, and the ``key`` where the target has no place of its own for it."""
         found: Headers = [(MESSAGE_ID_HEADER, self.ids[row])]
         own_key, tag = self.keys[row], self.tags[row]
         if key and own_key is not None:
@@ -55,8 +55,7 @@ class Rows:
         return found + (self.properties[row] or [])
 
     def refused(self, *, max_body_bytes: int | None, queues: bool) -> Codes:
-        """Return what can be refused without asking: one code per row, OK for the rest. ``queues``: rows may name
-        their queue."""
+        """Return one code per row: OK unless it is refused without the server. ``queues``: rows may name theirs."""
         codes = np.zeros(self.count, np.uint8)
         if not queues:
             codes[np.array(self.queues, np.int64) > 0] = Code.BAD_QUEUE
@@ -76,36 +75,30 @@ def check_schema(batch: pa.RecordBatch) -> None:
 
 
 def number_keys(keys: pa.Array) -> Int64s:
-    """One number per row: equal numbers, equal keys. A row without a key has a number of its own."""
-    codes = keys.dictionary_encode().indices
-    numbers = pc.fill_null(codes, -1).to_numpy(zero_copy_only=False).astype(np.int64)
-    alone = np.flatnonzero(numbers < 0)
-    numbers[alone] = len(keys) + alone
+    """Return one number per row, equal for equal keys. A row without a key has a number of its own."""
+    numbers = pc.fill_null(keys.dictionary_encode().indices, -1).to_numpy(zero_copy_only=False)
+    numbers = np.where(numbers < 0, len(keys) + np.arange(len(keys)), numbers)
     return np.unique(numbers, return_inverse=True)[1].astype(np.int64)
 
 
 def waves(numbers: Int64s) -> Iterator[Int64s]:
-    """Yield rows by wave: the first row of every key, then the second of every key, ..."""
+    """Yield the first row of every key, then the second of every key, and so on."""
     order = np.argsort(numbers, kind="stable")
-    ordered = numbers[order]
-    starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]]) if len(ordered) else np.zeros(0, np.int64)
-    lengths = np.diff(np.r_[starts, len(ordered)])
     rank = np.empty(len(numbers), np.int64)
-    rank[order] = np.arange(len(ordered)) - np.repeat(starts, lengths)
-    by_rank = np.argsort(rank, kind="stable")
-    bounds = np.searchsorted(rank[by_rank], np.arange(1, rank.max() + 1 if len(rank) else 1))
-    yield from (rows for rows in np.split(by_rank, bounds) if len(rows))
+    rank[order] = np.arange(len(numbers)) - np.searchsorted(numbers[order], numbers[order])
+    for wave in range(rank.max(initial=-1) + 1):
+        yield np.flatnonzero(rank == wave)
 
 
-def behind_failures(codes: Codes, numbers: Int64s) -> npt.NDArray[np.bool_]:
-    """Return rows that stand behind a row of their key that is not OK."""
-    first = np.full(int(numbers.max()) + 1 if len(numbers) else 0, len(numbers), np.int64)
+def behind_failures(codes: Codes, numbers: Int64s) -> Flags:
+    """Return which rows follow a row of their key that is not OK."""
+    first = np.full(len(numbers), len(numbers))  # by key number, which is less than the number of rows
     failed = np.flatnonzero(codes)
     np.minimum.at(first, numbers[failed], failed)
-    behind: npt.NDArray[np.bool_] = np.arange(len(numbers)) > first[numbers]
+    behind: Flags = np.arange(len(numbers)) > first[numbers]
     return behind
 
 
 def hold_back(codes: Codes, numbers: Int64s) -> None:
-    """Answer QUEUE_FULL, "not tried", for every row behind a failure of its key. In place."""
+    """Set every row behind a failure of its key to QUEUE_FULL, "not tried", in place."""
     codes[behind_failures(codes, numbers)] = Code.QUEUE_FULL
