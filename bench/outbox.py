@@ -219,7 +219,7 @@ def costs(report: Report, engine: sa.Engine, rows: int) -> None:
             start = time.perf_counter()
             batch = reader.pending(connection, leases.lanes)
             read = time.perf_counter()
-            marker.all_sent(connection, batch)
+            marker.mark_all(connection, batch)
             marked = time.perf_counter()
             if number >= WARM:  # until the reader knows how big rows are
                 claims.append(1e6 * (read - start) / len(batch))

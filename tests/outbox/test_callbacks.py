@@ -267,11 +267,11 @@ def test_a_settled_row_lets_the_later_ones_of_its_key_go_and_leaves_the_table(sq
         later = send_tx(connection, "orders", b"later", key="o-1")
     dialect = Dialect(sqlite_shop)
     holding = Holding(dialect, True, 0.0)
-    holding.look(range(LANES))
+    holding.refresh(range(LANES))
     assert len(holding.heads) == 1
     attention.settle(sqlite_shop, [identity])
-    holding.look_soon()
-    holding.look(range(LANES))
+    holding.invalidate()
+    holding.refresh(range(LANES))
     assert not holding.heads
     with dialect.transaction() as connection:
         assert marking.purge(dialect, connection, 1 << 62, (State.SENT, State.DONE)) == 1

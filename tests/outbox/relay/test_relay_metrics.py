@@ -14,9 +14,7 @@ from relay_checks import put
 from escrowmq.errors import Code
 from escrowmq.outbox.relay import Relay
 from escrowmq.outbox.relay import metrics as module
-from escrowmq.outbox.relay.backlog import Backlog
-from escrowmq.outbox.relay.metrics import BACKLOG, METRICS, collector
-from escrowmq.outbox.relay.statistics import Statistics
+from escrowmq.outbox.relay.metrics import BACKLOG, METRICS, Backlog, Statistics, collector
 from escrowmq.testing.memory_target import MemoryTarget
 
 

@@ -65,7 +65,7 @@ def test_a_producer_in_the_same_process_can_wake_it(tables: sa.Engine, target: M
 def test_pauses_grow_from_milliseconds_and_start_anew_after_activity() -> None:
     pause = Pause(0.05)
     assert [pause.take() for _ in range(6)] == pytest.approx([0.005, 0.01, 0.02, 0.04, 0.05, 0.05])
-    pause.found()
+    pause.reset()
     assert pause.take() == FIRST_PAUSE
     assert Pause(0.001).take() == 0.001
 

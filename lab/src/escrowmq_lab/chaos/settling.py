@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from escrowmq.connecting import connect
 from escrowmq.errors import EscrowError
 from escrowmq.outbox.dialects import Dialect
-from escrowmq.outbox.relay.backlog import read_backlog
+from escrowmq.outbox.relay.metrics import read_backlog
 from escrowmq_lab.chaos.check import Waiting
 from escrowmq_lab.chaos.modes import Mode
 from escrowmq_lab.databases import snapshot

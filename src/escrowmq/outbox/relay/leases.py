@@ -14,18 +14,17 @@ from escrowmq.platform.failpoints import reach
 from escrowmq.platform.times import to_us
 
 RENEW = 3
-"""A lease is renewed after this part of its length,"""
+"""A lease is renewed after its length divided by this,"""
 SHARE_SECONDS = 2.0
-"""and at least this often, so that a new worker soon gets its share."""
+"""but at least this often (s), so that a new worker soon gets its share."""
 HUNGRY_SECONDS = 0.25
-"""How often a worker with less than its share looks for free lanes."""
+"""Retry interval (s) of a worker with less than its share of lanes."""
 
 
 class Leases:
     """The lanes of one worker. Used by that worker's thread only.
 
-    ``owner`` is a name that no worker had before, so "is this lane still mine?" is a comparison of names: nothing is
-    ever leased twice under one.
+    ``owner`` is a name that no worker had before, so a lane is still this worker's if it has this name.
     """
 
     def __init__(self, dialect: Dialect, name: str, seconds: float) -> None:
@@ -33,31 +32,28 @@ class Leases:
         self.lanes: tuple[int, ...] = ()
         self._dialect = dialect
         self._seconds = seconds
-        self._next = 0.0
-        self._valid_until = 0.0
+        self._next = self._valid_until = 0.0
         self._hungry = True
 
     @property
     def valid(self) -> bool:
-        """Whether the leases still run, by a clock that this process has and that it began before the database's."""
+        """Whether the leases still run, by this process's clock, started before the database's."""
         return time.monotonic() < self._valid_until
 
     def announce(self) -> None:
-        """Be counted among those who share, before the first lane is taken: workers that start together share from the
-        start."""
+        """Register before taking the first lane, so that workers that start together share the lanes at once."""
         with self._dialect.transaction() as connection:
-            self._say_alive(connection)
+            self._register(connection)
 
     def due_in(self) -> float:
         """Return seconds until :meth:`keep` has something to do."""
         return max(0.0, self._next - time.monotonic())
 
     def keep(self) -> bool:
-        """Renew, hand over the surplus and take free lanes, if it is time. Returns whether the lanes changed."""
+        """Renew, release the surplus and take free lanes, if it is time. Returns whether the lanes changed."""
         if self.due_in():
             return False
-        begun = time.monotonic()
-        before = self.lanes
+        begun, before = time.monotonic(), self.lanes
         with self._dialect.transaction() as connection:
             self.lanes = self._balance(connection)
         reach("relay.leased")
@@ -67,24 +63,24 @@ class Leases:
         return self.lanes != before
 
     def still_mine(self, connection: sa.Connection, lanes: set[int]) -> set[int]:
-        """Return those of ``lanes`` that this worker has; they stay so until the transaction ends."""
+        """Return and lock those of ``lanes`` that this worker has, until the transaction ends."""
         lane = trans_lane.c.lane
         mine = sa.select(lane).where(lane.in_(sorted(lanes)), trans_lane.c.owner == self.owner).order_by(lane)
         return set(connection.scalars(mine.with_for_update()))
 
     def mine(self) -> sa.ColumnElement[bool]:
-        """For a single statement on ``trans_message``: the row's lane is leased by this worker. Binds ``owner``."""
-        leased = sa.select(trans_lane.c.lane).where(
-            trans_lane.c.lane.in_(self.lanes), trans_lane.c.owner == sa.bindparam("owner")
-        )
+        """Return, for a single statement on ``trans_message``, the condition that this worker has the row's lane. Binds
+        ``owner``."""
+        lane, owner = trans_lane.c.lane, trans_lane.c.owner
+        leased = sa.select(lane).where(lane.in_(self.lanes), owner == sa.bindparam("owner"))
         if self._dialect.name == "postgresql":
-            # looked up once; as a join it may come out as one scan of the rows per lane
+            # read once; a join may scan the rows once per lane
             lanes = sa.func.array(leased.scalar_subquery(), type_=postgresql.ARRAY(sa.SmallInteger))
             return trans_message.c.lane == sa.any_(lanes)
         return trans_message.c.lane.in_(leased)
 
     def give_back(self) -> None:
-        """Let everything go, so that others need not wait for the leases to end."""
+        """Release all lanes now, instead of when the leases end."""
         with self._dialect.transaction() as connection:
             connection.execute(_FREE.where(trans_lane.c.owner == self.owner))
             connection.execute(sa.delete(trans_relay).where(trans_relay.c.owner == self.owner))
@@ -92,11 +88,11 @@ class Leases:
         self.forget()
 
     def forget(self) -> None:
-        """Know nothing of any lane."""
+        """Forget the lanes."""
         self.lanes, self._next, self._valid_until = (), 0.0, 0.0
 
     def _balance(self, connection: sa.Connection) -> tuple[int, ...]:
-        now, until = self._say_alive(connection)
+        now, until = self._register(connection)
         alive = list(connection.scalars(sa.select(trans_relay.c.owner).where(trans_relay.c.alive_until_us > now)))
         rows = connection.execute(sa.select(trans_lane.c.lane, trans_lane.c.owner).order_by(trans_lane.c.lane)).all()
         share = _share(sorted(alive), self.owner, len(rows))
@@ -111,8 +107,8 @@ class Leases:
         self._hungry = len(kept) + len(taken) < share
         return (*kept, *taken)
 
-    def _say_alive(self, connection: sa.Connection) -> tuple[int, int]:
-        """Return the database's time, and until when this worker counts as alive."""
+    def _register(self, connection: sa.Connection) -> tuple[int, int]:
+        """Extend the registration of this worker. Returns the database's time, and the end of the registration."""
         now = int(connection.scalar(sa.select(self._dialect.now_us)) or 0)
         until = now + to_us(self._seconds)
         here = sa.update(trans_relay).where(trans_relay.c.owner == self.owner).values(alive_until_us=until)
@@ -137,7 +133,6 @@ _FREE = sa.update(trans_lane).values(owner=None, leased_until_us=0)
 
 
 def _share(alive: list[str], owner: str, lanes: int) -> int:
-    """Return how many of ``lanes`` are ``owner``'s among those ``alive``, in the order of their names; all alike,
-    give or take one."""
+    """Return ``owner``'s number of lanes, when those ``alive`` (sorted) share them evenly."""
     each, left = divmod(lanes, len(alive))
     return each + (alive.index(owner) < left)

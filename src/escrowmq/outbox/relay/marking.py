@@ -1,8 +1,8 @@
-"""Writes the results of a batch into the outbox table, and takes rows that were kept through their later states.
+"""Writes the results of a batch into the outbox table, and moves kept rows through their later states.
 
-If all was sent, that is one statement, a transaction of its own, which only touches rows of lanes that are leased at
-that moment. Anything else is one transaction that holds the worker's lanes while it writes, so that a worker that lost
-them changes nothing.
+If all rows were sent, that is one statement, a transaction of its own, which only touches rows of lanes that are leased
+at that moment. Anything else is one transaction that locks the worker's lanes while it writes, so that a worker that
+lost them changes nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from escrowmq.errors import Code
 from escrowmq.outbox.dialects import Dialect
 from escrowmq.outbox.relay.holding import free
 from escrowmq.outbox.relay.leases import Leases
-from escrowmq.outbox.relay.verdicts import Aside, Verdict
+from escrowmq.outbox.relay.reading import SEQ
+from escrowmq.outbox.relay.verdicts import Verdict
 from escrowmq.outbox.tables import State, state_is, trans_message
 from escrowmq.outbox.targets.seam import REFUSED, Codes
 from escrowmq.platform.failpoints import reach
@@ -34,27 +35,27 @@ def _in_state(*states: State) -> sa.ColumnElement[bool]:
 
 
 _OPEN = _in_state(State.PENDING, State.RETRYING)
-"""Only such rows are marked: a callback may have made one DONE already, a person may have discarded one."""
+"""Only such rows are marked: a callback may have made one DONE already, an operator may have discarded one."""
 _OVER = _in_state(State.PENDING, State.RETRYING, State.DONE)
-"""What is deleted after its OK."""
+"""Rows that are deleted after their OK."""
 
 
 class Marker:
-    """Marks of one worker. ``deletes``: what was sent leaves the table, unless it is to be kept."""
+    """Writes the marks of one worker. ``deletes``: sent rows are deleted, not kept."""
 
     def __init__(self, dialect: Dialect, leases: Leases, deletes: bool) -> None:
-        self._dialect = dialect
-        self._leases = leases
-        self._deletes = deletes
+        self._dialect, self._leases, self._deletes = dialect, leases, deletes
         self._among = dialect.among(_c.seq, "seqs")
 
-    def all_sent(self, connection: sa.Connection, rows: Sequence[Any]) -> int:
-        """Every row was sent, nothing else happened; how many were marked (fewer if lanes were lost)."""
-        return self._mark_sent(connection, [row[0] for row in rows], self._leases.mine(), owner=self._leases.owner)
+    def mark_all(self, connection: sa.Connection, rows: Sequence[Any]) -> int:
+        """Mark all rows as sent. Returns how many were marked (fewer if lanes were lost)."""
+        return self._mark_sent(connection, list(map(SEQ, rows)), self._leases.mine(), owner=self._leases.owner)
 
-    def mixed(self, rows: Sequence[Any], verdict: Verdict, behind: Sequence[tuple[int, int]]) -> tuple[int, set[int]]:
-        """Return some were not sent, or keys are freed or held: how many were marked as sent, and the lanes (of
-        those concerned) that are still this worker's."""
+    def mark_mixed(
+        self, rows: Sequence[Any], verdict: Verdict, behind: Sequence[tuple[int, int]]
+    ) -> tuple[int, set[int]]:
+        """Write a verdict where some rows were not sent, or keys are freed or held. Returns how many were marked as
+        sent, and the lanes (of the affected ones) that are still this worker's."""
         sent = [rows[place] for place in verdict.sent]
         behind = [*behind, *verdict.behind]
         lanes = {row.lane for row in sent} | {aside.lane for aside in verdict.aside} | {lane for _, lane in behind}
@@ -63,10 +64,14 @@ class Marker:
             reach("relay.fenced")
             seqs = [row.seq for row in sent if row.lane in mine]
             marked = self._mark_sent(connection, seqs, sa.true()) if seqs else 0
-            if aside := [_make_aside(one) for one in verdict.aside if one.lane in mine]:
+            aside = [
+                {"the_seq": a.seq, "state": int(a.state), "attempts": a.attempts, "due_us": a.due_us, "error": a.error}
+                for a in verdict.aside
+                if a.lane in mine
+            ]
+            if aside:
                 connection.execute(sa.update(trans_message).where(_c.seq == sa.bindparam("the_seq"), _OPEN), aside)
-            held = [seq for seq, lane in behind if lane in mine]
-            if held:
+            if held := [seq for seq, lane in behind if lane in mine]:
                 statement = sa.update(trans_message).where(self._among, _c.state == State.PENDING.value)
                 connection.execute(statement.values(state=State.HELD.value), {"seqs": self._dialect.numbers(held)})
             free(connection, [key for key in verdict.freed if key[0] in mine])
@@ -82,25 +87,20 @@ class Marker:
         change = sa.update(trans_message).values(sent_us=self._dialect.now_us)
         pending = change.where(self._among, _OPEN, mine).values(state=State.SENT.value)
         marked = connection.execute(pending, bound).rowcount
-        if marked < len(seqs):  # callbacks that were quicker than this mark: the rows stay DONE, and have been sent now
+        if marked < len(seqs):  # rows whose callback came before this mark: they stay DONE
             done = change.where(self._among, _c.state == State.DONE.value, mine)
             marked += connection.execute(done, bound).rowcount
         return marked
-
-
-def _make_aside(row: Aside) -> dict[str, Any]:
-    values = {"state": int(row.state), "attempts": row.attempts, "due_us": row.due_us, "error": row.error}
-    return {"the_seq": row.seq, **values}
 
 
 # Rows that were kept: those without a callback, those that were kept long enough
 
 
 def purge(dialect: Dialect, connection: sa.Connection, before_us: int, states: Sequence[State]) -> int:
-    """Delete up to PURGE_ROWS rows of those states that were durably sent before that time; how many.
+    """Delete up to PURGE_ROWS rows of each of those states that were durably sent before that time; return how many.
 
-    Two statements, because MySQL takes no LIMIT in a subquery. The states are asked again in the second. The time is a
-    number and no expression: a database's clock moves, and so would not be looked up in the index.
+    Two statements, because MySQL takes no LIMIT in a subquery; the second checks the states again. The time is a
+    number, because an expression of the database's clock would not use the index.
     """
     purged = 0
     for state in states:
@@ -115,14 +115,14 @@ def purge(dialect: Dialect, connection: sa.Connection, before_us: int, states: S
 
 
 def give_up(dialect: Dialect, leases: Leases, rows: Sequence[Any]) -> int:
-    """Return those SENT rows wait for a person now: no callback ever came. How many."""
+    """Move SENT rows without a callback to WAITING; return how many."""
     return _note(dialect, leases, rows, state=State.WAITING.value)
 
 
-def sent_again(dialect: Dialect, leases: Leases, rows: Sequence[Any], codes: Codes) -> int:
-    """Note a try on those SENT rows that got a definite answer; how many were OK.
+def count_resends(dialect: Dialect, leases: Leases, rows: Sequence[Any], codes: Codes) -> int:
+    """Count an attempt of the SENT rows with a definite answer; return how many were OK.
 
-    A refusal counts like a missing callback: the next one comes after the same interval.
+    A refusal counts like a missing callback: the next attempt follows after the same interval.
     """
     known = (codes == Code.OK) | REFUSED[codes]
     tried = list(compress(rows, known.tolist()))

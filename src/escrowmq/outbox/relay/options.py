@@ -29,7 +29,7 @@ class RelayOptions:
     """Options of a relay; times are seconds. Raises Misuse(BAD_SETTING) that names the option."""
 
     name: str = field(default_factory=_default_name)
-    """What the leases of this process are called; a random part is added."""
+    """The name of the leases of this process; a random part is added."""
     workers: int = _option(2, 1, 64)
     """Threads; each leases lanes of its own, so that one reads while another sends."""
     batch_rows: int = _option(4000, 1, 65_536)
@@ -39,9 +39,9 @@ class RelayOptions:
     lease: float = _option(30.0, 0.2)
     """A worker that is silent for this long loses its lanes. Keep it above the target's timeout."""
     poll_interval: float = _option(0.5, 0.001)
-    """Longest pause between two looks at the table, where nothing notifies."""
+    """Longest poll interval of the table, without notifications."""
     redeliveries: int = _option(3, 0)
-    """How often a refused message is tried again before it waits for a person."""
+    """How often a refused message is tried again before it needs an operator."""
     redelivery_interval: float = _option(300.0, 0.001)
     """Between two tries of a refused message; with ``await_callback`` also until a missing callback is a refusal."""
     on_exhausted: str = "hold_key"
@@ -55,7 +55,7 @@ class RelayOptions:
     backoff: float = _option(0.2, 0.001)
     """First pause after the target or the database was away; doubles each time, with jitter."""
     backoff_max: float = _option(30.0, 0.001)
-    """Longest such pause."""
+    """The longest such pause."""
 
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):

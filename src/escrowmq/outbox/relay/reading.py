@@ -1,9 +1,9 @@
-"""Reads PENDING outbox rows through their index: a bounded number per lane, lowest sequence number first; and makes
-the batch of them.
+"""Reads PENDING outbox rows through their index, a bounded number per lane, lowest sequence number first; and converts
+them to a batch.
 
-The cost follows from the rows that are read, not from how many are PENDING, SENT, HELD or gone. PostgreSQL reads every
-lane by itself in one statement (LATERAL); how deep, follows what the lanes turned out to hold. The others walk through
-the index lane by lane, from where the last walk ended, until the batch is full.
+The cost follows from the rows that are read, not from how many are PENDING, SENT, HELD or deleted. PostgreSQL reads
+each lane by itself in one statement (LATERAL), as many rows as the lanes lately had. The others walk through the index
+lane by lane, from where the last walk ended, until the batch is full.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from escrowmq.outbox.tables import State, state_is, trans_lane, trans_message
 
 _c = trans_message.c
 FIRST_ROWS = 64
-"""Rows of the first read: nothing is known yet about the size of bodies."""
+"""Rows of the first read, when the size of bodies is unknown."""
 
 
 class Row(NamedTuple):
-    """A row of :data:`COLUMNS` as the driver returns it."""
+    """The columns of a row that is read, in the order of :data:`COLUMNS`."""
 
     seq: int
     lane: int
@@ -46,10 +46,12 @@ class Row(NamedTuple):
 
 
 COLUMNS = tuple(trans_message.c[name] for name in Row._fields)
+SEQ = itemgetter(Row._fields.index("seq"))
+"""Returns the number of a row, quicker than by its name."""
 
 
 class Reader:
-    """Reads of one worker; remembers what the last ones were like."""
+    """Reads rows for one worker, in sizes that follow from its last reads."""
 
     def __init__(self, dialect: Dialect, owner: str, max_rows: int, max_bytes: int) -> None:
         self._dialect = dialect
@@ -62,31 +64,28 @@ class Reader:
         self._read = self._read_laterally if dialect.name == "postgresql" else self._read_round_robin
 
     def pending(self, connection: sa.Connection, lanes: Sequence[int], most: int | None = None) -> list[Any]:
-        """Return rows of those lanes that are to be sent; those of a lane are its lowest, in the order of their
-        numbers.
+        """Return pending rows of those lanes in the order of their numbers; those of a lane are its lowest.
 
-        At most ``most`` rows, or else about as many as lately made a batch of the wanted size.
+        At most ``most`` rows; by default about as many as made a batch of the wanted size lately.
         """
         wanted = min(self._fitting, most or self._fitting)
         rows = self._read(connection, lanes, wanted)
         if rows and most is None:
             fitting = int(self._max_bytes * len(rows) / (1 + sum(len(row.body) for row in rows)))
             self._fitting = max(1, min(self._max_rows, fitting, 4 * self._fitting))
-        rows.sort(key=itemgetter(0))
+        rows.sort(key=SEQ)
         return rows
 
-    def retries(self, connection: sa.Connection, lanes: Sequence[int], now_us: int, most: int) -> list[Any]:
-        """RETRYING rows whose time has come, those first that are due longest."""
-        due = sa.select(*COLUMNS).where(state_is(State.RETRYING), _c.lane.in_(lanes), _c.due_us <= now_us)
-        return list(connection.execute(due.order_by(_c.due_us).limit(most)).all())
-
-    def unconfirmed(self, connection: sa.Connection, lanes: Sequence[int], before_us: int, most: int) -> list[Any]:
-        """SENT rows that were last sent before that time: their callback is missing."""
-        late = sa.select(*COLUMNS).where(state_is(State.SENT), _c.sent_us <= before_us, _c.lane.in_(lanes))
-        return list(connection.execute(late.order_by(_c.sent_us).limit(most)).all())
+    def due(
+        self, connection: sa.Connection, lanes: Sequence[int], state: State, before_us: int, most: int
+    ) -> list[Any]:
+        """Return RETRYING rows that are due at that time, or SENT rows last sent before it, the oldest first."""
+        moment = _c.due_us if state is State.RETRYING else _c.sent_us
+        rows = sa.select(*COLUMNS).where(state_is(state), moment <= before_us, _c.lane.in_(lanes))
+        return list(connection.execute(rows.order_by(moment).limit(most)).all())
 
     def _read_round_robin(self, connection: sa.Connection, lanes: Sequence[int], wanted: int) -> list[Any]:
-        """From the lane after the last that was read, and round to it again."""
+        """Read from the lane after the last one that was read, and round to it again."""
         ahead = [lane for lane in lanes if lane > self._cursor]
         behind = [lane for lane in lanes if lane <= self._cursor]
         rows: list[Any] = []
@@ -108,7 +107,7 @@ class Reader:
         return []
 
     def _windows(self, lanes: Sequence[int], wanted: int) -> Iterator[Sequence[int]]:
-        """Read all lanes at once; some at a time, by turns, if one row of each would be too many bytes."""
+        """Yield the lanes of each read: all, or some by turns if one row of each would be too many bytes."""
         if wanted >= len(lanes):
             yield lanes
             return
@@ -118,8 +117,7 @@ class Reader:
             yield (*lanes, *lanes)[start : start + wanted]
 
     def _learn(self, rows: list[Any], each: int, wanted: int) -> None:
-        """More of each lane while batches are small for want of rows from the fullest; fewer when they came out too
-        big."""
+        """Read more rows per lane while batches are small although a lane has more; fewer if they are too big."""
         if len(rows) < wanted // 2:
             fullest = Counter(row.lane for row in rows).most_common(1)
             if fullest and fullest[0][1] >= each:
@@ -129,7 +127,7 @@ class Reader:
 
 
 def _of_my_lanes(dialect: Dialect) -> sa.Select[Any]:
-    """PostgreSQL: the lanes are looked up as they are leased at this moment, and each is read by itself."""
+    """Return the query of PostgreSQL, which reads each lane that is leased at this moment by itself."""
     message = (
         sa.select(*COLUMNS)
         .where(_c.lane == trans_lane.c.lane, state_is(State.PENDING))
@@ -151,7 +149,7 @@ _WALK = (
     .with_hint(trans_message, "FORCE INDEX (trans_message_by_state)", "mysql")
     .with_hint(trans_message, "FORCE INDEX (trans_message_by_state)", "mariadb")
 )
-"""SQLite, MariaDB, MySQL: lane by lane, in the order of the index, until there are enough."""
+"""The query of SQLite, MariaDB and MySQL: lane by lane, in the order of the index, until there are enough."""
 
 
 # To the batch that is sent
@@ -159,23 +157,12 @@ _WALK = (
 
 def outgoing(rows: Sequence[Any]) -> pa.RecordBatch:
     """Return the batch of at least one row of the shape of :class:`Row`."""
-    n = len(rows)
-    _, _, _, _, ids, topics, keys, tags, properties, bodies, created, delays = zip(*rows, strict=True)
-    zeros = pa.array(np.zeros(n, np.int64))
-    arrays = [
-        pa.array(topics, pa.utf8()),
-        pa.array(keys, pa.utf8()),
-        pa.array(tags, pa.utf8()),
-        _maps(properties),
-        pa.array(bodies, pa.binary()),
-        pa.array(ids, schemas.ID),
-        pa.array(np.full(n, -1, np.int32)),
-        pa.array(created, pa.int64()),
-        pa.array(delays, pa.int64()),
-        zeros,
-        pa.nulls(n, schemas.ID),
-    ]
-    return pa.RecordBatch.from_arrays(arrays, schema=schemas.OUTGOING)
+    columns: dict[str, Any] = dict(zip(Row._fields, zip(*rows, strict=True), strict=True))
+    columns["message_id"], columns["born_us"] = columns["id"], columns["created_us"]
+    columns["properties"] = _maps(columns["properties"])
+    columns["queue"], columns["immunity_us"] = np.full(len(rows), -1, np.int32), np.zeros(len(rows), np.int64)
+    columns["transaction"] = pa.nulls(len(rows), schemas.ID)
+    return pa.RecordBatch.from_pydict({name: columns[name] for name in schemas.OUTGOING.names}, schemas.OUTGOING)
 
 
 def _maps(texts: Sequence[str | None]) -> pa.Array:

@@ -14,9 +14,8 @@ import sqlalchemy as sa
 from escrowmq.errors import Code, Misuse
 from escrowmq.outbox.dialects import Dialect
 from escrowmq.outbox.migrations import check_schema
-from escrowmq.outbox.relay.backlog import Backlog, read_backlog
+from escrowmq.outbox.relay.metrics import Backlog, Counters, Statistics, read_backlog
 from escrowmq.outbox.relay.options import RelayOptions
-from escrowmq.outbox.relay.statistics import Counters, Statistics
 from escrowmq.outbox.relay.waking import Bell, Listener, Pause
 from escrowmq.outbox.relay.worker import SharedTarget, Worker
 from escrowmq.outbox.targets.seam import Target
@@ -28,8 +27,8 @@ _log = logging.getLogger(__name__)
 class Relay:
     """Moves the messages of one database to one target until stopped. Several at once share the work.
 
-    ``engine`` is a blocking SQLAlchemy engine, ``target`` see :mod:`escrowmq.outbox.targets.seam` (the caller closes
-    it), ``options`` those of :class:`RelayOptions`. A context manager: entering starts it in the background. Raises
+    ``engine`` is a blocking SQLAlchemy engine; the caller closes the ``target`` (:mod:`escrowmq.outbox.targets.seam`);
+    ``options`` are those of :class:`RelayOptions`. A context manager: entering starts it in the background. Raises
     Misuse for a bad option.
     """
 
@@ -49,19 +48,19 @@ class Relay:
         self._problem: BaseException | None = None
         self._single: Worker | None = None
         self._here = threading.RLock()  # one thread at a time uses the worker and its connection
-        self._stepping = False  # its holder is within a step: it may be interrupted by a signal handler
+        self._stepping = False  # whether its holder, which a signal handler may interrupt, is within a step
 
     # In the background
 
     def start(self) -> None:
-        """Start the workers. Raises Misuse(NO_TABLES, SCHEMA_VERSION); a database that is away is waited for."""
+        """Start the workers. Raises Misuse(NO_TABLES, SCHEMA_VERSION); waits for a database that is away."""
         if self._threads:
             raise Misuse(Code.BAD_ARGUMENT, "the relay is running already")
         self._check_tables()
         self._problem = None
         self._listener = Listener(self._engine, self._bell)
         self._listener.start()
-        workers = [self._worker(number) for number in range(self.options.workers)]
+        workers = [self._make_worker(number) for number in range(self.options.workers)]
         try:
             for worker in workers:
                 worker.leases.announce()
@@ -75,15 +74,15 @@ class Relay:
             thread.start()
 
     def stop(self) -> None:
-        """Finish the batches in hand, give the lanes back. Idempotent. Raises what ended a worker, if anything did."""
+        """Finish the current batches and release the lanes. Idempotent. Raises the error of a worker that failed."""
         self.ask_to_stop()
         threads, self._threads = self._threads, []
         for thread in threads:
             thread.join()
         if threads:
             self._listener.stop()
-        self._let_go()
-        self._stopping.clear()  # here and not at the next start: a signal that came before it counts
+        self._close_worker()
+        self._stopping.clear()  # here, because a signal before the next start counts
         if threads and self._problem is not None:
             raise self._problem
 
@@ -94,8 +93,7 @@ class Relay:
         self._bell.ring()
 
     def run(self) -> None:
-        """Run until :meth:`ask_to_stop` or :meth:`stop` is called elsewhere, or a worker fails; raises what it failed
-        with."""
+        """Run until :meth:`ask_to_stop` or :meth:`stop` is called elsewhere. Raises the error of a failed worker."""
         self.start()
         try:
             self.wait()
@@ -103,11 +101,9 @@ class Relay:
             self.stop()
 
     def wait(self) -> None:
-        """Return when it is asked to stop, or a worker fails."""
-        while self._threads and not self._stopping.wait(
-            0.2
-        ):  # never for ever: signals are handled when this thread wakes
-            pass
+        """Wait for a stop, or the failure of a worker."""
+        while self._threads and not self._stopping.wait(0.2):
+            pass  # with a timeout, because signals are handled when this thread wakes
 
     def __enter__(self) -> Relay:
         self.start()
@@ -117,41 +113,41 @@ class Relay:
         self.stop()
 
     def wake(self) -> None:
-        """Look at the table now: for producers in this process, where the database does not notify."""
+        """Poll the table now: for producers in this process, where the database does not notify."""
         self._bell.ring()
 
     @property
     def statistics(self) -> Statistics:
-        """What was done so far, and how it stands."""
+        """The counts so far, and the state now."""
         return self._counters.now()
 
     # In the caller's thread
 
     def run_once(self) -> int:
-        """One batch, in the caller's thread, of whatever lanes are free; how many messages were sent.
+        """Send one batch of any free lanes, in the caller's thread. Returns how many messages were sent.
 
         The lanes stay leased until :meth:`stop`: call it, or :meth:`drain`, at the end. Raises Misuse(NO_TABLES, ...).
         """
-        with self._alone():
-            return self._worker_here().step().sent
+        with self._use_worker() as worker:
+            return worker.step().sent
 
     def drain(self, timeout: float | None = None) -> bool:
-        """Send, in the caller's thread, until the table holds nothing that is to be sent now; False if it still does
-        after ``timeout`` seconds.
+        """Send, in the caller's thread, until no row of the table is to be sent now. Returns False after ``timeout``
+        seconds.
 
-        Rows in lanes that another relay has leased are waited for: it sends them, or, if it is dead, its leases end
-        (``lease`` seconds after its last word) and its lanes are taken over. A refused row that waits for its next try,
-        and what waits for a person, is not waited for; :meth:`backlog` names them. All leases are given back at the
-        end. Raises Misuse(NO_TABLES, ...).
+        Waits for rows in lanes of another relay: it sends them, or, if it is dead, its leases end (``lease`` seconds
+        after the last renewal) and its lanes are taken over. Does not wait for refused rows before their next try, nor
+        for rows that need an operator; :meth:`backlog` counts them. Releases all leases at the end. Raises
+        Misuse(NO_TABLES, ...).
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        stops = self._stops  # whoever stops it from another thread may be done with it before this one looks
+        stops = self._stops  # a stop by another thread may begin and end between two checks here
         try:
             while True:
-                with self._alone():
-                    step = self._worker_here().step()
-                    pause = step.pause or (self._worker_here().look() if step.idle else 0.0)
-                if step.idle and not pause:
+                with self._use_worker() as worker:
+                    step = worker.step()
+                    pause = step.pause or (0.0 if step.read else worker.due_in())
+                if not step.read and not pause:
                     return True
                 left = None if deadline is None else deadline - time.monotonic()
                 if self._stopping.is_set() or self._stops != stops or (left is not None and left <= 0):
@@ -159,45 +155,39 @@ class Relay:
                 if pause:
                     self._bell.wait(0, pause if left is None else min(pause, left))
         finally:
-            self._let_go()
+            self._close_worker()
 
     def backlog(self) -> Backlog:
-        """Count what the table still holds. Raises what the database raises."""
+        """Count the unsent rows. Raises the errors of the database."""
         with self._dialect.single.connect() as connection:
             return read_backlog(self._dialect, connection)
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Run the worker in the caller's thread. Another thread's stop leaves releasing it to this thread."""
+    def _use_worker(self) -> Iterator[Worker]:
+        """Context manager: the worker of the caller's thread, which closes it after a stop by another thread."""
         with self._here:
             self._stepping = True
             try:
-                yield
+                if self._threads:
+                    hint = "use another Relay, or stop this one"
+                    raise Misuse(Code.BAD_ARGUMENT, "the relay is running in the background", hint)
+                if self._single is None:
+                    self._check_tables()
+                    self._single = self._make_worker(0)
+                yield self._single
             finally:
                 self._stepping = False
                 if self._stopping.is_set():
-                    self._let_go()
+                    self._close_worker()
 
-    def _let_go(self) -> None:
-        """Close the worker, once no other thread is within a step."""
+    def _close_worker(self) -> None:
+        """Close the worker of :meth:`run_once`, once no other thread is within a step."""
         with self._here:
-            if self._stepping:  # the caller interrupted the step itself, which does it at its end
+            if self._stepping:  # called within the step of this thread, which does it at its end
                 return
             worker, self._single = self._single, None
             if worker is not None:
                 worker.close()
-
-    def _worker_here(self) -> Worker:
-        if self._threads:
-            raise Misuse(
-                Code.BAD_ARGUMENT, "the relay is running in the background", "use another Relay, or stop this one"
-            )
-        if self._single is None:
-            self._check_tables()
-            self._single = self._worker(0)
-        return self._single
-
-    # Inside
 
     def _check_tables(self) -> None:
         try:
@@ -206,7 +196,7 @@ class Relay:
         except sa.exc.OperationalError as problem:
             _log.warning("the database is away: %s", problem.orig)
 
-    def _worker(self, number: int) -> Worker:
+    def _make_worker(self, number: int) -> Worker:
         return Worker(number, self._dialect, self._target, self.options, self._counters)
 
     def _work(self, number: int, worker: Worker) -> None:
@@ -214,14 +204,11 @@ class Relay:
         try:
             while not self._stopping.is_set():
                 step = worker.step()
-                most = worker.leases.due_in()  # they want to be renewed
+                most = worker.leases.due_in()  # leases must be renewed
                 if step.pause:
                     self._bell.wait(number, min(step.pause, max(most, 0.01)))
-                elif step.idle:
-                    if self._bell.wait(number, min(pause.take(), max(most, 0.001))):
-                        pause.found()
-                else:
-                    pause.found()
+                elif step.read or self._bell.wait(number, min(pause.take(), max(most, 0.001))):
+                    pause.reset()
         except BaseException as problem:
             _log.critical("the relay stops: %s", problem)
             self._problem = self._problem or problem

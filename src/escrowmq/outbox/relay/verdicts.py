@@ -1,10 +1,10 @@
 """Decides from a target's answer what happens to each row. Pure: no clock, no database.
 
-1. OK is OK, whatever its neighbours got: the message is durable and must not be sent for ever.
+1. OK is OK, whatever its neighbours got: the message is durable and must not be sent again and again.
 2. A refusal counts. The row is RETRYING until its tries run out, then WAITING. It holds the later rows of its key.
-3. Away, overloaded, unknown, denied: nothing is counted. If that is all that the target has to say, the rows stay as
-   they are and the target is left alone for a while; if others got through, or would have (one broker of several is
-   away), these step aside (RETRYING, uncounted), lest they fill every batch.
+3. Away, overloaded, unknown, denied: nothing is counted. If the target answers nothing else, the rows stay as they are
+   and the target is paused. If other rows got through, or would have (one broker of several is away), these step aside
+   (RETRYING, uncounted), so that they do not fill every batch.
 4. A row behind one of 2 or 3 of its key was not tried: HELD, if that one holds its key; else it stays as it is.
 """
 
@@ -14,12 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from escrowmq.errors import Code
 from escrowmq.outbox.tables import State
-from escrowmq.outbox.targets.seam import REFUSED
+from escrowmq.outbox.targets.seam import REFUSED, Codes
 
 Key = tuple[int, str]
 """Lane and key."""
@@ -46,17 +43,17 @@ class Verdict:
     behind: list[tuple[int, int]] = field(default_factory=list)
     """Sequence numbers and lanes of PENDING rows that are now HELD."""
     heads: dict[Key, int] = field(default_factory=dict)
-    """Keys that are held from now on, by which row."""
+    """The row that holds each newly held key."""
     freed: list[Key] = field(default_factory=list)
     """Keys whose head got through: HELD rows are PENDING again."""
     refused: int = 0
     away: Code | None = None
-    """Why the target took nothing, if it took nothing."""
+    """Why the target accepted nothing, in that case."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How long, how often; see :class:`~escrowmq.outbox.relay.options.RelayOptions`."""
+    """Limits and intervals; see :class:`~escrowmq.outbox.relay.options.RelayOptions`."""
 
     redeliveries: int
     interval_us: int
@@ -65,25 +62,15 @@ class Rules:
 
 
 def judge(
-    rows: Sequence[Any],
-    codes: npt.NDArray[np.uint8],
-    held: dict[Key, int],
-    rules: Rules,
-    now_us: int,
-    *,
-    partly_there: bool = False,
+    rows: Sequence[Any], codes: Codes, held: dict[Key, int], rules: Rules, now_us: int, *, partly_there: bool = False
 ) -> Verdict:
-    """Return the verdict on ``rows`` (of the shape of ``reading.Row``) that were sent and answered ``codes``.
+    """Return the verdict on sent ``rows`` (of the shape of ``reading.Row``) with answers ``codes``.
 
     ``partly_there``: part of the target is known to work, though none of these rows was for it.
     """
     if not codes.any():
-        verdict = Verdict(sent=list(range(len(rows))))
-        if held:
-            verdict.freed = [
-                (row.lane, row.key) for row in rows if row.key is not None and held.get((row.lane, row.key)) == row.seq
-            ]
-        return verdict
+        freed = [(row.lane, row.key) for row in rows if held.get((row.lane, row.key)) == row.seq] if held else []
+        return Verdict(sent=list(range(len(rows))), freed=freed)
     refused = REFUSED[codes]
     if not partly_there and not refused.any() and codes.all():
         return Verdict(away=Code(int(codes[0])))
@@ -94,7 +81,7 @@ def _judge_mixed(
     rows: Sequence[Any], codes: list[int], refused: list[bool], held: dict[Key, int], rules: Rules, now_us: int
 ) -> Verdict:
     verdict = Verdict()
-    stuck: dict[Key, bool] = {}  # keys of which a row did not get through here, and whether that one holds them
+    stuck: dict[Key, bool] = {}  # keys with a failed row in this batch, and whether that one holds them
     for place, (row, code, counts) in enumerate(zip(rows, codes, refused, strict=True)):
         key = None if row.key is None else (row.lane, row.key)
         if code == Code.OK:
@@ -120,9 +107,8 @@ def _judge_mixed(
 
 def _aside(row: Any, code: Code, counts: bool, rules: Rules, now_us: int) -> Aside:
     text = f"{code.name}: {code.sentence}" + (f" ({code.hint})" if code.hint else "")
-    if not counts:
-        return Aside(row.seq, row.lane, State.RETRYING, row.attempts, now_us + rules.aside_us, text)
-    attempts = row.attempts + 1
-    if attempts > rules.redeliveries:
+    attempts = row.attempts + counts
+    if attempts > rules.redeliveries and counts:
         return Aside(row.seq, row.lane, State.WAITING, attempts, 0, text)
-    return Aside(row.seq, row.lane, State.RETRYING, attempts, now_us + rules.interval_us, text)
+    due_us = now_us + (rules.interval_us if counts else rules.aside_us)
+    return Aside(row.seq, row.lane, State.RETRYING, attempts, due_us, text)

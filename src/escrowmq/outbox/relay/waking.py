@@ -1,4 +1,4 @@
-"""Decides when a worker polls the table again: on notification, soon after it found rows, else ever less often."""
+"""Decides when a worker polls the table again: on notification, soon after it found rows, else at growing intervals."""
 
 from __future__ import annotations
 
@@ -14,24 +14,23 @@ from escrowmq.outbox.tables import CHANNEL
 _log = logging.getLogger(__name__)
 FIRST_PAUSE = 0.005
 LISTEN_SECONDS = 0.5
-"""How long the listener waits in one go: a stop is noticed within this time."""
+"""Longest wait (s) of the listener before it checks whether to stop."""
 
 
 class Pause:
-    """The pauses of one worker between two looks: 5 ms, then doubling up to the limit."""
+    """The poll interval of one worker: 5 ms, then doubling up to the limit."""
 
     def __init__(self, longest: float) -> None:
         self._longest = longest
-        self._next = min(FIRST_PAUSE, longest)
+        self.reset()
 
-    def found(self) -> None:
-        """Note that there was work."""
+    def reset(self) -> None:
+        """Start again, because there was work."""
         self._next = min(FIRST_PAUSE, self._longest)
 
     def take(self) -> float:
-        """Note that there was no work. Returns the pause in seconds."""
-        pause = self._next
-        self._next = min(2 * pause, self._longest)
+        """Return the next pause in seconds, because there was no work."""
+        pause, self._next = self._next, min(2 * self._next, self._longest)
         return pause
 
 
@@ -42,12 +41,11 @@ class Bell:
         self._events = [threading.Event() for _ in range(workers)]
 
     def ring(self) -> None:
-        """Wake all workers."""
         for event in self._events:
             event.set()
 
     def wait(self, worker: int, seconds: float) -> bool:
-        """Until rung, or for ``seconds``; whether it rang."""
+        """Wait for :meth:`ring`, at most ``seconds``. Returns whether it rang."""
         event = self._events[worker]
         rung = event.wait(seconds)
         event.clear()
@@ -57,23 +55,21 @@ class Bell:
 class Listener:
     """Rings the bell when PostgreSQL notifies (``send_tx`` does so in its transaction); does nothing elsewhere.
 
-    It has a connection of its own; when that is lost, polling continues and a new one is tried every few seconds.
+    It has a connection of its own. While that is lost, the workers poll, and it reconnects every few seconds.
     """
 
     def __init__(self, engine: sa.Engine, bell: Bell) -> None:
-        self._engine = engine
-        self._bell = bell
+        self._engine, self._bell = engine, bell
         self._stopping = threading.Event()
         self.listening = threading.Event()
         self._thread = threading.Thread(target=self._run, name="escrowmq-relay-listen", daemon=True)
 
     def start(self) -> None:
-        """Begin to listen, where the database and its driver can."""
+        """Start to listen, if the database and its driver support it."""
         if self._engine.dialect.name == "postgresql" and self._engine.dialect.driver == "psycopg":
             self._thread.start()
 
     def stop(self) -> None:
-        """Stop listening."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -103,4 +99,4 @@ class Listener:
                     for _ in driver.notifies(timeout=LISTEN_SECONDS, stop_after=1):
                         self._bell.ring()
             finally:
-                connection.invalidate()  # a connection that listens must not go back into the pool
+                connection.invalidate()  # a connection that listens must not return to the pool

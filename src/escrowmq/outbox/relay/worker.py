@@ -1,6 +1,4 @@
-"""One worker: leases lanes, reads, sends, marks, in one thread. A relay has several; they share the target and nothing
-else.
-"""
+"""One worker of a relay: leases lanes, reads, sends and marks rows, in one thread. Workers share only the target."""
 
 from __future__ import annotations
 
@@ -20,12 +18,11 @@ from escrowmq import hooks
 from escrowmq.errors import Code, Misuse
 from escrowmq.outbox.dialects import Dialect, in_a_line
 from escrowmq.outbox.relay import marking
-from escrowmq.outbox.relay.backlog import due_now, lag_seconds
 from escrowmq.outbox.relay.holding import Holding
 from escrowmq.outbox.relay.leases import Leases
+from escrowmq.outbox.relay.metrics import Counters, due_now, lag_seconds
 from escrowmq.outbox.relay.options import RelayOptions
 from escrowmq.outbox.relay.reading import Reader, outgoing
-from escrowmq.outbox.relay.statistics import Counters
 from escrowmq.outbox.relay.verdicts import Rules, Verdict, judge
 from escrowmq.outbox.tables import State
 from escrowmq.outbox.targets.seam import Codes, Target
@@ -35,21 +32,19 @@ from escrowmq.platform.times import to_us
 
 _log = logging.getLogger(__name__)
 PROBE_ROWS = 16
-"""Rows of a batch that finds out whether a target is back."""
-LOOK_SECONDS = 1.0
-"""How often is looked for RETRYING rows whose time has come, and for what a person did; or more often, where tries are
-closer.
-"""
+"""Rows of a batch that probes whether a target is back."""
+CHECK_SECONDS = 1.0
+"""Interval of the checks for due RETRYING rows and operator actions, unless ``redelivery_interval`` is shorter."""
 AWAY = (DBAPIError, DisconnectionError, PoolTimeout)
-"""What a database raises that is away, full, locked, or being upgraded."""
+"""The errors of a database that is away, full, locked, or being upgraded."""
 LAG_SECONDS = 1.0
-"""How often it is looked how far behind the table is; less often where that takes long."""
+"""Interval of the lag measurements; longer if they take long."""
 LANE_ZERO = 0
 """The worker that has this lane purges for all."""
 
 
 class SharedTarget:
-    """One target for all workers: one at a time sends, and a failure holds for all. Thread-safe."""
+    """One target for all workers: one at a time sends, and all back off after a failure. Thread-safe."""
 
     def __init__(self, target: Target, backoff: Backoff) -> None:
         self._target = target
@@ -57,11 +52,10 @@ class SharedTarget:
         self.backoff = backoff
 
     def send(self, batch: Any) -> Codes:
-        """Send and get one code per row; any exception of a target but Misuse means that the result is unknown."""
+        """Send and return one code per row; after any exception of a target but Misuse the result is unknown."""
         if not hooks.installed:
             return self._send(batch)
-        call = hooks.Call("relay", count=batch.num_rows, columns=batch)
-        with hooks.around(call):
+        with hooks.around(hooks.Call("relay", count=batch.num_rows, columns=batch)) as call:
             call.result = codes = self._send(batch)
         return codes
 
@@ -72,17 +66,19 @@ class SharedTarget:
             except Misuse:
                 raise
             except Exception as problem:
-                said = self.backoff.failing  # the traceback is in the log already
-                _log.log(logging.DEBUG if said else logging.ERROR, "the target failed: %r", problem, exc_info=not said)
+                known = self.backoff.failing  # the traceback is in the log already
+                _log.log(
+                    logging.DEBUG if known else logging.ERROR, "the target failed: %r", problem, exc_info=not known
+                )
                 return np.full(batch.num_rows, Code.DISCONNECTED, np.uint8)
 
     def partly_there(self) -> bool:
-        """Of a target of several brokers: whether one of them works."""
-        ask = getattr(self._target, "partly_there", None)
-        if ask is None:
+        """Return whether one of the brokers of a target works."""
+        probe = getattr(self._target, "partly_there", None)
+        if probe is None:
             return False
         with self._lock:
-            return bool(ask())
+            return bool(probe())
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +88,7 @@ class Step:
     read: int = 0
     sent: int = 0
     pause: float = 0.0
-    """Seconds for which there is no sense in another step (a target or database that is away)."""
-
-    @property
-    def idle(self) -> bool:
-        """Whether nothing was there."""
-        return not self.read
+    """Seconds until the next step makes sense (a target or database is away)."""
 
 
 class Worker:
@@ -107,53 +98,45 @@ class Worker:
         self, number: int, dialect: Dialect, target: SharedTarget, options: RelayOptions, counters: Counters
     ) -> None:
         self._number = number
-        self._dialect = dialect
-        self._target = target
-        self._options = options
-        self._counters = counters
+        self._dialect, self._target, self._options, self._counters = dialect, target, options, counters
         self.leases = Leases(dialect, options.name, options.lease)
         self._reader = Reader(dialect, self.leases.owner, options.batch_rows, options.batch_bytes)
-        holds = options.on_exhausted == "hold_key"
-        self._look_seconds = min(LOOK_SECONDS, options.redelivery_interval)
-        self._holding = Holding(dialect, holds, self._look_seconds)
-        self._marker = marking.Marker(dialect, self.leases, not options.keep and not options.await_callback)
+        self._check_seconds = min(CHECK_SECONDS, options.redelivery_interval)
         aside = min(max(options.backoff, 1.0), options.redelivery_interval)
+        holds = options.on_exhausted == "hold_key"
         self._rules = Rules(options.redeliveries, to_us(options.redelivery_interval), to_us(aside), holds)
+        self._holding = Holding(dialect, holds, self._check_seconds)
+        self._marker = marking.Marker(dialect, self.leases, not options.keep and not options.await_callback)
         self._database = Backoff(options.backoff, options.backoff_max)
         self._connection: sa.Connection | None = None
         self._clock_ahead = 0
         self._next_retries = self._next_unconfirmed = self._next_purge = self._next_lag = 0.0
-        self._waiting_holds = holds
         self._was_idle = False
 
-    # The outside
-
     def step(self) -> Step:
-        """Keep the leases, read a batch, send it, mark it. A pause instead while target or database are to be left
-        alone."""
+        """Keep the leases, read a batch, send it, mark it; or return a pause while target or database is away."""
         if pause := self._database.left():
             return Step(pause=pause)
         try:
             step = self._step()
             self._measure(step)
         except AWAY as problem:
-            return self._database_failed(problem)
+            return self._on_database_failure(problem)
         if self._database.worked():
             _log.info("the database is back")
         return step
 
-    def look(self) -> float:
-        """Return seconds after which another step makes sense, because the table holds rows that are to be sent
-        now, in whoever's lanes; 0: none."""
+    def due_in(self) -> float:
+        """Return the seconds until another step makes sense, because rows of any lane are to be sent now; 0: none."""
         try:
-            due = due_now(self._dialect, self._connect(), self._waiting_holds)
+            due = due_now(self._dialect, self._connect(), self._rules.waiting_holds)
         except AWAY as problem:
-            return self._database_failed(problem).pause
+            return self._on_database_failure(problem).pause
         reach("relay.looked")
         return max(min(self.leases.due_in(), self._options.poll_interval), 0.01) if due else 0.0
 
     def close(self) -> None:
-        """Give the lanes back, let the connection go."""
+        """Release the lanes and the connection."""
         try:
             self.leases.give_back()
             self._next_lag = 0.0
@@ -162,22 +145,22 @@ class Worker:
             text = "the lanes could not be given back, they come free with their leases: %s"
             _log.warning(text, in_a_line(problem))
         self._disconnect()
-        self._counters.leased(self._number, 0)
+        self._counters.set_lanes(self._number, 0)
 
     # One step
 
     def _step(self) -> Step:
         if self.leases.keep():
-            self._holding.look_soon()
-            self._counters.leased(self._number, len(self.leases.lanes))
+            self._holding.invalidate()
+            self._counters.set_lanes(self._number, len(self.leases.lanes))
         if not self.leases.lanes:
             return Step()
         if pause := self._target.backoff.left():
             return Step(pause=pause)
-        self._holding.look(self.leases.lanes)
+        self._holding.refresh(self.leases.lanes)
         connection = self._connect()
         rows = self._read(connection)
-        connection.commit()  # an SQLite engine whose listener begins transactions (a known recipe) begins them here too
+        connection.commit()  # needed on SQLite engines with a listener that begins transactions
         reach("relay.read")
         step = self._relay(connection, rows) if rows else Step()
         if not step.pause:
@@ -186,18 +169,18 @@ class Worker:
         return step
 
     def _read(self, connection: sa.Connection) -> list[Any]:
-        """Retries that are due, then what is pending."""
+        """Read due retries, then pending rows."""
         lanes, probing = self.leases.lanes, PROBE_ROWS if self._target.backoff.failing else None
         retries: list[Any] = []
         now = time.monotonic()
         if now >= self._next_retries:
             most = probing or max(self._options.batch_rows // 4, 1)
-            retries = self._reader.retries(connection, lanes, self._now_us(), most)
-            self._next_retries = now if len(retries) == most else now + self._look_seconds
+            retries = self._reader.due(connection, lanes, State.RETRYING, self._now_us(), most)
+            self._next_retries = now if len(retries) == most else now + self._check_seconds
         return retries + self._reader.pending(connection, lanes, probing)
 
     def _relay(self, connection: sa.Connection, rows: list[Any]) -> Step:
-        rows, behind = self._holding.part(rows)
+        rows, behind = self._holding.split(rows)
         verdict = Verdict()
         if rows:
             batch = outgoing(rows)
@@ -207,18 +190,24 @@ class Worker:
                 return Step(read=len(rows))
             codes = self._target.send(batch)
             reach("relay.sent")
-            heads, now_us = self._holding.heads, self._now_us()
-            verdict = judge(rows, codes, heads, self._rules, now_us)
+            given = (rows, codes, self._holding.heads, self._rules, self._now_us())
+            verdict = judge(*given)
             if verdict.away is not None and self._target.partly_there():
-                verdict = judge(rows, codes, heads, self._rules, now_us, partly_there=True)
+                verdict = judge(*given, partly_there=True)
             if verdict.away is not None:
-                return self._target_failed(verdict.away, len(rows))
+                self._counters.add(target_failures=1)
+                text = f"the target takes nothing ({verdict.away.name}); nothing is counted"
+                return Step(read=len(rows), pause=_pause(self._target.backoff, text))
             if self._target.backoff.worked():
                 _log.info("the target is back")
         self._mark(connection, rows, verdict, behind)
         reach("relay.marked")
-        self._count(rows, verdict)
-        return Step(read=len(rows) + len(behind), sent=len(verdict.sent))
+        waiting = [aside for aside in verdict.aside if aside.state is State.WAITING]
+        for aside in waiting:
+            _log.error("message %d needs an operator after %d refusals: %s", aside.seq, aside.attempts, aside.error)
+        sent = len(verdict.sent)
+        self._counters.add(sent=sent, refused=verdict.refused, waiting=len(waiting), batches=int(sent > 0))
+        return Step(read=len(rows) + len(behind), sent=sent)
 
     def _mark(
         self, connection: sa.Connection, rows: list[Any], verdict: Verdict, behind: Sequence[tuple[int, int]]
@@ -226,37 +215,30 @@ class Worker:
         sent = len(verdict.sent)
         try:
             if sent == len(rows) and not behind and not verdict.freed:
-                marked = self._marker.all_sent(connection, rows)
+                marked = self._marker.mark_all(connection, rows)
             else:
-                marked, mine = self._marker.mixed(rows, verdict, behind)
+                marked, mine = self._marker.mark_mixed(rows, verdict, behind)
                 for key in verdict.freed:
                     self._holding.heads.pop(key, None)
                 self._holding.heads.update({key: seq for key, seq in verdict.heads.items() if key[0] in mine})
         except AWAY:
             self._counters.add(repeated=sent)
-            self._holding.look_soon()  # it is unknown what was written
+            self._holding.invalidate()  # it is unknown what was written
             raise
         if marked < sent:
             _log.info("%d of %d sent messages were not this worker's to mark any more", sent - marked, sent)
             self._counters.add(repeated=sent - marked)
             self.leases.forget()
 
-    def _count(self, rows: list[Any], verdict: Verdict) -> None:
-        waiting = [aside for aside in verdict.aside if aside.state is State.WAITING]
-        for aside in waiting:
-            _log.error("message %d waits for a person after %d refusals: %s", aside.seq, aside.attempts, aside.error)
-        sent = len(verdict.sent)
-        self._counters.add(sent=sent, refused=verdict.refused, waiting=len(waiting), batches=int(sent > 0))
-
-    # What is done now and then
+    # Periodic work
 
     def _measure(self, step: Step) -> None:
-        """One worker tells how far behind the table is: now and then, and at once when there is nothing left for it."""
-        begun, ended = time.monotonic(), step.idle and not self._was_idle
-        self._was_idle = step.idle
+        """Measure the lag of the table, in one worker: periodically, and at once when it has no more work."""
+        begun, ended = time.monotonic(), not step.read and not self._was_idle
+        self._was_idle = not step.read
         if self._number == 0 and (ended or begun >= self._next_lag):
             connection = self._connect()
-            self._counters.lagging(lag_seconds(self._dialect, connection))
+            self._counters.set_lag(lag_seconds(self._dialect, connection))
             connection.commit()
             now = time.monotonic()
             self._next_lag = now + max(LAG_SECONDS, 20 * (now - begun))
@@ -273,43 +255,34 @@ class Worker:
             self._next_purge = now if purged >= marking.PURGE_ROWS else now + options.purge_interval
 
     def _send_unconfirmed(self, connection: sa.Connection) -> bool:
-        """Send again what has no callback; whether there may be more."""
+        """Send rows without a callback again. Returns whether there may be more."""
         before, most = self._now_us() - self._rules.interval_us, max(self._options.batch_rows // 4, 1)
-        rows = self._reader.unconfirmed(connection, self.leases.lanes, before, most)
-        hopeless = [row for row in rows if row.attempts >= self._rules.redeliveries]
-        again = [row for row in rows if row.attempts < self._rules.redeliveries]
-        if hopeless:
-            waiting = marking.give_up(self._dialect, self.leases, hopeless)
+        rows = self._reader.due(connection, self.leases.lanes, State.SENT, before, most)
+        if exhausted := [row for row in rows if row.attempts >= self._rules.redeliveries]:
+            waiting = marking.give_up(self._dialect, self.leases, exhausted)
             self._counters.add(waiting=waiting)
-            _log.error("%d messages wait for a person: sent, and no callback came", waiting)
-        if again:
+            _log.error("%d messages need an operator: sent, and no callback came", waiting)
+        if again := [row for row in rows if row.attempts < self._rules.redeliveries]:
             codes = self._target.send(outgoing(again))
             reach("relay.sent_again")
-            self._counters.add(redelivered=marking.sent_again(self._dialect, self.leases, again, codes))
+            self._counters.add(redelivered=marking.count_resends(self._dialect, self.leases, again, codes))
         return len(rows) == most
 
-    # Failures
+    # The database
 
-    def _target_failed(self, code: Code, rows: int) -> Step:
-        self._counters.add(target_failures=1)
-        text = f"the target takes nothing ({code.name}); nothing is counted"
-        return Step(read=rows, pause=_pause(self._target.backoff, text))
-
-    def _database_failed(self, problem: Exception) -> Step:
+    def _on_database_failure(self, problem: Exception) -> Step:
         self._counters.add(database_failures=1)
-        reason = in_a_line(problem)
+        text = f"the database failed: {in_a_line(problem)}"
         self._disconnect()
-        self._holding.look_soon()
-        return Step(pause=_pause(self._database, f"the database failed: {reason}"))
-
-    # Helpers
+        self._holding.invalidate()
+        return Step(pause=_pause(self._database, text))
 
     def _connect(self) -> sa.Connection:
         """Return the connection for single statements; each is a transaction of its own."""
         if self._connection is None:
             self._connection = self._dialect.single.connect()
             self._clock_ahead = 0
-        self._connection.commit()  # ends what SQLAlchemy thinks of as a transaction; the database has none open
+        self._connection.commit()  # ends SQLAlchemy's transaction; the database has none open
         return self._connection
 
     def _disconnect(self) -> None:
@@ -321,7 +294,7 @@ class Worker:
                 connection.invalidate()
 
     def _now_us(self) -> int:
-        """Return microseconds since 1970, about as the database's clock has them: asked once per connection."""
+        """Return microseconds since 1970, approximately by the database's clock, which is read once per connection."""
         if not self._clock_ahead:
             now_us = int(self._connect().scalar(sa.select(self._dialect.now_us)) or 0)
             self._clock_ahead = now_us - time.monotonic_ns() // 1000
@@ -329,7 +302,7 @@ class Worker:
 
 
 def _pause(backoff: Backoff, text: str) -> float:
-    """Return seconds to leave alone what failed; the first failure is a warning, the others are details."""
+    """Return the seconds to back off after a failure; the first one is logged as a warning, others as details."""
     level = logging.DEBUG if backoff.failing else logging.WARNING
     pause = backoff.failed()
     _log.log(level, "%s; next try in %.1f s", text, pause)
