@@ -42,7 +42,7 @@ from starting import started
 
 import escrowmq as mq
 from escrowmq.log.kafka.cluster.opening import create_topics, open_partitions
-from escrowmq.log.kafka.replica import open_replica
+from escrowmq.log.kafka.replica import PartitionReplica
 from escrowmq.platform.disk import RealDisk
 from escrowmq_lab.servers import kafka
 from escrowmq_lab.servers.process import Server, accepts, free_port
@@ -407,7 +407,7 @@ def followed(pair: Pair, folder: Path) -> float:
     with contextlib.closing(open_partitions(pair.log).log()) as partition:
         _, end = partition.ends(PATIENCE)
     begun = time.monotonic()
-    replica = open_replica(RealDisk(folder), open_partitions(pair.log), url="escrow://127.0.0.1:1")
+    replica = PartitionReplica(RealDisk(folder), open_partitions(pair.log), url="escrow://127.0.0.1:1")
     try:
         while replica.offset < end:
             replica.follow(1.0)

@@ -20,7 +20,7 @@ import escrowmq as mq
 from escrowmq.broker import actions, calls, embedded
 from escrowmq.log.commit_log import open_log
 from escrowmq.log.kafka.cluster.opening import create_topics
-from escrowmq.log.kafka.replica import open_replica
+from escrowmq.log.kafka.replica import PartitionReplica
 from escrowmq.log.seam import CommitLog
 from escrowmq.platform.disk import RealDisk
 from escrowmq.testing.partitions.memory import MemoryKafka
@@ -138,7 +138,7 @@ def _open_log(disk: RealDisk, **options: Any) -> CommitLog:
     if kafka is None:
         return open_log(disk, **options)
     version = options.pop("version")
-    replica = open_replica(disk, kafka.partitions(), url="escrow://here:1", **options)
+    replica = PartitionReplica(disk, kafka.partitions(), url="escrow://here:1", **options)
     while replica.is_behind():
         replica.follow(1.0)
     return replica.take_over(version)

@@ -23,12 +23,9 @@ from escrowmq.platform.disk import Disk, check_file_name, replace_file
 
 NAME = "backup.json"
 FORMAT = 1
-MOST_BYTES = 64 << 20
-"""Maximum size of a manifest: 400,000 files."""
-MOST_NUMBER = 1 << 61
-"""Upper bound of positions and sizes."""
-MOST_TIME_US = 1 << 53
-"""The year 2255, in microseconds since 1970."""
+MOST_BYTES = 64 << 20  # maximum size of a manifest: 400,000 files
+MOST_NUMBER = 1 << 61  # upper bound of positions and sizes
+MOST_TIME_US = 1 << 53  # the year 2255, in microseconds since 1970
 _SHA256 = re.compile("[0-9a-f]{64}")
 
 
@@ -49,30 +46,23 @@ class Manifest:
     first: int
     sequence: int
     position: int
-    time_us: int
-    """Time of the last frame, by the broker's clock."""
+    time_us: int  # time of the last frame, by the broker's clock
     epoch: int
-    checksum: str
-    """Checksum of the last frame, in hex; empty if the last segment has no frame yet."""
-    acts: int
-    """Number of records in the record of acts."""
+    checksum: str  # checksum of the last frame, in hex; empty if the last segment has no frame yet
+    acts: int  # number of records in the record of acts
     acts_hash: str
-    begun_us: int
-    """By the clock of the machine that made the backup: it contains everything acknowledged before."""
+    begun_us: int  # by the clock of the machine that made the backup: it contains everything acknowledged before
     made_us: int
     source: str
     version: str
     files: tuple[CopiedFile, ...]
-    damaged: tuple[str, ...] = ()
-    """Damaged places of the log, copied as they were."""
+    damaged: tuple[str, ...] = ()  # damaged places of the log, copied as they were
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
         return sum(file.bytes for file in self.files)
 
     def pack(self) -> bytes:
-        """Encode the file."""
         fields: dict[str, Any] = {"format": FORMAT, **dataclasses.asdict(self)}
         return json.dumps({**fields, "digest": _digest(fields)}, sort_keys=True, indent=1).encode() + b"\n"
 
@@ -99,8 +89,7 @@ class Manifest:
     def check(self) -> None:
         """Raise ValueError or Misuse for impossible values: a digest only detects accidental changes."""
         for name in ("first", "sequence", "position", "epoch", "acts", "time_us", "begun_us", "made_us"):
-            most = MOST_TIME_US if name.endswith("_us") else MOST_NUMBER
-            if not 0 <= getattr(self, name) < most:
+            if not 0 <= getattr(self, name) < (MOST_TIME_US if name.endswith("_us") else MOST_NUMBER):
                 raise ValueError(f"{name} is {getattr(self, name)}")
         if not 0 < self.shard < 1 << 32:
             raise ValueError(f"shard is {self.shard}")

@@ -14,12 +14,11 @@ kept beside it.
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 import time
 from collections.abc import Callable
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any
 
@@ -28,14 +27,12 @@ import pyarrow as pa
 from escrowmq.acts import journal
 from escrowmq.acts.chain import Record, origin
 from escrowmq.backup.manifest import CopiedFile, Manifest, read_manifest
-from escrowmq.backup.sources import PIECE_BYTES
 from escrowmq.backup.suffixed import COPY, UNFINISHED, SuffixedDisk
-from escrowmq.backup.verifying import Contents, check_manifest, contents
+from escrowmq.backup.verifying import Contents, check_manifest, contents, read_copy
 from escrowmq.broker.writer.recovery import fold
 from escrowmq.errors import Code, Misuse
 from escrowmq.log import frames, snapshots
 from escrowmq.log.offline import open_offline
-from escrowmq.log.report import DamagedLog
 from escrowmq.log.segments import (
     CLOSED_NAME,
     HEADER_BYTES,
@@ -45,15 +42,13 @@ from escrowmq.log.segments import (
     segment_base,
     segment_name,
 )
-from escrowmq.platform.disk import LOCK_NAME, Disk, disk_error, read_file, replace_file
+from escrowmq.platform.disk import Disk, disk_errors, is_neutral, read_file, replace_file
 from escrowmq.platform.failpoints import reach
 from escrowmq.schemas import STORED, Kind
 from escrowmq.wire.values import MAX_SESSION
 
-SESSIONS_PASSED = 1 << 20
-"""Producer sessions that the original may have opened after the backup."""
-ACT = "restore"
-"""Name of the action in the record of acts."""
+SESSIONS_PASSED = 1 << 20  # producer sessions that the original may have opened after the backup
+ACT = "restore"  # name of the action in the record of acts
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +58,10 @@ class Restored:
     manifest: Manifest
     contents: Contents
     shard: int
-    epoch: int
-    """The next opening has this number plus one."""
+    epoch: int  # the next opening has this number plus one
 
 
+@disk_errors()
 def restore(
     backup: Disk,
     target: Disk,
@@ -80,17 +75,14 @@ def restore(
     """Restore the backup in one folder into another, which is empty, or holds an interrupted restore. Raises
     Misuse(BAD_ARGUMENT) for a target with other content or an incomplete backup, Corrupt(DAMAGED) for a changed one,
     Overloaded(DISK_FULL). The target is empty then, as before; after a kill it holds files that no broker opens."""
+    manifest = read_manifest(backup)
+    _refuse_others(target, manifest)  # before the lock, which creates a file
+    target.lock()
     try:
-        manifest = read_manifest(backup)
-        _refuse_others(target, manifest)  # before the lock, which creates a file
-        target.lock()
-        try:
-            _refuse_others(target, manifest)
-            return _RestoreRun(backup, target, manifest, as_new_shard, now_us(), progress).run(by, why)
-        finally:
-            target.close()
-    except (OSError, MemoryError) as problem:
-        raise disk_error(problem) from problem
+        _refuse_others(target, manifest)
+        return _RestoreRun(backup, target, manifest, as_new_shard, now_us(), progress).run(by, why)
+    finally:
+        target.close()
 
 
 class _RestoreRun:
@@ -104,16 +96,12 @@ class _RestoreRun:
         progress: Callable[[int, int], None],
     ) -> None:
         self._copies = SuffixedDisk(backup, COPY)
-        self._target = target
-        self._new = SuffixedDisk(target, UNFINISHED)
-        self._manifest = manifest
-        self._as_new_shard = as_new_shard
-        self._shard = manifest.shard
+        self._target, self._new = target, SuffixedDisk(target, UNFINISHED)
+        self._manifest, self._as_new_shard, self._shard = manifest, as_new_shard, manifest.shard
         while as_new_shard and self._shard == manifest.shard:
             self._shard = secrets.randbelow((1 << 32) - 1) + 1
         self._now_us = max(now_us, manifest.time_us)
-        self._progress = progress
-        self._done = 0
+        self._progress, self._done = progress, 0
 
     def run(self, by: str | None, why: str | None) -> Restored:
         """Copy, check, then make the files visible."""
@@ -147,27 +135,19 @@ class _RestoreRun:
     def _clear(self) -> None:
         """Remove the files of an interrupted restore."""
         for name in self._target.list():
-            if name not in (LOCK_NAME, "lost+found") and name[0] != ".":
+            if not is_neutral(name):
                 self._target.remove(name)
 
     def _copy(self, file: CopiedFile) -> None:
         """Copy a file and verify its digest."""
-        digest = hashlib.sha256()
-        try:
-            source = self._copies.open(file.name)
-        except FileNotFoundError:
-            raise DamagedLog(file.name, 0, -1, "the file is missing in the backup") from None
-        with closing(source), closing(self._new.open(file.name, create=True)) as made:
+        with closing(self._new.open(file.name, create=True)) as made:
             at = 0
-            while at < file.bytes and (piece := source.read_at(at, min(PIECE_BYTES, file.bytes - at))):
-                digest.update(piece)
+            for piece in read_copy(self._copies, file):
                 made.write_at(at, [piece])
                 at += len(piece)
                 self._progress(self._done + at, self._manifest.size)
             made.sync()
         self._done += file.bytes
-        if at < file.bytes or digest.hexdigest() != file.sha256:
-            raise DamagedLog(file.name, 0, -1, "the copy is damaged: its size or SHA-256 differs")
         reach("restore.copied")
 
     def _renumber(self) -> None:
@@ -176,8 +156,7 @@ class _RestoreRun:
             if segment_base(name) is not None:
                 with closing(self._new.open(name)) as file:
                     old = SegmentHeader.unpack(file.read_at(0, HEADER_BYTES), name)
-                    fields = (self._shard, old.epoch, old.sequence, old.position, old.created_us, old.salt)
-                    file.write_at(0, [SegmentHeader(*fields).pack()])
+                    file.write_at(0, [replace(old, shard=self._shard).pack()])
                     file.sync()
         for snapshot in snapshots.listed(self._new.list()):
             read = snapshots.load(self._new, snapshot, self._manifest.shard)
@@ -186,19 +165,16 @@ class _RestoreRun:
     def _begin(self) -> tuple[int, int, int]:
         """Append the first frames of a restored log; return its epoch, and the sequence and position after them."""
         manifest = self._manifest
-        name = max(file.name for file in manifest.files if segment_base(file.name) is not None)
-        size = next(file.bytes for file in manifest.files if file.name == name)
+        name, size = max((file.name, file.bytes) for file in manifest.files if segment_base(file.name) is not None)
         seconds = self._now_us // 1_000_000
         epoch = max(manifest.epoch + 1, seconds)
         log = open_offline(self._new, in_use=False)
         log.save_indexes(self._new)
         session = min(max(fold(log)[0].sessions.next_epoch + SESSIONS_PASSED, seconds), MAX_SESSION - 1)
+        unused = {"epoch": session, "group": f"restored-{session}", "instance": "nobody", "transactional": False}
         rows: list[tuple[Kind, dict[str, Any]]] = [
             (Kind.OPENED, {"shard": self._shard, "version": version("escrowmq")}),
-            (
-                Kind.SESSION,
-                {"epoch": session, "group": f"restored-{session}", "instance": "nobody", "transactional": False},
-            ),
+            (Kind.SESSION, unused),
             (Kind.FORGOTTEN, {"epoch": session}),
         ]
         sequence, position = manifest.sequence, manifest.position
@@ -220,14 +196,8 @@ class _RestoreRun:
         number, last = manifest.acts, manifest.acts_hash
         old = next((file for file in manifest.files if file.name == journal.NAME), None)
         kept = b""
-        details: dict[str, Any] = {
-            "shard": manifest.shard,
-            "sequence": manifest.sequence,
-            "position": manifest.position,
-            "time_us": manifest.time_us,
-            "source": manifest.source,
-            "begun_us": manifest.begun_us,
-        }
+        fields = ("shard", "sequence", "position", "time_us", "source", "begun_us")
+        details = {name: getattr(manifest, name) for name in fields}
         if old is not None:
             self._copy(old)
         if self._as_new_shard:
@@ -247,17 +217,14 @@ class _RestoreRun:
 
 def _refuse_others(target: Disk, manifest: Manifest) -> None:
     """Raise Misuse unless the folder is empty, or holds an interrupted restore of this backup."""
-    names = [name for name in target.list() if name not in (LOCK_NAME, "lost+found") and name[0] != "."]
+    names = [name for name in target.list() if not is_neutral(name)]
     left = {name for name in names if name.endswith(UNFINISHED)}
     ours = {file.name for file in manifest.files} | {CLOSED_NAME, journal.NAME, journal.LAST}
     ours |= {index_name(file.name) for file in manifest.files} | {_old_acts_name(manifest)}
     others = [name for name in names if name not in left | ours or not left or segment_name(manifest.first) in names]
     if others:
-        raise Misuse(
-            Code.BAD_ARGUMENT,
-            f"the folder is not empty: it holds {others[0]!r}",
-            "restore into an empty folder, or a new one",
-        )
+        message = f"the folder is not empty: it holds {others[0]!r}"
+        raise Misuse(Code.BAD_ARGUMENT, message, "restore into an empty folder, or a new one")
 
 
 def _old_acts_name(manifest: Manifest) -> str:

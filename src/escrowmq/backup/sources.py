@@ -14,8 +14,6 @@ from escrowmq.wire import FILE_PREFIX, Link, ask
 from escrowmq.wire.actions import backups
 from escrowmq.wire.values import MAX_PAGE
 
-PIECE_BYTES = 1 << 20
-
 
 class Source(Protocol):
     """A log that can be copied."""
@@ -35,16 +33,13 @@ class BrokerSource:
     """A running broker. ``timeout``: seconds per request."""
 
     def __init__(self, link: Link, timeout: float = 30.0) -> None:
-        self._link = link
-        self._timeout = timeout
+        self._link, self._timeout = link, timeout
 
     @property
     def address(self) -> str:
-        """The broker's address."""
         return self._link.address
 
     def files(self) -> tuple[int, LogFiles]:
-        """Return the shard and its current files."""
         first = found = ask(self._link, backups.FILES({"limit": MAX_PAGE}), self._timeout)
         segments = _files(found["segments"])
         while "next" in found:
@@ -56,7 +51,6 @@ class BrokerSource:
         return first["shard"], LogFiles(*state)
 
     def read(self, name: str, start: int, end: int) -> Iterator[bytes]:
-        """Read the bytes of a file."""
         for batch in self._link.read({"source": FILE_PREFIX + name, "start": start, "end": end}):
             yield from batch.column("content").to_pylist()
 
@@ -80,17 +74,14 @@ class FolderSource:
 
     @property
     def address(self) -> str:
-        """``file:FOLDER``."""
         return f"file:{self._folder}"
 
     def files(self) -> tuple[int, LogFiles]:
-        """Return the shard and its current files."""
         self._open()
         return self._log.shard, self._log.files()
 
     def read(self, name: str, start: int, end: int) -> Iterator[bytes]:
-        """Read the bytes of a file."""
-        while start < end and (piece := self._log.read_file(name, start, min(PIECE_BYTES, end - start))):
+        while start < end and (piece := self._log.read_file(name, start, min(1 << 20, end - start))):
             start += len(piece)
             yield piece
 

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from escrowmq.platform.disk import Disk, File, WrappedDisk
 
-COPY = ".copy"
-"""Suffix of the files of a backup."""
-UNFINISHED = ".restoring"
-"""Suffix of the files of a data folder being restored."""
+COPY = ".copy"  # suffix of the files of a backup
+UNFINISHED = ".restoring"  # suffix of the files of a data folder being restored
 
 
 class SuffixedDisk(WrappedDisk):
@@ -21,15 +19,12 @@ class SuffixedDisk(WrappedDisk):
         self._suffix = suffix
 
     def open(self, name: str, *, create: bool = False) -> File:
-        """Open the file of that name."""
         return self._disk.open(name + self._suffix, create=create)
 
     def list(self) -> list[str]:
-        """List the names, sorted."""
         return [name.removesuffix(self._suffix) for name in self._disk.list() if name.endswith(self._suffix)]
 
     def rename(self, old: str, new: str) -> None:
-        """Replace ``new`` by ``old`` atomically."""
         self._disk.rename(old + self._suffix, new + self._suffix)
 
     def reveal(self, name: str) -> None:
@@ -37,5 +32,4 @@ class SuffixedDisk(WrappedDisk):
         self._disk.rename(name + self._suffix, name)
 
     def remove(self, name: str) -> None:
-        """Delete one file."""
         self._disk.remove(name + self._suffix)

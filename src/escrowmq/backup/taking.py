@@ -13,19 +13,18 @@ Rules:
 from __future__ import annotations
 
 import hashlib
-import itertools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from importlib.metadata import version
+from pathlib import Path
 from typing import NoReturn
-
-import pyarrow as pa
 
 from escrowmq.acts import journal
 from escrowmq.backup.manifest import NAME, CopiedFile, Manifest, find_manifest, write_manifest
-from escrowmq.backup.sources import PIECE_BYTES, Source
+from escrowmq.backup.sources import BrokerSource, Source
 from escrowmq.backup.suffixed import COPY, SuffixedDisk
+from escrowmq.client.bus import Bus
 from escrowmq.errors import Code, Misuse, Overloaded, Rejected, Unknown, error
 from escrowmq.log import snapshots
 from escrowmq.log.copying.walking import SegmentWalk
@@ -33,23 +32,44 @@ from escrowmq.log.report import DamagedLog
 from escrowmq.log.seam import LogFiles, StoredFile
 from escrowmq.log.segments import segment_base
 from escrowmq.platform.backoff import Backoff
-from escrowmq.platform.disk import LOCK_NAME, TEMPORARY, Disk, File, disk_error, replace_file
+from escrowmq.platform.disk import (
+    TEMPORARY,
+    Chunk,
+    Disk,
+    File,
+    RealDisk,
+    disk_errors,
+    is_neutral,
+    pieces_of,
+    replace_file,
+)
 from escrowmq.platform.failpoints import reach
 
-LEAST_BYTES, READ_BYTES = 64 << 10, 8 << 20
-"""Bytes per read from the source: the minimum with a rate, and the maximum."""
-STEPS = 25
-"""With a rate: requests per second, so that each request to the broker is small."""
-SYNC_BYTES = 32 << 20
-"""Bytes written to a file before it is synced: larger syncs would delay other users of the disk."""
-PATIENCE = 60.0
-"""Timeout (s) without any progress, after which the backup fails."""
-MOST_LISTS = 1000
-"""Maximum number of listings before retention is considered faster than the backup."""
+LEAST_BYTES, READ_BYTES = 64 << 10, 8 << 20  # bytes per read from the source: the minimum with a rate, and the maximum
+STEPS = 25  # with a rate: requests per second, so that each request to the broker is small
+SYNC_BYTES = 32 << 20  # bytes written to a file before it is synced: larger syncs would delay other users of the disk
+PATIENCE = 60.0  # timeout (s) without any progress, after which the backup fails
+MOST_LISTS = 1000  # maximum number of listings before retention is considered faster than the backup
 
 Progress = Callable[[int, int], None]
 
 
+def back_up(
+    bus: Bus,
+    folder: str | Path,
+    *,
+    rate: float | None = None,
+    damaged_too: bool = False,
+    progress: Progress = lambda done, all_: None,
+) -> Manifest:
+    """Copy the shard of the single broker of ``bus`` into a folder, as :func:`take`. Blocks."""
+    links = bus.router.links
+    if len(links) > 1:
+        raise error(Code.BAD_ARGUMENT, f"these are {len(links)} brokers", "each one is a backup of its own")
+    return take(BrokerSource(links[0]), RealDisk(folder), rate=rate, damaged_too=damaged_too, progress=progress)
+
+
+@disk_errors()
 def take(
     source: Source,
     disk: Disk,
@@ -60,14 +80,13 @@ def take(
     progress: Progress = lambda done, all_: None,
 ) -> Manifest:
     """Copy the shard of ``source`` into the folder of ``disk``, at up to ``rate`` bytes per second; return its
-    manifest. ``progress`` gets the bytes copied and their total. Raises Misuse(FOLDER_IN_USE, BAD_ARGUMENT) for a
-    folder with other content, Corrupt for a damaged source, Overloaded(DISK_FULL), and the errors of the source. After
-    an error the folder holds its previous backup, if any, and the copied data: another attempt resumes from there."""
+    manifest. The folder may hold an earlier backup. ``progress`` gets the bytes copied and their total. Raises
+    Misuse(FOLDER_IN_USE, BAD_ARGUMENT) for a folder with other content, Corrupt for a damaged source,
+    Overloaded(DISK_FULL), and the errors of the source. After an error the folder holds its previous backup, if any,
+    and the copied data: another attempt resumes from there."""
     disk.lock()
     try:
         return _BackupRun(source, disk, rate, damaged_too, patience, progress).run()
-    except (OSError, MemoryError) as problem:
-        raise disk_error(problem) from problem
     finally:
         disk.close()
 
@@ -76,13 +95,8 @@ class _BackupRun:
     def __init__(
         self, source: Source, disk: Disk, rate: float | None, damaged_too: bool, patience: float, progress: Progress
     ) -> None:
-        self._source = source
-        self._disk = disk
-        self._copies = SuffixedDisk(disk, COPY)
-        self._rate = rate
-        self._damaged_too = damaged_too
-        self._patience = patience
-        self._progress = progress
+        self._source, self._disk, self._copies = source, disk, SuffixedDisk(disk, COPY)
+        self._rate, self._damaged_too, self._patience, self._progress = rate, damaged_too, patience, progress
         self._done: dict[str, tuple[CopiedFile, SegmentWalk | None]] = {}
         self._damaged: dict[str, str] = {}
         self._began = time.monotonic()
@@ -104,9 +118,9 @@ class _BackupRun:
                     _refuse_history(f"it holds a backup of shard {before.shard:08x}, and this is shard {shard:08x}")
                 return self._copy_all(shard, listed, before)
             except (Unknown, Overloaded, Rejected) as problem:
-                if isinstance(problem, Rejected) and problem.code is not Code.RANGE_PURGED:
-                    raise
-                if isinstance(problem, Overloaded) and problem.code is Code.DISK_FULL:
+                if problem.code is Code.DISK_FULL or (
+                    isinstance(problem, Rejected) and problem.code is not Code.RANGE_PURGED
+                ):
                     raise
                 if self._fetched > fetched:
                     fetched, quiet_since = self._fetched, time.monotonic()
@@ -123,13 +137,11 @@ class _BackupRun:
         self._check_history(listed)
         self._counted = 0
         self._total = sum(file.size for file in (*listed.snapshots, *listed.segments)) + listed.acts_bytes
-        files: list[CopiedFile] = []
+        files, walks = list[CopiedFile](), list[SegmentWalk]()
         for file in listed.snapshots:
-            found = self._copy_snapshot(file, shard)
-            if found is not None:
+            if (found := self._copy_snapshot(file, shard)) is not None:
                 files.append(found)
             self._count(file.size)
-        walks: list[SegmentWalk] = []
         nexts = [segment_base(file.name) for file in listed.segments[1:]]
         for file, following in zip(listed.segments, [*nexts, listed.sequence], strict=True):
             copied, walk = self._copy_segment(file, following, before, is_last=file is listed.segments[-1])
@@ -142,15 +154,15 @@ class _BackupRun:
             files.append(self._copy_acts(listed))
         reach("backup.copied")
         self._disk.sync_folder()
-        end = walks[-1]
+        last = walks[-1]
         manifest = Manifest(
             shard=shard,
             first=segment_base(listed.segments[0].name) or 0,
             sequence=listed.sequence,
-            position=end.end.position,
-            time_us=end.end.time_us or (end.header.created_us if end.header is not None else 0),
-            epoch=end.end.epoch,
-            checksum=end.checksum,
+            position=last.end.position,
+            time_us=last.end.time_us or (last.header.created_us if last.header is not None else 0),
+            epoch=last.end.epoch,
+            checksum=last.checksum,
             acts=listed.acts,
             acts_hash=listed.acts_hash,
             begun_us=self._begun_us,
@@ -162,7 +174,9 @@ class _BackupRun:
         )
         write_manifest(self._disk, manifest)
         reach("backup.written")
-        self._remove_others({file.name for file in files})
+        for name in {*self._copies.list()} - {file.name for file in files}:  # only the previous backup names it
+            with suppress(OSError):
+                self._copies.remove(name)
         return manifest
 
     def _count(self, size: int) -> None:
@@ -207,22 +221,16 @@ class _BackupRun:
 
     def _find_kept(self, file: StoredFile, before: Manifest) -> CopiedFile | None:
         """Return the entry of the previous backup for a file that is complete."""
-        known = next((one for one in before.files if one.name == file.name), None)
-        return known if known is not None and known.bytes == file.size and self._has(file) else None
-
-    def _has(self, file: StoredFile) -> bool:
-        try:
-            with closing(self._copies.open(file.name)) as copy:
-                return copy.size() >= file.size
-        except FileNotFoundError:
-            return False
+        known = next((one for one in before.files if (one.name, one.bytes) == file), None)
+        with suppress(FileNotFoundError), closing(self._copies.open(file.name)) as copy:
+            return known if copy.size() >= file.size else None
+        return None
 
     def _copy_snapshot(self, file: StoredFile, shard: int) -> CopiedFile | None:
         """Copy and verify a snapshot. A damaged one is omitted if the log does not need it."""
         (name,) = snapshots.listed([file.name])
-        done = self._done.get(file.name)
-        if done is not None:
-            return done[0]
+        if file.name in self._done:
+            return self._done[file.name][0]
         copied = self._copy_whole(file.name, file.size)
         try:
             snapshots.load(self._copies, name, shard)
@@ -242,11 +250,10 @@ class _BackupRun:
         """Copy the record of acts. It only grows: one that does not continue the copy here was edited."""
         with suppress(FileNotFoundError), closing(self._copies.open(journal.NAME)) as copy:
             size = min(copy.size(), listed.acts_bytes)
-            begin = hashlib.sha256(copy.read_at(0, size)).digest()
-            source = hashlib.sha256()
+            begin, source = (hashlib.sha256(copy.read_at(0, size)), hashlib.sha256())
             for piece in self._pieces(journal.NAME, 0, size):
                 source.update(piece)
-            if source.digest() != begin or copy.size() > listed.acts_bytes:
+            if source.digest() != begin.digest() or copy.size() > listed.acts_bytes:
                 message = f"{journal.NAME} of {self._source.address} does not continue the copy of it in this folder"
                 hint = "it was edited: run escrowmq acts verify, or use another folder for the backup"
                 raise error(Code.DAMAGED, message, hint)
@@ -256,7 +263,7 @@ class _BackupRun:
         """Copy a file from its beginning; it replaces the existing one once durable."""
         digest = hashlib.sha256()
 
-        def parts() -> Iterator[list[bytes | memoryview | pa.Buffer]]:
+        def parts() -> Iterator[list[Chunk]]:
             for piece in self._pieces(name, 0, size):
                 digest.update(piece)
                 yield [piece]
@@ -308,13 +315,6 @@ class _BackupRun:
                 _refuse_history("frames that it holds are others in the source")
         self._checked_history = True
 
-    def _remove_others(self, wanted: set[str]) -> None:
-        """Remove files that only the previous backup names."""
-        for name in self._copies.list():
-            if name not in wanted:
-                with suppress(OSError):
-                    self._copies.remove(name)
-
 
 def _walk_copy(file: File, name: str, size: int) -> SegmentWalk:
     """Walk the valid part of the existing copy, up to ``size`` bytes of a segment."""
@@ -322,12 +322,10 @@ def _walk_copy(file: File, name: str, size: int) -> SegmentWalk:
     assert sequence is not None
     here = min(file.size(), size)
     while True:
-        walk, at = SegmentWalk(name, sequence, size), 0
+        walk = SegmentWalk(name, sequence, size)
         try:
-            while at < here:
-                piece = file.read_at(at, min(PIECE_BYTES, here - at))
+            for piece in pieces_of(file, here):
                 walk.feed(piece)
-                at += len(piece)
         except DamagedLog as damaged:
             if damaged.damage.newer:
                 raise
@@ -343,36 +341,32 @@ def _check_names(listed: LogFiles) -> None:
     wrong = [name for name in names if segment_base(name) is None]
     wrong += [file.name for file in listed.snapshots if not snapshots.listed([file.name])]
     if wrong or not names or names != sorted(set(names)):
-        raise error(
-            Code.DAMAGED, f"the source does not list the files of a log: {(wrong or names)!r:.100}", "is that a broker?"
-        )
+        message = f"the source does not list the files of a log: {(wrong or names)!r:.100}"
+        raise error(Code.DAMAGED, message, "is that a broker?")
 
 
 def _check_links(walks: list[SegmentWalk], shard: int) -> None:
     """Raise Corrupt unless the segments follow each other and belong to one log."""
-    salt = None
+    before, salt = None, walks[0].header.salt if walks[0].header is not None else 0
     for walk in walks:
-        assert walk.header is not None
-        if walk.header.shard != shard or walk.header.salt != (walk.header.salt if salt is None else salt):
-            raise DamagedLog(walk.name, 0, walk.header.sequence, "a segment of another log")
-        salt = walk.header.salt
-    for one, other in itertools.pairwise(walks):
-        assert other.header is not None
-        follows = one.damage is None and one.end.sequence == other.header.sequence
-        if follows and (one.end.position != other.header.position or one.end.epoch > other.header.epoch):
-            raise DamagedLog(other.name, 0, other.header.sequence, "the segment does not follow the one before")
+        header = walk.header
+        assert header is not None
+        if (header.shard, header.salt) != (shard, salt):
+            raise DamagedLog(walk.name, 0, header.sequence, "a segment of another log")
+        end = before.end if before is not None and before.damage is None else None
+        follows = end is None or (end.position == header.position and end.epoch <= header.epoch)
+        if end is not None and end.sequence == header.sequence and not follows:
+            raise DamagedLog(walk.name, 0, header.sequence, "the segment does not follow the one before")
+        before = walk
 
 
 def _refuse_others(disk: Disk) -> None:
     """Raise Misuse if the folder holds anything but a backup."""
-    known = {NAME, NAME + TEMPORARY, LOCK_NAME, "lost+found"}
-    others = [name for name in disk.list() if name not in known and not name.endswith(COPY) and name[0] != "."]
+    ours = (NAME, NAME + TEMPORARY)
+    others = [name for name in disk.list() if name not in ours and not name.endswith(COPY) and not is_neutral(name)]
     if others:
-        raise Misuse(
-            Code.BAD_ARGUMENT,
-            f"the folder holds something else, such as {others[0]!r}",
-            "give the backup a folder of its own",
-        )
+        message = f"the folder holds something else, such as {others[0]!r}"
+        raise Misuse(Code.BAD_ARGUMENT, message, "give the backup a folder of its own")
 
 
 def _refuse_history(message: str) -> NoReturn:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass
-from typing import Any, cast
+from typing import Any
 
 import pyarrow as pa
 
 from escrowmq.backup.manifest import NAME, CopiedFile, Manifest, read_manifest
-from escrowmq.backup.sources import PIECE_BYTES
 from escrowmq.backup.suffixed import COPY, SuffixedDisk
 from escrowmq.broker.offline import OfflineShard
 from escrowmq.ledger.listings import topics_list
 from escrowmq.log.offline import open_offline
 from escrowmq.log.report import DamagedLog
-from escrowmq.platform.disk import Disk, File, disk_error
+from escrowmq.platform.disk import Disk, File, WrappedFile, disk_errors, pieces_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,54 +65,44 @@ def check_manifest(disk: Disk, manifest: Manifest) -> None:
 def contents(disk: Disk) -> Contents:
     """Return the contents of the log in a folder, opened read-only as by a broker. Raises Corrupt if it cannot be."""
     ledger = OfflineShard(open_offline(disk, in_use=False)).ledger
-    groups = ledger.groups.describe(ledger.topics, ledger.rules)
-    return Contents(
-        tuple(
-            TopicContents(
-                topic["name"],
-                sum(queue["end"] - queue["head"] for queue in topic["queues"]),
-                tuple(queue["end"] for queue in topic["queues"]),
-            )
-            for topic in topics_list(ledger)
-        ),
-        tuple(
-            GroupContents(
-                group["name"],
-                sum(queue["waiting"] + queue["leased"] + queue["retrying"] for queue in group["queues"]),
-                group["dead_letters"],
-            )
-            for group in groups
-        ),
-        sum(ledger.transactions.open.values()),
-        sum(ledger.transactions.parked.values()),
-    )
+    topics, groups = list[TopicContents](), list[GroupContents]()
+    for topic in topics_list(ledger):
+        stored = sum(queue["end"] - queue["head"] for queue in topic["queues"])
+        topics.append(TopicContents(topic["name"], stored, tuple(queue["end"] for queue in topic["queues"])))
+    for group in ledger.groups.describe(ledger.topics, ledger.rules):
+        lag = sum(queue["waiting"] + queue["leased"] + queue["retrying"] for queue in group["queues"])
+        groups.append(GroupContents(group["name"], lag, group["dead_letters"]))
+    open_, parked = ledger.transactions.open, ledger.transactions.parked
+    return Contents(tuple(topics), tuple(groups), sum(open_.values()), sum(parked.values()))
 
 
+@disk_errors()
 def verify(disk: Disk) -> tuple[Manifest, Contents]:
     """Verify a whole backup: the digest of each file, then the log, opened as by a broker.
     Raises Misuse(BAD_ARGUMENT) if there is no complete backup, Corrupt(DAMAGED) with the place."""
-    try:
-        manifest = read_manifest(disk)
-        copies = SuffixedDisk(disk, COPY)
-        for file in manifest.files:
-            check_digest(copies, file)
-        listed = _ManifestDisk(copies, manifest)
-        check_manifest(listed, manifest)
-        return manifest, contents(listed)
-    except (OSError, MemoryError) as problem:
-        raise disk_error(problem) from problem
+    manifest = read_manifest(disk)
+    copies = SuffixedDisk(disk, COPY)
+    for file in manifest.files:
+        for _ in read_copy(copies, file):
+            pass
+    listed = _ManifestDisk(copies, manifest)
+    check_manifest(listed, manifest)
+    return manifest, contents(listed)
 
 
-def check_digest(disk: Disk, file: CopiedFile) -> None:
-    """Raise Corrupt(DAMAGED) unless the file exists and its content is what was copied."""
+def read_copy(copies: Disk, file: CopiedFile) -> Iterator[bytes]:
+    """Yield the bytes of a file of a backup.
+    Raises Corrupt(DAMAGED), at the latest at the end, if it is missing or not what was copied."""
     digest, at = hashlib.sha256(), 0
     try:
-        with closing(disk.open(file.name)) as copy:
-            while at < file.bytes and (piece := copy.read_at(at, min(PIECE_BYTES, file.bytes - at))):
-                digest.update(piece)
-                at += len(piece)
+        copy = copies.open(file.name)
     except FileNotFoundError:
         raise DamagedLog(file.name, 0, -1, "the file is missing in the backup") from None
+    with closing(copy):
+        for piece in pieces_of(copy, file.bytes):
+            digest.update(piece)
+            at += len(piece)
+            yield piece
     if at < file.bytes:
         raise DamagedLog(file.name, at, -1, f"the copy ends here, and it should have {file.bytes} bytes")
     if digest.hexdigest() != file.sha256:
@@ -127,25 +117,20 @@ class _ManifestDisk(SuffixedDisk):
         self._sizes = {file.name: file.bytes for file in manifest.files}
 
     def list(self) -> list[str]:
-        """List the names in the manifest."""
         return sorted(self._sizes)
 
     def open(self, name: str, *, create: bool = False) -> File:
-        """Open a file of the manifest."""
         if name not in self._sizes:
             raise FileNotFoundError(name)
-        return cast(File, _TruncatedFile(super().open(name), self._sizes[name]))
+        return _TruncatedFile(super().open(name), self._sizes[name])
 
 
-class _TruncatedFile:
+class _TruncatedFile(WrappedFile):
     """A file limited to its size in the manifest."""
 
     def __init__(self, file: File, size: int) -> None:
-        self._file = file
+        super().__init__(file)
         self._size = min(size, file.size())
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._file, name)
 
     def size(self) -> int:
         return self._size

@@ -67,10 +67,8 @@ class SoundColumns:
 
     position: int
     time_us: int
-    batch: pa.RecordBatch
-    """Its bodies are not verified: take them from :meth:`row`."""
-    digests: pa.Buffer
-    """Digests of the bodies, in row order."""
+    batch: pa.RecordBatch  # its bodies are not verified: take them from :meth:`row`
+    digests: pa.Buffer  # digests of the bodies, in row order
 
     def row(self, number: int) -> pa.RecordBatch | None:
         """Return one row with its body verified; None if the checksum is wrong."""

@@ -39,10 +39,9 @@ from escrowmq.schemas import MESSAGES, STORED, Kind
 
 Int64s = npt.NDArray[np.int64]
 
-MOST_DAMAGED = 1 << 20
-"""Maximum size (bytes) of the list of damaged frames."""
+MOST_DAMAGED = 1 << 20  # maximum size (bytes) of the list of damaged frames
 
-_SEED = struct.Struct("<IQ")
+SEED = struct.Struct("<IQ")
 _KEPT_SNAPSHOTS = 2
 
 
@@ -121,7 +120,7 @@ class SegmentLog(ReadableLog):
 
     @classmethod
     def _create(cls, disk: Disk, segment_bytes: int, lz4: bool, now_us: int, seed: bytes | None) -> SegmentLog:
-        shard, salt = _SEED.unpack(seed or os.urandom(_SEED.size))
+        shard, salt = SEED.unpack(seed or os.urandom(SEED.size))
         header = SegmentHeader(shard or 1, 1, 0, 0, now_us, salt)
         found, active = first_segment(disk, header, segment_bytes)
         return cls(disk, segment_bytes, lz4, found, active)

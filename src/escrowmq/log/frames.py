@@ -30,8 +30,7 @@ _CHECKED = struct.Struct("<4sBBBBIIQQQII")
 _HEADER = struct.Struct("<4sBBBBIIQQQIIQ")
 _CHECKSUM = struct.Struct("<Q")
 _LARGEST_LAG = (1 << 32) - 1
-CHECKED_BODIES = 1
-"""Flag: checksums of the single bodies follow the record batch (``bodies.py``)."""
+CHECKED_BODIES = 1  # flag: checksums of the single bodies follow the record batch (``bodies.py``)
 
 Chunk: TypeAlias = bytes | memoryview | pa.Buffer
 
@@ -85,10 +84,8 @@ class Packed:
     def __init__(self, kind: Kind, num_rows: int, payload: bytes, bodies: tuple[int, int, Sequence[bytes]]) -> None:
         self.kind = kind
         self.num_rows = num_rows
-        self.payload = payload
-        """Without the checksums of the bodies, which need the frame's number."""
-        self.bodies = bodies
-        """For messages: start and end of the bodies in the payload, and the bodies."""
+        self.payload = payload  # without the checksums of the bodies, which need the frame's number
+        self.bodies = bodies  # for messages: start and end of the bodies in the payload, and the bodies
 
     @cached_property
     def batch(self) -> pa.RecordBatch:

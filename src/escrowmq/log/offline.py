@@ -37,8 +37,7 @@ from escrowmq.log.segments import Scan, SegmentHeader, scan, segment_name
 from escrowmq.log.snapshots import SnapshotName
 from escrowmq.platform.disk import Disk, map_file, read_file
 
-_RETRIES = 5
-"""Retries of opening if retention deletes a file between listing and mapping."""
+_RETRIES = 5  # retries of opening if retention deletes a file between listing and mapping
 
 
 class Durable(NamedTuple):

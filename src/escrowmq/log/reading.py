@@ -38,10 +38,8 @@ from escrowmq.schemas import MESSAGES, Kind
 
 Int64s = npt.NDArray[np.int64]
 
-MAX_RECHECKED = 16
-"""Maximum number of damaged frames to recheck when all damage is listed."""
-KINDS_AT_ONCE = 4096
-"""Number of frames whose kinds are compared at a time."""
+MAX_RECHECKED = 16  # maximum number of damaged frames to recheck when all damage is listed
+KINDS_AT_ONCE = 4096  # number of frames whose kinds are compared at a time
 _CACHE_BYTES = 64 << 20
 _COLUMNS_BYTES = 16 << 20
 _FRAME_COST = 4096  # memory of a decoded frame besides its mapped bytes
@@ -72,18 +70,15 @@ class Reader:
                 self._check_range(int(positions.min()), int(positions.max()))
             bases = np.fromiter((s.header.position for s in segments), np.int64, len(segments))
             which = np.searchsorted(bases, positions, side="right") - 1
-            size = len(positions)
-            found = Located(
-                np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size, np.int64), np.empty(size, np.uint8)
-            )
+            sequences, starts, times = np.empty((3, len(positions)), np.int64)
+            found = Located(sequences, starts, times, np.empty(len(positions), np.uint8))
             for number in np.unique(which):
                 mask = which == number
-                segment = segments[number]
-                index = np.searchsorted(segment.index.positions, positions[mask], side="right") - 1
+                segment, columns = segments[number], segments[number].index
+                index = np.searchsorted(columns.positions, positions[mask], side="right") - 1
                 found.sequences[mask] = segment.sequence + index
-                found.starts[mask] = segment.index.positions[index]
-                found.times[mask] = segment.index.times[index]
-                found.kinds[mask] = segment.index.kinds[index]
+                starts[mask], times[mask] = columns.positions[index], columns.times[index]
+                found.kinds[mask] = columns.kinds[index]
             return found
 
     def message(self, position: int) -> pa.RecordBatch | None:
@@ -167,21 +162,25 @@ class Reader:
                 return known
             segment = self._segment_of(sequence)
             offset, size, rows, expected = expected_of(segment, sequence)
-            data, missing = self._try_map(segment)
+            data = self._map(segment)
         try:
-            if missing is not None:
-                raise missing
+            if isinstance(data, DamagedLog):
+                raise data
             frame, encoding = _decode_frame(data, segment, offset, sequence)
         except DamagedLog as problem:
             if problem.damage.newer:
                 raise
-            self._record_damage(problem.damage, sequence)
-            part = None if data is None or offset + size > data.size else data.slice(offset, size)
-            return salvage_frame(
-                expected, rows, part, segment.header.salt, problem.damage
-            )  # not cached: it may be repaired
+            with self.lock:
+                known_damage = sequence in self._damages
+                self._damages[sequence] = problem.damage
+            if not known_damage:
+                self.on_damage(problem.damage)
+            part = None if isinstance(data, DamagedLog) or offset + size > data.size else data.slice(offset, size)
+            # not cached: it may be repaired
+            return salvage_frame(expected, rows, part, segment.header.salt, problem.damage)
         if self._damages:
-            self._clear_damage(sequence)
+            with self.lock:
+                self._damages.pop(sequence, None)  # it was repaired
         if keep:
             extra = frame.batch.nbytes if encoding == Encoding.ARROW_LZ4 else 0
             with self.lock:
@@ -200,8 +199,8 @@ class Reader:
             offset, size, rows, expected = expected_of(segment, sequence)
             if size < LARGE or expected[0] not in MESSAGES:
                 return None
-            data, _ = self._try_map(segment)
-        if data is None or offset + size > data.size:
+            data = self._map(segment)
+        if isinstance(data, DamagedLog) or offset + size > data.size:
             return None
         found = sound_columns(expected, rows, data.slice(offset, size), segment.header.salt)
         if found is not None:
@@ -209,33 +208,12 @@ class Reader:
                 self._column_cache.put(sequence, found, _FRAME_COST)
         return found
 
-    def _try_map(self, segment: Segment) -> tuple[pa.Buffer | None, DamagedLog | None]:
-        """Return the segment's file, or the reason why it is unavailable. The lock must be held."""
-        try:
-            return self._map(segment), None
-        except DamagedLog as missing:
-            return None, missing
-
-    def _record_damage(self, damage: Damage, sequence: int) -> None:
-        """Record damage, and report it the first time."""
-        with self.lock:
-            known = sequence in self._damages
-            self._damages[sequence] = damage
-        if not known:
-            self.on_damage(damage)
-
-    def _clear_damage(self, sequence: int) -> None:
-        """Remove the damage of a frame that was repaired."""
-        with self.lock:
-            self._damages.pop(sequence, None)
-
     @property
     def is_damaged(self) -> bool:
-        """Whether damage was found."""
         return bool(self._damages)
 
     def damages(self) -> list[Damage]:
-        """Return the damage found in stored frames, oldest frame first, after rechecking the first few places."""
+        """Return the damage found, oldest frame first, after rechecking the first few places."""
         for sequence in self.damaged_frames()[:MAX_RECHECKED]:
             with suppress(EscrowError):  # removed by retention meanwhile
                 self.frame(sequence, keep=False)
@@ -252,20 +230,19 @@ class Reader:
             raise error(Code.RANGE_PURGED, f"frame {sequence} has left the log")
         return self.segments[bisect_right(self.segments, sequence, key=lambda s: s.sequence) - 1]
 
-    def _map(self, segment: Segment) -> pa.Buffer:
-        """Map the segment's file; retention may delete the file meanwhile. Any other failure is damage of this segment.
-        Raises Overloaded(OUT_OF_RESOURCES) without a descriptor or memory for it."""
+    def _map(self, segment: Segment) -> pa.Buffer | DamagedLog:
+        """Return the segment's mapped file; if it is gone (retention may delete it) or unreadable, the damage. The lock
+        must be held. Raises Overloaded(OUT_OF_RESOURCES) without a descriptor or memory for it."""
         if segment.data is None:
             try:
                 data = map_file(self.disk, segment.name)
             except FileNotFoundError:
-                raise DamagedLog(segment.name, 0, segment.sequence, "the segment is missing") from None
+                return DamagedLog(segment.name, 0, segment.sequence, "the segment is missing")
             except (OSError, MemoryError) as problem:
                 refusal = disk_error(problem)
                 if isinstance(refusal, Overloaded):
                     raise refusal from problem
-                message = f"the segment cannot be read: {problem}"
-                raise DamagedLog(segment.name, 0, segment.sequence, message) from problem
+                return DamagedLog(segment.name, 0, segment.sequence, f"the segment cannot be read: {problem}")
             segment.data = data.slice(0, min(segment.size, data.size))
         return segment.data
 
@@ -301,15 +278,11 @@ class Reader:
             self.segments = self.segments[count:]
             self._frame_cache.drop_below(self.segments[0].sequence)
             self._column_cache.drop_below(self.segments[0].sequence)
-            for gone in [s for s in self._damages if s < self.segments[0].sequence]:
-                del self._damages[gone]
+            self._damages = {s: found for s, found in self._damages.items() if s >= self.segments[0].sequence}
 
     def frames(self, start: int, end: int, kinds: Sequence[Kind] | None, damaged: bool) -> Iterator[Frame]:
-        """Iterate over frames ``start`` <= sequence < ``end`` of these kinds; Corrupt at a damaged one, unless
-        ``damaged``."""
-        with self.lock:
-            segments = self.segments
-        for segment in segments:
+        """Iterate over frames ``start`` <= sequence < ``end``; see :meth:`ReadableLog.frames`."""
+        for segment in self.segments:
             low, high = max(start, segment.sequence), min(end, segment.next_sequence)
             if low >= high:
                 continue
@@ -320,28 +293,25 @@ class Reader:
             for sequence in chosen:
                 frame = self.frame(int(sequence), keep=False)
                 if frame.damage is not None and not damaged:
-                    place = frame.damage.place
-                    raise DamagedLog(place.file, place.offset, place.sequence, place.what)
+                    raise DamagedLog.of(frame.damage.place)
                 yield frame
 
 
 class ReadableLog:
-    """The read half of a log (see :class:`escrowmq.log.seam.StoredLog`) over the segments of a :class:`Reader`."""
+    """A :class:`escrowmq.log.seam.StoredLog`, except for its snapshots, over the segments of a :class:`Reader`."""
 
-    next_sequence: int  # after the last frame
-    next_position: int  # after the last row
+    next_sequence: int
+    next_position: int
     epoch: int
     last_time_us: int
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
-        self.acts = Journal(reader.disk, self.shard)
-        """The record of operator actions, beside the log."""
+        self.acts = Journal(reader.disk, self.shard)  # the record of operator actions, beside the log
         self._lookups: Lookups | None = None
         self._lookups_lock = Lock()
 
     def find(self, column: Column, value: bytes | str, topic: str | None = None, *, end: int) -> Iterator[Match]:
-        """Find PLAIN and HALF rows below sequence ``end`` by id or key, newest first; see the seam."""
         self._check_usable()
         if not all(is_text(text) for text in (value, topic) if isinstance(text, str)):
             return iter(())  # columns hold only valid text
@@ -362,29 +332,23 @@ class ReadableLog:
 
     @property
     def durable_sequence(self) -> int:
-        """Every frame below this is durable and readable."""
         return self.next_sequence
 
     def files(self) -> LogFiles:
-        """List the files needed for a copy of the log."""
         return list_files(self._reader, lambda: self.durable_sequence, self.acts)
 
     def read_file(self, name: str, start: int, size: int) -> bytes:
-        """Read a part of one of :meth:`files`."""
         return read_part(self._reader.disk, name, start, size)
 
     @property
     def shard(self) -> int:
-        """The shard's id."""
         return self._reader.segments[0].header.shard
 
     @property
     def first_position(self) -> int:
-        """The lowest position still stored."""
         return self._reader.segments[0].header.position
 
     def position_before(self, time_us: int) -> int:
-        """Return the start of the first segment with frames newer than ``time_us``, or of the last segment."""
         with self._reader.lock:
             segments = self._reader.segments
             newer = (s.header.position for s in segments if s.index.count and s.index.times[-1] > time_us)
@@ -393,8 +357,6 @@ class ReadableLog:
     def frames(
         self, start: int = 0, kinds: Sequence[Kind] | None = None, end: int | None = None, *, damaged: bool = False
     ) -> Iterator[Frame]:
-        """Iterate over stored frames with ``start <= sequence < end`` of the given kinds, in order.
-        Raises Corrupt at an invalid one, or with ``damaged`` returns its readable part."""
         self._check_usable()
         limit = self.next_sequence if end is None else min(end, self.next_sequence)
         return self._reader.frames(start, limit, kinds, damaged)
@@ -407,8 +369,6 @@ class ReadableLog:
         *,
         damaged: bool = False,
     ) -> Iterator[Frame]:
-        """Iterate as :meth:`frames`, from the frame that holds ``position``.
-        Raises Rejected(RANGE_PURGED) if it has left the log."""
         self._check_usable()
         limit = self.next_position if end_position is None else min(end_position, self.next_position)
         if position >= limit:
@@ -417,8 +377,6 @@ class ReadableLog:
         return self._reader.frames(int(sequences[0]), int(sequences[1]) + 1, kinds, damaged)
 
     def read(self, positions: Int64s, columns: Sequence[str] | None = None) -> pa.RecordBatch:
-        """Return the PLAIN and HALF rows at ``positions``, in that order (schema READ_SCHEMA, or some of its columns).
-        Raises Corrupt(DAMAGED) if one of them is damaged in one of the columns."""
         batch, damaged = self.salvage(positions, columns)
         for row in damaged.values():
             if not row.body_only or columns is None or "body" in columns:
@@ -428,7 +386,6 @@ class ReadableLog:
     def salvage(
         self, positions: Int64s, columns: Sequence[str] | None = None
     ) -> tuple[pa.RecordBatch, dict[int, RowDamage]]:
-        """Read as :meth:`read`, but return damaged rows without content, and their damage (in any column) by row."""
         self._check_usable()
         if len(positions) == 1 and columns is None and (alone := self._reader.message(int(positions[0]))) is not None:
             return alone, {}
@@ -447,20 +404,16 @@ class ReadableLog:
 
     @property
     def is_damaged(self) -> bool:
-        """Whether damage was found in stored frames."""
         return self._reader.is_damaged
 
     def damages(self) -> list[Damage]:
-        """Return the damage found in stored frames, oldest frame first."""
         return self._reader.damages()
 
     def time_at(self, positions: Int64s) -> Int64s:
-        """Return the time_us of the frame that holds each position."""
         self._check_usable()
         return self._reader.locate(np.asarray(positions, np.int64)).times
 
     def position_at(self, time_us: int) -> int:
-        """Return the position of the first row stored at ``time_us`` or later, or the next position."""
         with self._reader.lock:
             for segment in self._reader.segments:
                 if segment.index.count and segment.index.times[-1] >= time_us:
@@ -468,25 +421,22 @@ class ReadableLog:
         return self.next_position
 
     def holds(self, position: int, kinds: Sequence[Kind]) -> bool:
-        """Return whether a frame of these kinds lies at ``position`` or after it."""
         with self._reader.lock:
             segments = [s for s in self._reader.segments if s.next_position > position]
             found = [(s.index.positions, s.index.kinds) for s in segments]
         wanted = [int(kind) for kind in kinds]
         for positions, stored in found:
             first = max(int(np.searchsorted(positions, position, side="right")) - 1, 0)
-            for start in range(first, len(stored), KINDS_AT_ONCE):
-                if np.isin(stored[start : start + KINDS_AT_ONCE], wanted).any():
-                    return True
+            starts = range(first, len(stored), KINDS_AT_ONCE)
+            if any(np.isin(stored[start : start + KINDS_AT_ONCE], wanted).any() for start in starts):
+                return True
         return False
 
     def kind_at(self, positions: Int64s) -> npt.NDArray[np.uint8]:
-        """Return the kind of the frame that holds each position."""
         self._check_usable()
         return self._reader.locate(np.asarray(positions, np.int64)).kinds
 
     def sequence_at(self, positions: Int64s) -> Int64s:
-        """Return the sequence of the frame that holds each position."""
         self._check_usable()
         return self._reader.locate(np.asarray(positions, np.int64)).sequences
 
@@ -497,15 +447,13 @@ def _decode_frame(data: pa.Buffer, segment: Segment, offset: int, sequence: int)
     if offset + codec.HEADER_BYTES > len(view):
         raise DamagedLog(segment.name, offset, sequence, "the file ends before the frame")
     header = codec.read_header(view, offset)
-    problem: str | None = None
     if header.magic != codec.MAGIC or offset + header.frame_bytes > len(view):
         problem = "no frame begins here"
     elif not codec.is_intact(view, offset, header, segment.header.salt):
         problem = "the checksum is wrong"
     elif header.sequence != sequence:
         problem = f"a frame out of place: sequence {header.sequence}"
-    if problem is not None:
-        raise DamagedLog(segment.name, offset, sequence, problem)
-    batch = codec.decode(data, offset, header, segment.name)
-    frame = Frame(Kind(header.kind), sequence, header.position, header.time_us, header.epoch, batch)
-    return frame, header.encoding
+    else:
+        batch = codec.decode(data, offset, header, segment.name)
+        return Frame.of(header, batch), header.encoding
+    raise DamagedLog(segment.name, offset, sequence, problem)

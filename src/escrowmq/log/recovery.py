@@ -15,6 +15,7 @@ Rules:
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 
@@ -43,8 +44,7 @@ from escrowmq.log.segments import (
 from escrowmq.log.snapshots import SnapshotName
 from escrowmq.platform.disk import LOCK_NAME, TEMPORARY, Disk, map_file, read_file, replace_file
 
-MIRROR_NAME = ".kafka.json"
-"""The file that marks a folder as the mirror of a log on Kafka (``log/kafka/marks.py``)."""
+MIRROR_NAME = ".kafka.json"  # the file that marks a folder as the mirror of a log on Kafka (``log/kafka/marks.py``)
 _NEUTRAL = {"lost+found", LOCK_NAME}
 
 
@@ -91,8 +91,7 @@ class Recovered:
     epoch: int
     time_us: int
     cut: Cut | None
-    damaged: list[int] = field(default_factory=list)
-    """Damaged frames that a snapshot covers."""
+    damaged: list[int] = field(default_factory=list)  # damaged frames that a snapshot covers
 
 
 def list_folder(disk: Disk) -> Listing:
@@ -142,7 +141,7 @@ def refuse_mirror(listing: Listing) -> None:
 def recover(disk: Disk, listing: Listing) -> Recovered | None:
     """Find the end of the log and make its frames durable; None for a folder without a log. Corrupt changes nothing."""
     if listing.is_fresh:
-        _remove(disk, listing.temporary)
+        remove(disk, listing.temporary)
         return None
     check_chain_start(listing)
     headers = [read_segment_header(disk, sequence) for sequence in listing.segments]
@@ -152,7 +151,7 @@ def recover(disk: Disk, listing: Listing) -> Recovered | None:
         save_index(disk, segment)
     superseded = [str(s) for s in listing.snapshots if s.first >= 0 and s != listing.base]
     dropped = [segment_name(s) for s in listing.dropped]
-    _remove(disk, [*listing.temporary, *superseded, *dropped, *map(index_name, dropped)])
+    remove(disk, [*listing.temporary, *superseded, *dropped, *map(index_name, dropped)])
     disk.sync_folder()
     segments = [*sealed, last]
     kept = [s for s in listing.snapshots if str(s) not in superseded]
@@ -214,7 +213,8 @@ def last_time(segments: list[Segment]) -> int:
     return segments[-1].header.created_us
 
 
-def _remove(disk: Disk, names: list[str]) -> None:
+def remove(disk: Disk, names: Iterable[str]) -> None:
+    """Delete files that exist."""
     for name in names:
         with suppress(FileNotFoundError):
             disk.remove(name)

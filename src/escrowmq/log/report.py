@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from escrowmq.errors import Code, Corrupt
 
-DAMAGED_NAME = "damaged"
-"""The file that lists damaged frames, so that a restarted broker still knows them."""
+DAMAGED_NAME = "damaged"  # the file that lists damaged frames, so that a restarted broker still knows them
 
 
 def pack_damaged(sequences: Iterable[int]) -> bytes:
@@ -46,6 +45,11 @@ class DamagedLog(Corrupt):
         self.damage = Damage(file, offset, sequence, what, newer)
         super().__init__(Code.NEWER_FORMAT if newer else Code.DAMAGED, str(self.damage))
 
+    @classmethod
+    def of(cls, damage: Damage) -> DamagedLog:
+        """Create the error for this damage."""
+        return cls(damage.file, damage.offset, damage.sequence, damage.what, newer=damage.newer)
+
 
 @dataclass(frozen=True, slots=True)
 class FrameDamage:
@@ -70,6 +74,4 @@ class RowDamage:
 
     def error(self) -> DamagedLog:
         """Return the error for reading the row."""
-        return DamagedLog(
-            self.place.file, self.place.offset, self.place.sequence, f"{self.place.what}; position {self.position}"
-        )
+        return DamagedLog.of(replace(self.place, what=f"{self.place.what}; position {self.position}"))

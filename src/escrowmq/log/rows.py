@@ -33,8 +33,7 @@ READ_SCHEMA: pa.Schema = STORED[Kind.PLAIN].append(pa.field("stored_us", pa.int6
 """Schema of the result of ``read``."""
 
 
-_MESSAGE_KINDS = np.array([*MESSAGES, Kind.EDITED], np.uint8)
-"""Frame kinds whose rows can be read as messages."""
+_MESSAGE_KINDS = np.array([*MESSAGES, Kind.EDITED], np.uint8)  # frame kinds whose rows can be read as messages
 
 NO_TRANSACTION = -1
 
@@ -49,8 +48,7 @@ class Located:
     kinds: npt.NDArray[np.uint8]
 
 
-Expected = tuple[int, int, int, int, int]
-"""Frame fields from the index: kind, sequence, position, time and epoch."""
+Expected = tuple[int, int, int, int, int]  # frame fields from the index: kind, sequence, position, time and epoch
 
 
 def expected_of(segment: Segment, sequence: int) -> tuple[int, int, int, Expected]:

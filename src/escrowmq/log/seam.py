@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from escrowmq.acts.journal import Journal
 from escrowmq.errors import EscrowError
-from escrowmq.log.frames import Content, Packed
+from escrowmq.log.frames import Content, FrameHeader, Packed
 from escrowmq.log.report import Damage, FrameDamage, RowDamage
 from escrowmq.schemas import Kind
 
@@ -41,6 +41,11 @@ class Frame:
     content: Content
     damage: FrameDamage | None = None
 
+    @classmethod
+    def of(cls, header: FrameHeader, batch: pa.RecordBatch) -> Frame:
+        """Create a frame from its checked header and its rows."""
+        return cls(Kind(header.kind), header.sequence, header.position, header.time_us, header.epoch, batch)
+
     @property
     def batch(self) -> pa.RecordBatch:
         """The rows as a batch; rows appended packed are decoded on first use."""
@@ -48,7 +53,6 @@ class Frame:
 
     @property
     def count(self) -> int:
-        """The number of rows."""
         return int(self.content.num_rows)
 
 
@@ -65,8 +69,7 @@ class Snapshot:
 class Match(NamedTuple):
     """Matching rows of one frame. With ``lost`` the frame cannot be read: any of these rows may match."""
 
-    positions: npt.NDArray[np.int64]
-    """In descending order."""
+    positions: npt.NDArray[np.int64]  # in descending order
     lost: bool
 
 

@@ -17,12 +17,9 @@ from escrowmq.model import TransactionId
 from escrowmq.schemas import ID, TRANSACTION_ID_DTYPE
 
 Int64s = npt.NDArray[np.int64]
-message_id_of = struct.Struct(">QQ").pack
-"""Packs a message id of a series from its instance and its number (16 bytes)."""
-transaction_id = struct.Struct(">IIQ").pack
-"""Packs a transaction id from its shard, epoch and position (16 bytes)."""
-split_transaction_id = struct.Struct(">IIQ").unpack
-"""Unpacks shard, epoch and position of a transaction id."""
+message_id_of = struct.Struct(">QQ").pack  # packs a message id of a series from its instance and its number (16 bytes)
+transaction_id = struct.Struct(">IIQ").pack  # packs a transaction id from its shard, epoch and position (16 bytes)
+split_transaction_id = struct.Struct(">IIQ").unpack  # unpacks shard, epoch and position of a transaction id
 
 
 # Columns and NumPy records

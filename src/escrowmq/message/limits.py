@@ -16,17 +16,14 @@ import pyarrow as pa
 from escrowmq.errors import Code
 from escrowmq.platform.times import to_us
 
-_SHORT = 256
-"""Maximum bytes of a text that is searched in every row of a column."""
+_SHORT = 256  # maximum bytes of a text that is searched in every row of a column
 
 Int64s = npt.NDArray[np.int64]
 UInt8s = npt.NDArray[np.uint8]
 
-MAX_QUEUE = (1 << 31) - 1
-"""Largest number of a queue: it is an int32 on the wire."""
+MAX_QUEUE = (1 << 31) - 1  # largest number of a queue: it is an int32 on the wire
 
-MAX_CAUSE = 1024
-"""Stored characters of the cause of a nack: enough for an exception's line, not for a core dump."""
+MAX_CAUSE = 1024  # stored characters of the cause of a nack: enough for an exception's line, not for a core dump
 
 
 class RowLimits(Protocol):

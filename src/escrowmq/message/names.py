@@ -7,8 +7,7 @@ from typing import Any
 
 from escrowmq.errors import Code, Misuse, Rejected
 
-MAX_NAME = 127
-"""Maximum characters of a name."""
+MAX_NAME = 127  # maximum characters of a name
 
 EDITED_FROM = "ESCROWMQ_EDITED_FROM"
 """Property of a message that replaces a dead letter for one group: the id of the replaced message, 32 hex digits."""

@@ -21,11 +21,9 @@ from escrowmq.platform.forks import tell_in_child
 from escrowmq.platform.times import to_us
 from escrowmq.schemas import MESSAGE_ID_DTYPE
 
-ROW_OVERHEAD = 128
-"""Approximate bytes of a row besides its body, for the limit of a batch's bytes."""
+ROW_OVERHEAD = 128  # approximate bytes of a row besides its body, for the limit of a batch's bytes
 
-_MAX_KNOWN_TOPICS = 10_000
-"""Maximum number of valid topic names that a checker remembers."""
+_MAX_KNOWN_TOPICS = 10_000  # maximum number of valid topic names that a checker remembers
 
 
 class OutgoingRow(NamedTuple):

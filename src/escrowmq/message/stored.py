@@ -23,8 +23,7 @@ _SCHEMA = STORED[Kind.HALF]
 _INT = struct.Struct("<i")
 _ZEROS = bytes(8)
 _ONE = struct.Struct("<ii")
-_MAX_CACHED = 1024
-"""Maximum number of cached packers of numbers, by row count."""
+_MAX_CACHED = 1024  # maximum number of cached packers of numbers, by row count
 
 Pairs = list[tuple[str, str]]
 

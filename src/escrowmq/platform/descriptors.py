@@ -11,12 +11,9 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-KEPT = 64
-"""Descriptors reserved for other uses than incoming connections: the log, databases, outgoing connections."""
-RESERVED = 32
-"""Descriptors that connections never get: the log opens files when no other descriptor is left."""
-UNLIMITED = 1 << 20
-"""Represents the absence of a limit."""
+KEPT = 64  # descriptors reserved for other uses than incoming connections: the log, databases, outgoing connections
+RESERVED = 32  # descriptors that connections never get: the log opens files when no other descriptor is left
+UNLIMITED = 1 << 20  # represents the absence of a limit
 
 
 _reserve = 0

@@ -8,23 +8,22 @@ import os
 import stat
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import pyarrow as pa
 
 from escrowmq.errors import Code, EscrowError, Misuse, error
 from escrowmq.platform.descriptors import with_reserve
 
+Chunk: TypeAlias = bytes | memoryview | pa.Buffer
+
 LOCK_NAME = "lock"
-_LOCK_BYTES = 4096
-"""Bytes read of the lock file, which has two short lines."""
+_LOCK_BYTES = 4096  # bytes read of the lock file, which has two short lines
 _LOCK_TRIES = 5
-_LOCK_PAUSE = 0.01
-"""Pause (s) between two tries to lock a folder: :meth:`RealDisk.holder` holds the lock for an instant."""
-TEMPORARY = ".tmp"
-"""Suffix of an incomplete file."""
+_LOCK_PAUSE = 0.01  # seconds between two tries, as :meth:`RealDisk.holder` holds the lock for an instant
+TEMPORARY = ".tmp"  # suffix of an incomplete file
 _MOST_CHUNKS = 1024  # IOV_MAX of Linux and macOS
 _COPY_BYTES = 1 << 16
 """Bytes up to which the chunks of one write are first copied into one piece: that costs less than a view of each."""
@@ -48,10 +47,19 @@ def disk_error(problem: OSError | MemoryError) -> EscrowError:
     return error(Code.LOG_FAILED, f"the disk failed: {problem}")
 
 
+@contextmanager
+def disk_errors() -> Iterator[None]:
+    """Raise :func:`disk_error` for any failure of the disk or of memory inside."""
+    try:
+        yield
+    except (OSError, MemoryError) as problem:
+        raise disk_error(problem) from problem
+
+
 class File(Protocol):
     """One open file. Offsets and sizes are bytes."""
 
-    def write_at(self, offset: int, chunks: list[bytes | memoryview | pa.Buffer]) -> None:
+    def write_at(self, offset: int, chunks: list[Chunk]) -> None:
         """Write all chunks one after the other from ``offset``. Raises OSError; then any part may be written."""
 
     def read_at(self, offset: int, size: int) -> bytes:
@@ -86,14 +94,14 @@ class Disk(Protocol):
     def list(self) -> list[str]: ...
 
     def rename(self, old: str, new: str) -> None:
-        """Replace ``new`` by ``old`` atomically; durable after :meth:`sync_folder`."""
+        """Replace ``new`` by ``old`` atomically; durable after :meth:`sync_folder`. An open file keeps its content."""
 
     def remove(self, name: str) -> None: ...
 
     def sync_folder(self) -> None: ...
 
     def lock(self) -> None:
-        """Lock the folder for this process until :meth:`close`. Raises Misuse(FOLDER_IN_USE)."""
+        """Lock the folder until :meth:`close`. Raises Misuse(FOLDER_IN_USE) with the process that has it."""
 
     def free_bytes(self) -> int: ...
 
@@ -101,85 +109,23 @@ class Disk(Protocol):
 
 
 class WrappedFile:
-    """A :class:`File` that forwards every operation; subclasses override some."""
+    """A :class:`File` that forwards each operation that a subclass does not override."""
 
     def __init__(self, file: File) -> None:
         self._file = file
 
-    def write_at(self, offset: int, chunks: list[bytes | memoryview | pa.Buffer]) -> None:
-        """See File."""
-        self._file.write_at(offset, chunks)
-
-    def read_at(self, offset: int, size: int) -> bytes:
-        """See File."""
-        return self._file.read_at(offset, size)
-
-    def map(self, size: int) -> pa.Buffer:
-        """See File."""
-        return self._file.map(size)
-
-    def allocate(self, size: int) -> None:
-        """See File."""
-        self._file.allocate(size)
-
-    def truncate(self, size: int) -> None:
-        """See File."""
-        self._file.truncate(size)
-
-    def renamed(self, name: str) -> None:
-        """See File."""
-        self._file.renamed(name)
-
-    def size(self) -> int:
-        """See File."""
-        return self._file.size()
-
-    def sync(self) -> None:
-        """See File."""
-        self._file.sync()
-
-    def close(self) -> None:
-        """See File."""
-        self._file.close()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
 
 
 class WrappedDisk:
-    """A :class:`Disk` that forwards every operation; subclasses override some."""
+    """A :class:`Disk` that forwards each operation that a subclass does not override."""
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
 
-    def open(self, name: str, *, create: bool = False) -> File:
-        """See Disk."""
-        return self._disk.open(name, create=create)
-
-    def list(self) -> list[str]:
-        """See Disk."""
-        return self._disk.list()
-
-    def rename(self, old: str, new: str) -> None:
-        """See Disk."""
-        self._disk.rename(old, new)
-
-    def remove(self, name: str) -> None:
-        """See Disk."""
-        self._disk.remove(name)
-
-    def sync_folder(self) -> None:
-        """See Disk."""
-        self._disk.sync_folder()
-
-    def lock(self) -> None:
-        """See Disk."""
-        self._disk.lock()
-
-    def free_bytes(self) -> int:
-        """See Disk."""
-        return self._disk.free_bytes()
-
-    def close(self) -> None:
-        """See Disk."""
-        self._disk.close()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._disk, name)
 
 
 def check_file_name(name: str) -> str:
@@ -189,15 +135,32 @@ def check_file_name(name: str) -> str:
     return name
 
 
+def is_neutral(name: str) -> bool:
+    """Return whether a name belongs to no program's data: the lock file, hidden files, what a file system makes."""
+    return name in (LOCK_NAME, "lost+found") or name.startswith(".")
+
+
+def pieces_of(file: File, size: int, start: int = 0, most: int = 1 << 20) -> Iterator[bytes]:
+    """Yield the bytes of a file from ``start`` to before ``size`` in pieces; fewer if the file is shorter."""
+    while start < size and (piece := file.read_at(start, min(most, size - start))):
+        start += len(piece)
+        yield piece
+
+
 def read_file(disk: Disk, name: str, size: int | None = None) -> bytes:
     """Read the first ``size`` bytes of a file, or all of it."""
     with closing(disk.open(name)) as file:
         return file.read_at(0, file.size() if size is None else size)
 
 
+def file_size(disk: Disk, name: str) -> int:
+    """Return the bytes of a file."""
+    with closing(disk.open(name)) as file:
+        return file.size()
+
+
 def map_file(disk: Disk, name: str, size: int | None = None) -> pa.Buffer:
-    """Map the first ``size`` bytes of a file, or all of it, as a buffer that outlives the file's deletion; closes the
-    file."""
+    """Map the first ``size`` bytes of a file, or all of it, as a buffer that outlives the file's deletion."""
     with closing(disk.open(name)) as file:
         return file.map(file.size() if size is None else size)
 
@@ -205,17 +168,14 @@ def map_file(disk: Disk, name: str, size: int | None = None) -> pa.Buffer:
 def replace_file(
     disk: Disk,
     name: str,
-    parts: Iterable[list[bytes | memoryview | pa.Buffer]],
+    parts: Iterable[list[Chunk]],
     *,
     durable: bool = True,
     step: int | None = None,
 ) -> None:
     """Create or replace a whole file: written under a temporary name; if ``durable``, synced before and after the
-    rename.
-
-    ``parts`` are written one after the other; with ``step`` they are synced after so many bytes each, so that
-    concurrent syncs on this disk do not wait for all of a large file. An OSError leaves the old file.
-    """
+    rename. With ``step``, ``parts`` are also synced after so many bytes each, so that concurrent syncs on this disk do
+    not wait for all of a large file. An OSError leaves the old file."""
     temporary = name + TEMPORARY
     try:
         with closing(disk.open(temporary, create=True)) as file:
@@ -238,9 +198,7 @@ def replace_file(
         raise
 
 
-def _split(
-    parts: Iterable[list[bytes | memoryview | pa.Buffer]], step: int
-) -> Iterator[list[bytes | memoryview | pa.Buffer]]:
+def _split(parts: Iterable[list[Chunk]], step: int) -> Iterator[list[Chunk]]:
     """Split into pieces of at most ``step`` bytes."""
     for chunks in parts:
         for chunk in chunks:
@@ -250,10 +208,9 @@ def _split(
 
 
 class Holder(NamedTuple):
-    """The process that has locked a folder: its number as text ("unknown" if unreadable), and its URL (None if
-    unset)."""
+    """The process that has locked a folder."""
 
-    process: str
+    process: str  # its number; "unknown" if unreadable
     url: str | None = None
 
 
@@ -268,13 +225,11 @@ def note_url(folder: str | Path, url: str) -> None:
     this user can read it, and the next owner overwrites it. A failure is ignored: then readers have no URL."""
     with suppress(OSError):
         descriptor = os.open(Path(folder) / LOCK_NAME, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
+        with os.fdopen(descriptor, "r+b", 0):
             process = f"{os.getpid()}\n".encode()
             if os.pread(descriptor, len(process), 0) == process:
                 os.ftruncate(descriptor, len(process))
                 os.pwrite(descriptor, f"{url}\n".encode(), len(process))
-        finally:
-            os.close(descriptor)
 
 
 class RealDisk:
@@ -297,7 +252,6 @@ class RealDisk:
             raise Misuse(Code.NOT_A_DATA_FOLDER, f"{self.folder} is not a folder")
 
     def open(self, name: str, *, create: bool = False) -> RealFile:
-        """Open the file of that name. Raises FileNotFoundError unless ``create``."""
         flags = os.O_RDONLY if self._read_only else os.O_RDWR | (os.O_CREAT if create else 0)
         flags |= os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # opening a pipe would block
         path = self.folder / check_file_name(name)
@@ -308,27 +262,21 @@ class RealDisk:
         return RealFile(path, number)
 
     def list(self) -> list[str]:
-        """Return the sorted names of all entries of the folder."""
         return sorted(os.listdir(self.folder))
 
     def rename(self, old: str, new: str) -> None:
-        """Replace ``new`` by ``old`` atomically. An open file keeps its content; call its ``renamed`` before it is
-        mapped again."""
         os.replace(self.folder / check_file_name(old), self.folder / check_file_name(new))
 
     def remove(self, name: str) -> None:
-        """Delete one file."""
         os.unlink(self.folder / check_file_name(name))
 
     def sync_folder(self) -> None:
-        """Make creations, renames and removals durable. Needs no descriptor while the folder is locked."""
         if self._opened is not None:
             os.fsync(self._opened)
         else:
             _sync_path(self.folder)
 
     def lock(self) -> None:
-        """Lock the folder until :meth:`close`. Raises Misuse(FOLDER_IN_USE) with the process that has it."""
         try:
             descriptor = os.open(self.folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as problem:
@@ -360,8 +308,7 @@ class RealDisk:
         return self.holder() is not None
 
     def holder(self) -> Holder | None:
-        """Return the process that has locked the folder, or None. Creates nothing, and holds the lock for an instant at
-        most."""
+        """Return the process that has locked the folder. Creates nothing; holds the lock for an instant at most."""
         try:
             descriptor = os.open(self.folder / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except FileNotFoundError:
@@ -377,12 +324,10 @@ class RealDisk:
         return None
 
     def free_bytes(self) -> int:
-        """Return the bytes that this process may still write."""
         state = os.statvfs(self.folder)
         return state.f_bavail * state.f_frsize
 
     def close(self) -> None:
-        """Unlock the folder."""
         for descriptor in (self._opened, self._lock):
             if descriptor is not None:
                 os.close(descriptor)
@@ -396,8 +341,7 @@ class RealFile:
         self._path = path
         self._descriptor = descriptor
 
-    def write_at(self, offset: int, chunks: list[bytes | memoryview | pa.Buffer]) -> None:
-        """Write all chunks one after the other from ``offset``, in as few calls as the system allows."""
+    def write_at(self, offset: int, chunks: list[Chunk]) -> None:
         if sum(map(len, chunks)) <= _COPY_BYTES:
             chunks = [b"".join(chunks)]
         views = [memoryview(chunk).cast("B") for chunk in chunks if len(chunk)]
@@ -410,7 +354,6 @@ class RealFile:
             views = _drop_written(views, written) if len(views) > 1 or written < len(views[0]) else []
 
     def read_at(self, offset: int, size: int) -> bytes:
-        """Read up to ``size`` bytes from ``offset``."""
         parts = []
         while size > 0 and (part := os.pread(self._descriptor, min(size, 1 << 30), offset)):
             parts.append(part)
@@ -426,7 +369,6 @@ class RealFile:
             return mapped.read_buffer(size)
 
     def allocate(self, size: int) -> None:
-        """Extend the file to at least ``size`` bytes with reserved blocks."""
         before = self.size()
         try:
             os.posix_fallocate(self._descriptor, 0, max(size, before))
@@ -436,23 +378,18 @@ class RealFile:
             raise
 
     def truncate(self, size: int) -> None:
-        """Truncate, or extend with zeros, to ``size`` bytes."""
         os.ftruncate(self._descriptor, size)
 
     def renamed(self, name: str) -> None:
-        """Record the new name of the file."""
         self._path = self._path.with_name(check_file_name(name))
 
     def size(self) -> int:
-        """Return the size in bytes, including the reserved tail."""
         return os.fstat(self._descriptor).st_size
 
     def sync(self) -> None:
-        """Make all written data and the size durable."""
         os.fdatasync(self._descriptor)
 
     def close(self) -> None:
-        """Close the descriptor; maps stay valid."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1

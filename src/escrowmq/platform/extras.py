@@ -30,8 +30,7 @@ EXTRAS = {
     "uvicorn": "http",
 }
 """The extra with which a package comes, by the name under which it is imported."""
-LAB = frozenset({"escrowmq_lab", "greenlet"})
-"""Packages of the distribution ``escrowmq-lab`` in this repository."""
+LAB = frozenset({"escrowmq_lab", "greenlet"})  # packages of the distribution ``escrowmq-lab`` in this repository
 
 
 def missing_package(package: str, who: str, extra: str | None = None) -> Misuse:

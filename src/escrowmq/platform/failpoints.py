@@ -23,8 +23,7 @@ from escrowmq.errors import Code, Misuse
 
 VARIABLE = "ESCROWMQ_FAILPOINT"
 TELL_VARIABLE = "ESCROWMQ_FAILPOINT_TELL"
-_POLL = 0.01
-"""Poll interval (s) for the removal of the file."""
+_POLL = 0.01  # poll interval (s) for the removal of the file
 
 
 def _trigger(name: str) -> None:

@@ -12,10 +12,8 @@ import functools
 import pyarrow as pa
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_KEPT = 256 << 20
-"""Bytes of freed memory that the process keeps."""
-_LARGEST = 32 << 20
-"""Maximum bytes of one kept piece, the largest value that the GNU C library accepts."""
+_KEPT = 256 << 20  # bytes of freed memory that the process keeps
+_LARGEST = 32 << 20  # maximum bytes of one kept piece, the largest value that the GNU C library accepts
 
 
 @functools.cache

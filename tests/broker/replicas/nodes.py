@@ -15,7 +15,7 @@ from escrowmq.broker.embedded import EmbeddedLink, lent_link
 from escrowmq.broker.replicas.door import Door
 from escrowmq.broker.replicas.node import Node
 from escrowmq.client.bus import Bus
-from escrowmq.log.kafka.replica import open_replica
+from escrowmq.log.kafka.replica import PartitionReplica
 from escrowmq.log.seam import Replica
 from escrowmq.platform.disk import RealDisk
 from escrowmq.settings import BrokerSettings
@@ -51,7 +51,7 @@ class OneNode:
 
     def _open(self) -> Replica:
         self.partitions.append(self.kafka.partitions())
-        return open_replica(
+        return PartitionReplica(
             RealDisk(self.folder),
             self.partitions[-1],
             url=self.url,

@@ -8,7 +8,7 @@ from contextlib import suppress
 from escrowmq.errors import Code, EscrowError, error
 from escrowmq.log.kafka.kafka_log import KafkaLog
 from escrowmq.log.kafka.partition import Partitions
-from escrowmq.log.kafka.replica import PartitionReplica, open_replica
+from escrowmq.log.kafka.replica import PartitionReplica
 from escrowmq.log.seam import CommitLog
 from escrowmq.testing.disks import FaultDisk
 from escrowmq.testing.partitions.memory import MemoryKafka
@@ -41,7 +41,7 @@ class PartitionMaker:
             self.opened.close(clean=False)
 
     def replica(self) -> PartitionReplica:
-        return open_replica(self.disk, self.partitions(), url="escrow://a:1", segment_bytes=SEGMENT)
+        return PartitionReplica(self.disk, self.partitions(), url="escrow://a:1", segment_bytes=SEGMENT)
 
     def open(self) -> KafkaLog:
         if self.lost and (self.opened is None or self.opened._closed):

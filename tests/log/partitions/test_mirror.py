@@ -19,7 +19,7 @@ from escrowmq.errors import Code, EscrowError, Fenced, Overloaded, error
 from escrowmq.log.commit_log import open_log
 from escrowmq.log.kafka.kafka_log import KafkaLog
 from escrowmq.log.kafka.partition import Partitions
-from escrowmq.log.kafka.replica import PartitionReplica, open_replica
+from escrowmq.log.kafka.replica import PartitionReplica
 from escrowmq.log.offline import open_offline
 from escrowmq.log.seam import Frame, StoredLog
 from escrowmq.platform import failpoints
@@ -34,7 +34,9 @@ FOR_EVER = 1e6
 
 
 def opened(kafka: MemoryKafka, disk: MemoryDisk, node: str = "a") -> PartitionReplica:
-    return open_replica(disk, kafka.partitions(), url=f"escrow://{node}:1", segment_bytes=SEGMENT, answer_seconds=5.0)
+    return PartitionReplica(
+        disk, kafka.partitions(), url=f"escrow://{node}:1", segment_bytes=SEGMENT, answer_seconds=5.0
+    )
 
 
 def leading(kafka: MemoryKafka, disk: MemoryDisk, node: str = "a") -> KafkaLog:
@@ -42,7 +44,7 @@ def leading(kafka: MemoryKafka, disk: MemoryDisk, node: str = "a") -> KafkaLog:
 
 
 def leading_on(partitions: Partitions, disk: MemoryDisk, node: str = "a") -> KafkaLog:
-    replica = open_replica(disk, partitions, url=f"escrow://{node}:1", segment_bytes=SEGMENT)
+    replica = PartitionReplica(disk, partitions, url=f"escrow://{node}:1", segment_bytes=SEGMENT)
     follow_all(replica)
     return replica.take_over("test")
 
@@ -392,7 +394,7 @@ def test_a_follower_follows_and_leads_while_the_partition_of_bases_is_silent(
     monkeypatch.setattr("escrowmq.log.kafka.replica.BASE_LOOK_SECONDS", 0.001)
     leader = leading(kafka, MemoryDisk())
     partitions = kafka.partitions()
-    follower = open_replica(
+    follower = PartitionReplica(
         MemoryDisk(), partitions, url="escrow://b:1", segment_bytes=SEGMENT, answer_seconds=FOR_EVER
     )
     grow(leader, 40)
@@ -420,7 +422,7 @@ def test_a_base_that_is_gone_while_it_is_fetched_is_fetched_later(
     monkeypatch.setattr("escrowmq.log.kafka.replica.BASE_FETCH_SECONDS", 0.01)
     leader = leading(kafka, MemoryDisk())
     partitions = kafka.partitions()
-    follower = open_replica(
+    follower = PartitionReplica(
         MemoryDisk(), partitions, url="escrow://b:1", segment_bytes=SEGMENT, answer_seconds=FOR_EVER
     )
     grow(leader, 40)
@@ -454,7 +456,7 @@ def test_a_large_base_is_read_between_what_is_followed(kafka: MemoryKafka, monke
     monkeypatch.setattr("escrowmq.log.kafka.replica.BASE_SECONDS", 0.0)
     leader = leading(kafka, MemoryDisk())
     partitions = kafka.partitions()
-    follower = open_replica(MemoryDisk(), partitions, url="escrow://b:1", segment_bytes=SEGMENT)
+    follower = PartitionReplica(MemoryDisk(), partitions, url="escrow://b:1", segment_bytes=SEGMENT)
     grow(leader, 40)
     follow_all(follower)
     retain(leader, leader.position_before(START_US + 20))
@@ -551,7 +553,7 @@ def test_folders_are_not_mixed_up(kafka: MemoryKafka) -> None:
 
 
 def test_what_counts_is_durable_before_it_is_in_the_mirror(kafka: MemoryKafka) -> None:
-    leader = open_replica(disk := FaultDisk(1), kafka.partitions(), url="escrow://a:1").take_over("test")
+    leader = PartitionReplica(disk := FaultDisk(1), kafka.partitions(), url="escrow://a:1").take_over("test")
     before = leader.durable_sequence
     leader.append(Kind.PLAIN, messages(2, 0), START_US)
     leader.sync()
@@ -578,7 +580,7 @@ def test_what_counts_is_durable_before_it_is_in_the_mirror(kafka: MemoryKafka) -
 
 @pytest.mark.invariant("I1")
 def test_a_mirror_that_cannot_be_written_loses_nothing_that_counts(kafka: MemoryKafka) -> None:
-    leader = open_replica(disk := FaultDisk(1), kafka.partitions(), url="escrow://a:1").take_over("test")
+    leader = PartitionReplica(disk := FaultDisk(1), kafka.partitions(), url="escrow://a:1").take_over("test")
     leader.append(Kind.PLAIN, messages(2, 500), START_US + 50)
     finish = leader.hand_over()
     disk.failures = {disk.operations + 1: errno.EIO}

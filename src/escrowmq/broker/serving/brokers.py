@@ -17,7 +17,7 @@ from escrowmq.broker.replicas.door import Door
 from escrowmq.broker.replicas.node import Node
 from escrowmq.errors import Code, EscrowError, error
 from escrowmq.log.kafka.partition import Partitions
-from escrowmq.log.kafka.replica import PartitionReplica, open_replica
+from escrowmq.log.kafka.replica import PartitionReplica
 from escrowmq.platform.disk import Disk, note_url
 from escrowmq.rights import Guard
 from escrowmq.rights.guard import NOBODY
@@ -134,7 +134,7 @@ class BrokerNode:
 
         def opening() -> PartitionReplica:
             opened[:] = [replication.open()]
-            replica = open_replica(
+            replica = PartitionReplica(
                 self._disk(self._folder),
                 opened[0],
                 url=url,

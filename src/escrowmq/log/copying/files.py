@@ -18,17 +18,10 @@ from escrowmq.errors import Code, error
 from escrowmq.log import snapshots
 from escrowmq.log.index import Segment
 from escrowmq.log.seam import LogFiles, StoredFile
-from escrowmq.log.snapshots import SnapshotName
-from escrowmq.platform.disk import Disk, disk_error
+from escrowmq.platform.disk import Disk, disk_errors, file_size
 
-_RETRIES = 5
-"""Retries of listing if retention drops segments meanwhile."""
+_RETRIES = 5  # retries of listing if retention drops segments meanwhile
 _NAMES = re.compile(r"\d{20}\.segment|snapshot-\d{20}\.snapshot|base-\d{20}-\d{20}\.snapshot|acts\.journal")
-
-
-def is_part(name: str) -> bool:
-    """Return whether a file name is of a log's underived files: only these are read for a copy."""
-    return _NAMES.fullmatch(name) is not None
 
 
 class Segments(Protocol):
@@ -39,11 +32,12 @@ class Segments(Protocol):
     segments: tuple[Segment, ...]
 
 
+@disk_errors()
 def list_files(log: Segments, durable: Callable[[], int], acts: Journal) -> LogFiles:
     """List the files as of now. ``durable`` returns the sequence after the last durable frame."""
     disk = log.disk
     for _ in range(_RETRIES):
-        names = snapshots.listed(_names(disk))  # first: a snapshot is of durable frames
+        names = snapshots.listed(disk.list())  # first: a snapshot is of durable frames
         base = max((s for s in names if s.first >= 0), key=lambda s: (s.first, s.sequence), default=None)
         first = base.first if base is not None else 0
         end = durable()
@@ -57,7 +51,7 @@ def list_files(log: Segments, durable: Callable[[], int], acts: Journal) -> LogF
         newest = next((s for s in names if s.first < 0 and s.sequence <= end), None)
         wanted = [s for s in (base, newest) if s is not None]
         try:
-            stood_for = [StoredFile(str(s), _size(disk, s)) for s in wanted]
+            stood_for = [StoredFile(str(s), file_size(disk, str(s))) for s in wanted]
         except FileNotFoundError:
             continue
         extent = acts.extent()  # last: an action is recorded before it enters the log
@@ -65,32 +59,14 @@ def list_files(log: Segments, durable: Callable[[], int], acts: Journal) -> LogF
     raise error(Code.RANGE_PURGED, "retention drops segments faster than their files can be listed")
 
 
+@disk_errors()
 def read_part(disk: Disk, name: str, start: int, size: int) -> bytes:
     """Read up to ``size`` bytes of a file from ``start``. Raises Rejected(RANGE_PURGED) if it is gone,
     Rejected(NOT_FOUND) if it is not part of a log, Corrupt(LOG_FAILED), of this read alone, if the disk fails."""
-    if not is_part(name):
+    if not _NAMES.fullmatch(name):  # only a log's underived files are read for a copy
         raise error(Code.NOT_FOUND, f"{name!r:.100} is no file of a log")
     try:
         with closing(disk.open(name)) as file:
             return file.read_at(start, size)
     except FileNotFoundError:
         raise error(Code.RANGE_PURGED, f"{name} has left the log") from None
-    except (OSError, MemoryError) as problem:
-        raise disk_error(problem) from problem
-
-
-def _names(disk: Disk) -> list[str]:
-    try:
-        return disk.list()
-    except OSError as problem:
-        raise disk_error(problem) from problem
-
-
-def _size(disk: Disk, name: SnapshotName) -> int:
-    try:
-        with closing(disk.open(str(name))) as file:
-            return file.size()
-    except FileNotFoundError:
-        raise
-    except OSError as problem:
-        raise disk_error(problem) from problem

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import struct
 
 import pyarrow as pa
 
@@ -11,17 +10,10 @@ from escrowmq.log import frames
 from escrowmq.log.report import Damage, DamagedLog
 from escrowmq.log.segments import HEADER_BYTES, LARGEST_HEADER, Scan, SegmentHeader, scan
 
-_LENGTH_AT = 6
-_CHECKSUM_AT = 48
-_CHECKSUM = struct.Struct("<Q")
-_LENGTH = struct.Struct("<H")
-
 
 def _header_bytes(data: bytes) -> int:
     """Return how many bytes are needed to read the header: a newer version may have a longer one."""
-    if len(data) < HEADER_BYTES:
-        return HEADER_BYTES
-    length: int = _LENGTH.unpack_from(data, _LENGTH_AT)[0]
+    length = int.from_bytes(data[6:8], "little") if len(data) >= HEADER_BYTES else 0
     return min(max(length, HEADER_BYTES), LARGEST_HEADER)
 
 
@@ -30,17 +22,12 @@ class SegmentWalk:
     With ``passes``, damage is recorded and the rest is accepted."""
 
     def __init__(self, name: str, sequence: int, size: int, *, passes: bool = False) -> None:
-        self.name = name
-        self.size = size
-        self.at = 0
-        """Bytes accepted so far: whole frames."""
+        self.name, self.size, self.passes = name, size, passes
+        self.at = 0  # bytes accepted so far: whole frames
         self.damage: Damage | None = None
         self.header: SegmentHeader | None = None
-        self.last: tuple[int, bytes] | None = None
-        """Offset and header of the last frame."""
-        self._sequence = sequence
-        self.passes = passes
-        self._rest = b""
+        self.last: tuple[int, bytes] | None = None  # offset and header of the last frame
+        self._sequence, self._rest = sequence, b""
         self._found: Scan | None = None
         self._digest = hashlib.sha256()
 
@@ -70,9 +57,7 @@ class SegmentWalk:
         before, header = self._found, self.header
         assert before is not None
         assert header is not None
-        found = Scan(
-            before.sequence, before.position, before.epoch, end=start, time_us=before.time_us, synced=before.synced
-        )
+        found = Scan(before.sequence, before.position, before.epoch, start, before.time_us, before.synced)
         scan(pa.py_buffer(data), header, found)
         if found.offsets:
             at = found.offsets[-1]
@@ -81,7 +66,7 @@ class SegmentWalk:
         if found.what is not None and not self._may_continue(data, found):
             damage = Damage(self.name, self.at + found.end, found.sequence, found.what, found.newer)
             if not self.passes or found.newer:
-                raise DamagedLog(damage.file, damage.offset, damage.sequence, damage.what, newer=damage.newer)
+                raise DamagedLog.of(damage)
             self.damage = damage
         return found.end
 
@@ -112,7 +97,7 @@ class SegmentWalk:
     def _refuse(self, offset: int, sequence: int, message: str) -> None:
         damage = Damage(self.name, offset, sequence, message)
         if not self.passes or self.at != self.size:
-            raise DamagedLog(damage.file, damage.offset, damage.sequence, damage.what)
+            raise DamagedLog.of(damage)
         self.damage = damage
 
     @property
@@ -125,7 +110,7 @@ class SegmentWalk:
     @property
     def checksum(self) -> str:
         """Checksum of the last frame, in hex; empty if there is none."""
-        return "" if self.last is None else f"{_CHECKSUM.unpack_from(self.last[1], _CHECKSUM_AT)[0]:016x}"
+        return "" if self.last is None else f"{frames.read_header(memoryview(self.last[1]), 0).checksum:016x}"
 
     @property
     def sha256(self) -> str:

@@ -22,18 +22,16 @@ import xxhash
 
 from escrowmq.acts import journal
 from escrowmq.errors import Code, EscrowError, error
-from escrowmq.log.frames import Chunk
 from escrowmq.log.kafka.fold import Standing
-from escrowmq.log.kafka.partition import UNKNOWN_OFFSET, Partition
+from escrowmq.log.kafka.partition import Partition
 from escrowmq.log.segments import SegmentHeader
 from escrowmq.log.snapshots import SnapshotName
-from escrowmq.platform.disk import Disk, disk_error, replace_file
+from escrowmq.platform.disk import Chunk, Disk, disk_errors, pieces_of, replace_file
 from escrowmq.platform.failpoints import reach
 
 VERSION = 1
 CHUNK_BYTES = 900_000
-AHEAD = 16
-"""Maximum number of unacknowledged chunks."""
+AHEAD = 16  # maximum number of unacknowledged chunks
 _MAGIC = b"EMQB"
 _HEADER = struct.Struct("<4sHHQQIIQ")
 _CHUNK, _MANIFEST = 1, 2
@@ -47,22 +45,23 @@ class Manifest(msgspec.Struct, frozen=True):
     id: int
     shard: int
     salt: int
-    epoch: int
-    """Epoch of the frame before the first one kept."""
-    sequence: int
-    """Sequence of the first frame kept."""
-    position: int
-    """Position of the first frame kept."""
-    created_us: int
-    """Time at which its segment was begun."""
-    snapshot: int
-    """Sequence of the snapshot."""
+    epoch: int  # epoch of the frame before the first one kept
+    sequence: int  # sequence of the first frame kept
+    position: int  # position of the first frame kept
+    created_us: int  # time at which its segment was begun
+    snapshot: int  # sequence of the snapshot
     snapshot_bytes: int
     act_bytes: int
     chunks: int
-    digest: int
-    """Digest of all chunks (xxh3_64)."""
+    digest: int  # digest of all chunks (xxh3_64)
     standing: Standing
+
+    @classmethod
+    def of(cls, header: SegmentHeader, snapshot: int, snapshot_bytes: int, standing: Standing) -> Manifest:
+        """Create the manifest of a base that ends before the segment with this header, still without chunks."""
+        h, acts = header, standing.act_bytes
+        places = h.shard, h.salt, h.epoch, h.sequence, h.position, h.created_us, snapshot
+        return cls(0, *places, snapshot_bytes, acts, 0, 0, standing)
 
     @property
     def rank(self) -> int:
@@ -125,28 +124,23 @@ class Bases:
         self._at = 0  # the next offset to read
         self._chunks: dict[int, dict[int, int]] = {}  # chunk offsets by id and number, without a manifest yet
         self._ranks: dict[int, int] = {}  # ranks by id
-        self._best: Stored | None = None
+        self.best: Stored | None = None  # the complete base of the highest rank read so far
         self._number = 0
-
-    @property
-    def best(self) -> Stored | None:
-        """The complete base of the highest rank read so far."""
-        return self._best
 
     def newest(self) -> Stored | None:
         """Read all records and return the best base. Raises Unknown(TIMED_OUT) if the partition does not respond."""
-        _, end = self._begin(self._timeout)
+        end = self._begin(self._timeout)
         deadline = monotonic() + self._timeout
         while self._at < end:
             self._take(self._read(self._at, end, deadline))
-        return self._best
+        return self.best
 
     def poll(self, seconds: float) -> bool:
         """Read new records for at most ``seconds``; return whether more are available.
         If the partition is silent, or a part of it was just deleted, a later call continues."""
         deadline = monotonic() + seconds
         try:
-            _, end = self._begin(seconds)
+            end = self._begin(seconds)
             while self._at < end and (left := deadline - monotonic()) > 0:
                 if not (found := self._partition.read(self._at, end, left)):
                     return False
@@ -157,42 +151,33 @@ class Bases:
             return False
         return self._at < end
 
-    def _begin(self, seconds: float) -> tuple[int, int]:
-        """Return the current ends of the partition."""
+    def _begin(self, seconds: float) -> int:
+        """Return the current end of the partition, and skip what was deleted."""
         first, end = self._partition.ends(seconds)
         if self._at < first:
             self._at, self._chunks, self._ranks = first, {}, {}
-        return first, end
+        return end
 
     def _take(self, found: list[tuple[int, bytes]]) -> None:
         for offset, raw in found:
             self._note(offset, raw)
             self._at = offset + 1
 
+    @disk_errors()
     def fetch(self, base: Stored, disk: Disk) -> None:
         """Write the snapshot, as a base, and the record of acts into a folder.
         Corrupt(DAMAGED) if their digest is wrong."""
-        pieces = self._contents(base)
-        rest = self._write_snapshot(base, disk, SnapshotName(base.manifest.snapshot, base.manifest.sequence), pieces)
-        try:
-            if base.manifest.act_bytes:
-                replace_file(disk, journal.NAME, ([piece] for piece in (*rest, *pieces)))
-        except (OSError, MemoryError) as problem:
-            raise disk_error(problem) from problem
+        pieces, rest = self._contents(base, self._timeout), list[bytes]()
+        snapshot = _first(pieces, base.manifest.snapshot_bytes, rest)
+        replace_file(disk, str(SnapshotName(base.manifest.snapshot, base.manifest.sequence)), snapshot)
+        if base.manifest.act_bytes:
+            replace_file(disk, journal.NAME, ([piece] for piece in (*rest, *pieces)))
 
-    def fetch_snapshot(self, base: Stored, disk: Disk, patience: float | None = None) -> None:
+    @disk_errors()
+    def fetch_snapshot(self, base: Stored, disk: Disk, patience: float = 30.0) -> None:
         """Write only the snapshot into a folder, as an ordinary one. ``patience``: timeout (s) of each step."""
-        pieces = self._contents(base, patience)
-        self._write_snapshot(base, disk, SnapshotName(base.manifest.snapshot), pieces)
-
-    def _write_snapshot(self, base: Stored, disk: Disk, name: SnapshotName, pieces: Iterator[bytes]) -> list[bytes]:
-        """Write the snapshot; return the bytes after it in the last piece."""
-        rest: list[bytes] = []
-        try:
-            replace_file(disk, str(name), _first(pieces, base.manifest.snapshot_bytes, rest))
-        except (OSError, MemoryError) as problem:
-            raise disk_error(problem) from problem
-        return rest
+        snapshot = _first(self._contents(base, patience), base.manifest.snapshot_bytes, [])
+        replace_file(disk, str(SnapshotName(base.manifest.snapshot)), snapshot)
 
     def send(self, manifest: Manifest, content: Iterable[bytes | memoryview]) -> Stored:
         """Send a base and return it once acknowledged; id, chunks and digest of the manifest are filled in here.
@@ -200,19 +185,17 @@ class Bases:
         self.newest()
         id_ = secrets.randbits(63) | 1
         digest = xxhash.xxh3_64()
-        waiting: dict[int, int] = {}
-        offsets: dict[int, int] = {}
-        count = 0
+        waiting, count = set[int](), 0
         for piece in _pieces(content):
             digest.update(piece)
-            waiting[self._send(pack(_CHUNK, id_, manifest.rank, count, piece))] = count
+            self._send(pack(_CHUNK, id_, manifest.rank, count, piece), waiting)
             count += 1
-            self._settle(waiting, offsets, AHEAD)
-        self._settle(waiting, offsets, 0)
+            self._settle(waiting, AHEAD)
+        self._settle(waiting, 0)
         reach("base.chunks_sent")
         whole = msgspec.structs.replace(manifest, id=id_, chunks=count, digest=digest.intdigest())
-        waiting[self._send(pack(_MANIFEST, id_, whole.rank, 0, msgspec.json.encode(whole)))] = -1
-        self._settle(waiting, offsets, 0)
+        self._send(pack(_MANIFEST, id_, whole.rank, 0, msgspec.json.encode(whole)), waiting)
+        self._settle(waiting, 0)
         reach("base.manifest_sent")
         found = self.newest()
         if found is None or found.manifest.rank < whole.rank:
@@ -221,27 +204,23 @@ class Bases:
 
     def delete_old(self) -> None:
         """Delete the records before the best base and before chunks that may still become a better one."""
-        if (best := self._best) is not None:
-            better = [
-                min(found.values()) for id_, found in self._chunks.items() if self._ranks[id_] > best.manifest.rank
-            ]
-            self._partition.delete_before(min((*best.chunks, best.offset, *better)), self._timeout)
+        if (best := self.best) is not None:
+            better = [id_ for id_ in self._chunks if self._ranks[id_] > best.manifest.rank]
+            needed = (*best.chunks, best.offset, *(min(self._chunks[id_].values()) for id_ in better))
+            self._partition.delete_before(min(needed), self._timeout)
             reach("base.old_deleted")
 
-    def _send(self, record: bytes) -> int:
+    def _send(self, record: bytes, waiting: set[int]) -> None:
         self._number += 1
         self._partition.produce(self._number, record)
-        return self._number
+        waiting.add(self._number)
 
-    def _settle(self, waiting: dict[int, int], offsets: dict[int, int], most: int) -> None:
+    def _settle(self, waiting: set[int], most: int) -> None:
         """Wait until at most ``most`` records are unacknowledged."""
         deadline = monotonic() + self._timeout
         while len(waiting) > most:
             found = self._partition.acknowledged(max(min(deadline - monotonic(), 1.0), 0.0))
-            for number, offset in found:
-                if offset != UNKNOWN_OFFSET:
-                    offsets[waiting.get(number, -1)] = offset
-                waiting.pop(number, None)
+            waiting -= {number for number, _ in found}
             if not found and monotonic() > deadline:
                 raise error(Code.TIMED_OUT, f"{self._partition.name} did not acknowledge within {self._timeout:g} s")
 
@@ -266,13 +245,12 @@ class Bases:
             return
         if sorted(chunks) != list(range(manifest.chunks)):
             return
-        if self._best is None or manifest.rank > self._best.manifest.rank:
-            self._best = Stored(manifest, tuple(chunks[number] for number in range(manifest.chunks)), offset)
+        if self.best is None or manifest.rank > self.best.manifest.rank:
+            self.best = Stored(manifest, tuple(chunks[number] for number in range(manifest.chunks)), offset)
 
-    def _contents(self, base: Stored, patience: float | None = None) -> Iterator[bytes]:
+    def _contents(self, base: Stored, patience: float) -> Iterator[bytes]:
         """Yield the contents of the chunks, in order.
         Raises Corrupt(DAMAGED), at the latest at the end, if their digest is wrong."""
-        patience = self._timeout if patience is None else patience
         digest, at, expected = xxhash.xxh3_64(), min((*base.chunks, base.offset)), 0
         deadline = monotonic() + patience
         while expected < len(base.chunks):
@@ -312,10 +290,8 @@ def _pieces(content: Iterable[bytes | memoryview]) -> Iterator[memoryview]:
             yield view[start : start + CHUNK_BYTES]
 
 
-def file_pieces(disk: Disk, name: str) -> Iterator[bytes]:
-    """Yield a file in pieces. Raises OSError."""
-    with closing(disk.open(name)) as file:
-        at, size = 0, file.size()
-        while at < size and (piece := file.read_at(at, min(CHUNK_BYTES, size - at))):
-            yield piece
-            at += len(piece)
+def file_pieces(disk: Disk, name: str, size: int) -> Iterator[bytes]:
+    """Yield the first ``size`` bytes of a file in pieces. Raises OSError."""
+    if size:
+        with closing(disk.open(name)) as file:
+            yield from pieces_of(file, size, most=CHUNK_BYTES)

@@ -29,12 +29,9 @@ from escrowmq.log.kafka.rule import Verdict, prove
 from escrowmq.platform.clock import uptime
 from escrowmq.platform.logs import tell
 
-PATIENCE = 60.0
-"""Seconds after which an unacknowledged record ends the channel.
-A leader change of a Kafka partition takes about ten."""
+PATIENCE = 60.0  # seconds for an acknowledgement; a leader change of a Kafka partition takes about ten
 BEAT_SECONDS = 0.5
-_SLICE = 0.1
-"""Maximum wait (s) of one poll of the partition, so that its own deadline is noticed."""
+_SLICE = 0.1  # maximum wait (s) of one poll of the partition, so that its own deadline is noticed
 
 
 class Round:
@@ -42,10 +39,8 @@ class Round:
 
     def __init__(self, channel: Channel, number: int) -> None:
         self._channel = channel
-        self.number = number
-        """Number of its last record."""
-        self.standing: Standing | None = None
-        """The state right after it, once it counts."""
+        self.number = number  # number of its last record
+        self.standing: Standing | None = None  # the state right after it, once it counts
 
     def wait(self, timeout: float | None = None) -> Standing:
         """Wait until the round counts; return the state of the log right after it. Raises Fenced(FENCED) if another
@@ -56,12 +51,9 @@ class Round:
 
 class _Sent(NamedTuple):
     number: int
-    at: float
-    """Time of sending."""
-    after: Standing
-    """State of the log after it, except for the offset."""
-    ends: Round | None
-    """The round that it completes."""
+    at: float  # time of sending
+    after: Standing  # state of the log after it, except for the offset
+    ends: Round | None  # the round that it completes
 
 
 class _Record(NamedTuple):
@@ -69,13 +61,11 @@ class _Record(NamedTuple):
 
     type: RecordType
     payload: list[memoryview]
-    after: Standing
-    """State of the log after it, except for its own number."""
+    after: Standing  # state of the log after it, except for its own number
 
 
 class Channel:
-    """The owner's channel, see the module; made by :func:`escrowmq.log.kafka.claiming.claim`.
-    Any thread may send and wait; ``standing`` is that of its claim."""
+    """The owner's channel, made by :func:`escrowmq.log.kafka.claiming.claim`. Any thread may send and wait."""
 
     def __init__(
         self,
@@ -86,11 +76,8 @@ class Channel:
         patience: float = PATIENCE,
         beat_seconds: float = BEAT_SECONDS,
     ) -> None:
-        self._partition = partition
-        self._replicas = replicas
-        self._patience = patience
-        self._beat_seconds = beat_seconds
-        self._owned = standing
+        self._partition, self._owned, self._replicas = partition, standing, replicas
+        self._patience, self._beat_seconds = patience, beat_seconds
         self._send_lock = threading.Lock()  # records are sent in the order of their numbers
         self._next = standing  # state of the log after the sent records, except for the offset
         self._last_sent = uptime()
@@ -100,28 +87,15 @@ class Channel:
         self._number, self._offset = standing.number, standing.offset
         self._acknowledged: dict[int, int] = {}
         self._sent: deque[_Sent] = deque()
-        self._standing = standing
+        self.standing = standing  # the state after the newest round that counts
         self._waiting = 0  # approximate number of waiting callers: they process acknowledgements, not the beat thread
         self._failure_lock = threading.Lock()
-        self._failure: EscrowError | None = None
+        self.failure: EscrowError | None = None  # why nothing is sent any more: Fenced(FENCED), or Corrupt
         self._stopped = threading.Event()
         self._beat_thread: threading.Thread | None = None
-        self.proved_at = self._last_sent
-        """When the newest record known to count was sent: this node still owned the log then."""
-        self.gaps = 0
-        """Number of offset gaps that were read."""
-        self.failed = threading.Event()
-        """Set with :attr:`failure`."""
-
-    @property
-    def standing(self) -> Standing:
-        """The state after the newest round that counts."""
-        return self._standing
-
-    @property
-    def failure(self) -> EscrowError | None:
-        """Why nothing is sent any more: Fenced(FENCED), or Corrupt."""
-        return self._failure
+        self.proved_at = self._last_sent  # when the newest record known to count was sent: we still owned the log then
+        self.gaps = 0  # number of offset gaps that were read
+        self.failed = threading.Event()  # set with :attr:`failure`
 
     # Sending
 
@@ -143,11 +117,11 @@ class Channel:
         """Send bytes of the record of acts, which must be the next ones."""
         with self._send_lock:
             self._check()
-            *parts, last = records.pieces(data)
+            *parts, last = records.cut([memoryview(data)])
             for part in parts:
-                self._send(RecordType.PART, [part], self._next, None)
+                self._send(RecordType.PART, part, self._next, None)
             after = msgspec.structs.replace(self._next, act_bytes=self._next.act_bytes + len(data))
-            return self._finish(RecordType.ACT, [last], after)
+            return self._finish(RecordType.ACT, last, after)
 
     def beat(self) -> Round:
         """Send a sign of life."""
@@ -170,9 +144,8 @@ class Channel:
         began = uptime()
         with self._send_lock:
             self._check()
-            last = self._last_round
-            if last is None or self._last_sent <= began:
-                last = self._beat()
+            last = self._last_round if self._last_sent > began else None
+            last = last or self._beat()
         last.wait(timeout)
 
     def _beat(self) -> Round:
@@ -192,9 +165,8 @@ class Channel:
                 result.append(_Record(RecordType.FRAMES, pending, now))
                 pending, size = [], 0
             before = now
-            now = msgspec.structs.replace(
-                now, sequence=now.sequence + 1, position=now.position + frame.rows, frame_epoch=frame.epoch
-            )
+            sequence, position = now.sequence + 1, now.position + frame.rows
+            now = msgspec.structs.replace(now, sequence=sequence, position=position, frame_epoch=frame.epoch)
             pending += chunks
             size += frame.frame_bytes
             if size > LARGEST_PAYLOAD:
@@ -217,15 +189,8 @@ class Channel:
     def _send(self, type: RecordType, payload: Sequence[Payload], after: Standing, ends: Round | None) -> None:
         """Send a record under the next number. ``after``: state of the log after it, except for its own number."""
         now = self._next
-        raw = records.pack(
-            type,
-            *payload,
-            shard=now.shard,
-            epoch=now.epoch,
-            nonce=now.nonce,
-            number=now.number,
-            sequence=now.sequence,
-        )
+        place = {name: getattr(now, name) for name in ("shard", "epoch", "nonce", "number", "sequence")}
+        raw = records.pack(type, *payload, **place)
         after = msgspec.structs.replace(after, number=now.number + 1)
         self._last_sent = uptime()
         self._sent.append(_Sent(now.number, self._last_sent, after, ends))  # before it can be acknowledged
@@ -242,17 +207,16 @@ class Channel:
         self._waiting += 1
         try:
             while round.standing is None:
-                if self._failure is not None:
-                    raise self._copy_error(self._failure)
+                if self.failure is not None:
+                    raise self._copy_error(self.failure)
                 left = deadline - uptime()
+                if left <= 0 and timeout is None:
+                    raise self._fail_late()
                 if left <= 0:
-                    late = f"{self._partition.name} has not acknowledged a record"
-                    if timeout is None:
-                        raise self._fail(error(Code.LOG_FAILED, f"{late} for {self._patience:g} s", _UNKNOWN))
-                    raise error(Code.TIMED_OUT, f"{late} within {timeout:g} s")
+                    raise error(Code.TIMED_OUT, f"{self._partition.name} {_LATE} within {timeout:g} s")
                 if self._poll_lock.acquire(timeout=left):
                     try:
-                        if round.standing is None and self._failure is None:
+                        if round.standing is None and self.failure is None:
                             self._pump(left)
                     finally:
                         self._poll_lock.release()
@@ -283,7 +247,7 @@ class Channel:
         self._number, self._offset = self._number + 1, self._offset + 1
         self.proved_at = sent.at
         if sent.ends is not None:
-            self._standing = sent.ends.standing = msgspec.structs.replace(sent.after, offset=self._offset)
+            self.standing = sent.ends.standing = msgspec.structs.replace(sent.after, offset=self._offset)
 
     def _read_gap(self, unread: int) -> None:
         """Read the records between our last one that counts and the next: skip void ones; a claim ends the channel."""
@@ -307,9 +271,8 @@ class Channel:
                 if verdict is Verdict.CLAIMS and claim is not None:
                     raise fenced_error(offset, claim.url)
                 if verdict is Verdict.BREAKS:
-                    raise records.damage_error(
-                        offset, f"records {self._number} to {header.number - 1} of ours are missing"
-                    )
+                    message = f"records {self._number} to {header.number - 1} of ours are missing"
+                    raise records.damage_error(offset, message)
                 if verdict is Verdict.COUNTS:  # the one acknowledged without an offset
                     self._acknowledged[self._number] = end = offset
                     break
@@ -332,7 +295,7 @@ class Channel:
         self._fail(error(Code.CLOSED, "the log is closed"))
 
     def _beat_loop(self) -> None:
-        while not self._stopped.wait(self._beat_seconds / 4) and self._failure is None:
+        while not self._stopped.wait(self._beat_seconds / 4) and self.failure is None:
             now = uptime()
             if not self._sent and now - self._last_sent >= self._beat_seconds * 3 / 4:
                 with suppress(EscrowError):  # the failure is recorded
@@ -345,14 +308,13 @@ class Channel:
                 finally:
                     self._poll_lock.release()
             if self._sent and now - self._sent[0].at > self._patience:
-                late = f"{self._partition.name} has not acknowledged a record for {self._patience:g} s"
-                self._fail(error(Code.LOG_FAILED, late, _UNKNOWN))
+                self._fail_late()
 
     # Failing
 
     def _check(self) -> None:
-        if self._failure is not None:
-            raise self._copy_error(self._failure)
+        if self.failure is not None:
+            raise self._copy_error(self.failure)
         if self._released:
             raise error(Code.CLOSED, "the log was released")
 
@@ -365,10 +327,14 @@ class Channel:
         elif problem.code not in _KEPT_CODES:
             problem = error(Code.LOG_FAILED, f"{problem.code.name}: {problem.message}", _UNKNOWN)
         with self._failure_lock:
-            if self._failure is None:
-                self._failure = problem
+            if self.failure is None:
+                self.failure = problem
         self.failed.set()
-        return self._copy_error(self._failure)
+        return self._copy_error(self.failure)
+
+    def _fail_late(self) -> EscrowError:
+        message = f"{self._partition.name} {_LATE} for {self._patience:g} s"
+        return self._fail(error(Code.LOG_FAILED, message, _UNKNOWN))
 
     @staticmethod
     def _copy_error(failure: EscrowError) -> EscrowError:
@@ -398,5 +364,6 @@ def fenced_error(offset: int, url: str) -> EscrowError:
     return error(Code.FENCED, message, "this node rejects requests; it can follow the other as a standby")
 
 
+_LATE = "has not acknowledged a record"
 _UNKNOWN = "the last records may or may not be stored: reopen the log to find out"
 _KEPT_CODES = frozenset({Code.FENCED, Code.DAMAGED, Code.NEWER_FORMAT, Code.LOG_FAILED, Code.CLOSED})

@@ -38,8 +38,7 @@ def claim(
     :class:`Channel`. Raises Unknown(TIMED_OUT), Corrupt(DAMAGED, NEWER_FORMAT, LOG_FAILED). After an error the
     partition must be closed: the claim may still arrive."""
     deadline = time.monotonic() + timeout
-    if seed is None:
-        seed = (secrets.randbits(32) or 1, secrets.randbits(64))
+    seed = seed or (secrets.randbits(32) or 1, secrets.randbits(64))
     if not fold.standing.shard:  # the log's creator chose shard and salt; a claim with others would be void
         _, end = partition.ends(timeout)
         _follow(partition, fold, 0, end, on_record, deadline)
@@ -86,6 +85,5 @@ def _follow(
 
 
 def _timeout_error(partition: Partition) -> Exception:
-    return error(
-        Code.TIMED_OUT, f"{partition.name} did not answer in time", "is Kafka up, and are enough replicas in sync?"
-    )
+    hint = "is Kafka up, and are enough replicas in sync?"
+    return error(Code.TIMED_OUT, f"{partition.name} did not answer in time", hint)

@@ -19,19 +19,17 @@ from escrowmq.log.kafka.claiming import claim
 from escrowmq.log.kafka.fold import Fold
 from escrowmq.log.kafka.partition import Partition, Partitions
 from escrowmq.log.kafka.records import RecordType
-from escrowmq.log.kafka.replica import ANSWER_SECONDS, open_replica
+from escrowmq.log.kafka.replica import ANSWER_SECONDS, PartitionReplica
 from escrowmq.log.kafka.rule import Verdict
 from escrowmq.log.offline import open_offline
 from escrowmq.log.recovery import MIRROR_NAME
 from escrowmq.log.report import DamagedLog
 from escrowmq.log.seam import StoredFile
 from escrowmq.log.segments import HEADER_BYTES, SegmentHeader, scan
-from escrowmq.platform.disk import Disk, disk_error, map_file, read_file
+from escrowmq.platform.disk import Disk, disk_errors, map_file, read_file
 
-GROUP_BYTES = 4 << 20
-"""Bytes of frames sent at once."""
-AHEAD = 4
-"""Maximum number of such groups in flight."""
+GROUP_BYTES = 4 << 20  # bytes of frames sent at once
+AHEAD = 4  # maximum number of such groups in flight
 _EMPTY_FIRST = "copy into topics that were made for it: `escrowmq log create`"
 
 
@@ -45,6 +43,7 @@ class Copied(NamedTuple):
     acts: int
 
 
+@disk_errors()
 def to_partition(disk: Disk, partitions: Partitions, *, version: str) -> Copied:
     """Copy the log of ``disk``'s folder, locked meanwhile and unchanged, into an empty partition.
     Raises Misuse(FOLDER_IN_USE, BAD_ARGUMENT), Corrupt(DAMAGED); later failures leave topics that must be deleted."""
@@ -56,8 +55,6 @@ def to_partition(disk: Disk, partitions: Partitions, *, version: str) -> Copied:
                 if part.ends(ANSWER_SECONDS)[1]:
                     raise Misuse(Code.BAD_ARGUMENT, f"{part.name} has records already", _EMPTY_FIRST)
             acts, sent = _send(disk, partition, base, version)
-    except (OSError, MemoryError) as problem:
-        raise disk_error(problem) from problem
     finally:
         disk.close()
     with closing(partitions.log()) as partition, closing(partitions.base()) as base:
@@ -66,10 +63,11 @@ def to_partition(disk: Disk, partitions: Partitions, *, version: str) -> Copied:
     return sent._replace(acts=acts)
 
 
+@disk_errors()
 def to_folder(partitions: Partitions, disk: Disk) -> Copied:
     """Copy a partition into ``disk``'s folder, which must be empty (or hold an earlier attempt): a separate log that no
     longer follows. Raises Misuse(NOT_A_DATA_FOLDER), Corrupt(DAMAGED)."""
-    replica = open_replica(disk, partitions, url="")
+    replica = PartitionReplica(disk, partitions, url="")
     try:
         with closing(partitions.log()) as partition, closing(partitions.base()) as base:
             end = partition.ends(ANSWER_SECONDS)[1]
@@ -89,10 +87,10 @@ def to_folder(partitions: Partitions, disk: Disk) -> Copied:
         disk.sync_folder()
         disk.remove(MIRROR_NAME)  # makes it an ordinary log
         disk.sync_folder()
-        log = open_offline(disk, in_use=False)
-        _compare(expected, _digest(_segments(disk, log.files().segments), expected.first, expected.end))
-    except (OSError, MemoryError) as problem:
-        raise disk_error(problem) from problem
+        digest = _Digest(expected.first, expected.end)
+        for group in _segments(disk, open_offline(disk, in_use=False).files().segments):
+            digest.add(*group)
+        _compare(expected, digest.copied())
     finally:
         disk.close()
     return expected._replace(acts=acts)
@@ -104,31 +102,21 @@ def _send(disk: Disk, partition: Partition, base: Partition, version: str) -> tu
     first = SegmentHeader.unpack(read_file(disk, files.segments[0].name, HEADER_BYTES), files.segments[0].name)
     channel = claim(partition, Fold(), url="", version=version, seed=(log.shard, first.salt))
     try:
-        acts: Iterator[bytes] = iter(())
-        if files.acts_bytes:
-            acts = _limit(file_pieces(disk, journal.NAME), files.acts_bytes)
+        acts = file_pieces(disk, journal.NAME, files.acts_bytes)
         if first.sequence:
-            after = msgspec.structs.replace(
-                channel.standing,
-                sequence=first.sequence,
-                position=first.position,
-                frame_epoch=first.epoch,
-                act_bytes=files.acts_bytes,
-            )
+            begin = {"sequence": first.sequence, "position": first.position, "frame_epoch": first.epoch}
+            after = msgspec.structs.replace(channel.standing, act_bytes=files.acts_bytes, **begin)
             snapshot = max(files.snapshots, key=lambda stored: stored.name.startswith("base-"))
             sequence = int(snapshot.name.split("-")[1][:20])
-            manifest = Manifest(
-                0, first.shard, first.salt, first.epoch, first.sequence, first.position, first.created_us, sequence,
-                snapshot.size, files.acts_bytes, 0, 0, after,
-            )  # fmt: skip
-            Bases(base).send(manifest, chain(file_pieces(disk, snapshot.name), acts))
+            manifest = Manifest.of(first, sequence, snapshot.size, after)
+            Bases(base).send(manifest, chain(file_pieces(disk, *snapshot), acts))
             channel.close()
             channel = Channel(partition, after)
             partition.delete_before(after.offset)
         else:
             for lines in _lines(acts):
                 channel.send_act(lines).wait()
-        waiting: deque[Round] = deque()
+        waiting = deque[Round]()
         sent = _Digest(first.sequence, log.next_sequence)
         for sequence, group, data in _segments(disk, files.segments):
             sent.add(sequence, group, data)
@@ -147,10 +135,8 @@ class _Digest:
     """Digest of the frames from ``first`` to before ``end``."""
 
     def __init__(self, first: int, end: int) -> None:
-        self._first, self._end = first, end
-        self._next = first
-        self._digest = hashlib.sha256()
-        self._bytes = 0
+        self._first, self._end, self._next = first, end, first
+        self._digest, self._bytes = hashlib.sha256(), 0
 
     def add(self, sequence: int, offsets: list[int], data: memoryview) -> None:
         """Add frames from ``sequence`` on, which begin at ``offsets`` of ``data``; skip those outside the range."""
@@ -168,13 +154,6 @@ class _Digest:
         return Copied(self._first, self._next, self._bytes, self._digest.hexdigest(), 0)
 
 
-def _digest(groups: Iterator[tuple[int, list[int], memoryview]], first: int, end: int) -> Copied:
-    digest = _Digest(first, end)
-    for group in groups:
-        digest.add(*group)
-    return digest.copied()
-
-
 def _segments(disk: Disk, segments: tuple[StoredFile, ...]) -> Iterator[tuple[int, list[int], memoryview]]:
     """Yield the checked frames of segments in groups: first sequence, offsets, bytes. Raises Corrupt with the place."""
     for name, size in segments:
@@ -187,19 +166,17 @@ def _segments(disk: Disk, segments: tuple[StoredFile, ...]) -> Iterator[tuple[in
         for n, end in enumerate([*found.offsets[1:], found.end], 1):
             if n == len(found.offsets) or end - found.offsets[start] >= GROUP_BYTES:
                 begin = found.offsets[start]
-                yield (
-                    header.sequence + start,
-                    [at - begin for at in found.offsets[start:n]],
-                    memoryview(data)[begin:end],
-                )
+                offsets = [at - begin for at in found.offsets[start:n]]
+                yield header.sequence + start, offsets, memoryview(data)[begin:end]
                 start = n
 
 
 def _digest_partition(partition: Partition, base_partition: Partition, end: int) -> Copied:
     """Digest the frames that a reader finds in a partition below offset ``end``."""
-    base = Bases(base_partition).newest()
-    fold = Fold(base.manifest.standing) if base is not None else Fold()
-    digest = _Digest(base.manifest.sequence if base is not None else 0, 1 << 62)
+    fold, first = Fold(), 0
+    if (base := Bases(base_partition).newest()) is not None:
+        fold, first = Fold(base.manifest.standing), base.manifest.sequence
+    digest = _Digest(first, 1 << 62)
     while fold.standing.offset < end:
         for offset, raw in partition.read(fold.standing.offset, end, 1.0):
             taken = fold.take(offset, raw)
@@ -210,18 +187,8 @@ def _digest_partition(partition: Partition, base_partition: Partition, end: int)
 
 def _compare(expected: Copied, found: Copied) -> None:
     if expected != found:
-        message = f"frames {found.first} to {found.end} with the digest {found.sha256}"
-        raise error(
-            Code.DAMAGED, f"the copy holds {message}, not {expected.first} to {expected.end} with {expected.sha256}"
-        )
-
-
-def _limit(pieces: Iterator[bytes], size: int) -> Iterator[bytes]:
-    for piece in pieces:
-        yield piece[:size]
-        size -= len(piece)
-        if size <= 0:
-            return
+        message = f"the copy holds frames {found.first} to {found.end} with the digest {found.sha256}"
+        raise error(Code.DAMAGED, f"{message}, not {expected.first} to {expected.end} with {expected.sha256}")
 
 
 def _lines(pieces: Iterator[bytes]) -> Iterator[bytes]:

@@ -15,45 +15,32 @@ from escrowmq.errors import Code, error
 from escrowmq.log import frames
 from escrowmq.log.frames import FrameHeader
 from escrowmq.log.kafka import records
-from escrowmq.log.kafka.records import Claim, RecordHeader, RecordType, damage_error
+from escrowmq.log.kafka.records import Beat, Claim, RecordHeader, RecordType, damage_error
 from escrowmq.log.kafka.rule import Owner, Verdict, judge
 from escrowmq.schemas import Kind
 
-LARGEST_CONTENT = frames.HEADER_BYTES + frames.LARGEST_PAYLOAD
-"""Maximum total bytes of the parts of one frame or act."""
+LARGEST_CONTENT = frames.HEADER_BYTES + frames.LARGEST_PAYLOAD  # maximum total bytes of the parts of one frame or act
 
 
 class Standing(msgspec.Struct, frozen=True):
     """The complete state of a fold at one offset: another fold can resume from it with the same result."""
 
-    offset: int = 0
-    """Offset of the next record; everything before was folded."""
-    epoch: int = 0
-    """Number of claims that counted. The epoch in frames differs: a log copied into a partition keeps its own."""
+    offset: int = 0  # offset of the next record; everything before was folded
+    epoch: int = 0  # number of claims that counted; frames have another: a log copied into a partition keeps its own
     nonce: int = 0
-    number: int = 0
-    """Number of the owner's next record."""
-    sequence: int = 0
-    """Sequence of the log's next frame."""
-    position: int = 0
-    """Position of its first row."""
-    frame_epoch: int = 0
-    """Epoch of the last frame."""
-    act_bytes: int = 0
-    """Bytes of the record of acts so far."""
-    shard: int = 0
-    """Shard of the log; 0 before the first claim."""
+    number: int = 0  # number of the owner's next record
+    sequence: int = 0  # sequence of the log's next frame
+    position: int = 0  # position of its first row
+    frame_epoch: int = 0  # epoch of the last frame
+    act_bytes: int = 0  # bytes of the record of acts so far
+    shard: int = 0  # shard of the log; 0 before the first claim
     salt: int = 0
-    url: str = ""
-    """URL of the owner."""
-    released: bool = False
-    """Whether the owner released the log."""
-    silence: float = 0.0
-    """Seconds without a sign of the owner before another node may claim the log by the clock; 0: not stated."""
+    url: str = ""  # URL of the owner
+    released: bool = False  # whether the owner released the log
+    silence: float = 0.0  # seconds without a sign of the owner before others may claim by the clock; 0: not stated
 
     @property
     def owner(self) -> Owner:
-        """The owner of the log, as in ``rule.py``."""
         return Owner(self.epoch, self.nonce, self.number)
 
 
@@ -70,12 +57,10 @@ class Taken(NamedTuple):
 
     @property
     def type(self) -> RecordType:
-        """Type of the record, unless it is foreign."""
         return RecordType(self.header.type)
 
     @property
-    def foreign(self) -> bool:
-        """Whether another program wrote it."""
+    def foreign(self) -> bool:  # written by another program: it has no type
         return self.header is records.FOREIGN
 
 
@@ -86,7 +71,7 @@ def examine(offset: int, raw: bytes) -> tuple[RecordHeader, memoryview, Claim | 
     """Return checked header and payload of a record, and its claim if any. Raises Corrupt(DAMAGED, NEWER_FORMAT)."""
     header = records.read_header(raw, offset)
     payload = records.payload_of(raw, header, offset)
-    return header, payload, records.read_claim(payload, offset) if header.type == RecordType.CLAIM else None
+    return header, payload, records.read(payload, Claim, offset) if header.type == RecordType.CLAIM else None
 
 
 def judge_record(now: Standing, header: RecordHeader, claim: Claim | None) -> tuple[Verdict, Owner]:
@@ -106,23 +91,12 @@ class Fold:
     """One reader's fold. Not thread-safe."""
 
     def __init__(self, standing: Standing | None = None) -> None:
-        self._standing = standing or Standing()
-        self._whole = self._standing
+        self.standing = standing or Standing()  # the state after the last record
+        self.whole = self.standing  # where another fold can resume: before incomplete parts and a record in doubt
         self._parts: list[bytes] = []
         self._part_bytes = 0
         self._doubt: int | None = None  # offset of a foreign record with no owner's record after it
-        self.replicas: tuple[str, ...] = ()
-        """URLs of the nodes known to the owner, from its last beat."""
-
-    @property
-    def standing(self) -> Standing:
-        """The state after the last record."""
-        return self._standing
-
-    @property
-    def whole(self) -> Standing:
-        """Where another fold can resume: :attr:`standing`, but before incomplete parts and before a record in doubt."""
-        return self._whole
+        self.replicas: tuple[str, ...] = ()  # URLs of the nodes known to the owner, from its last beat
 
     def take(self, offset: int, raw: bytes) -> Taken:
         """Fold the next record of the partition.
@@ -130,26 +104,22 @@ class Fold:
         is invalid, or its frames are not the next ones. A foreign record is void but in doubt: it could be the owner's,
         with its first bytes damaged. The owner's next record ends the doubt, as its number is the next one or shows
         that one is missing. A claim before that is DAMAGED: the unreadable record may be the last one of the owner."""
-        now = self._standing
+        now = self.standing
         if offset != now.offset:
-            message = (
-                f"the records from offset {now.offset} on are missing" if offset > now.offset else "it was read before"
-            )
-            raise damage_error(offset, message)
+            missing = f"the records from offset {now.offset} on are missing"
+            raise damage_error(offset, missing if offset > now.offset else "it was read before")
         if records.is_foreign(raw):
             if self._doubt is None and now.epoch and not now.released:
                 self._doubt = offset
-            self._moved(msgspec.structs.replace(now, offset=offset + 1))
+            self._skip(msgspec.structs.replace(now, offset=offset + 1))
             return Taken(offset, Verdict.VOID, records.FOREIGN, _NOTHING, [])
         header, payload, claim = examine(offset, raw)
         verdict, owner = judge_record(now, header, claim)
-        after = msgspec.structs.replace(
-            now, offset=offset + 1, epoch=owner.epoch, nonce=owner.nonce, number=owner.number
-        )
+        after = msgspec.structs.replace(now, offset=offset + 1, **owner._asdict())
         if verdict is Verdict.BREAKS:
             raise damage_error(offset, f"records {now.number} to {header.number - 1} of its sender are missing")
         if verdict is Verdict.VOID:
-            self._moved(after)
+            self._skip(after)
             return Taken(offset, verdict, header, _NOTHING, [])
         if verdict is Verdict.CLAIMS:
             assert claim is not None
@@ -157,16 +127,14 @@ class Fold:
                 raise damage_error(self._doubt, _NOT_OURS)
             if not header.shard or not header.nonce:
                 raise damage_error(offset, "it claims without a number of the shard or of its own")
-            after = msgspec.structs.replace(
-                after, shard=header.shard, salt=claim.salt, url=claim.url, released=False, silence=claim.silence
-            )
+            log = {"shard": header.shard, "salt": claim.salt, "url": claim.url, "silence": claim.silence}
+            after = msgspec.structs.replace(after, released=False, **log)
             self._parts, self._part_bytes, self.replicas = [], 0, ()
-            self._standing = self._whole = after
+            self.standing = self.whole = after
             return Taken(offset, verdict, header, payload, [])
         if (header.shard, header.epoch) != (now.shard, now.epoch):
-            raise damage_error(
-                offset, f"it says shard {header.shard}, epoch {header.epoch}; the log is {now.shard}, {now.epoch}"
-            )
+            message = f"it says shard {header.shard}, epoch {header.epoch}; the log is {now.shard}, {now.epoch}"
+            raise damage_error(offset, message)
         return self._counted(after, header, payload)
 
     def _counted(self, after: Standing, header: RecordHeader, payload: memoryview) -> Taken:
@@ -179,7 +147,7 @@ class Fold:
                 raise damage_error(offset, f"the parts of one frame are more than {LARGEST_CONTENT} bytes")
             self._parts.append(bytes(payload))
             self._part_bytes += len(payload)
-            self._standing = after  # ``whole`` stays before the first part
+            self.standing = after  # ``whole`` stays before the first part
             return Taken(offset, Verdict.COUNTS, header, payload, found)
         content = payload
         if header.type in (RecordType.FRAMES, RecordType.ACT):
@@ -193,16 +161,16 @@ class Fold:
         elif header.type == RecordType.ACT:
             after = msgspec.structs.replace(after, act_bytes=after.act_bytes + len(content))
         elif header.type == RecordType.BEAT:
-            beat = records.read_beat(payload, offset)
+            beat = records.read(payload, Beat, offset)
             after, replicas = msgspec.structs.replace(after, url=beat.url), beat.replicas
         self._parts, self._part_bytes, self.replicas = [], 0, replicas
-        self._standing = self._whole = after
+        self.standing = self.whole = after
         return Taken(offset, Verdict.COUNTS, header, content, found)
 
-    def _moved(self, after: Standing) -> None:
+    def _skip(self, after: Standing) -> None:
         if not self._parts and self._doubt is None:
-            self._whole = after
-        self._standing = after
+            self.whole = after
+        self.standing = after
 
 
 def _walk(after: Standing, content: memoryview, found: list[tuple[int, FrameHeader]]) -> Standing:
@@ -218,9 +186,8 @@ def _walk(after: Standing, content: memoryview, found: list[tuple[int, FrameHead
         if not frames.is_intact(content, at, frame, after.salt):
             raise damage_error(offset, f"the checksum of frame {sequence} is wrong")
         if frame.is_newer:
-            raise error(
-                Code.NEWER_FORMAT, f"frame {sequence}, at offset {offset} of the partition, is of a newer version"
-            )
+            message = f"frame {sequence}, at offset {offset} of the partition, is of a newer version"
+            raise error(Code.NEWER_FORMAT, message)
         if (frame.sequence, frame.position) != (sequence, position):
             message = f"a frame out of place: sequence {frame.sequence}, position {frame.position}"
             raise damage_error(offset, f"{message}; the log stands at {sequence}, {position}")

@@ -22,12 +22,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from itertools import chain
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import pyarrow as pa
 
-from escrowmq.errors import Code, EscrowError, Fenced, Misuse, error
-from escrowmq.log.frames import Chunk
+from escrowmq.errors import Code, EscrowError, Fenced, error
+from escrowmq.log.commit_log import SegmentLog
 from escrowmq.log.index import Segment
 from escrowmq.log.kafka.bases import CHUNK_BYTES, Bases, Manifest, file_pieces
 from escrowmq.log.kafka.channel import Channel
@@ -36,14 +36,13 @@ from escrowmq.log.kafka.mirror import Mirror
 from escrowmq.log.kafka.partition import Partitions
 from escrowmq.log.seam import Frame
 from escrowmq.log.snapshots import SnapshotName
-from escrowmq.platform.disk import Disk
+from escrowmq.platform.disk import Chunk, file_size
 from escrowmq.platform.failpoints import reach
 
 RELEASE_SECONDS = 5.0
 """Timeout for the last record of a clean close; without it the other nodes wait for the leader's silence."""
 
-DELETE_SECONDS = 30.0
-"""Timeout for deleting records in Kafka."""
+DELETE_SECONDS = 30.0  # timeout for deleting records in Kafka
 
 logger = logging.getLogger(__name__)
 
@@ -53,81 +52,82 @@ class _UnmirroredRound(NamedTuple):
 
     segment: Segment
     write: Callable[[], pa.Buffer | None]
-    end: int
-    """The sequence after its last frame."""
+    end: int  # the sequence after its last frame
     size: int
     standing: Standing
 
 
 class KafkaLog(Mirror):
-    """A :class:`escrowmq.log.seam.ReplicatedLog` after :meth:`lead`; before that, a mirror for readers."""
+    """A :class:`escrowmq.log.seam.ReplicatedLog`: a mirror whose node leads."""
 
-    _channel: Channel | None = None
-    _sent_base: SnapshotName | None = None
-    _released = False
-
+    @classmethod
     def lead(
-        self,
+        cls,
+        mirror: Mirror,
         channel: Channel,
         partitions: Partitions,
         version: str,
         now_us: int,
         caught_up: list[Frame],
         on_close: Callable[[], None],
-    ) -> None:
-        """Start appending under the claim made by ``channel``; the mirror holds all that counts before. Closing calls
-        ``on_close``. Raises Fenced(FENCED) if another node has already claimed the log, Corrupt(LOG_FAILED)."""
+    ) -> KafkaLog:
+        """Turn a mirror, which holds all that counts before the claim made by ``channel``, into the leading log: the
+        same object, so that its readers keep it. Closing calls ``on_close``. Raises Fenced(FENCED) if another node has
+        already claimed the log, Corrupt(LOG_FAILED)."""
+        log = cast(KafkaLog, mirror)
+        cls._prepare(log, channel, partitions, on_close)
+        mirror.__class__ = cls
+        log.acts.ship = log._ship_act
+        log.epoch = max(channel.standing.epoch - 1, log.epoch)
+        begin = log.next_sequence
+        try:
+            log._begin_epoch(version, max(now_us, log.last_time_us))
+        except EscrowError:
+            if log.fenced:
+                raise error(Code.FENCED, "another node claimed the log at the same moment") from None
+            raise
+        log._caught_up = [*caught_up, *log.frames(begin)]
+        log.note(channel.standing)
+        channel.start()
+        return log
+
+    def _prepare(self, channel: Channel, partitions: Partitions, on_close: Callable[[], None]) -> None:
         self._mirror_lock = threading.Lock()  # guards the next field and the mirror's end
         self._unmirrored = deque[_UnmirroredRound]()
         self._channel, self._partitions, self._on_close = channel, partitions, on_close
+        self._caught_up: list[Frame] = []
         self._unsent: list[list[memoryview]] = []  # frames, in chunks
-        self._unsent_bytes = 0
+        self._unsent_bytes = self.bytes_written = 0
         self._turns = threading.Condition()
         self._sent_rounds = self._finished_rounds = 0  # hand-overs; they finish in order
         self._base_thread = ThreadPoolExecutor(1, "escrowmq-base")
         self._base_upload: Future[None] | None = None
-        self.bytes_written = 0
-        self.acts.ship = self._ship_act
-        self.epoch = max(channel.standing.epoch - 1, self.epoch)
-        begin = self.next_sequence
-        try:
-            self._begin_epoch(version, max(now_us, self.last_time_us))
-        except EscrowError:
-            if self.fenced:
-                raise error(Code.FENCED, "another node claimed the log at the same moment") from None
-            raise
-        self._caught_up = [*caught_up, *self.frames(begin)]
-        self.note(channel.standing)
-        channel.start()
+        self._sent_base: SnapshotName | None = None
+        self._released = False
 
     @property
     def fenced(self) -> bool:
-        """Whether another node is known to have taken over the log."""
-        return self._channel is not None and isinstance(self._channel.failure, Fenced)
+        return isinstance(self._channel.failure, Fenced)
 
     @property
     def ended(self) -> EscrowError | None:
-        """Why nothing is sent any more."""
-        return self._channel.failure if self._channel is not None else None
+        return self._channel.failure
 
     @property
     def proved_at(self) -> float:
-        """When (:func:`escrowmq.platform.clock.uptime`) the last record that counts was sent."""
-        return self._active_channel().proved_at
+        return self._channel.proved_at
 
     def caught_up(self) -> list[Frame]:
-        """Return, once, the frames found by the take-over, to update a warm ledger."""
         found, self._caught_up = self._caught_up, []
         return found
 
     def confirm(self, timeout: float) -> None:
-        """Return once a record sent after this call began counts."""
         self._check_usable()
         with self._stop_on_error():
-            self._active_channel().confirm(timeout)
+            self._channel.confirm(timeout)
 
     def _check_usable(self) -> None:
-        if self._channel is not None and self._failure is None and (problem := self._channel.failure):
+        if self._failure is None and (problem := self._channel.failure):
             if problem.code is Code.CLOSED:
                 raise problem
             self._fail(self._stop_error(problem))
@@ -139,14 +139,7 @@ class KafkaLog(Mirror):
 
     # Appending
 
-    def _check_leads(self) -> None:
-        if self._channel is None:
-            super()._check_leads()
-
-    def _active_channel(self) -> Channel:
-        if self._channel is None:
-            raise Misuse(Code.BAD_ARGUMENT, "this node follows the log, and does not lead it")
-        return self._channel
+    reserve = SegmentLog.reserve
 
     def _put(self, chunks: list[Chunk], size: int) -> None:
         super()._put(chunks, size)
@@ -154,20 +147,18 @@ class KafkaLog(Mirror):
         self._unsent_bytes += size
 
     def sync(self) -> None:
-        """Send the buffer, wait until it counts, write the mirror. Raises Corrupt(LOG_FAILED)."""
+        """Send the buffer, wait until it counts, write the mirror."""
         super().sync()
         self.settle()
 
     def hand_over(self) -> Callable[[], None]:
-        """Send the buffer.
-        Returns a function that waits until it counts; :meth:`settle` writes the mirror. Raises Corrupt(LOG_FAILED)."""
+        """Send the buffer; return a function that waits until it counts. :meth:`settle` writes the mirror."""
         self._check_usable()
-        channel = self._active_channel()
         segment, end, write = self._segment, self.next_sequence, self._active.take()
         unsent, self._unsent = self._unsent, []
         size, self._unsent_bytes = self._unsent_bytes, 0
         with self._stop_on_error():
-            sent = channel.send_chunks(unsent) if unsent else None
+            sent = self._channel.send_chunks(unsent) if unsent else None
         with self._turns:
             turn = self._sent_rounds
             self._sent_rounds += 1
@@ -191,10 +182,7 @@ class KafkaLog(Mirror):
         return finish
 
     def settle(self) -> None:
-        """Write rounds that count to the mirror; do not wait for rounds in flight. Raises Corrupt(LOG_FAILED)."""
-        if self._channel is None:
-            super().settle()
-            return
+        """Write rounds that count to the mirror; do not wait for rounds in flight."""
         with self._mirror_lock:
             while self._unmirrored:
                 self._check_usable()
@@ -207,24 +195,20 @@ class KafkaLog(Mirror):
     @property
     def durable_sequence(self) -> int:
         """Every frame below this is durable, readable, and in the mirror."""
-        if self._channel is not None and self._unmirrored:
+        if self._unmirrored:
             with suppress(EscrowError):  # the failure has stopped the log
                 self.settle()
         return self._durable
 
     def _roll(self, size: int) -> None:
-        """Begin a new segment, after every appended frame counts."""
-        if self._channel is None:
-            super()._roll(size)
-            return
-        self.sync()
+        self.sync()  # every appended frame must count
         super()._roll(size)
         self.note(self._channel.standing, keep=True)
 
     def _ship_act(self, line: bytes) -> None:
         self._check_usable()
         with self._stop_on_error():
-            self._active_channel().send_act(line).wait()
+            self._channel.send_act(line).wait()
 
     @contextmanager
     def _stop_on_error(self) -> Iterator[None]:
@@ -243,27 +227,9 @@ class KafkaLog(Mirror):
 
     # Retention
 
-    def newest_snapshot_sequence(self) -> int:
-        """Return the sequence of the newest local snapshot; -1 without one."""
-        with self._reader.lock:
-            return self._snapshots[0].sequence if self._snapshots else -1
-
-    def reaches_base(self) -> bool:
-        """Return whether the log has the frames up to the snapshot of its base, if any."""
-        with self._reader.lock:
-            return all(s.sequence <= self.next_sequence for s in self._snapshots if s.first >= 0)
-
-    def adopt_snapshot(self, name: SnapshotName) -> None:
-        """Register a snapshot that was put into the folder."""
-        with self._reader.lock:
-            self._snapshots = sorted({*self._snapshots, name}, reverse=True)
-
     def drop_before(self, position: int) -> int:
         """Drop whole segments as any log does; then a thread sends the base to Kafka and deletes what it replaces."""
         dropped = super().drop_before(position)
-        if self._channel is None:
-            self.marks.drop_below(self._reader.stored_from()[0])
-            return dropped
         if (self._base_upload is None or self._base_upload.done()) and self._base_to_send() is not None:
             self._base_upload = self._base_thread.submit(self._upload_base)
         return dropped
@@ -294,24 +260,19 @@ class KafkaLog(Mirror):
             return  # retention is dropping more: a newer base will follow
         kept = bases.newest()
         if kept is None or kept.manifest.rank < mark.offset:
-            manifest = Manifest(
-                0, self.shard, self.salt, first.epoch, first.sequence, first.position, first.created_us, base.sequence,
-                _size(self._disk, str(base)), mark.act_bytes, 0, 0, mark,
-            )  # fmt: skip
-            acts = (
-                self.acts.read_bytes(at, min(CHUNK_BYTES, mark.act_bytes - at))
-                for at in range(0, mark.act_bytes, CHUNK_BYTES)
-            )
-            kept = bases.send(manifest, chain(file_pieces(self._disk, str(base)), acts))
+            size = file_size(self._disk, str(base))
+            starts = range(0, mark.act_bytes, CHUNK_BYTES)
+            acts = (self.acts.read_bytes(at, min(CHUNK_BYTES, mark.act_bytes - at)) for at in starts)
+            content = chain(file_pieces(self._disk, str(base), size), acts)
+            kept = bases.send(Manifest.of(first, base.sequence, size, mark), content)
         reach("base.sent")
         standing = kept.manifest.standing
         with closing(self._partitions.log()) as partition:
             first_kept, _ = partition.ends(DELETE_SECONDS)
             if first_kept < standing.offset:
                 for offset, raw in partition.read(standing.offset, standing.offset + 1, 1.0):
-                    Fold(standing).take(
-                        offset, raw
-                    )  # Corrupt(DAMAGED) if this record does not follow the mark: then nothing is deleted
+                    # Corrupt(DAMAGED) if this record does not follow the mark: then nothing is deleted
+                    Fold(standing).take(offset, raw)
                 partition.delete_before(standing.offset, DELETE_SECONDS)
         reach("base.records_deleted")
         bases.delete_old()
@@ -323,7 +284,7 @@ class KafkaLog(Mirror):
 
     def release(self) -> None:
         """Send all appended frames and then a release record, so that another node takes over at once."""
-        if self._channel is None or self._released:
+        if self._released:
             return
         self.sync()
         self._released = True
@@ -333,16 +294,13 @@ class KafkaLog(Mirror):
 
     def close(self, *, clean: bool = True) -> None:
         """Close as any log; ``clean``: release it before, so that another node takes over at once."""
-        if self._channel is None or self._closed:
-            super().close(clean=clean)
+        if self._closed:
             return
         try:
             if clean and self._failure is None:
                 self.release()
-                if (
-                    self._base_upload is not None
-                ):  # any former leader may send a base: its rank decides whether it is used
-                    self._base_upload.result()
+                if self._base_upload is not None:
+                    self._base_upload.result()  # any former leader may send a base: its rank decides if it is used
         finally:
             self._channel.close()
             self._base_thread.shutdown(wait=False, cancel_futures=True)
@@ -352,10 +310,4 @@ class KafkaLog(Mirror):
                 self._on_close()
 
     def _write_last(self) -> None:
-        if self._channel is None:  # else release has sent and written everything
-            super()._write_last()
-
-
-def _size(disk: Disk, name: str) -> int:
-    with closing(disk.open(name)) as file:
-        return file.size()
+        """Do nothing: :meth:`release` has sent and written everything."""

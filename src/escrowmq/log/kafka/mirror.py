@@ -11,15 +11,14 @@ from escrowmq.log import frames as codec
 from escrowmq.log.active import ActiveSegment
 from escrowmq.log.commit_log import SegmentLog
 from escrowmq.log.frames import FrameHeader
-from escrowmq.log.index import Segment
 from escrowmq.log.kafka.fold import Standing
 from escrowmq.log.kafka.marks import Marks
 from escrowmq.log.lookups.parts import Sizes
 from escrowmq.log.recovery import Recovered
 from escrowmq.log.seam import Frame
-from escrowmq.platform.disk import Disk, File, WrappedDisk, WrappedFile, disk_error, map_file
+from escrowmq.log.snapshots import SnapshotName
+from escrowmq.platform.disk import Disk, File, WrappedDisk, WrappedFile, disk_error, disk_errors, map_file
 from escrowmq.platform.failpoints import reach
-from escrowmq.schemas import Kind
 
 MARK_BYTES = 8 << 20
 """Bytes between marks of the mirror's progress: at most this much is followed again after a restart."""
@@ -65,17 +64,15 @@ class Mirror(SegmentLog):
                 self._compare(header)
                 continue
             size = header.frame_bytes
-            try:
+            with disk_errors():
                 if self._active.end + size > self._segment_bytes and self._segment.index.count:
                     self.settle()
                     self._roll(size)
                     self.note(before, keep=True)
                 self._active.make_room(size, self._segment_bytes)
-            except (OSError, MemoryError) as problem:
-                raise disk_error(problem) from problem
             raw = pa.py_buffer(content[at : at + size])
             batch = codec.decode(raw, 0, header, "the partition")
-            frame = Frame(Kind(header.kind), header.sequence, header.position, header.time_us, header.epoch, batch)
+            frame = Frame.of(header, batch)
             self.epoch = header.epoch
             self._publish(frame, self._active.end, size)
             self._active.put([raw], size)
@@ -110,7 +107,7 @@ class Mirror(SegmentLog):
             found = [s for s in self._reader.segments if s.sequence <= header.sequence]
         if not found:
             return  # before the base
-        segment: Segment = found[-1]
+        segment = found[-1]
         offset = int(segment.index.offsets[header.sequence - segment.sequence])
         if self._compared_segment is None or self._compared_segment[0] != segment.name:
             self._compared_segment = segment.name, map_file(self._disk, segment.name, segment.size)
@@ -121,26 +118,41 @@ class Mirror(SegmentLog):
         if stored.checksum != header.checksum:
             raise Differs(f"frame {header.sequence} in {segment.name} is not the one in the partition")
 
-    # Rejecting appends
-
     def reserve(self, size: int) -> None:
-        """Reserve space if this node leads; only the leader appends."""
-        self._check_leads()
-        super().reserve(size)
+        """Reject appends: only the leader appends."""
+        raise Misuse(Code.BAD_ARGUMENT, "this node follows the log, and does not lead it")
 
     def _write_last(self) -> None:
         self.settle()
 
-    def _check_leads(self) -> None:
-        raise Misuse(Code.BAD_ARGUMENT, "this node follows the log, and does not lead it")
+    # Retention
+
+    def newest_snapshot_sequence(self) -> int:
+        """Return the sequence of the newest local snapshot; -1 without one."""
+        with self._reader.lock:
+            return self._snapshots[0].sequence if self._snapshots else -1
+
+    def reaches_base(self) -> bool:
+        """Return whether the log has the frames up to the snapshot of its base, if any."""
+        with self._reader.lock:
+            return all(s.sequence <= self.next_sequence for s in self._snapshots if s.first >= 0)
+
+    def adopt_snapshot(self, name: SnapshotName) -> None:
+        """Register a snapshot that was put into the folder."""
+        with self._reader.lock:
+            self._snapshots = sorted({*self._snapshots, name}, reverse=True)
+
+    def follow_base(self, position: int) -> None:
+        """Drop what the leader dropped: frames below ``position``, and the marks of these."""
+        self.drop_before(position)
+        self.marks.drop_below(self._reader.stored_from()[0])
 
 
 class UnsyncedDisk(WrappedDisk):
     """A disk that never makes anything durable. The owner of the underlying disk keeps the folder's lock."""
 
     def open(self, name: str, *, create: bool = False) -> File:
-        """Open the file of that name."""
-        return _UnsyncedFile(super().open(name, create=create))
+        return _UnsyncedFile(self._disk.open(name, create=create))
 
     def sync_folder(self) -> None:
         """Do nothing."""
@@ -149,7 +161,7 @@ class UnsyncedDisk(WrappedDisk):
         """Do nothing: the owner of the underlying disk has the lock."""
 
     def close(self) -> None:
-        """Do nothing: the owner of the underlying disk keeps the folder."""
+        """Do nothing, for the same reason."""
 
 
 class _UnsyncedFile(WrappedFile):

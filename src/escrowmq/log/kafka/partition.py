@@ -5,10 +5,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-UNKNOWN_OFFSET = -1
-"""In an acknowledgement: the record is stored at an offset that Kafka did not report."""
-END = 1 << 62
-"""An offset after any record."""
+UNKNOWN_OFFSET = -1  # in an acknowledgement: the record is stored at an offset that Kafka did not report
+END = 1 << 62  # an offset after any record
 
 
 class Partition(Protocol):

@@ -29,18 +29,12 @@ _T = TypeVar("_T")
 class RecordType(IntEnum):
     """The type of a record. The number is stored."""
 
-    CLAIM = 1
-    """Its sender owns the log from here on."""
-    BEAT = 2
-    """The owner is alive."""
-    RELEASE = 3
-    """The owner has stopped: another node may claim at once."""
-    FRAMES = 4
-    """Consecutive whole frames of the log, byte for byte as in a segment."""
-    PART = 5
-    """A part of a frame or act larger than a record, continued by the owner's next FRAMES or ACT."""
-    ACT = 6
-    """Bytes of the record of operator actions."""
+    CLAIM = 1  # its sender owns the log from here on
+    BEAT = 2  # the owner is alive
+    RELEASE = 3  # the owner has stopped: another node may claim at once
+    FRAMES = 4  # consecutive whole frames of the log, byte for byte as in a segment
+    PART = 5  # a part of a frame or act larger than a record, continued by the owner's next FRAMES or ACT
+    ACT = 6  # bytes of the record of operator actions
 
 
 class RecordHeader(NamedTuple):
@@ -50,14 +44,10 @@ class RecordHeader(NamedTuple):
     version: int
     header_bytes: int
     shard: int
-    epoch: int
-    """The owner's epoch; 0 in a claim, whose epoch follows from its place."""
-    nonce: int
-    """Random number of the owner, chosen for its claim."""
-    number: int
-    """Number of the record among its owner's; a claim is 0."""
-    sequence: int
-    """Sequence of its first frame, or of the log's next frame."""
+    epoch: int  # the owner's epoch; 0 in a claim, whose epoch follows from its place
+    nonce: int  # random number of the owner, chosen for its claim
+    number: int  # number of the record among its owner's; a claim is 0
+    sequence: int  # sequence of its first frame, or of the log's next frame
     payload_bytes: int
     type: int
     payload_checksum: int
@@ -70,22 +60,17 @@ FOREIGN = RecordHeader(b"", 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
 class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=False, omit_defaults=True):
     """The payload of a claim, as JSON."""
 
-    salt: int
-    """Seed of the frames' checksums, as in every segment header."""
-    url: str
-    """URL of its sender."""
-    version: str = ""
-    """Version of its program."""
-    silence: float = 0.0
-    """Seconds without a sign of life after which it may be replaced; 0: not stated."""
+    salt: int  # seed of the frames' checksums, as in every segment header
+    url: str  # URL of its sender
+    version: str = ""  # version of its program
+    silence: float = 0.0  # seconds without a sign of life after which it may be replaced; 0: not stated
 
 
 class Beat(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
     """The payload of a beat, as JSON."""
 
     url: str
-    replicas: tuple[str, ...] = ()
-    """URLs of the nodes known to the owner, itself included."""
+    replicas: tuple[str, ...] = ()  # URLs of the nodes known to the owner, itself included
 
 
 def pack(type: RecordType, *payload: Payload, shard: int, epoch: int, nonce: int, number: int, sequence: int) -> bytes:
@@ -96,9 +81,8 @@ def pack(type: RecordType, *payload: Payload, shard: int, epoch: int, nonce: int
     digest = xxhash.xxh3_64()
     for piece in payload:
         digest.update(piece)
-    head = _HEADER.pack(
-        MAGIC, VERSION, HEADER_BYTES, shard, epoch, nonce, number, sequence, size, type, digest.intdigest()
-    )
+    place = (shard, epoch, nonce, number, sequence)
+    head = _HEADER.pack(MAGIC, VERSION, HEADER_BYTES, *place, size, type, digest.intdigest())
     return b"".join((head, _CHECKSUM.pack(xxhash.xxh3_64_intdigest(head)), *payload))
 
 
@@ -112,9 +96,8 @@ def read_header(raw: bytes, offset: int) -> RecordHeader:
     if len(raw) < HEADER_BYTES:
         raise damage_error(offset, "it is shorter than its header")
     version, length = struct.unpack_from("<HH", raw, 4)
-    if not 16 <= length <= len(raw) or raw[length - 8 : length] != _CHECKSUM.pack(
-        xxhash.xxh3_64_intdigest(raw[: length - 8])
-    ):
+    checksum = _CHECKSUM.pack(xxhash.xxh3_64_intdigest(raw[: max(length - 8, 0)]))
+    if not 16 <= length <= len(raw) or raw[length - 8 : length] != checksum:
         raise damage_error(offset, "the checksum of its header is wrong")
     if version > VERSION or length != HEADER_BYTES:
         raise error(Code.NEWER_FORMAT, f"the record at offset {offset} is of format version {version}")
@@ -136,26 +119,16 @@ def payload_of(raw: bytes, header: RecordHeader, offset: int) -> memoryview:
 
 def pack_claim(claim: Claim, *, shard: int, nonce: int, sequence: int) -> bytes:
     """Encode the record of a claim."""
-    return pack(
-        RecordType.CLAIM, msgspec.json.encode(claim), shard=shard, epoch=0, nonce=nonce, number=0, sequence=sequence
-    )
+    place = {"shard": shard, "epoch": 0, "nonce": nonce, "number": 0, "sequence": sequence}
+    return pack(RecordType.CLAIM, msgspec.json.encode(claim), **place)
 
 
-def read_claim(payload: Payload, offset: int) -> Claim:
-    """Decode the claim in a checked payload."""
-    return _read(payload, Claim, offset)
-
-
-def read_beat(payload: Payload, offset: int) -> Beat:
-    """Decode the beat in a checked payload."""
-    return _read(payload, Beat, offset)
-
-
-def pieces(payload: Payload) -> Iterator[memoryview]:
-    """Cut a payload into pieces of record size: all but the last are for PART records."""
-    view = memoryview(payload)
-    for start in range(0, max(len(view), 1), LARGEST_PAYLOAD):
-        yield view[start : start + LARGEST_PAYLOAD]
+def read(payload: Payload, type: type[_T], offset: int) -> _T:
+    """Decode the claim or beat in a checked payload. Raises Corrupt(DAMAGED)."""
+    try:
+        return msgspec.json.decode(payload, type=type)
+    except msgspec.DecodeError as problem:
+        raise damage_error(offset, f"its content does not decode: {problem}") from problem
 
 
 def cut(chunks: Sequence[memoryview]) -> Iterator[list[memoryview]]:
@@ -175,13 +148,6 @@ def cut(chunks: Sequence[memoryview]) -> Iterator[list[memoryview]]:
 def damage_error(offset: int, message: str) -> EscrowError:
     """Return the error for an invalid record."""
     return error(Code.DAMAGED, f"the record at offset {offset} of the partition: {message}", _HINT)
-
-
-def _read(payload: Payload, type: type[_T], offset: int) -> _T:
-    try:
-        return msgspec.json.decode(payload, type=type)
-    except msgspec.DecodeError as problem:
-        raise damage_error(offset, f"its content does not decode: {problem}") from problem
 
 
 _TYPES = frozenset(RecordType)

@@ -13,41 +13,27 @@ Rules:
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
 from contextlib import closing, suppress
 
 from escrowmq.acts import journal
 from escrowmq.acts.chain import is_sealed, origin, parse
-from escrowmq.errors import Code, EscrowError
-from escrowmq.log import snapshots
+from escrowmq.log import recovery, snapshots
 from escrowmq.log.commit_log import MOST_DAMAGED
 from escrowmq.log.index import Segment
 from escrowmq.log.lookups.runs import is_run
-from escrowmq.log.recovery import (
-    MIRROR_NAME,
-    Cut,
-    Listing,
-    Recovered,
-    check_chain_start,
-    check_link,
-    last_time,
-    list_folder,
-    read_segment_header,
-    sealed_segment,
-    segment_of,
-)
+from escrowmq.log.recovery import MIRROR_NAME, Cut, Listing, Recovered, remove
 from escrowmq.log.report import DAMAGED_NAME, DamagedLog, unpack_damaged
 from escrowmq.log.segments import CLOSED_NAME, SegmentHeader, index_name, is_zero, scan, segment_name
 from escrowmq.log.snapshots import SnapshotName
-from escrowmq.platform.disk import LOCK_NAME, TEMPORARY, Disk, map_file, read_file
+from escrowmq.platform.disk import TEMPORARY, Disk, map_file, pieces_of, read_file
 
 
 def recover_mirror(disk: Disk, *, sound: bool) -> Recovered | None:
     """Recover the longest valid prefix of the log in a mirror and remove the rest; None if it must be started over.
     ``sound``: no write was lost by a reboot. Corrupt(NEWER_FORMAT) changes nothing."""
-    listing = list_folder(disk)
+    listing = recovery.list_folder(disk)
     try:
-        check_chain_start(listing)
+        recovery.check_chain_start(listing)
     except DamagedLog:
         return None
     walked = listing.segments if not sound else _damaged_segments(disk, listing)
@@ -65,18 +51,16 @@ def recover_mirror(disk: Disk, *, sound: bool) -> Recovered | None:
         file.truncate(last.size)
     superseded = [s for s in listing.snapshots if (s.first >= 0 and s != base) or s.sequence > last.next_sequence]
     dropped = [segment_name(sequence) for sequence in listing.dropped]
-    remove(
-        disk,
-        [*listing.temporary, *map(str, superseded), *dropped, *map(index_name, dropped), CLOSED_NAME, DAMAGED_NAME],
-    )
+    derived = [*map(index_name, dropped), CLOSED_NAME, DAMAGED_NAME]
+    remove(disk, [*listing.temporary, *map(str, superseded), *dropped, *derived])
     left = [s for s in listing.snapshots if s not in superseded]
-    return Recovered(kept, left, last.epoch, last_time(kept), cut)
+    return Recovered(kept, left, last.epoch, recovery.last_time(kept), cut)
 
 
 def wipe(disk: Disk) -> None:
     """Remove all of a mirror except the file that identifies it."""
     names = disk.list()
-    listing = list_folder(disk)
+    listing = recovery.list_folder(disk)
     known = {*listing.temporary, *map(str, listing.snapshots), CLOSED_NAME, DAMAGED_NAME}
     known |= {journal.NAME, journal.LAST, journal.LAST + TEMPORARY, MIRROR_NAME + TEMPORARY}
     known |= {name for name in names if is_run(name) or name.endswith((".segment", ".index"))}
@@ -85,18 +69,12 @@ def wipe(disk: Disk) -> None:
     remove(disk, [name for name in names if name in known and name not in segments])
 
 
-def is_empty(disk: Disk) -> bool:
-    """Return whether the folder holds only files that a log accepts."""
-    return not [name for name in disk.list() if name != LOCK_NAME and name != "lost+found" and not name.startswith(".")]
-
-
 def sound_acts(disk: Disk, shard: int) -> int:
     """Return the bytes of the record of acts up to the first line that is invalid or out of order."""
     size, number, previous = 0, 0, origin(shard)
     with suppress(FileNotFoundError), closing(disk.open(journal.NAME)) as file:
-        rest, at, end = b"", 0, file.size()
-        while at < end and (piece := file.read_at(at, 1 << 20)):
-            at += len(piece)
+        rest = b""
+        for piece in pieces_of(file, file.size()):
             *lines, rest = (rest + piece).split(b"\n")
             for line in lines:
                 try:
@@ -116,13 +94,6 @@ def cut_acts(disk: Disk, size: int) -> None:
         file.truncate(size)
 
 
-def remove(disk: Disk, names: Iterable[str]) -> None:
-    """Delete files that exist."""
-    for name in names:
-        with suppress(FileNotFoundError):
-            disk.remove(name)
-
-
 def _damaged_segments(disk: Disk, listing: Listing) -> list[int]:
     """Return the segments in which readers found damage."""
     with suppress(FileNotFoundError):
@@ -137,13 +108,13 @@ def _valid_prefix(disk: Disk, listing: Listing) -> tuple[list[Segment], Cut | No
     kept: list[Segment] = []
     for sequence in listing.segments:
         try:
-            header = read_segment_header(disk, sequence)
+            header = recovery.read_segment_header(disk, sequence)
             if kept:
-                check_link(kept[-1], header)
+                recovery.check_link(kept[-1], header)
             is_last = sequence == listing.segments[-1]
             if not is_last:
                 with suppress(DamagedLog):
-                    kept.append(sealed_segment(disk, header, 0)[0])
+                    kept.append(recovery.sealed_segment(disk, header, 0)[0])
                     continue
             segment, cut = _valid_part(disk, header)
         except (DamagedLog, FileNotFoundError) as problem:
@@ -164,7 +135,7 @@ def _valid_part(disk: Disk, header: SegmentHeader) -> tuple[Segment, Cut | None]
         raise DamagedLog(name, found.end, found.sequence, found.what or "", newer=True)
     torn = found.what is not None and not is_zero(data, found.end)
     cut = Cut(name, found.end, data.size - found.end, found.what or "") if torn else None
-    return segment_of(name, header, found), cut
+    return recovery.segment_of(name, header, found), cut
 
 
 def _is_sound(disk: Disk, base: SnapshotName, last: Segment) -> bool:
@@ -173,8 +144,10 @@ def _is_sound(disk: Disk, base: SnapshotName, last: Segment) -> bool:
         return False
     try:
         snapshots.load(disk, base, last.header.shard)
-    except (DamagedLog, FileNotFoundError) as problem:
-        if isinstance(problem, EscrowError) and problem.code is Code.NEWER_FORMAT:
+    except FileNotFoundError:
+        return False
+    except DamagedLog as damaged:
+        if damaged.damage.newer:
             raise
         return False
     return True

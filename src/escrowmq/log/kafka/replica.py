@@ -12,24 +12,24 @@ Rules:
 from __future__ import annotations
 
 import os
-import struct
 from collections import deque
 from time import monotonic
 
 import pyarrow as pa
 
 from escrowmq.errors import Code, EscrowError, Misuse, error
-from escrowmq.log.commit_log import first_segment
+from escrowmq.log.active import ActiveSegment
+from escrowmq.log.commit_log import SEED, first_segment
 from escrowmq.log.kafka.bases import Bases, Stored
 from escrowmq.log.kafka.channel import warn_foreign
 from escrowmq.log.kafka.claiming import claim
 from escrowmq.log.kafka.fold import Fold, Standing, Taken
 from escrowmq.log.kafka.kafka_log import KafkaLog
 from escrowmq.log.kafka.marks import Marks, is_mirror
-from escrowmq.log.kafka.mirror import Differs, UnsyncedDisk
+from escrowmq.log.kafka.mirror import Differs, Mirror, UnsyncedDisk
 from escrowmq.log.kafka.partition import Partition, Partitions
 from escrowmq.log.kafka.records import RecordType
-from escrowmq.log.kafka.recovering import cut_acts, is_empty, recover_mirror, sound_acts, wipe
+from escrowmq.log.kafka.recovering import cut_acts, recover_mirror, sound_acts, wipe
 from escrowmq.log.kafka.rule import Verdict
 from escrowmq.log.lookups.parts import Sizes
 from escrowmq.log.recovery import Recovered
@@ -37,96 +37,65 @@ from escrowmq.log.seam import Frame
 from escrowmq.log.segments import SegmentHeader
 from escrowmq.log.snapshots import SnapshotName
 from escrowmq.platform.clock import Clock, SystemClock
-from escrowmq.platform.disk import Disk, disk_error
+from escrowmq.platform.disk import Disk, disk_errors, is_neutral
 from escrowmq.platform.failpoints import reach
 
-BASE_SECONDS = 10.0
-"""Interval at which a follower checks for a newer base, to drop what the leader dropped."""
+BASE_SECONDS = 10.0  # interval at which a follower checks for a newer base, to drop what the leader dropped
 BASE_LOOK_SECONDS = 0.25
 """Timeout of one such check. Meanwhile nothing is followed and no take-over runs, and the base's partition may be
 silent while that of the log is not."""
-BASE_FETCH_SECONDS = 2.0
-"""Timeout for each piece of a snapshot found by such a check."""
-CHECK_SECONDS = 4.0
-"""Timeout for Kafka's first responses; after it the opener reports that there was none, and retries."""
-ANSWER_SECONDS = 30.0
-"""Timeout for a response of Kafka, after which the node fails."""
-_SEED = struct.Struct("<IQ")
-
-
-def open_replica(
-    disk: Disk,
-    partitions: Partitions,
-    *,
-    url: str,
-    segment_bytes: int = 256 << 20,
-    compression: str = "none",
-    clock: Clock | None = None,
-    seed: bytes | None = None,
-    lookups: Sizes | None = None,
-    answer_seconds: float = ANSWER_SECONDS,
-) -> PartitionReplica:
-    """Open a node at ``url`` that follows the log in ``partitions`` into ``disk``'s folder; locks the folder.
-    ``seed`` (12 bytes) fixes the shard id and salt if this node is the first to claim the log. Raises
-    Misuse(FOLDER_IN_USE, NOT_A_DATA_FOLDER, BAD_SETTING), Rejected(UNKNOWN_TOPIC), Denied, Corrupt(DAMAGED,
-    NEWER_FORMAT), Unknown(TIMED_OUT, CLOSED), Overloaded(DISK_FULL, OUT_OF_RESOURCES); the folder is released then."""
-    disk.lock()
-    try:
-        replica = PartitionReplica(
-            disk, partitions, url, segment_bytes, compression == "lz4", clock or SystemClock(), seed, lookups
-        )
-        replica.answer_seconds = answer_seconds
-        try:
-            replica.begin()
-        except BaseException:
-            replica.close()
-            raise
-        return replica
-    except (OSError, MemoryError) as problem:
-        disk.close()
-        raise disk_error(problem) from problem
-    except BaseException:
-        disk.close()
-        raise
+BASE_FETCH_SECONDS = 2.0  # timeout for each piece of a snapshot found by such a check
+CHECK_SECONDS = 4.0  # timeout for Kafka's first responses; after it the opener reports that there was none, and retries
+ANSWER_SECONDS = 30.0  # timeout for a response of Kafka, after which the node fails
+_COPY_HINT = "copy the log from {} into a new topic: `escrowmq log copy`"
 
 
 class PartitionReplica:
-    """A :class:`escrowmq.log.seam.Replica`."""
+    """A :class:`escrowmq.log.seam.Replica`: a node at ``url`` that follows the log in ``partitions`` into ``disk``'s
+    folder, which it locks. ``seed`` (12 bytes) fixes the shard id and salt if it is the first to claim the log. Raises
+    Misuse(FOLDER_IN_USE, NOT_A_DATA_FOLDER, BAD_SETTING), Rejected(UNKNOWN_TOPIC), Denied, Corrupt(DAMAGED,
+    NEWER_FORMAT), Unknown(TIMED_OUT, CLOSED), Overloaded(DISK_FULL, OUT_OF_RESOURCES); the folder is released then."""
 
+    @disk_errors()
     def __init__(
         self,
         disk: Disk,
         partitions: Partitions,
+        *,
         url: str,
-        segment_bytes: int,
-        lz4: bool,
-        clock: Clock,
-        seed: bytes | None,
-        lookups: Sizes | None,
+        segment_bytes: int = 256 << 20,
+        compression: str = "none",
+        clock: Clock | None = None,
+        seed: bytes | None = None,
+        lookups: Sizes | None = None,
+        answer_seconds: float = ANSWER_SECONDS,
     ) -> None:
         self._disk, self._mirrored = disk, UnsyncedDisk(disk)
-        self._partitions, self._url, self._clock, self._seed = partitions, url, clock, seed
-        self._segment_bytes, self._lz4, self._sizes = segment_bytes, lz4, lookups
-        self.answer_seconds = ANSWER_SECONDS
+        self._partitions, self._url, self._clock, self._seed = partitions, url, clock or SystemClock(), seed
+        self._segment_bytes, self._lz4, self._sizes = segment_bytes, compression == "lz4", lookups
+        self.answer_seconds = answer_seconds
         self._fold = Fold()
         self._resume_point = Standing()  # where a fold can resume before the next record
         # folded records not yet in the mirror, with the state before
         self._pending: deque[tuple[Taken, Standing]] = deque()
         self._followed: list[Frame] = []  # in the mirror, not yet returned to the caller
         self._last_record_at = monotonic()
-        self._restarted = False
-        self._closed = False
-        self._log: KafkaLog | None = None
+        self._restarted = self._closed = False
+        self._log: Mirror | None = None
         self._opened: tuple[Partition, ...] = ()
+        disk.lock()
+        try:
+            self._begin()
+        except BaseException:
+            self.close()
+            raise
 
-    def begin(self) -> None:
+    def _begin(self) -> None:
         """Recover the mirror, or create it."""
-        if not is_mirror(self._disk) and not is_empty(self._disk):
-            raise Misuse(
-                Code.NOT_A_DATA_FOLDER,
-                "the folder is no mirror of a log on Kafka, and not empty",
-                "name an empty folder; `escrowmq log copy` brings a log that is in a folder to Kafka",
-            )
+        if not is_mirror(self._disk) and not all(map(is_neutral, self._disk.list())):
+            message = "the folder is no mirror of a log on Kafka, and not empty"
+            hint = "name an empty folder; `escrowmq log copy` brings a log that is in a folder to Kafka"
+            raise Misuse(Code.NOT_A_DATA_FOLDER, message, hint)
         self._cluster = self._partitions.check(min(self.answer_seconds, CHECK_SECONDS))
         self._partition = self._partitions.log()
         base = self._partitions.base()
@@ -141,21 +110,18 @@ class PartitionReplica:
             self._restarted = False
 
     @property
-    def log(self) -> KafkaLog:
-        """The frames followed so far."""
+    def log(self) -> Mirror:
         if self._log is None:
             raise error(Code.CLOSED, "the mirror could not be started over; open the node again")
         return self._log
 
     @property
     def leader(self) -> str | None:
-        """The URL of the leader, as far as was followed."""
         standing = self._fold.standing
         return standing.url if standing.epoch and not standing.released else None
 
     @property
     def leaders_silence(self) -> float:
-        """Seconds of silence that the leader stated in its claim; 0 if not stated."""
         return self._fold.standing.silence
 
     @property
@@ -169,11 +135,9 @@ class PartitionReplica:
         return self._fold.whole.offset
 
     def silent_for(self) -> float:
-        """Return the seconds since the last record of the leader."""
         return monotonic() - self._last_record_at if self.leader is not None else float("inf")
 
     def is_behind(self) -> bool | None:
-        """Return whether the partition has more than was followed; None if it does not respond."""
         try:
             return self._partition.ends(1.0)[1] > self._fold.standing.offset or bool(self._pending)
         except EscrowError as problem:
@@ -182,11 +146,9 @@ class PartitionReplica:
             return None
 
     def is_whole(self) -> bool:
-        """Return whether the mirror reaches the snapshot of its base."""
         return self.log.reaches_base()
 
     def restarted(self) -> bool:
-        """Return whether the mirror was started over since the last call."""
         restarted, self._restarted = self._restarted, False
         return restarted
 
@@ -207,14 +169,11 @@ class PartitionReplica:
                 raise
             self._start_over()
             return []
-        self._fold_records(found)
+        for offset, raw in found:
+            self._on_record(self._fold.take(offset, raw))
         self._write_pending()
         followed, self._followed = self._followed, []
         return followed
-
-    def _fold_records(self, records: list[tuple[int, bytes]]) -> None:
-        for offset, raw in records:
-            self._on_record(self._fold.take(offset, raw))
 
     def _on_record(self, taken: Taken) -> None:
         before, self._resume_point = self._resume_point, self._fold.whole
@@ -272,7 +231,7 @@ class PartitionReplica:
                     raise
                 return  # silent, or replaced by a newer base: a later check finds out
             log.adopt_snapshot(SnapshotName(base.manifest.snapshot))
-        log.drop_before(base.manifest.position)
+        log.follow_base(base.manifest.position)
 
     # Opening
 
@@ -283,8 +242,7 @@ class PartitionReplica:
         if mark is None or (mark.shard and (mark.shard, mark.salt) != (header.shard, header.salt)):
             return False
         cut_acts(self._disk, mark.act_bytes)
-        self._log = KafkaLog(self._mirrored, self._segment_bytes, self._lz4, recovered, marks, self._sizes)
-        self._log.acts.save_last()
+        self._open(recovered, marks)
         marks.forget_above(mark.offset)
         self._set_fold(Fold(mark))
         return True
@@ -316,11 +274,9 @@ class PartitionReplica:
         first, _ = self._partition.ends(self.answer_seconds)
         if first:
             message = f"{self._partition.name} begins at offset {first}, and no base replaces the earlier records"
-            raise error(
-                Code.DAMAGED, message, "copy the log from a node's folder into a new topic: `escrowmq log copy`"
-            )
+            raise error(Code.DAMAGED, message, _COPY_HINT.format("a node's folder"))
         self._set_fold(Fold())
-        shard, salt = _SEED.unpack(self._seed or os.urandom(_SEED.size))
+        shard, salt = SEED.unpack(self._seed or os.urandom(SEED.size))
         self._create(SegmentHeader(shard or 1, 1, 0, 0, self._clock.now_us(), salt), None)
 
     def _create(self, header: SegmentHeader, base: Stored | None) -> None:
@@ -328,10 +284,14 @@ class PartitionReplica:
         if base is not None:
             recovered.snapshots = [SnapshotName(base.manifest.snapshot, base.manifest.sequence)]
             recovered.epoch, recovered.time_us = header.epoch, header.created_us
-        marks = self._new_marks()
-        self._log = KafkaLog(self._mirrored, self._segment_bytes, self._lz4, recovered, marks, self._sizes, active)
-        self._log.acts.save_last()
-        self._log.note(self._fold.whole, keep=True)
+        self._open(recovered, self._new_marks(), active).note(self._fold.whole, keep=True)
+
+    def _open(self, recovered: Recovered, marks: Marks, active: ActiveSegment | None = None) -> Mirror:
+        """Open the mirror."""
+        log = Mirror(self._mirrored, self._segment_bytes, self._lz4, recovered, marks, self._sizes, active)
+        self._log = log
+        log.acts.save_last()
+        return log
 
     # Taking over and closing
 
@@ -346,34 +306,29 @@ class PartitionReplica:
 
     def _lead(self, version: str, silence: float) -> KafkaLog:
         before, self._restarted = self._restarted, False
-        log = self.log
         channel = claim(
             self._partition,
             self._fold,
             url=self._url,
             version=version,
             silence=silence,
-            seed=(log.shard, log.salt),
+            seed=(self.log.shard, self.log.salt),
             on_record=self._on_record,
             timeout=self.answer_seconds,
         )
         try:
             self._write_pending()
             if self._restarted:
-                raise error(
-                    Code.LOG_FAILED, "the mirror did not match the partition, and is started over", "open the log again"
-                )
+                message = "the mirror did not match the partition, and is started over"
+                raise error(Code.LOG_FAILED, message, "open the log again")
             self._restarted = before
-            log = self.log
-            if log.next_sequence > self._fold.standing.sequence:
-                message = (
-                    f"the mirror has {log.next_sequence} frames, {self._partition.name} only "
-                    f"{self._fold.standing.sequence}: Kafka lost acknowledged records"
-                )
+            mirror, sequence, now_us = self.log, self._fold.standing.sequence, self._clock.now_us()
+            if mirror.next_sequence > sequence:
+                message = f"the mirror has {mirror.next_sequence} frames, {self._partition.name} only {sequence}"
                 raise error(
-                    Code.DAMAGED, message, "copy the log from this folder into a new topic: `escrowmq log copy`"
+                    Code.DAMAGED, f"{message}: Kafka lost acknowledged records", _COPY_HINT.format("this folder")
                 )
-            log.lead(channel, self._partitions, version, self._clock.now_us(), self._followed, self._release)
+            log = KafkaLog.lead(mirror, channel, self._partitions, version, now_us, self._followed, self._release)
         except BaseException:
             channel.close()
             raise
@@ -381,11 +336,9 @@ class PartitionReplica:
         return log
 
     def save_snapshot(self, tables: dict[str, pa.Table], sequence: int, position: int, time_us: int) -> None:
-        """Store a snapshot made by this node in the mirror."""
         self.log.save_snapshot(tables, sequence, position, time_us)
 
     def bytes_since_snapshot(self) -> int:
-        """Return the bytes of the mirror after its newest snapshot."""
         return self.log.bytes_since_snapshot()
 
     def close(self) -> None:

@@ -15,24 +15,18 @@ from typing import NamedTuple
 class Owner(NamedTuple):
     """The owner of the log, as far as the records were read."""
 
-    epoch: int = 0
-    """Number of claims that counted so far."""
-    nonce: int = 0
-    """Random number of the last claim, in every record of its owner; 0 before the first."""
-    number: int = 0
-    """Number of the owner's next record. Its claim is 0."""
+    epoch: int = 0  # number of claims that counted so far
+    nonce: int = 0  # random number of the last claim, in every record of its owner; 0 before the first
+    number: int = 0  # number of the owner's next record. Its claim is 0.
 
 
 class Verdict(Enum):
     """The meaning of a record, the same for all readers."""
 
-    VOID = "void"
-    """It never counts: it is of an earlier owner, or a repetition."""
-    CLAIMS = "claims"
-    """From here on its sender owns the log."""
+    VOID = "void"  # it never counts: it is of an earlier owner, or a repetition
+    CLAIMS = "claims"  # from here on its sender owns the log
     COUNTS = "counts"
-    BREAKS = "breaks"
-    """Earlier records of the owner are missing: the partition lost acknowledged records."""
+    BREAKS = "breaks"  # earlier records of the owner are missing: the partition lost acknowledged records
 
 
 def judge(owner: Owner, claims: bool, nonce: int, number: int) -> tuple[Verdict, Owner]:
@@ -49,10 +43,8 @@ def judge(owner: Owner, claims: bool, nonce: int, number: int) -> tuple[Verdict,
 class Step(NamedTuple):
     """The result of :func:`prove` for the acknowledgements so far."""
 
-    number: int
-    """Every record of ours below this one counts: no unknown record lies between them."""
-    offset: int
-    """Offset after the last of them: that of our next record if no other node wrote."""
+    number: int  # every record of ours below this one counts: no unknown record lies between them
+    offset: int  # offset after the last of them: that of our next record if no other node wrote
     unread: int | None
     """Offset up to which the partition must be read, if our next record is acknowledged at another offset than
     ``offset``; -1 if Kafka acknowledged it without an offset. None: wait for an acknowledgement."""

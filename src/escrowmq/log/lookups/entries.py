@@ -26,18 +26,15 @@ Int64s = npt.NDArray[np.int64]
 UInt64s = npt.NDArray[np.uint64]
 
 Column = Literal["message_id", "key"]
-COLUMNS: tuple[Column, Column] = ("message_id", "key")
-"""The columns that can be looked up, in file order."""
+COLUMNS: tuple[Column, Column] = ("message_id", "key")  # the columns that can be looked up, in file order
 
 POSITION_BITS = 32
-MOST_POSITIONS = 1 << POSITION_BITS
-"""Maximum range of positions of one run."""
+MOST_POSITIONS = 1 << POSITION_BITS  # maximum range of positions of one run
 TAG_BITS = 6
 TAGS = 1 << TAG_BITS
 _HASH_SHIFT = POSITION_BITS + TAG_BITS
 _POSITION = np.uint64(MOST_POSITIONS - 1)
-FEW = 64
-"""Up to this many rows of a frame are compared one by one; more are compared as columns."""
+FEW = 64  # up to this many rows of a frame are compared one by one; more are compared as columns
 
 
 @dataclass(frozen=True)

@@ -34,10 +34,8 @@ from escrowmq.log.report import DamagedLog
 from escrowmq.log.seam import Frame, Match
 from escrowmq.platform.disk import Disk
 
-PAUSE_SECONDS = 10.0
-"""Retry interval (s) after a failure."""
-FROZEN = 4
-"""Maximum number of full tails waiting to be written; with more, the oldest becomes a gap."""
+PAUSE_SECONDS = 10.0  # retry interval (s) after a failure
+FROZEN = 4  # maximum number of full tails waiting to be written; with more, the oldest becomes a gap
 
 logger = logging.getLogger(__name__)
 

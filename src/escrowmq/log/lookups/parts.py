@@ -13,10 +13,8 @@ from escrowmq.log.lookups.tail import Tail
 from escrowmq.log.lookups.writing import CHUNK
 from escrowmq.log.seam import Frame
 
-AT_ONCE = 8
-"""A merge takes at most this many times ``fanout`` runs."""
-SPARE_BYTES = 64 << 20
-"""Disk space that writing a run must leave to the log."""
+AT_ONCE = 8  # a merge takes at most this many times ``fanout`` runs
+SPARE_BYTES = 64 << 20  # disk space that writing a run must leave to the log
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,10 +30,8 @@ from escrowmq.log.report import DamagedLog
 from escrowmq.log.segments import FORMAT_VERSION, LARGEST_HEADER, open_header, seal_header
 from escrowmq.platform.disk import TEMPORARY, Disk, map_file
 
-BLOCK = 2048
-"""Entries per checksum: 16 KiB."""
-FEW_BLOCKS = 2
-"""A hash with at most this many blocks is read at once; otherwise each topic is read separately."""
+BLOCK = 2048  # entries per checksum: 16 KiB
+FEW_BLOCKS = 2  # a hash with at most this many blocks is read at once; otherwise each topic is read separately
 _MAGIC = b"EMQL"
 _HEADER = struct.Struct("<4sHHIIQQQQQQQQQ")
 HEADER_BYTES = _HEADER.size + 8

@@ -19,8 +19,7 @@ class Tail:
         self.first_sequence = self.next_sequence = first_sequence
         self.first_position = first_position
         self.frames = 0
-        self.holes: list[int] = []
-        """Frames that could not be read, ascending."""
+        self.holes: list[int] = []  # frames that could not be read, ascending
         self._columns = [np.empty(0, np.uint64), np.empty(0, np.uint64)]
         self._counts = [0, 0]
 

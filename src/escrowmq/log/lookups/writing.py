@@ -17,8 +17,7 @@ from escrowmq.log.lookups.entries import MOST_POSITIONS, UInt64s
 from escrowmq.log.lookups.runs import BLOCK, HEADER_BYTES, Extent, Run, RunHeader, blocks_of, open_run, run_name
 from escrowmq.platform.disk import TEMPORARY, Disk, File
 
-CHUNK = 1 << 20
-"""Entries held at a time by a merge: about 8 MiB, a few times over."""
+CHUNK = 1 << 20  # entries held at a time by a merge: about 8 MiB, a few times over
 _POSITION = np.uint64(MOST_POSITIONS - 1)
 
 

@@ -11,8 +11,7 @@ from escrowmq.platform.properties import read_properties
 
 FORM = "kafka://HOST[:PORT][,HOST[:PORT]...]/TOPIC[/PARTITION][?SETTING=VALUE&...]"
 SCHEME = "kafka://"
-BASE = ".base"
-"""Suffix of the topic of base snapshots."""
+BASE = ".base"  # suffix of the topic of base snapshots
 REPLICAS = 3
 _DEFAULT_PORT = 9092
 _HOST = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::(?P<port>[0-9]{1,5}))?")

@@ -20,8 +20,7 @@ from escrowmq.errors import Code, EscrowError, Misuse, error
 
 log = logging.getLogger(__name__)
 
-SLICE = 0.1
-"""Maximum duration (s) of one wait, so that stopping never takes long."""
+SLICE = 0.1  # maximum duration (s) of one wait, so that stopping never takes long
 SURE_SECONDS = 2.0
 """Seconds after which a rejection or a missing topic is final: one of several nodes may be wrong, or not know a new
 one."""
@@ -41,8 +40,7 @@ class ConnectionErrors:
 
     def __init__(self) -> None:
         self._last_message = ""
-        self.refusal: KafkaError | None = None
-        """The rejection by a reachable server."""
+        self.refusal: KafkaError | None = None  # the rejection by a reachable server
 
     def note(self, problem: KafkaError) -> None:
         """Record an error; the ``error_cb`` of a client."""

@@ -74,8 +74,7 @@ CONSUMER: Mapping[str, Any] = {
     "queued.max.messages.kbytes": 1 << 15,
     "allow.auto.create.topics": False,
 }
-_PAGE_BYTES = 8 << 20
-"""Maximum bytes of records returned by one ``read``, except for a single larger one."""
+_PAGE_BYTES = 8 << 20  # maximum bytes of records returned by one ``read``, except for a single larger one
 _ANSWER_SECONDS = 10.0
 _FULL_SECONDS = 30.0
 _JUMPS = {KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._LOG_TRUNCATION}

@@ -9,8 +9,7 @@ from escrowmq.errors import Code, Misuse
 from escrowmq.log.kafka.cluster.address import KafkaAddress
 from escrowmq.log.kafka.records import LARGEST_RECORD
 
-_ROOM = 1_000
-"""Upper bound for the bytes that Kafka's framing adds to a record."""
+_ROOM = 1_000  # upper bound for the bytes that Kafka's framing adds to a record
 
 
 class Rule(NamedTuple):
@@ -20,8 +19,7 @@ class Rule(NamedTuple):
     setting: str
     right: Callable[[str, int], bool]
     set_to: Callable[[int], str]
-    otherwise: str
-    """The consequence of another value."""
+    otherwise: str  # the consequence of another value
 
 
 def _is(value: str) -> tuple[Callable[[str, int], bool], Callable[[int], str]]:
