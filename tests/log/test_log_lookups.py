@@ -324,7 +324,7 @@ def _of_count(first: int, end: int, count: int) -> runs.Run:
     nothing = np.empty(0, np.uint64)
     entries_of = np.broadcast_to(np.uint64(0), count)
     return runs.Run(
-        "", Extent(first, end, first, end, 0), (entries_of, nothing), (nothing, nothing), (nothing, nothing), []
+        "", Extent(first, end, first, end, 0), (entries_of, nothing), (nothing, nothing), (nothing, nothing), [], 0
     )
 
 

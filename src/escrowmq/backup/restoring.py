@@ -31,17 +31,9 @@ from escrowmq.backup.suffixed import COPY, UNFINISHED, SuffixedDisk
 from escrowmq.backup.verifying import Contents, check_manifest, contents, read_copy
 from escrowmq.broker.writer.recovery import fold
 from escrowmq.errors import Code, Misuse
-from escrowmq.log import frames, snapshots
+from escrowmq.log import frames, segments, snapshots
 from escrowmq.log.offline import open_offline
-from escrowmq.log.segments import (
-    CLOSED_NAME,
-    HEADER_BYTES,
-    SegmentHeader,
-    index_name,
-    pack_closed,
-    segment_base,
-    segment_name,
-)
+from escrowmq.log.segments import SegmentHeader
 from escrowmq.platform.disk import Disk, disk_errors, is_neutral, read_file, replace_file
 from escrowmq.platform.failpoints import reach
 from escrowmq.schemas import STORED, Kind
@@ -116,14 +108,14 @@ class _RestoreRun:
                 self._renumber()
             epoch, sequence, position = self._begin()
             self._write_acts(by, why, epoch)
-            replace_file(self._new, CLOSED_NAME, [[pack_closed(self._shard, sequence, position)]])
+            replace_file(self._new, segments.CLOSED_NAME, [[segments.pack_closed(self._shard, sequence, position)]])
             found = contents(self._new)
         except BaseException:
             with suppress(OSError):
                 self._clear()
             raise
         reach("restore.checked")
-        first = segment_name(manifest.first)
+        first = segments.segment_name(manifest.first)
         for name in sorted(self._new.list(), key=lambda name: name == first):
             if name == first:
                 self._target.sync_folder()
@@ -153,9 +145,9 @@ class _RestoreRun:
     def _renumber(self) -> None:
         """Change the shard's number: it is in the headers of segments and snapshots, not in frames."""
         for name in self._new.list():
-            if segment_base(name) is not None:
+            if segments.segment_base(name) is not None:
                 with closing(self._new.open(name)) as file:
-                    old = SegmentHeader.unpack(file.read_at(0, HEADER_BYTES), name)
+                    old = SegmentHeader.unpack(file.read_at(0, segments.HEADER_BYTES), name)
                     file.write_at(0, [replace(old, shard=self._shard).pack()])
                     file.sync()
         for snapshot in snapshots.listed(self._new.list()):
@@ -165,7 +157,8 @@ class _RestoreRun:
     def _begin(self) -> tuple[int, int, int]:
         """Append the first frames of a restored log; return its epoch, and the sequence and position after them."""
         manifest = self._manifest
-        name, size = max((file.name, file.bytes) for file in manifest.files if segment_base(file.name) is not None)
+        stored = [(file.name, file.bytes) for file in manifest.files]
+        name, size = max(file for file in stored if segments.segment_base(file[0]) is not None)
         seconds = self._now_us // 1_000_000
         epoch = max(manifest.epoch + 1, seconds)
         log = open_offline(self._new, in_use=False)
@@ -179,7 +172,7 @@ class _RestoreRun:
         ]
         sequence, position = manifest.sequence, manifest.position
         with closing(self._new.open(name)) as file:
-            salt = SegmentHeader.unpack(file.read_at(0, HEADER_BYTES), name).salt
+            salt = SegmentHeader.unpack(file.read_at(0, segments.HEADER_BYTES), name).salt
             for kind, row in rows:
                 batch = pa.RecordBatch.from_pylist([row], STORED[kind])
                 numbers = {"sequence": sequence, "position": position, "time_us": self._now_us, "epoch": epoch}
@@ -219,9 +212,10 @@ def _refuse_others(target: Disk, manifest: Manifest) -> None:
     """Raise Misuse unless the folder is empty, or holds an interrupted restore of this backup."""
     names = [name for name in target.list() if not is_neutral(name)]
     left = {name for name in names if name.endswith(UNFINISHED)}
-    ours = {file.name for file in manifest.files} | {CLOSED_NAME, journal.NAME, journal.LAST}
-    ours |= {index_name(file.name) for file in manifest.files} | {_old_acts_name(manifest)}
-    others = [name for name in names if name not in left | ours or not left or segment_name(manifest.first) in names]
+    ours = {file.name for file in manifest.files} | {segments.CLOSED_NAME, journal.NAME, journal.LAST}
+    ours |= {segments.index_name(file.name) for file in manifest.files} | {_old_acts_name(manifest)}
+    first = segments.segment_name(manifest.first)
+    others = [name for name in names if name not in left | ours or not left or first in names]
     if others:
         message = f"the folder is not empty: it holds {others[0]!r}"
         raise Misuse(Code.BAD_ARGUMENT, message, "restore into an empty folder, or a new one")

@@ -24,10 +24,10 @@ from escrowmq.acts import journal
 from escrowmq.backup.manifest import NAME, CopiedFile, Manifest, find_manifest, write_manifest
 from escrowmq.backup.sources import BrokerSource, Source
 from escrowmq.backup.suffixed import COPY, SuffixedDisk
+from escrowmq.backup.walking import SegmentWalk
 from escrowmq.client.bus import Bus
 from escrowmq.errors import Code, Misuse, Overloaded, Rejected, Unknown, error
 from escrowmq.log import snapshots
-from escrowmq.log.copying.walking import SegmentWalk
 from escrowmq.log.report import DamagedLog
 from escrowmq.log.seam import LogFiles, StoredFile
 from escrowmq.log.segments import segment_base

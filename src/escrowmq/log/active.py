@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 
 import pyarrow as pa
 
-from escrowmq.log.frames import Chunk
 from escrowmq.log.segments import HEADER_BYTES, SegmentHeader, segment_name
-from escrowmq.platform.disk import NO_SPACE, TEMPORARY, Disk, File
+from escrowmq.platform.disk import NO_SPACE, TEMPORARY, Chunk, Disk, File
 
 RESERVE_STEP = 16 << 20
 _PAGE = 4096
@@ -22,13 +22,9 @@ class ActiveSegment:
     sync and seal need neither, so a process without descriptors rejects appends but does not stop."""
 
     def __init__(self, file: File, size: int, allocated: int, data: pa.Buffer | None = None) -> None:
-        self._file = file
-        self._written = size
-        self._allocated = allocated
-        self._buffer: list[Chunk] = []
-        self.end = size
-        self.data = data
-        """The allocated part of the file as a buffer that sees later writes; None until the first append."""
+        self._file, self._allocated, self._buffer = file, allocated, list[Chunk]()
+        self._written = self.end = size
+        self.data = data  # the allocated part of the file; it shows later writes; None until the first append
 
     @classmethod
     def resume(cls, disk: Disk, name: str, size: int) -> ActiveSegment:
@@ -59,7 +55,6 @@ class ActiveSegment:
             self._allocated = allocated
 
     def put(self, chunks: list[Chunk], size: int) -> None:
-        """Buffer a frame."""
         self._buffer += chunks
         self.end += size
 
@@ -92,16 +87,19 @@ class ActiveSegment:
         self._file.close()
 
 
+@dataclass
 class PreparedSegment:
     """A segment with reserved space and a temporary name; after a crash, recovery removes the file."""
 
-    def __init__(self, disk: Disk, header: SegmentHeader, file: File, allocated: int, data: pa.Buffer) -> None:
-        self._disk = disk
-        self._file = file
-        self._allocated = allocated
-        self._data = data
-        self.header = header
-        self.name = segment_name(header.sequence)
+    _disk: Disk
+    header: SegmentHeader
+    _file: File
+    _allocated: int
+    _data: pa.Buffer
+
+    @property
+    def name(self) -> str:
+        return segment_name(self.header.sequence)
 
     def begin(self) -> ActiveSegment:
         """Write the header and give the file its name, durably: a segment with its name always has a good header."""

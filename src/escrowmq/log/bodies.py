@@ -36,16 +36,12 @@ def size_of(rows: int) -> int:
 def checksums(message: pa.Buffer, kind: Kind, sequence: int, salt: int) -> bytes:
     """Compute the checksums that follow the record batch ``message`` (not compressed) of frame ``sequence``."""
     batch = pa.ipc.read_record_batch(message, STORED[kind])
-    others, bodies = _digests(message, batch, sequence, salt)
-    return others + bodies
+    return _other_bytes(message, batch, sequence, salt) + _body_digests(batch)
 
 
 def checksums_of(message: bytes, start: int, end: int, contents: Sequence[bytes], sequence: int, salt: int) -> bytes:
     """Compute as :func:`checksums`, for a message whose bodies ``contents`` lie from ``start`` to ``end``."""
-    view = memoryview(message)
-    digest = xxhash.xxh3_64(view[:start], seed=(salt + sequence) & _MASK)
-    digest.update(view[end:])
-    return digest.digest() + b"".join(map(_digest, contents))
+    return _digest_others(message, start, end, sequence, salt) + b"".join(map(_digest, contents))
 
 
 def intact_rows(
@@ -56,8 +52,7 @@ def intact_rows(
     if not _is_sound(message, trailer, batch, sequence, salt):
         return None
     stored = np.frombuffer(trailer, np.uint64, batch.num_rows, _DIGEST)
-    found = np.frombuffer(_body_digests(batch), np.uint64)
-    return np.asarray(stored == found, np.bool_)
+    return np.asarray(stored == np.frombuffer(_body_digests(batch), np.uint64), np.bool_)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +91,6 @@ def _is_sound(message: pa.Buffer, trailer: pa.Buffer, batch: pa.RecordBatch, seq
     return bool(others == trailer.slice(0, _DIGEST).to_pybytes())
 
 
-def _digests(message: pa.Buffer, batch: pa.RecordBatch, sequence: int, salt: int) -> tuple[bytes, bytes]:
-    return _other_bytes(message, batch, sequence, salt), _body_digests(batch)
-
-
 def _other_bytes(message: pa.Buffer, batch: pa.RecordBatch, sequence: int, salt: int) -> bytes:
     """Digest a message without the bytes of its bodies: columns, offsets, and Arrow's description of them."""
     data = batch.column(_COLUMN).buffers()[2]
@@ -109,6 +100,10 @@ def _other_bytes(message: pa.Buffer, batch: pa.RecordBatch, sequence: int, salt:
         end = start + data.size
         if not 0 <= start <= end <= message.size:
             raise ValueError("the bodies lie elsewhere")
+    return _digest_others(message, start, end, sequence, salt)
+
+
+def _digest_others(message: bytes | pa.Buffer, start: int, end: int, sequence: int, salt: int) -> bytes:
     view = memoryview(message)
     # The seed distinguishes this frame's bytes from another frame's.
     digest = xxhash.xxh3_64(view[:start], seed=(salt + sequence) & _MASK)
@@ -124,10 +119,8 @@ def _body_digests(batch: pa.RecordBatch) -> bytes:
         return b"".join(map(_digest, column.to_pylist()))
     offsets = np.frombuffer(places, np.int32, batch.num_rows + 1)
     size = int(offsets[1]) - int(offsets[0])
-    if (
-        np.count_nonzero(offsets[1:] - offsets[:-1] == size) == batch.num_rows
-        and 0 <= offsets[0] <= offsets[-1] <= data.size
-    ):
+    same = np.count_nonzero(offsets[1:] - offsets[:-1] == size) == batch.num_rows
+    if same and 0 <= offsets[0] <= offsets[-1] <= data.size:
         # Bodies of one length are the rows of an array: a third faster than slices of a view.
         rows = np.frombuffer(data, np.uint8, batch.num_rows * size, int(offsets[0])).reshape(batch.num_rows, size)
         return b"".join(map(_digest, rows))

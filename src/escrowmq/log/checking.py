@@ -5,39 +5,20 @@ The folder may be in use: its last segment is read rather than mapped, because i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 import pyarrow as pa
 
 from escrowmq.errors import Corrupt
 from escrowmq.log import frames as codec
 from escrowmq.log import index as side
-from escrowmq.log import snapshots
-from escrowmq.log.recovery import (
-    Listing,
-    check_chain_start,
-    check_durable,
-    check_link,
-    durable_floor,
-    list_folder,
-    read_segment_header,
-    segment_of,
-    torn_tail,
-)
+from escrowmq.log import recovery, segments, snapshots
+from escrowmq.log.recovery import Listing
 from escrowmq.log.report import Damage, DamagedLog
-from escrowmq.log.segments import (
-    CLOSED_NAME,
-    LARGEST_HEADER,
-    Scan,
-    SegmentHeader,
-    index_name,
-    later_frames,
-    scan,
-    segment_name,
-    unpack_closed,
-)
+from escrowmq.log.segments import Scan, SegmentHeader
 from escrowmq.platform.disk import Disk, map_file, read_file
 
 _PATIENCE = 5
@@ -56,29 +37,37 @@ class FrameRun:
 
 def check(disk: Disk) -> Iterator[Damage]:
     """Yield all findings: segments, snapshots, index files. A torn tail is none, as the next opening cuts it."""
-    listing = list_folder(disk)
+    listing = recovery.list_folder(disk)
     if listing.is_fresh:
         return
-    try:
-        check_chain_start(listing)
-    except DamagedLog as damaged:
-        yield damaged.damage
+    yield from _damage_of(lambda: recovery.check_chain_start(listing))
     yield from _check_segments(disk, listing)
     yield from _check_snapshots(disk, listing)
-    yield from _check_closed(disk, listing)
+    if listing.closed:
+        yield from _damage_of(lambda: segments.read_closed(disk))
+
+
+def _damage_of(check: Callable[[], object]) -> Iterator[Damage]:
+    """Yield the damage that a check raises; a file that is gone was replaced meanwhile."""
+    try:
+        check()
+    except DamagedLog as damaged:
+        yield damaged.damage
+    except FileNotFoundError:
+        return
 
 
 def frame_runs(disk: Disk, listing: Listing, sequence: int) -> Iterator[FrameRun]:
     """Walk one segment to its end, skipping damage. Raises Corrupt if its header is damaged."""
-    header = read_segment_header(disk, sequence)
+    header = recovery.read_segment_header(disk, sequence)
     is_last = sequence == listing.segments[-1]
-    name = segment_name(sequence)
+    name = segments.segment_name(sequence)
     found: Scan | None = None
     while True:
         data, found = _walk(disk, name, header, found, is_last)
         damage = _damage(disk, listing, name, data, header, found, is_last)
         yield FrameRun(header, name, data, found, damage)
-        resumed = next(later_frames(data, found.end, header.salt, found.sequence), None) if damage else None
+        resumed = next(segments.later_frames(data, found.end, header.salt, found.sequence), None) if damage else None
         if resumed is None:
             return
         offset, frame = resumed
@@ -90,7 +79,7 @@ def _walk(disk: Disk, name: str, header: SegmentHeader, found: Scan | None, is_l
     for _ in range(_PATIENCE):
         data = pa.py_buffer(read_file(disk, name)) if is_last else map_file(disk, name)
         before = -1 if found is None else found.end
-        found = scan(data, header, found)
+        found = segments.scan(data, header, found)
         if not is_last or found.what is None or found.end == before:
             break
     assert found is not None
@@ -103,8 +92,8 @@ def _damage(
     if not is_last:
         return None if found.what is None else Damage(name, found.end, found.sequence, found.what, found.newer)
     try:
-        check_durable(name, found, durable_floor(disk, listing, header.shard))
-        torn_tail(name, data, header, found)
+        recovery.check_durable(name, found, recovery.durable_floor(disk, listing, header.shard))
+        recovery.torn_tail(name, data, header, found)
     except DamagedLog as damaged:
         return damaged.damage
     return None
@@ -113,7 +102,7 @@ def _damage(
 def _check_segments(disk: Disk, listing: Listing) -> Iterator[Damage]:
     previous: FrameRun | None = None
     for sequence in listing.segments:
-        name = segment_name(sequence)
+        name = segments.segment_name(sequence)
         try:
             last: FrameRun | None = None
             sound = True
@@ -124,7 +113,7 @@ def _check_segments(disk: Disk, listing: Listing) -> Iterator[Damage]:
                     yield last.damage
             assert last is not None
             if previous is not None:
-                check_link(segment_of(previous.name, previous.header, previous.found), last.header)
+                recovery.check_link(recovery.segment_of(previous.name, previous.header, previous.found), last.header)
             if sound and sequence != listing.segments[-1]:
                 yield from _check_index(disk, last)
             previous = last if sound else None
@@ -132,7 +121,7 @@ def _check_segments(disk: Disk, listing: Listing) -> Iterator[Damage]:
             previous = None
             yield damaged.damage
         except FileNotFoundError:
-            if sequence >= list_folder(disk).first:  # else retention has dropped it meanwhile
+            if sequence >= recovery.list_folder(disk).first:  # else retention has dropped it meanwhile
                 yield Damage(name, 0, sequence, "the segment is missing")
 
 
@@ -140,41 +129,20 @@ def _check_run(run: FrameRun) -> Iterator[Damage]:
     """Yield frames with a valid checksum but undecodable content."""
     view = memoryview(run.data)
     for offset in run.found.offsets:
-        try:
-            codec.decode(run.data, offset, codec.read_header(view, offset), run.name)
-        except DamagedLog as damaged:
-            yield damaged.damage
+        header = codec.read_header(view, offset)
+        yield from _damage_of(partial(codec.decode, run.data, offset, header, run.name))
 
 
 def _check_index(disk: Disk, run: FrameRun) -> Iterator[Damage]:
     """Check that the index file matches its segment. It is derived, so the next opening repairs it."""
-    segment = segment_of(run.name, run.header, run.found)
-    name = index_name(segment.name)
+    name = segments.index_name(run.name)
     with suppress(FileNotFoundError):
-        if read_file(disk, name) != side.pack(segment):
+        if read_file(disk, name) != side.pack(recovery.segment_of(run.name, run.header, run.found)):
             yield Damage(name, 0, -1, "the index does not fit its segment; delete it, and it is rebuilt")
 
 
 def _check_snapshots(disk: Disk, listing: Listing) -> Iterator[Damage]:
-    if not listing.segments:
-        return
-    try:
-        shard = read_segment_header(disk, listing.segments[0]).shard
+    with suppress(Corrupt, FileNotFoundError, IndexError):  # reported with the segments
+        shard = recovery.read_segment_header(disk, listing.segments[0]).shard
         for name in listing.snapshots:
-            try:
-                snapshots.load(disk, name, shard)
-            except DamagedLog as damaged:
-                yield damaged.damage
-            except FileNotFoundError:
-                continue  # replaced by a newer one meanwhile
-    except (Corrupt, FileNotFoundError):
-        return  # reported with the segments
-
-
-def _check_closed(disk: Disk, listing: Listing) -> Iterator[Damage]:
-    if not listing.closed:
-        return
-    try:
-        unpack_closed(read_file(disk, CLOSED_NAME, LARGEST_HEADER))
-    except DamagedLog as damaged:
-        yield damaged.damage
+            yield from _damage_of(partial(snapshots.load, disk, name, shard))

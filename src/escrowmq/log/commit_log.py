@@ -21,19 +21,13 @@ from escrowmq.log.index import Segment
 from escrowmq.log.lookups.finder import Lookups
 from escrowmq.log.lookups.parts import Sizes
 from escrowmq.log.reading import ReadableLog, Reader
-from escrowmq.log.recovery import Cut, Recovered, list_folder, recover, refuse_foreign, refuse_mirror, save_index
+from escrowmq.log.recovery import Cut, Recovered, list_own_folder, recover, save_index
 from escrowmq.log.report import DAMAGED_NAME, Damage, pack_damaged, unpack_damaged
 from escrowmq.log.seam import Frame, Snapshot
-from escrowmq.log.segments import (
-    CLOSED_NAME,
-    HEADER_BYTES,
-    SegmentHeader,
-    index_name,
-    pack_closed,
-)
+from escrowmq.log.segments import CLOSED_NAME, HEADER_BYTES, SegmentHeader, index_name, pack_closed
 from escrowmq.log.snapshots import SnapshotName
 from escrowmq.platform.clock import Clock, SystemClock
-from escrowmq.platform.disk import Disk, disk_error, read_file, replace_file
+from escrowmq.platform.disk import Chunk, Disk, disk_error, disk_errors, read_file, replace_file
 from escrowmq.platform.logs import tell
 from escrowmq.schemas import MESSAGES, STORED, Kind
 
@@ -45,6 +39,7 @@ SEED = struct.Struct("<IQ")
 _KEPT_SNAPSHOTS = 2
 
 
+@disk_errors()
 def open_log(
     disk: Disk,
     *,
@@ -60,27 +55,20 @@ def open_log(
     bytes) fixes the shard id and salt of a new log, random otherwise; ``lookups`` are the sizes of its look-up files.
     Raises Misuse(FOLDER_IN_USE, NOT_A_DATA_FOLDER), Corrupt(DAMAGED, NEWER_FORMAT, LOG_FAILED), Overloaded(DISK_FULL,
     OUT_OF_RESOURCES); the folder is released then."""
-    listing = list_folder(disk)
-    refuse_foreign(listing)  # before the lock, which creates a file
-    refuse_mirror(listing)
+    list_own_folder(disk)  # before the lock, which creates a file
     disk.lock()
     try:
-        listing = list_folder(disk)
-        refuse_foreign(listing)
-        refuse_mirror(listing)
-        clock = clock or SystemClock()
-        found = recover(disk, listing)
+        clock, active = clock or SystemClock(), None
+        found = recover(disk, list_own_folder(disk))
         if found is None:
-            log = SegmentLog._create(disk, segment_bytes, compression == "lz4", clock.now_us(), seed)
-        else:
-            log = SegmentLog(disk, segment_bytes, compression == "lz4", found)
+            shard, salt = SEED.unpack(seed or os.urandom(SEED.size))
+            header = SegmentHeader(shard or 1, 1, 0, 0, clock.now_us(), salt)
+            found, active = first_segment(disk, header, segment_bytes)
+        log = SegmentLog(disk, segment_bytes, compression == "lz4", found, active)
         log._begin_epoch(version, max(clock.now_us(), log.last_time_us))
-        log._recheck_damage(found.damaged if found is not None else [])
+        log._recheck_damage(found.damaged)
         log._begin_lookups(lookups)
         return log
-    except (OSError, MemoryError) as problem:
-        disk.close()
-        raise disk_error(problem) from problem
     except BaseException:
         disk.close()
         raise
@@ -100,9 +88,7 @@ class SegmentLog(ReadableLog):
     ) -> None:
         super().__init__(Reader(disk, found.segments))
         last = found.segments[-1]
-        self._disk = disk
-        self._segment_bytes = segment_bytes
-        self._lz4 = lz4
+        self._disk, self._segment_bytes, self._lz4 = disk, segment_bytes, lz4
         self._segment = last
         self._active = active or ActiveSegment.resume(disk, last.name, last.size)
         self.epoch = found.epoch
@@ -118,19 +104,10 @@ class SegmentLog(ReadableLog):
         self._saved_damaged: list[int] = []  # content of the file ``damaged``
         self.cut: Cut | None = found.cut
 
-    @classmethod
-    def _create(cls, disk: Disk, segment_bytes: int, lz4: bool, now_us: int, seed: bytes | None) -> SegmentLog:
-        shard, salt = SEED.unpack(seed or os.urandom(SEED.size))
-        header = SegmentHeader(shard or 1, 1, 0, 0, now_us, salt)
-        found, active = first_segment(disk, header, segment_bytes)
-        return cls(disk, segment_bytes, lz4, found, active)
-
     def _begin_epoch(self, version: str, now_us: int) -> None:
         self.epoch += 1
-        schema = STORED[Kind.OPENED]
-        self.append(
-            Kind.OPENED, pa.RecordBatch.from_pylist([{"shard": self.shard, "version": version}], schema), now_us
-        )
+        opened = pa.RecordBatch.from_pylist([{"shard": self.shard, "version": version}], STORED[Kind.OPENED])
+        self.append(Kind.OPENED, opened, now_us)
         self.sync()
 
     def _recheck_damage(self, found: list[int]) -> None:
@@ -169,11 +146,9 @@ class SegmentLog(ReadableLog):
 
     @property
     def durable_sequence(self) -> int:
-        """Every frame below this is durable and readable."""
         return self._durable
 
     def stored_bytes(self) -> int:
-        """Return the bytes of all segments, without reserved space."""
         return sum(segment.size for segment in self._reader.segments)
 
     def free_bytes(self) -> int:
@@ -186,8 +161,6 @@ class SegmentLog(ReadableLog):
     # Writing
 
     def reserve(self, size: int) -> None:
-        """Reserve space for appends of ``size`` bytes (see frames.size_bound).
-        Raises Overloaded(DISK_FULL, OUT_OF_RESOURCES) if there is none."""
         self._check_usable()
         try:
             if self._active.end + size > self._segment_bytes and self._segment.index.count:
@@ -201,35 +174,23 @@ class SegmentLog(ReadableLog):
             raise refusal from problem
 
     def append(self, kind: Kind, content: codec.Content, time_us: int) -> int:
-        """Append one frame of at least one row, no older than the last; return the position of its first row.
-        Raises Overloaded, and changes nothing, if nothing was reserved and there is no space."""
         self._check_usable()
         if time_us < self.last_time_us:
             raise Misuse(Code.BAD_ARGUMENT, f"time {time_us} is before the last frame's, {self.last_time_us}")
-        position, sequence = self.next_position, self.next_sequence
-        chunks = codec.encode(
-            kind,
-            content,
-            sequence=sequence,
-            position=position,
-            time_us=time_us,
-            epoch=self.epoch,
-            synced=self._durable,
-            salt=self._segment.header.salt,
-            lz4=self._lz4 and kind in (Kind.PLAIN, Kind.HALF),
-        )
+        frame = Frame(kind, self.next_sequence, self.next_position, time_us, self.epoch, content)
+        place = {"sequence": frame.sequence, "position": frame.position, "time_us": time_us, "epoch": self.epoch}
+        lz4, salt = self._lz4 and kind in (Kind.PLAIN, Kind.HALF), self._segment.header.salt
+        chunks = codec.encode(kind, content, **place, synced=self._durable, salt=salt, lz4=lz4)
         size = sum(map(len, chunks))
         self.reserve(size)
-        self._publish(Frame(kind, sequence, position, time_us, self.epoch, content), self._active.end, size)
+        self._publish(frame, self._active.end, size)
         self._put(chunks, size)
-        return position
+        return frame.position
 
-    def _put(self, chunks: list[codec.Chunk], size: int) -> None:
-        """Buffer the bytes of a frame."""
+    def _put(self, chunks: list[Chunk], size: int) -> None:
         self._active.put(chunks, size)
 
     def _publish(self, frame: Frame, offset: int, size: int) -> None:
-        """Make an appended frame visible to readers."""
         self.next_sequence += 1
         self.next_position += frame.count
         self.last_time_us = frame.time_us
@@ -237,17 +198,15 @@ class SegmentLog(ReadableLog):
         self._reader.publish(frame, offset, size, self._durable)
 
     def sync(self) -> None:
-        """Write the buffer in one write and sync once. Corrupt(LOG_FAILED) stops the log."""
         self.hand_over()()
 
     def hand_over(self) -> Callable[[], None]:
-        """Take out the buffer; return a function for any thread that writes and syncs it: Corrupt(LOG_FAILED)."""
         self._write_lock.acquire()
         try:
             self._check_usable()
             if self._durable == self.next_sequence:
                 self._write_lock.release()
-                return _do_nothing
+                return lambda: None
         except BaseException:
             self._write_lock.release()
             raise
@@ -286,9 +245,8 @@ class SegmentLog(ReadableLog):
         """Begin a new segment with room for ``size`` bytes.
         Steps that can fail for lack of space, descriptors or memory come first and change nothing."""
         header = self._segment.header
-        following = SegmentHeader(
-            header.shard, self.epoch, self.next_sequence, self.next_position, self.last_time_us, header.salt
-        )
+        place = (self.epoch, self.next_sequence, self.next_position, self.last_time_us)
+        following = SegmentHeader(header.shard, *place, header.salt)
         self._await_writing()
         self._check_usable()
         prepared = ActiveSegment.create(self._disk, following, size, self._segment_bytes)
@@ -305,7 +263,7 @@ class SegmentLog(ReadableLog):
         save_index(self._disk, sealed)
 
     def _await_writing(self) -> None:
-        """Wait until no hand-over is writing to the file."""
+        """Wait until no hand-over writes to the file."""
         with self._write_lock:
             pass
 
@@ -322,27 +280,19 @@ class SegmentLog(ReadableLog):
     # Snapshots and retention
 
     def save_snapshot(self, tables: dict[str, pa.Table], sequence: int, position: int, time_us: int) -> None:
-        """Store a snapshot of durable frames durably; keep the last two.
-        A failure keeps the old ones and does not stop the log, as the snapshot can be derived again from the frames:
-        Overloaded(DISK_FULL, OUT_OF_RESOURCES), or Corrupt(LOG_FAILED) of this snapshot alone."""
         self._check_usable()
         if sequence > self._durable:
-            raise Misuse(
-                Code.BAD_ARGUMENT, f"a snapshot at {sequence} would be ahead of what is durable, {self._durable}"
-            )
-        try:
+            message = f"a snapshot at {sequence} would be ahead of what is durable, {self._durable}"
+            raise Misuse(Code.BAD_ARGUMENT, message)
+        with disk_errors():
             name = snapshots.save(self._disk, self.shard, Snapshot(sequence, position, time_us, tables))
-        except (OSError, MemoryError) as problem:
-            raise disk_error(problem) from problem
         with self._reader.lock:
             kept = sorted({*self._snapshots, name}, reverse=True)
             old = [s for s in kept if s.first < 0][_KEPT_SNAPSHOTS:]
             self._snapshots = [s for s in kept if s not in old]
-        for gone in old:
-            self._remove(str(gone))
+        self._remove(*old)
 
     def load_snapshot(self) -> Snapshot | None:
-        """Load the newest valid snapshot; None if the log reaches back to its beginning; else raise Corrupt."""
         self._check_usable()
         found = self._newest_snapshot()
         return found[1] if found is not None else None
@@ -350,36 +300,28 @@ class SegmentLog(ReadableLog):
     def _newest_snapshot(self) -> tuple[SnapshotName, Snapshot] | None:
         with self._reader.lock:
             names, first = list(self._snapshots), self._reader.segments[0].sequence
-        try:
+        with disk_errors():
             return snapshots.newest(self._disk, self.shard, names, first, self.next_sequence)
-        except (OSError, MemoryError) as problem:
-            raise disk_error(problem) from problem
 
     def bytes_since_snapshot(self) -> int:
-        """Return the bytes of the frames after the newest snapshot."""
         with self._reader.lock:
             start = self._snapshots[0].sequence if self._snapshots else 0
         return self._reader.bytes_from(start)
 
     def drop_before(self, position: int) -> int:
-        """Drop whole segments below ``position`` that the newest snapshot, then the base, covers; return how many."""
         self._check_usable()
-        found = self._newest_snapshot()
-        if found is None:
+        if (found := self._newest_snapshot()) is None:
             return 0
         name, snapshot = found
-        dropped = self._reader.droppable(position, snapshot.sequence)
-        if not dropped:
+        if not (dropped := self._reader.droppable(position, snapshot.sequence)):
             return 0
         old_base = self._make_base(name, dropped[-1].next_sequence)
         self._reader.drop(len(dropped))
         if self._lookups is not None:
             self._lookups.on_dropped()
         for segment in dropped:
-            self._remove(segment.name)
-            self._remove(index_name(segment.name))
-        for old in old_base:
-            self._remove(str(old))
+            self._remove(segment.name, index_name(segment.name))
+        self._remove(*old_base)
         self._save_damaged()
         return len(dropped)
 
@@ -389,10 +331,8 @@ class SegmentLog(ReadableLog):
         base = SnapshotName(current.sequence, first)
         with self._reader.lock:
             others = [s for s in self._snapshots if s not in (current, base)]
-        try:
+        with disk_errors():
             self._disk.rename(str(current), str(base))
-        except OSError as problem:
-            raise disk_error(problem) from problem
         try:
             self._disk.sync_folder()
         except OSError as problem:
@@ -402,10 +342,11 @@ class SegmentLog(ReadableLog):
             self._snapshots = sorted({base, *(s for s in others if s.first < 0)}, reverse=True)
         return replaced
 
-    def _remove(self, name: str) -> None:
-        """Delete a file that is no longer part of the log; a failed deletion is repeated at the next opening."""
-        with suppress(OSError):
-            self._disk.remove(name)
+    def _remove(self, *names: str | SnapshotName) -> None:
+        """Delete files that are no longer part of the log; a failed deletion is repeated at the next opening."""
+        for name in names:
+            with suppress(OSError):
+                self._disk.remove(str(name))
 
     # Closing
 
@@ -413,7 +354,6 @@ class SegmentLog(ReadableLog):
         """Do nothing: no other node waits for the log."""
 
     def close(self, *, clean: bool = True) -> None:
-        """Sync, cut the reserved tail and release the folder. Not ``clean``: leave everything as after a crash."""
         if self._closed:
             return
         self._await_writing()
@@ -430,7 +370,6 @@ class SegmentLog(ReadableLog):
             self._disk.close()
 
     def _write_last(self) -> None:
-        """Write every appended frame before closing."""
         self.sync()
 
     def _seal_cleanly(self) -> None:
@@ -441,7 +380,3 @@ class SegmentLog(ReadableLog):
             raise self._fail(error(Code.LOG_FAILED, f"closing the log failed: {problem}")) from problem
         with suppress(OSError):
             replace_file(self._disk, CLOSED_NAME, [[pack_closed(self.shard, self.next_sequence, self.next_position)]])
-
-
-def _do_nothing() -> None:
-    """Finish a hand-over of an empty buffer."""

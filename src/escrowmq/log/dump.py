@@ -39,22 +39,18 @@ def dump(
             for run in frame_runs(disk, listing, sequence):
                 yield from _entries(run, start, end, kinds, rows)
         except DamagedLog as damaged:
-            yield damage_entry(damaged.damage)
+            yield _damage_entry(damaged.damage)
         except FileNotFoundError:
             continue  # dropped by retention meanwhile
 
 
 def findings(disk: Disk) -> Iterator[Entry]:
     """Yield all findings of :func:`escrowmq.log.checking.check` as entries of the same form."""
-    for damage in check(disk):
-        yield damage_entry(damage)
+    return map(_damage_entry, check(disk))
 
 
-def damage_entry(damage: Damage) -> Entry:
-    """Format a finding as an entry."""
-    return {
-        "damage": {"file": damage.file, "offset": damage.offset, "sequence": damage.sequence, "what": damage.what},
-    }
+def _damage_entry(damage: Damage) -> Entry:
+    return {"damage": {name: getattr(damage, name) for name in ("file", "offset", "sequence", "what")}}
 
 
 def line(entry: Entry) -> str:
@@ -89,22 +85,13 @@ def _entries(run: FrameRun, start: int, end: int | None, kinds: Sequence[Kind] |
             continue
         if kinds is not None and header.kind not in kinds:
             continue
-        entry: Entry = {
-            "sequence": header.sequence,
-            "position": header.position,
-            "rows": header.rows,
-            "kind": Kind(header.kind).name,
-            "time_us": header.time_us,
-            "epoch": header.epoch,
-            "encoding": Encoding(header.encoding).name.lower(),
-            "bytes": header.frame_bytes,
-            "synced": header.synced,
-            "segment": run.name,
-            "offset": offset,
-        }
+        entry: Entry = {name: getattr(header, name) for name in ("sequence", "position", "rows")}
+        entry |= {"kind": Kind(header.kind).name, "time_us": header.time_us, "epoch": header.epoch}
+        entry |= {"encoding": Encoding(header.encoding).name.lower(), "bytes": header.frame_bytes}
+        entry |= {"synced": header.synced, "segment": run.name, "offset": offset}
         if rows:
             batch = codec.decode(run.data, offset, header, run.name)
             entry["data"] = [{k: printable(v) for k, v in row.items()} for row in batch.to_pylist()]
         yield entry
     if run.damage is not None:
-        yield damage_entry(run.damage)
+        yield _damage_entry(run.damage)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, TypeAlias
@@ -20,6 +21,7 @@ from escrowmq.errors import Code, Misuse, error
 from escrowmq.log import bodies
 from escrowmq.log.report import DamagedLog
 from escrowmq.message import stored
+from escrowmq.platform.disk import Chunk
 from escrowmq.schemas import MESSAGES, STORED, Kind, is_fixed_width
 
 MAGIC = b"EMQF"
@@ -31,8 +33,6 @@ _HEADER = struct.Struct("<4sBBBBIIQQQIIQ")
 _CHECKSUM = struct.Struct("<Q")
 _LARGEST_LAG = (1 << 32) - 1
 CHECKED_BODIES = 1  # flag: checksums of the single bodies follow the record batch (``bodies.py``)
-
-Chunk: TypeAlias = bytes | memoryview | pa.Buffer
 
 
 class Encoding(IntEnum):
@@ -78,14 +78,14 @@ class FrameHeader(NamedTuple):
         return self.version > VERSION or not known
 
 
+@dataclass(frozen=True, eq=False)
 class Packed:
     """The rows of a future frame, packed without Arrow into the same bytes that :func:`encode` makes of their batch."""
 
-    def __init__(self, kind: Kind, num_rows: int, payload: bytes, bodies: tuple[int, int, Sequence[bytes]]) -> None:
-        self.kind = kind
-        self.num_rows = num_rows
-        self.payload = payload  # without the checksums of the bodies, which need the frame's number
-        self.bodies = bodies  # for messages: start and end of the bodies in the payload, and the bodies
+    kind: Kind
+    num_rows: int
+    payload: bytes  # without the checksums of the bodies, which need the frame's number
+    bodies: tuple[int, int, Sequence[bytes]]  # for messages: start and end of the bodies in the payload, and the bodies
 
     @cached_property
     def batch(self) -> pa.RecordBatch:
@@ -111,9 +111,8 @@ def pack(kind: Kind, columns: Sequence[Any]) -> Packed:
         payload, start, end = stored.message(*columns)
         return Packed(kind, len(columns[0]), payload, (start, end, columns[4]))
     size = len(columns[0])
-    form = _bare_form(kind, size)
     try:
-        payload = form.pack(*(value for i, _ in _BARE[kind] for value in columns[i]))
+        payload = _bare_form(kind, size).pack(*(value for i, _ in _BARE[kind] for value in columns[i]))
     except struct.error as problem:
         raise OverflowError(f"a number fits no column of {kind.name}: {problem}") from None
     return Packed(kind, size, payload, (0, 0, ()))
@@ -151,9 +150,8 @@ def encode(
     if size > LARGEST_PAYLOAD:
         raise Misuse(Code.BATCH_TOO_LARGE, f"a frame of {size} bytes; the format ends at {LARGEST_PAYLOAD}")
     lag = min(sequence - synced, _LARGEST_LAG)
-    head = _CHECKED.pack(
-        MAGIC, VERSION, kind, encoding, flags, size, content.num_rows, sequence, position, time_us, epoch, lag
-    )
+    place = (content.num_rows, sequence, position, time_us, epoch, lag)
+    head = _CHECKED.pack(MAGIC, VERSION, kind, encoding, flags, size, *place)
     digest = xxhash.xxh3_64(head, seed=salt)
     for chunk in payload:
         digest.update(chunk)
@@ -241,11 +239,9 @@ def decode(data: pa.Buffer, offset: int, header: FrameHeader, file: str) -> pa.R
 def _compress(batch: pa.RecordBatch) -> pa.Buffer:
     """Compress the batch's message without Arrow's threads: starting one per column takes ten times as long as
     compressing a small frame. The compressed stream is cut after the schema."""
-    sink = pa.BufferOutputStream()
-    writer = pa.ipc.new_stream(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False))
-    writer.write_batch(batch)
-    end = sink.tell()
-    start = batch.schema.serialize().size
+    sink, options = pa.BufferOutputStream(), pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
+    pa.ipc.new_stream(sink, batch.schema, options=options).write_batch(batch)
+    start, end = batch.schema.serialize().size, sink.tell()
     return sink.getvalue().slice(start, end - start)
 
 
@@ -256,8 +252,7 @@ def _pad(chunks: list[Chunk]) -> list[Chunk]:
 
 def _widest_first(schema: pa.Schema) -> list[tuple[int, int]]:
     """Return column numbers and value widths (bytes) in the order in which bare columns are stored."""
-    widths = [(i, type_.bit_width // 8) for i, type_ in enumerate(schema.types)]
-    return sorted(widths, key=lambda column: -column[1])
+    return sorted(((i, type_.bit_width // 8) for i, type_ in enumerate(schema.types)), key=lambda column: -column[1])
 
 
 _BARE = {kind: _widest_first(schema) for kind, schema in STORED.items() if is_fixed_width(schema)}

@@ -13,15 +13,7 @@ import pyarrow as pa
 import xxhash
 
 from escrowmq.log.report import DamagedLog
-from escrowmq.log.segments import (
-    FORMAT_VERSION,
-    LARGEST_HEADER,
-    Scan,
-    SegmentHeader,
-    open_header,
-    seal_header,
-    segment_name,
-)
+from escrowmq.log.segments import FORMAT_VERSION, Scan, SegmentHeader, open_header, seal_header, segment_name
 
 Int64s = npt.NDArray[np.int64]
 
@@ -32,8 +24,9 @@ _DTYPES: tuple[Any, ...] = ("<i8", "<i8", "<i8", "u1")
 
 
 class FrameIndex:
-    """Columns ``positions``, ``times``, ``offsets`` (int64) and ``kinds`` (uint8), one entry per frame, in order.
-    One thread appends. Views taken before stay valid and unchanged, because growing replaces the arrays."""
+    """Columns ``positions`` (of the first row), ``times`` (µs), ``offsets`` (bytes in the file; all int64) and
+    ``kinds`` (uint8), one entry per frame, in order. One thread appends. Views taken before stay valid and unchanged,
+    because growing replaces the arrays."""
 
     __slots__ = ("_columns", "count")
 
@@ -48,36 +41,28 @@ class FrameIndex:
         return cls([np.array(values, dtype) for values, dtype in zip(lists, _DTYPES, strict=True)])
 
     def append(self, position: int, time_us: int, offset: int, kind: int) -> None:
-        """Append a frame."""
         count = self.count
         if count == len(self._columns[0]):
             capacity = max(2 * count, 256)
             self._columns = [np.concatenate([c[:count], np.empty(capacity - count, c.dtype)]) for c in self._columns]
-        positions, times, offsets, kinds = self._columns
-        positions[count] = position
-        times[count] = time_us
-        offsets[count] = offset
-        kinds[count] = kind
+        for column, value in zip(self._columns, (position, time_us, offset, kind), strict=True):
+            column[count] = value
         self.count = count + 1
 
     @property
     def positions(self) -> Int64s:
-        """Position of each frame's first row."""
         return self._columns[0][: self.count]
 
     @property
     def times(self) -> Int64s:
-        """time_us of each frame."""
         return self._columns[1][: self.count]
 
     @property
     def offsets(self) -> Int64s:
-        """Byte offset of each frame in the segment file."""
         return self._columns[2][: self.count]
 
     @property
     def kinds(self) -> npt.NDArray[np.uint8]:
-        """schemas.Kind of each frame."""
         return self._columns[3][: self.count]
 
 
@@ -102,12 +87,10 @@ class Segment:
 
     @property
     def sequence(self) -> int:
-        """Sequence of the first frame."""
         return self.header.sequence
 
     @property
     def next_sequence(self) -> int:
-        """Sequence after the last frame."""
         return self.header.sequence + self.index.count
 
     def bytes_from(self, sequence: int) -> int:
@@ -130,16 +113,13 @@ def unpack(data: pa.Buffer, header: SegmentHeader) -> Segment | None:
     """Decode the sealed segment with this header; its index columns lie in ``data``. None if the file is invalid."""
     name = segment_name(header.sequence)
     try:
-        raw = data.slice(0, min(LARGEST_HEADER, data.size)).to_pybytes()
-        fields = _HEADER.unpack(open_header(raw, _MAGIC, HEADER_BYTES, name))[3:]
+        fields = _HEADER.unpack(open_header(data, _MAGIC, HEADER_BYTES, name))[3:]
     except DamagedLog:
         return None
     shard, epoch, sequence, synced, size, count, next_position, checksum = fields
     body = data.slice(HEADER_BYTES)
-    expected = 25 * count + -25 * count % 8
-    if (shard, sequence) != (header.shard, header.sequence) or body.size != expected:
-        return None
-    if xxhash.xxh3_64_intdigest(body) != checksum:
+    known = (header.shard, header.sequence, 25 * count + -25 * count % 8)
+    if (shard, sequence, body.size) != known or xxhash.xxh3_64_intdigest(body) != checksum:
         return None
     columns, at = [], HEADER_BYTES
     for dtype in _DTYPES:

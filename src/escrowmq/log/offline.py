@@ -11,27 +11,15 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+from contextlib import suppress
 from typing import NamedTuple
 
 import pyarrow as pa
 
 from escrowmq.errors import Code, Misuse
-from escrowmq.log import snapshots
+from escrowmq.log import recovery, snapshots
 from escrowmq.log.index import Segment
 from escrowmq.log.reading import ReadableLog, Reader
-from escrowmq.log.recovery import (
-    check_chain_start,
-    check_durable,
-    covered,
-    durable_floor,
-    last_time,
-    list_folder,
-    read_segment_header,
-    save_index,
-    sealed_segments,
-    segment_of,
-    torn_tail,
-)
 from escrowmq.log.seam import Snapshot
 from escrowmq.log.segments import Scan, SegmentHeader, scan, segment_name
 from escrowmq.log.snapshots import SnapshotName
@@ -53,21 +41,19 @@ def open_offline(disk: Disk, *, in_use: bool, durable: Durable | None = None) ->
     ``in_use``: a broker has it open, so only durable frames count, as shown by the log's own frames and by ``durable``,
     which is used if it is of the same opener. Raises Misuse(NOT_A_DATA_FOLDER), Corrupt(DAMAGED, NEWER_FORMAT)."""
     for _ in range(_RETRIES):
-        try:
+        with suppress(FileNotFoundError):
             return _open(disk, in_use, durable)
-        except FileNotFoundError:
-            continue
     return _open(disk, in_use, durable)
 
 
 def _open(disk: Disk, in_use: bool, durable: Durable | None) -> OfflineLog:
-    listing = list_folder(disk)
+    listing = recovery.list_folder(disk)
     if listing.is_fresh:
         raise Misuse(Code.NOT_A_DATA_FOLDER, "the folder holds no log")
-    check_chain_start(listing)
-    headers = [read_segment_header(disk, sequence) for sequence in listing.segments]
-    segments, _, _ = sealed_segments(disk, headers, covered(listing))
-    floor = durable_floor(disk, listing, headers[-1].shard)
+    recovery.check_chain_start(listing)
+    headers = [recovery.read_segment_header(disk, sequence) for sequence in listing.segments]
+    segments, _, _ = recovery.sealed_segments(disk, headers, recovery.covered(listing))
+    floor = recovery.durable_floor(disk, listing, headers[-1].shard)
     segments.append(_last(disk, headers[-1], floor, in_use, durable))
     for segment in segments:
         segment.data = map_file(disk, segment.name, segment.size)
@@ -79,12 +65,12 @@ def _last(disk: Disk, header: SegmentHeader, floor: int, in_use: bool, durable: 
     data = pa.py_buffer(read_file(disk, name))  # not mapped: its writer may cut its reserved tail at any time
     found = scan(data, header)
     if not in_use:
-        check_durable(name, found, floor)
-        torn_tail(name, data, header, found)
-        return segment_of(name, header, found)
+        recovery.check_durable(name, found, floor)
+        recovery.torn_tail(name, data, header, found)
+        return recovery.segment_of(name, header, found)
     if durable is not None and (header.shard, found.epoch) == (durable.shard, durable.epoch):
         floor = max(floor, header.sequence + bisect.bisect_left(found.positions, durable.position))
-    return segment_of(name, header, _durable_part(found, header, max(found.synced, floor)))
+    return recovery.segment_of(name, header, _durable_part(found, header, max(found.synced, floor)))
 
 
 def _durable_part(found: Scan, header: SegmentHeader, end: int) -> Scan:
@@ -93,10 +79,8 @@ def _durable_part(found: Scan, header: SegmentHeader, end: int) -> Scan:
     if keep == len(found.offsets):
         return found
     lists = {name: getattr(found, name)[:keep] for name in ("positions", "times", "offsets", "kinds")}
-    position = found.positions[keep]
-    return dataclasses.replace(
-        found, sequence=header.sequence + keep, position=position, end=found.offsets[keep], what=None, **lists
-    )
+    sequence, position, end = header.sequence + keep, found.positions[keep], found.offsets[keep]
+    return dataclasses.replace(found, sequence=sequence, position=position, end=end, what=None, **lists)
 
 
 class OfflineLog(ReadableLog):
@@ -104,20 +88,17 @@ class OfflineLog(ReadableLog):
 
     def __init__(self, disk: Disk, segments: list[Segment], names: list[SnapshotName], *, is_mirror: bool) -> None:
         super().__init__(Reader(disk, segments))
-        self.is_mirror = is_mirror
-        self._disk = disk
-        self._snapshots = names
+        self.is_mirror, self._disk, self._snapshots = is_mirror, disk, names
         last = segments[-1]
         self.epoch, self.next_sequence, self.next_position = last.epoch, last.next_sequence, last.next_position
-        self.last_time_us = last_time(segments)
+        self.last_time_us = recovery.last_time(segments)
 
     def save_indexes(self, disk: Disk) -> None:
         """Write the index files of the sealed segments, so that the next opening need not walk them."""
         for segment in self._reader.segments[:-1]:
-            save_index(disk, segment)
+            recovery.save_index(disk, segment)
 
     def load_snapshot(self) -> Snapshot | None:
-        """Load the newest valid snapshot that is not ahead of the log; None: replay from the beginning."""
         first, end = self._reader.segments[0].sequence, self.next_sequence
         found = snapshots.newest(self._disk, self.shard, self._snapshots, first, end)
         return None if found is None else found[1]

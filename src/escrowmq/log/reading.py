@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from threading import Lock
 
 import numpy as np
@@ -14,8 +15,8 @@ import pyarrow as pa
 from escrowmq.acts.journal import Journal
 from escrowmq.errors import Code, EscrowError, Misuse, Overloaded, error
 from escrowmq.log import frames as codec
+from escrowmq.log import snapshots
 from escrowmq.log.bodies import SoundColumns
-from escrowmq.log.copying.files import list_files, read_part
 from escrowmq.log.frames import Encoding
 from escrowmq.log.index import Segment
 from escrowmq.log.lookups.entries import Column, Query
@@ -31,15 +32,17 @@ from escrowmq.log.rows import (
     salvage_frame,
     sound_columns,
 )
-from escrowmq.log.seam import Frame, LogFiles, Match
+from escrowmq.log.seam import Frame, Kinds, LogFiles, Match, StoredFile
 from escrowmq.message.names import is_text
-from escrowmq.platform.disk import Disk, disk_error, map_file
+from escrowmq.platform.disk import Disk, disk_error, disk_errors, file_size, map_file
 from escrowmq.schemas import MESSAGES, Kind
 
 Int64s = npt.NDArray[np.int64]
 
 MAX_RECHECKED = 16  # maximum number of damaged frames to recheck when all damage is listed
 KINDS_AT_ONCE = 4096  # number of frames whose kinds are compared at a time
+_RETRIES = 5  # retries of listing the files if retention drops segments meanwhile
+_COPIED = re.compile(r"\d{20}\.segment|snapshot-\d{20}\.snapshot|base-\d{20}-\d{20}\.snapshot|acts\.journal")
 _CACHE_BYTES = 64 << 20
 _COLUMNS_BYTES = 16 << 20
 _FRAME_COST = 4096  # memory of a decoded frame besides its mapped bytes
@@ -312,6 +315,9 @@ class ReadableLog:
         self._lookups_lock = Lock()
 
     def find(self, column: Column, value: bytes | str, topic: str | None = None, *, end: int) -> Iterator[Match]:
+        """Find the PLAIN and HALF rows with this id (16 bytes) or key below sequence ``end`` (durable), newest first.
+        ``topic`` None means any topic. Unreadable frames are returned whole, if their damage was found before or is
+        found now. Reads the matching rows, plus a number of blocks that grows with the logarithm of the messages."""
         self._check_usable()
         if not all(is_text(text) for text in (value, topic) if isinstance(text, str)):
             return iter(())  # columns hold only valid text
@@ -334,11 +340,40 @@ class ReadableLog:
     def durable_sequence(self) -> int:
         return self.next_sequence
 
+    @disk_errors()
     def files(self) -> LogFiles:
-        return list_files(self._reader, lambda: self.durable_sequence, self.acts)
+        """List the files of a log in use and their valid sizes. A segment is only appended to, and its durable part
+        never changes: so a copy of these is the log as of now, however long copying takes."""
+        reader = self._reader
+        for _ in range(_RETRIES):
+            names = snapshots.listed(reader.disk.list())  # first: a snapshot is of durable frames
+            base = snapshots.base_of(names)
+            first = base.first if base is not None else 0
+            end = self.durable_sequence
+            with reader.lock:
+                sizes = [(s, s.size - s.bytes_from(end)) for s in reader.segments]
+            listed = [StoredFile(s.name, size) for s, size in sizes if first <= s.sequence <= end]
+            if sizes[0][0].sequence > first:  # dropped since the names were read
+                continue
+            newest = next((s for s in names if s.first < 0 and s.sequence <= end), None)
+            wanted = [str(s) for s in (base, newest) if s is not None]
+            with suppress(FileNotFoundError):
+                stood_for = tuple(StoredFile(name, file_size(reader.disk, name)) for name in wanted)
+                extent = self.acts.extent()  # last: an action is recorded before it enters the log
+                return LogFiles(end, tuple(listed), stood_for, *extent)
+        raise error(Code.RANGE_PURGED, "retention drops segments faster than their files can be listed")
 
+    @disk_errors()
     def read_file(self, name: str, start: int, size: int) -> bytes:
-        return read_part(self._reader.disk, name, start, size)
+        """Read a part of one of :meth:`files`. Raises Rejected(RANGE_PURGED) after retention removed the file: list
+        them again; Rejected(NOT_FOUND) for any other file; Corrupt(LOG_FAILED), of this read alone."""
+        if not _COPIED.fullmatch(name):
+            raise error(Code.NOT_FOUND, f"{name!r:.100} is no file of a log")
+        try:
+            with closing(self._reader.disk.open(name)) as file:
+                return file.read_at(start, size)
+        except FileNotFoundError:
+            raise error(Code.RANGE_PURGED, f"{name} has left the log") from None
 
     @property
     def shard(self) -> int:
@@ -355,20 +390,19 @@ class ReadableLog:
             return next(newer, segments[-1].header.position)
 
     def frames(
-        self, start: int = 0, kinds: Sequence[Kind] | None = None, end: int | None = None, *, damaged: bool = False
+        self, start: int = 0, kinds: Kinds = None, end: int | None = None, *, damaged: bool = False
     ) -> Iterator[Frame]:
+        """Iterate over stored frames, ``start <= sequence < end``, of these kinds, in order; bodies are not copied.
+        A damaged frame raises Corrupt(DAMAGED) with its place; with ``damaged`` its readable part is returned."""
         self._check_usable()
         limit = self.next_sequence if end is None else min(end, self.next_sequence)
         return self._reader.frames(start, limit, kinds, damaged)
 
     def frames_at(
-        self,
-        position: int,
-        kinds: Sequence[Kind] | None = None,
-        end_position: int | None = None,
-        *,
-        damaged: bool = False,
+        self, position: int, kinds: Kinds = None, end_position: int | None = None, *, damaged: bool = False
     ) -> Iterator[Frame]:
+        """Iterate as :meth:`frames`, from the frame of ``position`` to those that begin below ``end_position``.
+        Raises Rejected(RANGE_PURGED) if it has left the log."""
         self._check_usable()
         limit = self.next_position if end_position is None else min(end_position, self.next_position)
         if position >= limit:
@@ -377,6 +411,10 @@ class ReadableLog:
         return self._reader.frames(int(sequences[0]), int(sequences[1]) + 1, kinds, damaged)
 
     def read(self, positions: Int64s, columns: Sequence[str] | None = None) -> pa.RecordBatch:
+        """Return the PLAIN and HALF rows at ``positions``, in that order (READ_SCHEMA), or some of its columns; the
+        others are not read. Raises Rejected(RANGE_PURGED) if a row has left the log, Corrupt(DAMAGED) with the place if
+        one is damaged in these columns. Runs of consecutive positions within one frame are returned without copying
+        bodies."""
         batch, damaged = self.salvage(positions, columns)
         for row in damaged.values():
             if not row.body_only or columns is None or "body" in columns:
@@ -386,6 +424,7 @@ class ReadableLog:
     def salvage(
         self, positions: Int64s, columns: Sequence[str] | None = None
     ) -> tuple[pa.RecordBatch, dict[int, RowDamage]]:
+        """Read as :meth:`read`, but return damaged rows without content, and their damage (in any column) by row."""
         self._check_usable()
         if len(positions) == 1 and columns is None and (alone := self._reader.message(int(positions[0]))) is not None:
             return alone, {}
@@ -407,13 +446,16 @@ class ReadableLog:
         return self._reader.is_damaged
 
     def damages(self) -> list[Damage]:
+        """Return the damage found so far in stored frames, oldest frame first: on opening, or by later reads."""
         return self._reader.damages()
 
     def time_at(self, positions: Int64s) -> Int64s:
+        """Return the time_us of the frame that holds each position."""
         self._check_usable()
         return self._reader.locate(np.asarray(positions, np.int64)).times
 
     def position_at(self, time_us: int) -> int:
+        """Return the position of the first row stored at ``time_us`` or later, or the next position."""
         with self._reader.lock:
             for segment in self._reader.segments:
                 if segment.index.count and segment.index.times[-1] >= time_us:
@@ -421,6 +463,7 @@ class ReadableLog:
         return self.next_position
 
     def holds(self, position: int, kinds: Sequence[Kind]) -> bool:
+        """Return whether a frame of these kinds lies at ``position`` or after it."""
         with self._reader.lock:
             segments = [s for s in self._reader.segments if s.next_position > position]
             found = [(s.index.positions, s.index.kinds) for s in segments]
@@ -437,6 +480,7 @@ class ReadableLog:
         return self._reader.locate(np.asarray(positions, np.int64)).kinds
 
     def sequence_at(self, positions: Int64s) -> Int64s:
+        """Return the sequence of each position's frame: rows of one frame are read without joining parts."""
         self._check_usable()
         return self._reader.locate(np.asarray(positions, np.int64)).sequences
 

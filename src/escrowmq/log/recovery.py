@@ -15,6 +15,7 @@ Rules:
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterable
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
@@ -23,29 +24,17 @@ import pyarrow as pa
 
 from escrowmq.errors import Code, Misuse
 from escrowmq.log import index as side
+from escrowmq.log import segments as files
 from escrowmq.log import snapshots
 from escrowmq.log.index import FrameIndex, Segment
 from escrowmq.log.lookups.runs import is_run
 from escrowmq.log.report import DAMAGED_NAME, DamagedLog
-from escrowmq.log.segments import (
-    CLOSED_NAME,
-    LARGEST_HEADER,
-    Scan,
-    SegmentHeader,
-    index_name,
-    is_zero,
-    later_frames,
-    scan,
-    segment_base,
-    segment_name,
-    step_over,
-    unpack_closed,
-)
+from escrowmq.log.segments import Scan, SegmentHeader, later_frames, scan
 from escrowmq.log.snapshots import SnapshotName
-from escrowmq.platform.disk import LOCK_NAME, TEMPORARY, Disk, map_file, read_file, replace_file
+from escrowmq.platform.disk import TEMPORARY, Disk, is_neutral, map_file, read_file, replace_file
 
 MIRROR_NAME = ".kafka.json"  # the file that marks a folder as the mirror of a log on Kafka (``log/kafka/marks.py``)
-_NEUTRAL = {"lost+found", LOCK_NAME}
+_TEMPORARY = re.compile(rf"(.*\.(segment|snapshot|index)|{files.CLOSED_NAME}|{DAMAGED_NAME}){re.escape(TEMPORARY)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,44 +87,35 @@ def list_folder(disk: Disk) -> Listing:
     """Classify the files of a folder by name; read no content."""
     names = disk.list()
     found = snapshots.listed(names)
-    bases = [s for s in found if s.first >= 0]
-    base = max(bases, key=lambda s: (s.first, s.sequence), default=None)
+    base = snapshots.base_of(found)
     first = base.first if base is not None else 0
-    segments = sorted(sequence for name in names if (sequence := segment_base(name)) is not None)
-    known = {str(s) for s in found} | {segment_name(s) for s in segments} | {CLOSED_NAME, DAMAGED_NAME}
-    known |= {index_name(segment_name(s)) for s in segments}
-    temporary = [
-        n for n in names if n.endswith((f".segment{TEMPORARY}", f".snapshot{TEMPORARY}", f".index{TEMPORARY}"))
-    ]
-    temporary += [n for n in names if n in (CLOSED_NAME + TEMPORARY, DAMAGED_NAME + TEMPORARY)]
-    known |= {n for n in names if is_run(n)}  # look-up files, complete or not: their writer removes them
-    foreign = [n for n in names if n not in known | _NEUTRAL and n not in temporary and not n.startswith(".")]
+    segments = sorted(sequence for name in names if (sequence := files.segment_base(name)) is not None)
+    known = {files.CLOSED_NAME, DAMAGED_NAME, *map(str, found), *map(files.segment_name, segments)}
+    temporary = [n for n in names if _TEMPORARY.fullmatch(n)]
+    # Look-up files, complete or not, are left to their writer.
+    others = [n for n in names if n not in known and not is_neutral(n) and not is_run(n) and not n.endswith(".index")]
     return Listing(
-        [s for s in segments if s >= first],
-        [s for s in segments if s < first],
-        found,
-        base,
-        temporary,
-        CLOSED_NAME in names,
-        MIRROR_NAME in names,
-        [n for n in foreign if not n.endswith(".index")],
+        segments=[s for s in segments if s >= first],
+        dropped=[s for s in segments if s < first],
+        snapshots=found,
+        base=base,
+        temporary=temporary,
+        closed=files.CLOSED_NAME in names,
+        mirror=MIRROR_NAME in names,
+        foreign=[n for n in others if n not in temporary],
     )
 
 
-def refuse_foreign(listing: Listing) -> None:
-    """Raise Misuse(NOT_A_DATA_FOLDER) for a folder that holds other files and no log."""
+def list_own_folder(disk: Disk) -> Listing:
+    """List a folder for appending. Raises Misuse(NOT_A_DATA_FOLDER) if it holds other files and no log, or a mirror of
+    another log: frames appended here would be in no other copy."""
+    listing = list_folder(disk)
     if listing.is_fresh and listing.foreign:
         raise Misuse(Code.NOT_A_DATA_FOLDER, f"the folder holds no log but other files, such as {listing.foreign[0]!r}")
-
-
-def refuse_mirror(listing: Listing) -> None:
-    """Raise Misuse(NOT_A_DATA_FOLDER) for a mirror of another log: frames appended here would be in no other copy."""
     if listing.mirror:
-        raise Misuse(
-            Code.NOT_A_DATA_FOLDER,
-            "the folder is a mirror of a log on Kafka",
-            "serve it with --log, read it with read_only=True, or make it a separate log with `escrowmq log copy`",
-        )
+        hint = "serve it with --log, read it with read_only=True, or make it a separate log with `escrowmq log copy`"
+        raise Misuse(Code.NOT_A_DATA_FOLDER, "the folder is a mirror of a log on Kafka", hint)
+    return listing
 
 
 def recover(disk: Disk, listing: Listing) -> Recovered | None:
@@ -149,12 +129,12 @@ def recover(disk: Disk, listing: Listing) -> Recovered | None:
     last, cut = _recover_last(disk, headers[-1], durable_floor(disk, listing, headers[-1].shard))
     for segment in unindexed:
         save_index(disk, segment)
-    superseded = [str(s) for s in listing.snapshots if s.first >= 0 and s != listing.base]
-    dropped = [segment_name(s) for s in listing.dropped]
-    remove(disk, [*listing.temporary, *superseded, *dropped, *map(index_name, dropped)])
+    superseded = [s for s in listing.snapshots if s.first >= 0 and s != listing.base]
+    dropped = [files.segment_name(s) for s in listing.dropped]
+    remove(disk, [*listing.temporary, *map(str, superseded), *dropped, *map(files.index_name, dropped)])
     disk.sync_folder()
     segments = [*sealed, last]
-    kept = [s for s in listing.snapshots if str(s) not in superseded]
+    kept = [s for s in listing.snapshots if s not in superseded]
     return Recovered(segments, kept, last.epoch, last_time(segments), cut, damaged)
 
 
@@ -169,9 +149,7 @@ def sealed_segments(
 ) -> tuple[list[Segment], list[Segment], list[int]]:
     """Load all segments but the last.
     Returns them, those without a valid index file, and the damaged frames below ``covered`` that were skipped."""
-    sealed: list[Segment] = []
-    unindexed: list[Segment] = []
-    damaged: list[int] = []
+    sealed, unindexed, damaged = list[Segment](), list[Segment](), list[int]()
     for header, following in itertools.pairwise(headers):
         segment, indexed, stepped = sealed_segment(disk, header, covered)
         damaged += stepped
@@ -184,7 +162,7 @@ def sealed_segments(
 
 def _recover_last(disk: Disk, header: SegmentHeader, floor: int) -> tuple[Segment, Cut | None]:
     """Load the last segment, cut its torn tail and make everything in it durable."""
-    name = segment_name(header.sequence)
+    name = files.segment_name(header.sequence)
     with closing(disk.open(name)) as file:
         data = file.map(file.size())
         found = scan(data, header)
@@ -223,18 +201,20 @@ def remove(disk: Disk, names: Iterable[str]) -> None:
 def check_chain_start(listing: Listing) -> None:
     """Raise Corrupt if the first segment of the log is missing."""
     if not listing.segments:
-        name = segment_name(listing.first)
-        raise DamagedLog(name, 0, listing.first, "every segment is missing")
+        raise DamagedLog(files.segment_name(listing.first), 0, listing.first, "every segment is missing")
     if listing.segments[0] != listing.first:
-        name = segment_name(listing.first)
-        message = f"the segment is missing; the log goes on with frame {listing.segments[0]}"
-        raise DamagedLog(name, 0, listing.first, message)
+        raise _missing_segment(listing.first, listing.segments[0])
+
+
+def _missing_segment(sequence: int, following: int) -> DamagedLog:
+    message = f"the segment is missing; the log goes on with frame {following}"
+    return DamagedLog(files.segment_name(sequence), 0, sequence, message)
 
 
 def read_segment_header(disk: Disk, sequence: int) -> SegmentHeader:
     """Read and check the header of the segment named by ``sequence``."""
-    name = segment_name(sequence)
-    header = SegmentHeader.unpack(read_file(disk, name, LARGEST_HEADER), name)
+    name = files.segment_name(sequence)
+    header = SegmentHeader.unpack(read_file(disk, name, files.LARGEST_HEADER), name)
     if header.sequence != sequence:
         raise DamagedLog(name, 0, sequence, f"this is the segment of frame {header.sequence}")
     return header
@@ -243,14 +223,16 @@ def read_segment_header(disk: Disk, sequence: int) -> SegmentHeader:
 def sealed_segment(disk: Disk, header: SegmentHeader, covered: int) -> tuple[Segment, bool, list[int]]:
     """Load a segment that is not the last; it is walked if its index file does not match.
     Returns it, whether its index file was used, and the damaged frames below ``covered`` that the walk could skip."""
-    name = segment_name(header.sequence)
+    name = files.segment_name(header.sequence)
     data = map_file(disk, name)
     with suppress(FileNotFoundError):
-        known = side.unpack(map_file(disk, index_name(name)), header)
+        known = side.unpack(map_file(disk, files.index_name(name)), header)
         if known is not None and known.size == data.size:
             return known, True, []
     found = scan(data, header)
-    while found.what is not None and found.sequence < covered and not found.newer and step_over(data, header, found):
+    while found.what is not None and not found.newer and found.sequence < covered:
+        if not files.step_over(data, header, found):
+            break
         found = scan(data, header, found)
     if found.what is not None:
         raise DamagedLog(name, found.end, found.sequence, found.what, newer=found.newer)
@@ -260,16 +242,14 @@ def sealed_segment(disk: Disk, header: SegmentHeader, covered: int) -> tuple[Seg
 def save_index(disk: Disk, segment: Segment) -> None:
     """Write the index file of a sealed segment. It is derived: nothing is synced, and a full disk is not an error."""
     with suppress(OSError):
-        replace_file(disk, index_name(segment.name), [[side.pack(segment)]], durable=False)
+        replace_file(disk, files.index_name(segment.name), [[side.pack(segment)]], durable=False)
 
 
 def check_link(segment: Segment, following: SegmentHeader) -> None:
     """Raise Corrupt unless the next segment begins where this one ends and belongs to the same log."""
-    name = segment_name(following.sequence)
+    name = files.segment_name(following.sequence)
     if segment.next_sequence != following.sequence:
-        missing = segment_name(segment.next_sequence)
-        message = f"the segment is missing; the log goes on with frame {following.sequence}"
-        raise DamagedLog(missing, 0, segment.next_sequence, message)
+        raise _missing_segment(segment.next_sequence, following.sequence)
     if (segment.header.shard, segment.header.salt) != (following.shard, following.salt):
         raise DamagedLog(name, 0, following.sequence, "a segment of another log")
     if segment.next_position != following.position or following.epoch < segment.epoch:
@@ -278,14 +258,11 @@ def check_link(segment: Segment, following: SegmentHeader) -> None:
 
 def durable_floor(disk: Disk, listing: Listing, shard: int) -> int:
     """Return a sequence below which all frames had been durable, by evidence outside the segments."""
-    floor = max((s.sequence for s in listing.snapshots), default=0)
-    if not listing.closed:
-        return floor
-    try:
-        marked, sequence = unpack_closed(read_file(disk, CLOSED_NAME, LARGEST_HEADER))
-    except (DamagedLog, FileNotFoundError):  # the file only adds to the evidence in the log
-        return floor
-    return max(floor, sequence) if marked == shard else floor
+    floor = covered(listing)
+    with suppress(DamagedLog, FileNotFoundError):  # the file ``closed`` only adds to the evidence in the log
+        marked, sequence = files.read_closed(disk)
+        return max(floor, sequence) if marked == shard else floor
+    return floor
 
 
 def check_durable(name: str, found: Scan, floor: int) -> None:
@@ -299,7 +276,7 @@ def check_durable(name: str, found: Scan, floor: int) -> None:
 
 def torn_tail(name: str, data: pa.Buffer, header: SegmentHeader, found: Scan) -> Cut | None:
     """Return the torn tail after the last good frame, None if only zeros follow; Corrupt if it had been durable."""
-    if found.what is None or is_zero(data, found.end):
+    if found.what is None or files.is_zero(data, found.end):
         return None
     for offset, frame in later_frames(data, found.end, header.salt, found.sequence):
         if frame.synced > found.sequence:

@@ -63,14 +63,15 @@ def expected_of(segment: Segment, sequence: int) -> tuple[int, int, int, Expecte
 def salvage_frame(expected: Expected, rows: int, data: pa.Buffer | None, salt: int, place: Damage) -> Frame:
     """Build the frame of ``rows`` rows that its index expects from its bytes ``data`` (None: unavailable).
     Its ``damage`` marks the bad rows; in a message frame these are rows without content."""
-    kind, sequence = Kind(expected[0]), expected[1]
-    found = None if data is None or kind not in MESSAGES else _good_rows(kind, sequence, rows, data, salt)
-    if found is None:
+    kind = Kind(expected[0])
+    parts = None if data is None or kind not in MESSAGES else _parts(kind, rows, data)
+    good = None if parts is None else bodies.intact_rows(*parts, expected[1], salt)
+    if parts is None or good is None:
         everything = FrameDamage(place, np.ones(rows, np.bool_), bodies_only=False)
         return Frame(kind, *expected[1:], _blank(STORED[kind], rows), everything)
-    batch, good = found
-    kept = [body if whole else b"" for body, whole in zip(batch.column("body").to_pylist(), good.tolist(), strict=True)]
+    batch = parts[2]
     column = batch.schema.get_field_index("body")
+    kept = [body if whole else b"" for body, whole in zip(batch[column].to_pylist(), good.tolist(), strict=True)]
     batch = batch.set_column(column, batch.schema.field(column), pa.array(kept, pa.binary()))
     return Frame(kind, *expected[1:], batch, FrameDamage(place, ~good, bodies_only=True))
 
@@ -83,14 +84,6 @@ def sound_columns(expected: Expected, rows: int, data: pa.Buffer, salt: int) -> 
         return None
     parts = _parts(Kind(expected[0]), rows, data)
     return None if parts is None else bodies.sound_columns(*parts, expected[1], salt, expected[2], expected[3])
-
-
-def _good_rows(kind: Kind, sequence: int, rows: int, data: pa.Buffer, salt: int) -> tuple[pa.RecordBatch, Bools] | None:
-    """Return the batch and a mask of rows with intact bodies; None if more than bodies may be damaged."""
-    if (parts := _parts(kind, rows, data)) is None:
-        return None
-    good = bodies.intact_rows(*parts, sequence, salt)
-    return None if good is None else (parts[2], good)
 
 
 def _parts(kind: Kind, rows: int, data: pa.Buffer) -> tuple[pa.Buffer, pa.Buffer, pa.RecordBatch] | None:
@@ -139,18 +132,16 @@ class Recent(Generic[T]):
 
 def _blank(schema: pa.Schema, rows: int) -> pa.RecordBatch:
     """Build rows without content: null where allowed, else empty, zero or NO_TRANSACTION."""
-    arrays = []
-    for field in schema:
-        if field.nullable:
-            arrays.append(pa.nulls(rows, field.type))
-        elif pa.types.is_integer(field.type):
-            none = NO_TRANSACTION if field.name == "transaction" else 0
-            arrays.append(pa.array(np.full(rows, none), field.type))
-        elif pa.types.is_fixed_size_binary(field.type):
-            arrays.append(pa.array([bytes(field.type.byte_width)] * rows, field.type))
-        else:
-            arrays.append(pa.array([False if pa.types.is_boolean(field.type) else ""] * rows, field.type))
+    arrays = [pa.nulls(rows, x.type) if x.nullable else pa.array([_zero(x)] * rows, x.type) for x in schema]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _zero(field: pa.Field) -> object:
+    if pa.types.is_integer(field.type):
+        return NO_TRANSACTION if field.name == "transaction" else 0
+    if pa.types.is_fixed_size_binary(field.type):
+        return bytes(field.type.byte_width)
+    return False if pa.types.is_boolean(field.type) else ""
 
 
 def row_damage(damaged: dict[int, Frame], sequences: Int64s, rows: Int64s) -> dict[int, RowDamage]:

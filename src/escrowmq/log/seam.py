@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,9 @@ from escrowmq.errors import EscrowError
 from escrowmq.log.frames import Content, FrameHeader, Packed
 from escrowmq.log.report import Damage, FrameDamage, RowDamage
 from escrowmq.schemas import Kind
+
+Int64s = npt.NDArray[np.int64]
+Kinds: TypeAlias = Sequence[Kind] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +72,7 @@ class Snapshot:
 class Match(NamedTuple):
     """Matching rows of one frame. With ``lost`` the frame cannot be read: any of these rows may match."""
 
-    positions: npt.NDArray[np.int64]  # in descending order
+    positions: Int64s  # in descending order
     lost: bool
 
 
@@ -94,101 +97,48 @@ class LogFiles:
 
 
 class StoredLog(Protocol):
-    """The read interface of a log; any thread may use it."""
+    """The read interface of a log; any thread may use it. The methods are described at its implementation,
+    :class:`escrowmq.log.reading.ReadableLog`."""
 
     @property
-    def shard(self) -> int:
-        """The shard's id, chosen when the log was created (uint32, never 0)."""
-
+    def shard(self) -> int: ...  # chosen when the log was created (uint32, never 0)
     @property
-    def acts(self) -> Journal:
-        """The record of operator actions."""
-
+    def acts(self) -> Journal: ...  # the record of operator actions
     @property
-    def epoch(self) -> int:
-        """The number of times the log was opened, this time included."""
-
+    def epoch(self) -> int: ...  # number of times the log was opened, this time included
     @property
     def next_sequence(self) -> int: ...
-
     @property
-    def durable_sequence(self) -> int:
-        """Every frame below this is durable and readable. Any thread; it only grows."""
-
+    def durable_sequence(self) -> int: ...  # every frame below this is durable and readable; it only grows
     @property
     def next_position(self) -> int: ...
-
     @property
-    def last_time_us(self) -> int:
-        """Time of the last frame; 0 when there is none. The engine's clock starts no earlier."""
-
+    def last_time_us(self) -> int: ...  # time of the last frame; the engine's clock starts no earlier
     @property
-    def first_position(self) -> int:
-        """The lowest position still stored."""
-
+    def first_position(self) -> int: ...  # the lowest position still stored
     def frames(
-        self, start: int = 0, kinds: Sequence[Kind] | None = None, end: int | None = None, *, damaged: bool = False
-    ) -> Iterator[Frame]:
-        """Iterate over stored frames, ``start <= sequence < end``, of these kinds, in order; bodies are not copied.
-        A damaged frame raises Corrupt(DAMAGED) with its place; with ``damaged`` its readable part is returned."""
-
+        self, start: int = 0, kinds: Kinds = None, end: int | None = None, *, damaged: bool = False
+    ) -> Iterator[Frame]: ...
     def frames_at(
-        self,
-        position: int,
-        kinds: Sequence[Kind] | None = None,
-        end_position: int | None = None,
-        *,
-        damaged: bool = False,
-    ) -> Iterator[Frame]:
-        """Iterate as :meth:`frames`, from the frame of ``position`` to those that begin below ``end_position``."""
-
-    def read(self, positions: npt.NDArray[np.int64], columns: Sequence[str] | None = None) -> pa.RecordBatch:
-        """Return the PLAIN and HALF rows at ``positions``, in that order (schema STORED, plus ``stored_us`` int64 at
-        the end). ``columns`` selects columns of STORED (None: all); the others are not read. Raises
-        Rejected(RANGE_PURGED) if a row has left the log, Corrupt(DAMAGED) with the place if one is damaged in these
-        columns. Runs of consecutive positions within one frame are returned without copying the bodies."""
-
+        self, position: int, kinds: Kinds = None, end_position: int | None = None, *, damaged: bool = False
+    ) -> Iterator[Frame]: ...
+    def read(self, positions: Int64s, columns: Sequence[str] | None = None) -> pa.RecordBatch: ...
     def salvage(
-        self, positions: npt.NDArray[np.int64], columns: Sequence[str] | None = None
-    ) -> tuple[pa.RecordBatch, dict[int, RowDamage]]:
-        """Read as :meth:`read`, but return damaged rows without content, and their damage by row number."""
-
+        self, positions: Int64s, columns: Sequence[str] | None = None
+    ) -> tuple[pa.RecordBatch, dict[int, RowDamage]]: ...
     @property
-    def is_damaged(self) -> bool:
-        """Whether there are :meth:`damages`."""
-
-    def damages(self) -> list[Damage]:
-        """Return the damage found so far in stored frames, oldest frame first: on opening, or by later reads."""
-
+    def is_damaged(self) -> bool: ...
+    def damages(self) -> list[Damage]: ...
     def find(
         self, column: Literal["message_id", "key"], value: bytes | str, topic: str | None = None, *, end: int
-    ) -> Iterator[Match]:
-        """Find the PLAIN and HALF rows with this id (16 bytes) or key below sequence ``end`` (durable), newest first.
-        ``topic`` None means any topic. Unreadable frames are returned whole, if their damage was found before or is
-        found now. Reads the matching rows, plus a number of blocks that grows with the logarithm of the messages."""
-
-    def time_at(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the time_us of the frame that holds each position."""
-
-    def position_at(self, time_us: int) -> int:
-        """Return the position of the first row stored at ``time_us`` or later, or the next position."""
-
-    def holds(self, position: int, kinds: Sequence[Kind]) -> bool:
-        """Return whether a frame of these kinds lies at ``position`` or after it."""
-
-    def kind_at(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
-        """Return the kind of the frame that holds each position."""
-
-    def sequence_at(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the sequence of each position's frame: rows of one frame are read without joining parts."""
-
-    def files(self) -> LogFiles:
-        """List the files needed for a copy of the log."""
-
-    def read_file(self, name: str, start: int, size: int) -> bytes:
-        """Read a part of one of :meth:`files`.
-        Raises Rejected(RANGE_PURGED) after retention removed the file, Rejected(NOT_FOUND) for any other file."""
-
+    ) -> Iterator[Match]: ...
+    def time_at(self, positions: Int64s) -> Int64s: ...
+    def position_at(self, time_us: int) -> int: ...
+    def holds(self, position: int, kinds: Sequence[Kind]) -> bool: ...
+    def kind_at(self, positions: Int64s) -> npt.NDArray[np.uint8]: ...
+    def sequence_at(self, positions: Int64s) -> Int64s: ...
+    def files(self) -> LogFiles: ...
+    def read_file(self, name: str, start: int, size: int) -> bytes: ...
     def load_snapshot(self) -> Snapshot | None:
         """Load the newest valid snapshot; skip a damaged one if frames can replace it, else raise Corrupt."""
 
@@ -207,11 +157,12 @@ class CommitLog(StoredLog, Protocol):
         """Return the free bytes of the disk."""
 
     def reserve(self, size: int) -> None:
-        """Reserve space for appends of ``size`` bytes.
-        Raises Overloaded(DISK_FULL) and changes nothing if there is none."""
+        """Reserve space for appends of ``size`` bytes (see ``frames.size_bound``).
+        Raises Overloaded(DISK_FULL, OUT_OF_RESOURCES) and changes nothing if there is none."""
 
     def append(self, kind: Kind, content: Content, time_us: int) -> int:
-        """Append one frame; return the position of its first row. It is buffered at most until the next ``sync``."""
+        """Append one frame of at least one row, no older than the last; return the position of its first row. It is
+        buffered at most until the next ``sync``. Raises as :meth:`reserve`, which may be omitted."""
 
     def sync(self) -> None:
         """Write the buffer in one write and sync once. Corrupt(LOG_FAILED) stops the log."""
@@ -230,7 +181,9 @@ class CommitLog(StoredLog, Protocol):
         below."""
 
     def save_snapshot(self, tables: dict[str, pa.Table], sequence: int, position: int, time_us: int) -> None:
-        """Store a snapshot durably and keep the last two; may run on another thread while appends continue."""
+        """Store a snapshot of durable frames durably and keep the last two; may run on another thread while appends
+        continue. A failure keeps the old ones and does not stop the log, as the snapshot can be derived again:
+        Overloaded(DISK_FULL, OUT_OF_RESOURCES), or Corrupt(LOG_FAILED) of this snapshot alone."""
 
     def bytes_since_snapshot(self) -> int: ...
 
@@ -243,7 +196,7 @@ class CommitLog(StoredLog, Protocol):
         folder stays with this opener, and accepts snapshots, until :meth:`close`."""
 
     def close(self, *, clean: bool = True) -> None:
-        """Sync, cut the reserved tail and release the folder."""
+        """Sync, cut the reserved tail and release the folder. Not ``clean``: leave everything as after a crash."""
 
 
 class ReplicatedLog(CommitLog, Protocol):

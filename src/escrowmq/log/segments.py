@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +14,7 @@ import xxhash
 from escrowmq.log import frames
 from escrowmq.log.frames import FrameHeader
 from escrowmq.log.report import DamagedLog
+from escrowmq.platform.disk import Disk, read_file
 from escrowmq.schemas import Kind
 
 FORMAT_VERSION = 1
@@ -49,10 +50,11 @@ def seal_header(body: bytes) -> bytes:
     return body + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(body))
 
 
-def open_header(raw: bytes, magic: bytes, size: int, file: str) -> bytes:
-    """Check and return the header of any of our files; ``raw`` is its first LARGEST_HEADER bytes, or all of it.
-    The first 8 bytes (magic, version u16, header bytes u16) and the checksum in the last 8 bytes of the header never
+def open_header(data: bytes | pa.Buffer, magic: bytes, size: int, file: str) -> bytes:
+    """Check and return the header of any of our files; ``data`` is its first LARGEST_HEADER bytes, or all of it. The
+    first 8 bytes (magic, version u16, header bytes u16) and the checksum in the last 8 bytes of the header never
     change, so a newer version can be distinguished from damage."""
+    raw = bytes(memoryview(data)[:LARGEST_HEADER])
     if len(raw) < 8 or raw[:4] != magic:
         raise DamagedLog(file, 0, -1, "the file header is damaged")
     version, length = struct.unpack_from("<HH", raw, 4)
@@ -78,11 +80,10 @@ class SegmentHeader:
 
     def pack(self) -> bytes:
         """Encode the header."""
-        fields = (self.shard, self.epoch, self.sequence, self.position, self.created_us, self.salt)
-        return seal_header(_HEADER.pack(_MAGIC, FORMAT_VERSION, HEADER_BYTES, *fields))
+        return seal_header(_HEADER.pack(_MAGIC, FORMAT_VERSION, HEADER_BYTES, *astuple(self)))
 
     @classmethod
-    def unpack(cls, raw: bytes, file: str) -> SegmentHeader:
+    def unpack(cls, raw: bytes | pa.Buffer, file: str) -> SegmentHeader:
         """Decode the header from a file's first bytes; raise Corrupt with the place if it is invalid."""
         return cls(*_HEADER.unpack(open_header(raw, _MAGIC, HEADER_BYTES, file))[3:])
 
@@ -92,8 +93,9 @@ def pack_closed(shard: int, sequence: int, position: int) -> bytes:
     return seal_header(_CLOSED.pack(_CLOSED_MAGIC, FORMAT_VERSION, _CLOSED.size + 8, shard, 0, sequence, position))
 
 
-def unpack_closed(raw: bytes) -> tuple[int, int]:
+def read_closed(disk: Disk) -> tuple[int, int]:
     """Return (shard, sequence) from the file ``closed``; raise Corrupt if it is invalid."""
+    raw = read_file(disk, CLOSED_NAME, LARGEST_HEADER)
     fields = _CLOSED.unpack(open_header(raw, _CLOSED_MAGIC, _CLOSED.size + 8, CLOSED_NAME))
     return fields[3], fields[5]
 
@@ -143,35 +145,31 @@ def step_over(data: pa.Buffer, header: SegmentHeader, found: Scan) -> bool:
     """Include the frame at which a walk stopped although its checksum is wrong; return whether that is possible: its
     header must be the expected one, and the data must end after it or continue with the expected valid frame."""
     view = memoryview(data)
-    if len(view) - found.end < frames.HEADER_BYTES:
+    if (frame := _whole_frame(view, found.end)) is None or frame.is_newer or frame.time_us < found.time_us:
         return False
-    frame = frames.read_header(view, found.end)
-    end, position = found.end + frame.frame_bytes, found.position + frame.rows
-    if (
-        frame.magic != frames.MAGIC
-        or frame.is_newer
-        or (frame.sequence, frame.position, frame.epoch) != (found.sequence, found.position, found.epoch)
-        or frame.time_us < found.time_us
-        or end > len(view)
-    ):
+    if (frame.sequence, frame.position, frame.epoch) != (found.sequence, found.position, found.epoch):
         return False
+    end = found.end + frame.frame_bytes
     if end < len(view):
-        if len(view) - end < frames.HEADER_BYTES:
+        following = _whole_frame(view, end)
+        if following is None or not frames.is_intact(view, end, following, header.salt):
             return False
-        following = frames.read_header(view, end)
-        fits = following.magic == frames.MAGIC and end + following.frame_bytes <= len(view)
-        if not fits or not frames.is_intact(view, end, following, header.salt):
-            return False
-        if (following.sequence, following.position) != (
-            found.sequence + 1,
-            position,
-        ) or following.time_us < frame.time_us:
+        expected = (found.sequence + 1, found.position + frame.rows)
+        if (following.sequence, following.position) != expected or following.time_us < frame.time_us:
             return False
     found.damaged.append(found.sequence)
     synced = found.synced
     _accept(frame, found)
     found.synced = synced
     return True
+
+
+def _whole_frame(view: memoryview, offset: int) -> FrameHeader | None:
+    """Read the header at ``offset``; None if the data holds no whole frame there."""
+    if len(view) - offset < frames.HEADER_BYTES:
+        return None
+    frame = frames.read_header(view, offset)
+    return frame if frame.magic == frames.MAGIC and offset + frame.frame_bytes <= len(view) else None
 
 
 def _problem(frame: FrameHeader, found: Scan, view: memoryview, salt: int) -> str | None:
@@ -212,14 +210,9 @@ def later_frames(data: pa.Buffer, start: int, salt: int, sequence: int) -> Itera
     while (at := raw.find(frames.MAGIC, at)) >= 0:
         offset = start + at
         at += 1
-        if offset % 8 or offset + frames.HEADER_BYTES > len(view):
+        if offset % 8 or (frame := _whole_frame(view, offset)) is None or frame.sequence <= sequence:
             continue
-        frame = frames.read_header(view, offset)
-        if (
-            frame.sequence > sequence
-            and offset + frame.frame_bytes <= len(view)
-            and frames.is_intact(view, offset, frame, salt)
-        ):
+        if frames.is_intact(view, offset, frame, salt):
             yield offset, frame
             at = offset - start + frame.frame_bytes
 

@@ -10,25 +10,23 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
 import xxhash
 
 from escrowmq.errors import Code, error
-from escrowmq.log.frames import Chunk
 from escrowmq.log.report import DamagedLog
 from escrowmq.log.seam import Snapshot
-from escrowmq.log.segments import FORMAT_VERSION, LARGEST_HEADER, open_header, seal_header
-from escrowmq.platform.disk import Disk, map_file, replace_file
+from escrowmq.log.segments import FORMAT_VERSION, open_header, seal_header
+from escrowmq.platform.disk import Chunk, Disk, map_file, replace_file
 
 _MAGIC = b"EMQP"
 _HEADER = struct.Struct("<4sHHIIQQQ16x")
 HEADER_BYTES = _HEADER.size + 8
 _SECTION = struct.Struct("<IIQQ")
-STEP_BYTES = 2 << 20
-"""Bytes after which a snapshot is synced, because rounds of the log on the same disk wait for these syncs."""
+STEP_BYTES = 2 << 20  # bytes after which a snapshot is synced: rounds of the log on the same disk wait for these syncs
 _NAME = re.compile(r"snapshot-(\d{20})\.snapshot|base-(\d{20})-(\d{20})\.snapshot")
 
 
@@ -51,6 +49,11 @@ def listed(names: list[str]) -> list[SnapshotName]:
     return sorted((SnapshotName(int(m[1] or m[2]), int(m[3] or -1)) for m in matches), reverse=True)
 
 
+def base_of(names: Iterable[SnapshotName]) -> SnapshotName | None:
+    """Return the base of a log among its snapshots."""
+    return max((s for s in names if s.first >= 0), key=lambda s: (s.first, s.sequence), default=None)
+
+
 def save(disk: Disk, shard: int, snapshot: Snapshot) -> SnapshotName:
     """Store a snapshot durably under its name. OSError leaves nothing behind."""
     name = SnapshotName(snapshot.sequence)
@@ -63,12 +66,10 @@ def load(disk: Disk, name: SnapshotName, shard: int) -> Snapshot:
     Raises Corrupt with the place, FileNotFoundError."""
     file = str(name)
     data = map_file(disk, file)
-    raw = data.slice(0, min(LARGEST_HEADER, data.size)).to_pybytes()
-    fields = _HEADER.unpack(open_header(raw, _MAGIC, HEADER_BYTES, file))[3:]
+    fields = _HEADER.unpack(open_header(data, _MAGIC, HEADER_BYTES, file))[3:]
     if fields[0] != shard or fields[2] != name.sequence:
         raise DamagedLog(file, 0, -1, "a snapshot of another log or place")
-    tables: dict[str, pa.Table] = {}
-    at = HEADER_BYTES
+    tables, at = dict[str, pa.Table](), HEADER_BYTES
     for _ in range(fields[1]):
         at = _unpack_section(data, at, file, tables)
     if at != data.size:
@@ -85,10 +86,9 @@ def pack(shard: int, snapshot: Snapshot) -> Iterator[list[Chunk]]:
         with pa.ipc.new_stream(sink, table.schema) as writer:
             writer.write_table(table)
         stream = sink.getvalue()
-        title = name.encode()
-        title += bytes(-len(title) % 8)
-        checksum = _section_checksum(len(name.encode()), title, stream)
-        head = _SECTION.pack(len(name.encode()), 0, stream.size, checksum)
+        raw = name.encode()
+        title = raw + bytes(-len(raw) % 8)
+        head = _SECTION.pack(len(raw), 0, stream.size, _section_checksum(len(raw), title, stream))
         yield [head + title, stream, bytes(-stream.size % 8)]
 
 
@@ -143,6 +143,5 @@ def newest(
         return None
     if problem is not None:
         raise problem
-    raise error(
-        Code.DAMAGED, f"the log begins at frame {first} and the snapshot that replaces the earlier frames is missing"
-    )
+    message = f"the log begins at frame {first} and the snapshot that replaces the earlier frames is missing"
+    raise error(Code.DAMAGED, message)

@@ -80,11 +80,9 @@ def fill_ids(given: Sequence[bytes | None], instance: int, sequence: int) -> byt
 
 
 def id_column(ids: Any) -> pa.Array:
-    """Convert transaction ids to one Arrow column of 16 bytes; nulls are kept.
-
-    Accepts an Arrow array, a NumPy array (dtype TRANSACTION_ID_DTYPE or ``S16``-like records), or an iterable of
-    TransactionId, their printed form, 16 bytes or None. Raises Misuse(BAD_ARGUMENT) for anything else.
-    """
+    """Convert transaction ids to one Arrow column of 16 bytes; nulls are kept. Accepts an Arrow array, a NumPy array
+    (dtype TRANSACTION_ID_DTYPE or ``S16``-like records), or an iterable of TransactionId, their printed form, 16 bytes
+    or None. Raises Misuse(BAD_ARGUMENT) for anything else."""
     if isinstance(ids, pa.ChunkedArray):
         ids = ids.combine_chunks()
     if isinstance(ids, pa.Array) and ids.type == ID:

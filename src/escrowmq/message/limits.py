@@ -45,10 +45,8 @@ class RowLimits(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of messages and batches from the broker's ``hello`` or settings, or the defaults until they are known.
-
-    If ``hello`` lacks ``half_retention``, only the broker checks it.
-    """
+    """Limits of messages and batches from the broker's ``hello`` or settings, or the defaults until they are known. If
+    ``hello`` lacks ``half_retention``, only the broker checks it."""
 
     max_body_bytes: int = 4 << 20
     max_key_bytes: int = 1024

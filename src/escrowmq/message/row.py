@@ -53,13 +53,10 @@ def row_size(row: tuple[Any, ...]) -> int:
 
 
 class MessageIds:
-    """A series of ids for messages without an own id: 8 random bytes, then a counter from 1, both big-endian.
-
-    Ids are generated when a batch is sent, so the ids of a batch are consecutive, and the broker's de-duplication
-    stores a steady client as one range. Thread-safe: a lane's sending thread and callers with whole batches share a
-    series, and an id assigned twice would count as a repeat. Not shared between processes: a forked child starts its
-    own series.
-    """
+    """A series of ids for messages without an own id: 8 random bytes, then a counter from 1, both big-endian. Ids are
+    generated when a batch is sent, so the ids of a batch are consecutive, and the broker's de-duplication stores a
+    steady client as one range. Thread-safe: a lane's sending thread and callers with whole batches share a series, and
+    an id assigned twice would count as a repeat. Not shared between processes: a forked child starts its own series."""
 
     def __init__(self) -> None:
         self.on_fork()

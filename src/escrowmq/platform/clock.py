@@ -8,10 +8,8 @@ from typing import Protocol
 
 def uptime() -> float:
     """Return the seconds of a monotonic clock that includes suspension of the machine, where the system has one
-    (Linux).
-
-    With Python's own monotonic clock, a broker that resumes after an hour would treat its last proof as recent.
-    """
+    (Linux). With Python's own monotonic clock, a broker that resumes after an hour would treat its last proof as
+    recent."""
     if _BOOT_TIME is None:
         return time.monotonic()
     return time.clock_gettime(_BOOT_TIME)

@@ -22,10 +22,7 @@ _using_reserve = threading.Lock()
 
 def raise_descriptor_limit(reserve: int = RESERVED) -> int:
     """Raise the soft limit of open files to the hard one, which an administrator sets, less ``reserve``; return the new
-    limit.
-
-    :func:`with_reserve` may use the reserve when connections have taken all the rest.
-    """
+    limit. :func:`with_reserve` may use the reserve when connections have taken all the rest."""
     global _reserve
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     _reserve = reserve if hard != resource.RLIM_INFINITY and hard >= 4 * reserve else 0

@@ -40,12 +40,9 @@ def host_name(header: str) -> str:
 
 
 def accepts_host_name(name: str, listens_at: str) -> bool:
-    """Return whether a request for this host name is valid for a server that listens at ``listens_at``.
-
-    This prevents DNS rebinding: another site can point its own name to a loopback address, and let its page read the
-    responses. So a server on a loopback address accepts only loopback names and addresses; other servers accept any
-    name.
-    """
+    """Return whether a request for this host name is valid for a server that listens at ``listens_at``. This prevents
+    DNS rebinding: another site can point its own name to a loopback address, and let its page read the responses. So a
+    server on a loopback address accepts only loopback names and addresses; other servers accept any name."""
     if not is_loopback(listens_at) or is_loopback(name) or name == listens_at.lower():
         return True
     try:

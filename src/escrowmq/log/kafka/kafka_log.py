@@ -35,7 +35,7 @@ from escrowmq.log.kafka.fold import Fold, Standing
 from escrowmq.log.kafka.mirror import Mirror
 from escrowmq.log.kafka.partition import Partitions
 from escrowmq.log.seam import Frame
-from escrowmq.log.snapshots import SnapshotName
+from escrowmq.log.snapshots import SnapshotName, base_of
 from escrowmq.platform.disk import Chunk, file_size
 from escrowmq.platform.failpoints import reach
 
@@ -237,7 +237,7 @@ class KafkaLog(Mirror):
     def _base_to_send(self) -> SnapshotName | None:
         """Return the base of this folder if it may not be in Kafka yet."""
         with self._reader.lock:
-            base = max((s for s in self._snapshots if s.first >= 0), default=None, key=lambda s: (s.first, s.sequence))
+            base = base_of(self._snapshots)
         return base if base is not None and base != self._sent_base else None
 
     def _upload_base(self) -> None:

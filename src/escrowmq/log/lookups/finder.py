@@ -98,8 +98,7 @@ class Lookups:
 
     def _load_runs(self, end: int) -> list[Run]:
         """Load the runs that are valid, match the log and do not overlap; remove the others."""
-        found: list[Run] = []
-        refused: list[str] = []
+        found, refused = list[Run](), list[str]()
         first, _ = self._frames.stored_from()
         for name in self._disk.list():
             if not is_run(name):
@@ -149,22 +148,15 @@ class Lookups:
             if not frames:
                 return
             if self._recent_bytes + size > self._sizes.recent_bytes:
-                self._forget_recent()  # they will be read from the log
+                self._recent.clear()  # they will be read from the log
+                self._recent_bytes = 0
             if size <= self._sizes.recent_bytes:
                 self._recent.extend(frames)
                 self._recent_bytes += size
             self._recent_rows += sum(frame.count for frame in frames)
-            sizes = self._sizes
-            if (
-                self._recent_rows >= sizes.wake_rows
-                or len(self._recent) >= sizes.wake_frames
-                or 4 * self._recent_bytes >= sizes.recent_bytes
-            ):
+            many = self._recent_rows >= self._sizes.wake_rows or len(self._recent) >= self._sizes.wake_frames
+            if many or 4 * self._recent_bytes >= self._sizes.recent_bytes:
                 self._wake()
-
-    def _forget_recent(self) -> None:
-        self._recent.clear()
-        self._recent_bytes = 0
 
     def on_dropped(self) -> None:
         """Remove runs that cover only segments dropped by retention."""
@@ -308,15 +300,16 @@ class Lookups:
             self._parts = order_parts(parts, self._tail.first_sequence, self._frames)
 
     def _replace(self, old: Sequence[Part], new: Run | None) -> bool:
-        """Replace parts by ``new`` (for a gap: between its neighbours); return False if they no longer exist."""
+        """Replace parts by ``new`` (for a gap: between its neighbours); if they no longer exist, delete it and return
+        False."""
         with self._changed:
-            if not all(one in self._parts for one in old):
-                return False
-            parts: list[Part] = [part for part in self._parts if part not in old]
-            if new is not None:
-                parts.append(new)
-            self._set_parts(parts)
-            return True
+            if all(one in self._parts for one in old):
+                left = [part for part in self._parts if part not in old]
+                self._set_parts(left if new is None else [*left, new])
+                return True
+        if new is not None:
+            self._remove(new.name)
+        return False
 
     def _discard(self, run: Run) -> None:
         """Delete an invalid run, which becomes a gap."""
@@ -394,13 +387,11 @@ class Lookups:
         self._catch_up()
         with self._changed:
             parts, runs = self._parts, self._choose_merge()
-        tail = next((part for part in parts if isinstance(part, Tail)), None)
-        gap = next((part for part in parts if isinstance(part, Gap)), None)
-        if tail is not None:
+        if tail := next((part for part in parts if isinstance(part, Tail)), None):
             self._write(tail)
         elif runs is not None:
             self._merge(runs)
-        elif gap is not None:
+        elif gap := next((part for part in parts if isinstance(part, Gap)), None):
             self._fill(gap)
         else:
             with self._changed:
@@ -417,12 +408,10 @@ class Lookups:
 
     def _write(self, tail: Tail) -> None:
         """Write a run of a full tail."""
-        run = self._build_run(tail)
-        if not self._replace([tail] if tail in self._parts else [], run):
-            self._remove(run.name)
+        self._replace([tail] if tail in self._parts else [], self._build_run(tail))
 
     def _build_run(self, tail: Tail) -> Run:
-        self._require_space(16 * tail.count)
+        self._check_space(16 * tail.count)
         extent = tail.extent(*self._frames.place(tail.next_sequence))
         return write_run(self._disk, self._shard, extent, tail.sorted_columns(), tail.holes, durable=False)
 
@@ -444,13 +433,11 @@ class Lookups:
                 break
             if tail.frames % self._sizes.wake_frames == 0:
                 self._catch_up()
-        run = self._build_run(tail)
-        if not self._replace([gap], run):
-            self._remove(run.name)
+        self._replace([gap], self._build_run(tail))
 
     def _merge(self, runs: list[Run]) -> None:
         """Merge neighbouring runs into one."""
-        self._require_space(sum(run.file_bytes for run in runs))
+        self._check_space(sum(run.file_bytes for run in runs))
         first, position = self._frames.stored_from()
         floor = Extent(first, first, position, position, 0)
         try:
@@ -458,14 +445,11 @@ class Lookups:
         except UnsoundRun as problem:
             self._discard(problem.run)
             return
-        if not self._replace(runs, run):
-            self._remove(run.name)
-            return
-        for old in runs:
-            if old.name != run.name:
-                self._remove(old.name)
+        if self._replace(runs, run):
+            for name in {old.name for old in runs} - {run.name}:
+                self._remove(name)
 
-    def _require_space(self, size: int) -> None:
+    def _check_space(self, size: int) -> None:
         """Raise OSError if a file of ``size`` bytes would leave too little space to the log."""
         if self._disk.free_bytes() < size + self._sizes.spare_bytes:
             raise OSError(f"{size} bytes more would leave too little of the disk to the log")

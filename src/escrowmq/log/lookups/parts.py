@@ -38,29 +38,15 @@ class Sizes:
 
 
 class StoredFrames(Protocol):
-    """The frames of a log, for any thread; a ``Reader`` is one."""
+    """The methods of :class:`escrowmq.log.reading.Reader` that look-ups need. Any thread may call them."""
 
-    def stored_from(self) -> tuple[int, int]:
-        """Return sequence and position of the first stored frame."""
-
-    def message_frames(self, start: int, end: int) -> Int64s:
-        """Return the sequences of the stored message frames with ``start`` <= sequence < ``end``, ascending."""
-
-    def place(self, sequence: int) -> tuple[int, int]:
-        """Return the first position of a frame (also of the one after the last) and the time of the frame before it.
-        Raises Rejected(RANGE_PURGED), Misuse beyond the log."""
-
-    def frame_at(self, position: int) -> tuple[int, int]:
-        """Return the frame that holds a position, and the position of its first row. Raises Rejected(RANGE_PURGED)."""
-
-    def frame(self, sequence: int, *, keep: bool = True) -> Frame:
-        """Read one frame, or the readable part of it. Raises Rejected(RANGE_PURGED)."""
-
-    def columns(self, sequence: int) -> SoundColumns | None:
-        """Return the verified columns of a large frame without bodies, else None. Raises Rejected(RANGE_PURGED)."""
-
-    def damaged_frames(self) -> list[int]:
-        """Return the frames known to be damaged, ascending."""
+    def stored_from(self) -> tuple[int, int]: ...
+    def message_frames(self, start: int, end: int) -> Int64s: ...
+    def place(self, sequence: int) -> tuple[int, int]: ...
+    def frame_at(self, position: int) -> tuple[int, int]: ...
+    def frame(self, sequence: int, *, keep: bool = True) -> Frame: ...
+    def columns(self, sequence: int) -> SoundColumns | None: ...
+    def damaged_frames(self) -> list[int]: ...
 
 
 class Gap(NamedTuple):

@@ -10,24 +10,16 @@ import heapq
 import re
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import numpy as np
 import pyarrow as pa
 import xxhash
 
-from escrowmq.log.lookups.entries import (
-    COLUMNS,
-    MOST_POSITIONS,
-    POSITION_BITS,
-    TAGS,
-    Int64s,
-    Query,
-    UInt64s,
-    positions_of,
-)
+from escrowmq.log.lookups import entries as codec
+from escrowmq.log.lookups.entries import Int64s, Query, UInt64s
 from escrowmq.log.report import DamagedLog
-from escrowmq.log.segments import FORMAT_VERSION, LARGEST_HEADER, open_header, seal_header
+from escrowmq.log.segments import FORMAT_VERSION, open_header, seal_header
 from escrowmq.platform.disk import TEMPORARY, Disk, map_file
 
 BLOCK = 2048  # entries per checksum: 16 KiB
@@ -72,20 +64,17 @@ class RunHeader:
 
     def pack(self) -> bytes:
         """Encode the header."""
-        at = self.extent
-        fields = (at.first_sequence, at.next_sequence, at.first_position, at.next_position, at.last_us)
-        body = (_MAGIC, FORMAT_VERSION, HEADER_BYTES, self.shard, 0, *fields, *self.counts, self.holes, self.tables)
-        return seal_header(_HEADER.pack(*body))
+        fields = (self.shard, 0, *astuple(self.extent), *self.counts, self.holes, self.tables)
+        return seal_header(_HEADER.pack(_MAGIC, FORMAT_VERSION, HEADER_BYTES, *fields))
 
     @classmethod
-    def unpack(cls, raw: bytes, file: str) -> RunHeader:
+    def unpack(cls, raw: pa.Buffer, file: str) -> RunHeader:
         """Decode the header from a file's first bytes; raise DamagedLog if it is invalid."""
         fields = _HEADER.unpack(open_header(raw, _MAGIC, HEADER_BYTES, file))
         return cls(fields[3], Extent(*fields[5:10]), (fields[10], fields[11]), fields[12], fields[13])
 
     @property
     def file_bytes(self) -> int:
-        """Size of the file."""
         blocks = sum(map(blocks_of, self.counts))
         return HEADER_BYTES + 8 * (sum(self.counts) + 2 * blocks + self.holes)
 
@@ -114,21 +103,15 @@ class Run:
     fences: tuple[UInt64s, UInt64s]
     digests: tuple[UInt64s, UInt64s]
     holes: list[int]
+    file_bytes: int
 
     @property
     def count(self) -> int:
-        """Number of messages."""
         return len(self.entries[0])
-
-    @property
-    def file_bytes(self) -> int:
-        """Size of the file."""
-        counts = (len(self.entries[0]), len(self.entries[1]))
-        return RunHeader(0, self.extent, counts, len(self.holes), 0).file_bytes
 
     def positions(self, query: Query) -> Iterator[int]:
         """Iterate over the positions of rows that may match, newest first. Raises UnsoundRun, also while iterating."""
-        column = COLUMNS.index(query.column)
+        column = codec.COLUMNS.index(query.column)
         low, high = query.bounds
         if query.topic is not None:
             return self._flat(column, low, high)
@@ -137,8 +120,8 @@ class Run:
             found = [self.within(column, block, low, high) for block in range(first, last + 1)]
             positions = np.concatenate(found) if found else np.empty(0, np.int64)
             return iter(np.sort(positions)[::-1].tolist())
-        lows = [low | tag << POSITION_BITS for tag in range(TAGS)]
-        return heapq.merge(*(self._flat(column, at, at | (MOST_POSITIONS - 1)) for at in lows), reverse=True)
+        lows = [low | tag << codec.POSITION_BITS for tag in range(codec.TAGS)]
+        return heapq.merge(*(self._flat(column, at, at | (codec.MOST_POSITIONS - 1)) for at in lows), reverse=True)
 
     def _flat(self, column: int, low: int, high: int) -> Iterator[int]:
         """Yield the positions of the entries ``low`` to ``high``, which differ only in position, descending."""
@@ -157,7 +140,7 @@ class Run:
         entries = self.block(column, block)
         start = int(entries.searchsorted(np.uint64(low), side="left"))
         end = int(entries.searchsorted(np.uint64(high), side="right"))
-        return positions_of(entries[start:end], self.extent.first_position)
+        return codec.positions_of(entries[start:end], self.extent.first_position)
 
     def block(self, column: int, block: int) -> UInt64s:
         """Return the entries of one block after verifying their checksum. Raises UnsoundRun."""
@@ -171,7 +154,7 @@ def open_run(disk: Disk, name: str, shard: int) -> Run:
     """Open the run in a file.
     Raises OSError, or DamagedLog if it is incomplete, of another version or another shard."""
     data = map_file(disk, name)
-    header = RunHeader.unpack(data.slice(0, min(LARGEST_HEADER, data.size)).to_pybytes(), name)
+    header = RunHeader.unpack(data, name)
     if header.shard != shard or run_name(header.extent.first_sequence, header.extent.next_sequence) != name:
         raise DamagedLog(name, 0, -1, "a look-up file of other frames")
     if header.file_bytes != data.size:
@@ -180,16 +163,8 @@ def open_run(disk: Disk, name: str, shard: int) -> Run:
     if xxhash.xxh3_64_intdigest(data.slice(tables)) != header.tables:
         raise DamagedLog(name, tables, -1, "the checksum of the tables is wrong")
     ids, keys = header.counts
-    blocks = (blocks_of(ids), blocks_of(keys))
-    parts = _parts(data, HEADER_BYTES, [ids, keys, blocks[0], blocks[1], blocks[0], blocks[1], header.holes])
-    holes = [int(sequence) for sequence in parts[6]]
-    return Run(name, header.extent, (parts[0], parts[1]), (parts[2], parts[3]), (parts[4], parts[5]), holes)
-
-
-def _parts(data: pa.Buffer, start: int, counts: list[int]) -> list[UInt64s]:
-    """Map consecutive arrays of these lengths."""
-    parts: list[UInt64s] = []
-    for count in counts:
-        parts.append(np.frombuffer(data, np.uint64, count, start))
-        start += 8 * count
-    return parts
+    lengths = [ids, keys, *2 * (blocks_of(ids), blocks_of(keys)), header.holes]
+    words = np.frombuffer(data, np.uint64, sum(lengths), HEADER_BYTES)
+    parts = np.split(words, np.cumsum(lengths)[:-1])
+    columns = (parts[0], parts[1]), (parts[2], parts[3]), (parts[4], parts[5])
+    return Run(name, header.extent, *columns, parts[6].tolist(), header.file_bytes)

@@ -7,7 +7,7 @@ before its sources are removed, because rebuilding it means reading the log.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 
 import numpy as np
 import pyarrow as pa
@@ -34,14 +34,11 @@ def write_run(
     name = run_name(extent.first_sequence, extent.next_sequence)
     temporary = name + TEMPORARY
     try:
-        file = disk.open(temporary, create=True)
-        try:
+        with closing(disk.open(temporary, create=True)) as file:
             file.truncate(0)
             _write(file, shard, extent, columns, holes)
             if durable:
                 file.sync()
-        finally:
-            file.close()
         disk.rename(temporary, name)
         if durable:
             disk.sync_folder()
@@ -53,24 +50,15 @@ def write_run(
 
 
 def _write(file: File, shard: int, extent: Extent, columns: Sequence[Iterable[UInt64s]], holes: Sequence[int]) -> None:
-    end = HEADER_BYTES
-    counts: list[int] = []
-    fences: list[UInt64s] = []
-    digests: list[UInt64s] = []
-    for pieces in columns:
-        count = 0
+    end, counts, fences, digests = HEADER_BYTES, [0, 0], list[int](), list[int]()
+    for column, pieces in enumerate(columns):
         for blocks in _whole_blocks(pieces):
-            firsts = blocks[::BLOCK].copy()
-            sums = [xxhash.xxh3_64_intdigest(blocks[at : at + BLOCK].data) for at in range(0, len(blocks), BLOCK)]
+            fences += blocks[::BLOCK].tolist()
+            digests += [xxhash.xxh3_64_intdigest(blocks[at : at + BLOCK].data) for at in range(0, len(blocks), BLOCK)]
             file.write_at(end, [pa.py_buffer(blocks)])
             end += blocks.nbytes
-            count += len(blocks)
-            fences.append(firsts)
-            digests.append(np.array(sums, np.uint64))
-        counts.append(count)
-        fences.append(np.empty(0, np.uint64))
-        digests.append(np.empty(0, np.uint64))
-    tables = np.concatenate([*fences, *digests, np.array(holes, np.uint64)])
+            counts[column] += len(blocks)
+    tables = np.array([*fences, *digests, *holes], np.uint64)
     header = RunHeader(shard, extent, (counts[0], counts[1]), len(holes), xxhash.xxh3_64_intdigest(tables.data))
     file.write_at(end, [pa.py_buffer(tables)])
     file.write_at(0, [header.pack()])
@@ -116,7 +104,6 @@ class _Source:
 
     @property
     def more(self) -> bool:
-        """Whether more entries follow those ``ahead``."""
         return self._next < self._blocks
 
     def fill(self, count: int) -> None:

@@ -11,33 +11,21 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import TimeoutError as FutureTimeout
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicCollection, TopicPartition
-from confluent_kafka.admin import (  # type: ignore[attr-defined]
-    AdminClient,
-    ConfigResource,
-    NewTopic,
-    OffsetSpec,
-)
+from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetSpec  # type: ignore[attr-defined]
 
 from escrowmq.errors import Code, EscrowError, Misuse, error
+from escrowmq.log.kafka.cluster import answers
 from escrowmq.log.kafka.cluster.address import REPLICAS, KafkaAddress
-from escrowmq.log.kafka.cluster.answers import (
-    DENIED,
-    SLICE,
-    UNKNOWN_TOPIC,
-    ConnectionErrors,
-    await_response,
-    response_error,
-    retry_until,
-    timeout_error,
-)
+from escrowmq.log.kafka.cluster.answers import DENIED, SLICE, UNKNOWN_TOPIC, response_error, retry_until, timeout_error
 from escrowmq.log.kafka.cluster.topic import refuse_wrong, settings_for
 from escrowmq.log.kafka.partition import END, UNKNOWN_OFFSET
 from escrowmq.platform.logs import tell
 
 log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 CLIENT: Mapping[str, Any] = {
     "client.id": "escrowmq",
@@ -90,11 +78,10 @@ class ConfluentPartitions:
         if taken := sorted({*PRODUCER, *CONSUMER, "group.id", "transactional.id"} & set(given)):
             raise Misuse(Code.BAD_SETTING, f"{taken[0]} is set by the log", "leave it out")
         self._client = {"bootstrap.servers": ",".join(address.servers), **CLIENT, **given}
-        self._cached_admin: AdminClient | None = None
         self._opened: list[ConfluentPartition] = []  # may include closed ones
         self._opening = threading.Lock()
         self._closed = False
-        self._admin()  # raises for an unknown setting
+        self._admin = _admin_client(self._client)  # raises for an unknown setting
 
     @property
     def name(self) -> str:
@@ -109,7 +96,7 @@ class ConfluentPartitions:
         return self._open(self._address.base_topic)
 
     def _open(self, topic: str) -> ConfluentPartition:
-        made = ConfluentPartition(self._client, self._admin(), topic, self._address.partition)
+        made = ConfluentPartition(self._client, self._admin, topic, self._address.partition)
         with self._opening:
             if not self._closed:
                 self._opened = [one for one in self._opened if not one.closed] + [made]
@@ -124,25 +111,29 @@ class ConfluentPartitions:
             partition.close()
 
     def check(self, timeout: float = 30.0) -> str:
-        requests, deadline = _TopicRequests(self.name, self._client, lambda: self._closed), time.monotonic() + timeout
+        requests, retry = self._requests(timeout)
         for topic in (self._address.topic, self._address.base_topic):
-            replicas = retry_until(deadline, self.name, partial(requests.replicas, topic), requests.errors)
-            found = retry_until(deadline, self.name, partial(requests.settings, topic), requests.errors)
+            replicas, found = retry(partial(requests.replicas, topic)), retry(partial(requests.settings, topic))
             refuse_wrong(self._address, topic, found, replicas)
         if self._address.replicas < REPLICAS:
             few = f"{self.name} has {self._address.replicas} of {REPLICAS} replicas by its URL: failures may lose data"
             tell(logging.WARNING, "few_replicas", few, log=self.name, replicas=self._address.replicas)
-        return retry_until(deadline, self.name, requests.cluster, requests.errors)
+        return str(retry(requests.cluster))
+
+    def _requests(self, timeout: float) -> tuple[_TopicRequests, Callable[[Callable[[float], Any]], Any]]:
+        """Return new requests, and a function that repeats one until ``timeout``."""
+        requests = _TopicRequests(self.name, self._client, lambda: self._closed)
+        return requests, partial(retry_until, time.monotonic() + timeout, self.name, errors=requests.errors)
 
     def create(self, partitions: int, timeout: float) -> list[str]:
         """Create missing topics; return their names. See :func:`escrowmq.log.kafka.cluster.opening.create_topics`."""
-        requests, deadline = _TopicRequests(self.name, self._client, lambda: self._closed), time.monotonic() + timeout
-        retry_until(deadline, self.name, requests.cluster, requests.errors)  # raises the reason if Kafka rejects us
-        there = retry_until(deadline, self.name, lambda left: set(self._admin().list_topics(timeout=left).topics))
+        deadline, (requests, retry) = time.monotonic() + timeout, self._requests(timeout)
+        retry(requests.cluster)  # raises the reason if Kafka rejects us
+        there = retry_until(deadline, self.name, lambda left: set(self._admin.list_topics(timeout=left).topics))
         names = [t for t in (self._address.topic, self._address.base_topic) if t not in there]
         settings = settings_for(self._address)
         new = [NewTopic(name, partitions, self._address.replicas, config=settings) for name in names]
-        for name, future in self._admin().create_topics(new, operation_timeout=timeout).items() if new else ():
+        for name, future in self._admin.create_topics(new, operation_timeout=timeout).items() if new else ():
             try:
                 future.result(timeout)
             except KafkaException as problem:
@@ -158,27 +149,25 @@ class ConfluentPartitions:
                     raise
                 time.sleep(0.05)
 
-    def _admin(self) -> AdminClient:
-        if self._cached_admin is None:
-            self._cached_admin = _admin_client(self._client)
-        return self._cached_admin
-
 
 def _admin_client(client: Mapping[str, Any], **callbacks: Any) -> AdminClient:
+    # this client is never polled, so its log would pile up
+    return _make(AdminClient, {**client, **callbacks, "log_level": 0})
+
+
+def _make(type: Callable[[dict[str, Any]], _T], settings: dict[str, Any]) -> _T:
     try:
-        # this client is never polled, so its log would pile up
-        return AdminClient({**client, **callbacks, "log_level": 0})
+        return type(settings)
     except KafkaException as problem:
         raise Misuse(Code.BAD_SETTING, str(problem.args[0].str())) from None
 
 
 class _TopicRequests:
-    """Topic requests by a separate client, polled while they wait to report why a response is late.
-    ``closed``: give up."""
+    """Requests by a separate client, polled while they wait to report why a response is late. ``closed``: give up."""
 
     def __init__(self, name: str, client: Mapping[str, Any], closed: Callable[[], bool]) -> None:
         self._name, self._closed = name, closed
-        self.errors = ConnectionErrors()
+        self.errors = answers.ConnectionErrors()
         self._admin = _admin_client(client, error_cb=self.errors.note)
 
     def replicas(self, topic: str, timeout: float) -> dict[int, int]:
@@ -187,17 +176,15 @@ class _TopicRequests:
         return {partition.id: len(partition.replicas) for partition in self._await(future, timeout).partitions}
 
     def settings(self, topic: str, timeout: float) -> dict[str, str | None]:
-        """Return the effective settings of a topic."""
         resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
         (future,) = self._admin.describe_configs([resource], request_timeout=max(timeout, 1.0)).values()
         return {name: entry.value for name, entry in self._await(future, timeout).items()}
 
     def cluster(self, timeout: float) -> str:
-        """Return the cluster id."""
         return str(self._await(self._admin.describe_cluster(request_timeout=max(timeout, 1.0)), timeout).cluster_id)
 
     def _await(self, future: Any, timeout: float) -> Any:
-        return await_response(future, timeout, self._name, self._admin.poll, self.errors, self._closed)
+        return answers.await_response(future, timeout, self._name, self._admin.poll, self.errors, self._closed)
 
 
 class ConfluentPartition:
@@ -206,25 +193,20 @@ class ConfluentPartition:
 
     def __init__(self, client: Mapping[str, Any], admin: AdminClient, topic: str, partition: int) -> None:
         self.name = f"{topic}/{partition}"
-        self._topic, self._partition = topic, partition
-        self._admin = admin
+        self._topic, self._partition, self._client, self._admin = topic, partition, client, admin
         self._reports: deque[tuple[int, int]] = deque()
         self._failure: EscrowError | None = None
-        self._used = False
-        self._closed = False
+        self._used = self.closed = False
         self._consuming = threading.Lock()  # held around every call of the consumer
         self._reading = threading.Lock()
         self._ahead: deque[tuple[int, bytes]] = deque()  # read ahead, not yet returned
         self._next = -1  # the consumer's next offset
-        self._client = client
         self._producer: Producer | None = None
         self._beginning = threading.Lock()
-        try:
-            # without error_cb, errors of the connection would be raised out of unrelated calls
-            callbacks = {"logger": _DebugLogger(), "error_cb": lambda problem: log.debug("Kafka: %s", problem.str())}
-            self._consumer = Consumer({**client, **CONSUMER, **callbacks, "group.id": f"escrowmq-{uuid.uuid4()}"})
-        except KafkaException as problem:
-            raise Misuse(Code.BAD_SETTING, str(problem.args[0].str())) from None
+        # without error_cb, errors of the connection would be raised out of unrelated calls
+        callbacks = {"logger": _DebugLogger(), "error_cb": lambda problem: log.debug("Kafka: %s", problem.str())}
+        settings = {**client, **CONSUMER, **callbacks, "group.id": f"escrowmq-{uuid.uuid4()}"}
+        self._consumer = _make(Consumer, settings)
 
     # Sending
 
@@ -234,10 +216,7 @@ class ConfluentPartition:
             self._check()
             if self._producer is None:
                 callbacks = {"logger": _DebugLogger(), "error_cb": self._on_error}
-                try:
-                    self._producer = Producer({**self._client, **PRODUCER, **callbacks})
-                except KafkaException as problem:
-                    raise Misuse(Code.BAD_SETTING, str(problem.args[0].str())) from None
+                self._producer = _make(Producer, {**self._client, **PRODUCER, **callbacks})
 
     def produce(self, number: int, record: bytes) -> None:
         deadline = time.monotonic() + _FULL_SECONDS
@@ -246,9 +225,8 @@ class ConfluentPartition:
                 raise self._failure
             self._used = True
             try:
-                self._sender().produce(
-                    self._topic, record, partition=self._partition, on_delivery=self._delivery_callback(number)
-                )
+                callback = self._delivery_callback(number)
+                self._sender().produce(self._topic, record, partition=self._partition, on_delivery=callback)
                 return
             except BufferError:  # the client's buffer is full of unacknowledged records
                 if time.monotonic() > deadline:
@@ -288,7 +266,7 @@ class ConfluentPartition:
 
     def _on_end(self, message: str) -> EscrowError:
         """Record the end of the producer: a new one would not know what this one has stored."""
-        if self._failure is None and not self._closed:
+        if self._failure is None and not self.closed:
             self._failure = error(Code.LOG_FAILED, f"Kafka's producer for {self.name} ended: {message}")
         return self._failure or error(Code.CLOSED, f"{self.name} was closed")
 
@@ -317,7 +295,7 @@ class ConfluentPartition:
         with self._reading, self._consuming:
             self._ahead.clear()
             self._next = -1
-            if not self._closed:
+            if not self.closed:
                 self._consumer.unassign()
 
     def ends(self, timeout: float) -> tuple[int, int]:
@@ -337,9 +315,9 @@ class ConfluentPartition:
 
     def close(self) -> None:
         with self._consuming:
-            if self._closed:
+            if self.closed:
                 return
-            self._closed = True
+            self.closed = True
             self._consumer.close()
         with self._beginning:
             producer, self._producer = self._producer, None
@@ -350,17 +328,10 @@ class ConfluentPartition:
             except (KafkaException, SystemError) as problem:
                 log.debug("Kafka: %s", problem)
 
-    @property
-    def closed(self) -> bool:
-        """Whether it was closed."""
-        return self._closed
-
     def _sender(self) -> Producer:
-        producer = self._producer
-        if producer is None:
+        if self._producer is None:
             self.begin()
-            producer = self._producer
-        if producer is None:  # closed meanwhile
+        if (producer := self._producer) is None:  # closed meanwhile
             raise error(Code.CLOSED, f"{self.name} was closed")
         return producer
 
@@ -423,7 +394,7 @@ class ConfluentPartition:
         return first, following
 
     def _check(self) -> None:
-        if self._closed:
+        if self.closed:
             raise error(Code.CLOSED, f"{self.name} was closed")
 
 
