@@ -58,7 +58,7 @@ def measure(report: Report, folder: Path, power: int, options: argparse.Namespac
     fill(bus, count, options.body)
     shard = embedded._open[data.resolve()].calls.engine
     if not options.without:
-        shard.log.settle_lookups()
+        shard.log._lookups.settle()
     spent = time.process_time() - before
     report.add(f"10^{power}: filling, processor time", "µs", "-", [spent / count * 1e6])
     if options.without:

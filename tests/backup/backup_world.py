@@ -8,8 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from escrowmq.backup.manifest import Manifest, read_manifest
-from escrowmq.backup.suffixed import COPY
+from escrowmq.backup.manifest import COPY, Manifest, read_manifest
 from escrowmq.log.commit_log import SegmentLog
 from escrowmq.log.offline import OfflineLog, open_offline
 from escrowmq.log.seam import LogFiles, StoredLog

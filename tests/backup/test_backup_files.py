@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 import escrowmq as mq
 from escrowmq.backup import back_up, take, verify
-from escrowmq.backup.manifest import NAME, read_manifest
-from escrowmq.backup.suffixed import COPY
+from escrowmq.backup.manifest import COPY, NAME, read_manifest
 from escrowmq.errors import Code, Corrupt, EscrowError, Misuse, Overloaded, Rejected, Unknown, error
 from escrowmq.log.commit_log import SegmentLog, open_log
 from escrowmq.log.offline import open_offline

@@ -13,8 +13,7 @@ from backup_world import in_memory, offline
 import escrowmq as mq
 from escrowmq.acts.journal import Journal
 from escrowmq.backup import restore, take, verify
-from escrowmq.backup.manifest import NAME, CopiedFile, Manifest
-from escrowmq.backup.suffixed import COPY, UNFINISHED
+from escrowmq.backup.manifest import COPY, NAME, UNFINISHED, CopiedFile, Manifest
 from escrowmq.errors import Code, Corrupt, EscrowError, Misuse, Overloaded
 from escrowmq.log.checking import check
 from escrowmq.log.commit_log import SegmentLog, open_log

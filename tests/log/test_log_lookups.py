@@ -393,7 +393,7 @@ def test_a_folder_of_look_up_files_is_no_trouble_to_anybody() -> None:
     """check, dump, listing and a copy of the folder; the thread writes them while look-ups go on."""
     disk = MemoryDisk()
     log = filled(disk, 40, replace(SMALL, threaded=True))
-    assert log.settle_lookups(60)
+    assert log._lookups.settle(60)
     assert look_up_files(disk)
     assert_equal(log)
     log.close()
@@ -495,7 +495,7 @@ def test_look_ups_beside_the_writer_the_thread_and_retention(tmp_path: Any) -> N
         for thread in threads:
             thread.join()
     assert wrong == []
-    assert log.settle_lookups(60)
+    assert log._lookups.settle(60)
     assert_equal(log)
     log.close()
     assert log._lookups._thread is None

@@ -19,9 +19,11 @@ import msgspec
 from escrowmq.errors import Code, Misuse, error
 from escrowmq.log.report import DamagedLog
 from escrowmq.log.segments import segment_base
-from escrowmq.platform.disk import Disk, check_file_name, replace_file
+from escrowmq.platform.disk import Disk, File, WrappedDisk, check_file_name, replace_file
 
 NAME = "backup.json"
+COPY = ".copy"  # suffix of the files of a backup
+UNFINISHED = ".restoring"  # suffix of the files of a data folder being restored
 FORMAT = 1
 MOST_BYTES = 64 << 20  # maximum size of a manifest: 400,000 files
 MOST_NUMBER = 1 << 61  # upper bound of positions and sizes
@@ -108,8 +110,7 @@ def _digest(fields: dict[str, Any]) -> str:
 
 
 def read_manifest(disk: Disk) -> Manifest:
-    """Read the manifest of the backup in a folder.
-    Raises Misuse(BAD_ARGUMENT) if there is none, Corrupt(DAMAGED, NEWER_FORMAT)."""
+    """Read the manifest of a backup. Raises Misuse(BAD_ARGUMENT) if there is none, Corrupt(DAMAGED, NEWER_FORMAT)."""
     found = find_manifest(disk)
     if found is None:
         hint = "an interrupted backup has none: repeat it with the same folder, and it resumes"
@@ -131,3 +132,27 @@ def find_manifest(disk: Disk) -> Manifest | None:
 def write_manifest(disk: Disk, manifest: Manifest) -> None:
     """Write the manifest durably, which completes the backup."""
     replace_file(disk, NAME, [[manifest.pack()]])
+
+
+class SuffixedDisk(WrappedDisk):
+    """A :class:`~escrowmq.platform.disk.Disk` with only the files that have ``suffix``, named without it."""
+
+    def __init__(self, disk: Disk, suffix: str) -> None:
+        super().__init__(disk)
+        self._suffix = suffix
+
+    def open(self, name: str, *, create: bool = False) -> File:
+        return self._disk.open(name + self._suffix, create=create)
+
+    def list(self) -> list[str]:
+        return [name.removesuffix(self._suffix) for name in self._disk.list() if name.endswith(self._suffix)]
+
+    def rename(self, old: str, new: str) -> None:
+        self._disk.rename(old + self._suffix, new + self._suffix)
+
+    def reveal(self, name: str) -> None:
+        """Remove the suffix from a file's name, which removes the file from this disk."""
+        self._disk.rename(name + self._suffix, name)
+
+    def remove(self, name: str) -> None:
+        self._disk.remove(name + self._suffix)

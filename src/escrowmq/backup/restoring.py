@@ -26,8 +26,8 @@ import pyarrow as pa
 
 from escrowmq.acts import journal
 from escrowmq.acts.chain import Record, origin
-from escrowmq.backup.manifest import CopiedFile, Manifest, read_manifest
-from escrowmq.backup.suffixed import COPY, UNFINISHED, SuffixedDisk
+from escrowmq.backup.manifest import COPY, UNFINISHED, CopiedFile, Manifest, SuffixedDisk, read_manifest
+from escrowmq.backup.sources import Progress
 from escrowmq.backup.verifying import Contents, check_manifest, contents, read_copy
 from escrowmq.broker.writer.recovery import fold
 from escrowmq.errors import Code, Misuse
@@ -62,7 +62,7 @@ def restore(
     by: str | None = None,
     why: str | None = None,
     now_us: Callable[[], int] = lambda: time.time_ns() // 1000,
-    progress: Callable[[int, int], None] = lambda done, all_: None,
+    progress: Progress = lambda done, all_: None,
 ) -> Restored:
     """Restore the backup in one folder into another, which is empty, or holds an interrupted restore. Raises
     Misuse(BAD_ARGUMENT) for a target with other content or an incomplete backup, Corrupt(DAMAGED) for a changed one,
@@ -79,13 +79,7 @@ def restore(
 
 class _RestoreRun:
     def __init__(
-        self,
-        backup: Disk,
-        target: Disk,
-        manifest: Manifest,
-        as_new_shard: bool,
-        now_us: int,
-        progress: Callable[[int, int], None],
+        self, backup: Disk, target: Disk, manifest: Manifest, as_new_shard: bool, now_us: int, progress: Progress
     ) -> None:
         self._copies = SuffixedDisk(backup, COPY)
         self._target, self._new = target, SuffixedDisk(target, UNFINISHED)
@@ -125,13 +119,11 @@ class _RestoreRun:
         return Restored(manifest, found, self._shard, epoch)
 
     def _clear(self) -> None:
-        """Remove the files of an interrupted restore."""
         for name in self._target.list():
             if not is_neutral(name):
                 self._target.remove(name)
 
     def _copy(self, file: CopiedFile) -> None:
-        """Copy a file and verify its digest."""
         with closing(self._new.open(file.name, create=True)) as made:
             at = 0
             for piece in read_copy(self._copies, file):
@@ -222,5 +214,4 @@ def _refuse_others(target: Disk, manifest: Manifest) -> None:
 
 
 def _old_acts_name(manifest: Manifest) -> str:
-    """Return the file name for the record of acts of the original shard."""
     return f"acts-of-{manifest.shard:08x}.journal"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -14,16 +14,16 @@ from escrowmq.wire import FILE_PREFIX, Link, ask
 from escrowmq.wire.actions import backups
 from escrowmq.wire.values import MAX_PAGE
 
+Progress = Callable[[int, int], None]
+
 
 class Source(Protocol):
     """A log that can be copied."""
 
     @property
-    def address(self) -> str:
-        """Its display name."""
+    def address(self) -> str: ...
 
-    def files(self) -> tuple[int, LogFiles]:
-        """Return the shard and its current files."""
+    def files(self) -> tuple[int, LogFiles]: ...
 
     def read(self, name: str, start: int, end: int) -> Iterator[bytes]:
         """Read the bytes of a file. Raises Rejected(RANGE_PURGED) if retention removed it: list the files again."""

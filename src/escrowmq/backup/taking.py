@@ -14,16 +14,15 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import NoReturn
 
 from escrowmq.acts import journal
-from escrowmq.backup.manifest import NAME, CopiedFile, Manifest, find_manifest, write_manifest
-from escrowmq.backup.sources import BrokerSource, Source
-from escrowmq.backup.suffixed import COPY, SuffixedDisk
+from escrowmq.backup.manifest import COPY, NAME, CopiedFile, Manifest, SuffixedDisk, find_manifest, write_manifest
+from escrowmq.backup.sources import BrokerSource, Progress, Source
 from escrowmq.backup.walking import SegmentWalk
 from escrowmq.client.bus import Bus
 from escrowmq.errors import Code, Misuse, Overloaded, Rejected, Unknown, error
@@ -51,8 +50,6 @@ SYNC_BYTES = 32 << 20  # bytes written to a file before it is synced: larger syn
 PATIENCE = 60.0  # timeout (s) without any progress, after which the backup fails
 MOST_LISTS = 1000  # maximum number of listings before retention is considered faster than the backup
 
-Progress = Callable[[int, int], None]
-
 
 def back_up(
     bus: Bus,
@@ -79,11 +76,10 @@ def take(
     patience: float = PATIENCE,
     progress: Progress = lambda done, all_: None,
 ) -> Manifest:
-    """Copy the shard of ``source`` into the folder of ``disk``, at up to ``rate`` bytes per second; return its
-    manifest. The folder may hold an earlier backup. ``progress`` gets the bytes copied and their total. Raises
-    Misuse(FOLDER_IN_USE, BAD_ARGUMENT) for a folder with other content, Corrupt for a damaged source,
-    Overloaded(DISK_FULL), and the errors of the source. After an error the folder holds its previous backup, if any,
-    and the copied data: another attempt resumes from there."""
+    """Copy the shard of ``source`` into the folder of ``disk``, which may hold an earlier backup, at up to ``rate``
+    bytes per second. ``progress`` gets the bytes copied and their total. Raises Misuse(FOLDER_IN_USE, BAD_ARGUMENT) for
+    a folder with other content, Corrupt for a damaged source, Overloaded(DISK_FULL), and the errors of the source.
+    After an error the folder holds its previous backup, and the copied data: another attempt resumes from there."""
     disk.lock()
     try:
         return _BackupRun(source, disk, rate, damaged_too, patience, progress).run()
@@ -100,10 +96,8 @@ class _BackupRun:
         self._done: dict[str, tuple[CopiedFile, SegmentWalk | None]] = {}
         self._damaged: dict[str, str] = {}
         self._began = time.monotonic()
-        self._fetched = 0
-        self._begun_us = 0
+        self._fetched = self._begun_us = self._counted = self._total = 0
         self._checked_history = False
-        self._counted = self._total = 0  # for the progress
 
     def run(self) -> Manifest:
         """Copy until all files of one listing are there."""
@@ -118,16 +112,15 @@ class _BackupRun:
                     _refuse_history(f"it holds a backup of shard {before.shard:08x}, and this is shard {shard:08x}")
                 return self._copy_all(shard, listed, before)
             except (Unknown, Overloaded, Rejected) as problem:
-                if problem.code is Code.DISK_FULL or (
-                    isinstance(problem, Rejected) and problem.code is not Code.RANGE_PURGED
-                ):
+                purged = problem.code is Code.RANGE_PURGED
+                if problem.code is Code.DISK_FULL or (isinstance(problem, Rejected) and not purged):
                     raise
                 if self._fetched > fetched:
                     fetched, quiet_since = self._fetched, time.monotonic()
                     backoff.worked()
                 if time.monotonic() - quiet_since > self._patience:
                     raise
-                if problem.code is not Code.RANGE_PURGED:
+                if not purged:
                     time.sleep(backoff.failed())
         hint = "give it a higher --rate, or give the topics more retention"
         raise error(Code.RANGE_PURGED, "retention takes segments away faster than they are copied", hint)
@@ -220,7 +213,6 @@ class _BackupRun:
         return copied, walk
 
     def _find_kept(self, file: StoredFile, before: Manifest) -> CopiedFile | None:
-        """Return the entry of the previous backup for a file that is complete."""
         known = next((one for one in before.files if (one.name, one.bytes) == file), None)
         with suppress(FileNotFoundError), closing(self._copies.open(file.name)) as copy:
             return known if copy.size() >= file.size else None
@@ -287,8 +279,8 @@ class _BackupRun:
                 raise DamagedLog(name, start, -1, f"the file ends here, and it should have {end} bytes")
 
     def _pace(self, rate: float) -> None:
-        """Sleep to keep within ``rate``.
-        Idle time earns no credit, so a broker that was busy is not flooded afterwards."""
+        """Sleep to keep within ``rate``. Idle time earns no credit: a broker that was busy is not flooded
+        afterwards."""
         early = self._began + self._fetched / rate - time.monotonic()
         if early > 0:
             time.sleep(early)
@@ -303,14 +295,14 @@ class _BackupRun:
         if self._checked_history or not here:
             return
         newest, sizes = here[-1], dict(listed.segments)
-        if newest > listed.segments[-1].name:
-            _refuse_history("the source has less than the backup that it holds")
+        walk = None
         if newest in sizes:
             with closing(self._copies.open(newest)) as copy:
                 walk = _walk_copy(copy, newest, copy.size())
+        if newest > listed.segments[-1].name or (walk is not None and walk.at > sizes[newest]):
+            _refuse_history("the source has less than the backup that it holds")
+        if walk is not None:
             at, known = walk.last or (0, walk.header.pack() if walk.header is not None else b"")
-            if walk.at > sizes[newest]:
-                _refuse_history("the source has less than the backup that it holds")
             if known and b"".join(self._source.read(newest, at, at + len(known))) != known:
                 _refuse_history("frames that it holds are others in the source")
         self._checked_history = True

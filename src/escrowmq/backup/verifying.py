@@ -10,8 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from escrowmq.backup.manifest import NAME, CopiedFile, Manifest, read_manifest
-from escrowmq.backup.suffixed import COPY, SuffixedDisk
+from escrowmq.backup.manifest import COPY, NAME, CopiedFile, Manifest, SuffixedDisk, read_manifest
 from escrowmq.broker.offline import OfflineShard
 from escrowmq.ledger.listings import topics_list
 from escrowmq.log.offline import open_offline
@@ -47,7 +46,6 @@ class Contents:
     parked: int
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to plain values."""
         return asdict(self)
 
 
@@ -91,8 +89,7 @@ def verify(disk: Disk) -> tuple[Manifest, Contents]:
 
 
 def read_copy(copies: Disk, file: CopiedFile) -> Iterator[bytes]:
-    """Yield the bytes of a file of a backup.
-    Raises Corrupt(DAMAGED), at the latest at the end, if it is missing or not what was copied."""
+    """Yield the bytes of a file of a backup. Raises Corrupt(DAMAGED), at the latest at the end."""
     digest, at = hashlib.sha256(), 0
     try:
         copy = copies.open(file.name)

@@ -18,8 +18,7 @@ def _header_bytes(data: bytes) -> int:
 
 
 class SegmentWalk:
-    """A walk over the ``size`` bytes of the segment ``name``.
-    With ``passes``, damage is recorded and the rest is accepted."""
+    """A walk over the ``size`` bytes of a segment. With ``passes``, damage is recorded and the rest is accepted."""
 
     def __init__(self, name: str, sequence: int, size: int, *, passes: bool = False) -> None:
         self.name, self.size, self.passes = name, size, passes
@@ -85,8 +84,7 @@ class SegmentWalk:
         self._rest = b""
 
     def finish(self, sequence: int | None) -> None:
-        """Check that all bytes arrived.
-        Raises Corrupt if they do not end with a whole frame, the one before ``sequence``."""
+        """Check that all bytes arrived, and end with the frame before ``sequence``. Raises Corrupt."""
         found = self._found
         if found is None or self.at != self.size or self._rest:
             where = found.sequence if found is not None else self._sequence
@@ -114,5 +112,4 @@ class SegmentWalk:
 
     @property
     def sha256(self) -> str:
-        """SHA-256 of the accepted bytes."""
         return self._digest.hexdigest()

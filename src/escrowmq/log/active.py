@@ -16,10 +16,9 @@ _PAGE = 4096
 
 
 class ActiveSegment:
-    """An open segment file.
-    ``end`` is the offset of the next frame, buffered ones included. Methods raise OSError. Descriptors and address
-    space are acquired together with blocks, by :meth:`create` and :meth:`make_room`, before anything is written. Write,
-    sync and seal need neither, so a process without descriptors rejects appends but does not stop."""
+    """An open segment file; ``end`` is the offset of the next frame, buffered ones included. Methods raise OSError.
+    Only :meth:`create` and :meth:`make_room` need descriptors, address space and blocks, before anything is written: a
+    process without descriptors rejects appends but does not stop."""
 
     def __init__(self, file: File, size: int, allocated: int, data: pa.Buffer | None = None) -> None:
         self._file, self._allocated, self._buffer = file, allocated, list[Chunk]()

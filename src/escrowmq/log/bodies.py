@@ -47,8 +47,7 @@ def checksums_of(message: bytes, start: int, end: int, contents: Sequence[bytes]
 def intact_rows(
     message: pa.Buffer, trailer: pa.Buffer, batch: pa.RecordBatch, sequence: int, salt: int
 ) -> Bools | None:
-    """Return a mask of the intact rows of an invalid frame; None if more than bodies is damaged.
-    ``batch`` was read from ``message`` and may be invalid: nothing of it is followed before it is verified."""
+    """Return a mask of the intact rows of an invalid frame; None if more than bodies is damaged, or may be."""
     if not _is_sound(message, trailer, batch, sequence, salt):
         return None
     stored = np.frombuffer(trailer, np.uint64, batch.num_rows, _DIGEST)
@@ -57,8 +56,7 @@ def intact_rows(
 
 @dataclass(frozen=True, slots=True)
 class SoundColumns:
-    """A message frame whose content except the bodies is verified.
-    ``position`` is that of its first row, ``time_us`` the broker's time of the append."""
+    """A message frame whose content except the bodies is verified: position of its first row, time of the append."""
 
     position: int
     time_us: int
@@ -75,8 +73,7 @@ class SoundColumns:
 def sound_columns(
     message: pa.Buffer, trailer: pa.Buffer, batch: pa.RecordBatch, sequence: int, salt: int, position: int, time_us: int
 ) -> SoundColumns | None:
-    """Return the columns of a frame whose own checksum is unchecked; None if damaged.
-    Reads no body. ``batch`` was read from ``message`` and may be invalid."""
+    """Return the columns of a frame whose own checksum is unchecked, reading no body; None if damaged."""
     if not _is_sound(message, trailer, batch, sequence, salt):
         return None
     return SoundColumns(position, time_us, batch, trailer.slice(_DIGEST))
@@ -112,7 +109,6 @@ def _digest_others(message: bytes | pa.Buffer, start: int, end: int, sequence: i
 
 
 def _body_digests(batch: pa.RecordBatch) -> bytes:
-    """Return the concatenated digests of the bodies."""
     column = batch.column(_COLUMN)
     _, places, data = column.buffers()
     if data is None or data.size <= _COPIED * batch.num_rows:

@@ -50,21 +50,20 @@ def open_log(
     seed: bytes | None = None,
     lookups: Sizes | None = None,
 ) -> SegmentLog:
-    """Open or create the log in ``disk``'s folder; lock the folder and append a durable OPENED frame.
-    ``compression`` ("none", "lz4") applies to message frames; ``version`` of this program is recorded; ``seed`` (12
-    bytes) fixes the shard id and salt of a new log, random otherwise; ``lookups`` are the sizes of its look-up files.
-    Raises Misuse(FOLDER_IN_USE, NOT_A_DATA_FOLDER), Corrupt(DAMAGED, NEWER_FORMAT, LOG_FAILED), Overloaded(DISK_FULL,
-    OUT_OF_RESOURCES); the folder is released then."""
+    """Open or create the log in ``disk``'s folder; lock the folder and append a durable OPENED frame. ``compression``
+    ("none", "lz4") is that of message frames, ``version`` that of this program; ``seed`` (12 bytes) fixes the shard id
+    and salt of a new log. Raises Misuse(FOLDER_IN_USE, NOT_A_DATA_FOLDER), Corrupt(DAMAGED, NEWER_FORMAT, LOG_FAILED),
+    Overloaded(DISK_FULL, OUT_OF_RESOURCES); the folder is released then."""
     list_own_folder(disk)  # before the lock, which creates a file
     disk.lock()
     try:
-        clock, active = clock or SystemClock(), None
+        clock = clock or SystemClock()
         found = recover(disk, list_own_folder(disk))
         if found is None:
             shard, salt = SEED.unpack(seed or os.urandom(SEED.size))
             header = SegmentHeader(shard or 1, 1, 0, 0, clock.now_us(), salt)
-            found, active = first_segment(disk, header, segment_bytes)
-        log = SegmentLog(disk, segment_bytes, compression == "lz4", found, active)
+            found = create_log(disk, header, segment_bytes)
+        log = SegmentLog(disk, segment_bytes, compression == "lz4", found)
         log._begin_epoch(version, max(clock.now_us(), log.last_time_us))
         log._recheck_damage(found.damaged)
         log._begin_lookups(lookups)
@@ -74,23 +73,21 @@ def open_log(
         raise
 
 
-def first_segment(disk: Disk, header: SegmentHeader, segment_bytes: int) -> tuple[Recovered, ActiveSegment]:
-    """Create a log without frames, with this first segment header; return its recovery result and the segment."""
+def create_log(disk: Disk, header: SegmentHeader, segment_bytes: int) -> Recovered:
+    """Create a log without frames, whose first segment has this header."""
     active = ActiveSegment.create(disk, header, 1 << 12, segment_bytes).begin()
-    return Recovered([Segment.create(header, HEADER_BYTES)], [], 0, 0, None), active
+    return Recovered([Segment.create(header, HEADER_BYTES)], [], 0, 0, None, active=active)
 
 
 class SegmentLog(ReadableLog):
     """A CommitLog in a folder. ``cut`` is the torn tail that this opening cut off, or None."""
 
-    def __init__(
-        self, disk: Disk, segment_bytes: int, lz4: bool, found: Recovered, active: ActiveSegment | None = None
-    ) -> None:
+    def __init__(self, disk: Disk, segment_bytes: int, lz4: bool, found: Recovered) -> None:
         super().__init__(Reader(disk, found.segments))
         last = found.segments[-1]
         self._disk, self._segment_bytes, self._lz4 = disk, segment_bytes, lz4
         self._segment = last
-        self._active = active or ActiveSegment.resume(disk, last.name, last.size)
+        self._active = found.active or ActiveSegment.resume(disk, last.name, last.size)
         self.epoch = found.epoch
         self.next_sequence = self._durable = last.next_sequence
         self.next_position = last.next_position
@@ -126,10 +123,6 @@ class SegmentLog(ReadableLog):
         lookups.begin(self.next_sequence)
         self._lookups = lookups
 
-    def settle_lookups(self, timeout: float | None = None) -> bool:
-        """Wait up to ``timeout`` seconds until all look-up files are written; return whether they are."""
-        return self._lookups is None or self._lookups.settle(timeout)
-
     def _on_damage(self, damage: Damage) -> None:
         sentence = f"damaged: {damage}; nothing is deleted"
         facts = {"file": damage.file, "offset": damage.offset, "sequence": damage.sequence, "cause": damage.what}
@@ -152,7 +145,6 @@ class SegmentLog(ReadableLog):
         return sum(segment.size for segment in self._reader.segments)
 
     def free_bytes(self) -> int:
-        """Return the free bytes of the disk; 0 if unknown."""
         try:
             return self._disk.free_bytes()
         except OSError:
@@ -242,8 +234,8 @@ class SegmentLog(ReadableLog):
             self._lookups.on_durable(messages, size, end)
 
     def _roll(self, size: int) -> None:
-        """Begin a new segment with room for ``size`` bytes.
-        Steps that can fail for lack of space, descriptors or memory come first and change nothing."""
+        """Begin a new segment. What can fail for lack of space, descriptors or memory comes first and changes
+        nothing."""
         header = self._segment.header
         place = (self.epoch, self.next_sequence, self.next_position, self.last_time_us)
         following = SegmentHeader(header.shard, *place, header.salt)
@@ -263,7 +255,6 @@ class SegmentLog(ReadableLog):
         save_index(self._disk, sealed)
 
     def _await_writing(self) -> None:
-        """Wait until no hand-over writes to the file."""
         with self._write_lock:
             pass
 

@@ -24,10 +24,9 @@ Entry = dict[str, Any]
 def dump(
     disk: Disk, *, start: int = 0, end: int | None = None, kinds: Sequence[Kind] | None = None, rows: bool = False
 ) -> Iterator[Entry]:
-    """Yield frames with ``start`` <= sequence < ``end`` as JSON-ready dicts, from a folder that may be in use.
-    Keys of a frame: sequence, position, rows, kind, time_us, epoch, encoding, bytes, synced, segment, offset; with
-    ``rows`` also ``data``, a list of dicts (bytes as in :func:`printable`). Damage: {"damage": {file, offset, sequence,
-    what}}; the frames after it follow. Raises Misuse(NOT_A_DATA_FOLDER) if there is no log."""
+    """Yield frames with ``start`` <= sequence < ``end`` as JSON-ready dicts, from a folder that may be in use; ``rows``
+    adds their content as ``data``, a list of dicts (bytes as in :func:`printable`). Damage: {"damage": {file, offset,
+    sequence, what}}; the frames after it follow. Raises Misuse(NOT_A_DATA_FOLDER) if there is no log."""
     listing = list_folder(disk)
     if not listing.segments:
         raise Misuse(Code.NOT_A_DATA_FOLDER, "the folder holds no log")

@@ -62,7 +62,6 @@ class FrameHeader(NamedTuple):
 
     @property
     def frame_bytes(self) -> int:
-        """Bytes of header and payload."""
         return HEADER_BYTES + self.payload_bytes
 
     @property
@@ -159,7 +158,6 @@ def encode(
 
 
 def _packed_payload(packed: Packed, sequence: int, salt: int) -> tuple[Encoding, int, list[Chunk]]:
-    """Return encoding, flags and payload of packed rows."""
     if packed.kind in _BARE:
         return Encoding.BARE, 0, [packed.payload]
     if packed.num_rows == 1:
@@ -172,7 +170,6 @@ def _packed_payload(packed: Packed, sequence: int, salt: int) -> tuple[Encoding,
 def _batch_payload(
     kind: Kind, batch: pa.RecordBatch, sequence: int, salt: int, lz4: bool
 ) -> tuple[Encoding, int, list[Chunk]]:
-    """Return encoding, flags and payload of a batch."""
     schema = STORED[kind]
     if not batch.schema.equals(schema):
         raise Misuse(Code.BAD_ARGUMENT, f"a {kind.name} frame has columns {schema.names}, not {batch.schema.names}")
@@ -237,8 +234,7 @@ def decode(data: pa.Buffer, offset: int, header: FrameHeader, file: str) -> pa.R
 
 
 def _compress(batch: pa.RecordBatch) -> pa.Buffer:
-    """Compress the batch's message without Arrow's threads: starting one per column takes ten times as long as
-    compressing a small frame. The compressed stream is cut after the schema."""
+    """Compress a message without Arrow's threads, which cost ten times as much as compressing a small frame."""
     sink, options = pa.BufferOutputStream(), pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
     pa.ipc.new_stream(sink, batch.schema, options=options).write_batch(batch)
     start, end = batch.schema.serialize().size, sink.tell()

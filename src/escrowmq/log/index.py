@@ -24,9 +24,9 @@ _DTYPES: tuple[Any, ...] = ("<i8", "<i8", "<i8", "u1")
 
 
 class FrameIndex:
-    """Columns ``positions`` (of the first row), ``times`` (µs), ``offsets`` (bytes in the file; all int64) and
-    ``kinds`` (uint8), one entry per frame, in order. One thread appends. Views taken before stay valid and unchanged,
-    because growing replaces the arrays."""
+    """Columns ``positions`` (of the first row), ``times`` (µs), ``offsets`` (bytes in the file; int64), ``kinds``
+    (uint8): one entry per frame, in order. One thread appends. Views taken before stay valid, as growing replaces the
+    arrays."""
 
     __slots__ = ("_columns", "count")
 
@@ -36,7 +36,6 @@ class FrameIndex:
 
     @classmethod
     def of(cls, scan: Scan) -> FrameIndex:
-        """Build the index from the result of a walk."""
         lists = (scan.positions, scan.times, scan.offsets, scan.kinds)
         return cls([np.array(values, dtype) for values, dtype in zip(lists, _DTYPES, strict=True)])
 
@@ -81,7 +80,6 @@ class Segment:
 
     @classmethod
     def create(cls, header: SegmentHeader, size: int) -> Segment:
-        """Create a segment of ``size`` bytes without frames."""
         index = FrameIndex([np.empty(0, dtype) for dtype in _DTYPES])
         return cls(segment_name(header.sequence), header, index, size, header.position, header.epoch, header.sequence)
 
@@ -94,7 +92,6 @@ class Segment:
         return self.header.sequence + self.index.count
 
     def bytes_from(self, sequence: int) -> int:
-        """Return the bytes of the frames from ``sequence`` on."""
         first = max(sequence - self.sequence, 0)
         return self.size - int(self.index.offsets[first]) if first < self.index.count else 0
 

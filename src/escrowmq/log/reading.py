@@ -51,8 +51,7 @@ LARGE = 64 << 10
 
 
 class Reader:
-    """The segments of a log, and the frames appended but not yet written.
-    ``lock`` guards all of its state; the log's writer holds it only during a change."""
+    """The segments of a log, and the frames not yet written. ``lock`` guards all of its state."""
 
     def __init__(self, disk: Disk, segments: list[Segment]) -> None:
         self.lock = Lock()
@@ -85,8 +84,8 @@ class Reader:
             return found
 
     def message(self, position: int) -> pa.RecordBatch | None:
-        """Return the single message at ``position``, in the form of ``gather``, reading no other body of a large frame.
-        Returns None if there is no message or damage is near; ``gather`` then reports which."""
+        """Return the message at ``position`` as ``gather`` does; None if there is none, or damage: ``gather`` reports
+        which."""
         with self.lock:
             segment = self._segment_at(position)
             if segment is None:
@@ -110,13 +109,11 @@ class Reader:
         return None if at < 0 or position >= self.segments[at].next_position else self.segments[at]
 
     def stored_from(self) -> tuple[int, int]:
-        """Return sequence and position of the first stored frame."""
         with self.lock:
             return self.segments[0].sequence, self.segments[0].header.position
 
     def frame_at(self, position: int) -> tuple[int, int]:
-        """Return the frame that holds a position, and the position of its first row.
-        Raises Rejected(RANGE_PURGED), Misuse beyond the log."""
+        """Return the frame that holds a position, and the position of its first row. Raises as :meth:`locate`."""
         with self.lock:
             segment = self._segment_at(position)
             if segment is None:
@@ -126,8 +123,8 @@ class Reader:
             return segment.sequence + index, segment.index.positions.item(index)
 
     def place(self, sequence: int) -> tuple[int, int]:
-        """Return the first position of a frame (also of the one after the last) and the time of the frame before it.
-        Raises Rejected(RANGE_PURGED), Misuse beyond the log."""
+        """Return the first position of a frame (also of the one after the last), and the time of the frame before
+        it."""
         with self.lock:
             segment = self._segment_of(sequence)
             at = sequence - segment.sequence
@@ -156,8 +153,7 @@ class Reader:
             raise Misuse(Code.BAD_ARGUMENT, f"there is no position {high} yet")
 
     def frame(self, sequence: int, *, keep: bool = True) -> Frame:
-        """Read one frame and verify its checksum; if it is wrong, return the readable part with its ``damage``.
-        ``keep`` caches it for later reads. Raises Corrupt(NEWER_FORMAT)."""
+        """Read one frame and verify its checksum; if it is wrong, return the readable part. ``keep`` caches it."""
         with self.lock:
             if (fresh := self.fresh.get(sequence)) is not None:
                 return fresh
@@ -261,7 +257,6 @@ class Reader:
             self.fresh[frame.sequence] = frame
 
     def bytes_from(self, sequence: int) -> int:
-        """Return the bytes of the frames from ``sequence`` on."""
         size = 0
         with self.lock:
             for segment in reversed(self.segments):  # called every round: stop at the first one needed
@@ -401,8 +396,7 @@ class ReadableLog:
     def frames_at(
         self, position: int, kinds: Kinds = None, end_position: int | None = None, *, damaged: bool = False
     ) -> Iterator[Frame]:
-        """Iterate as :meth:`frames`, from the frame of ``position`` to those that begin below ``end_position``.
-        Raises Rejected(RANGE_PURGED) if it has left the log."""
+        """Iterate as :meth:`frames`, from the frame of ``position`` to those that begin below ``end_position``."""
         self._check_usable()
         limit = self.next_position if end_position is None else min(end_position, self.next_position)
         if position >= limit:
@@ -411,10 +405,9 @@ class ReadableLog:
         return self._reader.frames(int(sequences[0]), int(sequences[1]) + 1, kinds, damaged)
 
     def read(self, positions: Int64s, columns: Sequence[str] | None = None) -> pa.RecordBatch:
-        """Return the PLAIN and HALF rows at ``positions``, in that order (READ_SCHEMA), or some of its columns; the
-        others are not read. Raises Rejected(RANGE_PURGED) if a row has left the log, Corrupt(DAMAGED) with the place if
-        one is damaged in these columns. Runs of consecutive positions within one frame are returned without copying
-        bodies."""
+        """Return the PLAIN and HALF rows at ``positions``, in order (READ_SCHEMA, or some of its columns; the others
+        are not read). Raises Rejected(RANGE_PURGED) if a row has left the log, Corrupt(DAMAGED) if one is damaged in
+        these columns. Runs of consecutive positions within one frame are returned without copying bodies."""
         batch, damaged = self.salvage(positions, columns)
         for row in damaged.values():
             if not row.body_only or columns is None or "body" in columns:

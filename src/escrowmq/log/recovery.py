@@ -26,6 +26,7 @@ from escrowmq.errors import Code, Misuse
 from escrowmq.log import index as side
 from escrowmq.log import segments as files
 from escrowmq.log import snapshots
+from escrowmq.log.active import ActiveSegment
 from escrowmq.log.index import FrameIndex, Segment
 from escrowmq.log.lookups.runs import is_run
 from escrowmq.log.report import DAMAGED_NAME, DamagedLog
@@ -81,6 +82,7 @@ class Recovered:
     time_us: int
     cut: Cut | None
     damaged: list[int] = field(default_factory=list)  # damaged frames that a snapshot covers
+    active: ActiveSegment | None = None  # the last segment of a new log, already open
 
 
 def list_folder(disk: Disk) -> Listing:
@@ -147,8 +149,7 @@ def covered(listing: Listing) -> int:
 def sealed_segments(
     disk: Disk, headers: list[SegmentHeader], covered: int
 ) -> tuple[list[Segment], list[Segment], list[int]]:
-    """Load all segments but the last.
-    Returns them, those without a valid index file, and the damaged frames below ``covered`` that were skipped."""
+    """Load all segments but the last; also return those without a valid index file, and the damaged frames skipped."""
     sealed, unindexed, damaged = list[Segment](), list[Segment](), list[int]()
     for header, following in itertools.pairwise(headers):
         segment, indexed, stepped = sealed_segment(disk, header, covered)

@@ -47,14 +47,12 @@ class DamagedLog(Corrupt):
 
     @classmethod
     def of(cls, damage: Damage) -> DamagedLog:
-        """Create the error for this damage."""
         return cls(damage.file, damage.offset, damage.sequence, damage.what, newer=damage.newer)
 
 
 @dataclass(frozen=True, slots=True)
 class FrameDamage:
-    """The damage of a frame.
-    ``rows`` marks the damaged rows; with ``bodies_only`` they lost only their bodies, else everything."""
+    """The damage of a frame: the damaged rows; with ``bodies_only`` they lost only their bodies, else everything."""
 
     place: Damage
     rows: npt.NDArray[np.bool_]
@@ -73,5 +71,4 @@ class RowDamage:
         return f"{self.place}; position {self.position}"
 
     def error(self) -> DamagedLog:
-        """Return the error for reading the row."""
         return DamagedLog.of(replace(self.place, what=f"{self.place.what}; position {self.position}"))

@@ -61,8 +61,8 @@ def expected_of(segment: Segment, sequence: int) -> tuple[int, int, int, Expecte
 
 
 def salvage_frame(expected: Expected, rows: int, data: pa.Buffer | None, salt: int, place: Damage) -> Frame:
-    """Build the frame of ``rows`` rows that its index expects from its bytes ``data`` (None: unavailable).
-    Its ``damage`` marks the bad rows; in a message frame these are rows without content."""
+    """Build the frame that its index expects from its bytes ``data`` (None: unavailable); damaged rows have no
+    content."""
     kind = Kind(expected[0])
     parts = None if data is None or kind not in MESSAGES else _parts(kind, rows, data)
     good = None if parts is None else bodies.intact_rows(*parts, expected[1], salt)
@@ -125,7 +125,6 @@ class Recent(Generic[T]):
             self._bytes -= self._entries.popitem(last=False)[1][1]
 
     def drop_below(self, sequence: int) -> None:
-        """Remove the frames below ``sequence``."""
         for gone in [one for one in self._entries if one < sequence]:
             self._bytes -= self._entries.pop(gone)[1]
 

@@ -33,8 +33,8 @@ Kinds: TypeAlias = Sequence[Kind] | None
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One batch of the log: ``position`` is that of its first row, ``time_us`` the broker's time of the append.
-    With ``damage``, some rows have no content."""
+    """One batch of the log: position of its first row, time of the append. With ``damage``, some rows have no
+    content."""
 
     kind: Kind
     sequence: int
@@ -97,8 +97,7 @@ class LogFiles:
 
 
 class StoredLog(Protocol):
-    """The read interface of a log; any thread may use it. The methods are described at its implementation,
-    :class:`escrowmq.log.reading.ReadableLog`."""
+    """The read interface of a log, for any thread; :class:`escrowmq.log.reading.ReadableLog` describes its methods."""
 
     @property
     def shard(self) -> int: ...  # chosen when the log was created (uint32, never 0)
@@ -157,8 +156,7 @@ class CommitLog(StoredLog, Protocol):
         """Return the free bytes of the disk."""
 
     def reserve(self, size: int) -> None:
-        """Reserve space for appends of ``size`` bytes (see ``frames.size_bound``).
-        Raises Overloaded(DISK_FULL, OUT_OF_RESOURCES) and changes nothing if there is none."""
+        """Reserve space for appends of ``size`` bytes (``frames.size_bound``). Overloaded changes nothing."""
 
     def append(self, kind: Kind, content: Content, time_us: int) -> int:
         """Append one frame of at least one row, no older than the last; return the position of its first row. It is
@@ -168,17 +166,14 @@ class CommitLog(StoredLog, Protocol):
         """Write the buffer in one write and sync once. Corrupt(LOG_FAILED) stops the log."""
 
     def hand_over(self) -> Callable[[], None]:
-        """Take out the buffer, the first half of :meth:`sync`; return the second: one write and one sync.
-        It must be called exactly once, on any thread, while appends continue. The next hand-over, sync, roll of a
-        segment or close waits for it."""
+        """Take out the buffer, the first half of :meth:`sync`; return the second: one write and one sync. Call it once,
+        on any thread, while appends continue. The next hand-over, sync, roll of a segment or close waits for it."""
 
     def settle(self) -> None:
-        """Finish deferred work of durable frames, after a round was answered, on any thread.
-        Corrupt(LOG_FAILED) stops the log."""
+        """Finish deferred work of durable frames after a round was answered. Corrupt(LOG_FAILED) stops the log."""
 
     def position_before(self, time_us: int) -> int:
-        """Return the start of the first segment with frames newer than ``time_us``; retention may drop what is
-        below."""
+        """Return the start of the first segment with frames newer than ``time_us``; it bounds retention."""
 
     def save_snapshot(self, tables: dict[str, pa.Table], sequence: int, position: int, time_us: int) -> None:
         """Store a snapshot of durable frames durably and keep the last two; may run on another thread while appends
@@ -188,8 +183,8 @@ class CommitLog(StoredLog, Protocol):
     def bytes_since_snapshot(self) -> int: ...
 
     def drop_before(self, position: int) -> int:
-        """Drop whole segments below ``position``; return how many. The newest snapshot must cover them. It becomes the
-        *base*, a part of the log itself, before anything is removed."""
+        """Drop whole segments below ``position`` that the newest snapshot covers, which becomes the *base*; return how
+        many."""
 
     def release(self) -> None:
         """Stop appending. In a shared log everything appended is synced, and another node may take over at once. The
@@ -215,8 +210,7 @@ class ReplicatedLog(CommitLog, Protocol):
         """When (:func:`escrowmq.platform.clock.uptime`) the last record known to be in the log was sent."""
 
     def caught_up(self) -> list[Frame]:
-        """Return, once, the frames found by the take-over after those followed before, in order, to update a warm
-        ledger. This opener's OPENED is included."""
+        """Return, once, the frames found by the take-over, in order, with this opener's OPENED, for a warm ledger."""
 
     def confirm(self, timeout: float) -> None:
         """Return once a record sent after this call began is in the log: this node still led. Any thread. Raises
@@ -248,12 +242,10 @@ class Replica(Protocol):
         """Return whether the log has more than was followed; None if its servers do not respond."""
 
     def is_whole(self) -> bool:
-        """Return whether ``log`` reaches the snapshot that replaces its dropped frames. A log that was started over
-        does so after some frames were followed; until then no state can be computed from it."""
+        """Return whether ``log`` reaches the snapshot that replaces its dropped frames; before, it has no state."""
 
     def restarted(self) -> bool:
-        """Return whether ``log`` was started over since the last call because the frames to follow were deleted.
-        A warm ledger must then be rebuilt."""
+        """Return whether ``log`` was started over since the last call: then a warm ledger must be rebuilt."""
 
     def save_snapshot(self, tables: dict[str, pa.Table], sequence: int, position: int, time_us: int) -> None:
         """Store a snapshot made by this node, as a log does; any thread, while it follows."""
@@ -261,9 +253,8 @@ class Replica(Protocol):
     def bytes_since_snapshot(self) -> int: ...
 
     def take_over(self, version: str, silence: float = 0.0) -> ReplicatedLog:
-        """Become the leader as the next opener; others wait ``silence`` seconds without a sign before they replace it
-        by the clock. Raises Fenced(FENCED) if another node took over meanwhile, Corrupt(LOG_FAILED) if the log's
-        servers fail; this replica is closed then and can be opened again."""
+        """Become the leader; other nodes wait ``silence`` seconds without a sign before they replace it by the clock.
+        Raises Fenced(FENCED) if another node took over meanwhile, Corrupt(LOG_FAILED); this replica is closed then."""
 
     def close(self) -> None:
         """Release the folder."""

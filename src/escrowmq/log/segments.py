@@ -79,7 +79,6 @@ class SegmentHeader:
     salt: int
 
     def pack(self) -> bytes:
-        """Encode the header."""
         return seal_header(_HEADER.pack(_MAGIC, FORMAT_VERSION, HEADER_BYTES, *astuple(self)))
 
     @classmethod
@@ -121,8 +120,7 @@ class Scan:
 
 
 def scan(data: pa.Buffer, header: SegmentHeader, found: Scan | None = None) -> Scan:
-    """Walk the frames of a segment, checksums included, to the first bad byte.
-    Starts after the header, or at ``found.end``, where the next frame of ``found`` is expected."""
+    """Walk the frames of a segment to the first bad byte, from its header or from ``found.end`` on."""
     found = found or Scan(header.sequence, header.position, header.epoch)
     found.what = None
     view = memoryview(data)

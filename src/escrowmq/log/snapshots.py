@@ -62,8 +62,7 @@ def save(disk: Disk, shard: int, snapshot: Snapshot) -> SnapshotName:
 
 
 def load(disk: Disk, name: SnapshotName, shard: int) -> Snapshot:
-    """Load the snapshot of that name; tables lie in the mapped file.
-    Raises Corrupt with the place, FileNotFoundError."""
+    """Load a snapshot; its tables lie in the mapped file. Raises Corrupt with the place, FileNotFoundError."""
     file = str(name)
     data = map_file(disk, file)
     fields = _HEADER.unpack(open_header(data, _MAGIC, HEADER_BYTES, file))[3:]

@@ -44,7 +44,6 @@ def hash_ids(ids: pa.Array) -> UInt64s:
 
 
 def _hash_equal_lengths(rows: npt.NDArray[np.uint8]) -> UInt64s:
-    """Hash byte strings of one length, without selecting rows."""
     count, length = rows.shape
     padded = np.zeros((count, length + -length % 8), np.uint8)
     padded[:, :length] = rows

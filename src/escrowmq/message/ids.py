@@ -38,10 +38,7 @@ def column_of(raw: bytes | npt.NDArray[Any], valid: npt.NDArray[np.bool_] | None
 
 
 def transaction_ids(
-    shard: int,
-    epochs: npt.NDArray[np.integer] | int,
-    positions: Int64s,
-    valid: npt.NDArray[np.bool_] | None = None,
+    shard: int, epochs: npt.NDArray[np.integer] | int, positions: Int64s, valid: npt.NDArray[np.bool_] | None = None
 ) -> pa.FixedSizeBinaryArray:
     """Return the transaction ids of one shard, from session epochs and positions; null where not ``valid``."""
     raw = np.empty(len(positions), TRANSACTION_ID_DTYPE)
@@ -80,9 +77,9 @@ def fill_ids(given: Sequence[bytes | None], instance: int, sequence: int) -> byt
 
 
 def id_column(ids: Any) -> pa.Array:
-    """Convert transaction ids to one Arrow column of 16 bytes; nulls are kept. Accepts an Arrow array, a NumPy array
-    (dtype TRANSACTION_ID_DTYPE or ``S16``-like records), or an iterable of TransactionId, their printed form, 16 bytes
-    or None. Raises Misuse(BAD_ARGUMENT) for anything else."""
+    """Convert transaction ids to one Arrow column of 16 bytes; nulls are kept. Accepts an Arrow array, a NumPy array of
+    16-byte records, or an iterable of TransactionId, their printed form, 16 bytes or None. Raises
+    Misuse(BAD_ARGUMENT)."""
     if isinstance(ids, pa.ChunkedArray):
         ids = ids.combine_chunks()
     if isinstance(ids, pa.Array) and ids.type == ID:

@@ -45,8 +45,7 @@ class RowLimits(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of messages and batches from the broker's ``hello`` or settings, or the defaults until they are known. If
-    ``hello`` lacks ``half_retention``, only the broker checks it."""
+    """Limits from the broker's ``hello`` or settings, or the defaults until they are known."""
 
     max_body_bytes: int = 4 << 20
     max_key_bytes: int = 1024
@@ -73,8 +72,7 @@ def byte_lengths(column: pa.Array) -> Int64s:
 
 
 def common_text(column: pa.Array) -> str | None:
-    """Return the text of all rows of a utf8 column; None if they differ, are long, or one is null.
-    Cheaper than a dictionary."""
+    """Return the text of all rows of a utf8 column; None if they differ, are long, or one is null."""
     size = len(column)
     if not size or column.null_count:
         return None
@@ -100,8 +98,7 @@ def property_lengths(column: pa.Array) -> Int64s:
 
 
 def has_null_texts(properties: pa.Array) -> bool:
-    """Decide whether any row's properties have a null name or value: Arrow's map type allows it, the broker does
-    not."""
+    """Return whether any row's properties have a null name or value, which Arrow allows and the broker does not."""
     if properties.null_count == len(properties):
         return False
     bounds = _offsets(properties)
@@ -120,8 +117,7 @@ def _without_nulls(lengths: Int64s, column: pa.Array) -> Int64s:
 
 
 def refusals(batch: pa.RecordBatch, limits: RowLimits) -> UInt8s:
-    """Return one code per row of a batch of schema OUTGOING: the first exceeded limit, else OK (0). Topic names are not
-    checked here, because callers check each name once."""
+    """Return one code per row of schema OUTGOING: the first exceeded limit, else OK (0). Topics are not checked."""
     codes = np.zeros(batch.num_rows, np.uint8)
 
     def refuse(rows: npt.NDArray[np.bool_], refusal: Code) -> None:

@@ -63,7 +63,6 @@ class MessageIds:
         tell_in_child(self)
 
     def on_fork(self) -> None:
-        """Start a new series in a forked process."""
         self._instance = int.from_bytes(os.urandom(8), "big")
         self._next = 1
         self._lock = threading.Lock()
@@ -75,7 +74,6 @@ class MessageIds:
         return self._instance, first
 
     def take(self, count: int) -> npt.NDArray[Any]:
-        """Return ``count`` consecutive ids (dtype MESSAGE_ID_DTYPE)."""
         _, first = self.reserve(count)
         ids = np.empty(count, MESSAGE_ID_DTYPE)
         ids["instance"] = self._instance
@@ -83,7 +81,6 @@ class MessageIds:
         return ids
 
     def complete(self, given: Sequence[bytes | None]) -> bytes:
-        """Concatenate the given ids, with new ones in place of None."""
         if not any(given):
             return self.take(len(given)).tobytes()
         generated = self.take(given.count(None)).tobytes()

@@ -38,8 +38,8 @@ def message(
     *numbers: Sequence[int],
 ) -> tuple[bytes, int, int]:
     """Return the message, and the start and end of the bodies in it. The columns (at least one row) are those of
-    ``STORED[Kind.HALF]`` in order, ``ids`` the concatenated message ids. Raises ValueError (UnicodeEncodeError) or
-    OverflowError if a value does not fit its column."""
+    ``STORED[Kind.HALF]``, ``ids`` is concatenated. Raises ValueError or OverflowError if a value does not fit its
+    column."""
     size = len(names)
     lengths: list[int] = []
     parts: list[bytes] = []
@@ -132,8 +132,7 @@ def _numbers(size: int) -> tuple[Callable[..., bytes], tuple[int, ...]]:
 
 
 def _describe(body: int, size: int, buffers: Iterable[int], nulls: tuple[int, int, int, int]) -> bytes:
-    """Encode Arrow's description of a batch: ``buffers`` are start and length of each, ``nulls`` the numbers of missing
-    keys, tags and properties, and the number of pairs."""
+    """Encode Arrow's description of a batch: start and length of each buffer, and how much is missing."""
     keys, tags, properties, pairs = nulls
     nodes = (size, 0, size, keys, size, tags, size, properties, pairs, 0, pairs, 0, pairs, 0, *(size, 0) * 9)
     pack, given = _description_packer()
@@ -143,9 +142,9 @@ def _describe(body: int, size: int, buffers: Iterable[int], nulls: tuple[int, in
 
 @cache
 def _description_packer() -> tuple[Callable[..., bytes], tuple[tuple[bytes] | str, ...]]:
-    """Return a packer of the description, and its template: constant bytes, and names of the numbers between them. The
-    template is found in a batch that Arrow wrote: a Message of FlatBuffers (format/Message.fbs of Arrow), whose header
-    is a RecordBatch."""
+    """Return a packer of the description, and its template: constant bytes, and names of the numbers between them. It
+    is found in a batch that Arrow wrote: a Message of FlatBuffers (format/Message.fbs), whose header is a
+    RecordBatch."""
     raw = pa.RecordBatch.from_arrays([pa.nulls(1, type_) for type_ in _SCHEMA.types], _SCHEMA.names).serialize()
     data = raw.to_pybytes()
     root = 8 + _read_int(data, 8)
@@ -179,6 +178,5 @@ def _follow_offset(data: bytes, place: int) -> int:
 
 
 def _field(data: bytes, table: int, number: int) -> int:
-    """Where a table's field lies."""
     slot = table - _read_int(data, table) + 4 + 2 * number
     return table + int.from_bytes(data[slot : slot + 2], "little")

@@ -7,9 +7,8 @@ from typing import Protocol
 
 
 def uptime() -> float:
-    """Return the seconds of a monotonic clock that includes suspension of the machine, where the system has one
-    (Linux). With Python's own monotonic clock, a broker that resumes after an hour would treat its last proof as
-    recent."""
+    """Return the seconds of a monotonic clock that includes suspension of the machine, if the system has one (Linux).
+    With Python's, a broker that resumes after an hour would treat its last proof as recent."""
     if _BOOT_TIME is None:
         return time.monotonic()
     return time.clock_gettime(_BOOT_TIME)
@@ -33,7 +32,6 @@ class ContinuedClock:
         self._ahead_us = max(floor_us - clock.now_us(), 0)
 
     def now_us(self) -> int:
-        """Return microseconds since 1970."""
         return self._clock.now_us() + self._ahead_us
 
 
@@ -45,5 +43,4 @@ class SystemClock:
         self._start_ns = time.monotonic_ns()
 
     def now_us(self) -> int:
-        """Return microseconds since 1970."""
         return (self._start_wall_ns + time.monotonic_ns() - self._start_ns) // 1000

@@ -32,9 +32,8 @@ def raise_descriptor_limit(reserve: int = RESERVED) -> int:
 
 
 def with_reserve(act: Callable[[], T]) -> T:
-    """Call ``act``, which opens one file; without a free descriptor use the reserve, if this process has one. The limit
-    is raised during the call: an accepting thread could take the descriptor, but it waits for a second after a
-    failure."""
+    """Call ``act``, which opens one file; without a free descriptor use the reserve, by raising the limit during the
+    call. An accepting thread could take the descriptor, but it waits for a second after a failure."""
     try:
         return act()
     except OSError as problem:
@@ -56,6 +55,5 @@ def descriptor_limit() -> int:
 
 
 def connection_share() -> int:
-    """Return the connections that one listening port of this process may have: there may be two, a broker's and a
-    gateway's."""
+    """Return the connections that one listening port may have: there may be two, a broker's and a gateway's."""
     return max((descriptor_limit() - KEPT) // 2, 1)

@@ -36,9 +36,9 @@ SHORTAGE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, e
 
 def disk_error(problem: OSError | MemoryError) -> EscrowError:
     """Convert the error of an operation **that changed no stored data**. Overloaded(DISK_FULL) without space,
-    Overloaded(OUT_OF_RESOURCES) without descriptors or memory: both may be temporary. Corrupt(LOG_FAILED) for all other
-    errors, which may be permanent (EIO, EROFS, EACCES, ENOENT...). The table of docs/disk-errors.md has the callers and
-    the consequences."""
+    Overloaded(OUT_OF_RESOURCES) without descriptors or memory: both may be temporary. Corrupt(LOG_FAILED) for all
+    others, which may be permanent (EIO, EROFS, EACCES, ENOENT...). docs/disk-errors.md has the callers and the
+    consequences."""
     number = errno.ENOMEM if isinstance(problem, MemoryError) else problem.errno
     if number in NO_SPACE:
         return error(Code.DISK_FULL)
@@ -69,8 +69,7 @@ class File(Protocol):
         """Map the first ``size`` bytes as a buffer that shows later writes and outlives the file's deletion."""
 
     def allocate(self, size: int) -> None:
-        """Extend the file to at least ``size`` bytes with reserved blocks. Raises OSError(ENOSPC), leaving it
-        unchanged."""
+        """Extend the file to at least ``size`` bytes with reserved blocks. OSError(ENOSPC) leaves it unchanged."""
 
     def truncate(self, size: int) -> None: ...
 
@@ -166,12 +165,7 @@ def map_file(disk: Disk, name: str, size: int | None = None) -> pa.Buffer:
 
 
 def replace_file(
-    disk: Disk,
-    name: str,
-    parts: Iterable[list[Chunk]],
-    *,
-    durable: bool = True,
-    step: int | None = None,
+    disk: Disk, name: str, parts: Iterable[list[Chunk]], *, durable: bool = True, step: int | None = None
 ) -> None:
     """Create or replace a whole file: written under a temporary name; if ``durable``, synced before and after the
     rename. With ``step``, ``parts`` are also synced after so many bytes each, so that concurrent syncs on this disk do
@@ -199,7 +193,6 @@ def replace_file(
 
 
 def _split(parts: Iterable[list[Chunk]], step: int) -> Iterator[list[Chunk]]:
-    """Split into pieces of at most ``step`` bytes."""
     for chunks in parts:
         for chunk in chunks:
             view = memoryview(chunk)
@@ -304,7 +297,6 @@ class RealDisk:
             raise
 
     def in_use(self) -> bool:
-        """Return whether a process has locked the folder."""
         return self.holder() is not None
 
     def holder(self) -> Holder | None:
@@ -362,7 +354,6 @@ class RealFile:
         return b"".join(parts)
 
     def map(self, size: int) -> pa.Buffer:
-        """Map the first ``size`` bytes, shared with the page cache. No descriptor stays open for it."""
         if size == 0:
             return pa.py_buffer(b"")
         with with_reserve(lambda: pa.memory_map(str(self._path), "r")) as mapped:
@@ -396,7 +387,6 @@ class RealFile:
 
 
 def _drop_written(views: list[memoryview], written: int) -> list[memoryview]:
-    """Return ``views`` without their first ``written`` bytes."""
     for index, view in enumerate(views):
         if written < len(view):
             return [view[written:], *views[index + 1 :]]

@@ -34,8 +34,7 @@ LAB = frozenset({"escrowmq_lab", "greenlet"})  # packages of the distribution ``
 
 
 def missing_package(package: str, who: str, extra: str | None = None) -> Misuse:
-    """Return the error of what needs a package that is not installed; its hint is the command that installs it.
-    ``extra``: which one to install, if not that of the package."""
+    """Return the error for a missing package, with the command that installs it (``extra``, or that of the package)."""
     name = package.partition(".")[0]
     wanted = f"escrowmq[{extra or EXTRAS[name]}]" if name not in LAB else "escrowmq-lab"
     hint = f'python -m pip install "{wanted}"'
@@ -44,9 +43,9 @@ def missing_package(package: str, who: str, extra: str | None = None) -> Misuse:
 
 def from_extra(package: str, modules: Mapping[str, str], *, needs: Mapping[str, str], who: str) -> Callable[[str], Any]:
     """Return the ``__getattr__`` of ``package``: each name of ``modules`` from the module named there, which is the
-    value itself if its last part is the name. ``needs``: packages that are imported, and the extra that each comes
-    with. The function raises AttributeError for other names, and Misuse(MISSING_PACKAGE), "``who`` needs ...", where
-    one of these packages is not installed; ``{name}`` in ``who`` is the name that was asked for."""
+    value itself if its last part is the name. It raises AttributeError for other names, and Misuse(MISSING_PACKAGE),
+    "``who`` needs ...", without one of the packages ``needs``, each with its extra; ``{name}`` in ``who`` is the
+    requested name."""
 
     def get(name: str) -> Any:
         if name not in modules:

@@ -58,7 +58,6 @@ class Failpoint:
         self._lock = threading.Lock()
 
     def reached(self) -> None:
-        """Count; act when the count is reached."""
         with self._lock:
             self._left -= 1
             now = self._left == 0 or (self._again and self._left < 0)

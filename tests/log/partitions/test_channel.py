@@ -17,8 +17,7 @@ from partition_scripts import SALT, SHARD, frame
 
 from escrowmq.errors import Code, Corrupt, EscrowError, Fenced, Misuse, Unknown
 from escrowmq.log.kafka import records
-from escrowmq.log.kafka.channel import Channel, Round
-from escrowmq.log.kafka.claiming import claim
+from escrowmq.log.kafka.channel import Channel, Round, claim
 from escrowmq.log.kafka.fold import Fold, Standing, Taken
 from escrowmq.log.kafka.partition import Partition, Partitions
 from escrowmq.log.kafka.records import RecordType

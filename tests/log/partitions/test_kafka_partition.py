@@ -16,7 +16,7 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 from partition_scripts import frame
 
 from escrowmq.errors import Code, Corrupt, EscrowError, Fenced, Misuse, Rejected, Unknown
-from escrowmq.log.kafka.claiming import claim
+from escrowmq.log.kafka.channel import claim
 from escrowmq.log.kafka.cluster.address import KafkaAddress
 from escrowmq.log.kafka.cluster.opening import create_topics, open_partitions
 from escrowmq.log.kafka.fold import Fold

@@ -14,8 +14,7 @@ from partition_model import CLAIM, Explored, Model, Opener, State
 from partition_scripts import SALT, SHARD, frame
 
 from escrowmq.errors import Code, EscrowError
-from escrowmq.log.kafka.channel import Channel, Round
-from escrowmq.log.kafka.claiming import claim
+from escrowmq.log.kafka.channel import Channel, Round, claim
 from escrowmq.log.kafka.fold import Fold
 from escrowmq.log.kafka.rule import Verdict
 from escrowmq.testing.partitions import MemoryKafka, MemoryPartition

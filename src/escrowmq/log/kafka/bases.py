@@ -39,8 +39,7 @@ _CHECKED_BYTES = _HEADER.size - 8
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """The description of a base.
-    ``standing``: where a fold resumes; ``chunks`` hold the snapshot's file, then the record of acts."""
+    """The description of a base; ``chunks`` hold the snapshot's file, then the record of acts."""
 
     id: int
     shard: int
@@ -70,7 +69,6 @@ class Manifest(msgspec.Struct, frozen=True):
 
     @property
     def header(self) -> SegmentHeader:
-        """Header of the first segment of a mirror that begins with this base."""
         return SegmentHeader(self.shard, self.epoch, self.sequence, self.position, self.created_us, self.salt)
 
 
@@ -165,8 +163,7 @@ class Bases:
 
     @disk_errors()
     def fetch(self, base: Stored, disk: Disk) -> None:
-        """Write the snapshot, as a base, and the record of acts into a folder.
-        Corrupt(DAMAGED) if their digest is wrong."""
+        """Write the snapshot, as a base, and the record of acts into a folder. Raises Corrupt(DAMAGED)."""
         pieces, rest = self._contents(base, self._timeout), list[bytes]()
         snapshot = _first(pieces, base.manifest.snapshot_bytes, rest)
         replace_file(disk, str(SnapshotName(base.manifest.snapshot, base.manifest.sequence)), snapshot)
@@ -216,7 +213,6 @@ class Bases:
         waiting.add(self._number)
 
     def _settle(self, waiting: set[int], most: int) -> None:
-        """Wait until at most ``most`` records are unacknowledged."""
         deadline = monotonic() + self._timeout
         while len(waiting) > most:
             found = self._partition.acknowledged(max(min(deadline - monotonic(), 1.0), 0.0))
@@ -249,8 +245,8 @@ class Bases:
             self.best = Stored(manifest, tuple(chunks[number] for number in range(manifest.chunks)), offset)
 
     def _contents(self, base: Stored, patience: float) -> Iterator[bytes]:
-        """Yield the contents of the chunks, in order.
-        Raises Corrupt(DAMAGED), at the latest at the end, if their digest is wrong."""
+        """Yield the contents of the chunks. Raises Corrupt(DAMAGED), at the latest at the end, if their digest is
+        wrong."""
         digest, at, expected = xxhash.xxh3_64(), min((*base.chunks, base.offset)), 0
         deadline = monotonic() + patience
         while expected < len(base.chunks):

@@ -11,26 +11,30 @@ cost each round a thread switch). The beat thread processes them while no caller
 from __future__ import annotations
 
 import logging
+import secrets
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from time import monotonic
+from typing import Any, NamedTuple
 
 import msgspec
 
 from escrowmq.errors import Code, EscrowError, Misuse, error
 from escrowmq.log import frames
 from escrowmq.log.kafka import records
-from escrowmq.log.kafka.fold import Standing, examine, judge_record
+from escrowmq.log.kafka.fold import Fold, Standing, Taken, examine, judge_record
 from escrowmq.log.kafka.partition import END, UNKNOWN_OFFSET, Partition
-from escrowmq.log.kafka.records import LARGEST_PAYLOAD, Beat, Payload, RecordType
+from escrowmq.log.kafka.records import LARGEST_PAYLOAD, Beat, Claim, Payload, RecordType
 from escrowmq.log.kafka.rule import Verdict, prove
 from escrowmq.platform.clock import uptime
+from escrowmq.platform.failpoints import reach
 from escrowmq.platform.logs import tell
 
 PATIENCE = 60.0  # seconds for an acknowledgement; a leader change of a Kafka partition takes about ten
 BEAT_SECONDS = 0.5
+CLAIM_SECONDS = 30.0
 _SLICE = 0.1  # maximum wait (s) of one poll of the partition, so that its own deadline is noticed
 
 
@@ -65,7 +69,7 @@ class _Record(NamedTuple):
 
 
 class Channel:
-    """The owner's channel, made by :func:`escrowmq.log.kafka.claiming.claim`. Any thread may send and wait."""
+    """The owner's channel, made by :func:`claim`. Any thread may send and wait."""
 
     def __init__(
         self,
@@ -100,8 +104,7 @@ class Channel:
     # Sending
 
     def send_frames(self, data: Payload) -> Round:
-        """Send one or more whole frames.
-        Raises Misuse(BAD_ARGUMENT), sending nothing, if they are not the next ones of the log."""
+        """Send one or more whole frames. Raises Misuse(BAD_ARGUMENT) if they are not the next ones of the log."""
         return self.send_chunks(_frames(memoryview(data)))
 
     def send_chunks(self, frames: Iterable[Sequence[memoryview]]) -> Round:
@@ -124,14 +127,12 @@ class Channel:
             return self._finish(RecordType.ACT, last, after)
 
     def beat(self) -> Round:
-        """Send a sign of life."""
         with self._send_lock:
             self._check()
             return self._beat()
 
     def release(self, timeout: float = 5.0) -> Standing:
-        """Send a release, so that another node claims at once; nothing can be sent afterwards.
-        Raises as :meth:`Round.wait`."""
+        """Send a release: another node claims at once, nothing can be sent afterwards. Raises as :meth:`Round.wait`."""
         with self._send_lock:
             self._check()
             last = self._finish(RecordType.RELEASE, [], self._next)
@@ -139,8 +140,7 @@ class Channel:
         return last.wait(timeout)
 
     def confirm(self, timeout: float) -> None:
-        """Return once a record sent after this call began counts: no claim preceded the call.
-        Concurrent callers share one."""
+        """Return once a record sent after this call began counts: no claim preceded the call."""
         began = uptime()
         with self._send_lock:
             self._check()
@@ -181,7 +181,6 @@ class Channel:
         return result
 
     def _finish(self, type: RecordType, payload: Sequence[Payload], after: Standing) -> Round:
-        """Send the last record of a round."""
         self._last_round = Round(self, self._next.number)
         self._send(type, payload, after, self._last_round)
         return self._last_round
@@ -339,6 +338,74 @@ class Channel:
     @staticmethod
     def _copy_error(failure: EscrowError) -> EscrowError:
         return error(failure.code, failure.message, failure.hint)
+
+
+def claim(
+    partition: Partition,
+    fold: Fold,
+    *,
+    url: str,
+    version: str = "",
+    silence: float = 0.0,
+    seed: tuple[int, int] | None = None,
+    on_record: Callable[[Taken], object] = lambda _: None,
+    timeout: float = CLAIM_SECONDS,
+    **options: Any,
+) -> Channel:
+    """Claim the log of ``partition`` and fold up to the claim; ``on_record`` gets each record read, the claim last.
+    ``url``: address of this node. ``seed``: shard and salt for a new log, random by default; if another node created it
+    first, its own apply. ``options``: those of :class:`Channel`. Raises Unknown(TIMED_OUT), Corrupt(DAMAGED,
+    NEWER_FORMAT, LOG_FAILED). After an error the partition must be closed: the claim may still arrive."""
+    deadline = monotonic() + timeout
+    seed = seed or (secrets.randbits(32) or 1, secrets.randbits(64))
+    if not fold.standing.shard:  # the log's creator chose shard and salt; a claim with others would be void
+        _, end = partition.ends(timeout)
+        _follow(partition, fold, 0, end, on_record, deadline)
+    while True:
+        nonce = secrets.randbits(64) or 1
+        known = fold.standing
+        shard, salt = (known.shard, known.salt) if known.shard else seed
+        request = Claim(salt=salt, url=url, version=version, silence=silence)
+        partition.produce(0, records.pack_claim(request, shard=shard, nonce=nonce, sequence=known.sequence))
+        reach("kafka.claim_sent")
+        offset = _acknowledged(partition, deadline)
+        if offset != UNKNOWN_OFFSET and offset < fold.standing.offset:
+            message = f"it is the claim, but records up to {fold.standing.offset} were read: {partition.name} lost some"
+            raise records.damage_error(offset, message)
+        _follow(partition, fold, nonce, END if offset == UNKNOWN_OFFSET else offset + 1, on_record, deadline)
+        if fold.standing.nonce == nonce:
+            reach("kafka.claimed")
+            return Channel(partition, fold.standing, **options)
+        if known.shard:  # void only if another node chose the same number
+            raise fenced_error(fold.standing.offset - 1, fold.standing.url)
+
+
+def _acknowledged(partition: Partition, deadline: float) -> int:
+    """Wait for the acknowledgement of the claim, the only record sent; return its offset."""
+    while monotonic() < deadline:
+        for _, offset in partition.acknowledged(_SLICE):
+            return offset
+    raise _timeout_error(partition)
+
+
+def _follow(
+    partition: Partition, fold: Fold, nonce: int, end: int, on_record: Callable[[Taken], object], deadline: float
+) -> None:
+    """Fold up to ``end``, or to the claim with that nonce if it is earlier."""
+    while fold.standing.offset < end:
+        found = partition.read(fold.standing.offset, end, _SLICE)
+        if not found and monotonic() > deadline:
+            raise _timeout_error(partition)
+        for at, raw in found:
+            taken = fold.take(at, raw)
+            on_record(taken)
+            if taken.header.nonce == nonce and taken.type == RecordType.CLAIM:
+                return
+
+
+def _timeout_error(partition: Partition) -> Exception:
+    hint = "is Kafka up, and are enough replicas in sync?"
+    return error(Code.TIMED_OUT, f"{partition.name} did not answer in time", hint)
 
 
 def _frames(data: memoryview) -> Iterator[list[memoryview]]:

@@ -14,8 +14,7 @@ import msgspec
 from escrowmq.acts import journal
 from escrowmq.errors import Code, Misuse, error
 from escrowmq.log.kafka.bases import Bases, Manifest, file_pieces
-from escrowmq.log.kafka.channel import Channel, Round
-from escrowmq.log.kafka.claiming import claim
+from escrowmq.log.kafka.channel import Channel, Round, claim
 from escrowmq.log.kafka.fold import Fold
 from escrowmq.log.kafka.partition import Partition, Partitions
 from escrowmq.log.kafka.records import RecordType
@@ -150,7 +149,6 @@ class _Digest:
             self._next = sequence + high
 
     def copied(self) -> Copied:
-        """Return the result."""
         return Copied(self._first, self._next, self._bytes, self._digest.hexdigest(), 0)
 
 

@@ -75,8 +75,7 @@ def examine(offset: int, raw: bytes) -> tuple[RecordHeader, memoryview, Claim | 
 
 
 def judge_record(now: Standing, header: RecordHeader, claim: Claim | None) -> tuple[Verdict, Owner]:
-    """Return the verdict on the next record, and the owner after it. A claim for another log, by a node that did not
-    know this one, does not count; its sender finds out by reading it."""
+    """Return the verdict on the next record, and the owner after it. A claim for another log does not count."""
     ours = claim is not None and (not now.shard or (header.shard, claim.salt) == (now.shard, now.salt))
     return judge(now.owner, ours, header.nonce, header.number)
 

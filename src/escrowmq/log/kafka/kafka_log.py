@@ -62,20 +62,13 @@ class KafkaLog(Mirror):
 
     @classmethod
     def lead(
-        cls,
-        mirror: Mirror,
-        channel: Channel,
-        partitions: Partitions,
-        version: str,
-        now_us: int,
-        caught_up: list[Frame],
-        on_close: Callable[[], None],
+        cls, mirror: Mirror, channel: Channel, partitions: Partitions, version: str, now_us: int, frames: list[Frame]
     ) -> KafkaLog:
         """Turn a mirror, which holds all that counts before the claim made by ``channel``, into the leading log: the
-        same object, so that its readers keep it. Closing calls ``on_close``. Raises Fenced(FENCED) if another node has
-        already claimed the log, Corrupt(LOG_FAILED)."""
+        same object, so that its readers keep it. ``frames``: those of the mirror that its reader has not got. Raises
+        Fenced(FENCED) if another node has already claimed the log, Corrupt(LOG_FAILED)."""
         log = cast(KafkaLog, mirror)
-        cls._prepare(log, channel, partitions, on_close)
+        cls._prepare(log, channel, partitions)
         mirror.__class__ = cls
         log.acts.ship = log._ship_act
         log.epoch = max(channel.standing.epoch - 1, log.epoch)
@@ -86,20 +79,20 @@ class KafkaLog(Mirror):
             if log.fenced:
                 raise error(Code.FENCED, "another node claimed the log at the same moment") from None
             raise
-        log._caught_up = [*caught_up, *log.frames(begin)]
+        log._caught_up = [*frames, *log.frames(begin)]
         log.note(channel.standing)
         channel.start()
         return log
 
-    def _prepare(self, channel: Channel, partitions: Partitions, on_close: Callable[[], None]) -> None:
+    def _prepare(self, channel: Channel, partitions: Partitions) -> None:
         self._mirror_lock = threading.Lock()  # guards the next field and the mirror's end
         self._unmirrored = deque[_UnmirroredRound]()
-        self._channel, self._partitions, self._on_close = channel, partitions, on_close
+        self._channel, self._partitions = channel, partitions
         self._caught_up: list[Frame] = []
         self._unsent: list[list[memoryview]] = []  # frames, in chunks
         self._unsent_bytes = self.bytes_written = 0
-        self._turns = threading.Condition()
-        self._sent_rounds = self._finished_rounds = 0  # hand-overs; they finish in order
+        self._last_turn = threading.Event()  # set when the last hand-over is finished; they finish in order
+        self._last_turn.set()
         self._base_thread = ThreadPoolExecutor(1, "escrowmq-base")
         self._base_upload: Future[None] | None = None
         self._sent_base: SnapshotName | None = None
@@ -147,7 +140,6 @@ class KafkaLog(Mirror):
         self._unsent_bytes += size
 
     def sync(self) -> None:
-        """Send the buffer, wait until it counts, write the mirror."""
         super().sync()
         self.settle()
 
@@ -159,25 +151,21 @@ class KafkaLog(Mirror):
         size, self._unsent_bytes = self._unsent_bytes, 0
         with self._stop_on_error():
             sent = self._channel.send_chunks(unsent) if unsent else None
-        with self._turns:
-            turn = self._sent_rounds
-            self._sent_rounds += 1
+        before, self._last_turn = self._last_turn, threading.Event()
+        done = self._last_turn
 
         def finish() -> None:
             try:
                 with self._stop_on_error():
                     standing = sent.wait() if sent is not None else None
                     reach("kafka_log.proved")
-                with self._turns:
-                    self._turns.wait_for(lambda: self._finished_rounds == turn)
+                before.wait()
                 self._check_usable()
                 if standing is not None:
                     self._unmirrored.append(_UnmirroredRound(segment, write, end, size, standing))
             finally:
-                with self._turns:
-                    self._turns.wait_for(lambda: self._finished_rounds == turn)
-                    self._finished_rounds += 1
-                    self._turns.notify_all()
+                before.wait()
+                done.set()
 
         return finish
 
@@ -235,7 +223,6 @@ class KafkaLog(Mirror):
         return dropped
 
     def _base_to_send(self) -> SnapshotName | None:
-        """Return the base of this folder if it may not be in Kafka yet."""
         with self._reader.lock:
             base = base_of(self._snapshots)
         return base if base is not None and base != self._sent_base else None
@@ -307,7 +294,7 @@ class KafkaLog(Mirror):
             try:
                 super().close(clean=clean)
             finally:
-                self._on_close()
+                self.on_close()
 
     def _write_last(self) -> None:
         """Do nothing: :meth:`release` has sent and written everything."""

@@ -25,8 +25,7 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class _Content(msgspec.Struct, frozen=True):
-    """The file. ``kept``: one mark per segment, ascending; ``last``: the newest of all; ``cluster``: Kafka's cluster
-    id, which identifies the partition if its hosts are renamed."""
+    """The file: one mark per segment, ascending; the newest of all; Kafka's cluster id, which outlives host names."""
 
     version: int
     partition: str
@@ -69,8 +68,8 @@ class Marks:
     @classmethod
     def load(cls, disk: Disk, partition: str, cluster: str) -> tuple[Marks, bool] | None:
         """Load the marks of a folder as a mirror of a partition, None if it is not a mirror; and whether the machine
-        has not rebooted since. An undecodable file counts as a mirror without marks. Raises Misuse(BAD_SETTING) for the
-        mirror of another partition, Corrupt(NEWER_FORMAT)."""
+        has not rebooted since. An undecodable file has no marks. Raises Misuse(BAD_SETTING) for another partition,
+        Corrupt(NEWER_FORMAT)."""
         if not is_mirror(disk):
             return None
         try:
@@ -97,8 +96,8 @@ class Marks:
         return max(found, key=lambda mark: mark.offset, default=None)
 
     def note(self, standing: Standing, *, keep: bool) -> None:
-        """Record how far the mirror is; ``keep`` this mark at the beginning of a segment: retention deletes up to such
-        marks."""
+        """Record how far the mirror is; ``keep`` this mark of the beginning of a segment, up to which retention
+        deletes."""
         with self._lock:
             if keep and (not self._kept or standing.offset > self._kept[-1].offset):
                 self._kept.append(standing)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 
 from escrowmq.errors import Code, Misuse
 from escrowmq.log import frames as codec
-from escrowmq.log.active import ActiveSegment
 from escrowmq.log.commit_log import SegmentLog
 from escrowmq.log.frames import FrameHeader
 from escrowmq.log.kafka.fold import Standing
@@ -32,17 +31,11 @@ class Mirror(SegmentLog):
     """A :class:`escrowmq.log.seam.StoredLog` that grows by :meth:`take`. One thread takes; any may read."""
 
     def __init__(
-        self,
-        disk: Disk,
-        segment_bytes: int,
-        lz4: bool,
-        found: Recovered,
-        marks: Marks,
-        lookups: Sizes | None = None,
-        active: ActiveSegment | None = None,
+        self, disk: Disk, segment_bytes: int, lz4: bool, found: Recovered, marks: Marks, lookups: Sizes | None
     ) -> None:
-        super().__init__(disk, segment_bytes, lz4, found, active)
+        super().__init__(disk, segment_bytes, lz4, found)
         self.marks = marks
+        self.on_close: Callable[[], None] = lambda: None  # called after closing the leading log
         self._unmarked_bytes = 0
         self._compared_segment: tuple[str, pa.Buffer] | None = None  # the segment being compared
         self._recheck_damage(found.damaged)
@@ -50,14 +43,12 @@ class Mirror(SegmentLog):
 
     @property
     def salt(self) -> int:
-        """Seed of the frames' checksums."""
         return self._segment.header.salt
 
     def take(self, content: memoryview, places: Sequence[tuple[int, FrameHeader]], before: Standing) -> list[Frame]:
         """Append checked frames, which lie in ``content`` at ``places`` and follow the last one; return the new ones.
-        :meth:`settle` makes them durable for other threads. ``before``: where a fold that has not seen them can resume.
-        Overloaded(DISK_FULL, OUT_OF_RESOURCES) may leave some of them taken: the same call may be repeated. Raises
-        Corrupt(LOG_FAILED); :class:`Differs` if the mirror has a different frame in one's place."""
+        :meth:`settle` makes them visible to other threads. ``before``: where a fold that has not seen them can resume.
+        After Overloaded the same call may be repeated. Raises Corrupt(LOG_FAILED); :class:`Differs`."""
         taken: list[Frame] = []
         for at, header in places:
             if header.sequence < self.next_sequence:
@@ -102,7 +93,6 @@ class Mirror(SegmentLog):
         reach("mirror.marked")
 
     def _compare(self, header: FrameHeader) -> None:
-        """Compare a frame that the mirror already has."""
         with self._reader.lock:
             found = [s for s in self._reader.segments if s.sequence <= header.sequence]
         if not found:

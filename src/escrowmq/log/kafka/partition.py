@@ -20,8 +20,8 @@ class Partition(Protocol):
         """Display name: ``TOPIC/PARTITION``."""
 
     def produce(self, number: int, record: bytes) -> None:
-        """Start sending a record, after those sent before; ``number`` identifies its acknowledgement.
-        Blocks only if the memory for unacknowledged records is full."""
+        """Start sending a record; ``number`` identifies its acknowledgement. Blocks only while the memory for them is
+        full."""
 
     def acknowledged(self, timeout: float) -> list[tuple[int, int]]:
         """Return new acknowledgements: (number, offset or :data:`UNKNOWN_OFFSET`), in any order; wait up to ``timeout``
@@ -55,8 +55,7 @@ class Partitions(Protocol):
     def check(self, timeout: float = 30.0) -> str:
         """Check that the topics exist with suitable settings; return the id of their cluster, which is independent of
         host names. Raises Misuse(BAD_SETTING) with the setting and its right value, or for an invalid certificate;
-        Rejected(UNKNOWN_TOPIC); Denied(DENIED); Unknown(TIMED_OUT), with the known cause; Unknown(CLOSED) after
-        ``close``."""
+        Rejected(UNKNOWN_TOPIC); Denied(DENIED); Unknown(TIMED_OUT), with the known cause; Unknown(CLOSED)."""
 
     def log(self) -> Partition:
         """Open the log's partition. Each call is a separate opener."""

@@ -95,7 +95,6 @@ def cut_acts(disk: Disk, size: int) -> None:
 
 
 def _damaged_segments(disk: Disk, listing: Listing) -> list[int]:
-    """Return the segments in which readers found damage."""
     with suppress(FileNotFoundError):
         damaged = unpack_damaged(read_file(disk, DAMAGED_NAME, MOST_DAMAGED))
         places = {bisect_right(listing.segments, sequence) - 1 for sequence in damaged}

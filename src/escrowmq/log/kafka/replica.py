@@ -18,11 +18,9 @@ from time import monotonic
 import pyarrow as pa
 
 from escrowmq.errors import Code, EscrowError, Misuse, error
-from escrowmq.log.active import ActiveSegment
-from escrowmq.log.commit_log import SEED, first_segment
+from escrowmq.log.commit_log import SEED, create_log
 from escrowmq.log.kafka.bases import Bases, Stored
-from escrowmq.log.kafka.channel import warn_foreign
-from escrowmq.log.kafka.claiming import claim
+from escrowmq.log.kafka.channel import claim, warn_foreign
 from escrowmq.log.kafka.fold import Fold, Standing, Taken
 from escrowmq.log.kafka.kafka_log import KafkaLog
 from escrowmq.log.kafka.marks import Marks, is_mirror
@@ -91,7 +89,6 @@ class PartitionReplica:
             raise
 
     def _begin(self) -> None:
-        """Recover the mirror, or create it."""
         if not is_mirror(self._disk) and not all(map(is_neutral, self._disk.list())):
             message = "the folder is no mirror of a log on Kafka, and not empty"
             hint = "name an empty folder; `escrowmq log copy` brings a log that is in a folder to Kafka"
@@ -155,8 +152,7 @@ class PartitionReplica:
     # Following
 
     def follow(self, timeout: float) -> list[Frame]:
-        """Return frames that count and are in the mirror.
-        Overloaded(DISK_FULL, OUT_OF_RESOURCES) loses none: they follow later."""
+        """Return frames that count and are in the mirror. Overloaded loses none: they follow later."""
         self._check_open()
         if self._pending:
             self._write_pending()
@@ -188,7 +184,6 @@ class PartitionReplica:
             self._pending.append((taken, before))
 
     def _write_pending(self) -> None:
-        """Write the folded records to the mirror."""
         log, size = self.log, 0
         try:
             while self._pending:
@@ -280,15 +275,14 @@ class PartitionReplica:
         self._create(SegmentHeader(shard or 1, 1, 0, 0, self._clock.now_us(), salt), None)
 
     def _create(self, header: SegmentHeader, base: Stored | None) -> None:
-        recovered, active = first_segment(self._mirrored, header, self._segment_bytes)
+        recovered = create_log(self._mirrored, header, self._segment_bytes)
         if base is not None:
             recovered.snapshots = [SnapshotName(base.manifest.snapshot, base.manifest.sequence)]
             recovered.epoch, recovered.time_us = header.epoch, header.created_us
-        self._open(recovered, self._new_marks(), active).note(self._fold.whole, keep=True)
+        self._open(recovered, self._new_marks()).note(self._fold.whole, keep=True)
 
-    def _open(self, recovered: Recovered, marks: Marks, active: ActiveSegment | None = None) -> Mirror:
-        """Open the mirror."""
-        log = Mirror(self._mirrored, self._segment_bytes, self._lz4, recovered, marks, self._sizes, active)
+    def _open(self, recovered: Recovered, marks: Marks) -> Mirror:
+        log = Mirror(self._mirrored, self._segment_bytes, self._lz4, recovered, marks, self._sizes)
         self._log = log
         log.acts.save_last()
         return log
@@ -328,7 +322,8 @@ class PartitionReplica:
                 raise error(
                     Code.DAMAGED, f"{message}: Kafka lost acknowledged records", _COPY_HINT.format("this folder")
                 )
-            log = KafkaLog.lead(mirror, channel, self._partitions, version, now_us, self._followed, self._release)
+            mirror.on_close = self._release
+            log = KafkaLog.lead(mirror, channel, self._partitions, version, now_us, self._followed)
         except BaseException:
             channel.close()
             raise
@@ -342,7 +337,6 @@ class PartitionReplica:
         return self.log.bytes_since_snapshot()
 
     def close(self) -> None:
-        """Stop following and release the folder."""
         if self._closed:
             return
         self._closed = True

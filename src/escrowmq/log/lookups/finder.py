@@ -26,9 +26,8 @@ import numpy as np
 
 from escrowmq.errors import Code, EscrowError
 from escrowmq.log.lookups.entries import MOST_POSITIONS, Query
-from escrowmq.log.lookups.parts import Gap, Part, Sizes, StoredFrames, choose_merge, extent_of, order_parts
+from escrowmq.log.lookups.parts import Gap, Part, Sizes, StoredFrames, Tail, choose_merge, extent_of, order_parts
 from escrowmq.log.lookups.runs import Extent, Run, UnsoundRun, is_run, open_run
-from escrowmq.log.lookups.tail import Tail
 from escrowmq.log.lookups.writing import merge, write_run
 from escrowmq.log.report import DamagedLog
 from escrowmq.log.seam import Frame, Match
@@ -45,8 +44,7 @@ class _Stopped(Exception):
 
 
 class Lookups:
-    """The look-ups of one log.
-    ``writes``: keeps files up to date; otherwise uses existing files without changing them."""
+    """The look-ups of one log. Without ``writes``, existing files are used and not changed."""
 
     def __init__(
         self, disk: Disk, frames: StoredFrames, shard: int, *, writes: bool, sizes: Sizes | None = None
@@ -74,18 +72,13 @@ class Lookups:
         self._tail = Tail(start, self._frames.place(start)[0])
         self._durable = end
         self._set_parts(runs)
-        self._fill_tail(start, end)
-        if self._writes and self._has_work():
-            self._wake()
-
-    def _fill_tail(self, start: int, end: int) -> None:
-        """Fill the tail now if the first look-up would take long. Opening the log has read these frames anyway."""
         frames = len(self._frames.message_frames(start, end))
         rows = self._frames.place(end)[0] - self._tail.first_position
-        if frames <= self._sizes.late_frames and rows <= self._sizes.late_rows:
-            return
-        with suppress(EscrowError, OSError, MemoryError), self._tail_lock:  # a failed read is retried later
-            self._grow(end)
+        if frames > self._sizes.late_frames or rows > self._sizes.late_rows:  # else the first look-up does it
+            with suppress(EscrowError, OSError, MemoryError), self._tail_lock:  # a failed read is retried later
+                self._grow(end)
+        if self._has_work():
+            self._wake()
 
     def _tail_start(self, done: int, end: int) -> int:
         """Return the start of the tail, limited in frames and rows, if runs cover the frames below ``done``."""
@@ -105,9 +98,9 @@ class Lookups:
                 continue
             try:
                 run = open_run(self._disk, name, self._shard)
-                if not first < run.extent.next_sequence <= end:
-                    raise DamagedLog(name, 0, -1, "frames that the log does not have")
                 at = run.extent
+                if not first < at.next_sequence <= end:
+                    raise DamagedLog(name, 0, -1, "frames that the log does not have")
                 if self._frames.place(at.next_sequence) != (at.next_position, at.last_us):
                     raise DamagedLog(name, 0, -1, "a look-up file of other frames")
                 found.append(run)
@@ -173,8 +166,8 @@ class Lookups:
     # Finding
 
     def find(self, query: Query, end: int, position: int) -> Iterator[Match]:
-        """Find matching rows below sequence ``end`` and ``position``, newest first, each verified against the row
-        itself; also unreadable frames, any of whose rows may match."""
+        """Find rows below sequence ``end`` and ``position``, newest first; also unreadable frames: any row may
+        match."""
         below = position
         while True:
             try:
@@ -224,12 +217,9 @@ class Lookups:
         if isinstance(part, Gap):
             sequences = self._frames.message_frames(first, end).tolist()
         else:
-            found_damaged = damaged[bisect_left(damaged, first) : bisect_left(damaged, end)] if damaged else damaged
-            unindexed = sorted({*found_damaged, *part.holes}) if found_damaged or part.holes else []
-            sequences = [one for one in unindexed if len(self._frames.message_frames(one, one + 1))]
+            unindexed = {*damaged[bisect_left(damaged, first) : bisect_left(damaged, end)], *part.holes}
+            sequences = [one for one in sorted(unindexed) if len(self._frames.message_frames(one, one + 1))]
         found = ((position, False) for position in positions)
-        if not sequences:
-            return found
         ends = ((self._frames.place(sequence + 1)[0] - 1, True) for sequence in reversed(sequences))
         return in_order(found, ends, reverse=True)
 
@@ -242,10 +232,8 @@ class Lookups:
             frame = self._frames.frame(sequence)
             batch, start = frame.batch, frame.position
             lost = frame.damage is not None and not frame.damage.bodies_only
-        if lost:
-            found = np.arange(batch.num_rows)
-        else:
-            found = query.rows(batch, None if rows is None else np.array(rows[::-1], np.int64) - start)
+        among = None if rows is None else np.array(rows[::-1], np.int64) - start
+        found = np.arange(batch.num_rows) if lost else query.rows(batch, among)
         positions = found[::-1] + start
         positions = positions[positions < below]
         return Match(positions, lost) if len(positions) else None
@@ -291,17 +279,14 @@ class Lookups:
             if self._writes and len(frozen) >= FROZEN:
                 parts.remove(frozen[0])
             self._set_parts([*parts, full])
-            if self._writes:
-                self._wake()
+            self._wake()
 
     def _set_parts(self, parts: Sequence[Part]) -> None:
-        """Set these parts, with gaps between them."""
         with self._changed:
             self._parts = order_parts(parts, self._tail.first_sequence, self._frames)
 
     def _replace(self, old: Sequence[Part], new: Run | None) -> bool:
-        """Replace parts by ``new`` (for a gap: between its neighbours); if they no longer exist, delete it and return
-        False."""
+        """Replace parts by ``new``; if they no longer exist, delete it and return False."""
         with self._changed:
             if all(one in self._parts for one in old):
                 left = [part for part in self._parts if part not in old]
@@ -316,9 +301,7 @@ class Lookups:
         logger.warning("a look-up file is damaged, it is rebuilt from the log: %s", run.name)
         if self._replace([run], None):
             self._remove(run.name)
-            with self._changed:
-                if self._writes:
-                    self._wake()
+            self._wake()
 
     def _remove(self, name: str) -> None:
         if self._writes:
@@ -328,10 +311,12 @@ class Lookups:
     # The thread
 
     def _wake(self) -> None:
-        """Start or wake the thread. ``_changed`` must be held, or the object not shared yet."""
-        if self._stopping or not self._sizes.threaded or not self._writes:
+        """Start or wake the thread."""
+        if not self._sizes.threaded or not self._writes:
             return
         with self._changed:
+            if self._stopping:
+                return
             self._busy = True
             if self._thread is None:
                 try:
@@ -382,8 +367,7 @@ class Lookups:
         return any(not isinstance(part, Run) for part in self._parts) or self._choose_merge() is not None
 
     def work(self) -> bool:
-        """Do one step: process durable frames, then write, fill or merge one part.
-        Returns False if there was nothing to do. Raises OSError and similar errors, and _Stopped."""
+        """Process durable frames, then write, fill or merge one part; return False if there was nothing to do."""
         self._catch_up()
         with self._changed:
             parts, runs = self._parts, self._choose_merge()
@@ -407,7 +391,6 @@ class Lookups:
             self._grow(self._durable)
 
     def _write(self, tail: Tail) -> None:
-        """Write a run of a full tail."""
         self._replace([tail] if tail in self._parts else [], self._build_run(tail))
 
     def _build_run(self, tail: Tail) -> Run:
@@ -436,7 +419,6 @@ class Lookups:
         self._replace([gap], self._build_run(tail))
 
     def _merge(self, runs: list[Run]) -> None:
-        """Merge neighbouring runs into one."""
         self._check_space(sum(run.file_bytes for run in runs))
         first, position = self._frames.stored_from()
         floor = Extent(first, first, position, position, 0)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+import numpy as np
+
 from escrowmq.log.bodies import SoundColumns
-from escrowmq.log.lookups.entries import MOST_POSITIONS, Int64s
-from escrowmq.log.lookups.runs import Run
-from escrowmq.log.lookups.tail import Tail
+from escrowmq.log.lookups.entries import COLUMNS, MOST_POSITIONS, Int64s, Query, UInt64s, entries_of, positions_of
+from escrowmq.log.lookups.runs import Extent, Run
 from escrowmq.log.lookups.writing import CHUNK
 from escrowmq.log.seam import Frame
 
@@ -19,10 +20,10 @@ SPARE_BYTES = 64 << 20  # disk space that writing a run must leave to the log
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Sizes of the look-up files; tests use smaller ones. A tail is full with ``run_rows`` messages or ``run_frames``
-    frames; ``wake_*`` of them are processed at a time; ``late_*`` of them are left to the first look-up after an
-    opening; ``recent_bytes`` of frames are kept in memory for that; ``fanout`` runs are merged into one; a merge holds
-    ``chunk`` entries in memory. Not ``threaded``: only :meth:`Lookups.work` writes."""
+    """Sizes of the look-up files. A tail is full with ``run_rows`` messages or ``run_frames`` frames; ``wake_*`` of
+    them are processed at a time; ``late_*`` are left to the first look-up after an opening; ``recent_bytes`` of frames
+    are kept in memory; ``fanout`` runs are merged into one; a merge holds ``chunk`` entries. Not ``threaded``: only
+    :meth:`Lookups.work` writes."""
 
     run_rows: int = 1 << 17
     run_frames: int = 1 << 12
@@ -35,6 +36,55 @@ class Sizes:
     chunk: int = CHUNK
     spare_bytes: int = SPARE_BYTES
     threaded: bool = True
+
+
+class Tail:
+    """The entries of the newest frames, 16 bytes per message. One thread; once it no longer grows, any thread."""
+
+    def __init__(self, first_sequence: int, first_position: int) -> None:
+        self.first_sequence = self.next_sequence = first_sequence
+        self.first_position = first_position
+        self.frames = 0
+        self.holes: list[int] = []  # frames that could not be read, ascending
+        self._columns = [np.empty(0, np.uint64), np.empty(0, np.uint64)]
+        self._counts = [0, 0]
+
+    @property
+    def count(self) -> int:
+        return self._counts[0]
+
+    def add(self, frames: Sequence[Frame]) -> None:
+        whole = [frame for frame in frames if frame.damage is None or frame.damage.bodies_only]
+        if whole:
+            for column, entries in enumerate(entries_of(whole, self.first_position)):
+                self._extend(column, entries)
+        self.holes += [frame.sequence for frame in frames if frame.damage is not None and not frame.damage.bodies_only]
+        self.frames += len(frames)
+
+    def _extend(self, column: int, entries: UInt64s) -> None:
+        count = self._counts[column]
+        end = count + len(entries)
+        if end > len(self._columns[column]):
+            grown = np.empty(max(2 * end, 1024), np.uint64)
+            grown[:count] = self._columns[column][:count]
+            self._columns[column] = grown
+        self._columns[column][count:end] = entries
+        self._counts[column] = end
+
+    def positions(self, query: Query) -> Iterator[int]:
+        """Iterate over the positions of rows that may match, newest first, as of this call."""
+        column = COLUMNS.index(query.column)
+        entries = self._columns[column][: self._counts[column]]
+        low, high = query.bounds
+        found = entries[(entries >= np.uint64(low)) & (entries <= np.uint64(high))]
+        return iter(positions_of(found, self.first_position)[::-1].tolist())
+
+    def sorted_columns(self) -> list[list[UInt64s]]:
+        """Return the entries of ids and of keys in run order."""
+        return [[np.sort(column[:count])] for column, count in zip(self._columns, self._counts, strict=True)]
+
+    def extent(self, next_position: int, last_us: int) -> Extent:
+        return Extent(self.first_sequence, self.next_sequence, self.first_position, next_position, last_us)
 
 
 class StoredFrames(Protocol):

@@ -53,8 +53,7 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class RunHeader:
-    """The first bytes of a file.
-    ``counts`` are entries of ids and of keys, ``holes`` the number of unreadable frames."""
+    """The first bytes of a file; ``counts`` of ids and of keys; ``holes``: the number of unreadable frames."""
 
     shard: int
     extent: Extent
@@ -63,7 +62,6 @@ class RunHeader:
     tables: int  # checksum of the bytes after the entries
 
     def pack(self) -> bytes:
-        """Encode the header."""
         fields = (self.shard, 0, *astuple(self.extent), *self.counts, self.holes, self.tables)
         return seal_header(_HEADER.pack(_MAGIC, FORMAT_VERSION, HEADER_BYTES, *fields))
 
@@ -151,8 +149,7 @@ class Run:
 
 
 def open_run(disk: Disk, name: str, shard: int) -> Run:
-    """Open the run in a file.
-    Raises OSError, or DamagedLog if it is incomplete, of another version or another shard."""
+    """Open the run in a file. Raises OSError; DamagedLog if it is incomplete, or of another version or shard."""
     data = map_file(disk, name)
     header = RunHeader.unpack(data, name)
     if header.shard != shard or run_name(header.extent.first_sequence, header.extent.next_sequence) != name:

@@ -75,12 +75,10 @@ class KafkaAddress:
 
     @property
     def base_topic(self) -> str:
-        """The topic of base snapshots."""
         return self.topic + BASE
 
     @property
     def name(self) -> str:
-        """``TOPIC/PARTITION``."""
         return f"{self.topic}/{self.partition}"
 
     @property

@@ -10,9 +10,8 @@ import logging
 import re
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 
@@ -21,16 +20,12 @@ from escrowmq.errors import Code, EscrowError, Misuse, error
 log = logging.getLogger(__name__)
 
 SLICE = 0.1  # maximum duration (s) of one wait, so that stopping never takes long
-SURE_SECONDS = 2.0
-"""Seconds after which a rejection or a missing topic is final: one of several nodes may be wrong, or not know a new
-one."""
+SURE_SECONDS = (
+    2.0  # then a rejection or a missing topic is final: one of several nodes may be wrong, or not know it yet
+)
 _K = KafkaError
-DENIED = {
-    _K.TOPIC_AUTHORIZATION_FAILED,
-    _K.CLUSTER_AUTHORIZATION_FAILED,
-    _K.SASL_AUTHENTICATION_FAILED,
-    _K._AUTHENTICATION,
-}
+UNAUTHENTICATED = {_K.SASL_AUTHENTICATION_FAILED, _K._AUTHENTICATION}
+DENIED = {_K.TOPIC_AUTHORIZATION_FAILED, _K.CLUSTER_AUTHORIZATION_FAILED, *UNAUTHENTICATED}
 UNKNOWN_TOPIC = {_K.UNKNOWN_TOPIC_OR_PART, _K._UNKNOWN_TOPIC, _K._UNKNOWN_PARTITION}
 _T = TypeVar("_T")
 
@@ -51,7 +46,6 @@ class ConnectionErrors:
             self._last_message = strip_timing(problem.str())
 
     def timeout_error(self, name: str) -> EscrowError:
-        """Return the error for a missing response."""
         if self.refusal is not None:
             return rejection_error(name, self.refusal)
         return timeout_error(name, self._last_message)
@@ -73,7 +67,7 @@ def rejection_error(name: str, problem: KafkaError) -> EscrowError:
     if problem.code() == _K._SSL:
         hint = "ssl.ca.location: certificates to trust; ssl.certificate.location and ssl.key.location: our own"
         return Misuse(Code.BAD_SETTING, message, hint)
-    if problem.code() in (_K._AUTHENTICATION, _K.SASL_AUTHENTICATION_FAILED):
+    if problem.code() in UNAUTHENTICATED:
         return error(Code.DENIED, message, "check sasl.mechanism, sasl.username and sasl.password")
     return error(Code.DENIED, message, "a broker reads, writes, describes and deletes records")
 
@@ -89,11 +83,8 @@ def response_error(name: str, problem: KafkaError) -> EscrowError:
 
 def timeout_error(name: str, detail: str = "") -> EscrowError:
     """Return the error for a missing response."""
-    return error(
-        Code.TIMED_OUT,
-        f"{name} does not answer{f': {detail}' if detail else ''}",
-        "is Kafka up, and is this its security.protocol?",
-    )
+    message = f"{name} does not answer{f': {detail}' if detail else ''}"
+    return error(Code.TIMED_OUT, message, "is Kafka up, and is this its security.protocol?")
 
 
 def retry_until(deadline: float, name: str, ask: Callable[[float], _T], errors: ConnectionErrors | None = None) -> _T:
@@ -112,29 +103,3 @@ def retry_until(deadline: float, name: str, ask: Callable[[float], _T], errors: 
         if time.monotonic() >= deadline:
             raise errors.timeout_error(name) if errors is not None else timeout_error(name)
         time.sleep(0.02)
-
-
-def await_response(
-    future: Future[Any],
-    timeout: float,
-    name: str,
-    poll: Callable[[float], object],
-    errors: ConnectionErrors,
-    closed: Callable[[], bool],
-) -> Any:
-    """Wait for a response to an admin client.
-    ``poll`` makes the client report connection errors. Raises KafkaException, TimeoutError;
-    :meth:`ConnectionErrors.timeout_error` after a rejection with no other response for a while; Unknown(CLOSED)."""
-    began = time.monotonic()
-    while True:
-        try:
-            return future.result(SLICE / 2)
-        except FutureTimeout:
-            waited = time.monotonic() - began
-            if closed():
-                raise error(Code.CLOSED, f"{name} was closed") from None
-            if waited >= timeout:
-                raise
-            poll(SLICE / 2)
-            if errors.refusal is not None and waited > SURE_SECONDS:
-                raise errors.timeout_error(name) from None

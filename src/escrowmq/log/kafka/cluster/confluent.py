@@ -184,12 +184,25 @@ class _TopicRequests:
         return str(self._await(self._admin.describe_cluster(request_timeout=max(timeout, 1.0)), timeout).cluster_id)
 
     def _await(self, future: Any, timeout: float) -> Any:
-        return answers.await_response(future, timeout, self._name, self._admin.poll, self.errors, self._closed)
+        """Wait for a response. Raises KafkaException, TimeoutError; :meth:`ConnectionErrors.timeout_error` after a
+        rejection with no other response for a while; Unknown(CLOSED)."""
+        began = time.monotonic()
+        while True:
+            try:
+                return future.result(SLICE / 2)
+            except FutureTimeout:
+                waited = time.monotonic() - began
+                if self._closed():
+                    raise error(Code.CLOSED, f"{self._name} was closed") from None
+                if waited >= timeout:
+                    raise
+                self._admin.poll(SLICE / 2)  # the client reports connection errors
+                if self.errors.refusal is not None and waited > answers.SURE_SECONDS:
+                    raise self.errors.timeout_error(self._name) from None
 
 
 class ConfluentPartition:
-    """Implementation of :class:`escrowmq.log.kafka.partition.Partition`.
-    Its producer starts with the first record, or with :meth:`begin`."""
+    """A Partition, see ``partition.py``. Its producer starts with the first record, or with :meth:`begin`."""
 
     def __init__(self, client: Mapping[str, Any], admin: AdminClient, topic: str, partition: int) -> None:
         self.name = f"{topic}/{partition}"
@@ -336,7 +349,6 @@ class ConfluentPartition:
         return producer
 
     def _seek(self, start: int) -> None:
-        """Continue reading at ``start``."""
         while self._ahead and self._ahead[0][0] < start:
             self._ahead.popleft()
         if start != (self._ahead[0][0] if self._ahead else self._next):
@@ -382,8 +394,7 @@ class ConfluentPartition:
             raise response_error(self.name, problem)
 
     def _ends(self, timeout: float) -> tuple[int, int]:
-        """Query through a separate connection: a request on the consumer's would wait for a fetch
-        (``fetch.wait.max.ms``)."""
+        """Query through a separate connection: on the consumer's, a request waits for a fetch."""
         self._check()
         place, timeout = TopicPartition(self._topic, self._partition), min(max(timeout, SLICE), 1.0)
         futures = [
@@ -399,8 +410,7 @@ class ConfluentPartition:
 
 
 def _slice(deadline: float) -> float:
-    """Return the timeout (s) of the client's next call, in whole milliseconds: with less than one it does not wait at
-    all, and a caller polling until its deadline would repeat it a hundred times."""
+    """Return the timeout (s) of the client's next call, in whole ms: with less than one it does not wait at all."""
     left = deadline - time.monotonic()
     return min(math.ceil(left * 1000) / 1000, SLICE) if left > 0 else 0.0
 

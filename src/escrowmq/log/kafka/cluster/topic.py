@@ -13,8 +13,7 @@ _ROOM = 1_000  # upper bound for the bytes that Kafka's framing adds to a record
 
 
 class Rule(NamedTuple):
-    """The rule for one setting of a topic.
-    ``right`` and ``set_to`` get the number of replicas that must have a record."""
+    """The rule for one setting of a topic. The functions get the number of replicas that must have a record."""
 
     setting: str
     right: Callable[[str, int], bool]
@@ -46,8 +45,7 @@ RULES = (
 
 
 def settings_for(address: KafkaAddress) -> dict[str, str]:
-    """Return the settings of a suitable topic.
-    Times are the brokers' own: records of a client whose clock is ahead would be rejected."""
+    """Return the settings of a suitable topic. Times are the brokers' own, as clients' clocks may be ahead."""
     rules = {rule.setting: rule.set_to(address.enough) for rule in RULES}
     return {**rules, "message.timestamp.type": "LogAppendTime"}
 
