@@ -18,6 +18,7 @@ from escrowmq.log.lookups import runs
 from escrowmq.log.lookups.parts import Sizes
 from escrowmq.log.reading import Reader
 from escrowmq.log.rows import sound_columns
+from escrowmq.message import hashes
 from escrowmq.schemas import Kind
 from escrowmq.testing.disks import MemoryDisk
 
@@ -37,7 +38,7 @@ class Digested:
         self._real = real
         self.bytes = 0
 
-    def xxh3_64(self, data: Any, seed: int = 0) -> Any:
+    def xxh3_64(self, data: Any = b"", seed: int = 0) -> Any:
         self.bytes += memoryview(data).nbytes
         return _Digest(self, self._real.xxh3_64(data, seed=seed))
 
@@ -64,7 +65,7 @@ class _Digest:
 def digested(monkeypatch: pytest.MonkeyPatch) -> Digested:
     """Whatever a look-up reads it verifies, so this is what it reads."""
     counter = Digested(bodies.xxhash)
-    for module in (bodies, frames, runs):
+    for module in (bodies, hashes, runs):
         monkeypatch.setattr(module, "xxhash", counter)
     monkeypatch.setattr(bodies, "_digest", counter.xxh3_64_digest)
     return counter

@@ -9,12 +9,12 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import re
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from escrowmq.errors import Code, Misuse, error
 from escrowmq.log.report import DamagedLog
@@ -26,9 +26,8 @@ COPY = ".copy"  # suffix of the files of a backup
 UNFINISHED = ".restoring"  # suffix of the files of a data folder being restored
 FORMAT = 1
 MOST_BYTES = 64 << 20  # maximum size of a manifest: 400,000 files
-MOST_NUMBER = 1 << 61  # upper bound of positions and sizes
-MOST_TIME_US = 1 << 53  # the year 2255, in microseconds since 1970
-_SHA256 = re.compile("[0-9a-f]{64}")
+Number = Annotated[int, Meta(ge=0, lt=1 << 61)]
+TimeUs = Annotated[int, Meta(ge=0, lt=1 << 53)]  # up to the year 2255
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,25 +35,25 @@ class CopiedFile:
     """A file of the log: the bytes copied, and their SHA-256 in hex."""
 
     name: str
-    bytes: int
-    sha256: str
+    bytes: Number
+    sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """The description of a backup: a shard's log from frame ``first`` to before ``sequence`` and ``position``."""
 
-    shard: int
-    first: int
-    sequence: int
-    position: int
-    time_us: int  # time of the last frame, by the broker's clock
-    epoch: int
+    shard: Annotated[int, Meta(gt=0, lt=1 << 32)]
+    first: Number
+    sequence: Number
+    position: Number
+    time_us: TimeUs  # time of the last frame, by the broker's clock
+    epoch: Number
     checksum: str  # checksum of the last frame, in hex; empty if the last segment has no frame yet
-    acts: int  # number of records in the record of acts
+    acts: Number  # number of records in the record of acts
     acts_hash: str
-    begun_us: int  # by the clock of the machine that made the backup: it contains everything acknowledged before
-    made_us: int
+    begun_us: TimeUs  # by the clock of the machine that made the backup: it contains everything acknowledged before
+    made_us: TimeUs
     source: str
     version: str
     files: tuple[CopiedFile, ...]
@@ -89,20 +88,12 @@ class Manifest:
             raise DamagedLog(NAME, 0, -1, f"the manifest is damaged: {problem!r:.200}") from None
 
     def check(self) -> None:
-        """Raise ValueError or Misuse for impossible values: a digest only detects accidental changes."""
-        for name in ("first", "sequence", "position", "epoch", "acts", "time_us", "begun_us", "made_us"):
-            if not 0 <= getattr(self, name) < (MOST_TIME_US if name.endswith("_us") else MOST_NUMBER):
-                raise ValueError(f"{name} is {getattr(self, name)}")
-        if not 0 < self.shard < 1 << 32:
-            raise ValueError(f"shard is {self.shard}")
+        """Raise ValueError or Misuse for impossible names: a digest only detects accidental changes."""
         names = [check_file_name(file.name) for file in self.files]
         if len(set(names)) < len(names) or NAME in names:
             raise ValueError("a file is named twice")
         if not any(segment_base(name) == self.first for name in names):
             raise ValueError(f"no segment begins with frame {self.first}")
-        for file in self.files:
-            if not 0 <= file.bytes < MOST_NUMBER or not _SHA256.fullmatch(file.sha256):
-                raise ValueError(f"the size or the SHA-256 of {file.name} is none")
 
 
 def _digest(fields: dict[str, Any]) -> str:

@@ -90,7 +90,6 @@ class _RestoreRun:
         self._progress, self._done = progress, 0
 
     def run(self, by: str | None, why: str | None) -> Restored:
-        """Copy, check, then make the files visible."""
         manifest = self._manifest
         try:
             self._clear()
@@ -176,7 +175,6 @@ class _RestoreRun:
         return epoch, sequence, position
 
     def _write_acts(self, by: str | None, why: str | None, epoch: int) -> None:
-        """Write the record of acts, ending with this restore."""
         manifest = self._manifest
         number, last = manifest.acts, manifest.acts_hash
         old = next((file for file in manifest.files if file.name == journal.NAME), None)

@@ -23,7 +23,7 @@ from typing import NoReturn
 from escrowmq.acts import journal
 from escrowmq.backup.manifest import COPY, NAME, CopiedFile, Manifest, SuffixedDisk, find_manifest, write_manifest
 from escrowmq.backup.sources import BrokerSource, Progress, Source
-from escrowmq.backup.walking import SegmentWalk
+from escrowmq.backup.walking import CopiedSegment, check_copy, valid_part
 from escrowmq.client.bus import Bus
 from escrowmq.errors import Code, Misuse, Overloaded, Rejected, Unknown, error
 from escrowmq.log import snapshots
@@ -35,11 +35,9 @@ from escrowmq.platform.disk import (
     TEMPORARY,
     Chunk,
     Disk,
-    File,
     RealDisk,
     disk_errors,
     is_neutral,
-    pieces_of,
     replace_file,
 )
 from escrowmq.platform.failpoints import reach
@@ -93,7 +91,7 @@ class _BackupRun:
     ) -> None:
         self._source, self._disk, self._copies = source, disk, SuffixedDisk(disk, COPY)
         self._rate, self._damaged_too, self._patience, self._progress = rate, damaged_too, patience, progress
-        self._done: dict[str, tuple[CopiedFile, SegmentWalk | None]] = {}
+        self._done: dict[str, tuple[CopiedFile, CopiedSegment | None]] = {}
         self._damaged: dict[str, str] = {}
         self._began = time.monotonic()
         self._fetched = self._begun_us = self._counted = self._total = 0
@@ -130,7 +128,7 @@ class _BackupRun:
         self._check_history(listed)
         self._counted = 0
         self._total = sum(file.size for file in (*listed.snapshots, *listed.segments)) + listed.acts_bytes
-        files, walks = list[CopiedFile](), list[SegmentWalk]()
+        files, walks = list[CopiedFile](), list[CopiedSegment]()
         for file in listed.snapshots:
             if (found := self._copy_snapshot(file, shard)) is not None:
                 files.append(found)
@@ -153,7 +151,7 @@ class _BackupRun:
             first=segment_base(listed.segments[0].name) or 0,
             sequence=listed.sequence,
             position=last.end.position,
-            time_us=last.end.time_us or (last.header.created_us if last.header is not None else 0),
+            time_us=last.end.time_us or last.header.created_us,
             epoch=last.end.epoch,
             checksum=last.checksum,
             acts=listed.acts,
@@ -180,7 +178,7 @@ class _BackupRun:
 
     def _copy_segment(
         self, file: StoredFile, following: int | None, before: Manifest | None, *, is_last: bool
-    ) -> tuple[CopiedFile, SegmentWalk | None]:
+    ) -> tuple[CopiedFile, CopiedSegment | None]:
         """Copy the missing part of a segment; return its walk if it was walked."""
         done = self._done.get(file.name)
         if done is not None and done[0].bytes == file.size:
@@ -191,20 +189,17 @@ class _BackupRun:
                     self._damaged[file.name] = place
             return kept, None
         with closing(self._copies.open(file.name, create=True)) as target:
-            walk = _walk_copy(target, file.name, file.size)
-            walk.passes = self._damaged_too and not is_last
-            if walk.at != target.size():
-                target.truncate(walk.at)
-            at = synced = walk.at
+            at = synced = valid_part(self._copies, file.name, file.size)[0]
+            if at != target.size():
+                target.truncate(at)
             for piece in self._pieces(file.name, at, file.size):
                 target.write_at(at, [piece])
                 at += len(piece)
-                walk.feed(piece)
                 if at - synced >= SYNC_BYTES:
                     target.sync()
                     synced = at
-            walk.finish(following)
             target.sync()
+        walk = check_copy(self._copies, *file, following, passes=self._damaged_too and not is_last)
         if walk.damage is not None:
             self._damaged[file.name] = str(walk.damage)
         copied = CopiedFile(file.name, file.size, walk.sha256)
@@ -295,36 +290,12 @@ class _BackupRun:
         if self._checked_history or not here:
             return
         newest, sizes = here[-1], dict(listed.segments)
-        walk = None
-        if newest in sizes:
-            with closing(self._copies.open(newest)) as copy:
-                walk = _walk_copy(copy, newest, copy.size())
-        if newest > listed.segments[-1].name or (walk is not None and walk.at > sizes[newest]):
+        end, at, known = valid_part(self._copies, newest, 1 << 62) if newest in sizes else (0, 0, b"")
+        if newest > listed.segments[-1].name or end > sizes.get(newest, 0):
             _refuse_history("the source has less than the backup that it holds")
-        if walk is not None:
-            at, known = walk.last or (0, walk.header.pack() if walk.header is not None else b"")
-            if known and b"".join(self._source.read(newest, at, at + len(known))) != known:
-                _refuse_history("frames that it holds are others in the source")
+        if known and b"".join(self._source.read(newest, at, at + len(known))) != known:
+            _refuse_history("frames that it holds are others in the source")
         self._checked_history = True
-
-
-def _walk_copy(file: File, name: str, size: int) -> SegmentWalk:
-    """Walk the valid part of the existing copy, up to ``size`` bytes of a segment."""
-    sequence = segment_base(name)
-    assert sequence is not None
-    here = min(file.size(), size)
-    while True:
-        walk = SegmentWalk(name, sequence, size)
-        try:
-            for piece in pieces_of(file, here):
-                walk.feed(piece)
-        except DamagedLog as damaged:
-            if damaged.damage.newer:
-                raise
-            here = damaged.damage.offset
-            continue
-        walk.drop_rest()
-        return walk
 
 
 def _check_names(listed: LogFiles) -> None:
@@ -337,13 +308,12 @@ def _check_names(listed: LogFiles) -> None:
         raise error(Code.DAMAGED, message, "is that a broker?")
 
 
-def _check_links(walks: list[SegmentWalk], shard: int) -> None:
+def _check_links(walks: list[CopiedSegment], shard: int) -> None:
     """Raise Corrupt unless the segments follow each other and belong to one log."""
-    before, salt = None, walks[0].header.salt if walks[0].header is not None else 0
+    before: CopiedSegment | None = None
     for walk in walks:
         header = walk.header
-        assert header is not None
-        if (header.shard, header.salt) != (shard, salt):
+        if (header.shard, header.salt) != (shard, walks[0].header.salt):
             raise DamagedLog(walk.name, 0, header.sequence, "a segment of another log")
         end = before.end if before is not None and before.damage is None else None
         follows = end is None or (end.position == header.position and end.epoch <= header.epoch)

@@ -15,7 +15,7 @@ from escrowmq.broker.offline import OfflineShard
 from escrowmq.ledger.listings import topics_list
 from escrowmq.log.offline import open_offline
 from escrowmq.log.report import DamagedLog
-from escrowmq.platform.disk import Disk, File, WrappedFile, disk_errors, pieces_of
+from escrowmq.platform.disk import Disk, File, WrappedFile, disk_errors, read_pieces
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ def read_copy(copies: Disk, file: CopiedFile) -> Iterator[bytes]:
     except FileNotFoundError:
         raise DamagedLog(file.name, 0, -1, "the file is missing in the backup") from None
     with closing(copy):
-        for piece in pieces_of(copy, file.bytes):
+        for piece in read_pieces(copy, file.bytes):
             digest.update(piece)
             at += len(piece)
             yield piece

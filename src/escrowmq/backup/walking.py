@@ -1,115 +1,71 @@
-"""Checks and digests the frames of a segment while its bytes arrive, piece by piece."""
+"""Checks the frames of a copied segment, and digests it."""
 
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 
 import pyarrow as pa
 
 from escrowmq.log import frames
 from escrowmq.log.report import Damage, DamagedLog
-from escrowmq.log.segments import HEADER_BYTES, LARGEST_HEADER, Scan, SegmentHeader, scan
+from escrowmq.log.segments import HEADER_BYTES, Scan, SegmentHeader, scan, segment_base
+from escrowmq.platform.disk import Disk, map_file
 
 
-def _header_bytes(data: bytes) -> int:
-    """Return how many bytes are needed to read the header: a newer version may have a longer one."""
-    length = int.from_bytes(data[6:8], "little") if len(data) >= HEADER_BYTES else 0
-    return min(max(length, HEADER_BYTES), LARGEST_HEADER)
+@dataclass(frozen=True, slots=True)
+class CopiedSegment:
+    """A segment, walked to its end, or to damage: ``end`` has what comes after the last good frame."""
+
+    name: str
+    header: SegmentHeader
+    end: Scan
+    checksum: str  # of the last frame, in hex; empty if there is none
+    sha256: str
+    damage: Damage | None
 
 
-class SegmentWalk:
-    """A walk over the ``size`` bytes of a segment. With ``passes``, damage is recorded and the rest is accepted."""
+def check_copy(disk: Disk, name: str, size: int, following: int | None, *, passes: bool) -> CopiedSegment:
+    """Check that the first ``size`` bytes of a segment are whole frames, the last one before frame ``following``.
+    Raises Corrupt with the place; with ``passes``, the damage is returned unless it is a newer format."""
+    header, found, data = _walk(disk, name, size)
+    damage, last, checksum = None, _last_header(found, data)[0], ""
+    if found.what is not None:
+        damage = Damage(name, found.end, found.sequence, found.what, found.newer)
+    elif following is not None and found.sequence != following:
+        message = f"the segment ends here, and the next frame should be {following}"
+        damage = Damage(name, size, found.sequence, message)
+    if damage is not None and (damage.newer or not passes):
+        raise DamagedLog.of(damage)
+    if found.offsets:
+        checksum = f"{frames.read_header(data, last).checksum:016x}"
+    return CopiedSegment(name, header, found, checksum, hashlib.sha256(data).hexdigest(), damage)
 
-    def __init__(self, name: str, sequence: int, size: int, *, passes: bool = False) -> None:
-        self.name, self.size, self.passes = name, size, passes
-        self.at = 0  # bytes accepted so far: whole frames
-        self.damage: Damage | None = None
-        self.header: SegmentHeader | None = None
-        self.last: tuple[int, bytes] | None = None  # offset and header of the last frame
-        self._sequence, self._rest = sequence, b""
-        self._found: Scan | None = None
-        self._digest = hashlib.sha256()
 
-    def feed(self, piece: bytes) -> None:
-        """Process the next bytes. Raises Corrupt with the place, unless damage is accepted."""
-        data = self._rest + piece
-        taken = 0
-        if self.header is None:
-            if len(data) < min(_header_bytes(data), self.size):
-                self._rest = data
-                return
-            self.header = SegmentHeader.unpack(data[:LARGEST_HEADER], self.name)
-            if self.header.sequence != self._sequence:
-                raise DamagedLog(self.name, 0, self._sequence, f"this is the segment of frame {self.header.sequence}")
-            self._found = Scan(self.header.sequence, self.header.position, self.header.epoch)
-            taken = HEADER_BYTES
-        if self.damage is None:
-            taken = self._walk(data, taken)
-        if self.damage is not None:
-            taken = len(data)
-        self._digest.update(memoryview(data)[:taken])
-        self.at += taken
-        self._rest = data[taken:]
+def valid_part(disk: Disk, name: str, size: int) -> tuple[int, int, bytes]:
+    """Return how many bytes of a copy are valid, up to ``size``, and offset and bytes of the last header in them.
+    Raises Corrupt(NEWER_FORMAT)."""
+    try:
+        _, found, data = _walk(disk, name, size)
+    except DamagedLog as damaged:
+        if damaged.damage.newer:
+            raise
+        return 0, 0, b""
+    if found.newer:
+        raise DamagedLog(name, found.end, found.sequence, found.what or "", newer=True)
+    return found.end, *_last_header(found, data)
 
-    def _walk(self, data: bytes, start: int) -> int:
-        """Check whole frames from ``start`` on; return the end of the last one."""
-        before, header = self._found, self.header
-        assert before is not None
-        assert header is not None
-        found = Scan(before.sequence, before.position, before.epoch, start, before.time_us, before.synced)
-        scan(pa.py_buffer(data), header, found)
-        if found.offsets:
-            at = found.offsets[-1]
-            self.last = self.at + at, data[at : at + frames.HEADER_BYTES]
-        self._found = found
-        if found.what is not None and not self._may_continue(data, found):
-            damage = Damage(self.name, self.at + found.end, found.sequence, found.what, found.newer)
-            if not self.passes or found.newer:
-                raise DamagedLog.of(damage)
-            self.damage = damage
-        return found.end
 
-    def _may_continue(self, data: bytes, found: Scan) -> bool:
-        """Return whether the walk may have stopped only because this piece ends."""
-        left = len(data) - found.end
-        if left < frames.HEADER_BYTES:
-            return self.at + len(data) < self.size
-        frame = frames.read_header(memoryview(data), found.end)
-        end = found.end + frame.frame_bytes
-        fits = frame.magic == frames.MAGIC and frame.sequence == found.sequence
-        return fits and end > len(data) and self.at + end <= self.size
+def _walk(disk: Disk, name: str, size: int) -> tuple[SegmentHeader, Scan, pa.Buffer]:
+    data = map_file(disk, name)
+    data = data.slice(0, min(size, data.size))
+    header = SegmentHeader.unpack(data, name)
+    if header.sequence != segment_base(name):
+        raise DamagedLog(name, 0, segment_base(name) or 0, f"this is the segment of frame {header.sequence}")
+    return header, scan(data, header), data
 
-    def drop_rest(self) -> None:
-        """Discard the bytes of an incomplete frame; they will be sent again."""
-        self._rest = b""
 
-    def finish(self, sequence: int | None) -> None:
-        """Check that all bytes arrived, and end with the frame before ``sequence``. Raises Corrupt."""
-        found = self._found
-        if found is None or self.at != self.size or self._rest:
-            where = found.sequence if found is not None else self._sequence
-            self._refuse(self.at, where, "the file ends within a frame")
-        elif self.damage is None and sequence is not None and found.sequence != sequence:
-            self._refuse(self.at, found.sequence, f"the segment ends here, and the next frame should be {sequence}")
-
-    def _refuse(self, offset: int, sequence: int, message: str) -> None:
-        damage = Damage(self.name, offset, sequence, message)
-        if not self.passes or self.at != self.size:
-            raise DamagedLog.of(damage)
-        self.damage = damage
-
-    @property
-    def end(self) -> Scan:
-        """Sequence, position, epoch and time after the last frame."""
-        if self._found is None:
-            raise DamagedLog(self.name, 0, self._sequence, "the file is too short for its header")
-        return self._found
-
-    @property
-    def checksum(self) -> str:
-        """Checksum of the last frame, in hex; empty if there is none."""
-        return "" if self.last is None else f"{frames.read_header(memoryview(self.last[1]), 0).checksum:016x}"
-
-    @property
-    def sha256(self) -> str:
-        return self._digest.hexdigest()
+def _last_header(found: Scan, data: pa.Buffer) -> tuple[int, bytes]:
+    """Return offset and bytes of the header of the last frame, or of the segment."""
+    at, size = (found.offsets[-1], frames.HEADER_BYTES) if found.offsets else (0, HEADER_BYTES)
+    return at, data.slice(at, size).to_pybytes()

@@ -80,7 +80,6 @@ def sound_columns(
 
 
 def _is_sound(message: pa.Buffer, trailer: pa.Buffer, batch: pa.RecordBatch, sequence: int, salt: int) -> bool:
-    """Verify everything but the bodies."""
     try:
         others = _other_bytes(message, batch, sequence, salt)
     except (ValueError, IndexError):

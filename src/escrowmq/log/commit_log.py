@@ -351,7 +351,12 @@ class SegmentLog(ReadableLog):
         try:
             if clean and self._failure is None:
                 self._write_last()
-                self._seal_cleanly()
+                self._active.seal()
+                with suppress(OSError):  # a full disk may prevent it
+                    end = pack_closed(self.shard, self.next_sequence, self.next_position)
+                    replace_file(self._disk, CLOSED_NAME, [[end]])
+        except OSError as problem:
+            raise self._fail(error(Code.LOG_FAILED, f"closing the log failed: {problem}")) from problem
         finally:
             if self._lookups is not None:
                 self._lookups.close(clean=clean and self._failure is None)
@@ -362,12 +367,3 @@ class SegmentLog(ReadableLog):
 
     def _write_last(self) -> None:
         self.sync()
-
-    def _seal_cleanly(self) -> None:
-        """Cut the reserved tail and write the file ``closed`` with the durable end, which a full disk may prevent."""
-        try:
-            self._active.seal()
-        except OSError as problem:
-            raise self._fail(error(Code.LOG_FAILED, f"closing the log failed: {problem}")) from problem
-        with suppress(OSError):
-            replace_file(self._disk, CLOSED_NAME, [[pack_closed(self.shard, self.next_sequence, self.next_position)]])

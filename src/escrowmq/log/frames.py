@@ -15,12 +15,12 @@ from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
-import xxhash
 
 from escrowmq.errors import Code, Misuse, error
 from escrowmq.log import bodies
 from escrowmq.log.report import DamagedLog
 from escrowmq.message import stored
+from escrowmq.message.hashes import checksum
 from escrowmq.platform.disk import Chunk
 from escrowmq.schemas import MESSAGES, STORED, Kind, is_fixed_width
 
@@ -151,10 +151,7 @@ def encode(
     lag = min(sequence - synced, _LARGEST_LAG)
     place = (content.num_rows, sequence, position, time_us, epoch, lag)
     head = _CHECKED.pack(MAGIC, VERSION, kind, encoding, flags, size, *place)
-    digest = xxhash.xxh3_64(head, seed=salt)
-    for chunk in payload:
-        digest.update(chunk)
-    return [head + _CHECKSUM.pack(digest.intdigest()), *payload]
+    return [head + _CHECKSUM.pack(checksum(head, *payload, seed=salt)), *payload]
 
 
 def _packed_payload(packed: Packed, sequence: int, salt: int) -> tuple[Encoding, int, list[Chunk]]:
@@ -206,9 +203,8 @@ def read_header(data: pa.Buffer | memoryview, offset: int) -> FrameHeader:
 
 def is_intact(data: memoryview, offset: int, header: FrameHeader, salt: int) -> bool:
     """Verify the checksum of the frame at ``offset`` (which must lie within ``data``)."""
-    digest = xxhash.xxh3_64(data[offset : offset + _CHECKED.size], seed=salt)
-    digest.update(data[offset + HEADER_BYTES : offset + header.frame_bytes])
-    return bool(digest.intdigest() == header.checksum)
+    payload = data[offset + HEADER_BYTES : offset + header.frame_bytes]
+    return checksum(data[offset : offset + _CHECKED.size], payload, seed=salt) == header.checksum
 
 
 def decode(data: pa.Buffer, offset: int, header: FrameHeader, file: str) -> pa.RecordBatch:
@@ -246,13 +242,12 @@ def _pad(chunks: list[Chunk]) -> list[Chunk]:
     return [*chunks, bytes(rest)] if rest else chunks
 
 
-def _widest_first(schema: pa.Schema) -> list[tuple[int, int]]:
-    """Return column numbers and value widths (bytes) in the order in which bare columns are stored."""
-    return sorted(((i, type_.bit_width // 8) for i, type_ in enumerate(schema.types)), key=lambda column: -column[1])
-
-
-_BARE = {kind: _widest_first(schema) for kind, schema in STORED.items() if is_fixed_width(schema)}
-"""The columns of each kind that is stored as bare columns."""
+_BARE = {
+    kind: sorted(((i, type_.bit_width // 8) for i, type_ in enumerate(schema.types)), key=lambda column: -column[1])
+    for kind, schema in STORED.items()
+    if is_fixed_width(schema)
+}
+"""Column numbers and value widths (bytes), widest first, of each kind that is stored as bare columns."""
 
 
 def _bare(kind: Kind, batch: pa.RecordBatch) -> list[Chunk]:

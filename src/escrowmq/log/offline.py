@@ -1,10 +1,9 @@
 """Read-only view of the log in a data folder. Takes no lock, appends no frame, cuts or repairs nothing.
 
 A folder in use by a broker may be read too, up to the end that its frames, or the broker, report as durable: later
-frames may still be lost in a crash and must not be shown. A frame records only the durability of earlier frames, so
-without the broker's report the newest ones are not shown. In a folder not in use, every frame counts that the next
-opening would keep. All files are mapped on opening, so a reader has one consistent view, whatever retention deletes
-meanwhile.
+frames may still be lost in a crash. A frame records only the durability of earlier frames, so without the broker's
+report the newest ones are not shown. In a folder not in use, every frame counts that the next opening would keep. All
+files are mapped on opening: a consistent view, whatever retention deletes meanwhile.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ def _open(disk: Disk, in_use: bool, durable: Durable | None) -> OfflineLog:
         raise Misuse(Code.NOT_A_DATA_FOLDER, "the folder holds no log")
     recovery.check_chain_start(listing)
     headers = [recovery.read_segment_header(disk, sequence) for sequence in listing.segments]
-    segments, _, _ = recovery.sealed_segments(disk, headers, recovery.covered(listing))
+    segments = [segment for segment, _, _ in recovery.sealed_segments(disk, headers, recovery.covered(listing))]
     floor = recovery.durable_floor(disk, listing, headers[-1].shard)
     segments.append(_last(disk, headers[-1], floor, in_use, durable))
     for segment in segments:
@@ -74,7 +73,6 @@ def _last(disk: Disk, header: SegmentHeader, floor: int, in_use: bool, durable: 
 
 
 def _durable_part(found: Scan, header: SegmentHeader, end: int) -> Scan:
-    """Return only the frames below sequence ``end``."""
     keep = min(max(end - header.sequence, 0), len(found.offsets))
     if keep == len(found.offsets):
         return found

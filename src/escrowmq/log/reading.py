@@ -61,8 +61,7 @@ class Reader:
         self._frame_cache: Recent[Frame] = Recent(_CACHE_BYTES)
         self._column_cache: Recent[SoundColumns] = Recent(_COLUMNS_BYTES)
         self._damages: dict[int, Damage] = {}  # by the sequence of the frame
-        self.on_damage: Callable[[Damage], None] = lambda damage: None
-        """Called on the reader's thread when new damage is found."""
+        self.on_damage: Callable[[Damage], None] = lambda damage: None  # called on the thread that finds new damage
 
     def locate(self, positions: Int64s) -> Located:
         """Find the frames of positions. Raises Rejected(RANGE_PURGED) below the log, Misuse beyond it."""
@@ -87,10 +86,9 @@ class Reader:
         """Return the message at ``position`` as ``gather`` does; None if there is none, or damage: ``gather`` reports
         which."""
         with self.lock:
-            segment = self._segment_at(position)
-            if segment is None:
+            if (found := self._find(position)) is None:
                 return None
-            index = int(segment.index.positions.searchsorted(position, side="right")) - 1
+            segment, index = found
             sequence, kind = segment.sequence + index, segment.index.kinds.item(index)
             start, time_us = segment.index.positions.item(index), segment.index.times.item(index)
         if kind not in MESSAGES:
@@ -104,9 +102,12 @@ class Reader:
             row = frame.batch.slice(position - start, 1)
         return pa.RecordBatch.from_arrays([*row.columns, pa.array([time_us], pa.int64())], schema=READ_SCHEMA)
 
-    def _segment_at(self, position: int) -> Segment | None:
-        at = bisect_right(self.segments, position, key=lambda s: s.header.position) - 1
-        return None if at < 0 or position >= self.segments[at].next_position else self.segments[at]
+    def _find(self, position: int) -> tuple[Segment, int] | None:
+        """Return segment and index of the frame that holds a position. The lock must be held."""
+        segment = self.segments[max(bisect_right(self.segments, position, key=lambda s: s.header.position) - 1, 0)]
+        if not segment.header.position <= position < segment.next_position:
+            return None
+        return segment, int(segment.index.positions.searchsorted(position, side="right")) - 1
 
     def stored_from(self) -> tuple[int, int]:
         with self.lock:
@@ -115,16 +116,14 @@ class Reader:
     def frame_at(self, position: int) -> tuple[int, int]:
         """Return the frame that holds a position, and the position of its first row. Raises as :meth:`locate`."""
         with self.lock:
-            segment = self._segment_at(position)
-            if segment is None:
+            if (found := self._find(position)) is None:
                 self._check_range(position, position)
                 raise Misuse(Code.BAD_ARGUMENT, f"there is no position {position}")
-            index = int(segment.index.positions.searchsorted(position, side="right")) - 1
+            segment, index = found
             return segment.sequence + index, segment.index.positions.item(index)
 
     def place(self, sequence: int) -> tuple[int, int]:
-        """Return the first position of a frame (also of the one after the last), and the time of the frame before
-        it."""
+        """Return the first position of a frame, or of the one after the last; and the time of the frame before it."""
         with self.lock:
             segment = self._segment_of(sequence)
             at = sequence - segment.sequence
@@ -342,7 +341,7 @@ class ReadableLog:
         reader = self._reader
         for _ in range(_RETRIES):
             names = snapshots.listed(reader.disk.list())  # first: a snapshot is of durable frames
-            base = snapshots.base_of(names)
+            base = snapshots.find_base(names)
             first = base.first if base is not None else 0
             end = self.durable_sequence
             with reader.lock:

@@ -89,7 +89,7 @@ def list_folder(disk: Disk) -> Listing:
     """Classify the files of a folder by name; read no content."""
     names = disk.list()
     found = snapshots.listed(names)
-    base = snapshots.base_of(found)
+    base = snapshots.find_base(found)
     first = base.first if base is not None else 0
     segments = sorted(sequence for name in names if (sequence := files.segment_base(name)) is not None)
     known = {files.CLOSED_NAME, DAMAGED_NAME, *map(str, found), *map(files.segment_name, segments)}
@@ -127,15 +127,17 @@ def recover(disk: Disk, listing: Listing) -> Recovered | None:
         return None
     check_chain_start(listing)
     headers = [read_segment_header(disk, sequence) for sequence in listing.segments]
-    sealed, unindexed, damaged = sealed_segments(disk, headers, covered(listing))
+    sealed = sealed_segments(disk, headers, covered(listing))
     last, cut = _recover_last(disk, headers[-1], durable_floor(disk, listing, headers[-1].shard))
-    for segment in unindexed:
-        save_index(disk, segment)
+    for segment, is_indexed, _ in sealed:
+        if not is_indexed:
+            save_index(disk, segment)
     superseded = [s for s in listing.snapshots if s.first >= 0 and s != listing.base]
     dropped = [files.segment_name(s) for s in listing.dropped]
     remove(disk, [*listing.temporary, *map(str, superseded), *dropped, *map(files.index_name, dropped)])
     disk.sync_folder()
-    segments = [*sealed, last]
+    segments = [*(segment for segment, _, _ in sealed), last]
+    damaged = [sequence for _, _, skipped in sealed for sequence in skipped]
     kept = [s for s in listing.snapshots if s not in superseded]
     return Recovered(segments, kept, last.epoch, last_time(segments), cut, damaged)
 
@@ -146,19 +148,13 @@ def covered(listing: Listing) -> int:
     return max((s.sequence for s in listing.snapshots), default=0)
 
 
-def sealed_segments(
-    disk: Disk, headers: list[SegmentHeader], covered: int
-) -> tuple[list[Segment], list[Segment], list[int]]:
-    """Load all segments but the last; also return those without a valid index file, and the damaged frames skipped."""
-    sealed, unindexed, damaged = list[Segment](), list[Segment](), list[int]()
+def sealed_segments(disk: Disk, headers: list[SegmentHeader], covered: int) -> list[tuple[Segment, bool, list[int]]]:
+    """Load all segments but the last, see :func:`sealed_segment`, and check that each continues with the next."""
+    sealed = []
     for header, following in itertools.pairwise(headers):
-        segment, indexed, stepped = sealed_segment(disk, header, covered)
-        damaged += stepped
-        check_link(segment, following)
-        sealed.append(segment)
-        if not indexed:
-            unindexed.append(segment)
-    return sealed, unindexed, damaged
+        sealed.append(sealed_segment(disk, header, covered))
+        check_link(sealed[-1][0], following)
+    return sealed
 
 
 def _recover_last(disk: Disk, header: SegmentHeader, floor: int) -> tuple[Segment, Cut | None]:

@@ -179,16 +179,12 @@ def gather(
 
     breaks = np.flatnonzero((np.diff(located.sequences) != 0) | (np.diff(rows) != 1)) + 1
     if 4 * len(breaks) <= len(rows):
-        batch = _slices(rows, located.sequences, breaks, get)
+        edges = itertools.pairwise([0, *breaks.tolist(), len(rows)])
+        runs = [get(int(located.sequences[at])).slice(int(rows[at]), end - at) for at, end in edges]
+        batch = runs[0] if len(runs) == 1 else pa.concat_batches(runs)
     else:
         batch = _take(rows, located.sequences, get)
     return pa.RecordBatch.from_arrays([*batch.columns, pa.array(located.times)], schema=schema)
-
-
-def _slices(rows: Int64s, sequences: Int64s, breaks: Int64s, get: Callable[[int], pa.RecordBatch]) -> pa.RecordBatch:
-    edges = itertools.pairwise([0, *breaks.tolist(), len(rows)])
-    runs = [get(int(sequences[start])).slice(int(rows[start]), end - start) for start, end in edges]
-    return runs[0] if len(runs) == 1 else pa.concat_batches(runs)
 
 
 def _take(rows: Int64s, sequences: Int64s, get: Callable[[int], pa.RecordBatch]) -> pa.RecordBatch:

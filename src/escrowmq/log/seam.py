@@ -146,15 +146,10 @@ class CommitLog(StoredLog, Protocol):
     """A log open for appending by one writer thread; opening it fenced the previous opener."""
 
     @property
-    def bytes_written(self) -> int:
-        """Bytes of the frames appended by this opener, headers included, snapshots excluded."""
-
-    def stored_bytes(self) -> int:
-        """Return the bytes of all segments, without reserved space."""
-
-    def free_bytes(self) -> int:
-        """Return the free bytes of the disk."""
-
+    def bytes_written(self) -> int: ...  # of the frames of this opener, headers included
+    def stored_bytes(self) -> int: ...  # of all segments, without reserved space
+    def free_bytes(self) -> int: ...  # of the disk; 0 if unknown
+    def bytes_since_snapshot(self) -> int: ...
     def reserve(self, size: int) -> None:
         """Reserve space for appends of ``size`` bytes (``frames.size_bound``). Overloaded changes nothing."""
 
@@ -162,9 +157,7 @@ class CommitLog(StoredLog, Protocol):
         """Append one frame of at least one row, no older than the last; return the position of its first row. It is
         buffered at most until the next ``sync``. Raises as :meth:`reserve`, which may be omitted."""
 
-    def sync(self) -> None:
-        """Write the buffer in one write and sync once. Corrupt(LOG_FAILED) stops the log."""
-
+    def sync(self) -> None: ...  # write the buffer in one write and sync once; Corrupt(LOG_FAILED) stops the log
     def hand_over(self) -> Callable[[], None]:
         """Take out the buffer, the first half of :meth:`sync`; return the second: one write and one sync. Call it once,
         on any thread, while appends continue. The next hand-over, sync, roll of a segment or close waits for it."""
@@ -180,11 +173,8 @@ class CommitLog(StoredLog, Protocol):
         continue. A failure keeps the old ones and does not stop the log, as the snapshot can be derived again:
         Overloaded(DISK_FULL, OUT_OF_RESOURCES), or Corrupt(LOG_FAILED) of this snapshot alone."""
 
-    def bytes_since_snapshot(self) -> int: ...
-
     def drop_before(self, position: int) -> int:
-        """Drop whole segments below ``position`` that the newest snapshot covers, which becomes the *base*; return how
-        many."""
+        """Drop whole segments below ``position`` that the newest snapshot, then the *base*, covers; return how many."""
 
     def release(self) -> None:
         """Stop appending. In a shared log everything appended is synced, and another node may take over at once. The
@@ -198,17 +188,11 @@ class ReplicatedLog(CommitLog, Protocol):
     """An open log that replicas follow and any of them may take over at any moment; after that, calls here fail."""
 
     @property
-    def fenced(self) -> bool:
-        """Whether another node is known to have taken over the log. Later writes raise Corrupt(LOG_FAILED)."""
-
+    def fenced(self) -> bool: ...  # whether another node is known to have taken over: later writes fail
     @property
-    def ended(self) -> EscrowError | None:
-        """Why nothing can be appended any more, even before an append fails; None if no reason is known."""
-
+    def ended(self) -> EscrowError | None: ...  # why nothing can be appended any more, even before an append fails
     @property
-    def proved_at(self) -> float:
-        """When (:func:`escrowmq.platform.clock.uptime`) the last record known to be in the log was sent."""
-
+    def proved_at(self) -> float: ...  # the ``uptime()`` at which the last record known to be in the log was sent
     def caught_up(self) -> list[Frame]:
         """Return, once, the frames found by the take-over, in order, with this opener's OPENED, for a warm ledger."""
 
@@ -221,36 +205,21 @@ class Replica(Protocol):
     """A node of a replicated log while it does not lead. One thread; any thread may read ``log``."""
 
     @property
-    def leader(self) -> str | None:
-        """The URL of the node that last claimed the log or proved that it leads; None if there is none."""
-
+    def leader(self) -> str | None: ...  # the URL of the node that last claimed the log or proved that it leads
     @property
-    def leaders_silence(self) -> float:
-        """Seconds of silence after which the leader expects to be replaced, as stated in its claim; 0 if not stated."""
-
+    def leaders_silence(self) -> float: ...  # seconds after which it expects to be replaced; 0 if not stated
     @property
-    def log(self) -> StoredLog:
-        """The frames followed so far. A new object after :meth:`restarted`."""
-
+    def log(self) -> StoredLog: ...  # the frames followed so far; a new object after :meth:`restarted`
     def follow(self, timeout: float) -> list[Frame]:
         """Return valid frames now in ``log``, in order; wait up to ``timeout`` seconds, [] if there are none."""
 
-    def silent_for(self) -> float:
-        """Return the seconds since the leader's last record; infinite if it released the log or none ever led."""
-
-    def is_behind(self) -> bool | None:
-        """Return whether the log has more than was followed; None if its servers do not respond."""
-
-    def is_whole(self) -> bool:
-        """Return whether ``log`` reaches the snapshot that replaces its dropped frames; before, it has no state."""
-
-    def restarted(self) -> bool:
-        """Return whether ``log`` was started over since the last call: then a warm ledger must be rebuilt."""
-
+    def silent_for(self) -> float: ...  # seconds since the leader's last record; infinite if it released the log
+    def is_behind(self) -> bool | None: ...  # whether the log has more than was followed; None without a response
+    def is_whole(self) -> bool: ...  # whether ``log`` reaches the snapshot of its base; before, it has no state
+    def restarted(self) -> bool: ...  # whether ``log`` was started over since the last call: rebuild a warm ledger
+    def bytes_since_snapshot(self) -> int: ...
     def save_snapshot(self, tables: dict[str, pa.Table], sequence: int, position: int, time_us: int) -> None:
         """Store a snapshot made by this node, as a log does; any thread, while it follows."""
-
-    def bytes_since_snapshot(self) -> int: ...
 
     def take_over(self, version: str, silence: float = 0.0) -> ReplicatedLog:
         """Become the leader; other nodes wait ``silence`` seconds without a sign before they replace it by the clock.

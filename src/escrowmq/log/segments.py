@@ -115,8 +115,7 @@ class Scan:
     times: list[int] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
     kinds: list[int] = field(default_factory=list)
-    damaged: list[int] = field(default_factory=list)
-    """Sequences of frames with a wrong checksum that were skipped, see :func:`step_over`."""
+    damaged: list[int] = field(default_factory=list)  # sequences of frames that :func:`step_over` skipped
 
 
 def scan(data: pa.Buffer, header: SegmentHeader, found: Scan | None = None) -> Scan:

@@ -14,12 +14,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
-import xxhash
 
 from escrowmq.errors import Code, error
 from escrowmq.log.report import DamagedLog
 from escrowmq.log.seam import Snapshot
 from escrowmq.log.segments import FORMAT_VERSION, open_header, seal_header
+from escrowmq.message.hashes import checksum
 from escrowmq.platform.disk import Chunk, Disk, map_file, replace_file
 
 _MAGIC = b"EMQP"
@@ -49,7 +49,7 @@ def listed(names: list[str]) -> list[SnapshotName]:
     return sorted((SnapshotName(int(m[1] or m[2]), int(m[3] or -1)) for m in matches), reverse=True)
 
 
-def base_of(names: Iterable[SnapshotName]) -> SnapshotName | None:
+def find_base(names: Iterable[SnapshotName]) -> SnapshotName | None:
     """Return the base of a log among its snapshots."""
     return max((s for s in names if s.first >= 0), key=lambda s: (s.first, s.sequence), default=None)
 
@@ -92,17 +92,14 @@ def pack(shard: int, snapshot: Snapshot) -> Iterator[list[Chunk]]:
 
 
 def _section_checksum(name_bytes: int, title: bytes | memoryview, stream: pa.Buffer) -> int:
-    digest = xxhash.xxh3_64(struct.pack("<IIQ", name_bytes, 0, stream.size))
-    digest.update(title)
-    digest.update(stream)
-    return int(digest.intdigest())
+    return checksum(struct.pack("<IIQ", name_bytes, 0, stream.size), title, stream)
 
 
 def _unpack_section(data: pa.Buffer, at: int, file: str, tables: dict[str, pa.Table]) -> int:
     """Add the table of the section at ``at``; return the offset after it."""
     if data.size - at < _SECTION.size:
         raise DamagedLog(file, at, -1, "the file ends within a section")
-    name_bytes, reserved, size, checksum = _SECTION.unpack_from(data, at)
+    name_bytes, reserved, size, digest = _SECTION.unpack_from(data, at)
     start = at + _SECTION.size
     stream = start + name_bytes + -name_bytes % 8
     end = stream + size + -size % 8
@@ -110,7 +107,7 @@ def _unpack_section(data: pa.Buffer, at: int, file: str, tables: dict[str, pa.Ta
         raise DamagedLog(file, at, -1, "the section is longer than the file")
     title = memoryview(data)[start:stream]
     payload = data.slice(stream, size)
-    if _section_checksum(name_bytes, title, payload) != checksum or any(memoryview(data)[stream + size : end]):
+    if _section_checksum(name_bytes, title, payload) != digest or any(memoryview(data)[stream + size : end]):
         raise DamagedLog(file, at, -1, "the checksum of a section is wrong")
     try:
         tables[bytes(title[:name_bytes]).decode()] = pa.ipc.open_stream(payload).read_all()

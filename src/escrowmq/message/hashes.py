@@ -1,5 +1,4 @@
-"""Hash of keys and ids, equal on all machines and in all versions: it determines a key's queue, and its place in
-look-up files.
+"""Hash of keys and ids, equal on all machines and in all versions: it determines queues, and places in look-up files.
 
 Bytes are read as little-endian 64-bit words, the last one padded with zeros, and mixed word by word, starting with the
 length, so padding cannot make two keys equal. Tests contain golden values: a change would move keys between queues.
@@ -10,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import xxhash
 
 Int64s = npt.NDArray[np.int64]
 UInt64s = npt.NDArray[np.uint64]
@@ -19,12 +19,22 @@ _FINISH_1 = np.uint64(0xBF58476D1CE4E5B9)
 _FINISH_2 = np.uint64(0x94D049BB133111EB)
 
 
+def checksum(*chunks: bytes | memoryview | pa.Buffer, seed: int = 0) -> int:
+    """Return the xxh3_64 of these bytes, joined: the checksum in all formats of files and records."""
+    digest = xxhash.xxh3_64(seed=seed)
+    for chunk in chunks:
+        digest.update(chunk)
+    return int(digest.intdigest())
+
+
 def hash_keys(keys: pa.Array) -> UInt64s:
     """Return one uint64 per row of a utf8 array; rows without a key get the hash of the empty key."""
     data, starts, lengths = _bytes_and_ranges(keys)
     longest = int(lengths.max(initial=0))
     if longest and len(lengths) and longest == int(lengths.min()):
-        return _hash_equal_lengths(data[: len(lengths) * longest].reshape(-1, longest))
+        padded = np.zeros((len(lengths), longest + -longest % 8), np.uint8)
+        padded[:, :longest] = data[: len(lengths) * longest].reshape(-1, longest)
+        return _hash_words(padded.view(np.uint64), longest)
     hashes = lengths.astype(np.uint64) * _MULTIPLIER
     for word in range((longest + 7) // 8):
         rows = np.flatnonzero(lengths > 8 * word)
@@ -43,15 +53,7 @@ def hash_ids(ids: pa.Array) -> UInt64s:
     return _hash_words(words, 16)
 
 
-def _hash_equal_lengths(rows: npt.NDArray[np.uint8]) -> UInt64s:
-    count, length = rows.shape
-    padded = np.zeros((count, length + -length % 8), np.uint8)
-    padded[:, :length] = rows
-    return _hash_words(padded.view(np.uint64), length)
-
-
 def _hash_words(words: UInt64s, length: int) -> UInt64s:
-    """Hash each row of words, which contains ``length`` bytes."""
     hashes = np.full(len(words), length, np.uint64) * _MULTIPLIER
     for column in range(words.shape[1]):
         hashes ^= words[:, column]

@@ -154,7 +154,7 @@ class Checker:
             if known and plain and m.check_immunity is None and m.delay == 0:
                 rows.append((topic, body, None, None, None, None, -1, now, 0, 0, None))
             else:
-                rows.append(self.row(topic, body, key, tag, m.properties, m.delay, m.queue, identity, m.check_immunity))
+                rows.append(self.message(m))
         return rows
 
     def message(self, message: Message, transaction: bytes | None = None) -> OutgoingRow:

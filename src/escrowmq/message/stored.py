@@ -1,10 +1,9 @@
-"""Encodes a few stored messages as one Arrow IPC record batch message, equal to Arrow's own encoding, but without
-arrays.
+"""Encodes a few stored messages as Arrow does, as one IPC record batch message, but without arrays.
 
-For a small batch Arrow has the fixed cost of a batch: a builder, buffers and a wrapper for each of 13 columns. The
-bytes themselves are simple. Arrow's description of a batch of one schema has a fixed form in which only numbers differ,
-so it is taken once from a batch that Arrow wrote (:func:`_description_packer`), and the numbers are inserted. The
-buffers follow, each padded to 8 bytes. ``tests/message/test_stored.py`` compares the bytes with Arrow's.
+For a small batch Arrow has the fixed cost of a builder, buffers and a wrapper for each of 13 columns. The bytes
+themselves are simple. Arrow's description of a batch of one schema has a fixed form in which only numbers differ: it is
+taken once from a batch that Arrow wrote, and the numbers are inserted. The buffers follow, each padded to 8 bytes.
+``tests/message/test_stored.py`` compares the bytes with Arrow's.
 """
 
 from __future__ import annotations
@@ -91,7 +90,6 @@ def _validity(values: Sequence[Any], missing: int, lengths: list[int], parts: li
 
 
 def _offsets(sizes: list[int]) -> bytes:
-    """Encode the offsets of values of these sizes, padded."""
     if len(sizes) == 1:
         return _ONE.pack(0, sizes[0])
     pad = 4 * (len(sizes) + 1) % 8

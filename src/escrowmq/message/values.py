@@ -1,8 +1,7 @@
-"""Fast construction of frozen values, because the ``__init__`` of a frozen dataclass is too slow for 10,000s of
-receipts/s.
+"""Fast construction of frozen values: the ``__init__`` of a frozen dataclass is too slow for 10,000s of receipts/s.
 
-A frozen dataclass sets each field through ``object.__setattr__``. Here a plain twin class with the same slots is
-filled, and then its ``__class__`` is set to the frozen class; the result is indistinguishable.
+It sets each field through ``object.__setattr__``. Here a plain twin class with the same slots is filled, and then its
+``__class__`` is set to the frozen class; the result is indistinguishable.
 """
 
 from __future__ import annotations

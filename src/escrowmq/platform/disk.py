@@ -57,54 +57,36 @@ def disk_errors() -> Iterator[None]:
 
 
 class File(Protocol):
-    """One open file. Offsets and sizes are bytes."""
+    """One open file. Offsets and sizes are bytes. A failure of any operation raises OSError."""
 
-    def write_at(self, offset: int, chunks: list[Chunk]) -> None:
-        """Write all chunks one after the other from ``offset``. Raises OSError; then any part may be written."""
-
-    def read_at(self, offset: int, size: int) -> bytes:
-        """Return up to ``size`` bytes from ``offset``; fewer at the end of the file."""
-
-    def map(self, size: int) -> pa.Buffer:
-        """Map the first ``size`` bytes as a buffer that shows later writes and outlives the file's deletion."""
-
+    def write_at(self, offset: int, chunks: list[Chunk]) -> None: ...  # after a failure, any part may be written
+    def read_at(self, offset: int, size: int) -> bytes: ...  # fewer at the end of the file
+    def map(self, size: int) -> pa.Buffer: ...  # it shows later writes, and outlives the file's deletion
     def allocate(self, size: int) -> None:
         """Extend the file to at least ``size`` bytes with reserved blocks. OSError(ENOSPC) leaves it unchanged."""
 
-    def truncate(self, size: int) -> None: ...
-
-    def renamed(self, name: str) -> None:
-        """Record the new name of the file on the disk: later maps use it."""
-
+    def truncate(self, size: int) -> None: ...  # or extend with zeros
+    def renamed(self, name: str) -> None: ...  # later maps use the new name
     def size(self) -> int: ...
-
-    def sync(self) -> None:
-        """Make all written data durable. Raises OSError; then the state of the file is undefined."""
-
-    def close(self) -> None: ...
+    def sync(self) -> None: ...  # make all written data durable; after a failure the state of the file is undefined
+    def close(self) -> None: ...  # maps stay valid
 
 
 class Disk(Protocol):
-    """One flat folder: names never contain a separator."""
+    """One flat folder: names never contain a separator. A failure of any operation raises OSError."""
 
-    def open(self, name: str, *, create: bool = False) -> File:
-        """Open a file for reading and writing. Raises FileNotFoundError unless ``create``."""
-
-    def list(self) -> list[str]: ...
-
+    def open(self, name: str, *, create: bool = False) -> File: ...  # FileNotFoundError unless ``create``
+    def list(self) -> list[str]: ...  # sorted
     def rename(self, old: str, new: str) -> None:
         """Replace ``new`` by ``old`` atomically; durable after :meth:`sync_folder`. An open file keeps its content."""
 
     def remove(self, name: str) -> None: ...
-
-    def sync_folder(self) -> None: ...
-
+    def sync_folder(self) -> None: ...  # make creations, renames and removals durable
     def lock(self) -> None:
         """Lock the folder until :meth:`close`. Raises Misuse(FOLDER_IN_USE) with the process that has it."""
 
     def free_bytes(self) -> int: ...
-
-    def close(self) -> None: ...
+    def close(self) -> None: ...  # unlock the folder
 
 
 class WrappedFile:
@@ -139,7 +121,7 @@ def is_neutral(name: str) -> bool:
     return name in (LOCK_NAME, "lost+found") or name.startswith(".")
 
 
-def pieces_of(file: File, size: int, start: int = 0, most: int = 1 << 20) -> Iterator[bytes]:
+def read_pieces(file: File, size: int, start: int = 0, most: int = 1 << 20) -> Iterator[bytes]:
     """Yield the bytes of a file from ``start`` to before ``size`` in pieces; fewer if the file is shorter."""
     while start < size and (piece := file.read_at(start, min(most, size - start))):
         start += len(piece)

@@ -17,6 +17,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from escrowmq.errors import Code, Misuse
@@ -27,24 +28,18 @@ _POLL = 0.01  # poll interval (s) for the removal of the file
 
 
 def _trigger(name: str) -> None:
-    folder = os.environ.get(TELL_VARIABLE)
-    if folder is None:
+    """Kill this process; or report the point, if no process has yet, and block until its file is removed."""
+    if (told := os.environ.get(TELL_VARIABLE)) is None:
         os.kill(os.getpid(), signal.SIGKILL)
-    else:
-        _block(Path(folder).resolve(), name)
-
-
-def _block(folder: Path, name: str) -> None:
-    file, done = folder / name, folder / f"{name}.told"
-    try:
-        os.close(os.open(done, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-    except FileExistsError:
         return
-    written = folder / f"{name}.{os.getpid()}"
-    written.write_text(f"{os.getpid()}\n")
-    written.rename(file)  # complete when it becomes visible
-    while file.exists():
-        time.sleep(_POLL)
+    folder = Path(told).resolve()
+    with suppress(FileExistsError):
+        os.close(os.open(folder / f"{name}.told", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        written = folder / f"{name}.{os.getpid()}"
+        written.write_text(f"{os.getpid()}\n")
+        written.rename(folder / name)  # complete when it becomes visible
+        while (folder / name).exists():
+            time.sleep(_POLL)
 
 
 class Failpoint:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from contextlib import suppress
 from urllib.parse import urlsplit
 
 from escrowmq.errors import Code, Denied, Misuse
@@ -17,26 +18,23 @@ def parse_address(text: str) -> tuple[str, int]:
     host, colon, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]") if host.startswith("[") else host
     if not colon or not host or not (port.isascii() and port.isdigit()) or int(port) > 65_535:
-        raise Misuse(
-            Code.BAD_URL, f"{text!r} is not HOST:PORT", "for example 127.0.0.1:7700; port 0 means any free one"
-        )
+        hint = "for example 127.0.0.1:7700; port 0 means any free one"
+        raise Misuse(Code.BAD_URL, f"{text!r} is not HOST:PORT", hint)
     return host, int(port)
 
 
 def is_loopback(host: str) -> bool:
     """Decide whether only this machine can reach ``host``. Of names only ``localhost`` counts."""
-    try:
+    with suppress(ValueError):
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    return False
 
 
 def host_name(header: str) -> str:
     """Return the name in a ``Host`` header, without its port, in lower case; empty if it is invalid."""
-    try:
+    with suppress(ValueError):
         return (urlsplit("//" + header).hostname or "").lower()
-    except ValueError:
-        return ""
+    return ""
 
 
 def accepts_host_name(name: str, listens_at: str) -> bool:
@@ -45,11 +43,9 @@ def accepts_host_name(name: str, listens_at: str) -> bool:
     server on a loopback address accepts only loopback names and addresses; other servers accept any name."""
     if not is_loopback(listens_at) or is_loopback(name) or name == listens_at.lower():
         return True
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
+    with suppress(ValueError):
+        return bool(ipaddress.ip_address(name))
+    return False
 
 
 def check_address(host: str, insecure: bool, *, tls: bool = False, rights: bool = False) -> None:

@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from escrowmq.log import frames
 from escrowmq.log.kafka import records
+from escrowmq.log.kafka.channel import Channel, Round
 from escrowmq.log.kafka.records import Claim, RecordType
 from escrowmq.schemas import STORED, Kind
 from escrowmq.testing.log_conformance import START_US, messages
@@ -32,6 +33,16 @@ def _encoded(kind: Kind, batch: pa.RecordBatch, sequence: int, position: int, ep
         kind, batch, sequence=sequence, position=position, time_us=START_US, epoch=epoch, synced=0, salt=salt
     )
     return b"".join(bytes(memoryview(chunk)) for chunk in chunks)
+
+
+def send_frames(channel: Channel, data: bytes) -> Round:
+    """Send the consecutive frames in ``data``."""
+    parts, rest = [], memoryview(data)
+    while rest:
+        size = frames.read_header(rest, 0).frame_bytes
+        parts.append([rest[:size]])
+        rest = rest[size:]
+    return channel.send_frames(parts)
 
 
 @dataclass

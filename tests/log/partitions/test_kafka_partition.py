@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic
-from partition_scripts import frame
+from partition_scripts import frame, send_frames
 
 from escrowmq.errors import Code, Corrupt, EscrowError, Fenced, Misuse, Rejected, Unknown
 from escrowmq.log.kafka.channel import claim
@@ -161,7 +161,7 @@ def test_the_channel_over_a_real_partition(opener: Opener) -> None:
     first = claim(opener(), Fold(), url="escrow://a")
     salt, sizes = first.standing.salt, [20, 20, 2_000_000, 20]
     data = [frame(n, n, epoch=0, salt=salt, body=size) for n, size in enumerate(sizes)]
-    rounds = [first.send_frames(data[0]), first.send_frames(data[1] + data[2]), first.send_act(b"an act\n")]
+    rounds = [send_frames(first, data[0]), send_frames(first, data[1] + data[2]), first.send_act(b"an act\n")]
     assert [r.wait().sequence for r in rounds] == [1, 3, 3]
     assert first.gaps == 0
     fold, got = Fold(), list[bytes]()
@@ -170,10 +170,10 @@ def test_the_channel_over_a_real_partition(opener: Opener) -> None:
     )
     assert b"".join(got) == b"".join(data[:3])
     assert (fold.standing.sequence, fold.standing.act_bytes, fold.standing.epoch) == (3, 7, 2)
-    late = first.send_frames(data[3])
+    late = send_frames(first, data[3])
     with refused(Fenced, Code.FENCED, "escrow://b"):
         late.wait()
-    assert second.send_frames(data[3]).wait().sequence == 4
+    assert send_frames(second, data[3]).wait().sequence == 4
     assert second.gaps == 1
     first.close()
     second.release(30)
@@ -204,7 +204,7 @@ def test_a_node_that_stands_still(opener: Opener, kafka_server: Server) -> None:
     closing.produce(0, b"x")
     kafka_server.pause()
     try:
-        sent = channel.send_frames(frame(0, 0, epoch=0, salt=channel.standing.salt))
+        sent = send_frames(channel, frame(0, 0, epoch=0, salt=channel.standing.salt))
         with refused(Unknown, Code.TIMED_OUT):
             asking.ends(0.3)
         with refused(Unknown, Code.TIMED_OUT):
@@ -231,7 +231,7 @@ def test_a_transaction_of_a_stranger_is_noticed(opener: Opener, address: str) ->
     producer.commit_transaction(30)
     with refused(Corrupt, Code.DAMAGED, "no other writers"):
         for number in itertools.count():  # the end may be written some records later
-            channel.send_frames(frame(number, number, epoch=0, salt=channel.standing.salt)).wait()
+            send_frames(channel, frame(number, number, epoch=0, salt=channel.standing.salt)).wait()
     channel.close()
 
 

@@ -390,7 +390,7 @@ def test_a_follower_follows_and_leads_while_the_partition_of_bases_is_silent(
     kafka: MemoryKafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("escrowmq.log.kafka.replica.BASE_SECONDS", 0.0)
-    monkeypatch.setattr("escrowmq.log.kafka.replica.BASE_LOOK_SECONDS", 0.001)
+    monkeypatch.setattr("escrowmq.log.kafka.replica.BASE_POLL_SECONDS", 0.001)
     leader = leading(kafka, MemoryDisk())
     partitions = kafka.partitions()
     follower = PartitionReplica(
@@ -439,7 +439,7 @@ def test_a_base_that_is_gone_while_it_is_fetched_is_fetched_later(
             raise error(Code.RANGE_PURGED, "a newer base stands for it")
         return []
 
-    monkeypatch.setattr("escrowmq.log.kafka.replica.BASE_LOOK_SECONDS", 60.0)
+    monkeypatch.setattr("escrowmq.log.kafka.replica.BASE_POLL_SECONDS", 60.0)
     monkeypatch.setattr(base, "read", soon_gone)
     follower.follow(0.0)
     assert len(looked) > reads

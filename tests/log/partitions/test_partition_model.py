@@ -11,7 +11,7 @@ from contextlib import suppress
 import partition_model
 import pytest
 from partition_model import CLAIM, Explored, Model, Opener, State
-from partition_scripts import SALT, SHARD, frame
+from partition_scripts import SALT, SHARD, frame, send_frames
 
 from escrowmq.errors import Code, EscrowError
 from escrowmq.log.kafka.channel import Channel, Round, claim
@@ -128,7 +128,7 @@ class Real:
         now = channel.standing
         for n in range(self.frames):
             data = frame(now.sequence + n, now.position + n, epoch=0)
-            self.rounds[i].append(channel.send_frames(data))
+            self.rounds[i].append(send_frames(channel, data))
         self.channels[i] = channel
 
     def land(self, i: int) -> None:

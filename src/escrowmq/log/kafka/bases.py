@@ -26,7 +26,8 @@ from escrowmq.log.kafka.fold import Standing
 from escrowmq.log.kafka.partition import Partition
 from escrowmq.log.segments import SegmentHeader
 from escrowmq.log.snapshots import SnapshotName
-from escrowmq.platform.disk import Chunk, Disk, disk_errors, pieces_of, replace_file
+from escrowmq.message.hashes import checksum
+from escrowmq.platform.disk import Chunk, Disk, disk_errors, read_pieces, replace_file
 from escrowmq.platform.failpoints import reach
 
 VERSION = 1
@@ -93,20 +94,16 @@ class Record(NamedTuple):
 def pack(type: int, id: int, rank: int, number: int, payload: bytes | memoryview) -> bytes:
     """Encode one record of the base's partition."""
     head = _HEADER.pack(_MAGIC, VERSION, type, id, rank, number, len(payload), 0)[:_CHECKED_BYTES]
-    digest = xxhash.xxh3_64(head)
-    digest.update(payload)
-    return b"".join((head, struct.pack("<Q", digest.intdigest()), payload))
+    return b"".join((head, struct.pack("<Q", checksum(head, payload)), payload))
 
 
 def unpack(raw: bytes, offset: int) -> Record | None:
     """Decode a record; None if it is invalid: an incomplete base is not used. Raises Corrupt(NEWER_FORMAT)."""
     if len(raw) < _HEADER.size or raw[:4] != _MAGIC:
         return None
-    _, version, type_, id_, rank, number, size, checksum = _HEADER.unpack_from(raw)
+    _, version, type_, id_, rank, number, size, digest = _HEADER.unpack_from(raw)
     payload = memoryview(raw)[_HEADER.size :]
-    digest = xxhash.xxh3_64(raw[:_CHECKED_BYTES])
-    digest.update(payload)
-    if len(payload) != size or digest.intdigest() != checksum:
+    if len(payload) != size or checksum(raw[:_CHECKED_BYTES], payload) != digest:
         return None
     if version > VERSION:
         raise error(Code.NEWER_FORMAT, f"the record of a base at offset {offset} is of format version {version}")
@@ -290,4 +287,4 @@ def file_pieces(disk: Disk, name: str, size: int) -> Iterator[bytes]:
     """Yield the first ``size`` bytes of a file in pieces. Raises OSError."""
     if size:
         with closing(disk.open(name)) as file:
-            yield from pieces_of(file, size, most=CHUNK_BYTES)
+            yield from read_pieces(file, size, most=CHUNK_BYTES)

@@ -4,8 +4,8 @@ A record counts when it is acknowledged and no claim can lie between it and our 
 one, or the records between were read (``rule.prove``). An acknowledgement alone is not enough, as another node may have
 claimed in between. A failure is final: an owner that cannot know what is stored does not continue under the same claim.
 
-No thread only waits for acknowledgements: a caller waiting for a round processes them for all (a separate thread would
-cost each round a thread switch). The beat thread processes them while no caller waits.
+A caller waiting for a round processes acknowledgements for all: a thread for them would cost each round a thread
+switch. The beat thread processes them while no caller waits.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import logging
 import secrets
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -38,13 +39,13 @@ CLAIM_SECONDS = 30.0
 _SLICE = 0.1  # maximum wait (s) of one poll of the partition, so that its own deadline is noticed
 
 
+@dataclass(eq=False)
 class Round:
     """The records of one send. For its sender it counts as a whole or not at all."""
 
-    def __init__(self, channel: Channel, number: int) -> None:
-        self._channel = channel
-        self.number = number  # number of its last record
-        self.standing: Standing | None = None  # the state right after it, once it counts
+    _channel: Channel
+    number: int  # number of its last record
+    standing: Standing | None = None  # the state right after it, once it counts
 
     def wait(self, timeout: float | None = None) -> Standing:
         """Wait until the round counts; return the state of the log right after it. Raises Fenced(FENCED) if another
@@ -60,12 +61,7 @@ class _Sent(NamedTuple):
     ends: Round | None  # the round that it completes
 
 
-class _Record(NamedTuple):
-    """A record to send."""
-
-    type: RecordType
-    payload: list[memoryview]
-    after: Standing  # state of the log after it, except for its own number
+_Record = tuple[RecordType, list[memoryview], Standing]  # the last is the state of the log after it
 
 
 class Channel:
@@ -99,16 +95,12 @@ class Channel:
         self._beat_thread: threading.Thread | None = None
         self.proved_at = self._last_sent  # when the newest record known to count was sent: we still owned the log then
         self.gaps = 0  # number of offset gaps that were read
-        self.failed = threading.Event()  # set with :attr:`failure`
 
     # Sending
 
-    def send_frames(self, data: Payload) -> Round:
-        """Send one or more whole frames. Raises Misuse(BAD_ARGUMENT) if they are not the next ones of the log."""
-        return self.send_chunks(_frames(memoryview(data)))
-
-    def send_chunks(self, frames: Iterable[Sequence[memoryview]]) -> Round:
-        """Send as :meth:`send_frames`; each frame is in chunks, the first with the header, copied once."""
+    def send_frames(self, frames: Iterable[Sequence[memoryview]]) -> Round:
+        """Send whole frames, each in chunks, the first with the header; copied once. Raises Misuse(BAD_ARGUMENT),
+        sending nothing, if they are not the next ones of the log."""
         with self._send_lock:
             self._check()
             *first, (type, payload, after) = self._arrange(frames)
@@ -162,7 +154,7 @@ class Channel:
                 message = f"frame {frame.sequence}, position {frame.position}"
                 raise Misuse(Code.BAD_ARGUMENT, f"{message}: the log stands at {now.sequence}, {now.position}")
             if pending and size + frame.frame_bytes > LARGEST_PAYLOAD:
-                result.append(_Record(RecordType.FRAMES, pending, now))
+                result.append((RecordType.FRAMES, pending, now))
                 pending, size = [], 0
             before = now
             sequence, position = now.sequence + 1, now.position + frame.rows
@@ -171,11 +163,11 @@ class Channel:
             size += frame.frame_bytes
             if size > LARGEST_PAYLOAD:
                 *parts, last = records.cut(pending)
-                result += [_Record(RecordType.PART, part, before) for part in parts]
-                result.append(_Record(RecordType.FRAMES, last, now))
+                result += [(RecordType.PART, part, before) for part in parts]
+                result.append((RecordType.FRAMES, last, now))
                 pending, size = [], 0
         if pending:
-            result.append(_Record(RecordType.FRAMES, pending, now))
+            result.append((RecordType.FRAMES, pending, now))
         if not result:
             raise Misuse(Code.BAD_ARGUMENT, "no frame to send")
         return result
@@ -328,7 +320,6 @@ class Channel:
         with self._failure_lock:
             if self.failure is None:
                 self.failure = problem
-        self.failed.set()
         return self._copy_error(self.failure)
 
     def _fail_late(self) -> EscrowError:
@@ -406,17 +397,6 @@ def _follow(
 def _timeout_error(partition: Partition) -> Exception:
     hint = "is Kafka up, and are enough replicas in sync?"
     return error(Code.TIMED_OUT, f"{partition.name} did not answer in time", hint)
-
-
-def _frames(data: memoryview) -> Iterator[list[memoryview]]:
-    """Split ``data`` into its consecutive frames. Raises Misuse(BAD_ARGUMENT)."""
-    at = 0
-    while at < len(data):
-        end = at + frames.read_header(data, at).frame_bytes if len(data) - at >= frames.HEADER_BYTES else at
-        if not at < end <= len(data):
-            raise Misuse(Code.BAD_ARGUMENT, "a frame that is not whole")
-        yield [data[at:end]]
-        at = end
 
 
 def warn_foreign(partition: str, offset: int) -> None:

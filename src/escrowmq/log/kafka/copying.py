@@ -6,7 +6,7 @@ import hashlib
 from collections import deque
 from collections.abc import Iterator
 from contextlib import closing, suppress
-from itertools import chain
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 import msgspec
@@ -30,6 +30,9 @@ from escrowmq.platform.disk import Disk, disk_errors, map_file, read_file
 GROUP_BYTES = 4 << 20  # bytes of frames sent at once
 AHEAD = 4  # maximum number of such groups in flight
 _EMPTY_FIRST = "copy into topics that were made for it: `escrowmq log create`"
+
+
+Frames = Iterator[tuple[int, memoryview]]  # sequence and bytes
 
 
 class Copied(NamedTuple):
@@ -57,8 +60,7 @@ def to_partition(disk: Disk, partitions: Partitions, *, version: str) -> Copied:
     finally:
         disk.close()
     with closing(partitions.log()) as partition, closing(partitions.base()) as base:
-        found = _digest_partition(partition, base, partition.ends(ANSWER_SECONDS)[1])
-    _compare(sent, found)
+        _compare(sent, _digest_partition(partition, base, partition.ends(ANSWER_SECONDS)[1]))
     return sent._replace(acts=acts)
 
 
@@ -86,10 +88,8 @@ def to_folder(partitions: Partitions, disk: Disk) -> Copied:
         disk.sync_folder()
         disk.remove(MIRROR_NAME)  # makes it an ordinary log
         disk.sync_folder()
-        digest = _Digest(expected.first, expected.end)
-        for group in _segments(disk, open_offline(disk, in_use=False).files().segments):
-            digest.add(*group)
-        _compare(expected, digest.copied())
+        stored = _stored_frames(disk, open_offline(disk, in_use=False).files().segments)
+        _compare(expected, _digest(stored, expected.first, expected.end))
     finally:
         disk.close()
     return expected._replace(acts=acts)
@@ -115,58 +115,42 @@ def _send(disk: Disk, partition: Partition, base: Partition, version: str) -> tu
         else:
             for lines in _lines(acts):
                 channel.send_act(lines).wait()
-        waiting = deque[Round]()
-        sent = _Digest(first.sequence, log.next_sequence)
-        for sequence, group, data in _segments(disk, files.segments):
-            sent.add(sequence, group, data)
-            waiting.append(channel.send_frames(data))
-            if len(waiting) > AHEAD:
-                waiting.popleft().wait()
-        for left in waiting:
-            left.wait()
+        frames = _send_frames(channel, _stored_frames(disk, files.segments))
+        sent = _digest(frames, first.sequence, log.next_sequence)
         channel.release(ANSWER_SECONDS)
     finally:
         channel.close()
-    return files.acts, sent.copied()
+    return files.acts, sent
 
 
-class _Digest:
-    """Digest of the frames from ``first`` to before ``end``."""
-
-    def __init__(self, first: int, end: int) -> None:
-        self._first, self._end, self._next = first, end, first
-        self._digest, self._bytes = hashlib.sha256(), 0
-
-    def add(self, sequence: int, offsets: list[int], data: memoryview) -> None:
-        """Add frames from ``sequence`` on, which begin at ``offsets`` of ``data``; skip those outside the range."""
-        low = min(max(self._first - sequence, 0), len(offsets))
-        high = min(max(self._end - sequence, 0), len(offsets))
-        if low < high:
-            bounds = [*offsets, len(data)]
-            part = data[bounds[low] : bounds[high]]
-            self._digest.update(part)
-            self._bytes += len(part)
-            self._next = sequence + high
-
-    def copied(self) -> Copied:
-        return Copied(self._first, self._next, self._bytes, self._digest.hexdigest(), 0)
-
-
-def _segments(disk: Disk, segments: tuple[StoredFile, ...]) -> Iterator[tuple[int, list[int], memoryview]]:
-    """Yield the checked frames of segments in groups: first sequence, offsets, bytes. Raises Corrupt with the place."""
+def _stored_frames(disk: Disk, segments: tuple[StoredFile, ...]) -> Frames:
+    """Yield the checked frames of segments. Raises Corrupt with the place."""
     for name, size in segments:
         data = map_file(disk, name, size)
-        header = SegmentHeader.unpack(data.slice(0, HEADER_BYTES).to_pybytes(), name)
+        header = SegmentHeader.unpack(data, name)
         found = scan(data, header)
         if found.what is not None:
             raise DamagedLog(name, found.end, found.sequence, found.what, newer=found.newer)
-        start = 0
-        for n, end in enumerate([*found.offsets[1:], found.end], 1):
-            if n == len(found.offsets) or end - found.offsets[start] >= GROUP_BYTES:
-                begin = found.offsets[start]
-                offsets = [at - begin for at in found.offsets[start:n]]
-                yield header.sequence + start, offsets, memoryview(data)[begin:end]
-                start = n
+        for sequence, (start, end) in enumerate(pairwise([*found.offsets, found.end]), header.sequence):
+            yield sequence, memoryview(data)[start:end]
+
+
+def _send_frames(channel: Channel, frames: Frames) -> Frames:
+    """Send the frames that pass, many at once."""
+    waiting, group, size = deque[Round](), list[list[memoryview]](), 0
+    for sequence, frame in frames:
+        group.append([frame])
+        size += len(frame)
+        if size >= GROUP_BYTES:
+            waiting.append(channel.send_frames(group))
+            group, size = [], 0
+            if len(waiting) > AHEAD:
+                waiting.popleft().wait()
+        yield sequence, frame
+    if group:
+        waiting.append(channel.send_frames(group))
+    for left in waiting:
+        left.wait()
 
 
 def _digest_partition(partition: Partition, base_partition: Partition, end: int) -> Copied:
@@ -174,13 +158,25 @@ def _digest_partition(partition: Partition, base_partition: Partition, end: int)
     fold, first = Fold(), 0
     if (base := Bases(base_partition).newest()) is not None:
         fold, first = Fold(base.manifest.standing), base.manifest.sequence
-    digest = _Digest(first, 1 << 62)
-    while fold.standing.offset < end:
-        for offset, raw in partition.read(fold.standing.offset, end, 1.0):
-            taken = fold.take(offset, raw)
-            if taken.verdict is Verdict.COUNTS and taken.type is RecordType.FRAMES:
-                digest.add(taken.frames[0][1].sequence, [at for at, _ in taken.frames], taken.content)
-    return digest.copied()
+
+    def frames() -> Frames:
+        while fold.standing.offset < end:
+            for offset, raw in partition.read(fold.standing.offset, end, 1.0):
+                taken = fold.take(offset, raw)
+                if taken.verdict is Verdict.COUNTS and taken.type is RecordType.FRAMES:
+                    for at, header in taken.frames:
+                        yield header.sequence, taken.content[at : at + header.frame_bytes]
+
+    return _digest(frames(), first, 1 << 62)
+
+
+def _digest(frames: Frames, first: int, end: int) -> Copied:
+    digest, size, following = hashlib.sha256(), 0, first
+    for sequence, frame in frames:
+        if first <= sequence < end:
+            digest.update(frame)
+            size, following = size + len(frame), sequence + 1
+    return Copied(first, following, size, digest.hexdigest(), 0)
 
 
 def _compare(expected: Copied, found: Copied) -> None:

@@ -1,8 +1,7 @@
 """The fold of a partition: determines from its records, in order, which count. Pure: no clock, no network, no disk.
 
-Every reader folds the same records into the same frames, so no reader needs to ask who leads. ``rule.py`` has the rule;
-this module has the bytes: headers, checksums, frames larger than a record. Unreadable or missing records are errors at
-once: no record that may have counted is skipped.
+Every reader folds the same records into the same frames, whoever leads. ``rule.py`` has the rule, this module the
+bytes. Unreadable or missing records are errors at once: no record that may have counted is skipped.
 """
 
 from __future__ import annotations

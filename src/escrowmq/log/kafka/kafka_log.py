@@ -35,7 +35,7 @@ from escrowmq.log.kafka.fold import Fold, Standing
 from escrowmq.log.kafka.mirror import Mirror
 from escrowmq.log.kafka.partition import Partitions
 from escrowmq.log.seam import Frame
-from escrowmq.log.snapshots import SnapshotName, base_of
+from escrowmq.log.snapshots import SnapshotName, find_base
 from escrowmq.platform.disk import Chunk, file_size
 from escrowmq.platform.failpoints import reach
 
@@ -150,7 +150,7 @@ class KafkaLog(Mirror):
         unsent, self._unsent = self._unsent, []
         size, self._unsent_bytes = self._unsent_bytes, 0
         with self._stop_on_error():
-            sent = self._channel.send_chunks(unsent) if unsent else None
+            sent = self._channel.send_frames(unsent) if unsent else None
         before, self._last_turn = self._last_turn, threading.Event()
         done = self._last_turn
 
@@ -224,7 +224,7 @@ class KafkaLog(Mirror):
 
     def _base_to_send(self) -> SnapshotName | None:
         with self._reader.lock:
-            base = base_of(self._snapshots)
+            base = find_base(self._snapshots)
         return base if base is not None and base != self._sent_base else None
 
     def _upload_base(self) -> None:

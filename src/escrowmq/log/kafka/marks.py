@@ -1,5 +1,4 @@
-"""Marks, where a mirror can resume: states of the fold at a few offsets, in the file ``.kafka.json`` beside the
-segments.
+"""Marks, where a mirror can resume: states of the fold at a few offsets, in the file ``.kafka.json``.
 
 The file also identifies a folder as a mirror. It is written first, durably, so that only copies are ever wiped. Its
 content is only a hint: without a matching mark, the mirror is started over. A mark is true of the partition whatever
@@ -33,14 +32,6 @@ class _Content(msgspec.Struct, frozen=True):
     kept: tuple[Standing, ...] = ()
     last: Standing | None = None
     cluster: str = ""
-
-    def is_same(self, partition: str, cluster: str) -> bool:
-        """Return whether it is that partition under other host names."""
-        return bool(cluster) and self.cluster == cluster and _place(self.partition) == _place(partition)
-
-
-def _place(name: str) -> list[str]:
-    return name.split("/")[-2:]
 
 
 def boot_id() -> str:
@@ -78,12 +69,10 @@ class Marks:
             return cls(disk, partition, cluster), False
         if content.version > VERSION:
             raise error(Code.NEWER_FORMAT, f"{MIRROR_NAME} is of format version {content.version}")
-        if content.partition != partition and not content.is_same(partition, cluster):
-            raise Misuse(
-                Code.BAD_SETTING,
-                f"the folder is a mirror of {content.partition}, not of {partition}",
-                "name another folder: an empty one is filled from the partition",
-            )
+        place = slice(-2 if cluster and content.cluster == cluster else None, None)  # hosts may have new names
+        if content.partition.split("/")[place] != partition.split("/")[place]:
+            message = f"the folder is a mirror of {content.partition}, not of {partition}"
+            raise Misuse(Code.BAD_SETTING, message, "name another folder: an empty one is filled from the partition")
         marks = cls(disk, partition, cluster, list(content.kept))
         marks._last = content.last
         return marks, bool(content.boot) and content.boot == boot_id()
@@ -110,7 +99,7 @@ class Marks:
             first = bisect_right(self._kept, sequence, key=lambda mark: mark.sequence) - 1
             del self._kept[: max(first, 0)]
 
-    def forget_above(self, offset: int) -> None:
+    def drop_above(self, offset: int) -> None:
         """Drop marks after an offset, which the mirror did not keep."""
         with self._lock:
             self._kept = [mark for mark in self._kept if mark.offset <= offset]

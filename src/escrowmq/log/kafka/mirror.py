@@ -127,13 +127,10 @@ class Mirror(SegmentLog):
         with self._reader.lock:
             return all(s.sequence <= self.next_sequence for s in self._snapshots if s.first >= 0)
 
-    def adopt_snapshot(self, name: SnapshotName) -> None:
-        """Register a snapshot that was put into the folder."""
+    def follow_base(self, position: int, fetched: SnapshotName | None) -> None:
+        """Drop what the leader dropped: frames below ``position`` and their marks. ``fetched``: a new snapshot."""
         with self._reader.lock:
-            self._snapshots = sorted({*self._snapshots, name}, reverse=True)
-
-    def follow_base(self, position: int) -> None:
-        """Drop what the leader dropped: frames below ``position``, and the marks of these."""
+            self._snapshots = sorted({*self._snapshots, fetched} if fetched else self._snapshots, reverse=True)
         self.drop_before(position)
         self.marks.drop_below(self._reader.stored_from()[0])
 

@@ -16,12 +16,9 @@ class Partition(Protocol):
     ``close``, Corrupt(LOG_FAILED) for a producer that has ended."""
 
     @property
-    def name(self) -> str:
-        """Display name: ``TOPIC/PARTITION``."""
-
+    def name(self) -> str: ...  # for display: ``TOPIC/PARTITION``
     def produce(self, number: int, record: bytes) -> None:
-        """Start sending a record; ``number`` identifies its acknowledgement. Blocks only while the memory for them is
-        full."""
+        """Start sending a record, acknowledged under ``number``. Blocks while the memory for these is full."""
 
     def acknowledged(self, timeout: float) -> list[tuple[int, int]]:
         """Return new acknowledgements: (number, offset or :data:`UNKNOWN_OFFSET`), in any order; wait up to ``timeout``
@@ -41,27 +38,19 @@ class Partition(Protocol):
     def delete_before(self, offset: int, timeout: float = 30.0) -> None:
         """Delete all records below ``offset`` permanently. Raises Unknown(TIMED_OUT) if the outcome is unknown."""
 
-    def close(self) -> None:
-        """Close the connections; unacknowledged records may or may not be stored. Idempotent."""
+    def close(self) -> None: ...  # idempotent; unacknowledged records may or may not be stored
 
 
 class Partitions(Protocol):
     """Provider of the two partitions of one shard."""
 
     @property
-    def name(self) -> str:
-        """Display name of their location."""
-
+    def name(self) -> str: ...  # of their location, for display
     def check(self, timeout: float = 30.0) -> str:
         """Check that the topics exist with suitable settings; return the id of their cluster, which is independent of
         host names. Raises Misuse(BAD_SETTING) with the setting and its right value, or for an invalid certificate;
         Rejected(UNKNOWN_TOPIC); Denied(DENIED); Unknown(TIMED_OUT), with the known cause; Unknown(CLOSED)."""
 
-    def log(self) -> Partition:
-        """Open the log's partition. Each call is a separate opener."""
-
-    def base(self) -> Partition:
-        """Open the partition of base snapshots: the same partition of the topic ``TOPIC.base``."""
-
-    def close(self) -> None:
-        """Close all opened partitions; threads waiting for Kafka soon get Unknown(CLOSED). Idempotent."""
+    def log(self) -> Partition: ...  # each call is a separate opener
+    def base(self) -> Partition: ...  # of base snapshots: the same partition of the topic ``TOPIC.base``
+    def close(self) -> None: ...  # idempotent; threads waiting for Kafka soon get Unknown(CLOSED)

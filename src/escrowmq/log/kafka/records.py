@@ -8,9 +8,9 @@ from enum import IntEnum
 from typing import NamedTuple, TypeVar
 
 import msgspec
-import xxhash
 
 from escrowmq.errors import Code, EscrowError, Misuse, error
+from escrowmq.message.hashes import checksum
 
 MAGIC = b"EMQK"
 VERSION = 1
@@ -78,12 +78,9 @@ def pack(type: RecordType, *payload: Payload, shard: int, epoch: int, nonce: int
     size = sum(map(len, payload))
     if size > LARGEST_PAYLOAD:
         raise Misuse(Code.BATCH_TOO_LARGE, f"a record of {size} bytes; at most {LARGEST_PAYLOAD} go into one")
-    digest = xxhash.xxh3_64()
-    for piece in payload:
-        digest.update(piece)
     place = (shard, epoch, nonce, number, sequence)
-    head = _HEADER.pack(MAGIC, VERSION, HEADER_BYTES, *place, size, type, digest.intdigest())
-    return b"".join((head, _CHECKSUM.pack(xxhash.xxh3_64_intdigest(head)), *payload))
+    head = _HEADER.pack(MAGIC, VERSION, HEADER_BYTES, *place, size, type, checksum(*payload))
+    return b"".join((head, _CHECKSUM.pack(checksum(head)), *payload))
 
 
 def is_foreign(raw: bytes) -> bool:
@@ -96,8 +93,8 @@ def read_header(raw: bytes, offset: int) -> RecordHeader:
     if len(raw) < HEADER_BYTES:
         raise damage_error(offset, "it is shorter than its header")
     version, length = struct.unpack_from("<HH", raw, 4)
-    checksum = _CHECKSUM.pack(xxhash.xxh3_64_intdigest(raw[: max(length - 8, 0)]))
-    if not 16 <= length <= len(raw) or raw[length - 8 : length] != checksum:
+    sound = 16 <= length <= len(raw) and raw[length - 8 : length] == _CHECKSUM.pack(checksum(raw[: length - 8]))
+    if not sound:
         raise damage_error(offset, "the checksum of its header is wrong")
     if version > VERSION or length != HEADER_BYTES:
         raise error(Code.NEWER_FORMAT, f"the record at offset {offset} is of format version {version}")
@@ -112,7 +109,7 @@ def payload_of(raw: bytes, header: RecordHeader, offset: int) -> memoryview:
     payload = memoryview(raw)[HEADER_BYTES:]
     if len(payload) != header.payload_bytes:
         raise damage_error(offset, f"it holds {len(payload)} bytes, its header says {header.payload_bytes}")
-    if xxhash.xxh3_64_intdigest(payload) != header.payload_checksum:
+    if checksum(payload) != header.payload_checksum:
         raise damage_error(offset, "the checksum of its content is wrong")
     return payload
 

@@ -1,5 +1,4 @@
-"""Recovery of a mirror on opening.
-It was never synced, and the partition holds everything in it: invalid parts are cut off, not reported.
+"""Recovery of a mirror, which was never synced: invalid parts are cut off, as the partition holds them.
 
 Rules:
 
@@ -25,7 +24,7 @@ from escrowmq.log.recovery import MIRROR_NAME, Cut, Listing, Recovered, remove
 from escrowmq.log.report import DAMAGED_NAME, DamagedLog, unpack_damaged
 from escrowmq.log.segments import CLOSED_NAME, SegmentHeader, index_name, is_zero, scan, segment_name
 from escrowmq.log.snapshots import SnapshotName
-from escrowmq.platform.disk import TEMPORARY, Disk, map_file, pieces_of, read_file
+from escrowmq.platform.disk import TEMPORARY, Disk, map_file, read_file, read_pieces
 
 
 def recover_mirror(disk: Disk, *, sound: bool) -> Recovered | None:
@@ -74,7 +73,7 @@ def sound_acts(disk: Disk, shard: int) -> int:
     size, number, previous = 0, 0, origin(shard)
     with suppress(FileNotFoundError), closing(disk.open(journal.NAME)) as file:
         rest = b""
-        for piece in pieces_of(file, file.size()):
+        for piece in read_pieces(file, file.size()):
             *lines, rest = (rest + piece).split(b"\n")
             for line in lines:
                 try:

@@ -39,7 +39,7 @@ from escrowmq.platform.disk import Disk, disk_errors, is_neutral
 from escrowmq.platform.failpoints import reach
 
 BASE_SECONDS = 10.0  # interval at which a follower checks for a newer base, to drop what the leader dropped
-BASE_LOOK_SECONDS = 0.25
+BASE_POLL_SECONDS = 0.25
 """Timeout of one such check. Meanwhile nothing is followed and no take-over runs, and the base's partition may be
 silent while that of the log is not."""
 BASE_FETCH_SECONDS = 2.0  # timeout for each piece of a snapshot found by such a check
@@ -213,11 +213,12 @@ class PartitionReplica:
 
     def _retain(self) -> None:
         """Drop what the leader dropped: everything its newest base replaces."""
-        if self._bases.poll(BASE_LOOK_SECONDS):
+        if self._bases.poll(BASE_POLL_SECONDS):
             return  # more to read: follow the log first
         self._base_checked_at, base, log = monotonic(), self._bases.best, self.log
         if base is None or base.manifest.position <= log.first_position or base.manifest.snapshot > log.next_sequence:
             return
+        fetched = None
         if log.newest_snapshot_sequence() < base.manifest.sequence:
             try:
                 self._bases.fetch_snapshot(base, self._mirrored, BASE_FETCH_SECONDS)
@@ -225,8 +226,8 @@ class PartitionReplica:
                 if problem.code not in (Code.TIMED_OUT, Code.RANGE_PURGED):
                     raise
                 return  # silent, or replaced by a newer base: a later check finds out
-            log.adopt_snapshot(SnapshotName(base.manifest.snapshot))
-        log.follow_base(base.manifest.position)
+            fetched = SnapshotName(base.manifest.snapshot)
+        log.follow_base(base.manifest.position, fetched)
 
     # Opening
 
@@ -238,7 +239,7 @@ class PartitionReplica:
             return False
         cut_acts(self._disk, mark.act_bytes)
         self._open(recovered, marks)
-        marks.forget_above(mark.offset)
+        marks.drop_above(mark.offset)
         self._set_fold(Fold(mark))
         return True
 
@@ -249,7 +250,6 @@ class PartitionReplica:
         self._fold, self._resume_point = fold, fold.whole
 
     def _start_over(self) -> None:
-        """Wipe the mirror and start it over from the beginning of the partition."""
         self._close_mirror()
         self._restarted = True
         self._pending.clear()

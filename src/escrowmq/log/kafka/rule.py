@@ -1,5 +1,4 @@
-"""The rule that decides which records of the partition count, over numbers only.
-Pure, and small enough for exhaustive exploration.
+"""The rule that decides which records of the partition count: pure, small enough for exhaustive exploration.
 
 All readers read the same records in the same order, so they reach the same verdicts. A claim always succeeds: the epoch
 is the number of claims. Every record of an earlier owner after the claim is void, whenever it arrived.

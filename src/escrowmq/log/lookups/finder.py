@@ -4,9 +4,8 @@ Rules:
 
 1. Only durable frames are processed, beside the writer: a frame just written is passed on in memory as long as these
    are few; otherwise it is read from the log.
-2. Frames without a run are searched themselves: the *tail* in memory, at most ``run_rows`` messages of ``run_frames``
-   frames; a *gap* (files missing, damaged or not writable) frame by frame, until the thread has written runs for it. So
-   every result is complete at any time.
+2. Frames without a run are searched themselves, so every result is complete: the *tail* in memory; a *gap* (files
+   missing, damaged or not writable) frame by frame, until the thread has written runs for it.
 3. Runs of about equal size are merged, ``fanout`` at a time: their number, and how often a message is rewritten, grow
    with the logarithm of the messages.
 4. An invalid run is deleted and rebuilt. No failure here is a failure of the log: it is logged and retried later.
@@ -297,7 +296,6 @@ class Lookups:
         return False
 
     def _discard(self, run: Run) -> None:
-        """Delete an invalid run, which becomes a gap."""
         logger.warning("a look-up file is damaged, it is rebuilt from the log: %s", run.name)
         if self._replace([run], None):
             self._remove(run.name)
@@ -311,7 +309,6 @@ class Lookups:
     # The thread
 
     def _wake(self) -> None:
-        """Start or wake the thread."""
         if not self._sizes.threaded or not self._writes:
             return
         with self._changed:
@@ -384,7 +381,6 @@ class Lookups:
         return True
 
     def _catch_up(self) -> None:
-        """Extend the tail between two pieces of work."""
         if self._stopping:
             raise _Stopped
         with self._tail_lock:

@@ -40,20 +40,17 @@ class KafkaAddress:
         place, _, query = url.removeprefix(SCHEME).partition("?")
         hosts, _, path = place.partition("/")
         if "@" in hosts:
-            raise _bad_url(
-                "a user name and a password are not accepted before the hosts",
-                "?config=FILE: a file with sasl.username=NAME and sasl.password=PASSWORD",
-            )
+            hint = "?config=FILE: a file with sasl.username=NAME and sasl.password=PASSWORD"
+            raise _bad_url("a user name and a password are not accepted before the hosts", hint)
         servers = tuple(_server(host) for host in hosts.split(","))
         topic, *rest = path.rstrip("/").split("/")
         topic = unquote(topic)
         if not _TOPIC.fullmatch(topic) or topic in (".", ".."):
             raise _bad_url(f"{topic!r} is not the name of a topic", "1 to 244 of A-Z a-z 0-9 . _ -")
-        if len(rest) > 1 or (rest and not (rest[0].isascii() and rest[0].isdigit())):
+        sound = not rest or (len(rest) == 1 and rest[0].isascii() and rest[0].isdigit())
+        partition = int(rest[0][:12]) if rest and sound else 0
+        if not sound or partition > _LARGEST_PARTITION:
             raise _bad_url(f"{'/'.join(rest)!r} is not the number of a partition")
-        partition = int(rest[0][:12]) if rest else 0
-        if partition > _LARGEST_PARTITION:
-            raise _bad_url(f"{rest[0]!r} is not the number of a partition")
         replicas, settings = REPLICAS, dict[str, str]()
         for name, value in parse_qsl(query, keep_blank_values=True):
             if name in settings:
@@ -67,10 +64,8 @@ class KafkaAddress:
             replicas = int(wanted)
         for name in settings:
             if "." not in name:
-                raise _bad_url(
-                    f"there is no setting {name!r}",
-                    "replication, config, or one of librdkafka's: security.protocol ...; in a value & is written %26",
-                )
+                hint = "replication, config, or one of librdkafka's: security.protocol ...; in a value & is %26"
+                raise _bad_url(f"there is no setting {name!r}", hint)
         return cls(servers, topic, partition, replicas, tuple(settings.items()))
 
     @property

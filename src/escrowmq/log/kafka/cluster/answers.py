@@ -20,9 +20,7 @@ from escrowmq.errors import Code, EscrowError, Misuse, error
 log = logging.getLogger(__name__)
 
 SLICE = 0.1  # maximum duration (s) of one wait, so that stopping never takes long
-SURE_SECONDS = (
-    2.0  # then a rejection or a missing topic is final: one of several nodes may be wrong, or not know it yet
-)
+SURE_SECONDS = 2.0  # then a rejection or a missing topic is final: one node may be wrong, or unaware of a new one
 _K = KafkaError
 UNAUTHENTICATED = {_K.SASL_AUTHENTICATION_FAILED, _K._AUTHENTICATION}
 DENIED = {_K.TOPIC_AUTHORIZATION_FAILED, _K.CLUSTER_AUTHORIZATION_FAILED, *UNAUTHENTICATED}
@@ -39,21 +37,19 @@ class ConnectionErrors:
 
     def note(self, problem: KafkaError) -> None:
         """Record an error; the ``error_cb`` of a client."""
-        log.debug("Kafka: %s", problem.str())
-        if problem.code() in DENIED or (problem.code() == _K._SSL and _is_refusal(problem.str())):
+        text = problem.str()
+        log.debug("Kafka: %s", text)
+        # a TLS error concerns the identity of a peer, or a broken connection
+        identity = problem.code() == _K._SSL and "SSL routines::" in text and "unexpected eof" not in text
+        if problem.code() in DENIED or identity:
             self.refusal = problem
         elif problem.code() != _K._ALL_BROKERS_DOWN:
-            self._last_message = strip_timing(problem.str())
+            self._last_message = strip_timing(text)
 
     def timeout_error(self, name: str) -> EscrowError:
         if self.refusal is not None:
             return rejection_error(name, self.refusal)
         return timeout_error(name, self._last_message)
-
-
-def _is_refusal(text: str) -> bool:
-    """Return whether a TLS error concerns the identity of a peer, rather than a broken connection."""
-    return "SSL routines::" in text and "unexpected eof" not in text
 
 
 def strip_timing(text: str) -> str:
@@ -87,17 +83,17 @@ def timeout_error(name: str, detail: str = "") -> EscrowError:
     return error(Code.TIMED_OUT, message, "is Kafka up, and is this its security.protocol?")
 
 
-def retry_until(deadline: float, name: str, ask: Callable[[float], _T], errors: ConnectionErrors | None = None) -> _T:
-    """Repeat ``ask`` until it succeeds: after a topic was created, or its leader changed, the first request fails."""
+def retry_until(deadline: float, name: str, call: Callable[[float], _T], errors: ConnectionErrors | None = None) -> _T:
+    """Repeat ``call`` until it succeeds: after a topic was created, or its leader changed, the first request fails."""
     began = time.monotonic()
     while True:
         try:
-            return ask(max(deadline - time.monotonic(), SLICE))
+            return call(max(deadline - time.monotonic(), SLICE))
         except KafkaException as problem:
             code, sure = problem.args[0].code(), time.monotonic() - began > SURE_SECONDS
             if code in DENIED or problem.args[0].fatal() or (code in UNKNOWN_TOPIC and (sure or errors is None)):
                 raise response_error(name, problem.args[0]) from None
-            log.debug("Kafka, asking for %s: %s", name, problem)
+            log.debug("Kafka, requesting %s: %s", name, problem)
         except FutureTimeout:
             pass
         if time.monotonic() >= deadline:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import Any, cast
 
 from escrowmq.errors import Code, Misuse
 from escrowmq.log.kafka.cluster.address import KafkaAddress
@@ -14,8 +14,7 @@ from escrowmq.platform.extras import missing_package
 def open_partitions(address: str | KafkaAddress) -> Partitions:
     """Create the partitions of an address without connecting. Raises Misuse(BAD_URL), Misuse(MISSING_PACKAGE),
     Misuse(BAD_SETTING) for a setting that the client does not know, or that the log itself must control."""
-    partitions: Partitions = _client().ConfluentPartitions(_parsed(address))
-    return partitions
+    return cast(Partitions, _client().ConfluentPartitions(_parsed(address)))
 
 
 def create_topics(address: str | KafkaAddress, *, partitions: int | None = None, timeout: float = 30.0) -> list[str]:
@@ -26,8 +25,7 @@ def create_topics(address: str | KafkaAddress, *, partitions: int | None = None,
     count = parsed.partition + 1 if partitions is None else partitions
     if count <= parsed.partition:
         raise Misuse(Code.BAD_ARGUMENT, f"{count} partitions: the address names number {parsed.partition}")
-    made: list[str] = _client().ConfluentPartitions(parsed).create(count, timeout)
-    return made
+    return cast(list[str], _client().ConfluentPartitions(parsed).create(count, timeout))
 
 
 def _parsed(address: str | KafkaAddress) -> KafkaAddress:

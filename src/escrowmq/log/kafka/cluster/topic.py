@@ -65,11 +65,6 @@ def refuse_wrong(
         hint = f"kafka-configs.sh --bootstrap-server {address.servers[0]} --alter --topic {topic} --add-config {change}"
         raise Misuse(Code.BAD_SETTING, f"topic {topic} would lose the log: {faults}", hint)
     if (actual := replicas[address.partition]) < address.replicas:
-        message = (
-            f"partition {address.partition} of topic {topic} has {actual} of {address.replicas} replicas: "
-            "the log is lost with them"
-        )
-        hint = (
-            f"add replicas with kafka-reassign-partitions.sh, or accept {actual} with ?replication={actual} in the URL"
-        )
-        raise Misuse(Code.BAD_SETTING, message, hint)
+        message = f"partition {address.partition} of topic {topic} has {actual} of {address.replicas} replicas"
+        hint = f"add replicas with kafka-reassign-partitions.sh, or set ?replication={actual} in the URL"
+        raise Misuse(Code.BAD_SETTING, f"{message}: the log is lost with them", hint)
