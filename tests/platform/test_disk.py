@@ -299,3 +299,34 @@ def test_who_looks_for_the_holder_keeps_nobody_from_the_folder(tmp_path: Path, m
     disk.lock()
     disk.close()
     os.close(looker)
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o775, 0o702, 0o720])
+def test_a_folder_that_others_can_write_is_refused_and_unchanged(tmp_path: Path, mode: int) -> None:
+    folder = tmp_path / "d"
+    folder.mkdir()
+    folder.chmod(mode)
+    with pytest.raises(Misuse, match="other users can write"):
+        RealDisk(folder).lock()
+    folder.chmod(0o700)
+    RealDisk(folder).lock()
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o701, 0o700])
+def test_a_folder_that_others_can_read_causes_a_warning(
+    tmp_path: Path, mode: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "d"
+    folder.mkdir()
+    folder.chmod(mode)
+    RealDisk(folder).lock()
+    warned = any("can read the data folder" in record.getMessage() for record in caplog.records)
+    assert warned == (mode != 0o700)
+
+
+def test_what_is_made_is_for_its_owner_alone(tmp_path: Path) -> None:
+    disk = RealDisk(tmp_path / "d")
+    disk.lock()
+    disk.open("a", create=True).close()
+    modes = [path.stat().st_mode & 0o777 for path in (disk.folder, disk.folder / "a", disk.folder / "lock")]
+    assert modes == [0o700, 0o600, 0o600]

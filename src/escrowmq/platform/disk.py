@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import os
 import stat
 import time
@@ -16,6 +17,7 @@ import pyarrow as pa
 
 from escrowmq.errors import Code, EscrowError, Misuse, error
 from escrowmq.platform.descriptors import with_reserve
+from escrowmq.platform.logs import tell
 
 Chunk: TypeAlias = bytes | memoryview | pa.Buffer
 
@@ -259,6 +261,11 @@ class RealDisk:
                 raise
             raise Misuse(Code.NOT_A_DATA_FOLDER, f"{self.folder} cannot be written: {problem.strerror}") from problem
         try:
+            _check_owner_only(self.folder)
+        except Misuse:
+            os.close(descriptor)
+            raise
+        try:
             _lock(descriptor)
         except OSError as problem:
             holder = _read_holder(descriptor)
@@ -386,6 +393,16 @@ def _lock(descriptor: int) -> None:
             if not left or problem.errno not in (errno.EWOULDBLOCK, errno.EACCES):
                 raise
         time.sleep(_LOCK_PAUSE)
+
+
+def _check_owner_only(folder: Path) -> None:
+    """Raise Misuse(NOT_A_DATA_FOLDER) if other users can write to the folder; warn if they can read it."""
+    mode = folder.stat().st_mode
+    if mode & 0o022:
+        raise Misuse(Code.NOT_A_DATA_FOLDER, f"other users can write to {folder}", f"chmod go-rwx {folder}")
+    if mode & 0o055:
+        sentence = f"other users of this machine can read the data folder {folder}: chmod go-rwx {folder}"
+        tell(logging.WARNING, "readable folder", sentence, folder=str(folder))
 
 
 def _sync_path(path: Path) -> None:
