@@ -79,34 +79,27 @@ class BusBase(Generic[ProducerT, ConsumerT, ReaderT]):
         failover: Failover = "unsent",
         confirm: Confirm = "answered",
     ) -> ProducerT:
-        """Return a producer of producer group ``group``; see :class:`Producer` for ``qos`` and
-        :meth:`Producer.checker` for ``checker``. It does not wait.
+        """Return a producer of producer group ``group``; see :class:`Producer` for ``qos`` and :meth:`Producer.checker`
+        for ``checker``. It does not wait.
 
-        ``instance`` names this process within the group: a newer producer of the same name fences this one (its
-        calls then raise Fenced). ``timeout`` is seconds per call. ``unasked``: transactions may begin without a
-        checker. This producer is then never asked: they wait for their end by id, from any process, and are parked
-        after
+        ``instance`` names this process within the group: a newer producer of the same name fences this one (its calls
+        then raise Fenced). ``timeout`` is seconds per call. ``unasked``: transactions may begin without a checker. This
+        producer is then never asked: they wait for their end by id, from any process, and are parked after
         ``half_retention``. ``check_policy``: when and how often a new group is asked about a transaction, and what
-        follows;
-        a group that exists must have these rules (else its first call raises GROUP_RULES, see
-        :meth:`Admin.alter_producers`).
-        ``replaces``: the last prepare of a message id counts while it is undecided: one with another content rolls the
-        earlier transaction back and takes its place (else it is refused with MESSAGE_ID_TAKEN, as after the decision).
+        follows; a group that exists must have these rules (else its first call raises GROUP_RULES, see
+        :meth:`Admin.alter_producers`). ``replaces``: the last prepare of a message id counts while it is undecided: one
+        with another content rolls the earlier transaction back and takes its place (else it is refused with
+        MESSAGE_ID_TAKEN, as after the decision).
 
         With several brokers, a message without a key goes to one that is there. ``absent`` says what becomes of a call
-        that
-        belongs to one that is away (a key, an id of the caller's, a transaction) and was surely not sent: ``"fail"``
-        with
-        Overloaded(BROKER_AWAY) at once (the default with several brokers), or ``"wait"`` for it, up to ``timeout``
-        (the default
-        with one). What may have been sent waits for its broker, because elsewhere it could be there twice;
-        ``failover="repeat"`` sends a plain message without a key or id of its own to another broker after three tries
-        more,
-        under the same id: then a consumer must be idempotent by message id.
+        that belongs to one that is away (a key, an id of the caller's, a transaction) and was surely not sent:
+        ``"fail"`` with Overloaded(BROKER_AWAY) at once (the default with several brokers), or ``"wait"`` for it, up to
+        ``timeout`` (the default with one). What may have been sent waits for its broker, because elsewhere it could be
+        there twice; ``failover="repeat"`` sends a plain message without a key or id of its own to another broker after
+        three tries more, under the same id: then a consumer must be idempotent by message id.
 
         ``confirm="oneway"``: nobody waits for the end of a transaction, so its refusal is counted instead of raised;
-        see :class:`Producer`'s
-        module. Never chosen unless it is named.
+        see :class:`Producer`'s module. Never chosen unless it is named.
         """
         self._need_open()
         choice = Choice(absent or ("fail" if len(self.router) > 1 else "wait"), failover)
@@ -136,8 +129,7 @@ class BusBase(Generic[ProducerT, ConsumerT, ReaderT]):
         self, link: Link, kind: Exchange, codec: Codec, options: Callable[[], ExchangeOptions], **more: Any
     ) -> Lane:
         """Return a coalescing lane of this bus, for a face that sends batches itself; its maker closes it. Of several
-        brokers, what was not
-        sent to one that is away is refused with BROKER_AWAY."""
+        brokers, what was not sent to one that is away is refused with BROKER_AWAY."""
         more.setdefault("attended", self.router.attendances[self.router.links.index(link)])
         return self._waiting.lane(link, kind, codec, options, **more)
 
@@ -203,34 +195,26 @@ class BusCalls(BusBase[ProducerT, ConsumerT, ReaderT], Generic[ProducerT, Consum
 
         All consumers of a group have the same topics, ``tags`` and order. ``tags`` (None: all) is ``"a||b"`` or a list;
         ``ordered`` gives the messages of each key in order, also after one failed (messages without a key: those of
-        each queue);
-        handle them in one thread or task, and where you do not iterate, look at ``message.withdrawn``; ``start`` says
-        where
-        a new group begins: ``"earliest"`` (that is None, too), ``"latest"`` or a datetime. ``lease`` seconds until
-        what is
-        not acknowledged comes back, ``retry_backoff`` and
-        ``retry_backoff_max`` seconds before the second and before later deliveries, ``max_attempts`` deliveries until a
-        message is a dead letter (None, each: the broker's); instead of a back-off ``redelivery``, the seconds before
-        each: a
-        list, or a name, ``"3x5min"``, ``"rocketmq"`` or ``"forever"`` (never a dead letter). What is given must be
-        what the group has, if it exists (else
-        SUBSCRIPTION_MISMATCH; :meth:`Admin.alter_group` changes it); what is left out need not be. ``prefetch`` (2)
-        receives ahead, of up to ``max_bytes``
-        (16 MiB) each; ``timeout`` (30.0) seconds per call; ``qos`` (1) and ``seen`` (a plain function; on an event
-        loop it
-        runs on a thread) as in :mod:`escrowmq.client.consuming.consumer`.
+        each queue); handle them in one thread or task, and where you do not iterate, look at ``message.withdrawn``;
+        ``start`` says where a new group begins: ``"earliest"`` (that is None, too), ``"latest"`` or a datetime.
+        ``lease`` seconds until what is not acknowledged comes back, ``retry_backoff`` and ``retry_backoff_max`` seconds
+        before the second and before later deliveries, ``max_attempts`` deliveries until a message is a dead letter
+        (None, each: the broker's); instead of a back-off ``redelivery``, the seconds before each: a list, or a name,
+        ``"3x5min"``, ``"rocketmq"`` or ``"forever"`` (never a dead letter). What is given must be what the group has,
+        if it exists (else SUBSCRIPTION_MISMATCH; :meth:`Admin.alter_group` changes it); what is left out need not be.
+        ``prefetch`` (2) receives ahead, of up to ``max_bytes`` (16 MiB) each; ``timeout`` (30.0) seconds per call;
+        ``qos`` (1) and ``seen`` (a plain function; on an event loop it runs on a thread) as in
+        :mod:`escrowmq.client.consuming.consumer`.
 
         With ``in_doubt="hold"`` (a choice of the group; else ``"redeliver"``) leases do not end by time: what a silent
         consumer was handed is given to nobody else until the next process of its ``instance`` name gets it again, or
         :meth:`Admin.fence` gives it back to the group. The process that was replaced or fenced gets Fenced from its
-        next
-        receive, its late acknowledgements LEASE_LOST.
+        next receive, its late acknowledgements LEASE_LOST.
 
         ``topics`` may be one system view instead (``"%half"``, ``"%op"``, ``"%acks"``, ``"%group-acts"``,
-        ``"%dead-letters.GROUP"``). It is browsed,
-        as by :meth:`reader`: no group is made, every consumer sees all of it from ``start`` on, and ``ack``, ``nack``
-        and ``extend`` raise
-        DENIED. Options of groups are refused (BAD_ARGUMENT).
+        ``"%dead-letters.GROUP"``). It is browsed, as by :meth:`reader`: no group is made, every consumer sees all of it
+        from ``start`` on, and ``ack``, ``nack`` and ``extend`` raise DENIED. Options of groups are refused
+        (BAD_ARGUMENT).
         """
         self._need_open()
         if (view := view_among(topics)) is not None:
@@ -307,13 +291,12 @@ class BusCalls(BusBase[ProducerT, ConsumerT, ReaderT], Generic[ProducerT, Consum
         the newest one with that key (a text).
 
         Prepared messages are found like committed and plain ones, with their ``state``. None for what was rolled back,
-        has expired, has left with
-        retention, or never was. It costs the same in a log of any size, also just after the broker has started. All
-        brokers are asked.
+        has expired, has left with retention, or never was. It costs the same in a log of any size, also just after the
+        broker has started. All brokers are asked.
 
         Raises Overloaded(BROKER_AWAY) if it is at none of those that answer while another is away, BAD_TOPIC_NAME,
-        Corrupt(DAMAGED) if a message of
-        which nothing can be read may be it, Unknown(TIMED_OUT) after ``timeout`` (30.0) seconds.
+        Corrupt(DAMAGED) if a message of which nothing can be read may be it, Unknown(TIMED_OUT) after ``timeout``
+        (30.0) seconds.
         """
         self._need_open()
         return await self._waiting.away(view_message, self.router, topic, id_or_key, timeout)

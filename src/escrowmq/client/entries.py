@@ -1,6 +1,5 @@
 """Entries of the listings of :class:`~escrowmq.client.admin.Admin`: the protocol's fields, and the broker that each
-comes from.
-"""
+comes from."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ def test_rows_that_go_elsewhere_and_rows_that_stay_keep_their_ids():
     request.pack(codec, Exchange.SEND, {"session": 1})
     ids = request.ids
     request.sent = 3
-    part = request.taken_back(_is_free)
+    part = request.take_back(_is_free)
     assert (part.waiters, request.waiters) == (["a", "c"], ["b", "d", "e"])
     assert part.ids == ids[0:16] + ids[32:48]
     assert request.is_parcel

@@ -10,7 +10,7 @@ import pytest
 import escrowmq as mq
 from escrowmq.client.bus import Bus
 from escrowmq.client.lanes import coalescer
-from escrowmq.client.lanes.returning import rest, tell_when_there
+from escrowmq.client.lanes.returning import call_when_there, rest
 from escrowmq.client.links.state import Waiters
 from escrowmq.client.producing.checker import LASTING_SECONDS, Absence
 from escrowmq.connecting import links
@@ -81,8 +81,8 @@ def test_a_rest_ends_with_the_connection_and_leaves_nothing_behind(lost):
 
 
 def test_nobody_waits_for_a_link_that_has_a_connection_or_cannot_lose_it(lost):
-    assert tell_when_there(lost, print) is None
-    assert tell_when_there(TwinLink(), print) is None
+    assert call_when_there(lost, print) is None
+    assert call_when_there(TwinLink(), print) is None
 
 
 def test_a_link_looks_for_whoever_waits_and_for_nobody_else(eventually):

@@ -90,9 +90,8 @@ class Asking:
         return Listing((item for found in answers.values for item in found), answers.missing)
 
     def _home(self, transaction_id: TransactionId | str | bytes, group: str | None = None) -> tuple[TransactionId, int]:
-        """Return a transaction's id, and the number of the broker that has it. A text that is no transaction id is
-        that of a message, of
-        this producer group or of any."""
+        """Return a transaction's id, and the number of the broker that has it. A text that is no transaction id is that
+        of a message, of this producer group or of any."""
         if isinstance(transaction_id, str) and not is_transaction_id(transaction_id):
             transaction_id = transaction_of_message(self._router, transaction_id, group, self._timeout)
         identity = TransactionId.from_bytes(id_bytes(transaction_id))

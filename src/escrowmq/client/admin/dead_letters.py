@@ -75,8 +75,7 @@ class DeadLettersAdmin(Asking):
     ) -> Listing[DeadLettersSummary]:
         """Return how many dead letters each consumer group has (or this one), and why: the most frequent ``causes``
         with their counts, ages and some ``samples``, what is left in one entry ``others``. Causes are distinguished by
-        their first
-        line without its numbers and ids."""
+        their first line without its numbers and ids."""
         request = given(dead_letters.Summarize, group=group, causes=causes, samples=samples)
         return self._pages(dead_letters.SUMMARY(request), "groups", None)
 

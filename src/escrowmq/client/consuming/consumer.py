@@ -39,8 +39,7 @@ from escrowmq.model import Act
 
 GRACE_SECONDS = 30.0
 """Time (s) that closing gives to loops over a consumer: what Kubernetes gives to a container, and Kafka's consumer to
-itself.
-"""
+itself."""
 LOCK_SECONDS = 0.1
 """The lock of an iteration is held for moments only; longer by a thread that a signal handler interrupted."""
 

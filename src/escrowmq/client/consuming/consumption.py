@@ -259,8 +259,7 @@ class Consumption:
 
     def find_withdrawn(self, rows: Rows) -> npt.NDArray[np.bool_] | None:
         """Return which of these, which were not handed out, must not be; None: none. They are given back: of a lost
-        lease the
-        broker may think that they are here."""
+        lease the broker may think that they are here."""
         withdrawn = None if self.order is None else self.order.find_withdrawn(rows)
         if withdrawn is not None:
             self.give_back(rows.number, rows.batch.filter(pa.array(withdrawn)))

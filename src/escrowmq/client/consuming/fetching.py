@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from escrowmq.client.consuming.membership import Membership
 from escrowmq.client.consuming.order import Order
-from escrowmq.client.lanes.returning import tell_when_there
+from escrowmq.client.lanes.returning import call_when_there
 from escrowmq.client.lanes.timer import Timer
 from escrowmq.errors import AWAY, Code, EscrowError, Unknown, error
 from escrowmq.platform.backoff import Backoff
@@ -291,7 +291,7 @@ class Fetcher:
             rested = partial(self._on_rested, number, self._rests)
             self._timer.after(self._backoff[number].failed(), rested)
             # the pause ends when there is a connection
-            tell_when_there(self._links[number], partial(self._timer.after, 0.0, rested))
+            call_when_there(self._links[number], partial(self._timer.after, 0.0, rested))
 
     def _on_rested(self, number: int, rest: int) -> None:
         if self._over[number] >= rest:

@@ -135,7 +135,6 @@ class SettlingCodec:
     @staticmethod
     def codes(answer: pa.RecordBatch, resent: bool) -> npt.NDArray[np.uint8]:
         """Return the codes. A LEASE_LOST to what was sent again may be the echo of its own success or a real one, so
-        nothing is
-        known: it becomes DISCONNECTED."""
+        nothing is known: it becomes DISCONNECTED."""
         codes: npt.NDArray[np.uint8] = answer.column(0).to_numpy()
         return np.where(codes == Code.LEASE_LOST, np.uint8(Code.DISCONNECTED), codes) if resent else codes

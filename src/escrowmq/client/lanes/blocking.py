@@ -19,8 +19,7 @@ T = TypeVar("T")
 
 
 def blocking(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Any, P], T]:
-    """Return the method that runs a coroutine to its end before it returns. Raises RuntimeError if the coroutine
-    suspends."""
+    """Return the method that runs a coroutine to its end. It raises RuntimeError if the coroutine suspends."""
 
     @functools.wraps(method)
     def call(face: Any, /, *args: P.args, **given: P.kwargs) -> T:
@@ -30,8 +29,7 @@ def blocking(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> C
 
 
 def at_once(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
-    """Return the other way round: a method that never waits, to be awaited. It has acted when it returns: a
-    forgotten ``await`` loses nothing."""
+    """Make a method that never waits awaitable. It has acted when it returns: a forgotten ``await`` loses nothing."""
 
     @functools.wraps(method)
     def call(face: Any, /, *args: P.args, **given: P.kwargs) -> Coroutine[Any, Any, T]:
@@ -43,8 +41,8 @@ def at_once(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[An
 def begun(
     method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
-    """Wrap a coroutine function so that it runs as far as it can without waiting before the call returns: what it
-    sends leaves even if the ``await`` is forgotten. What it raises until then is raised by the call."""
+    """Wrap a coroutine function so that the call itself runs it until it first waits: its request leaves even if the
+    ``await`` is forgotten. What it raises until then is raised by the call."""
 
     @functools.wraps(method)
     def call(face: Any, /, *args: P.args, **given: P.kwargs) -> Coroutine[Any, Any, T]:
@@ -59,7 +57,7 @@ def begun(
 
 
 class Rest(Coroutine[Any, Any, T]):
-    """A coroutine that has begun to wait for something before it is awaited itself."""
+    """A coroutine that has begun to wait for something before it is awaited; the first step gives that again."""
 
     __slots__ = ("_coroutine", "_waits_for")
 
@@ -80,16 +78,13 @@ class Rest(Coroutine[Any, Any, T]):
                 step = partial(self.throw, problem)
 
     def send(self, value: Any) -> Any:
-        """Go on; the first time, say again what is waited for."""
         return self._waits_for.pop() if self._waits_for else self._coroutine.send(value)
 
     def throw(self, kind: Any, value: Any = None, trace: Any = None) -> Any:
-        """Raise it where the coroutine waits."""
         self._waits_for.clear()
         return self._coroutine.throw(kind if value is None else value)
 
     def close(self) -> None:
-        """Wait no more."""
         self._coroutine.close()
 
 
@@ -106,21 +101,16 @@ class Done(Coroutine[Any, Any, T]):
         yield  # makes it a generator
 
     def send(self, value: Any) -> Any:
-        """End."""
         raise StopIteration(self.value)
 
     def throw(self, kind: Any, value: Any = None, trace: Any = None) -> Any:
-        """Raise it where it is awaited."""
         raise kind if value is None else value
 
-    def close(self) -> None:
-        """Do nothing: it is done."""
+    def close(self) -> None: ...
 
 
-def iterating(
-    method: Callable[Concatenate[Any, P], AsyncIterator[T]],
-) -> Callable[Concatenate[Any, P], Iterator[T]]:
-    """Return the generator of what an async generator gives; each step as in :func:`blocking`."""
+def iterating(method: Callable[Concatenate[Any, P], AsyncIterator[T]]) -> Callable[Concatenate[Any, P], Iterator[T]]:
+    """Return the generator of an async generator's items; each step as in :func:`blocking`."""
 
     @functools.wraps(method)
     def call(face: Any, /, *args: P.args, **given: P.kwargs) -> Iterator[T]:
@@ -135,7 +125,7 @@ def finished(coroutine: Coroutine[Any, Any, T]) -> T:
         coroutine.send(None)
     except StopIteration as done:
         return done.value  # type: ignore[no-any-return]
-    raise _make_suspended(coroutine)
+    raise _suspension_error(coroutine)
 
 
 def _steps(iterator: Any) -> Iterator[Any]:
@@ -149,14 +139,14 @@ def _steps(iterator: Any) -> Iterator[Any]:
             except StopAsyncIteration:
                 return
             else:
-                raise _make_suspended(iterator)
+                raise _suspension_error(iterator)
             yield value
     except GeneratorExit:  # the caller leaves early
         finished(iterator.aclose())
         raise
 
 
-def _make_suspended(coroutine: Any) -> RuntimeError:
+def _suspension_error(coroutine: Any) -> RuntimeError:
     return RuntimeError(f"{coroutine.__qualname__} waits for an event loop, and there is none on the blocking face")
 
 

@@ -6,20 +6,17 @@ Theory of operation. A lane carries rows of one kind of exchange over one link.
    that arrive meanwhile are sent with it. A second, third and fourth request may leave before the first is answered,
    but only with ``WORTH_OVERLAPPING`` rows or more, and with at least as many as are in flight: a request costs about
    as much as some hundred rows, so small requests wait and grow, big ones overlap. A caller's whole batch joins the
-   batches that wait before it, as long as all of them are no more than a request of rows may be. A request of few rows
-   travels as a parcel (:mod:`escrowmq.wire.parcels`), others and batches as a batch.
+   batches that wait before it, up to the size of a request of rows. A request of few rows travels as a parcel
+   (:mod:`escrowmq.wire.parcels`), others and batches as a batch.
 2. Requests leave in the order in which they were filled; one thread at a time sends (``_pumping``).
 3. A request that the connection may have lost waits until every other request in flight was answered or lost too; then
-   all of them are sent again, in order, unchanged (the same rows or bytes, the same message ids), before anything
-   newer.
-4. So does a request that the broker refuses because it has forgotten the session (nothing of it was taken in), after
-   the session was renewed. While requests of one session are in flight, none leaves under another: a newer one must not
-   get ahead of them.
-5. Where the broker is one of several and counts as away, rows that surely never left are given back with BROKER_AWAY,
-   if they may go elsewhere (``moves``). What may have left stays here, because it must not be in two places; with
-   ``repeats`` it is given back, too, with Unknown, after it was tried three times more.
-6. A request's deadline counts from the moment it was sealed. At its deadline its callers get Unknown(TIMED_OUT), and a
-   late answer is ignored.
+   all of them are sent again, in order and unchanged (the same rows or bytes, the same ids), before anything newer.
+4. So does a request that the broker refuses because it has forgotten the session (it applied nothing of it), after the
+   session was renewed. While requests of one session are in flight, none leaves under another, which could overtake.
+5. If the broker is one of several and counts as away, rows that surely never left are returned with BROKER_AWAY, if
+   they may go elsewhere (``moves``). Rows that may have left stay here, because they must not be in two places; with
+   ``repeats`` they are returned with Unknown after three more tries.
+6. A request's deadline counts from its sealing. Then its callers get Unknown(TIMED_OUT), and a late answer is ignored.
 """
 
 from __future__ import annotations
@@ -36,8 +33,8 @@ from typing import Any
 import pyarrow as pa
 
 from escrowmq.client.lanes.filling import MAX_BYTES, MAX_ROWS, Filling
-from escrowmq.client.lanes.request import Attended, Codec, Request, copies
-from escrowmq.client.lanes.returning import tell_when_there
+from escrowmq.client.lanes.request import Attended, Codec, Options, Request, copies
+from escrowmq.client.lanes.returning import call_when_there
 from escrowmq.client.lanes.timer import Timer
 from escrowmq.errors import Code, EscrowError, Misuse, Overloaded, Unknown
 from escrowmq.platform.backoff import Backoff
@@ -50,27 +47,22 @@ WORTH_OVERLAPPING = 64
 MAX_WAITING_ROWS = 1 << 18
 """Rows that may wait in one lane before Overloaded(QUEUE_FULL): bounds the memory of a client whose broker is away."""
 FIRST_BACKOFF, LAST_BACKOFF = 0.02, 2.0
-"""Seconds before what the connection lost is sent again."""
+"""Seconds before lost requests are sent again."""
 TRIES = 3
-"""How often a request that may have left is sent again before it may go elsewhere, where its producer has chosen that.
-"""
+"""Resends of a request that may have left before it may go to another broker, if its producer has chosen that."""
 OVERDUE_SECONDS = 1.0
-"""A request of one of several brokers that is unanswered this long makes one ask whether that broker is there."""
+"""With several brokers: probe a broker if a request is unanswered this long."""
 
 
 class Lane(Filling, ABC):
-    """One coalescing lane. Thread-safe.
-
-    ``waiter()`` makes what a caller awaits for its result. ``timeout`` is seconds from the sealing of a request to
-    Unknown(TIMED_OUT).
-    """
+    """One coalescing lane. Thread-safe. ``waiter()`` makes the awaitable of a caller's result."""
 
     def __init__(
         self,
         link: Link,
         kind: Exchange,
         codec: Codec,
-        options: Callable[[], ExchangeOptions],
+        options: Options,
         timer: Timer,
         *,
         waiter: Callable[[], Any],
@@ -85,28 +77,23 @@ class Lane(Filling, ABC):
         wanders: Callable[[Row | None], bool] = lambda _: False,
     ) -> None:
         super().__init__(timeout, max_rows, max_bytes)
-        self._link = link
-        self._kind = kind
-        self._codec = codec
-        self._options = options
+        self._link, self._kind, self._codec, self._options = link, kind, codec, options
         self._timer = timer
         self.waiter = waiter
         self._max_waiting = max_waiting
         self._renew = renew  # the session of this number
         self._attended, self._moves, self._repeats, self._wanders = attended, moves, repeats, wanders
-        self.overdue = False  # an answer of one of several brokers has not come for long
+        self.overdue = False  # an answer of one of several brokers is late
         self._forgotten = 0  # the number of the session to be renewed before anything is sent
         self._renewing = False
-        self._lock = threading.Lock()
-        self._idle = threading.Condition(self._lock)
-        self._sending = threading.RLock()  # orders "is it broken?" and the exchange against the news that it broke
-        self._in_flight: list[Request] = []
+        self._sending = threading.RLock()  # no request leaves between the loss of the connection and ``broken``
+        self._reset()
         self._pumping = False
         self._draining = 0  # callers that wait until nothing is left
         self.broken = False  # the connection was lost, and requests wait to be sent again
         self._worth = 1.0  # rows that must wait before a request may leave; infinite while none may
         self._backoff = Backoff(FIRST_BACKOFF, LAST_BACKOFF)
-        self._awaits = False  # news of a connection
+        self._awaits_link = False
         self._sweeping = False
         self._closed = False
         self._closed_because = "the producer or consumer is closed"
@@ -114,31 +101,35 @@ class Lane(Filling, ABC):
 
     def on_fork(self) -> None:
         """In a forked child: closed, and empty, because what was added is the parent's."""
-        self._lock, self._sending = threading.Lock(), threading.RLock()
-        self._idle = threading.Condition(self._lock)
+        self._sending = threading.RLock()
         self._closed, self._closed_because = True, FORKED
-        self._in_flight = []
+        self._reset()
+
+    def _reset(self) -> None:
+        self._lock = threading.Lock()
+        self._idle = threading.Condition(self._lock)
+        self._in_flight: list[Request] = []
         self._empty()
 
-    # What callers do
+    # Calls
 
     def call(self, row: Row, size: int) -> Awaitable[Any]:
-        """Add a row and return what to await for its result; it raises the row's error."""
+        """Add a row and return the awaitable of its result; it raises the row's error."""
         waiter: Awaitable[Any] = self.waiter()
         self.add(row, waiter, size)
         return waiter
 
     def call_batch(self, batch: pa.RecordBatch) -> Awaitable[tuple[pa.RecordBatch, bool]]:
-        """Send a whole batch and return what to await for (its answer, whether it was sent again)."""
+        """Send a whole batch and return the awaitable of (its answer, whether it was sent again)."""
         waiter: Awaitable[Any] = self.waiter()
         self.add_batch(batch, waiter)
         return waiter
 
     def add(self, row: Row, waiter: Any, size: int) -> None:
-        """Put a row (of about ``size`` bytes) into the open request; its result goes to ``waiter``, or nowhere if None.
-        An :class:`Unawaited` receives it.
+        """Put a row (of about ``size`` bytes) into the open request; its result goes to ``waiter`` unless that is None.
+        A function as ``waiter`` is called with the value or the EscrowError, on any thread; it must not block.
 
-        Raises Overloaded(QUEUE_FULL) when too much is waiting, Unknown(CLOSED) after :meth:`close`.
+        Raises Overloaded(QUEUE_FULL) when too many rows wait, Unknown(CLOSED) after :meth:`close`.
         """
         with self._lock:
             if self._closed:
@@ -172,7 +163,7 @@ class Lane(Filling, ABC):
     def drain(self, timeout: float) -> bool:
         """Wait until everything added so far and since was answered or given up; False if not within ``timeout``."""
         deadline = time.monotonic() + timeout
-        if not self._lock.acquire(timeout=timeout):  # the caller itself holds it, if this is called by a signal handler
+        if not self._lock.acquire(timeout=timeout):  # a signal handler may have interrupted the thread that holds it
             return False
         self._draining += 1
         try:
@@ -182,9 +173,9 @@ class Lane(Filling, ABC):
             self._lock.release()
 
     def close(self) -> None:
-        """Refuse new rows and give what has not been answered Unknown(CLOSED)."""
+        """Refuse new rows and answer the pending ones with Unknown(CLOSED)."""
         self._closed = True
-        if not self._lock.acquire(timeout=self._timeout):  # as for drain: the sweep gives what is left its answer
+        if not self._lock.acquire(timeout=self._timeout):  # as in drain(); the sweep then answers the rest
             return
         try:
             self._seal()
@@ -193,32 +184,27 @@ class Lane(Filling, ABC):
             self._weigh()
             self._sealed.clear()
             self._sealed_rows = 0
-            left = [request for request in left if self._settle(request)]
+            left = [request for request in left if _settle(request)]
             self._idle.notify_all()
         finally:
             self._lock.release()
         for request in left:
             self._deliver(request.waiters, copies(Unknown(Code.CLOSED), request))
 
-    # How callers wait
-
     def _start_pump(self) -> None:
         self._pump()
 
     @abstractmethod
     def _deliver(self, waiters: list[Any], results: list[Any]) -> None:
-        """Give each waiter that is not None its result; none of them may hold the thread up."""
+        """Give each waiter that is not None its result, without blocking."""
 
-    # The way out
+    # Sending
 
     def _is_empty(self) -> bool:
         return not self._open and not self._sealed and not self._in_flight
 
-    def _sendable(self) -> bool:
-        return len(self._open) + self._sealed_rows >= self._worth
-
     def _weigh(self) -> None:
-        """How many rows are worth a request now; whenever what is in flight, or broken, changes."""
+        """Set how many rows are worth a request, whenever ``_in_flight`` or ``broken`` changes."""
         in_flight = len(self._in_flight)
         if self.broken or in_flight >= MAX_IN_FLIGHT:
             self._worth = math.inf
@@ -227,7 +213,7 @@ class Lane(Filling, ABC):
 
     def _take(self) -> Request | None:
         """Return the next request to send, now in flight; None when there is none or it has to wait."""
-        if not self._sendable():
+        if self.waiting < self._worth:
             return None
         if not self._sealed:
             self._seal()
@@ -239,7 +225,7 @@ class Lane(Filling, ABC):
         return request
 
     def _pump(self) -> None:
-        """Send until nothing may leave. Only the holder of ``_pumping`` may call this."""
+        """Send until no request may leave. Only the holder of ``_pumping`` may call this."""
         while True:
             with self._lock:
                 request = self._take()
@@ -249,28 +235,26 @@ class Lane(Filling, ABC):
             self._dispatch(request)
 
     def _dispatch(self, request: Request, again: ExchangeOptions | None = None) -> None:
-        """Send a request; ``again``: with these options, those of all that are sent again with it."""
+        """Send a request. ``again``: the options of all requests that are sent again together."""
+        future: Future[pa.RecordBatch] | None = None
         try:
-            parcels = request.is_parcel
-            batch = None if parcels else request.encode(self._codec)
+            batch = None if request.is_parcel else request.encode(self._codec)
             with self._sending:
-                options = self._options() if again is None else again
-                session: Any = options.get("session", 0)
-                request.session = session
-                if again is None and (self.broken or self._overtakes(request)):  # what was lost goes first
+                options: Any = self._options() if again is None else again
+                request.session = options.get("session", 0)
+                overtakes = any(other.session != request.session for other in tuple(self._in_flight))
+                if again is None and (self.broken or overtakes):  # lost requests go first
                     self._on_failure(request, Unknown(Code.DISCONNECTED))
                     return
                 request.sent += 1
-                attempt = request.resends
+                on_answer = partial(self._on_answer, request, request.resends)
                 if batch is None:
-                    done = partial(self._on_received, request, attempt)
-                    self._link.parcel(request.pack(self._codec, self._kind, options), done)
+                    self._link.parcel(request.pack(self._codec, self._kind, options), on_answer)
                 else:
                     future = self._link.exchange(self._kind, batch, options)
         except EscrowError as problem:
             self._on_failure(request, problem)
-            return
-        except (KeyboardInterrupt, SystemExit):  # the caller is interrupted, and the rows of others ride along
+        except (KeyboardInterrupt, SystemExit):  # of this caller; the request may hold rows of others
             self._on_failure(request, Unknown(Code.DISCONNECTED, "interrupted"))
             self._pumping = False
             raise
@@ -278,39 +262,24 @@ class Lane(Filling, ABC):
             bug = Misuse(Code.BAD_ARGUMENT, f"cannot send: {problem}")
             bug.__cause__ = problem
             self._on_failure(request, bug)
-            return
-        if batch is not None:
-            future.add_done_callback(partial(self._on_answer, request, attempt))
+        if future is not None:
+            future.add_done_callback(lambda done: on_answer(done.exception() or done.result()))
 
-    def _overtakes(self, request: Request) -> bool:
-        return any(other.session != request.session for other in tuple(self._in_flight))
+    # Answers
 
-    # The way back
-
-    def _on_received(self, request: Request, attempt: int, answer: Answer | EscrowError) -> None:
-        """Take the answer to a parcel, on any thread."""
+    def _on_answer(self, request: Request, attempt: int, answer: Answer | pa.RecordBatch | BaseException) -> None:
+        """Handle the answer to a request, on any thread."""
         if request.settled or request.resends != attempt:
             return
         if isinstance(answer, EscrowError):
             self._on_failure(request, answer)
-        elif self._renew is not None and answer and _code(answer) == Code.UNKNOWN_SESSION:
+        elif isinstance(answer, BaseException):
+            self._on_failure(request, Unknown(Code.CLOSED, f"the link failed: {answer!r}"))
+        elif self._renew is not None and _first_code(answer) == Code.UNKNOWN_SESSION:  # that of all rows
             self._forget(request)
         else:
-            self._finish(request, request.receive(self._codec, answer))
-
-    def _on_answer(self, request: Request, attempt: int, done: Future[pa.RecordBatch]) -> None:
-        """Take the answer to a batch, on any thread."""
-        if request.settled or request.resends != attempt:
-            return
-        problem = done.exception()
-        if problem is None and self._renew is not None and _forgets(done.result()):
-            self._forget(request)
-        elif problem is None:
-            self._finish(request, request.decode(self._codec, done.result()))
-        elif isinstance(problem, EscrowError):
-            self._on_failure(request, problem)
-        else:
-            self._on_failure(request, Unknown(Code.CLOSED, f"the link failed: {problem!r}"))
+            read = request.decode if isinstance(answer, pa.RecordBatch) else request.receive
+            self._finish(request, read(self._codec, answer))
 
     def _forget(self, request: Request) -> None:
         self._forgotten = request.session
@@ -333,28 +302,24 @@ class Lane(Filling, ABC):
 
     def _finish(self, request: Request, results: list[Any]) -> None:
         with self._lock:
-            if not self._settle(request):
+            if not _settle(request):
                 return
             self.overdue = False
             self._leave_flight(request)
-            more = self._sendable() and not self._pumping  # who adds a row from now on sends it himself
+            more = self.waiting >= self._worth and not self._pumping  # a row that is added later starts the pump itself
         self._deliver(request.waiters, results)
         if more or self._draining:
             self._go_on()
 
     def _go_on(self) -> None:
-        """Send what waited for the answer that just came."""
+        """Send the requests that waited for an answer."""
         with self._lock:
             if self._is_empty():
                 self._idle.notify_all()
-            if self._pumping or not self._sendable():
+            if self._pumping or self.waiting < self._worth:
                 return
             self._pumping = True
         self._start_pump()
-
-    def _settle(self, request: Request) -> bool:
-        first, request.settled = not request.settled, True
-        return first
 
     def _leave_flight(self, request: Request) -> None:
         if request in self._in_flight:
@@ -371,25 +336,25 @@ class Lane(Filling, ABC):
         """Once every request in flight is lost, send them again after a back-off with jitter."""
         if all(request.lost is not None for request in self._in_flight):
             self._timer.after(self._backoff.failed() if self._in_flight else 0.0, self._resend)
-            if self._in_flight and not self._awaits:  # the pause ends when there is a connection
-                self._awaits = True
-                if tell_when_there(self._link, self._is_there) is None:
-                    self._awaits = False
+            if self._in_flight and not self._awaits_link:  # the pause ends when there is a connection
+                self._awaits_link = True
+                if call_when_there(self._link, self._on_link) is None:
+                    self._awaits_link = False
 
-    def _is_there(self) -> None:
-        self._awaits = False
+    def _on_link(self) -> None:
+        self._awaits_link = False
         self._timer.after(0.0, self._resend)
 
     def _resend(self) -> None:
         with self._lock:
             if self._renewing:
-                return  # it ends with another call
+                return  # which ends with another call
             if self._pumping or any(request.lost is None for request in self._in_flight):
                 if self._pumping and self.broken:
                     self._timer.after(FIRST_BACKOFF, self._resend)
                 return
             if self._forgotten:
-                self._renewing = True  # it may take a while, and the timer is for all
+                self._renewing = True  # on its own thread, because it may take long and all lanes share the timer
                 threading.Thread(target=self._renew_session, name="escrowmq-renew", daemon=True).start()
                 return
             again = list(self._in_flight)
@@ -401,7 +366,7 @@ class Lane(Filling, ABC):
             self._weigh()
         if self._attended is None:
             self._send_again(again)
-        else:  # connecting may take a moment, and the timer is for the lanes of the other brokers, too
+        else:  # connecting may take long, and the lanes of the other brokers share the timer
             threading.Thread(target=self._send_again, args=(again,), name="escrowmq-resend", daemon=True).start()
 
     def _send_again(self, again: list[Request]) -> None:
@@ -412,7 +377,7 @@ class Lane(Filling, ABC):
         self._pump()
 
     def _renew_session(self) -> None:
-        """Then send again; if it is refused, so is what waits for it."""
+        """Renew the session and send again; if that is refused, so are the requests that wait for it."""
         try:
             if self._renew is not None:
                 self._renew(self._forgotten)
@@ -432,32 +397,29 @@ class Lane(Filling, ABC):
             self._timer.after(min(max(self._timeout / 20, 0.005), longest), self._sweep)
 
     def _sweep(self) -> None:
-        """Give up requests past their deadline; seal pending work, so that its deadline counts from now."""
-        now = time.monotonic()
+        """Give up requests past their deadline; seal pending rows, so that their deadline counts from now."""
+        now, attended = time.monotonic(), self._attended
         with self._lock:
             self._sweeping = False
             self._seal()
-            late = [p for p in (*self._in_flight, *self._sealed) if now >= p.deadline and self._settle(p)]
+            late = [p for p in (*self._in_flight, *self._sealed) if now >= p.deadline and _settle(p)]
             for request in late:
-                if request in self._sealed:
-                    self._sealed.remove(request)
-                    self._sealed_rows -= len(request)
-                else:
-                    self._leave_flight(request)
-            given_up = [] if self._attended is None else self._attend(self._attended, now)
+                self._remove(request, request)
+            given_up = [] if attended is None else self._attend(attended, now)
             if not self._is_empty():
                 self._sweep_later()
         for request in late:
             silent = f"no broker answers at {self._link.address} in time"
             problem: EscrowError = Unknown(Code.TIMED_OUT, str(request.lost) if request.lost else silent)
-            if self._attended is not None and not request.sent:
-                problem = self._attended.refusal()
+            if attended is not None and not request.sent:
+                problem = attended.refusal()
             self._deliver(request.waiters, copies(problem, request))
         for request in given_up:
-            assert self._attended is not None
-            refusal = self._attended.refusal()
-            problem = Unknown(Code.DISCONNECTED, refusal.message)
-            self._deliver(request.waiters, copies(problem if request.sent else refusal, request))
+            assert attended is not None
+            problem = attended.refusal()
+            if request.sent:
+                problem = Unknown(Code.DISCONNECTED, problem.message)
+            self._deliver(request.waiters, copies(problem, request))
         if late or given_up:
             self._go_on()
 
@@ -474,27 +436,33 @@ class Lane(Filling, ABC):
         for request in [*self._in_flight, *self._sealed]:
             if request in sent or (request.sent > 0 and request.resends < TRIES):
                 continue
-            if (part := request.taken_back(self._repeats if request.sent else moves)) is None:
-                continue
-            part.sent = request.sent
-            if not self._settle(part):
-                continue
-            taken.append(part)
-            if request in self._sealed:
-                self._sealed_rows -= len(part)
-                if part is request:
-                    self._sealed.remove(request)
-            elif part is request:
-                self._leave_flight(request)
+            part = request.take_back(self._repeats if request.sent else moves)
+            if part is not None:
+                part.sent = request.sent
+                if _settle(part):
+                    taken.append(part)
+                    self._remove(request, part)
         return taken
 
+    def _remove(self, request: Request, part: Request) -> None:
+        """Remove a request, or the rows of it that are now in ``part``."""
+        if request in self._sealed:
+            self._sealed_rows -= len(part)
+            if part is request:
+                self._sealed.remove(request)
+        elif part is request:
+            self._leave_flight(request)
 
-def _code(answer: Answer) -> int:
-    """Return the code of the first row of an answer to a parcel; UNKNOWN_SESSION there is that of all rows."""
-    first = answer[0]
-    return first if isinstance(first, int) else first[0]
+
+def _settle(request: Request) -> bool:
+    """Mark a request as settled. Returns whether it was not yet."""
+    first, request.settled = not request.settled, True
+    return first
 
 
-def _forgets(answer: pa.RecordBatch) -> bool:
-    """Return whether the broker says that it does not know the session, which is that of all rows."""
-    return bool(answer.num_rows) and answer.column(0)[0].as_py() == Code.UNKNOWN_SESSION
+def _first_code(answer: Answer | pa.RecordBatch) -> int | None:
+    """Return the code of the first row of an answer, None if it has none."""
+    if isinstance(answer, pa.RecordBatch):
+        return answer.column(0)[0].as_py() if answer.num_rows else None
+    first = answer[0] if answer else None
+    return first[0] if isinstance(first, tuple) else first

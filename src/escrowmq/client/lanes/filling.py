@@ -18,8 +18,8 @@ JOINED_WITHIN = 0.1
 
 
 class Filling:
-    """The part of a lane that is filled by callers. ``timeout`` is seconds from the sealing of a request to its
-    deadline. Everything here happens under the lane's lock."""
+    """The part of a lane that callers fill, under the lane's lock. ``timeout``: seconds from the sealing of a request
+    to its deadline."""
 
     def __init__(self, timeout: float, max_rows: int, max_bytes: int) -> None:
         self._timeout = timeout
@@ -43,15 +43,15 @@ class Filling:
         """Close the open request: its deadline counts from now."""
         if self._open:
             deadline = time.monotonic() + self._timeout
-            request = Request(self._open, self._open_waiters, deadline, size=self._open_bytes)
-            self._sealed.append(request)
-            self._sealed_rows += len(request)
+            self._sealed.append(Request(self._open, self._open_waiters, deadline, self._open_bytes))
+            self._sealed_rows += len(self._open)
             self._open, self._open_waiters, self._open_bytes = [], [], 0
 
     def _seal_batch(self, batch: pa.RecordBatch, waiter: Any) -> None:
         """Queue a caller's whole batch behind the waiting rows: in a request of its own, or in the last waiting one."""
         self._seal()
-        request = Request(None, [waiter], time.monotonic() + self._timeout, batch)
+        size = int(pa.ipc.get_record_batch_size(batch))  # cheaper than ``nbytes``
+        request = Request(None, [waiter], time.monotonic() + self._timeout, size, [batch])
         if self._joins(request):
             self._sealed[-1].join(request)
         else:
@@ -64,7 +64,7 @@ class Filling:
         return (
             last is not None
             and last.rows is None
-            and last.count + request.count <= self._max_rows
+            and len(last) + len(request) <= self._max_rows
             and last.size + request.size <= self._max_bytes
             and request.deadline - last.deadline <= JOINED_WITHIN * self._timeout
         )

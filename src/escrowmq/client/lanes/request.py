@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, compress
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -17,158 +18,105 @@ NO_ID = (0, 0)
 """The first message id of a request whose rows have none: it is of no series."""
 ID_FIELD = 5
 """Where an outgoing row has its message id."""
+Options = Callable[[], ExchangeOptions]
+"""Returns the options with which a request is sent now."""
 
 
 class Codec(Protocol):
-    """How a lane's rows become a parcel or a batch, and an answer becomes one result per row."""
+    """Converts the rows of a lane to a parcel or a batch, and the answer to one value or EscrowError per row.
 
-    def parcel(self, rows: Sequence[Row]) -> tuple[Sequence[Row], tuple[int, int], Any]:
-        """Return the rows of a parcel, the message id of the first of them that has none of its own (``NO_ID``:
-        they are no messages), and whatever ``receive`` wants to know of it."""
-        ...
+    ``parcel`` returns the rows of the parcel, the message id of the first of them that has none of its own (``NO_ID``:
+    they are no messages), and a memo for ``receive``. ``encode`` returns the batch, and a memo for ``decode``.
+    """
 
+    def parcel(self, rows: Sequence[Row]) -> tuple[Sequence[Row], tuple[int, int], Any]: ...
     def receive(
         self, rows: Sequence[Row], first_id: tuple[int, int], memo: Any, answer: Answer, resent: bool
-    ) -> list[Any]:
-        """Return one value or EscrowError per row, from the answer to their parcel, which has as many rows."""
-        ...
-
-    def encode(self, rows: Sequence[Row]) -> tuple[pa.RecordBatch, Any]:
-        """Return the batch, and whatever ``decode`` wants to know of it."""
-        ...
-
-    def decode(self, rows: Sequence[Row], memo: Any, answer: pa.RecordBatch, resent: bool) -> list[Any]:
-        """One value or EscrowError per row."""
-        ...
-
-
-class Unawaited:
-    """Replaces a waiter for a row whose caller does not wait. ``on_result(row, result)`` is called once with the
-    value or the EscrowError, on whatever thread has it. It must not block."""
-
-    __slots__ = ("on_result", "row")
-
-    def __init__(self, row: Row, on_result: Callable[[Row, Any], None]) -> None:
-        self.row, self.on_result = row, on_result
-
-    def give(self, result: Any) -> None:
-        """Tell it the result."""
-        self.on_result(self.row, result)
+    ) -> list[Any]: ...
+    def encode(self, rows: Sequence[Row]) -> tuple[pa.RecordBatch, Any]: ...
+    def decode(self, rows: Sequence[Row], memo: Any, answer: pa.RecordBatch, resent: bool) -> list[Any]: ...
 
 
 class Attended(Protocol):
-    """A lane's view of its broker, where that is one of several."""
+    """A lane's view of its broker, where that is one of several.
 
-    @property
-    def away(self) -> bool:
-        """Whether nothing should wait for it without need."""
-        ...
-
-    @property
-    def quiet(self) -> bool:
-        """Whether it has not answered for a while, so that what can go elsewhere should; so it is before it is away."""
-        ...
-
-    def suspect(self) -> None:
-        """Ask whether the broker is reachable, after a failure or a late answer."""
-        ...
-
-    def refusal(self) -> EscrowError:
-        """Return the error of what was not sent because it is away."""
-        ...
-
-
-class Request:
-    """A request: rows, with one entry of ``waiters`` per row, or the whole ``batches`` of some callers, one
-    entry each.
-
-    Few rows travel as a parcel, others and batches as one batch. Which of the two is settled when a request is first
-    sent, and what is sent again is the same.
+    ``away``: nothing should wait for it without need. ``quiet``: it has not answered for a while, so that rows that can
+    go elsewhere should; it is quiet before it is away. ``suspect`` probes it after a failure or a late answer;
+    ``refusal`` returns the error of rows that were not sent because it is away.
     """
 
-    __slots__ = (
-        "batch",
-        "batches",
-        "count",
-        "deadline",
-        "lost",
-        "memo",
-        "parcel",
-        "resends",
-        "rows",
-        "sent",
-        "session",
-        "settled",
-        "size",
-        "waiters",
-    )
+    @property
+    def away(self) -> bool: ...
+    @property
+    def quiet(self) -> bool: ...
+    def suspect(self) -> None: ...
+    def refusal(self) -> EscrowError: ...
 
-    def __init__(
-        self,
-        rows: list[Row] | None,
-        waiters: list[Any],
-        deadline: float,
-        batch: pa.RecordBatch | None = None,
-        size: int = 0,
-    ) -> None:
-        self.rows = rows
-        self.waiters = waiters
-        self.batches: list[pa.RecordBatch] = [] if batch is None else [batch]
-        self.count = len(waiters) if batch is None else int(batch.num_rows)
-        self.size = size if batch is None else int(pa.ipc.get_record_batch_size(batch))
-        """Bytes of the rows, about, or of ``batches`` as they travel (cheaper than ``nbytes``)."""
-        self.parcel: Parcel | None = None  # as it is sent; one of the two is made when it is first sent
-        self.batch: pa.RecordBatch | None = None
-        self.memo: Any = None
-        self.deadline = deadline
-        self.resends = 0
-        self.sent = 0  # times that it may have left this process
-        self.session = 0  # under which it was sent last
-        self.lost: EscrowError | None = None  # why it must be sent again
-        self.settled = False
 
-    def taken_back(self, moves: Callable[[Row | None], bool]) -> Request | None:
-        """Return the part that need not wait for this broker: rows for which ``moves`` says so (of a whole batch:
-        None), which leave this request; None if there is nothing. Not while it is being sent."""
-        if self.rows is None:
-            return None if self.sent or not moves(None) else self
-        chosen = [moves(row) for row in self.rows]
-        if all(chosen):
-            return self
-        if not any(chosen):
-            return None
-        rest = Request([], [], self.deadline)
-        part = Request([], [], self.deadline)
-        for row, waiter, moved in zip(self._name_rows(), self.waiters, chosen, strict=True):
-            (part if moved else rest).rows.append(row)  # type: ignore[union-attr]
-            (part if moved else rest).waiters.append(waiter)
-        if self.batch is not None:  # what is left keeps its bytes and ids
-            part.memo, rest.memo = _ids_of(self.memo, chosen, True), _ids_of(self.memo, chosen, False)
-            rest.batch = self.batch.filter(pa.array([not moved for moved in chosen]))
-        if self.parcel is not None:  # its rows have their ids now, so a parcel that is made anew has the same
-            part.parcel = Parcel(self.parcel.kind, part.rows or (), self.parcel.options, self.parcel.first_id)
-        self.rows, self.waiters, self.batch, self.memo = rest.rows, rest.waiters, rest.batch, rest.memo
-        self.parcel = None
-        self.count, part.count = len(rest.waiters), len(part.waiters)
-        return part
+@dataclass(slots=True, eq=False)
+class Request:
+    """A request: rows, with one entry of ``waiters`` per row, or the whole ``batches`` of some callers, one entry each.
+
+    Few rows travel as a parcel, others and batches as one batch. That is decided when the request is first sent, and a
+    retry sends the same.
+    """
+
+    rows: list[Row] | None
+    waiters: list[Any]
+    deadline: float
+    size: int = 0
+    """Bytes of the rows, about, or of ``batches`` as they travel."""
+    batches: list[pa.RecordBatch] = field(default_factory=list)
+    parcel: Parcel | None = None  # as it is sent; one of the two is made when it is first sent
+    batch: pa.RecordBatch | None = None
+    memo: Any = None
+    resends: int = 0
+    sent: int = 0  # times that it may have left this process
+    session: int = 0  # under which it was sent last
+    lost: EscrowError | None = None  # why it must be sent again
+    settled: bool = False
 
     def __len__(self) -> int:
-        return self.count
+        return sum(batch.num_rows for batch in self.batches) if self.rows is None else len(self.rows)
+
+    def take_back(self, moves: Callable[[Row | None], bool]) -> Request | None:
+        """Remove and return the rows that need not wait for this broker, those for which ``moves`` returns true (a
+        whole batch: ``moves(None)``); None if there are none. Must not be called while the request is being sent."""
+        if self.rows is None:
+            return None if self.sent or not moves(None) else self
+        moved = [moves(row) for row in self.rows]
+        if all(moved):
+            return self
+        if not any(moved):
+            return None
+        rows = self._name_rows()
+        parts: list[Request] = []
+        for mask in (moved, [not one for one in moved]):
+            part = Request(list(compress(rows, mask)), list(compress(self.waiters, mask)), self.deadline)
+            if self.batch is not None:  # the rows keep their bytes and ids
+                ids = self.memo
+                if isinstance(ids, bytes):
+                    ids = b"".join(compress((ids[at : at + 16] for at in range(0, len(ids), 16)), mask))
+                part.memo, part.batch = ids, self.batch.filter(pa.array(mask))
+            parts.append(part)
+        taken, rest = parts
+        if self.parcel is not None:  # its rows have their ids now, so that a parcel made anew has the same
+            taken.parcel = replace(self.parcel, rows=taken.rows or (), memo=None)
+        self.rows, self.waiters, self.parcel = rest.rows, rest.waiters, None
+        self.batch, self.memo = rest.batch, rest.memo
+        return taken
 
     def join(self, other: Request) -> None:
         """Take in the batches of a request that was made after this one. Neither may have been sent."""
         self.batches += other.batches
         self.waiters += other.waiters
-        self.count += other.count
         self.size += other.size
 
     @property
     def is_parcel(self) -> bool:
         """Whether it travels as rows."""
-        if self.parcel is not None:
-            return True
-        few = self.rows is not None and self.count <= PARCEL_ROWS and self.size <= PARCEL_BYTES
-        return few and self.batch is None
+        few = self.rows is not None and len(self.rows) <= PARCEL_ROWS and self.size <= PARCEL_BYTES
+        return self.parcel is not None or (few and self.batch is None)
 
     def pack(self, codec: Codec, kind: Exchange, options: ExchangeOptions) -> Parcel:
         """Pack the request. Each resend has the same rows under the same ids, and the same object under the same
@@ -178,15 +126,14 @@ class Request:
             rows, first_id, self.memo = codec.parcel(self.rows)
             self.parcel = Parcel(kind, rows, options, first_id)
         elif self.parcel.options != options:
-            self.parcel = Parcel(kind, self.parcel.rows, options, self.parcel.first_id)
+            self.parcel = replace(self.parcel, options=options, memo=None)
         return self.parcel
 
     def receive(self, codec: Codec, answer: Answer) -> list[Any]:
-        """One result per waiter: its value or EscrowError."""
-        parcel = self.parcel
-        if parcel is None or self.rows is None or len(answer) != len(parcel.rows):
+        """Return the value or EscrowError of each waiter, from the answer to the parcel."""
+        if self.parcel is None or self.rows is None or len(answer) != len(self.parcel.rows):
             return copies(Unknown(Code.DISCONNECTED, "the answer does not match the request"), self)
-        return codec.receive(self.rows, parcel.first_id, self.memo, answer, self.resends > 0)
+        return codec.receive(self.rows, self.parcel.first_id, self.memo, answer, self.resends > 0)
 
     def encode(self, codec: Codec) -> pa.RecordBatch:
         """Encode the request, the same at each resend."""
@@ -198,8 +145,8 @@ class Request:
         return self.batch
 
     def decode(self, codec: Codec, answer: pa.RecordBatch) -> list[Any]:
-        """One result per waiter: of a row its value or EscrowError, of a batch (its part of the answer, whether it was
-        sent again)."""
+        """Return one result per waiter: for a row its value or EscrowError, for a batch (its part of the answer,
+        whether it was sent again)."""
         again = self.resends > 0
         if self.batch is None or answer.num_rows != self.batch.num_rows:
             return copies(Unknown(Code.DISCONNECTED, "the answer does not match the request"), self)
@@ -207,11 +154,8 @@ class Request:
             return codec.decode(self.rows, self.memo, answer, again)
         if len(self.batches) == 1:
             return [(answer, again)]
-        ends = accumulate(batch.num_rows for batch in self.batches)
-        return [
-            (answer.slice(end - batch.num_rows, batch.num_rows), again)
-            for end, batch in zip(ends, self.batches, strict=True)
-        ]
+        sizes = [batch.num_rows for batch in self.batches]
+        return [(answer.slice(end - size, size), again) for end, size in zip(accumulate(sizes), sizes, strict=True)]
 
     @property
     def ids(self) -> bytes | None:
@@ -234,16 +178,9 @@ class Request:
         ]
 
 
-def _ids_of(ids: Any, chosen: list[bool], which: bool) -> Any:
-    """Return the 16-byte ids of the rows that are ``chosen``, or not."""
-    if not isinstance(ids, bytes):
-        return ids
-    return b"".join(ids[16 * row : 16 * row + 16] for row, moved in enumerate(chosen) if moved is which)
-
-
 def copies(problem: EscrowError, request: Request) -> list[Any]:
-    """One error per waiter (an exception object must not be raised by two callers), with the message id if one was
-    given."""
+    """Return one error per waiter (an exception object must not be raised by two callers), with the message id if one
+    was given."""
     retry_after = getattr(problem, "retry_after", 1.0)
     copies: list[Any] = [error(problem.code, problem.message, problem.hint, retry_after) for _ in request.waiters]
     ids = request.ids

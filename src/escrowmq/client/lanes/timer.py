@@ -13,13 +13,12 @@ from escrowmq.platform.forks import tell_in_child
 
 _log = logging.getLogger(__name__)
 CLOSE_SECONDS = 2.0
-"""How long closing waits for a call in progress."""
 
 
 class Timer:
     """Calls functions after a delay, on one daemon thread that starts with the first of them.
 
-    Functions must be quick and must not raise; what they raise is logged.
+    Functions must be quick; an exception is logged.
     """
 
     def __init__(self, name: str = "escrowmq-timer") -> None:
@@ -37,7 +36,7 @@ class Timer:
         self._closed = True
 
     def after(self, seconds: float, call: Callable[[], None]) -> None:
-        """Call ``call`` in ``seconds``; never, if the timer is closed before."""
+        """Call ``call`` in ``seconds``, unless the timer is closed before."""
         with self._wake:
             if self._closed:
                 return
@@ -48,7 +47,7 @@ class Timer:
             self._wake.notify()
 
     def close(self) -> None:
-        """Forget what is not yet due and end the thread; waits for a call in progress, but not for ever."""
+        """Drop pending calls and end the thread. Waits at most ``CLOSE_SECONDS`` for a call in progress."""
         with self._wake:
             self._closed = True
             self._due.clear()

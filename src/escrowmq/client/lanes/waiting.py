@@ -1,4 +1,4 @@
-"""The ways in which callers of a client wait: as threads, or as tasks of an event loop.
+"""How callers of a client wait: as threads, or as tasks of an event loop.
 
 All producers, consumers, readers and buses are written once, as coroutines over :class:`Threads` and :class:`Loop`,
 which have the same methods. On threads every awaitable blocks and is then done, so a coroutine ends in its first step
@@ -6,9 +6,10 @@ which have the same methods. On threads every awaitable blocks and is then done,
 
 - ``lane`` makes a coalescing lane whose ``waiter`` a caller awaits;
 - ``away`` runs a function that blocks, ``spawn`` one that may block on a full connection and has no result;
-- ``gather`` and ``result`` wait for what is under way already;
-- ``returned`` is what a user's function returned: on an event loop it may be a coroutine function;
-- ``signal`` makes what wakes those who wait for a condition, ``lock`` a lock that is given in the order of the callers.
+- ``gather`` returns the results of what is under way already, or raises the first error; so does ``result`` of a
+  future, with Unknown(TIMED_OUT), after which the future is cancelled;
+- ``returned`` is the result of a user's function: on an event loop it may be a coroutine function;
+- ``signal`` wakes all waiters of a condition, from any thread; ``lock`` is granted in the order of the callers.
 
 Nothing blocks the loop, and an answer wakes it once for all of its rows. A link that never blocks
 (:class:`escrowmq.wire.LoopLink`) is used on the loop itself, any other by a thread.
@@ -28,27 +29,25 @@ from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 from escrowmq.client.lanes.coalescer import Lane
-from escrowmq.client.lanes.request import Codec, Unawaited
+from escrowmq.client.lanes.request import Codec, Options
 from escrowmq.client.lanes.timer import CLOSE_SECONDS, Timer
 from escrowmq.errors import Code, EscrowError, Unknown
-from escrowmq.wire import Exchange, ExchangeOptions, Link, LoopLink
+from escrowmq.wire import Exchange, Link, LoopLink
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-
 _NOTHING = object()
-"""Where no result has come yet."""
+"""The value of a waiter that has no result yet."""
 
 
 class Waiter:
     """A blocked caller: the cheapest wake-up that Python has. Awaiting it blocks, at most a little more than
     ``timeout``.
 
-    Of the callers that one answer frees, each wakes the next when it wakes itself. Were all of them woken at once, they
-    would fall over each other for the interpreter: twice the context switches, and half as much processor time again.
-    Only who is blocked already is given a next one to wake (``blocks``). The main thread never is: a signal may take it
-    out of its wait.
+    Of the callers that one answer wakes, each wakes the next. Woken all at once they would compete for the
+    interpreter: twice the context switches, and half as much processor time again. Only a caller that is blocked
+    already gets a next one to wake (``blocks``), and never the main thread, whose wait a signal may interrupt.
     """
 
     __slots__ = ("blocks", "lock", "main", "next", "timeout", "value")
@@ -66,8 +65,7 @@ class Waiter:
         yield from ()  # makes it a generator; it never suspends
         try:
             self.blocks = threading.get_ident() != self.main
-            # The lane gives up after ``timeout``; the rest guards against a lane that was cut off in the middle of
-            # that.
+            # The lane gives up after ``timeout``; this is longer, in case the lane itself is interrupted then.
             self.lock.acquire(timeout=1.2 * self.timeout + 2.0)
         finally:
             self.blocks = False
@@ -82,17 +80,17 @@ class Waiter:
 
 
 class ThreadLane(Lane):
-    """A lane whose callers are threads: each waiter is a :class:`Waiter` (or :class:`Unawaited`, or None)."""
+    """A lane whose callers are threads: each waiter is a :class:`Waiter`, a callback, or None."""
 
     def __init__(self, *args: Any, timeout: float, **more: Any) -> None:
         super().__init__(*args, waiter=partial(Waiter, timeout, threading.main_thread().ident), timeout=timeout, **more)
 
     def _deliver(self, waiters: list[Any], results: list[Any]) -> None:
         first: Waiter | None = None
-        for waiter, value in zip(reversed(waiters), reversed(results), strict=True):  # who came first is woken first
+        for waiter, value in zip(reversed(waiters), reversed(results), strict=True):  # the first is woken first
             if type(waiter) is not Waiter:
                 if waiter is not None:
-                    waiter.give(value)
+                    waiter(value)
                 continue
             waiter.value = value
             if waiter.blocks:
@@ -104,18 +102,16 @@ class ThreadLane(Lane):
 
 
 class ThreadSignal:
-    """Wakes threads that wait for a condition to become true."""
+    """Wakes threads that wait until ``ready()``, at most ``timeout`` seconds."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
 
     def set(self) -> None:
-        """Have all who wait look again."""
         with self._condition:
             self._condition.notify_all()
 
     async def wait(self, ready: Callable[[], bool], timeout: float | None) -> bool:
-        """Block until ``ready()``; False if it is not within ``timeout`` seconds."""
         with self._condition:
             return self._condition.wait_for(ready, timeout)
 
@@ -128,38 +124,28 @@ class Threads:
     def __init__(self) -> None:
         self.timer = Timer()
 
-    def lane(
-        self, link: Link, kind: Exchange, codec: Codec, options: Callable[[], ExchangeOptions], **more: Any
-    ) -> ThreadLane:
-        """Return a lane whose callers block."""
+    def lane(self, link: Link, kind: Exchange, codec: Codec, options: Options, **more: Any) -> ThreadLane:
         return ThreadLane(link, kind, codec, options, self.timer, **more)
 
     def signal(self) -> ThreadSignal:
-        """Return a new signal."""
         return ThreadSignal()
 
     def lock(self) -> AbstractAsyncContextManager[None]:
-        """None is needed: what it would guard is thread-safe."""
-        return nullcontext()
+        return nullcontext()  # what it would guard is thread-safe
 
     def spawn(self, link: Link, call: Callable[[], None]) -> None:
-        """Call what sends to this link."""
         call()
 
     async def away(self, act: Callable[P, T], *args: P.args, **given: P.kwargs) -> T:
-        """Call it."""
         return act(*args, **given)
 
     async def pause(self, seconds: float) -> None:
-        """Do nothing for a while."""
         time.sleep(seconds)
 
     async def gather(self, waits: Sequence[Awaitable[T]]) -> list[T]:
-        """Return the results, one after the other."""
         return [await wait for wait in waits]
 
     async def result(self, future: Future[T], timeout: float) -> T:
-        """Block until it is done. Raises Unknown(TIMED_OUT), and cancels it, when the time is over."""
         try:
             return future.result(timeout)
         except TimeoutError:
@@ -167,11 +153,9 @@ class Threads:
             raise Unknown(Code.TIMED_OUT) from None
 
     async def returned(self, value: Any) -> Any:
-        """Return the value itself: there is nothing to await here."""
         return value
 
     def close(self) -> None:
-        """End the timer's thread."""
         self.timer.close()
 
 
@@ -184,11 +168,11 @@ class Sender:
         self._thread.start()
 
     def put(self, call: Callable[[], None]) -> None:
-        """Call ``call`` on the thread, after what was put before."""
+        """Call ``call`` on the thread, after the calls that were put before."""
         self._work.put(call)
 
     def close(self) -> None:
-        """End the thread after what was put before."""
+        """End the thread after these calls."""
         self._work.put(None)
         if self._thread is not threading.current_thread():
             self._thread.join(CLOSE_SECONDS)
@@ -199,8 +183,8 @@ class Sender:
 
 
 class LoopLane(Lane):
-    """A lane whose callers are tasks: each waiter is an asyncio future (or :class:`Unawaited`, or None), with at most
-    one wake-up of the loop per request. ``sender`` sends; None: the loop itself, because the link never blocks."""
+    """A lane whose callers are tasks: each waiter is an asyncio future, a callback, or None. The loop is woken at most
+    once per request. ``sender`` sends; None: the loop itself, because the link never blocks."""
 
     def __init__(
         self, *args: Any, loop: asyncio.AbstractEventLoop, loop_thread: int, sender: Sender | None, **options: Any
@@ -210,53 +194,47 @@ class LoopLane(Lane):
         self._send: Callable[[], None] = self._pump if sender is None else partial(sender.put, self._pump)
 
     def _start_pump(self) -> None:
-        # After the callbacks that the loop has ready, and after the tasks that an answer just woke: those that are
-        # about to add a row ride along.
+        # Behind the tasks that are ready or that an answer just woke: the rows that they add are sent together.
         try:
             if threading.get_ident() == self._loop_thread:
                 self._loop.call_soon(self._send)
             else:
                 self._loop.call_soon_threadsafe(self._loop.call_soon, self._send)
-        except RuntimeError:  # the loop is closed: no task waits any more
+        except RuntimeError:  # the loop is closed
             self._send()
 
     def _deliver(self, waiters: list[Any], results: list[Any]) -> None:
         if threading.get_ident() == self._loop_thread and not self._loop.is_closed():
             _resolve(waiters, results)
-            return
-        try:
-            self._loop.call_soon_threadsafe(_resolve, waiters, results)
-        except RuntimeError:
-            pass  # the loop is closed: no task waits any more
+        else:
+            with suppress(RuntimeError):  # the loop is closed: no task waits
+                self._loop.call_soon_threadsafe(_resolve, waiters, results)
 
 
-def _resolve(waiters: list[asyncio.Future[Any] | Unawaited | None], results: list[Any]) -> None:
-    for future, value in zip(waiters, results, strict=True):
-        if future is None:
-            continue
-        if isinstance(future, Unawaited):
-            future.give(value)
-        elif not future.done():
+def _resolve(waiters: list[Any], results: list[Any]) -> None:
+    for waiter, value in zip(waiters, results, strict=True):
+        if not isinstance(waiter, asyncio.Future):
+            if waiter is not None:
+                waiter(value)
+        elif not waiter.done():
             if isinstance(value, EscrowError):
-                future.set_exception(value)
+                waiter.set_exception(value)
             else:
-                future.set_result(value)
+                waiter.set_result(value)
 
 
 class LoopSignal:
-    """Wakes tasks that wait for a condition to become true."""
+    """Wakes tasks that wait until ``ready()``, at most ``timeout`` seconds."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._event = asyncio.Event()
 
     def set(self) -> None:
-        """Have all who wait look again. From any thread."""
-        with suppress(RuntimeError):  # the loop is closed: no task waits any more
+        with suppress(RuntimeError):  # the loop is closed: no task waits
             self._loop.call_soon_threadsafe(self._event.set)
 
     async def wait(self, ready: Callable[[], bool], timeout: float | None) -> bool:
-        """Wait until ``ready()``; False if it is not within ``timeout`` seconds."""
         try:
             async with asyncio.timeout(timeout):
                 while not ready():
@@ -268,7 +246,7 @@ class LoopSignal:
 
 
 class Loop:
-    """How tasks wait: for the running event loop, to which all that it makes belongs."""
+    """How tasks wait: on the running event loop, to which everything that it makes belongs."""
 
     def __init__(self, links: Iterable[Link]) -> None:
         self.loop = asyncio.get_running_loop()
@@ -276,29 +254,21 @@ class Loop:
         self._loop_thread = threading.get_ident()
         self._senders: dict[Link, Sender | None] = {}
         for link in links:
+            self._senders[link] = None if isinstance(link, LoopLink) else Sender()
             if isinstance(link, LoopLink):
                 link.attach(self.loop)
-                self._senders[link] = None
-            else:
-                self._senders[link] = Sender()
 
-    def lane(
-        self, link: Link, kind: Exchange, codec: Codec, options: Callable[[], ExchangeOptions], **more: Any
-    ) -> LoopLane:
-        """Return a lane whose callers are tasks."""
-        own: dict[str, Any] = {"loop": self.loop, "loop_thread": self._loop_thread, "sender": self._senders[link]}
-        return LoopLane(link, kind, codec, options, self.timer, **own, **more)
+    def lane(self, link: Link, kind: Exchange, codec: Codec, options: Options, **more: Any) -> LoopLane:
+        more |= {"loop": self.loop, "loop_thread": self._loop_thread, "sender": self._senders[link]}
+        return LoopLane(link, kind, codec, options, self.timer, **more)
 
     def signal(self) -> LoopSignal:
-        """Return a new signal."""
         return LoopSignal(self.loop)
 
     def lock(self) -> asyncio.Lock:
-        """Return a lock between tasks."""
         return asyncio.Lock()
 
     def spawn(self, link: Link, call: Callable[[], None]) -> None:
-        """Call what sends to this link: where it may block, on a sending thread."""
         sender = self._senders[link]
         if sender is None:
             call()
@@ -306,34 +276,27 @@ class Loop:
             sender.put(call)
 
     async def away(self, act: Callable[P, T], *args: P.args, **given: P.kwargs) -> T:
-        """Call it on a thread."""
         return await asyncio.to_thread(act, *args, **given)
 
     async def pause(self, seconds: float) -> None:
-        """Do nothing for a while."""
         await asyncio.sleep(seconds)
 
     async def gather(self, waits: Sequence[Awaitable[T]]) -> list[T]:
-        """Return the results of all; raises the first error."""
         return await asyncio.gather(*waits)
 
     async def result(self, future: Future[T], timeout: float) -> T:
-        """Wait until it is done. Raises Unknown(TIMED_OUT), and cancels it, when the time is over."""
         try:
             return await asyncio.wait_for(asyncio.wrap_future(future), timeout)
         except TimeoutError:
             raise Unknown(Code.TIMED_OUT) from None
 
     async def returned(self, value: Any) -> Any:
-        """Return the value, or what it gives when it is awaited."""
         return await value if inspect.isawaitable(value) else value
 
     def close(self) -> None:
-        """End the threads of the timer and the senders, after what they have begun."""
         self.timer.close()
-        for sender in self._senders.values():
-            if sender is not None:
-                sender.close()
+        for sender in filter(None, self._senders.values()):
+            sender.close()
 
 
 Waiting = Threads | Loop

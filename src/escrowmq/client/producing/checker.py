@@ -81,8 +81,7 @@ class Whole:
 
     def answers(self, batch: pa.RecordBatch, given: Any) -> pa.RecordBatch:
         """Return the answers to a batch as decisions; what is no outcome is UNKNOWN. Raises Misuse(BAD_ARGUMENT) if
-        ``given`` is not one per
-        question, or a column of anything but outcomes."""
+        ``given`` is not one per question, or a column of anything but outcomes."""
         ids = distinct_ids(batch)
         if not isinstance(given, np.ndarray | pa.Array | pa.ChunkedArray):
             given = self._judge.each(given if isinstance(given, Iterable) else [given])

@@ -70,11 +70,7 @@ def require(outcome: Outcome, code: Code) -> Code:
     return code
 
 
-STANDS_AS = (
-    (Code.NOTED,),
-    (Code.COMMITTED, Code.ALREADY_COMMITTED),
-    (Code.ROLLED_BACK, Code.ALREADY_ROLLED_BACK),
-)
+STANDS_AS = ((Code.NOTED,), (Code.COMMITTED, Code.ALREADY_COMMITTED), (Code.ROLLED_BACK, Code.ALREADY_ROLLED_BACK))
 """By :class:`~escrowmq.model.Outcome`: the codes of a transaction that has it."""
 
 

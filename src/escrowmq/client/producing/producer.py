@@ -103,10 +103,8 @@ class ProducerBase(Generic[TransactionT]):
 
         A function of one :class:`~escrowmq.model.Check`, or an object that answers a whole batch in one call: with
         ``decide_ids(ids)`` (columns in, columns out; see :class:`~escrowmq.client.producing.checker.IdChecker`), such
-        as
-        ``outbox.Barrier``, or with ``decide_batch(checks)``. An exception is UNKNOWN, for a batch to all of its
-        questions; so is an answer that is no
-        Outcome. Both are logged once per cause and counted in :attr:`unanswered`.
+        as ``outbox.Barrier``, or with ``decide_batch(checks)``. An exception is UNKNOWN, for a batch to all of its
+        questions; so is an answer that is no Outcome. Both are logged once per cause and counted in :attr:`unanswered`.
         On an event loop these may be coroutine functions.
         """
         self._production.set_checker(decide)
@@ -165,12 +163,10 @@ class AsyncProducer(ProducerBase[AsyncTransaction], AsyncCloses):
     async def place(self, keys: pa.Array) -> npt.NDArray[np.int64]:
         """Return the shard of the broker that messages with these keys would go to, one per row; those with a null key
         go to the brokers that are there in rotation. A broker that was never met has no shard yet: a number below -1
-        stands for its place
-        in the URL, and means the same wherever a shard is asked for, as long as the URL names the same brokers in the
-        same order.
+        stands for its place in the URL, and means the same wherever a shard is asked for, as long as the URL names the
+        same brokers in the same order.
 
-        For programs that must remember it: a message that is sent again must go to the broker that may have it
-        already.
+        For programs that must remember it: a message that is sent again must go to the broker that may have it already.
         """
         return await self._production.waiting.away(self._production.place, keys)
 

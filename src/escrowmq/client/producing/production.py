@@ -20,7 +20,7 @@ import pyarrow as pa
 from escrowmq import hooks
 from escrowmq.client.lanes.blocking import Done
 from escrowmq.client.lanes.coalescer import Lane
-from escrowmq.client.lanes.request import Codec, Unawaited
+from escrowmq.client.lanes.request import Codec
 from escrowmq.client.lanes.waiting import ThreadLane, Waiting
 from escrowmq.client.links.router import Router, broker_of
 from escrowmq.client.producing.checker import AnyChecker, CheckLoop, need_checker_of
@@ -252,7 +252,7 @@ class Production:
             row = (raw, int(outcome))
             if not oneway:
                 return lane.call(row, 32)
-            lane.add(row, Unawaited(row, self.tally.on_result), 32)
+            lane.add(row, partial(self.tally.on_result, row), 32)
             return _SENT
         return self._end(raw, shard, outcome, oneway)
 
@@ -290,7 +290,7 @@ class Production:
         if self._several and self.choice.absent == "fail" and self.router.presence.away(number):
             raise self.router.presence.refusal(number)
         lane = self._ending[number] or await self.open(Exchange.END, number)
-        lane.add(row, Unawaited(row, self.tally.on_result), 32)
+        lane.add(row, partial(self.tally.on_result, row), 32)
         return Code.SENT
 
     async def broker(self, shard: int) -> int:
@@ -309,8 +309,7 @@ class Production:
 
     async def open(self, kind: Exchange, number: int, free: bool = False) -> Lane:
         """Return the lane of one kind to one broker, once the session is open; calls that wait for it continue in the
-        order in which they came. ``free``: the call may go elsewhere, so it does not wait for a broker that is
-        away."""
+        order in which they came. ``free``: the call may go elsewhere, so it does not wait for a broker that is away."""
         session, transactional = self.sessions[number], kind is not Exchange.SEND
         wanted = transactional or self._decide is not None
         if self._several:

@@ -60,8 +60,7 @@ class Session:
         """Return the session's number; opens it if it is not open (or not for transactions, if that is wanted).
 
         Raises GROUP_KIND if the group serves the other kind of message, GROUP_RULES if it exists with another check
-        policy,
-        Unknown(TIMED_OUT) without an answer in time; with an ``attendance`` Overloaded(BROKER_AWAY) instead, at
+        policy, Unknown(TIMED_OUT) without an answer in time; with an ``attendance`` Overloaded(BROKER_AWAY) instead, at
         once where the broker counts as away. ``patience``: seconds (None: the timeout).
         """
         patience = self._timeout if patience is None else patience

@@ -24,8 +24,7 @@ from escrowmq.wire.actions.writers import COMMIT, SHOW, Committed
 @dataclass(frozen=True, slots=True)
 class BatchCommit:
     """The brokers' answer to a numbered batch. ``status``: COMMITTED, or ALREADY_COMMITTED if every broker had this
-    batch, or a later one; ``rolled_back``: transactions of this attempt that lost.
-    """
+    batch, or a later one; ``rolled_back``: transactions of this attempt that lost."""
 
     status: Code
     rolled_back: int

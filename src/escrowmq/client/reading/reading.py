@@ -274,8 +274,7 @@ class Reading:
 
     def take(self, most: int) -> tuple[Partition, pa.RecordBatch, int] | None:
         """Return up to ``most`` messages of what :meth:`fill` found, and where to continue; this is what moves the
-        position.
-        None if another thread took them."""
+        position. None if another thread took them."""
         with self._taking:
             stream = self._stream
             if stream is None or stream.batch is None:
