@@ -94,10 +94,10 @@ def hand_out_at_most_once_without_an_ack(plant: Plant) -> None:
 
 @bug("consumers", CONSUMING + "test_a_fenced_consumer_asks_no_more_and_every_call_says_so", "DID NOT RAISE Fenced")
 def go_on_asking_when_fenced(plant: Plant) -> None:
-    real = Fetcher._rest
+    real = Fetcher._pause
 
-    @plant.instead(Fetcher, "_rest")
-    def rest(self: Any, number: int, problem: Any) -> None:
+    @plant.instead(Fetcher, "_pause")
+    def pause(self: Any, number: int, problem: Any) -> None:
         real(self, number, problem)
         self._fenced = None
         self._ready.append(problem)

@@ -159,7 +159,7 @@ def forget_to_ask_again_after_giving_back(monkeypatch):
 
 @bug("client")
 def do_not_ask_again_after_a_lost_receive(monkeypatch):
-    monkeypatch.setattr(Fetcher, "_on_rested", lambda self, number: None)
+    monkeypatch.setattr(Fetcher, "_on_pause_end", lambda self, number, pause: None)
 
 
 @bug("client")

@@ -289,9 +289,9 @@ def test_a_fenced_consumer_asks_no_more_and_every_call_says_so(twin, bus):
         with pytest.raises(mq.Fenced):
             next(iter(consumer))
     fetcher = consumer._consumption.fetcher
-    assert fetcher._resting == [False], "no pause, after which it would ask again"
+    assert fetcher._paused == [False], "no pause, after which it would ask again"
     asked = len([request for request in twin.requests if request.kind is Exchange.RECEIVE])
-    fetcher._ask(0)
+    fetcher._request(0)
     assert len([request for request in twin.requests if request.kind is Exchange.RECEIVE]) == asked <= 2
 
 

@@ -1,13 +1,13 @@
-"""The consumer; :class:`Consumer` blocks, :class:`AsyncConsumer` is awaited.
+"""The consumer: :class:`Consumer` blocks, :class:`AsyncConsumer` is awaited.
 
 Quality of service, per consumer:
 
 - ``qos=0``, at most once: messages are acknowledged before they are handed out.
-- ``qos=1``, at least once: acknowledge after the effect. What is not acknowledged comes back, flagged ``redelivered``.
-- ``qos=2``, exactly one effect: needs the help of the database that holds the effect. The handler writes
-  ``message.message_id`` under a unique key *in the same transaction* as its effect; ``seen=`` names a function that
-  looks it up. What was seen is acknowledged and passed over. The unique key, not the look-up, is what makes it exact: a
-  lease may end while its first consumer still works.
+- ``qos=1``, at least once: acknowledge after the effect. Unacknowledged messages are redelivered (``redelivered``).
+- ``qos=2``, exactly one effect, with the help of the database that holds the effect. The handler writes
+  ``message.message_id`` under a unique key *in the same transaction* as its effect; ``seen=`` is a function that looks
+  it up. Messages that it finds are acknowledged and skipped. The unique key, not the look-up, makes it exact: a lease
+  may expire while its first consumer still works.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
-import pyarrow as pa
 
 from escrowmq import hooks
 from escrowmq.client.consuming.consumption import Consumption
@@ -38,26 +37,26 @@ from escrowmq.errors import Code, EscrowError, error
 from escrowmq.model import Act
 
 GRACE_SECONDS = 30.0
-"""Time (s) that closing gives to loops over a consumer: what Kubernetes gives to a container, and Kafka's consumer to
-itself."""
+"""Time (s) that closing gives to loops over a consumer: as Kubernetes to a container, and Kafka's consumer to itself.
+"""
 LOCK_SECONDS = 0.1
-"""The lock of an iteration is held for moments only; longer by a thread that a signal handler interrupted."""
+"""The lock of an iteration is held for moments only, except by a thread that a signal handler interrupted."""
 
 MessageT = TypeVar("MessageT", bound=ReceivedBase)
 BatchT = TypeVar("BatchT", bound=Batch[Any])
 
 
 class ConsumerBase(Generic[MessageT, BatchT]):
-    """The base of both consumers: their machinery and the state of their iteration."""
+    """The base of both consumers: their shared state and that of their iteration."""
 
     def __init__(self, consumption: Consumption, message: type[MessageT], batch: type[BatchT]) -> None:
         self._consumption = consumption
         self._message = message
         self._batch = batch
-        self._iterating = threading.Lock()  # guards what follows, and closing; held for moments only
+        self._iterating = threading.Lock()  # guards the fields below, and closing; held for moments only
         self._rows: LeasedRows | None = None  # from which messages are taken, and the next row of it
         self._row = 0
-        self._then: Callable[[], Awaitable[None]] | None = None  # what follows when a loop has finished closing
+        self._then: Callable[[], Awaitable[None]] | None = None  # called when a loop has finished closing
 
     @property
     def group(self) -> str:
@@ -66,7 +65,7 @@ class ConsumerBase(Generic[MessageT, BatchT]):
 
     @property
     def refused(self) -> int:
-        """Acknowledgements that came too late; those messages are delivered again."""
+        """Acknowledgements that came too late; those messages are redelivered."""
         return self._consumption.refused
 
     @property
@@ -82,11 +81,10 @@ class ConsumerBase(Generic[MessageT, BatchT]):
     def _stop(self) -> None:
         """Receive nothing more, and end the loops over this consumer. Never waits; safe in a signal handler.
 
-        What was not handed out goes back at once. A message that was handed out can still be acknowledged.
+        Messages that were not handed out are given back at once; the others can still be acknowledged.
         """
         self._consumption.stop()
-        # A signal handler may have interrupted the thread that holds the lock; that one gives the rest back when it
-        # continues.
+        # A thread that a signal handler interrupted while it held the lock gives the rest back when it continues.
         if self._iterating.acquire(timeout=LOCK_SECONDS):
             try:
                 self._give_back_rest()
@@ -94,19 +92,16 @@ class ConsumerBase(Generic[MessageT, BatchT]):
                 self._iterating.release()
 
     def _give_back_rest(self) -> None:
-        """Give back the rows that were taken and not handed out. With the lock held.
-
-        With ``qos=0`` they are acknowledged already, and are still handed out.
-        """
-        if self._consumption.qos == 0:
+        """Give back the rows that were taken and not handed out. With the lock held."""
+        if self._consumption.qos == 0:  # they are acknowledged already, and are still handed out
             return
         rows, self._rows = self._rows, None
         if rows is not None:
             self._consumption.give_back(rows.number, rows.batch.slice(self._row))
 
     async def _close(self, grace: float = GRACE_SECONDS, *, again: bool = True) -> bool:
-        """Close; False if the caller's own loop has to end first, which then finishes it. ``again``: a second call
-        waits for nothing."""
+        """Close; False if the caller's own loop has to end first, which then closes. ``again``: a second call does not
+        wait."""
         consumption = self._consumption
         if consumption.closing and again:
             consumption.hurried = True
@@ -122,7 +117,7 @@ class ConsumerBase(Generic[MessageT, BatchT]):
         return True
 
     async def _loop_ended(self, runner: object) -> None:
-        """Finish what waits for a loop over this consumer."""
+        """End a loop over this consumer, and close if that waits for it."""
         consumption = self._consumption
         consumption.iterations.end(runner)
         if consumption.closing:
@@ -133,17 +128,8 @@ class ConsumerBase(Generic[MessageT, BatchT]):
                 self._then = None
                 await then()
 
-    def _without_withdrawn(self, batch: pa.RecordBatch, number: int) -> LeasedRows | None:
-        """Return the rows of a batch that may still be handed out, or None if another batch must be taken."""
-        consumption = self._consumption
-        self._rows = None
-        rows = LeasedRows(number, batch, consumption)
-        if (withdrawn := consumption.find_withdrawn(rows)) is not None:
-            rows = LeasedRows(number, batch.filter(pa.array(~withdrawn)), consumption)
-        return rows if rows.count else None
-
     async def _next_batch(self, idle_timeout: float | None) -> bool:
-        """Have a batch to take messages from; False when iteration is over."""
+        """Get a batch to take messages from; False when iteration is over."""
         rows = await self._next_rows(DEFAULT_BATCH, idle_timeout, one_by_one=True)
         if rows is None:
             return False
@@ -177,7 +163,7 @@ class ConsumerBase(Generic[MessageT, BatchT]):
         return None
 
     async def _take(self, max_messages: int) -> LeasedRows | None:
-        """Return up to ``max_messages`` of what has arrived; with qos 0 and 2, acknowledged or screened."""
+        """Return up to ``max_messages`` that have arrived and may be handed out."""
         taken = self._consumption.fetcher.take()
         if taken is None:
             return None
@@ -188,10 +174,9 @@ class ConsumerBase(Generic[MessageT, BatchT]):
         return await self._screen(LeasedRows(number, batch, self._consumption))
 
     async def _screen(self, rows: LeasedRows) -> LeasedRows | None:
-        consumption = self._consumption
-        if (withdrawn := consumption.find_withdrawn(rows)) is not None:
-            rows = LeasedRows(rows.number, rows.batch.filter(pa.array(~withdrawn)), consumption)
-        if not rows.batch.num_rows:
+        """Return the rows that may be handed out: with qos 0 acknowledged, with qos 2 without those that were seen."""
+        consumption, rows = self._consumption, rows.drop_withdrawn()
+        if not rows.count:
             return None
         if consumption.qos == 0:
             try:
@@ -205,11 +190,11 @@ class ConsumerBase(Generic[MessageT, BatchT]):
             for row in np.flatnonzero(seen).tolist():
                 consumption.act(rows, row, Act.ACK, 0, None)
             if seen.any():
-                rows = LeasedRows(rows.number, rows.batch.filter(pa.array(~seen)), consumption)
-        return rows if rows.batch.num_rows else None
+                rows = rows.without(seen)
+        return rows if rows.count else None
 
     def _seen(self, rows: LeasedRows) -> Any:
-        """With qos=2: which rows the consumer's own database has a mark of."""
+        """Return, with qos=2, which rows the consumer's own database has a mark of."""
         seen = self._consumption.seen
         assert seen is not None
         return np.array([seen(self._message(rows, row)) for row in range(rows.count)], np.bool_)
@@ -219,7 +204,7 @@ class ConsumerCalls(ConsumerBase[MessageT, BatchT]):
     """The calls of a consumer that wait."""
 
     async def messages(self, *, idle_timeout: float | None = None) -> AsyncIterator[MessageT]:
-        """One message after the other, until :meth:`stop`, or until none came for ``idle_timeout`` seconds."""
+        """Yield messages one by one, until :meth:`stop`, or until none came for ``idle_timeout`` seconds."""
         message, ordered = self._message, self._consumption.order is not None
         runner = self._consumption.iterations.begin()
         try:
@@ -231,7 +216,9 @@ class ConsumerCalls(ConsumerBase[MessageT, BatchT]):
                     if (rows := self._rows) is not None:
                         row = self._row
                         if ordered and rows.withdrawn(row):
-                            rows, row = self._without_withdrawn(rows.batch.slice(row), rows.number), 0
+                            self._rows = None
+                            left = LeasedRows(rows.number, rows.batch.slice(row), self._consumption).drop_withdrawn()
+                            rows, row = left if left.count else None, 0
                     if rows is not None:
                         self._row = row + 1
                         self._rows = None if row + 1 == rows.count else rows
@@ -249,8 +236,7 @@ class ConsumerCalls(ConsumerBase[MessageT, BatchT]):
     async def batches(
         self, max_messages: int = DEFAULT_BATCH, *, idle_timeout: float | None = None
     ) -> AsyncIterator[BatchT]:
-        """Yield batches of up to ``max_messages``, until :meth:`stop`, or until none came for ``idle_timeout``
-        seconds."""
+        """Yield batches of up to ``max_messages``; ends as :meth:`messages`."""
         runner = self._consumption.iterations.begin()
         try:
             while (rows := await self._next_rows(max_messages, idle_timeout)) is not None:
@@ -264,7 +250,7 @@ class ConsumerCalls(ConsumerBase[MessageT, BatchT]):
             await self._loop_ended(runner)
 
     async def receive(self, max_messages: int = 1, wait: float = 0.0) -> list[MessageT]:
-        """Ask once: what is there, or comes within ``wait`` seconds. For tests and scripts; iteration is faster."""
+        """Receive once: the messages that are there, or come within ``wait`` seconds. Iteration is faster."""
         consumption = self._consumption
         if (taken := await self._take(max_messages)) is not None:
             return list(self._batch(taken))
@@ -277,34 +263,30 @@ class ConsumerCalls(ConsumerBase[MessageT, BatchT]):
         return found
 
     async def flush(self, timeout: float | None = None) -> int:
-        """Wait until all acknowledgements are durable or refused; how many were refused in this consumer's life.
+        """Wait until all acknowledgements are durable or refused. Returns how many were refused so far.
 
         Raises Unknown(TIMED_OUT) if that takes longer than ``timeout`` seconds.
         """
         consumption = self._consumption
-        patience = consumption.timeout if timeout is None else timeout
-        deadline = time.monotonic() + patience
+        deadline = time.monotonic() + (consumption.timeout if timeout is None else timeout)
         for lane in consumption.lanes:
             if not await consumption.waiting.away(lane.drain, max(deadline - time.monotonic(), 0.0)):
                 raise error(Code.TIMED_OUT, "acknowledgements are still on their way")
         return self.refused
 
     async def close(self, grace: float = GRACE_SECONDS) -> None:
-        """Stop, let the loops over this consumer end, send the acknowledgements that wait, then disconnect.
+        """Stop, let the loops over this consumer end, send the pending acknowledgements, then disconnect.
 
         Loops of other threads or tasks may take ``grace`` seconds. Called within a loop over this consumer, or in a
         signal handler that interrupted one, it returns at once and the end of that loop disconnects; so a message that
-        is being handled can be acknowledged. A second call waits for nothing. A message that was handed out and not
-        acknowledged is delivered again when its lease ends.
+        is being handled can be acknowledged. A second call does not wait. Unacknowledged messages are redelivered when
+        their lease expires.
         """
         await self._close(grace)
 
 
 class AsyncConsumer(ConsumerCalls[AsyncReceived, AsyncReceivedBatch], AsyncCloses):
-    """As :class:`Consumer`, to await: ``async for message in consumer``, ``async for batch in consumer.batches()``.
-
-    Several tasks may iterate one consumer.
-    """
+    """The awaitable form of :class:`Consumer`: ``async for message in consumer``. Several tasks may iterate it."""
 
     def __init__(self, consumption: Consumption) -> None:
         super().__init__(consumption, AsyncReceived, AsyncReceivedBatch)

@@ -12,16 +12,16 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from escrowmq.client.consuming.delivery import Rows
-from escrowmq.client.consuming.fetching import NO_ROWS, Fetcher
+from escrowmq.client.consuming.fetching import NO_ROWS, Fetcher, missing_brokers
 from escrowmq.client.consuming.iterations import Iterations
 from escrowmq.client.consuming.membership import Membership
 from escrowmq.client.consuming.options import subscribe
 from escrowmq.client.consuming.order import Order
 from escrowmq.client.consuming.settling import SettlingCodec, lease_runs, settling_batch
+from escrowmq.client.lanes.coalescer import Lane
 from escrowmq.client.lanes.waiting import Waiting
 from escrowmq.client.links.exchanges import failed_future
 from escrowmq.client.links.presence import AWAY_SECONDS, Missing
@@ -37,13 +37,15 @@ from escrowmq.wire.exchanges import ReceiveOptions
 _log = logging.getLogger(__name__)
 
 KEPT = 2 / 3
-"""The part of a lease for which messages may lie here before somebody takes them; then they are given back."""
+"""The part of a lease for which messages may be buffered; then they are given back."""
 WITHDRAW_SECONDS = 2.0
-"""How long closing waits for the broker to withdraw receives."""
+"""How long closing waits for the broker to cancel receives."""
 
 
 class Consumption:
-    """One consumer's machinery; :class:`Consumer` and :class:`AsyncConsumer` are its two faces."""
+    """The shared state of a :class:`Consumer` or :class:`AsyncConsumer`."""
+
+    order: Order | None
 
     def __init__(
         self,
@@ -60,77 +62,55 @@ class Consumption:
     ) -> None:
         self._request = request
         self.group = group = request["group"]
-        self.qos, self.seen, self.timeout = qos, seen, timeout
-        self.router = router
-        self.waiting = waiting
-        self.arrival = waiting.signal()
+        self._set_up(router, waiting, qos, seen, timeout)
         self._options: ReceiveOptions = {
             "group": group,
             "member": own_number(),
             "max_bytes": max_bytes,
             "lease_ms": None if lease is None else max(round(lease * 1000), 1),
         }
-        links = router.links
-        attendances = router.attendances
-        self.order = Order(lease) if request.get("ordered") else None
-        self._withdrawn = 0  # acts that were refused here
+        links, attendances, timer = router.links, router.attendances, waiting.timer
+        self.order = order = Order(lease) if request.get("ordered") else None
+        self._withdrawn = 0  # settlements that were refused here
         self._membership = None if instance is None else Membership(links, group, instance, timeout, attendances)
-        self.fetcher = Fetcher(
-            links,
-            self._options,
-            prefetch,
-            waiting.timer,
-            self.arrival.set,
-            waiting.spawn,
-            self._membership,
-            self.order,
-            self._suspect,
-            self.give_back,
-        )
+        own: Any = (self._membership, order, self._suspect, self.give_back)
+        self.fetcher = Fetcher(links, self._options, prefetch, timer, self.arrival.set, waiting.spawn, *own)
         self._lease: float | None = None
-        self._not_joined: dict[int, str] = {}
-        """Brokers at which the group could not be joined yet, and why."""
-        self._codecs = [
-            SettlingCodec(None if self.order is None else partial(self.order.lose, number))
-            for number in range(len(links))
-        ]
-        self.lanes = [
-            waiting.lane(
-                link,
-                Exchange.SETTLE,
-                codec,
-                lambda: {"group": group},
-                timeout=timeout,
-                attended=attended,
-                moves=lambda _: False,  # an act belongs to the broker of its lease
-            )
-            for link, codec, attended in zip(links, self._codecs, attendances, strict=True)
-        ]
-        self._begin()
-        tell_in_child(self)
+        self._not_joined: dict[int, str] = {}  # brokers at which the group could not be joined yet, and why
+        self._codecs: list[SettlingCodec] = []
+        for number, (link, attended) in enumerate(zip(links, attendances, strict=True)):
+            codec = SettlingCodec(None if order is None else partial(order.lose, number))
+            self._codecs.append(codec)
+            more: Any = {"attended": attended, "moves": lambda _: False}  # it belongs to the broker of its lease
+            lane = waiting.lane(link, Exchange.SETTLE, codec, lambda: {"group": group}, timeout=timeout, **more)
+            self.lanes.append(lane)
 
-    def _begin(self) -> None:
-        """Set up what stopping and closing need."""
+    def _set_up(
+        self, router: Router, waiting: Waiting, qos: int, seen: Callable[[Any], bool] | None, timeout: float
+    ) -> None:
+        """Set the attributes of every consumer, of a group or of a system view."""
+        self.router, self.waiting = router, waiting
+        self.qos, self.seen, self.timeout = qos, seen, timeout
+        self.arrival = waiting.signal()
+        self.order = None
+        self.lanes: list[Lane] = []
         self.iterations = Iterations()
-        self.stopped = False
-        """Whether nothing more is received or handed out."""
-        self.closing = False
-        """Whether :meth:`close` of a consumer was called."""
-        self.hurried = False
-        """Whether closing waits for nobody any more."""
-        self.unfinished = False
-        """Whether the loop under way is to finish closing when it ends."""
+        self.stopped = False  # nothing more is received or handed out
+        self.closing = False  # close() of a consumer was called
+        self.hurried = False  # closing waits for no loop
+        self.unfinished = False  # the loop that runs finishes closing when it ends
         self._closed = False
         self._close_lock = threading.RLock()  # a signal handler may close while this thread closes
+        tell_in_child(self)
 
     def on_fork(self) -> None:
         """In a forked child: closed. What was received is the parent's."""
         self.stopped = self.closing = self._closed = True
 
     def subscribe(self) -> None:
-        """Make or join the group at every broker that is there; at the others as soon as they are.
+        """Make or join the group at every reachable broker, and at the others as soon as they are reachable.
 
-        Raises SUBSCRIPTION_MISMATCH, Unknown(TIMED_OUT) or Overloaded(BROKER_AWAY) if none is there, and so on.
+        Raises SUBSCRIPTION_MISMATCH, Unknown(TIMED_OUT) or Overloaded(BROKER_AWAY) if none is reachable, and so on.
         """
         self._deadline = time.monotonic() + self.timeout
         answers = self.router.every(self._join, self.timeout)
@@ -143,21 +123,17 @@ class Consumption:
 
     def missing(self) -> list[Missing]:
         """Return the brokers that this consumer gets nothing from now."""
-        away = {one["broker"]: one for one in self.router.presence.missing()}
-        for number, reason in list(self._not_joined.items()):
-            address = self.router.links[number].address
-            away.setdefault(address, {"broker": address, "reason": reason})
-        return [away[link.address] for link in self.router.links if link.address in away]
+        return missing_brokers(self.router, self._not_joined.copy())
 
     def _join(self, number: int) -> None:
         answer = subscribe(self.router.links[number], self._request, self._deadline, self.router.attendances[number])
         if self._membership is None:
-            self._learn_lease(answer.get("lease_seconds"))
+            self._set_lease(answer.get("lease_seconds"))
         else:
             self._membership.join(number, resume=False)
 
     def _join_late(self, number: int) -> None:
-        """Join at a broker that has come, without the application noticing, unless the broker refuses."""
+        """Join at a broker that is reachable now. Only a refusal is reported, by the next call."""
         if self.stopped:
             return
         self._deadline = time.monotonic() + self.timeout
@@ -178,8 +154,8 @@ class Consumption:
         if (attended := self.router.attendances[number]) is not None:
             attended.suspect()
 
-    def _learn_lease(self, theirs: float | None) -> None:
-        """How long leases last: as this consumer asks, else the shortest of what the brokers say."""
+    def _set_lease(self, theirs: float | None) -> None:
+        """Set how long leases last: as this consumer requests, else the shortest of the brokers' settings."""
         given = self._options["lease_ms"]
         known = [seconds for seconds in (self._lease, theirs if given is None else given / 1000) if seconds is not None]
         self._lease = min(known, default=None)
@@ -189,7 +165,7 @@ class Consumption:
 
     @property
     def refused(self) -> int:
-        """Acts that came too late: their lease had ended."""
+        """Settlements that came too late: their lease had expired."""
         return sum(codec.refused for codec in self._codecs) + self._withdrawn
 
     def act(self, rows: Rows, row: int, act: Act, delay_us: int, cause: str | None, waiter: Any = None) -> None:
@@ -206,8 +182,7 @@ class Consumption:
         self.lanes[rows.number].add((*handle, act, delay_us, cause), waiter, 64)
 
     async def extend(self, rows: Rows, row: int, delay_us: int) -> None:
-        """Keep the lease of one message; waits for the broker. Raises LEASE_LOST if it was withdrawn, or it is too
-        late."""
+        """Keep the lease of one message. Raises LEASE_LOST if it was withdrawn or has expired."""
         if self.order is not None and rows.withdrawn(row):
             raise error(Code.LEASE_LOST)
         waiter = self.lanes[rows.number].waiter()
@@ -217,7 +192,7 @@ class Consumption:
             self.order.extend(rows.number, [rows.handle(row)[0]], delay_us / 1e6)
 
     async def act_on_all(self, rows: Rows, act: Act, delay_us: int, cause: str | None, wait: bool) -> None:
-        """Settle a whole batch, but for what of it was withdrawn; with ``wait``, raises the first refusal."""
+        """Settle a whole batch, without its withdrawn messages; with ``wait``, raises the first refusal."""
         mine = self._without_withdrawn(rows, count=act != Act.EXTEND)
         if not mine.num_rows:
             if rows.count and wait:
@@ -237,7 +212,7 @@ class Consumption:
             raise error(Code(int(codes[np.flatnonzero(codes)[0]])))
 
     def _without_withdrawn(self, rows: Rows, *, count: bool) -> pa.RecordBatch:
-        """Return those of a batch that was handed out that may be settled; the others count as refused if ``count``."""
+        """Return the messages of a batch that may be settled; the others count as refused if ``count``."""
         withdrawn = None if self.order is None else self.order.find_withdrawn(rows)
         if withdrawn is None:
             return rows.batch
@@ -249,7 +224,7 @@ class Consumption:
 
     @staticmethod
     def _note(order: Order, number: int, batch: pa.RecordBatch, codes: Any, act: Act, delay_us: int) -> None:
-        """Apply the answers to a whole batch to its messages that were not handed out yet."""
+        """Apply the answers to a batch to the messages of its leases that were not handed out yet."""
         leases, starts, counts = (batch.column(name).to_numpy() for name in ("lease", "start", "count"))
         if act == Act.EXTEND:
             order.extend(number, leases[codes == Code.OK].tolist(), delay_us / 1e6)
@@ -257,51 +232,40 @@ class Consumption:
         for row in gone.tolist():
             order.lose(number, int(leases[row]), int(starts[row] + counts[row]) - 1)
 
-    def find_withdrawn(self, rows: Rows) -> npt.NDArray[np.bool_] | None:
-        """Return which of these, which were not handed out, must not be; None: none. They are given back: of a lost
-        lease the broker may think that they are here."""
-        withdrawn = None if self.order is None else self.order.find_withdrawn(rows)
-        if withdrawn is not None:
-            self.give_back(rows.number, rows.batch.filter(pa.array(withdrawn)))
-        return withdrawn
-
     async def receive_once(self, max_messages: int, wait: float) -> list[tuple[int, pa.RecordBatch]]:
-        """One receive at every broker: their numbers and what they gave. Raises a refusal; and what went wrong if no
-        broker answered. One that is away or silent is not waited for, once others have answered and it counts as away.
-        """
+        """Receive once from every broker. Raises a refusal, or the error of a broker if none answered. Once a broker
+        has answered, those that are away are not waited for."""
         found: list[tuple[int, pa.RecordBatch]] = []
         problem: EscrowError | None = None
         deadline = time.monotonic() + wait + self.timeout
-        answered = False
-        asked = await self.waiting.away(self._ask, max_messages, wait)
+        pending = await self.waiting.away(self._start_receives, max_messages, wait)
         try:
-            while asked:
-                number, future = asked[0]
-                if not await self._comes(number, future, deadline, answered):
+            while pending:
+                number, future = pending[0]
+                if not await self._await_answer(number, future, deadline, bool(found)):
                     problem = Unknown(Code.TIMED_OUT, f"{self.router.links[number].address} did not answer the receive")
-                    self._let_go(*asked.pop(0))
+                    self._cancel(*pending.pop(0))
                     continue
-                asked.pop(0)
+                pending.pop(0)
                 try:
                     found.append((number, future.result()))
-                    answered = True
                 except EscrowError as failed:
                     if failed.code not in AWAY:
                         raise
                     problem = failed
                     self._suspect(number)
-            if not answered and problem is not None:
+            if not found and problem is not None:
                 raise problem
         except BaseException:  # a refusal, or the caller's task was cancelled
-            for number, future in asked:
-                self._let_go(number, future)
+            for number, future in pending:
+                self._cancel(number, future)
             for number, batch in found:
                 self.give_back(number, batch)
             raise
         return found
 
-    async def _comes(self, number: int, future: Future[pa.RecordBatch], deadline: float, answered: bool) -> bool:
-        """Wait for the answer to a receive; False if it is not worth waiting for any longer."""
+    async def _await_answer(self, number: int, future: Future[pa.RecordBatch], deadline: float, answered: bool) -> bool:
+        """Wait for the answer to a receive. Returns whether there is one; ``answered``: another broker has answered."""
         while not future.done() and (left := deadline - time.monotonic()) > 0:
             if answered and self.router.presence.quiet(number):
                 return False
@@ -310,16 +274,20 @@ class Consumption:
             await self.arrival.wait(future.done, min(left, 0.2))
         return future.done()
 
-    def _let_go(self, number: int, future: Future[pa.RecordBatch]) -> None:
-        """Withdraw a receive; what comes nevertheless is given back."""
-        future.add_done_callback(partial(self._on_late_answer, number))
+    def _cancel(self, number: int, future: Future[pa.RecordBatch]) -> None:
+        """Cancel a receive; give back the messages if they come nevertheless."""
+
+        def on_answer(done: Future[pa.RecordBatch]) -> None:
+            if not done.cancelled() and done.exception() is None:
+                self.give_back(number, done.result())
+
+        future.add_done_callback(on_answer)
         future.cancel()
 
-    def _ask(self, max_messages: int, wait: float) -> list[tuple[int, Future[pa.RecordBatch]]]:
-        """Start one receive at every broker at which the group is; blocks. Those that are there first."""
-        options: ReceiveOptions = {**self._options, "max_messages": max_messages, "wait_ms": max(round(wait * 1000), 0)}
-        asked, membership = [], self._membership
-        presence = self.router.presence
+    def _start_receives(self, max_messages: int, wait: float) -> list[tuple[int, Future[pa.RecordBatch]]]:
+        """Start a receive at every broker where the group exists, the reachable ones first. Blocks."""
+        options: Any = {**self._options, "max_messages": max_messages, "wait_ms": max(round(wait * 1000), 0)}
+        pending, membership, presence = [], self._membership, self.router.presence
         for number in sorted(range(len(self.router)), key=lambda number: (presence.quiet(number), number)):
             if number in self._not_joined:
                 continue
@@ -328,25 +296,20 @@ class Consumption:
                     try:
                         membership.join(number, resume=True)
                     except EscrowError as problem:
-                        asked.append((number, failed_future(problem)))
+                        pending.append((number, failed_future(problem)))
                         continue
-                options = {**options, **membership.options(number)}
-            future = self.router.links[number].exchange(Exchange.RECEIVE, NO_ROWS, options)
+                options |= membership.options(number)
+            future = self.router.links[number].exchange(Exchange.RECEIVE, NO_ROWS, options.copy())
             if membership is not None:
                 future.add_done_callback(partial(membership.on_response, number))
             future.add_done_callback(lambda _: self.arrival.set())
-            asked.append((number, future))
-        return asked
-
-    def _on_late_answer(self, number: int, done: Future[pa.RecordBatch]) -> None:
-        """Give back what a receive brought after nobody waited for it any more."""
-        if not done.cancelled() and done.exception() is None:
-            self.give_back(number, done.result())
+            pending.append((number, future))
+        return pending
 
     def give_back(self, number: int, batch: pa.RecordBatch) -> None:
         """Return messages that were not handed out: redelivered at once, their attempt not counted."""
         if batch.num_rows:
-            with suppress(EscrowError):  # their lease will end
+            with suppress(EscrowError):  # then their lease expires
                 self.lanes[number].add_batch(self._settling(number, batch, Act.RELEASE, 0, None), None)
 
     def _settling(
@@ -357,7 +320,7 @@ class Consumption:
         return settling_batch(*lease_runs(batch, self.order is not None), act, delay_us, cause)
 
     def stop(self) -> None:
-        """Receive nothing more; give back what was not handed out. Never waits. What was handed out can be
+        """Receive nothing more, and give back the messages that were not handed out. Never waits. The others can be
         acknowledged."""
         self.stopped = True
         for number, batch in self.fetcher.stop():
@@ -365,7 +328,7 @@ class Consumption:
         self.arrival.set()
 
     def drain(self) -> None:
-        """Give back what arrives late, and send the acknowledgements that wait (at most ``timeout`` seconds)."""
+        """Give back late messages, and send the pending acknowledgements (at most ``timeout`` seconds)."""
         for number, batch in self.fetcher.close(WITHDRAW_SECONDS):
             self.give_back(number, batch)
         deadline = time.monotonic() + self.timeout

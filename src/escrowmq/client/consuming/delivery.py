@@ -1,25 +1,26 @@
-"""Messages as a consumer gets them: views of the rows of a received batch."""
+"""Messages as views of the rows of a received batch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
 from escrowmq.model import TransactionId
 
+T_co = TypeVar("T_co", covariant=True)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Rows:
-    """A DELIVERY batch whose columns become Python lists when they are first looked at."""
+    """A DELIVERY batch whose columns become Python lists when they are first used."""
 
     __slots__ = ("_handles", "_lists", "batch", "count", "number")
     apart = False
-    """Whether offsets that lie between two rows may be someone else's, so that no run may span them."""
+    """Whether offsets between two rows may belong to another consumer, so that no run may span them."""
 
     def __init__(self, number: int, batch: pa.RecordBatch) -> None:
         self.number = number  # of the broker
@@ -42,8 +43,7 @@ class Rows:
         return False
 
     def handle(self, row: int) -> tuple[int, int, int]:
-        """Return what an acknowledgement names: lease, offset, and the offset of the row before if that is an
-        earlier one of the same lease, else -2."""
+        """Return the lease and the offset of a row, and the offset of the row before it in its lease, or -2."""
         if self._handles is None:
             leases, offsets = (self.batch.column(name).to_numpy() for name in ("lease", "offset"))
             before = np.full(self.count, -2, np.int64)
@@ -55,6 +55,31 @@ class Rows:
         return self._handles[row]
 
 
+class Field(Protocol[T_co]):
+    """A read-only property of a message."""
+
+    def __get__(self, message: object, kind: Any = None, /) -> T_co: ...
+
+
+def field(column: str, doc: str, convert: Callable[[Any], Any] | None = None) -> Any:
+    """Return the property of a message that is in a column; ``convert`` changes its value."""
+    if convert is None:
+        return property(lambda message: message._rows.list(column)[message._row], doc=doc)
+    return property(lambda message: convert(message._rows.list(column)[message._row]), doc=doc)
+
+
+def _properties(pairs: Any) -> dict[str, str]:
+    return dict(pairs or ())
+
+
+def _time(microseconds: int) -> datetime:
+    return _EPOCH + timedelta(microseconds=microseconds)
+
+
+def _transaction_id(raw: bytes | None) -> TransactionId | None:
+    return None if raw is None else TransactionId.from_bytes(raw)
+
+
 class Content:
     """The fields of every received or read message."""
 
@@ -64,80 +89,34 @@ class Content:
         self._rows = rows
         self._row = row
 
-    @property
-    def topic(self) -> str:
-        """The topic that it was sent to."""
-        return self._rows.list("topic")[self._row]  # type: ignore[no-any-return]
-
-    @property
-    def body(self) -> bytes:
-        """The body, byte for byte as it was sent."""
-        return self._rows.list("body")[self._row]  # type: ignore[no-any-return]
-
-    @property
-    def key(self) -> str | None:
-        """The key, None if it has none."""
-        return self._rows.list("key")[self._row]  # type: ignore[no-any-return]
-
-    @property
-    def tag(self) -> str | None:
-        """The tag, None if it has none."""
-        return self._rows.list("tag")[self._row]  # type: ignore[no-any-return]
-
-    @property
-    def properties(self) -> dict[str, str]:
-        """The properties, a new dict each time."""
-        return dict(self._rows.list("properties")[self._row] or ())
-
-    @property
-    def message_id(self) -> bytes:
-        """The 16 bytes that name the message for ever: what a consumer's own "seen" mark should hold."""
-        return self._rows.list("message_id")[self._row]  # type: ignore[no-any-return]
-
-    @property
-    def queue(self) -> int:
-        """The queue of the topic."""
-        return self._rows.list("queue")[self._row]  # type: ignore[no-any-return]
-
-    @property
-    def offset(self) -> int:
-        """Its number in the queue, counted from 0."""
-        return self._rows.list("offset")[self._row]  # type: ignore[no-any-return]
-
-    @property
-    def position(self) -> int:
-        """Return its position in the broker's log.
-
-        A message that a transaction committed has the position of its half message, which is also the half message's
-        offset in the view ``%half`` (RocketMQ: ``PreparedTransactionOffset``).
-        """
-        return self._rows.list("position")[self._row]  # type: ignore[no-any-return]
-
-    @property
-    def attempt(self) -> int:
-        """How often this group got it, this time included."""
-        return self._rows.list("attempt")[self._row]  # type: ignore[no-any-return]
+    topic: Field[str] = field("topic", "The topic that it was sent to.")
+    body: Field[bytes] = field("body", "The body, byte for byte as it was sent.")
+    key: Field[str | None] = field("key", "The key, None if it has none.")
+    tag: Field[str | None] = field("tag", "The tag, None if it has none.")
+    properties: Field[dict[str, str]] = field("properties", "The properties, a new dict each time.", _properties)
+    message_id: Field[bytes] = field(
+        "message_id", """The 16 bytes that name the message for ever: what a consumer's own "seen" mark should hold."""
+    )
+    queue: Field[int] = field("queue", "The queue of the topic.")
+    offset: Field[int] = field("offset", "Its number in the queue, counted from 0.")
+    position: Field[int] = field(
+        "position",
+        "Its position in the broker's log: of a committed message that of its half message, which is also the half "
+        "message's offset in the view ``%half`` (RocketMQ: ``PreparedTransactionOffset``).",
+    )
+    attempt: Field[int] = field("attempt", "How often this group got it, this time included.")
+    born: Field[datetime] = field("born_us", "When the producer made it, by the producer's clock.", _time)
+    stored: Field[datetime] = field(
+        "stored_us", "When it became durable, by the broker's clock (of a half message: the prepare).", _time
+    )
+    transaction_id: Field[TransactionId | None] = field(
+        "transaction", "The transaction that it came with, None for plain messages.", _transaction_id
+    )
 
     @property
     def redelivered(self) -> bool:
         """Whether this group may have seen it before."""
         return self.attempt > 1
-
-    @property
-    def born(self) -> datetime:
-        """When the producer made it, by the producer's clock."""
-        return moment(self._rows.list("born_us")[self._row])
-
-    @property
-    def stored(self) -> datetime:
-        """When it became durable, by the broker's clock (of a half message: the prepare)."""
-        return moment(self._rows.list("stored_us")[self._row])
-
-    @property
-    def transaction_id(self) -> TransactionId | None:
-        """The transaction that it came with, None for plain messages."""
-        raw = self._rows.list("transaction")[self._row]
-        return None if raw is None else TransactionId.from_bytes(raw)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.topic}/{self.queue}@{self.offset}, {len(self.body)} bytes>"
@@ -172,8 +151,3 @@ class Batch(Generic[ContentT]):
 
     def _at(self, row: int) -> ContentT:
         return self._message(self._rows, row)
-
-
-def moment(microseconds: int) -> datetime:
-    """Return a time of the wire."""
-    return _EPOCH + timedelta(microseconds=microseconds)

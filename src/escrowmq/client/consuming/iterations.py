@@ -1,33 +1,31 @@
-"""The loops over one consumer that are under way, so that closing can wait for them."""
+"""The running loops over one consumer, for which closing waits."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 from collections import Counter
+from contextlib import suppress
 
 
 class Iterations:
-    """Counts loops by the thread, or the task of an event loop, that runs them. Thread-safe, and safe in a signal
-    handler."""
+    """Counts loops by the thread or task that runs them. Thread-safe, and safe in a signal handler."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._running: Counter[object] = Counter()
 
     def begin(self) -> object:
-        """Note that the caller begins a loop. Returns what :meth:`end` takes."""
+        """Count a loop of the caller. Returns the argument of :meth:`end`."""
         runner = _runner()
         with self._lock:
             self._running[runner] += 1
         return runner
 
     def end(self, runner: object) -> None:
-        """Note that a loop is over."""
         with self._lock:
             self._running[runner] -= 1
-            if not self._running[runner]:
-                del self._running[runner]
+            self._running += Counter()  # drops what is zero
 
     @property
     def mine(self) -> bool:
@@ -42,9 +40,8 @@ class Iterations:
 
 
 def _runner() -> object:
-    """Identify the running task, or the thread if none runs."""
-    try:
-        task = asyncio.current_task()
-    except RuntimeError:
-        task = None
-    return task or threading.get_ident()
+    """Return the running task, or the thread if there is none."""
+    with suppress(RuntimeError):
+        if (task := asyncio.current_task()) is not None:
+            return task
+    return threading.get_ident()

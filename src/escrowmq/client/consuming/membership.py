@@ -1,7 +1,7 @@
 """A named member of a group with ``in_doubt="hold"``: its epoch at each broker and the leases it received.
 
-When an answer to a receive was lost, so that it is not known here what was leased, the process joins again and names
-the leases that it has; what never came is then handed to it once more (``ledger/groups/members.py`` has the rules).
+After the loss of an answer to a receive, the process joins again and names the leases that it has. The broker then
+sends the others again (``ledger/groups/members.py`` has the rules).
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from escrowmq.wire import Link
 from escrowmq.wire.actions.groups import JOIN, Join, Joined
 
 REMEMBERED = 4096
-"""Leases remembered, of each broker, after all their messages were acted on: the acts may still be on their way."""
+"""Leases to remember of each broker after all their messages were settled, because the settlements may be in flight."""
 
 
-class _Reached:
-    """Messages received from one broker, not yet handed to the caller."""
+class _Received:
+    """Leases received from one broker."""
 
     def __init__(self) -> None:
         self.ends: dict[int, int] = {}  # lease → offset behind the last message that came
-        self.open: dict[int, int] = {}  # lease → messages not acted on yet
+        self.open: dict[int, int] = {}  # lease → messages not settled yet
         self.done: deque[int] = deque()
         self.lost = False
         self.joined: Joined  # set by the first join, which comes before any receive
@@ -49,33 +49,32 @@ class Membership:
     ) -> None:
         self._links = links
         self._attendances = attendances or [None] * len(links)
-        self._group, self._instance, self._timeout = group, instance, timeout
-        self._process = own_number()
+        self._timeout = timeout
+        self._request: Join = {
+            "group": group,
+            "instance": instance,
+            "process": own_number(),
+            "resume": False,
+            "keep": [],
+        }
         self._lock = threading.Lock()
-        self._brokers = [_Reached() for _ in links]
+        self._brokers = [_Received() for _ in links]
 
     def join(self, number: int, *, resume: bool) -> None:
-        """Become the member at one broker; a process that was it before gets Fenced. Unknown(TIMED_OUT).
+        """Become the member at one broker and fence the process that was it before. Raises Unknown(TIMED_OUT).
 
-        ``resume``: after a lost answer, say what reached us; raises Fenced if another process is the member now.
+        ``resume``: after a lost answer, report the leases that arrived; raises Fenced if another process is the member.
         """
         broker = self._brokers[number]
         with self._lock:
-            keep = list(broker.ends.items())
-        request: Join = {
-            "group": self._group,
-            "instance": self._instance,
-            "process": self._process,
-            "resume": resume,
-            "keep": keep,
-        }
+            request: Join = {**self._request, "resume": resume, "keep": list(broker.ends.items())}
         deadline = time.monotonic() + self._timeout
         answer = patient_action(self._links[number], JOIN(request), deadline, self._attendances[number])
         with self._lock:
             broker.joined, broker.lost = answer, False
 
     def options(self, number: int) -> Joined:
-        """Options of receives from one broker, by which it knows the member."""
+        """Return the options that identify the member in receives."""
         return self._brokers[number].joined
 
     def lose(self, number: int) -> None:
@@ -83,11 +82,11 @@ class Membership:
         self._brokers[number].lost = True
 
     def has_lost(self, number: int) -> bool:
-        """Return whether :meth:`join` must come before the next receive, with ``resume``."""
+        """Return whether the next receive requires a :meth:`join` with ``resume``."""
         return self._brokers[number].lost
 
     def on_messages(self, number: int, batch: pa.RecordBatch) -> None:
-        """Note that messages arrived in this process."""
+        """Note that messages arrived."""
         broker = self._brokers[number]
         with self._lock:
             for lease, count, end in _runs(batch):
@@ -102,7 +101,7 @@ class Membership:
             self.on_messages(number, done.result())
 
     def settle(self, number: int, lease: int, count: int = 1) -> None:
-        """Note that this process settled ``count`` messages of a lease."""
+        """Note that ``count`` messages of a lease were settled."""
         broker = self._brokers[number]
         with self._lock:
             left = broker.open.get(lease, 0) - count
@@ -114,7 +113,7 @@ class Membership:
                     broker.ends.pop(oldest, None)
 
     def settle_all(self, number: int, batch: pa.RecordBatch) -> None:
-        """Note that this process settled all these messages."""
+        """Note that all these messages were settled."""
         for lease, count, _ in _runs(batch):
             self.settle(number, lease, count)
 

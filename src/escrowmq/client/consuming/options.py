@@ -33,10 +33,7 @@ def subscription(
     in_doubt: str = "redeliver",
     redelivery: str | Sequence[float] | None = None,
 ) -> groups.Subscribe:
-    """Return the request ``groups.subscribe``; raises Misuse(BAD_ARGUMENT), BAD_GROUP_NAME, BAD_TOPIC_NAME.
-
-    ``start`` None: the caller has no opinion; then the request does not name it.
-    """
+    """Return the request ``groups.subscribe``. Raises Misuse(BAD_ARGUMENT), BAD_GROUP_NAME, BAD_TOPIC_NAME."""
     check_name(group, Code.BAD_GROUP_NAME)
     names = [topics] if isinstance(topics, str) else list(topics)
     if not names:
@@ -44,11 +41,12 @@ def subscription(
     for name in names:
         check_name(name, Code.BAD_TOPIC_NAME)
     if redelivery == "forever" and max_attempts is not None:
-        raise Misuse(
-            Code.BAD_ARGUMENT, f'redelivery="forever" with max_attempts = {max_attempts!r}', "give one of them"
-        )
-    request = {"group": group, "topics": names, "ordered": bool(ordered)}
-    optional = {
+        text = f'redelivery="forever" with max_attempts = {max_attempts!r}'
+        raise Misuse(Code.BAD_ARGUMENT, text, "give one of them")
+    request = {
+        "group": group,
+        "topics": names,
+        "ordered": bool(ordered),
         "tags": tag_list(tags) or None,
         "start": None if start is None else start_text(start),
         "max_attempts": max_attempts,
@@ -57,7 +55,7 @@ def subscription(
         "retry_backoff_max": retry_backoff_max,
         "in_doubt": "hold" if in_doubt == "hold" else None,
     }
-    return cast(groups.Subscribe, request | {name: value for name, value in optional.items() if value is not None})
+    return cast(groups.Subscribe, {name: value for name, value in request.items() if value is not None})
 
 
 def tag_list(tags: str | Sequence[str] | None) -> list[str]:
@@ -71,7 +69,7 @@ def tag_list(tags: str | Sequence[str] | None) -> list[str]:
 
 
 def redelivery_request(redelivery: str | Sequence[float] | None) -> dict[str, Any]:
-    """Return what a redelivery adds to a request. Raises Misuse(BAD_ARGUMENT)."""
+    """Return the fields of a redelivery in a request. Raises Misuse(BAD_ARGUMENT)."""
     if redelivery is None:
         return {}
     delays = retry_delays(redelivery)
@@ -79,7 +77,7 @@ def redelivery_request(redelivery: str | Sequence[float] | None) -> dict[str, An
 
 
 def retry_delays(redelivery: str | Sequence[float]) -> list[float]:
-    """Return the seconds before the second, third, ... delivery; empty: the group's back-off, for ever.
+    """Return the seconds before the second, third, ... delivery; empty: the group's back-off, without an end.
 
     ``redelivery`` is the name of one of :data:`~escrowmq.model.REDELIVERY`, durations as text (``"10s, 1min"``), or
     numbers. Raises Misuse(BAD_ARGUMENT).
@@ -102,33 +100,27 @@ def retry_delays(redelivery: str | Sequence[float]) -> list[float]:
 def subscribe(
     link: Link, request: groups.Subscribe, deadline: float, attendance: Attendance | None = None
 ) -> groups.Subscribed:
-    """Make or join a group at one broker. Raises SUBSCRIPTION_MISMATCH, also if the caller named a start and the group,
-    which exists, began elsewhere; Unknown(TIMED_OUT), BROKER_AWAY and so on.
+    """Make or join a group at one broker. Raises SUBSCRIPTION_MISMATCH, Unknown(TIMED_OUT), BROKER_AWAY and so on.
 
-    About the start the broker says no more than where the group began: clients of 0.1.0 name ``earliest`` when their
-    caller named nothing.
+    The start is compared here, because a broker cannot: clients of 0.1.0 always send one, ``earliest`` by default.
     """
     answer = patient_action(link, groups.SUBSCRIBE(request), deadline, attendance)
-    if "start" in request and request["start"] != (
-        began := answer.get("start", request["start"])
-    ):  # 0.1.0 does not say it
-        raise Rejected(
-            Code.SUBSCRIPTION_MISMATCH,
-            f"the consumer group {request['group']!r} exists and began at {start_words(began)}, "
-            f"not {start_words(request['start'])}",
-            "start= says where a new group begins: leave it out to go on where this group stands, or name another "
-            "group",
-        )
+    start = request.get("start")
+    began = answer.get("start", start)  # brokers of 0.1.0 do not return it
+    if start is not None and began is not None and start != began:
+        text = f"the consumer group {request['group']!r} exists and began at {start_words(began)}, "
+        hint = "start= says where a new group begins: leave it out to go on where this group stands, or name another "
+        raise Rejected(Code.SUBSCRIPTION_MISMATCH, f"{text}not {start_words(start)}", f"{hint}group")
     return answer
 
 
 def start_words(start: str) -> str:
-    """Return a start as people write it: a time as ISO 8601."""
+    """Return a start as text, a time as ISO 8601."""
     return datetime.fromtimestamp(int(start) / 1e6, UTC).isoformat() if start.isdigit() else start
 
 
 def start_text(start: str | datetime) -> str:
-    """Return a start as it travels. Raises Misuse(BAD_ARGUMENT)."""
+    """Return a start as in a request. Raises Misuse(BAD_ARGUMENT)."""
     if isinstance(start, datetime):
         return str(datetime_us(start))
     if start not in ("earliest", "latest"):
@@ -144,23 +136,22 @@ def check_options(
     instance: str | None,
     in_doubt: str,
 ) -> None:
-    """Raise Misuse for options that make no sense."""
-    if in_doubt not in ("redeliver", "hold"):
-        raise Misuse(Code.BAD_ARGUMENT, f"in_doubt = {in_doubt!r}", '"redeliver" or "hold"')
-    if (in_doubt == "hold") != (instance is not None):
-        hint = "name this consumer: what is in doubt waits for the next process of that name"
-        raise Misuse(Code.BAD_ARGUMENT, 'in_doubt="hold" and instance= go together', hint)
-    if in_doubt == "hold" and lease is not None:
-        raise Misuse(Code.BAD_ARGUMENT, 'with in_doubt="hold" leases do not end by time', "leave lease= out")
-    if qos not in (0, 1, 2) or isinstance(qos, bool):
-        raise Misuse(Code.BAD_ARGUMENT, f"qos = {qos!r}", "0 at most once, 1 at least once, 2 with seen=")
-    if (qos == 2) != (seen is not None):
-        hint = "give seen=FUNCTION: it looks the message's id up in the database that holds the effect"
-        raise Misuse(Code.BAD_ARGUMENT, "qos=2 and seen= go together", hint)
-    if not isinstance(prefetch, int) or not 1 <= prefetch <= 64:
-        raise Misuse(Code.BAD_ARGUMENT, f"prefetch = {prefetch!r}", "receives ahead, 1 to 64")
-    if lease is not None and not 0.001 <= lease < 1e6:
-        raise Misuse(Code.BAD_ARGUMENT, f"lease = {lease!r}", "seconds, at least 0.001")
+    """Raise Misuse(BAD_ARGUMENT) for invalid options."""
+    hold, counts = in_doubt == "hold", isinstance(prefetch, int) and 1 <= prefetch <= 64
+    known = qos in (0, 1, 2) and not isinstance(qos, bool)
+    named = "name this consumer: what is in doubt waits for the next process of that name"
+    looked_up = "give seen=FUNCTION: it looks the message's id up in the database that holds the effect"
+    for wrong, text, hint in (
+        (in_doubt not in ("redeliver", "hold"), f"in_doubt = {in_doubt!r}", '"redeliver" or "hold"'),
+        (hold != (instance is not None), 'in_doubt="hold" and instance= go together', named),
+        (hold and lease is not None, 'with in_doubt="hold" leases do not end by time', "leave lease= out"),
+        (not known, f"qos = {qos!r}", "0 at most once, 1 at least once, 2 with seen="),
+        ((qos == 2) != (seen is not None), "qos=2 and seen= go together", looked_up),
+        (not counts, f"prefetch = {prefetch!r}", "receives ahead, 1 to 64"),
+        (lease is not None and not 0.001 <= lease < 1e6, f"lease = {lease!r}", "seconds, at least 0.001"),
+    ):
+        if wrong:
+            raise Misuse(Code.BAD_ARGUMENT, text, hint)
 
 
 def delay_us(delay: float | None) -> int:
@@ -173,7 +164,7 @@ def delay_us(delay: float | None) -> int:
 
 
 def cause_text(cause: str | None) -> str | None:
-    """Return a NACK's cause as it can travel: Unicode, no longer than what is kept of it."""
+    """Return a NACK's cause as in a request: valid Unicode, cut to ``MAX_CAUSE`` characters."""
     if cause is None:
         return None
     if not isinstance(cause, str):

@@ -4,14 +4,13 @@ the rest of a lost lease.
 Rules:
 
 1. A message that this consumer returned (NACK, whether or not it reached the broker) withdraws the later messages of
-   its key in the same lease: those already received, and those still on the network. The broker releases the same
-   messages, and redelivers them under a new lease.
+   its key in the same lease, whether they have arrived or not. The broker releases the same messages, and redelivers
+   them under a new lease.
 2. An operation that the broker rejects because the lease is lost withdraws all later messages of that lease. So does
    the end of the lease by this process's clock, counted from the arrival of its first messages, which is slightly later
-   than by the broker's clock. A lease that ended by this clock stays lost, even if a broker that was suspended extends
-   it afterwards: messages were skipped meanwhile, and must not be acknowledged.
-3. A message that was handed out before it was withdrawn cannot be recalled: its acknowledgement is rejected here and
-   not sent.
+   than by the broker's clock. Such a lease stays lost, even if a broker that was suspended extends it afterwards:
+   messages were skipped meanwhile, and must not be acknowledged.
+3. A message that was handed out before it was withdrawn cannot be recalled: its acknowledgement is not sent.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ import pyarrow as pa
 from escrowmq.client.consuming.delivery import Rows
 
 REMEMBERED = 4096
-"""Maximum number of leases to remember: many more than a consumer can have in its buffers, as a queue has one."""
+"""Maximum number of leases to remember: many more than a consumer can have, as a queue has one."""
 ALL = -1
 """An offset before every message: withdraws a lease as a whole."""
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from escrowmq.client.consuming.consumption import Consumption
@@ -15,7 +17,7 @@ from escrowmq.wire import DAMAGED_COLUMN
 
 
 class LeasedRows(Rows):
-    """Rows of a consumer, by whose machinery they are settled."""
+    """Rows that a consumer received and settles."""
 
     __slots__ = ("_changes", "_until", "apart", "consumption")
 
@@ -24,6 +26,19 @@ class LeasedRows(Rows):
         self.consumption = consumption
         self.apart = consumption.order is not None
         self._until, self._changes = 0.0, -1  # what Order.valid_until returned, and when
+
+    def without(self, mask: npt.NDArray[np.bool_]) -> LeasedRows:
+        """Return the rows that are not in a mask."""
+        return LeasedRows(self.number, self.batch.filter(pa.array(~mask)), self.consumption)
+
+    def drop_withdrawn(self) -> LeasedRows:
+        """Return the rows that may be handed out. The others are given back, because the broker may count them as
+        delivered to this consumer although their lease is lost."""
+        order = self.consumption.order
+        if order is None or (withdrawn := order.find_withdrawn(self)) is None:
+            return self
+        self.consumption.give_back(self.number, self.batch.filter(pa.array(withdrawn)))
+        return self.without(withdrawn)
 
     def withdrawn(self, row: int) -> bool:
         order = self.consumption.order
@@ -44,27 +59,27 @@ class ReceivedBase(Content):
     @property
     def withdrawn(self) -> bool:
         """Whether it is redelivered, in an ordered group, because an earlier message of its key failed or its lease
-        ended since it was received. Iterating passes such messages over; who has a list of them looks here before each
-        effect."""
+        expired since it was received. Iteration skips such messages; with a list of messages, check before each effect.
+        """
         return self._rows.withdrawn(self._row)
 
     @property
     def damaged(self) -> str | None:
-        """Of a row of a system view: where the log is damaged under it; what is lost of it is None. A message of a
-        topic is never handed out so."""
+        """Where the log is damaged under a row of a system view, whose lost values are None. A message of a topic is
+        never damaged."""
         names = self._rows.batch.schema.names
         return self._rows.list(DAMAGED_COLUMN)[self._row] if DAMAGED_COLUMN in names else None
 
     def _ack(self) -> None:
-        """Done with it. Sent in the background, together with others; :meth:`Consumer.flush` waits for them."""
+        """Acknowledge it. Sent in the background, together with others; :meth:`Consumer.flush` waits for them."""
         self._rows.consumption.act(self._rows, self._row, Act.ACK, 0, None)
 
     def _nack(self, delay: float | None = None, cause: str | None = None) -> None:
-        """Deliver it again in ``delay`` seconds (None: the group's back-off); ``cause`` is kept with a dead letter."""
+        """Redeliver it in ``delay`` seconds (None: the group's back-off). ``cause`` is kept with a dead letter."""
         self._rows.consumption.act(self._rows, self._row, Act.NACK, delay_us(delay), cause_text(cause))
 
     def _release(self) -> None:
-        """Give it back: its handling has not begun. It is delivered again at once, and this attempt is not counted."""
+        """Give it back unhandled. It is redelivered at once, and this attempt is not counted."""
         self._rows.consumption.act(self._rows, self._row, Act.RELEASE, 0, None)
 
 
@@ -78,7 +93,7 @@ class AsyncReceived(ReceivedBase):
     release = at_once(ReceivedBase._release)
 
     async def extend(self, seconds: float) -> None:
-        """Keep its lease for ``seconds`` from now; waits for the broker. Raises LEASE_LOST if it is too late."""
+        """Keep its lease for ``seconds`` from now. Returns when the broker has; raises LEASE_LOST if it has expired."""
         await self._rows.consumption.extend(self._rows, self._row, delay_us(seconds))
 
 
@@ -102,27 +117,27 @@ class AsyncReceivedBatch(Batch[AsyncReceived]):
 
     @begun
     async def ack(self, *, wait: bool = True) -> None:
-        """Done with all of them; durable when this returns (with ``wait=False``: sent in the background).
+        """Acknowledge all of them; durable when this returns (with ``wait=False``: sent in the background).
 
-        Raises LEASE_LOST if some of them are being delivered again, Unknown if that is unknown: the connection was
-        lost meanwhile, and the lease has ended, by this acknowledgement or by time.
+        Raises LEASE_LOST if some of them are redelivered, Unknown if the connection was lost meanwhile and the lease
+        has ended, by this acknowledgement or by time.
         """
         await self._rows.consumption.act_on_all(self._rows, Act.ACK, 0, None, wait)
 
     @begun
     async def nack(self, delay: float | None = None, cause: str | None = None, *, wait: bool = True) -> None:
-        """Deliver all of them again in ``delay`` seconds (None: the group's back-off)."""
+        """Redeliver all of them in ``delay`` seconds (None: the group's back-off)."""
         await self._rows.consumption.act_on_all(self._rows, Act.NACK, delay_us(delay), cause_text(cause), wait)
 
     @begun
     async def extend(self, seconds: float) -> None:
-        """Keep their leases for ``seconds`` from now. Raises LEASE_LOST if some have ended."""
+        """Keep their leases for ``seconds`` from now. Raises LEASE_LOST if some have expired."""
         await self._rows.consumption.act_on_all(self._rows, Act.EXTEND, delay_us(seconds), None, True)
 
 
 class ReceivedBatch(Batch[Received]):
-    """Received messages as columns: ``arrow`` is a record batch of schema DELIVERY. Iterating gives its messages, in an
-    ordered group without those that were withdrawn meanwhile."""
+    """Received messages as columns: ``arrow`` is a record batch of schema DELIVERY. Iteration gives its messages, in an
+    ordered group without the withdrawn ones."""
 
     __slots__ = ()
     _message = Received

@@ -40,11 +40,8 @@ def settling_batch(
 
 def lease_runs(delivery: pa.RecordBatch, apart: bool = False) -> tuple[Any, Any, Any]:
     """Return leases, first offsets and counts that cover the rows of a DELIVERY batch: one run per unbroken range of
-    one lease.
-
-    A run may span offsets that are not in the lease (of other tags); the broker passes them over. Not if the rows are
-    ``apart``: in an ordered group messages that were withdrawn may lie between.
-    """
+    one lease. A run may span offsets that are not in the lease (of other tags), which the broker skips; but not if the
+    rows are ``apart``, as in an ordered group, where withdrawn messages may lie between."""
     leases = delivery.column("lease").to_numpy()
     offsets = delivery.column("offset").to_numpy()
     if not len(leases):
@@ -65,8 +62,8 @@ _LOST = (Code.LEASE_LOST, Code.DISCONNECTED)
 class SettlingCodec:
     """Rows (lease, offset, offset delivered before it in the lease or -2, act, delay_us, cause) to SETTLING batches.
 
-    Acks that follow each other in their lease become one run. ``refused`` counts the acts that came too late: their
-    lease had ended, so the messages are delivered again.
+    Acks that follow each other in their lease become one run. ``refused`` counts settlements that came too late, so
+    that the messages are redelivered.
     """
 
     def __init__(self, on_refused: Callable[[int, int], None] | None = None) -> None:
@@ -75,7 +72,7 @@ class SettlingCodec:
         self._lock = threading.Lock()
 
     def parcel(self, rows: Sequence[Row]) -> tuple[Sequence[Row], tuple[int, int], list[int]]:
-        """Return the runs as rows of SETTLING, and which of them each row went into."""
+        """Return the runs as rows of SETTLING, and the run of each row."""
         runs: list[Row] = []
         which: list[int] = []
         last: Row | None = None  # the row before, if that is an ack
@@ -93,14 +90,13 @@ class SettlingCodec:
     def receive(
         self, rows: Sequence[Row], first_id: tuple[int, int], memo: list[int], answer: Any, resent: bool
     ) -> list[Code | EscrowError]:
-        """One code or error per row."""
         codes = [answer[run] for run in memo]
         if resent and Code.LEASE_LOST in codes:
             codes = [Code.DISCONNECTED if code == Code.LEASE_LOST else code for code in codes]
         return self._read_results(rows, codes)
 
     def encode(self, rows: Sequence[Row]) -> tuple[pa.RecordBatch, npt.NDArray[np.int64]]:
-        """Return the batch, and which of its runs each row went into."""
+        """Return the batch, and the run of each row."""
         leases, offsets, before, acts, delays, causes = zip(*rows, strict=True)
         lease, offset, previous = (np.array(column, np.int64) for column in (leases, offsets, before))
         act = np.array(acts, np.uint8)
@@ -116,7 +112,6 @@ class SettlingCodec:
         return batch, np.cumsum(new) - 1
 
     def decode(self, rows: Sequence[Row], memo: Any, answer: pa.RecordBatch, resent: bool) -> list[Code | EscrowError]:
-        """One code or error per row."""
         return self._read_results(rows, self.codes(answer, resent)[memo].tolist())
 
     def _read_results(self, rows: Sequence[Row], codes: Sequence[int]) -> list[Code | EscrowError]:
@@ -134,7 +129,7 @@ class SettlingCodec:
 
     @staticmethod
     def codes(answer: pa.RecordBatch, resent: bool) -> npt.NDArray[np.uint8]:
-        """Return the codes. A LEASE_LOST to what was sent again may be the echo of its own success or a real one, so
-        nothing is known: it becomes DISCONNECTED."""
+        """Return the codes. LEASE_LOST in the answer to a resend becomes DISCONNECTED, because it may be the echo of
+        its own success."""
         codes: npt.NDArray[np.uint8] = answer.column(0).to_numpy()
         return np.where(codes == Code.LEASE_LOST, np.uint8(Code.DISCONNECTED), codes) if resent else codes

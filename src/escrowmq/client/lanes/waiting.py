@@ -133,7 +133,7 @@ class Threads:
     def lock(self) -> AbstractAsyncContextManager[None]:
         return nullcontext()  # what it would guard is thread-safe
 
-    def spawn(self, link: Link, call: Callable[[], None]) -> None:
+    def spawn(self, link: Link, call: Callable[[], object]) -> None:
         call()
 
     async def away(self, act: Callable[P, T], *args: P.args, **given: P.kwargs) -> T:
@@ -163,11 +163,11 @@ class Sender:
     """A thread that sends for the lanes of an event loop, so that a full connection never blocks the loop."""
 
     def __init__(self) -> None:
-        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="escrowmq-sender", daemon=True)
         self._thread.start()
 
-    def put(self, call: Callable[[], None]) -> None:
+    def put(self, call: Callable[[], object]) -> None:
         """Call ``call`` on the thread, after the calls that were put before."""
         self._work.put(call)
 
@@ -268,7 +268,7 @@ class Loop:
     def lock(self) -> asyncio.Lock:
         return asyncio.Lock()
 
-    def spawn(self, link: Link, call: Callable[[], None]) -> None:
+    def spawn(self, link: Link, call: Callable[[], object]) -> None:
         sender = self._senders[link]
         if sender is None:
             call()

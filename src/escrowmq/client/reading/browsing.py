@@ -1,14 +1,9 @@
-"""A consumer of a system view: it browses. Nothing is leased and no group is made, so every act on a message is refused
-(DENIED).
-
-It has the interface of :class:`~escrowmq.client.consuming.consumption.Consumption`, so that both faces of a consumer
-are what they are everywhere. A thread of its own reads a little ahead.
-"""
+"""A consumer that browses a system view. Nothing is leased and no group is made, so it cannot settle a message
+(DENIED). A thread of its own reads ahead."""
 
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -24,14 +19,13 @@ from escrowmq.client.reading.reading import WAIT_SECONDS, Reading
 from escrowmq.client.reading.views import messages_of
 from escrowmq.errors import Code, EscrowError, Misuse, error
 from escrowmq.model import Act
-from escrowmq.platform.forks import tell_in_child
 
 AHEAD = 2
-"""Batches that are read before somebody takes them."""
+"""Batches that are buffered."""
 
 
-def view_among(topics: str | list[str] | tuple[str, ...] | Any) -> str | None:
-    """Return the system view that a consumer is to browse; None: these are topics. Misuse(BAD_ARGUMENT) for both."""
+def view_among(topics: Any) -> str | None:
+    """Return the system view that a consumer browses, None for topics. Raises Misuse(BAD_ARGUMENT) for both."""
     names = [topics] if isinstance(topics, str) else list(topics)
     views = [name for name in names if isinstance(name, str) and name.startswith("%")]
     if views and len(names) > 1:
@@ -40,16 +34,14 @@ def view_among(topics: str | list[str] | tuple[str, ...] | Any) -> str | None:
 
 
 def check_browsing(view: str, **options: Any) -> None:
-    """Misuse(BAD_ARGUMENT) for an option that only a group of its own could keep."""
-    if given := [
-        name for name, value in options.items() if not (value is None or value is False or value == "redeliver")
-    ]:
+    """Raise Misuse(BAD_ARGUMENT) for an option that only a group can have."""
+    if given := [name for name, value in options.items() if not (value in (None, "redeliver") or value is False)]:
         hint = "there are tags, start, prefetch, timeout"
         raise Misuse(Code.BAD_ARGUMENT, f"{view} is for reading only: no {', '.join(given)}", hint)
 
 
 class _Ahead(Fetcher):
-    """Rows of a view that were read and not taken yet."""
+    """Reads rows of a view ahead."""
 
     def __init__(self, reading: Reading, arrived: Callable[[], None]) -> None:
         self._reading = reading
@@ -60,7 +52,6 @@ class _Ahead(Fetcher):
         self._reader: threading.Thread | None = None
 
     def start(self, max_messages: int, one_by_one: bool = False) -> None:
-        """Begin to read, if nobody has."""
         with self._changed:
             if self._reader is None and not self._reading.closed.is_set():
                 self._reader = threading.Thread(target=self._read, name="escrowmq-browse", daemon=True)
@@ -73,13 +64,11 @@ class _Ahead(Fetcher):
                 found = reading.fill(WAIT_SECONDS)
             except EscrowError as problem:
                 with self._changed:
-                    self._problem, self._reader = problem, None  # the caller again begins anew
+                    self._problem, self._reader = problem, None  # the next call starts another thread
                     self._changed.notify_all()
                 self._arrived()
                 return
-            if not found:
-                continue
-            if (taken := reading.take(DEFAULT_BATCH)) is None:
+            if not found or (taken := reading.take(DEFAULT_BATCH)) is None:
                 continue
             with self._changed:
                 self._batches.append(messages_of(reading.topic, taken[1]))
@@ -90,7 +79,6 @@ class _Ahead(Fetcher):
                     self._changed.wait()
 
     def take(self) -> tuple[int, pa.RecordBatch] | None:
-        """Return the next rows; None: there are none yet. Raises what reading them came to."""
         with self._changed:
             if self._batches:
                 self._changed.notify_all()
@@ -101,22 +89,16 @@ class _Ahead(Fetcher):
         return None
 
     def put_back(self, number: int, batch: pa.RecordBatch) -> None:
-        """Return rows to the front of the queue."""
         with self._changed:
             self._batches.appendleft(batch)
 
     def has_something(self) -> bool:
-        """Return whether :meth:`take` gives rows or an error."""
         return bool(self._batches) or self._problem is not None
 
     def wait(self, seconds: float) -> None:
-        """Until there is something, or ``seconds`` are over."""
-        deadline = time.monotonic() + seconds
+        """Wait until :meth:`take` has something, at most ``seconds``."""
         with self._changed:
-            while not self.has_something() and not self._reading.closed.is_set():
-                if (left := deadline - time.monotonic()) <= 0:
-                    return
-                self._changed.wait(left)
+            self._changed.wait_for(lambda: self.has_something() or self._reading.closed.is_set(), seconds)
 
     def wake(self) -> None:
         """Wake all waiters after close."""
@@ -125,40 +107,29 @@ class _Ahead(Fetcher):
 
 
 class Browsing(Consumption):
-    """The machinery of a consumer of a system view, over the one of a reader."""
+    """The shared state of a consumer of a system view, over that of a reader."""
 
     def __init__(self, group: str, reading: Reading) -> None:
         self.group = group
-        self.qos, self.seen, self.timeout = 1, None, reading.timeout
-        self.router, self.waiting = reading.router, reading.waiting
-        self.arrival = self.waiting.signal()
-        self.order = None
-        self.lanes = []
-        self._begin()
+        self._set_up(reading.router, reading.waiting, 1, None, reading.timeout)
         self._reading = reading
         self._ahead = self.fetcher = _Ahead(reading, self.arrival.set)
-        tell_in_child(self)
 
     @property
     def refused(self) -> int:
-        """None: acts are refused at once."""
-        return 0
+        return 0  # settlements are refused at once
 
     def act(self, rows: Rows, row: int, act: Act, delay_us: int, cause: str | None, waiter: Any = None) -> NoReturn:
-        """Refused."""
         view, word = self._reading.topic, act.name.lower()
         raise error(Code.DENIED, f"{view} is for reading only: there is nothing to {word}", "its rows are not leased")
 
     async def extend(self, rows: Rows, row: int, delay_us: int) -> None:
-        """Refused."""
         self.act(rows, row, Act.EXTEND, delay_us, None)
 
     async def act_on_all(self, rows: Rows, act: Act, delay_us: int, cause: str | None, wait: bool) -> None:
-        """Refused."""
         self.act(rows, 0, act, delay_us, cause)
 
     async def receive_once(self, max_messages: int, wait: float) -> list[tuple[int, pa.RecordBatch]]:
-        """Return what arrives within ``wait`` seconds."""
         self._ahead.start(max_messages)
         await self.waiting.away(self._ahead.wait, wait)
         if (taken := self._ahead.take()) is None:
@@ -168,22 +139,17 @@ class Browsing(Consumption):
         return [(0, taken[1].slice(0, max_messages))]
 
     def missing(self) -> list[Missing]:
-        """Return the brokers from which nothing is read now."""
         return self._reading.missing()
 
-    def give_back(self, number: int, batch: pa.RecordBatch) -> None:
-        """Do nothing: nothing was taken."""
+    def give_back(self, number: int, batch: pa.RecordBatch) -> None: ...
 
     def stop(self) -> None:
-        """Hand out nothing more. Never waits."""
         self.stopped = True
         self.arrival.set()
 
-    def drain(self) -> None:
-        """Do nothing: there are no acknowledgements."""
+    def drain(self) -> None: ...
 
     def close(self) -> None:
-        """Read no more."""
         self.stopped = True
         self._reading.close()
         self._ahead.wake()

@@ -1,7 +1,7 @@
-"""Reading without a group: the caller says which queues and from where, and keeps the offsets itself.
+"""Reading without a group: the caller chooses the queues and where to begin, and keeps the offsets itself.
 
 For consumers that store their position with their effect, in one transaction of their own database (then each message
-has exactly one effect), and for everything that reads a topic without taking messages from anybody.
+has exactly one effect), and for programs that read a topic without leasing its messages.
 """
 
 from __future__ import annotations
@@ -9,24 +9,22 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import AsyncIterator, Iterator
-from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
 
-from escrowmq.client.consuming.delivery import Batch, Content, Rows, moment
+from escrowmq.client.consuming.delivery import Batch, Content, Rows
 from escrowmq.client.consuming.options import DEFAULT_BATCH
 from escrowmq.client.lanes.blocking import AsyncCloses, Closes, blocking, iterating
 from escrowmq.client.links.presence import Missing
-from escrowmq.client.reading.reading import WAIT_SECONDS, Partition, Reading, Start
+from escrowmq.client.reading.reading import Partition, Reading, Start
 from escrowmq.client.reading.views import messages_of
 from escrowmq.errors import Code, error
-from escrowmq.model import TransactionId
 from escrowmq.wire import DAMAGED_COLUMN
 
 
 class ReadMessage(Content):
-    """A message that was read, not leased: ``attempt`` is 0 and there is nothing to acknowledge."""
+    """A message that was read, not leased: ``attempt`` is 0, and it cannot be acknowledged."""
 
     __slots__ = ()
 
@@ -37,8 +35,8 @@ class ReadMessage(Content):
 
 
 class DamagedMessage(ReadMessage):
-    """A message under which the log is damaged. What is lost raises Corrupt(DAMAGED): the body always; all else but
-    topic, queue, offset and position, too, if ``message_id`` raises."""
+    """A message under which the log is damaged. What is lost raises Corrupt(DAMAGED): the body always; if
+    ``message_id`` raises, all else but topic, queue, offset and position, too."""
 
     __slots__ = ()
 
@@ -47,52 +45,27 @@ class DamagedMessage(ReadMessage):
         """The place: segment, byte, frame and position."""
         return self._rows.list(DAMAGED_COLUMN)[self._row]  # type: ignore[no-any-return]
 
-    def _left(self, name: str) -> Any:
-        """Return a value, if it is not lost. A null key or tag may be no loss: then the id is there."""
-        value = self._rows.list(name)[self._row]
-        known = self._rows.list("message_id")[self._row] if "message_id" in self._rows.batch.schema.names else None
-        if value is None and (name in ("body", "message_id") or known is None):
-            raise error(Code.DAMAGED, self.damaged)
-        return value
-
-    @property
-    def body(self) -> bytes:
-        """Raises Corrupt(DAMAGED)."""
-        return self._left("body")  # type: ignore[no-any-return]
-
-    @property
-    def key(self) -> str | None:
-        """The key, None if it has none."""
-        return self._left("key")  # type: ignore[no-any-return]
-
-    @property
-    def tag(self) -> str | None:
-        """The tag, None if it has none."""
-        return self._left("tag")  # type: ignore[no-any-return]
-
-    @property
-    def properties(self) -> dict[str, str]:
-        """The properties, a new dict each time."""
-        return dict(self._left("properties") or ())
-
-    @property
-    def message_id(self) -> bytes:
-        """The 16 bytes that name the message."""
-        return self._left("message_id")  # type: ignore[no-any-return]
-
-    @property
-    def born(self) -> datetime:
-        """When the producer made it, by the producer's clock."""
-        return moment(self._left("born_us"))
-
-    @property
-    def transaction_id(self) -> TransactionId | None:
-        """The transaction that it came with, None for plain messages."""
-        raw = self._left("transaction")
-        return None if raw is None else TransactionId.from_bytes(raw)
-
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.topic}/{self.queue}@{self.offset}, {self.damaged}>"
+
+
+def _unless_lost(column: str, whole: Any) -> property:
+    """Return the property of a damaged message in a column, which raises Corrupt(DAMAGED) if its value is lost. A null
+    key or tag is no loss if there is a message id."""
+
+    def get(message: DamagedMessage) -> Any:
+        rows, row = message._rows, message._row
+        known = "message_id" in rows.batch.schema.names and rows.list("message_id")[row] is not None
+        if rows.list(column)[row] is None and (column in ("body", "message_id") or not known):
+            raise error(Code.DAMAGED, message.damaged)
+        return whole.fget(message)
+
+    return property(get, doc=whole.__doc__)
+
+
+for _name in ("body", "key", "tag", "properties", "message_id", "born", "transaction_id"):
+    _column = {"born": "born_us", "transaction_id": "transaction"}.get(_name, _name)
+    setattr(DamagedMessage, _name, _unless_lost(_column, getattr(ReadMessage, _name)))
 
 
 def message_at(rows: Rows, row: int) -> ReadMessage:
@@ -102,11 +75,8 @@ def message_at(rows: Rows, row: int) -> ReadMessage:
 
 
 class ReadBatch(Batch[ReadMessage]):
-    """Messages of one queue in order: ``arrow`` has schema DELIVERY with lease -1 and attempt 0 (or the columns asked
-    for). Only if some of them are damaged it has one column more, ``damaged``, and null where content is lost.
-
-    ``shard`` and ``queue`` say where they stand, ``next_offset`` the position after them.
-    """
+    """Messages of one queue in order: ``arrow`` has schema DELIVERY with lease -1 and attempt 0 (or the chosen
+    columns). If some of them are damaged, it has the column ``damaged``, too, and nulls where content is lost."""
 
     __slots__ = ("_columns", "next_offset", "place")
     _message = ReadMessage
@@ -115,8 +85,7 @@ class ReadBatch(Batch[ReadMessage]):
         super().__init__(Rows(0, messages_of(source, batch)))
         self._columns = batch
         self.place = place
-        self.next_offset = next_offset
-        """The offset (of a view: the position) from which to continue after this batch."""
+        self.next_offset = next_offset  # of a view: the position
 
     @property
     def arrow(self) -> pa.RecordBatch:
@@ -149,13 +118,12 @@ class ReaderBase:
         return self._reading.topic
 
     def positions(self) -> dict[Partition, int]:
-        """Return the next offset of every (shard, queue): all below was handed out (or not wanted). Give it back as
-        ``start``."""
+        """Return the next offset of every (shard, queue): the ``start`` of a reader that continues here."""
         return dict(self._reading.positions)
 
     @property
     def missing(self) -> list[Missing]:
-        """Brokers from which nothing is read now, with the reason. They are read when they are back."""
+        """Brokers from which nothing is read until they are back, with the reason."""
         return self._reading.missing()
 
     async def _close(self) -> None:
@@ -163,31 +131,27 @@ class ReaderBase:
 
 
 class AsyncReader(ReaderBase, AsyncCloses):
-    """As :class:`Reader`, to await: ``async for batch in reader.batches()``."""
+    """The awaitable form of :class:`Reader`: ``async for batch in reader.batches()``."""
 
     async def batches(
         self, max_messages: int = DEFAULT_BATCH, *, idle_timeout: float | None = None
     ) -> AsyncIterator[ReadBatch]:
         """Yield batches of up to ``max_messages``, each of one queue, until :meth:`close`, or until none came for
-        ``idle_timeout`` seconds (0: what is there now).
+        ``idle_timeout`` seconds (0: only the messages that are there now).
 
-        A broker that is away is waited for. Raises RANGE_PURGED when messages left with retention before they were
-        read.
+        Waits for a broker that is away. Raises RANGE_PURGED if retention removed messages before they were read.
         """
         reading = self._reading
         while True:
             deadline = math.inf if idle_timeout is None else time.monotonic() + idle_timeout
-            while not await reading.waiting.away(
-                reading.fill, min(max(deadline - time.monotonic(), 0.0), WAIT_SECONDS)
-            ):
+            while not await reading.waiting.away(reading.fill, deadline - time.monotonic()):
                 if reading.closed.is_set() or time.monotonic() >= deadline:
                     return
             if (taken := reading.take(max_messages)) is not None:
                 yield ReadBatch(*taken, reading.topic)
 
     async def seek(self, start: Start) -> None:
-        """Go on from ``start``, see :meth:`Bus.reader`; of a mapping, partitions that are not named stay where they
-        are."""
+        """Continue at ``start``, see :meth:`Bus.reader`. Partitions that a mapping does not name stay where they are."""
         await self._reading.waiting.away(self._reading.seek, start)
 
     async def close(self) -> None:

@@ -2,10 +2,10 @@
 
 Rules:
 
-1. A *partition* is (shard, queue): what is called queue 0 at two brokers is two partitions.
+1. A *partition* is (shard, queue): queue 0 of two brokers is two partitions.
 2. A position is always the *next* offset. It moves when messages are handed out, never when they are merely fetched; so
    positions that are stored with the effects of a batch are those from which to continue.
-3. Nothing is leased and nothing at the broker changes: whatever was lost on the way is asked for again.
+3. Nothing is leased and nothing at the broker changes: lost answers are simply requested again.
 """
 
 from __future__ import annotations
@@ -18,17 +18,19 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 
+from escrowmq.client.consuming.fetching import missing_brokers
 from escrowmq.client.consuming.options import tag_list
 from escrowmq.client.lanes.returning import rest
 from escrowmq.client.lanes.waiting import Waiting
-from escrowmq.client.links.answers import away
 from escrowmq.client.links.presence import AWAY_SECONDS, Missing
 from escrowmq.client.links.router import Router
-from escrowmq.errors import AWAY, Code, EscrowError, Misuse, Rejected, error
+from escrowmq.client.reading.viewing import call_each
+from escrowmq.errors import AWAY, Code, EscrowError, Misuse, error
 from escrowmq.message.names import check_name
 from escrowmq.platform.backoff import Backoff
 from escrowmq.platform.forks import tell_in_child
@@ -40,23 +42,22 @@ Partition = tuple[int, int]
 Start = str | datetime | Mapping[Partition, int]
 
 WAIT_SECONDS = 2.0
-"""How long a broker is asked to hold an empty answer; closing takes no longer."""
+"""How long a broker may hold an empty answer; closing takes no longer."""
 LATE_SECONDS = 0.2
-"""Between two looks whether a broker that was not there at the start has come."""
+"""Poll interval for a broker that did not answer at the start."""
 SHORT_SECONDS = 0.05
-"""Waiting less than this is a look at every broker."""
+"""A wait shorter than this polls every broker once."""
 ROTATION_ROWS = 65_536
 """Offsets read of one partition before the next partition is read."""
 FIRST_BACKOFF, LAST_BACKOFF = 0.02, 2.0
 
-
 _NOT_HERE = (Code.UNKNOWN_TOPIC, Code.UNKNOWN_GROUP)
-"""A broker says so of a topic, or of a view's group, that another broker may have."""
+"""Codes of a broker that does not have a topic, or a view's group, which another broker may have."""
 
 
 @dataclass(slots=True)
 class _Stream:
-    """A range of one queue on its way: the batch in hand and those to come."""
+    """A range of one queue that is being read: the current batch and the next ones."""
 
     partition: Partition
     end: int
@@ -65,7 +66,7 @@ class _Stream:
 
 
 class Reading:
-    """One reader's machinery; :class:`Reader` and :class:`AsyncReader` are its two faces.
+    """The shared state of a :class:`Reader` or :class:`AsyncReader`.
 
     Thread-safe: several threads or tasks may share its batches. Only :meth:`fill` waits. Raises BAD_TOPIC_NAME, Misuse.
     """
@@ -85,36 +86,29 @@ class Reading:
     ) -> None:
         if not topic.startswith("%"):
             check_name(topic, Code.BAD_TOPIC_NAME)
-        self._request: ReadRequest = {"source": topic}  # the part of a read that never changes
+        self.counter = counter(topic)
+        self._schema = chosen(topic, columns)
+        self._request: ReadRequest = {"source": topic, "columns": [*self._schema.names, DAMAGED_COLUMN]}
         if wanted := tag_list(tags):
             self._request["tags"] = wanted
         if key is not None:
             self._request["key"] = key
         if of_group is not None:
             self._request["group"] = of_group
-        self.counter = counter(topic)
-        self._schema = chosen(topic, columns)
-        self._request["columns"] = [*self._schema.names, DAMAGED_COLUMN]
         self._start = start
-        self._late: set[int] = set()  # numbers of the brokers that were not there at the start
-        self._asked: dict[int, float] = {}  # when each broker was asked to wait
-        self._came: set[int] = set()  # those of them that are there now
-        self.router = router
-        self.waiting = waiting
-        self.topic = topic
-        self.timeout = timeout
+        self._late: set[int] = set()  # brokers that did not answer at the start
+        self._came: set[int] = set()  # those of them that are reachable now
+        self.router, self.waiting, self.topic, self.timeout = router, waiting, topic, timeout
         self.positions: dict[Partition, int] = {}
         self.closed = threading.Event()
-        self._every = queues is None
         self._queues = queues
         self._ready: deque[tuple[Partition, int]] = deque()
         self._stream: _Stream | None = None
         self._filling = threading.Lock()
-        self._taking = threading.Lock()  # never held while anybody waits
-        self._waits: dict[int, Future[list[tuple[Partition, int]]]] = {}
+        self._taking = threading.Lock()  # held for moments only
+        self._polls: dict[int, tuple[float, Future[list[tuple[Partition, int]]]]] = {}  # when they began
         self._threads = ThreadPoolExecutor(2 * len(router), "escrowmq-reader-wait") if len(router) > 1 else None
         self._backoff = [Backoff(FIRST_BACKOFF, LAST_BACKOFF) for _ in range(len(router))]
-
         tell_in_child(self)
 
     def on_fork(self) -> None:
@@ -127,58 +121,32 @@ class Reading:
     def assign(self) -> None:
         """Find the queues and where to begin. Raises UNKNOWN_TOPIC, BAD_QUEUE, BAD_ARGUMENT, Unknown(TIMED_OUT)."""
         self._since = datetime.now(UTC)
-        answers = self.router.every(self._list_partitions, self.timeout)
-        found: dict[Partition, topics.QueueOffsets] = {}
-        unknown: EscrowError | None = None
-        for _, answer in answers.found:
-            if isinstance(answer, Rejected):
-                unknown = answer
-            else:
-                found |= answer
-        there = {number for number, _ in answers.found}
-        self._late = set(range(len(self.router))) - there
-        if not found and unknown is not None:
-            if answers.missing:  # it may be there
-                raise away(answers.missing, unknown.message)
-            raise unknown
+        answers, _ = call_each(self.router, partial(self._offsets, start=self._start), self.timeout, *_NOT_HERE)
+        found = {partition: bounds for answer in answers.values() if answer for partition, bounds in answer.items()}
+        self._late = set(range(len(self.router))) - answers.keys()
         chosen = self._choose(list(found))
         self._move({partition: found[partition] for partition in chosen}, self._start, unnamed="head")
 
-    def _list_partitions(self, number: int) -> dict[Partition, topics.QueueOffsets] | Rejected:
-        """Return the partitions at one broker, or that the topic is not there."""
-        try:
-            return self._offsets(number, self._start)
-        except Rejected as problem:
-            if problem.code not in _NOT_HERE:
-                raise
-            return problem
-
     def missing(self) -> list[Missing]:
         """Return the brokers from which nothing is read now."""
-        away = {one["broker"]: one for one in self.router.presence.missing()}
-        for number in list(self._late):
-            address = self.router.links[number].address
-            away.setdefault(address, {"broker": address, "reason": "it did not answer when this reader was made"})
-        return [away[link.address] for link in self.router.links if link.address in away]
+        reasons = dict.fromkeys(self._late.copy(), "it did not answer when this reader was made")
+        return missing_brokers(self.router, reasons)
 
     def _join_late(self, number: int) -> None:
-        """Begin to read at a new broker: at ``start``, as of the time at which this reader was made."""
+        """Begin to read at a broker that is reachable now: at ``start``, as of the time when this reader was made."""
         start = self._since if self._start == "latest" else self._start
         found = self._offsets(number, start)
-        positions = self.positions.copy()
-        ready = self._ready.copy()
-        chosen = set(self._choose([*positions, *found])) & set(found)
-        given = start
+        chosen = set(self._choose([*self.positions, *found])) & set(found)
         if isinstance(start, Mapping):
-            given = {p: at for p, at in start.items() if self.partition(p) in found}
-        stream = self._stream
-        self._move({partition: found[partition] for partition in chosen}, given, unnamed="head")
+            start = {p: at for p, at in start.items() if self.partition(p) in found}
+        stream, ready = self._stream, self._ready.copy()
+        self._move({partition: found[partition] for partition in chosen}, start, unnamed="head")
         self._stream = stream
         self._ready.extendleft(ready)
         self._late.discard(number)
 
     def seek(self, start: Start) -> None:
-        """Go on from ``start``; of a mapping, the partitions not named stay where they are."""
+        """Continue at ``start``; partitions that a mapping does not name stay where they are."""
         with self._filling:
             found: dict[Partition, topics.QueueOffsets] = {}
             for number in sorted({self._number(partition) for partition in self.positions}):
@@ -188,7 +156,7 @@ class Reading:
                     if len(self.router) == 1 or problem.code not in AWAY or not isinstance(start, Mapping):
                         raise
             there = {partition: found[partition] for partition in self.positions if partition in found}
-            if isinstance(start, Mapping):  # at a broker that is away nothing can be looked at, and need not
+            if isinstance(start, Mapping):  # offsets at a broker that is away cannot be checked, and need not be
                 given = {self.partition(partition): offset for partition, offset in start.items()}
                 away = {p: offset for p, offset in given.items() if p in self.positions and p not in there}
                 start = {p: offset for p, offset in given.items() if p not in away}
@@ -196,6 +164,7 @@ class Reading:
             self._move(there, start, unnamed=None)
 
     def _offsets(self, number: int, start: Start) -> dict[Partition, topics.QueueOffsets]:
+        """Return the partitions at one broker, and their bounds."""
         request: topics.AskOffsets = {"topic": self.topic}
         if isinstance(start, datetime):
             request["time_us"] = datetime_us(start)
@@ -204,8 +173,7 @@ class Reading:
         return {(answer["shard"], line["queue"]): line for line in answer["queues"]}
 
     def _number(self, partition: Partition) -> int:
-        """Return the number of its broker, known since :meth:`assign`."""
-        return self.router.of_shard(partition[0], self.timeout)
+        return self.router.of_shard(partition[0], self.timeout)  # known since assign()
 
     def _choose(self, partitions: list[Partition]) -> list[Partition]:
         if self._queues is None:
@@ -215,7 +183,7 @@ class Reading:
             named = [p for p in partitions if p[1] == wanted] if isinstance(wanted, int) else [self.partition(wanted)]
             if not named or not set(named) <= set(partitions):
                 if self._late:
-                    continue  # it may be at a broker that is still to come
+                    continue  # a broker that did not answer yet may have it
                 raise error(Code.BAD_QUEUE, f"topic {self.topic!r} has no queue {wanted!r}")
             chosen += named
         if not chosen and not self._late:
@@ -223,7 +191,7 @@ class Reading:
         return list(dict.fromkeys(chosen))
 
     def partition(self, given: Any) -> Partition:
-        """(shard, queue) of (shard or number of the broker, queue); Misuse(BAD_ARGUMENT)."""
+        """Return (shard, queue) of (shard or number of the broker, queue). Raises Misuse(BAD_ARGUMENT)."""
         if isinstance(given, tuple) and len(given) == 2 and all(type(part) is int for part in given):
             broker, queue = given
             if self.router.known_shard(broker) is not None:
@@ -238,7 +206,7 @@ class Reading:
         """Set new positions from what the brokers report of each partition."""
         if isinstance(start, Mapping):
             given = {self.partition(partition): offset for partition, offset in start.items()}
-            if self._late:  # the others are looked at when their brokers come
+            if self._late:  # the others are checked when their brokers answer
                 given = {partition: offset for partition, offset in given.items() if partition in found}
             for partition, offset in given.items():
                 _check_offset(partition, offset, found, bounded=self.counter is not None)
@@ -255,26 +223,27 @@ class Reading:
             self.positions.update(fresh)
         self._ready = deque((p, bounds["end"]) for p, bounds in found.items() if bounds["end"] > fresh[p])
 
-    # What comes next
+    # Reading
 
     def fill(self, seconds: float) -> bool:
-        """Have something to :meth:`take`, waiting up to about ``seconds``; whether there is. Raises RANGE_PURGED."""
+        """Fetch messages for :meth:`take`, waiting up to about ``seconds``, at most WAIT_SECONDS. Returns whether there
+        are any. Raises RANGE_PURGED."""
         with self._filling:
-            deadline = time.monotonic() + seconds
+            deadline = time.monotonic() + min(max(seconds, 0.0), WAIT_SECONDS)
             while not self.closed.is_set():
                 if self._next_batch():
                     return True
                 if self._open_next():
                     continue
                 left = deadline - time.monotonic()
-                self._wait(min(max(left, 0), WAIT_SECONDS))
+                self._wait(max(left, 0.0))
                 if left <= 0 and not self._ready:
                     return False
             return False
 
     def take(self, most: int) -> tuple[Partition, pa.RecordBatch, int] | None:
-        """Return up to ``most`` messages of what :meth:`fill` found, and where to continue; this is what moves the
-        position. None if another thread took them."""
+        """Return up to ``most`` of the messages that :meth:`fill` fetched, and where to continue, and move the position
+        there. None if another thread took them."""
         with self._taking:
             stream = self._stream
             if stream is None or stream.batch is None:
@@ -293,7 +262,7 @@ class Reading:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _next_batch(self) -> bool:
-        """Return the next batch of the open stream."""
+        """Get the next batch of the open stream. Returns whether there is one."""
         stream = self._stream
         if stream is None:
             return False
@@ -301,29 +270,28 @@ class Reading:
             return True
         number = self._number(stream.partition)
         try:
-            stream.batch = next(batch for batch in stream.batches if batch.num_rows)
-        except StopIteration:
-            # the rest was not wanted
-            self.positions[stream.partition] = max(self.positions[stream.partition], stream.end)
-            self._stream = None
-            return False
+            stream.batch = next((batch for batch in stream.batches if batch.num_rows), None)
         except EscrowError as problem:
             self._stream = None
-            self._rest_or_raise(number, problem)
+            self._pause_or_raise(number, problem)
+            return False
+        if stream.batch is None:  # no other message has the tags and the key
+            self.positions[stream.partition] = max(self.positions[stream.partition], stream.end)
+            self._stream = None
             return False
         self._backoff[number].worked()
         return True
 
     def _open_next(self) -> bool:
-        """Begin to read the next partition that has something."""
+        """Begin to read the next partition that has messages. Returns whether there is one."""
         self._collect()
         for number in self._came & self._late:
             self._came.discard(number)
             try:
                 self._join_late(number)
             except EscrowError as problem:
-                if problem.code not in _NOT_HERE:  # it has not got it, or not yet
-                    self._rest_or_raise(number, problem)
+                if problem.code not in _NOT_HERE:
+                    self._pause_or_raise(number, problem)
                 else:
                     self._late.discard(number)
         while self._ready:
@@ -338,55 +306,53 @@ class Reading:
             request: ReadRequest = {**self._request, "queue": partition[1], "start": start, "end": stop}
             try:
                 self._stream = _Stream(partition, stop, iter(self.router.links[number].read(request)))
+                return True
             except EscrowError as problem:
-                self._rest_or_raise(number, problem)
-                continue
-            return True
+                self._pause_or_raise(number, problem)
         return False
 
     # Waiting
 
     def _wait(self, seconds: float) -> None:
-        """Until something came at one of the brokers, or for ``seconds``."""
+        """Wait until one of the brokers has messages, or for ``seconds``."""
         if self._threads is None:
-            self._add(self._ask(0, seconds))
+            self._add(self._poll(0, seconds))
         elif seconds < SHORT_SECONDS:
             with suppress(RuntimeError):  # closed meanwhile
-                self._look(self._threads)
+                self._poll_all(self._threads)
         else:
             with suppress(RuntimeError):  # closed meanwhile
-                for number in set(range(len(self.router))) - self._waits.keys():
-                    self._waits[number] = self._threads.submit(self._ask, number, WAIT_SECONDS)
-                    self._asked[number] = time.monotonic()
-            wait(self._waits.values(), seconds, FIRST_COMPLETED)
+                for number in set(range(len(self.router))) - self._polls.keys():
+                    self._polls[number] = time.monotonic(), self._threads.submit(self._poll, number, WAIT_SECONDS)
+            wait([poll for _, poll in self._polls.values()], seconds, FIRST_COMPLETED)
             self._collect()
-            for number in self._waits:
-                if time.monotonic() - self._asked[number] > WAIT_SECONDS + AWAY_SECONDS:
+            for number, (began, _) in self._polls.items():
+                if time.monotonic() - began > WAIT_SECONDS + AWAY_SECONDS:
                     self.router.presence.suspect(number)
 
-    def _look(self, threads: ThreadPoolExecutor) -> None:
+    def _poll_all(self, threads: ThreadPoolExecutor) -> None:
         """Collect what every broker has now, without waiting for one that is away."""
         presence, began = self.router.presence, time.monotonic()
         numbers = [number for number in range(len(self.router)) if not presence.quiet(number)]
-        looks = {threads.submit(self._ask, number, 0.0): number for number in numbers}
-        left = set(looks)
+        polls = {threads.submit(self._poll, number, 0.0): number for number in numbers}
+        left = set(polls)
         while left and time.monotonic() - began < self.timeout and not self.closed.is_set():
             _, left = wait(left, LATE_SECONDS)
             if time.monotonic() - began > AWAY_SECONDS:
-                for look in left:
-                    presence.suspect(looks[look])
-            left = {look for look in left if not presence.quiet(looks[look])}
-        for look in looks:
-            if look.done() and not look.cancelled():
-                self._add(look.result())
+                for poll in left:
+                    presence.suspect(polls[poll])
+            left = {poll for poll in left if not presence.quiet(polls[poll])}
+        for poll in polls:
+            if poll.done() and not poll.cancelled():
+                self._add(poll.result())
 
     def _collect(self) -> None:
-        """Take in the answers of brokers that were asked on threads."""
-        for number, asked in list(self._waits.items()):
-            if asked.done():
-                del self._waits[number]
-                if not asked.cancelled():
-                    self._add(asked.result())
+        """Take in the answers of the polls that are done."""
+        for number, (_, poll) in list(self._polls.items()):
+            if poll.done():
+                del self._polls[number]
+                if not poll.cancelled():
+                    self._add(poll.result())
 
     def _add(self, ready: list[tuple[Partition, int]]) -> None:
         for partition, end in ready:
@@ -394,48 +360,42 @@ class Reading:
             if end > self.positions[partition]:
                 self._ready.append((partition, end))
 
-    def _ask(self, number: int, seconds: float) -> list[tuple[Partition, int]]:
-        """Return which partitions of a broker have something; none after ``seconds``. A broker that is away is
-        asked again."""
+    def _poll(self, number: int, seconds: float) -> list[tuple[Partition, int]]:
+        """Return the partitions of a broker that have messages; none after ``seconds``. Retries while the broker is
+        away."""
         deadline = time.monotonic() + seconds
         if number in self._late:
-            return self._ask_late(number, seconds)
+            presence = self.router.presence
+            if not presence.there(number):
+                presence.suspect(number)
+                self.closed.wait(min(seconds, LATE_SECONDS))
+            if presence.there(number):
+                self._came.add(number)
+            return []
         shard = self.router.shard_of(number, self.timeout)
         while not self.closed.is_set():
             left = max(deadline - time.monotonic(), 0.0)
             after = [(queue, offset) for (of, queue), offset in list(self.positions.items()) if of == shard]
-            if after or self._every:
+            every = self._queues is None
+            if after or every:
+                request = topics.Wait(topic=self.topic, after=after, every=every, wait_ms=round(left * 1000))
                 try:
-                    found = self._ask_once(number, after, left)
+                    found = ask(self.router.links[number], topics.WAIT(request), left + self.timeout)["queues"]
                     self._backoff[number].worked()
                     if found:
                         return [((shard, line["queue"]), line["end"]) for line in found]
                 except EscrowError as problem:
-                    self._rest_or_raise(number, problem)
+                    self._pause_or_raise(number, problem)
             left = deadline - time.monotonic()
             if left <= 0:
                 break
-            # It answered before its time: it is away, or a folder to which nothing comes.
+            # It answered early: it is away, or it is a folder that nobody writes to.
             pause = self._backoff[number].left()
             rest(self.router.links[number], min(pause if pause > 0 else left, left), self.closed)
         return []
 
-    def _ask_late(self, number: int, seconds: float) -> list[tuple[Partition, int]]:
-        """Return whether a broker that was not there has come; waits up to ``seconds`` for it."""
-        if not self.router.presence.there(number):
-            self.router.presence.suspect(number)
-            self.closed.wait(min(seconds, LATE_SECONDS))
-        if self.router.presence.there(number):
-            self._came.add(number)
-        return []
-
-    def _ask_once(self, number: int, after: list[tuple[int, int]], seconds: float) -> list[topics.QueueRange]:
-        wait_ms = round(seconds * 1000)
-        call = topics.WAIT({"topic": self.topic, "after": after, "every": self._every, "wait_ms": wait_ms})
-        return ask(self.router.links[number], call, seconds + self.timeout)["queues"]
-
-    def _rest_or_raise(self, number: int, problem: EscrowError) -> None:
-        """Pause a broker that is away; raise everything else."""
+    def _pause_or_raise(self, number: int, problem: EscrowError) -> None:
+        """Pause the requests to a broker that is away; raise every other error."""
         if self.closed.is_set():
             return
         if problem.code not in AWAY:
@@ -446,19 +406,18 @@ class Reading:
 
 
 def counter(source: str) -> str | None:
-    """Return the column that rises from row to row, by which a reader counts; None of dead letters, which are
-    counted by the time at which they died, and all of a range together."""
+    """Return the column that rises from row to row, by which a reader counts; None of dead letters, which are counted
+    by their time of death, and read in one range."""
     if source in VIEWS:
         return "position"
     return None if source.startswith("%") else "offset"
 
 
 def chosen(source: str, columns: Sequence[str] | None) -> pa.Schema:
-    """Return the columns that a reader hands out: all of the source, or these and the one that it counts by.
-    Misuse(BAD_ARGUMENT) for one that is not there."""
+    """Return the columns that a reader hands out: all of the source, or these and its :func:`counter`. Raises
+    Misuse(BAD_ARGUMENT) for unknown ones."""
     schema = read_schema(source, damaged=False)
-    number = counter(source) or "offset"
-    names = schema.names if columns is None else list(dict.fromkeys([*columns, number]))
+    names = schema.names if columns is None else list(dict.fromkeys([*columns, counter(source) or "offset"]))
     names = [name for name in names if name != DAMAGED_COLUMN]
     if unknown := [name for name in names if name not in schema.names]:
         raise Misuse(Code.BAD_ARGUMENT, f"no columns {unknown}", f"there are {', '.join(schema.names)}")
@@ -466,8 +425,7 @@ def chosen(source: str, columns: Sequence[str] | None) -> pa.Schema:
 
 
 def plain(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return a batch as it was sent, if nothing in it is damaged; else with the column ``damaged``, and null where
-    content is lost."""
+    """Return a batch without the column ``damaged`` if nothing in it is damaged."""
     if batch.column(DAMAGED_COLUMN).null_count < batch.num_rows:
         return batch
     return pa.RecordBatch.from_arrays([batch.column(name) for name in schema.names], schema=schema)

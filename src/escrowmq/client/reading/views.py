@@ -1,4 +1,4 @@
-"""Rows of the system views as messages, so that a program for messages reads them, too.
+"""The rows of system views as messages.
 
 - ``%half`` and ``%dead-letters.GROUP`` hold messages. The ``offset`` of a half message is its log position: it has none
   in its queue.
@@ -14,7 +14,7 @@ Of the last three the properties have every column as text, and ``message_id`` i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -26,12 +26,12 @@ from escrowmq.wire import ACK_VIEW_NAME, DAMAGED_COLUMN, GROUP_ACT_VIEW_NAME, HA
 
 
 def messages_of(source: str, rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the rows that were read of a source as columns of DELIVERY, as far as their columns are there;
-    ``damaged`` stays."""
+    """Return the rows of a source as columns of DELIVERY, as far as they were read; ``damaged`` stays."""
     if source == HALF_VIEW_NAME:
         return _with(rows, {"offset": rows.column("position")})
     if source in _MESSAGES:
-        made = [_MESSAGES[source](row) for row in rows.to_pylist()]
+        time, convert = _MESSAGES[source]
+        made = [_message(row, source, time, convert) for row in rows.to_pylist()]
         schema = read_schema("", damaged=DAMAGED_COLUMN in rows.schema.names)
         return pa.RecordBatch.from_pylist(made, schema=schema)
     return rows
@@ -45,60 +45,63 @@ def _with(rows: pa.RecordBatch, more: dict[str, pa.Array]) -> pa.RecordBatch:
     return rows
 
 
-def _decision(row: Mapping[str, Any]) -> dict[str, Any]:
-    if row.get(DAMAGED_COLUMN):
-        return _message(row, OP_VIEW_NAME, "decided_us", {})
-    told = {
+Columns = dict[str, Any]
+
+
+def _decision(row: Columns) -> tuple[Columns, Columns]:
+    known = {
         "transaction": str(TransactionId.from_bytes(row["transaction"])) if "transaction" in row else None,
         "state": TransactionState(row["state"]).name.lower() if "state" in row else None,
         "decided_by": DecidedBy(row["decided_by"]).name.lower() if "decided_by" in row else None,
         "half_position": row.get("half_position"),
     }
-    more = {"tag": told["state"], "key": told["transaction"], "body": str(told["half_position"]).encode()}
-    return _message(row, OP_VIEW_NAME, "decided_us", told) | more | {"transaction": row.get("transaction")}
+    more = {"tag": known["state"], "key": known["transaction"], "body": str(known["half_position"]).encode()}
+    return known, more | {"transaction": row.get("transaction")}
 
 
-def _acknowledgement(row: Mapping[str, Any]) -> dict[str, Any]:
-    if row.get(DAMAGED_COLUMN):
-        return _message(row, ACK_VIEW_NAME, "acked_us", {})
-    told = {name: row.get(name) for name in ("group", "topic", "queue", "start", "count", "attempt", "lease")}
-    known = told["topic"] is not None
-    key = f"{told['topic']}/{told['queue']}" if known else None
-    run = f"{told['start']}-{(told['start'] or 0) + (told['count'] or 1) - 1}".encode()
-    return _message(row, ACK_VIEW_NAME, "acked_us", told) | {"tag": told["group"], "key": key, "body": run}
+def _acknowledgement(row: Columns) -> tuple[Columns, Columns]:
+    known = {name: row.get(name) for name in ("group", "topic", "queue", "start", "count", "attempt", "lease")}
+    run = f"{known['start']}-{(known['start'] or 0) + (known['count'] or 1) - 1}".encode()
+    return known, {"tag": known["group"], "key": _place(known, "topic", "queue"), "body": run}
 
 
-def _group_act(row: Mapping[str, Any]) -> dict[str, Any]:
-    if row.get(DAMAGED_COLUMN):
-        return _message(row, GROUP_ACT_VIEW_NAME, "acted_us", {})
-    told = {name: row.get(name) for name in ("group", "topic", "queue", "offset", "act", "edited_from")}
-    told["message_id"] = row["message_id"].hex() if row.get("message_id") else None
-    place = f"{told['topic']}/{told['queue']}/{told['offset']}" if told["topic"] is not None else None
-    more = {"tag": told["act"], "key": place, "body": row.get("body") or b""}
-    return _message(row, GROUP_ACT_VIEW_NAME, "acted_us", told) | more
+def _group_act(row: Columns) -> tuple[Columns, Columns]:
+    known = {name: row.get(name) for name in ("group", "topic", "queue", "offset", "act", "edited_from")}
+    known["message_id"] = row["message_id"].hex() if row.get("message_id") else None
+    body = row.get("body") or b""
+    return known, {"tag": known["act"], "key": _place(known, "topic", "queue", "offset"), "body": body}
 
 
-def _message(row: Mapping[str, Any], topic: str, time: str, told: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row of DELIVERY; a damaged one (nothing is known of it) without content."""
-    whole = bool(told)
-    return {
+def _place(known: Columns, *names: str) -> str | None:
+    return None if known["topic"] is None else "/".join(str(known[name]) for name in names)
+
+
+def _message(row: Columns, topic: str, time: str, convert: Callable[[Columns], tuple[Columns, Columns]]) -> Columns:
+    """Return a row of DELIVERY; a damaged one, of which nothing is known, without content."""
+    message = {
         **dict.fromkeys(DELIVERY.names),
         "topic": topic,
-        "properties": [(name, str(value)) for name, value in told.items() if value is not None] if whole else None,
-        "message_id": row["position"].to_bytes(16, "big") if whole else None,
         "queue": 0,
         "offset": row["position"],
-        "born_us": row.get(time, 0) if whole else None,
         "stored_us": row.get(time, 0),
         "position": row["position"],
         "lease": -1,
         "attempt": 0,
         DAMAGED_COLUMN: row.get(DAMAGED_COLUMN),
     }
+    if not row.get(DAMAGED_COLUMN):
+        properties, more = convert(row)
+        message |= {
+            "properties": [(name, str(value)) for name, value in properties.items() if value is not None],
+            "message_id": row["position"].to_bytes(16, "big"),
+            "born_us": row.get(time, 0),
+            **more,
+        }
+    return message
 
 
-_MESSAGES: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
-    OP_VIEW_NAME: _decision,
-    ACK_VIEW_NAME: _acknowledgement,
-    GROUP_ACT_VIEW_NAME: _group_act,
+_MESSAGES = {
+    OP_VIEW_NAME: ("decided_us", _decision),
+    ACK_VIEW_NAME: ("acked_us", _acknowledgement),
+    GROUP_ACT_VIEW_NAME: ("acted_us", _group_act),
 }
