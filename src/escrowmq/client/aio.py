@@ -42,6 +42,7 @@ ProducerT = TypeVar("ProducerT", bound=ProducerBase[Any])
 ConsumerT = TypeVar("ConsumerT", bound=ConsumerBase[Any, Any])
 ReaderT = TypeVar("ReaderT", bound=ReaderBase)
 MessageT = TypeVar("MessageT", bound=ReceivedBase)
+PartT = TypeVar("PartT", bound=ProducerBase[Any] | ConsumerBase[Any, Any] | ReaderBase)
 
 
 class BusBase(Generic[ProducerT, ConsumerT, ReaderT]):
@@ -60,7 +61,7 @@ class BusBase(Generic[ProducerT, ConsumerT, ReaderT]):
         self.router = Router(links)
         self._waiting = waiting
         self._make_producer, self._make_consumer, self._make_reader = producer, consumer, reader
-        self._parts: list[ProducerT | ConsumerT | ReaderT] = []
+        self._parts: list[ProducerBase[Any] | ConsumerBase[Any, Any] | ReaderBase] = []
         self._lock = threading.RLock()  # a signal handler may close the bus
         self._closed = self._ended = False
 
@@ -102,24 +103,11 @@ class BusBase(Generic[ProducerT, ConsumerT, ReaderT]):
         see :class:`Producer`'s module. Never chosen unless it is named.
         """
         self._need_open()
-        choice = Choice(absent or ("fail" if len(self.router) > 1 else "wait"), failover)
+        choice = Choice(absent or ("fail" if len(self.router) > 1 else "wait"), failover, confirm)
         production = Production(
-            self.router,
-            self._waiting,
-            group,
-            instance,
-            qos,
-            timeout,
-            checker,
-            unasked,
-            check_policy,
-            replaces,
-            choice,
-            confirm,
+            self.router, self._waiting, group, instance, qos, timeout, checker, unasked, check_policy, replaces, choice
         )
-        producer = self._make_producer(production)
-        self._keep(producer)
-        return producer
+        return self._keep(self._make_producer(production))
 
     def missing(self) -> list[Missing]:
         """Return the brokers that are away, of several, with the reason; as far as they were needed."""
@@ -161,10 +149,11 @@ class BusBase(Generic[ProducerT, ConsumerT, ReaderT]):
         if self._closed:
             raise Unknown(Code.CLOSED, "the bus is closed")
 
-    def _keep(self, part: ProducerT | ConsumerT | ReaderT) -> None:
+    def _keep(self, part: PartT) -> PartT:
         with self._lock:
             self._need_open()
             self._parts.append(part)
+        return part
 
 
 class BusCalls(BusBase[ProducerT, ConsumerT, ReaderT], Generic[ProducerT, ConsumerT, ReaderT, MessageT]):
@@ -233,9 +222,7 @@ class BusCalls(BusBase[ProducerT, ConsumerT, ReaderT], Generic[ProducerT, Consum
             )
             browsed = Reading(self.router, self._waiting, view, None, start or "earliest", tags, None, timeout)
             await self._waiting.away(browsed.assign)
-            browser = self._make_consumer(Browsing(group, browsed))
-            self._keep(browser)
-            return browser
+            return self._keep(self._make_consumer(Browsing(group, browsed)))
         check_options(qos, seen, prefetch, lease, instance, in_doubt)
         request = subscription(
             group, topics, tags, ordered, start, max_attempts, retry_backoff, retry_backoff_max, in_doubt, redelivery
@@ -244,9 +231,7 @@ class BusCalls(BusBase[ProducerT, ConsumerT, ReaderT], Generic[ProducerT, Consum
             self.router, self._waiting, request, lease, prefetch, max_bytes, qos, seen, timeout, instance
         )
         await self._waiting.away(consumption.subscribe)
-        consumer = self._make_consumer(consumption)
-        self._keep(consumer)
-        return consumer
+        return self._keep(self._make_consumer(consumption))
 
     async def reader(
         self,
@@ -280,9 +265,7 @@ class BusCalls(BusBase[ProducerT, ConsumerT, ReaderT], Generic[ProducerT, Consum
         self._need_open()
         reading = Reading(self.router, self._waiting, topic, queues, start, tags, columns, timeout, key, of_group)
         await self._waiting.away(reading.assign)
-        reader = self._make_reader(reading)
-        self._keep(reader)
-        return reader
+        return self._keep(self._make_reader(reading))
 
     async def view_message(
         self, topic: str, id_or_key: str | bytes | uuid.UUID, *, timeout: float = 30.0

@@ -1,6 +1,6 @@
-"""The producer's half of check-back: listen for the broker's questions, run the checker, answer in batches.
+"""The producer's half of check-back: receive the broker's checks, run the checker, answer in batches.
 
-A checker is a function of one question, or an object that takes a whole batch at once.
+A checker is a function of one check, or an object that takes a whole batch at once.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -31,41 +32,40 @@ from escrowmq.model import Check, CheckedMessage, Outcome, TransactionId
 
 _log = logging.getLogger(__name__)
 WATCH_SECONDS = 0.2
-"""How often a broken subscription is noticed; then also the pause before it is opened anew."""
+"""Interval of checks of a subscription, and the pause before it is opened again."""
 LASTING_SECONDS = 10.0
 """A broker that is away for longer is no change of leader."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_CHECKED = ("topic", "body", "key", "tag", "properties", "message_id", "born_us")
+_OnAnswer = Callable[[Any, Callable[[], Any]], None]
+"""Called with the question, and with the function that returns the checker's answer or raises its exception."""
 
 Decide = Callable[[Check], Outcome | Awaitable[Outcome]]
-"""A function of one question."""
+"""A function of one check."""
 
 
 class BatchChecker(Protocol):
-    """An object that answers a whole batch of questions in one call: as many outcomes, in the same order."""
+    """An object that answers a whole batch of checks in one call: as many outcomes, in the same order."""
 
-    def decide_batch(self, checks: Sequence[Check], /) -> Sequence[Outcome] | Awaitable[Sequence[Outcome]]:
-        """One outcome per question, or what gives them when awaited."""
-        ...
+    def decide_batch(self, checks: Sequence[Check], /) -> Sequence[Outcome] | Awaitable[Sequence[Outcome]]: ...
 
 
 class IdChecker(Protocol):
-    """An object that needs nothing but the ids, as columns: no Python object is made for a question.
+    """An object that needs only the ids, as columns: no Python object is made for a check.
 
-    It is preferred to ``decide_batch`` where an object has both.
+    It is preferred to ``decide_batch`` if an object has both. ``decide_ids`` returns a uint8 array of
+    :class:`~escrowmq.model.Outcome` for as many transaction ids (each once, 16 bytes, no nulls), or an awaitable of it.
     """
 
-    def decide_ids(self, ids: pa.FixedSizeBinaryArray, /) -> Any:
-        """Return a uint8 array of :class:`~escrowmq.model.Outcome` for as many transaction ids (each once, 16
-        bytes, no nulls), or what gives one when awaited."""
-        ...
+    def decide_ids(self, ids: pa.FixedSizeBinaryArray, /) -> Any: ...
 
 
 AnyChecker = Decide | BatchChecker | IdChecker
-"""What a producer takes as its checker."""
+"""The checker of a producer."""
 
 
 class Whole:
-    """A batch or id checker as one call: a CHECKS batch in, an ENDING batch out."""
+    """A batch or id checker as a function of a CHECKS batch, with an ENDING batch as its answer."""
 
     def __init__(self, checker: AnyChecker, judge: Judge) -> None:
         self._by_id = getattr(checker, "decide_ids", None)
@@ -73,28 +73,24 @@ class Whole:
         self._judge = judge
 
     def ask(self, batch: pa.RecordBatch) -> Any:
-        """Return the checker's answer as it gives it; for an async one, what is to be awaited."""
+        """Return the checker's own answer; of an async one an awaitable."""
         if self._by_id is not None:
             return self._by_id(distinct_ids(batch))
         assert self._by_batch is not None  # see takes_batches
         return self._by_batch(list(checks_of(batch)))
 
     def answers(self, batch: pa.RecordBatch, given: Any) -> pa.RecordBatch:
-        """Return the answers to a batch as decisions; what is no outcome is UNKNOWN. Raises Misuse(BAD_ARGUMENT) if
-        ``given`` is not one per question, or a column of anything but outcomes."""
+        """Return the answers to a batch as decisions, UNKNOWN for invalid ones. Raises Misuse(BAD_ARGUMENT) if there is
+        not one per check, or a column has other values."""
         ids = distinct_ids(batch)
         if not isinstance(given, np.ndarray | pa.Array | pa.ChunkedArray):
             given = self._judge.each(given if isinstance(given, Iterable) else [given])
         outcomes = pa.array(outcome_column(given, len(ids)))
         return pa.RecordBatch.from_arrays([ids, outcomes], schema=schemas.ENDING)
 
-    def unknown(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """UNKNOWN to every question of a batch: the broker asks again."""
-        return self.answers(batch, np.zeros(len(distinct_ids(batch)), np.uint8))
-
 
 def takes_batches(checker: AnyChecker) -> bool:
-    """Return whether it is an object for whole batches. Raises Misuse(BAD_ARGUMENT) for what is no checker at all."""
+    """Return whether a checker takes whole batches. Raises Misuse(BAD_ARGUMENT) for an object that is no checker."""
     if callable(getattr(checker, "decide_ids", None)) or callable(getattr(checker, "decide_batch", None)):
         return True
     if not callable(checker):
@@ -103,26 +99,23 @@ def takes_batches(checker: AnyChecker) -> bool:
     return False
 
 
-def need_checker_of(checker: AnyChecker, loop: asyncio.AbstractEventLoop | None) -> None:
-    """Raise Misuse(BAD_ARGUMENT) for anything that is no checker, and for a coroutine function without an event
-    loop."""
-    takes_batches(checker)
-    if loop is None and is_coroutine_function(checker):
+def validate_checker(checker: AnyChecker, loop: asyncio.AbstractEventLoop | None) -> None:
+    """Raise Misuse(BAD_ARGUMENT) for an object that is no checker, and for a coroutine function without a loop."""
+    if is_coroutine_function(checker) and loop is None:
         hint = "use a plain function, or a bus of escrowmq.aconnect"
-        raise Misuse(
-            Code.BAD_ARGUMENT, f"the checker {name_of(checker)} is to be awaited, and nothing awaits here", hint
-        )
+        text = f"the checker {name_of(checker)} is to be awaited, and nothing awaits here"
+        raise Misuse(Code.BAD_ARGUMENT, text, hint)
 
 
 def is_coroutine_function(checker: AnyChecker) -> bool:
-    """Return whether calling it gives what is to be awaited, as far as that can be known without calling it."""
+    """Return whether calling it gives an awaitable, as far as that can be known without calling it."""
     if takes_batches(checker):
         checker = getattr(checker, "decide_ids", None) or getattr(checker, "decide_batch")  # noqa: B009
     return inspect.iscoroutinefunction(checker) or inspect.iscoroutinefunction(getattr(checker, "__call__", None))  # noqa: B004
 
 
 def distinct_ids(batch: pa.RecordBatch) -> pa.FixedSizeBinaryArray:
-    """Return the transactions of a CHECKS batch, each once: the rows of one stand next to each other."""
+    """Return the transactions of a CHECKS batch, each once; the rows of one are adjacent."""
     ids = batch.column("transaction")
     raw = records(ids, np.dtype((np.uint64, 2)))
     first = np.flatnonzero(np.concatenate([[True], (raw[1:] != raw[:-1]).any(axis=1)])[: len(ids)])
@@ -130,56 +123,48 @@ def distinct_ids(batch: pa.RecordBatch) -> pa.FixedSizeBinaryArray:
 
 
 def checks_of(batch: pa.RecordBatch) -> Iterator[Check]:
-    """Yield the questions of a CHECKS batch, as objects."""
+    """Yield the checks of a CHECKS batch."""
     columns = {name: batch.column(name).to_pylist() for name in batch.schema.names}
     ids = columns["transaction"]
     start = 0
     for row in range(1, len(ids) + 1):
         if row == len(ids) or ids[row] != ids[start]:
-            messages = tuple(_message(columns, at) for at in range(start, row))
-            yield Check(TransactionId.from_bytes(ids[start]), columns["attempt"][start], messages)
+            messages = []
+            for at in range(start, row):
+                topic, body, key, tag, pairs, identity, born_us = (columns[name][at] for name in _CHECKED)
+                born = _EPOCH + timedelta(microseconds=born_us)
+                messages.append(CheckedMessage(topic, body, key, tag, dict(pairs or ()), identity, born))
+            yield Check(TransactionId.from_bytes(ids[start]), columns["attempt"][start], tuple(messages))
             start = row
 
 
-def _message(columns: dict[str, list[Any]], row: int) -> CheckedMessage:
-    return CheckedMessage(
-        columns["topic"][row],
-        columns["body"][row],
-        columns["key"][row],
-        columns["tag"][row],
-        dict(columns["properties"][row] or ()),
-        columns["message_id"][row],
-        _EPOCH + timedelta(microseconds=columns["born_us"][row]),
-    )
-
-
 class Absence:
-    """What is said of a broker at which one cannot listen: pure, its caller tells the time. A change of leader is over
-    in some seconds and is to be expected, so what is lost is a detail first, and a warning once it has lasted for
-    ``LASTING_SECONDS``; a refusal is one at once. Each once, not at every try."""
+    """Chooses the log level of failures to listen at one broker, without a clock of its own. A change of leader takes
+    some seconds and is normal, so a lost broker is INFO first, and WARNING after ``LASTING_SECONDS``; a refusal is
+    WARNING at once. Each is logged once, not at every try."""
 
     def __init__(self) -> None:
         self._since: float | None = None
-        self._said: set[tuple[Code, int]] = set()
+        self._logged: set[tuple[Code, int]] = set()
 
     def failed(self, code: Code, now: float) -> int | None:
-        """Note one more failure. Returns the level of the line to log, or None."""
+        """Note a failure. Returns the level of the line to log, or None."""
         since = self._since = now if self._since is None else self._since
         lost = code in AWAY or code is Code.TIMED_OUT
         level = logging.INFO if lost and now - since < LASTING_SECONDS else logging.WARNING
-        if (code, level) in self._said:
+        if (code, level) in self._logged:
             return None
-        self._said.add((code, level))
+        self._logged.add((code, level))
         return level
 
 
 class CheckLoop:
-    """Answers the questions of one broker with one checker, until closed.
+    """Answers the checks of one broker with one checker, until closed.
 
-    A function is called once per question, a batch checker once per batch (and its answers leave as one request); on
+    A function is called once per check, a batch checker once per batch (and its answers leave as one request); on
     ``pool``, or as a task of ``loop`` if it is a coroutine function. An exception, or anything that is not an Outcome,
-    is UNKNOWN: the broker asks again, and ``judge`` says so. Answers go into ``answers``, a lane of END by CHECK. When
-    a newer process has taken over the producer's name, ``fenced`` is set and nothing is listened for any more.
+    is logged by ``judge`` and becomes UNKNOWN, so that the broker asks again. Answers go into ``answers``, a lane of
+    END by CHECK. When a newer process has taken over the producer's name, ``fenced`` is set and the loop ends.
     """
 
     def __init__(
@@ -208,11 +193,11 @@ class CheckLoop:
         self._thread.start()
 
     def attend(self, present: bool) -> None:
-        """Leave the list of producers to ask for a while, or come back to it: without one no attempt is counted."""
+        """Unsubscribe for a while, or subscribe again: without a subscriber no attempt is counted."""
         (self._present.set if present else self._present.clear)()
 
     def close(self) -> None:
-        """Stop listening. Questions that are being answered are left; the broker asks another."""
+        """Stop listening. Checks without an answer go to another producer."""
         self._closing.set()
         if self._thread is not threading.current_thread():
             self._thread.join(5.0)
@@ -227,11 +212,12 @@ class CheckLoop:
                 number = self._session.open(True)
                 stream = self._session.link.watch(number, self._on_check)
             except EscrowError as problem:
-                if self._closing.is_set() or problem.code is Code.CLOSED or self._is_fenced(problem):
+                if self._closing.is_set() or problem.code is Code.CLOSED:
                     return
-                if (level := absence.failed(problem.code, time.monotonic())) is not None:
+                fenced = problem.code is Code.FENCED
+                if not fenced and (level := absence.failed(problem.code, time.monotonic())) is not None:
                     _log.log(level, "cannot listen for checks at %s: %s", self._session.link.address, problem)
-                if self._is_fenced(self._renew_if_forgotten(number, problem)):
+                if self._ends(number, problem):
                     return
                 rest(self._session.link, WATCH_SECONDS, self._closing)
                 continue
@@ -242,99 +228,79 @@ class CheckLoop:
             self.listening.clear()
             broke = stream.problem if stream.broken else None
             stream.close()
-            if self._is_fenced(broke) or self._is_fenced(self._renew_if_forgotten(number, broke)):
+            if broke is not None and self._ends(number, broke):
                 return
 
-    def _is_fenced(self, problem: EscrowError | None) -> bool:
-        """Return whether this is the end: a newer process has the name, and is asked from now on."""
-        if problem is None or problem.code is not Code.FENCED:
+    def _ends(self, number: int, problem: EscrowError) -> bool:
+        """Renew the session if the broker has forgotten it. Returns whether a newer process has this producer's name,
+        which receives the checks from now on."""
+        if problem.code is Code.UNKNOWN_SESSION:
+            try:
+                self._session.renew(number)
+            except EscrowError as refused:
+                problem = refused
+                if problem.code is not Code.FENCED:
+                    _log.warning("cannot renew the session at %s: %s", self._session.link.address, problem)
+        if problem.code is not Code.FENCED:
             return False
         self.fenced = problem
         _log.warning("no longer asked at %s: %s", self._session.link.address, problem)
-        self.listening.set()  # wake whoever waits for it
+        self.listening.set()  # wakes the waiters
         return True
 
-    def _renew_if_forgotten(self, number: int, problem: EscrowError | None) -> EscrowError | None:
-        """Renew the subscription if the broker has forgotten it. Returns the error of renewing, if any."""
-        if problem is None or problem.code is not Code.UNKNOWN_SESSION:
-            return None
-        try:
-            self._session.renew(number)
-        except EscrowError as refused:
-            if refused.code is not Code.FENCED:
-                _log.warning("cannot renew the session at %s: %s", self._session.link.address, refused)
-            return refused
-        return None
-
     def _on_check(self, batch: pa.RecordBatch) -> None:
-        with suppress(RuntimeError):  # closing: another member will be asked
+        with suppress(RuntimeError):  # closing: the check goes to another member
             if self._whole is not None:
                 self._begin(self._whole.ask, batch, self._answer_whole)
             else:
                 for check in checks_of(batch):
                     self._begin(self._decide, check, self._answer)
 
-    def _begin(self, ask: Callable[[Any], Any], question: Any, answer: Callable[[Any, Any], None]) -> None:
-        """Ask on the event loop, or on a thread of the pool."""
+    def _begin(self, ask: Callable[[Any], Any], question: Any, answer: _OnAnswer) -> None:
+        """Call the checker on the event loop, or on a thread of the pool."""
         if self._to_await:
             self._start_task(ask(question), question, answer)
         else:
-            self._pool.submit(self._ask, ask, question, answer)
+            self._pool.submit(ask, question).add_done_callback(partial(self._on_done, question, answer))
 
-    def _ask(self, ask: Callable[[Any], Any], question: Any, answer: Callable[[Any, Any], None]) -> None:
-        try:
-            given = ask(question)
-        except Exception as problem:
-            given = _Raised(problem)
-        if self._loop is not None and inspect.isawaitable(given):  # a plain function that returns a coroutine
+    def _on_done(self, question: Any, answer: _OnAnswer, done: Future[Any] | asyncio.Task[Any]) -> None:
+        if done.cancelled() or not isinstance(done.exception(), Exception | None):
+            return
+        if self._loop is not None and done.exception() is None and inspect.isawaitable(given := done.result()):
             with suppress(RuntimeError):  # the loop is closed
-                self._start_task(given, question, answer)
+                self._start_task(given, question, answer)  # of a plain function that returns a coroutine
         else:
-            answer(question, given)
+            answer(question, done.result)
 
-    def _start_task(self, awaited: Awaitable[Any], question: Any, answer: Callable[[Any, Any], None]) -> None:
+    def _start_task(self, awaited: Awaitable[Any], question: Any, answer: _OnAnswer) -> None:
         assert self._loop is not None
 
-        async def work() -> None:
-            try:
-                given = await awaited
-            except Exception as problem:
-                given = _Raised(problem)
-            answer(question, given)
-
         def start() -> None:
-            task = asyncio.ensure_future(work())
+            task = asyncio.ensure_future(awaited)
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+            task.add_done_callback(partial(self._on_done, question, answer))
 
         self._loop.call_soon_threadsafe(start)
 
-    def _answer_whole(self, batch: pa.RecordBatch, given: Any) -> None:
+    def _answer_whole(self, batch: pa.RecordBatch, result: Callable[[], Any]) -> None:
         assert self._whole is not None
         try:
-            if isinstance(given, _Raised):
-                raise given.problem
-            answers = self._whole.answers(batch, given)
+            answers = self._whole.answers(batch, result())
         except Exception as problem:
-            self.judge.blame(problem, len(distinct_ids(batch)), trace=not isinstance(problem, Misuse))
-            answers = self._whole.unknown(batch)
+            count = len(distinct_ids(batch))
+            self.judge.blame(problem, count, trace=not isinstance(problem, Misuse))
+            answers = self._whole.answers(batch, np.full(count, Outcome.UNKNOWN, np.uint8))
         step = self._session.checker.limits.max_batch_rows
-        with suppress(EscrowError):  # closing: another member will be asked
+        with suppress(EscrowError):  # closing: the checks go to another member
             for start in range(0, answers.num_rows, step):
                 self._answers.add_batch(answers.slice(start, step), None)
 
-    def _answer(self, check: Check, given: Any) -> None:
-        if isinstance(given, _Raised):
-            self.judge.blame(given.problem, 1, trace=not isinstance(given.problem, Misuse))
+    def _answer(self, check: Check, result: Callable[[], Any]) -> None:
+        try:
+            outcome = self.judge.one(result())
+        except Exception as problem:
+            self.judge.blame(problem, 1, trace=not isinstance(problem, Misuse))
             outcome = Outcome.UNKNOWN
-        else:
-            outcome = self.judge.one(given)
-        with suppress(EscrowError):  # closing: another member will be asked
+        with suppress(EscrowError):  # closing: the check goes to another member
             self._answers.add((bytes(check.transaction_id), int(outcome)), None, 32)
-
-
-class _Raised:
-    """That a checker raised, and what."""
-
-    def __init__(self, problem: Exception) -> None:
-        self.problem = problem

@@ -1,4 +1,4 @@
-"""Encodes commit and rollback decisions, from single rows or from columns; reads the answers to them."""
+"""Commit and rollback decisions, encoded from rows or columns, and the answers to them."""
 
 from __future__ import annotations
 
@@ -26,30 +26,25 @@ _FIRST_ANSWERS = bytes(
 
 
 class EndingCodec:
-    """Rows (16-byte transaction id, outcome) to ENDING batches; ENDED answers to codes.
+    """Rows (16-byte transaction id, outcome) to ENDING batches; ENDED answers to codes or errors.
 
-    An ALREADY_… in answer to a batch that was sent again is the echo of its own first arrival; it is given as the first
-    answer would have been.
+    ALREADY_… in the answer to a resend is the echo of its own first arrival, and becomes the first answer.
     """
 
     def parcel(self, rows: Sequence[Row]) -> tuple[Sequence[Row], tuple[int, int], None]:
-        """Return the rows as they are."""
         return rows, NO_ID, None
 
     def receive(
         self, rows: Sequence[Row], first_id: tuple[int, int], memo: None, answer: Any, resent: bool
     ) -> list[Code | EscrowError]:
-        """Return a code or an error per row."""
         return _read_results(answer, resent)
 
     def encode(self, rows: Sequence[Row]) -> tuple[pa.RecordBatch, None]:
-        """Return the batch."""
         ids, outcomes = zip(*rows, strict=True)
         arrays = [column_of(b"".join(ids)), pa.array(np.frombuffer(bytes(outcomes), np.uint8))]
         return pa.RecordBatch.from_arrays(arrays, schema=schemas.ENDING), None
 
     def decode(self, rows: Sequence[Row], memo: Any, answer: pa.RecordBatch, resent: bool) -> list[Code | EscrowError]:
-        """Return a code or an error per row."""
         return _read_results(answer.column(0).to_numpy().tobytes(), resent)
 
 
@@ -57,14 +52,13 @@ def _read_results(numbers: bytes, resent: bool) -> list[Code | EscrowError]:
     if resent:
         numbers = numbers.translate(_FIRST_ANSWERS)
     codes: list[Any] = [_CODES[number] for number in numbers]
-    if numbers.translate(None, _DONE):  # what is left of it is no success
+    if numbers.translate(None, _DONE):  # the rest is no success
         return [code if code in DONE else error(code) for code in codes]
     return codes
 
 
 def require(outcome: Outcome, code: Code) -> Code:
-    """``code`` if a transaction that ended with it stands as ``outcome``, or if nobody waited for the answer; raises
-    CONFLICT otherwise."""
+    """Return ``code`` if it is that of a transaction with this outcome, or SENT. Raises CONFLICT otherwise."""
     if code not in STANDS_AS[outcome] and code is not Code.SENT:
         raise error(Code.CONFLICT, f"the transaction stands as {code.name}")
     return code
@@ -75,34 +69,27 @@ STANDS_AS = ((Code.NOTED,), (Code.COMMITTED, Code.ALREADY_COMMITTED), (Code.ROLL
 
 
 def first_time(codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """Return the codes of a batch that was sent again, as the first answer would have given them."""
-    first = codes.copy()
-    for echo, code in FIRST_ANSWER.items():
-        first[codes == echo] = code
-    return first
-
-
-def _foreign(one: Any) -> bool:
-    """Return whether it is a number only by accident: True, or a member of another enumeration."""
-    return isinstance(one, bool) or (isinstance(one, Enum) and not isinstance(one, Outcome))
+    """Return the codes of a resend as the first answer would have given them."""
+    return np.frombuffer(_FIRST_ANSWERS, np.uint8)[codes]
 
 
 def _number(one: Any) -> int:
-    if _foreign(one):
+    """Return the number of an outcome; True, and members of other enumerations, are numbers only by accident."""
+    if isinstance(one, bool) or (isinstance(one, Enum) and not isinstance(one, Outcome)):
         raise TypeError
     return operator.index(one)
 
 
 def outcome_column(outcomes: Any, count: int) -> npt.NDArray[np.uint8]:
-    """Outcomes as a uint8 array of ``count``: from one for all, an array, or an iterable. Misuse(BAD_ARGUMENT)
-    otherwise."""
-    if isinstance(outcomes, int) and not _foreign(outcomes):
-        outcomes = np.full(count, outcomes, np.uint8)
-    elif isinstance(outcomes, pa.Array | pa.ChunkedArray):
+    """Return outcomes as a uint8 array of ``count``: from one for all, an array, or an iterable. Raises
+    Misuse(BAD_ARGUMENT)."""
+    if isinstance(outcomes, pa.Array | pa.ChunkedArray):
         outcomes = outcomes.to_numpy(zero_copy_only=False) if isinstance(outcomes, pa.Array) else outcomes.to_numpy()
     try:
+        if isinstance(outcomes, int):
+            outcomes = np.full(count, _number(outcomes), np.uint8)
         column = np.asarray(outcomes if isinstance(outcomes, np.ndarray) else [_number(one) for one in outcomes])
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise Misuse(Code.BAD_ARGUMENT, "outcomes are COMMIT, ROLLBACK or UNKNOWN") from None
     if len(column) != count:
         raise Misuse(Code.BAD_ARGUMENT, f"{count} transactions but {len(column)} outcomes")

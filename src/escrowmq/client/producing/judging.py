@@ -1,4 +1,4 @@
-"""Judgement of what a checker, a local transaction or a database returned: only an Outcome is an answer."""
+"""Validation of what a checker, a local transaction or a database returned: only an Outcome is an answer."""
 
 from __future__ import annotations
 
@@ -12,33 +12,31 @@ from escrowmq.errors import Code, Misuse
 from escrowmq.model import Outcome
 
 MOST_CAUSES = 64
-"""Causes that a checker is blamed for by name; a text that is never the same twice must not fill the memory."""
+"""Causes that are logged for one checker; texts that are never the same twice must not fill the memory."""
 
 
 def outcome_of(answer: Any, who: str) -> Outcome:
-    """``answer``, if it is an Outcome. Raises Misuse(NO_OUTCOME), naming ``who`` gave it, for anything else: None,
-    True, 1, "COMMIT", a member of another enumeration, a coroutine that nobody awaited."""
+    """Return ``answer`` if it is an Outcome. Raises Misuse(NO_OUTCOME), which names ``who``, for anything else: None,
+    True, 1, "COMMIT", a member of another enumeration, a coroutine."""
     if isinstance(answer, Outcome):
         return answer
     if inspect.iscoroutine(answer):
         answer.close()
-        hint = (
-            "a coroutine function answers where there is an event loop: escrowmq.aconnect; here it is a plain function"
-        )
-        raise Misuse(Code.NO_OUTCOME, f"{who} gave a coroutine that nothing awaits", hint)
+        hint = "a coroutine function answers where there is an event loop: escrowmq.aconnect; here it is a plain "
+        raise Misuse(Code.NO_OUTCOME, f"{who} gave a coroutine that nothing awaits", f"{hint}function")
     given = "nothing (None)" if answer is None else f"{answer!r:.80} ({type(answer).__name__})"
     raise Misuse(Code.NO_OUTCOME, f"{who} gave {given}, which is no outcome")
 
 
 def name_of(checker: Any) -> str:
-    """Return how a checker is called in messages: ``shop.decide``, ``outbox.Barrier``."""
+    """Return the name of a checker in messages: ``shop.decide``, ``outbox.Barrier``."""
     named = checker if hasattr(checker, "__qualname__") else type(checker)
     return f"{named.__module__}.{named.__qualname__}"
 
 
 class Judge:
-    """Judges the answers of one checker: what is none is logged once per cause, counted, and becomes UNKNOWN: the
-    broker asks again. Thread-safe."""
+    """Validates the answers of one checker. An invalid one is counted, logged once per cause, and becomes UNKNOWN, so
+    that the broker asks again. Thread-safe."""
 
     def __init__(self, checker: Any, log: logging.Logger) -> None:
         self.name = name_of(checker)
@@ -48,7 +46,7 @@ class Judge:
         self._causes: set[str] = set()
 
     def one(self, answer: Any) -> Outcome:
-        """Return the outcome that one question was answered with."""
+        """Return the outcome of one answer."""
         try:
             return outcome_of(answer, self.name)
         except Misuse as problem:
@@ -56,11 +54,11 @@ class Judge:
             return Outcome.UNKNOWN
 
     def each(self, answers: Iterable[Any]) -> list[Outcome]:
-        """Return the outcomes of several questions: what is none spoils no other."""
+        """Return the outcomes of several answers; an invalid one does not affect the others."""
         return [self.one(answer) for answer in answers]
 
     def blame(self, problem: BaseException, questions: int, trace: bool = False) -> None:
-        """Count ``questions`` that got no answer, and log why if that is new."""
+        """Count ``questions`` without an answer, and log the cause if it is new."""
         cause = str(problem) if isinstance(problem, Misuse) else type(problem).__name__
         with self._lock:
             self.unanswered += questions

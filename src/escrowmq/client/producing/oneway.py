@@ -1,7 +1,7 @@
-"""Ends that nobody waits for (``confirm="oneway"``): who wants them, and what becomes of them, counted and logged.
+"""Ends without an answer for the caller (``confirm="oneway"``): counts, and a line in the log.
 
-Such an end joins its lane like any other and is sent again like any other; only its answer has nobody to go to. It is
-not given to a function of the user's, because it comes on a thread that other callers need.
+Such an end is sent, and sent again, like any other. Its answer is not given to a function of the user's, because it
+comes on a thread that other callers need.
 """
 
 from __future__ import annotations
@@ -18,46 +18,42 @@ from escrowmq.wire.parcels import Row
 
 _log = logging.getLogger(__name__)
 LOG_SECONDS = 10.0
-"""At most one line about ends that did not take effect in this time; it says how many there were since the last line.
-"""
+"""Minimum interval of lines about ends that did not take effect; each line gives their number since the last."""
 
 Confirm = Literal["answered", "oneway"]
 """Whether a single end waits for the broker's answer."""
 
 
 def is_oneway(confirm: Confirm) -> bool:
-    """Return whether an end is not waited for. Raises Misuse(BAD_ARGUMENT) for what is neither."""
+    """Return whether an end does not wait for its answer. Raises Misuse(BAD_ARGUMENT)."""
     if confirm not in ("answered", "oneway"):
         raise Misuse(Code.BAD_ARGUMENT, f"confirm = {confirm!r}", '"answered" or "oneway"')
     return confirm == "oneway"
 
 
 class Tally:
-    """Counts of one producer's decisions that nobody waited for. Thread-safe."""
+    """Counts one producer's ends that did not take effect (``refused``), or may not have (``unknown``). Thread-safe."""
 
     def __init__(self, group: str) -> None:
-        self.refused = 0
-        """Surely not as it was asked: the transaction stands otherwise, or the end was not taken."""
-        self.unknown = 0
-        """Without an answer: the broker may have taken them or not."""
+        self.refused = self.unknown = 0
         self._group = group
         self._lock = threading.Lock()
         self._unlogged = 0
         self._next_line = 0.0
 
     def on_result(self, row: Row, result: Any) -> None:
-        """Take in the answer to one end, a row of a lane of ends: a code or an EscrowError."""
+        """Handle the answer to one end, a row of a lane of ends: a code or an EscrowError."""
         raw, number = row
         outcome = Outcome(number)
         try:
             if isinstance(result, EscrowError):
                 raise result
-            if outcome is not Outcome.UNKNOWN:  # which asks for nothing
+            if outcome is not Outcome.UNKNOWN:  # which requests nothing
                 require(outcome, result)
-        except EscrowError as problem:
-            self._count(TransactionId.from_bytes(raw), outcome, problem)
-
-    def _count(self, transaction: TransactionId, outcome: Outcome, problem: EscrowError) -> None:
+        except EscrowError as failed:
+            problem = failed
+        else:
+            return
         now = time.monotonic()
         with self._lock:
             if problem.meaning is Meaning.UNKNOWN:
@@ -69,11 +65,5 @@ class Tally:
                 return
             self._next_line = now + LOG_SECONDS
             count, self._unlogged = self._unlogged, 0
-        _log.warning(
-            "%d ends of %s that nobody waited for did not take effect as far as is known; the last, %s of %s: %s",
-            count,
-            self._group,
-            outcome.name,
-            transaction,
-            problem,
-        )
+        text = "%d ends of %s that nobody waited for did not take effect as far as is known; the last, %s of %s: %s"
+        _log.warning(text, count, self._group, outcome.name, TransactionId.from_bytes(raw), problem)

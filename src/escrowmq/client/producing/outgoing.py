@@ -1,4 +1,4 @@
-"""Turns messages into OUTGOING batches: checked rows, a user's columns, batches cut to the limits of one request."""
+"""Messages as OUTGOING batches: from rows or from a user's columns, cut to the limits of one request."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -20,6 +21,9 @@ from escrowmq.message.row import ROW_OVERHEAD, Checker, MessageIds
 from escrowmq.message.values import make_receipt, make_transaction_id
 from escrowmq.model import Receipt, message_id
 
+Part = tuple[npt.NDArray[np.int64], pa.RecordBatch]
+"""Row numbers in the original batch, and those rows."""
+
 
 class OutgoingCodec:
     """Rows (:class:`~escrowmq.message.row.OutgoingRow`) to OUTGOING batches; PRODUCED answers to receipts."""
@@ -28,13 +32,11 @@ class OutgoingCodec:
         self.ids = MessageIds()
 
     def parcel(self, rows: Sequence[Any]) -> tuple[Sequence[Any], tuple[int, int], None]:
-        """Return the rows as they are, and the first of the message ids that are made for them."""
         return rows, self.ids.reserve(len(rows)), None
 
     def receive(
         self, rows: Sequence[Any], first_id: tuple[int, int], memo: None, answer: Any, resent: bool
     ) -> list[Receipt | EscrowError]:
-        """Return a receipt or an error per row."""
         instance, made = first_id
         receipts: list[Any] = []
         for row, (code, position, queue, offset, raw) in zip(rows, answer, strict=True):
@@ -42,31 +44,21 @@ class OutgoingCodec:
                 identity = message_id_of(instance, made)
                 made += 1
             if code:
-                problem = error(Code(code))
-                problem.add_note(f"message id {identity.hex()}")
-                receipts.append(problem)
+                receipts.append(_make_error(code, identity))
                 continue
+            transaction = None if raw is None else make_transaction_id(*split_transaction_id(raw))
             receipts.append(
-                make_receipt(
-                    identity,
-                    row[0],
-                    queue,
-                    position,
-                    offset if offset >= 0 else None,
-                    None if raw is None else make_transaction_id(*split_transaction_id(raw)),
-                )
+                make_receipt(identity, row[0], queue, position, offset if offset >= 0 else None, transaction)
             )
         return receipts
 
     def encode(self, rows: Sequence[Any]) -> tuple[pa.RecordBatch, bytes]:
-        """Return the batch, and the message ids as bytes."""
         ids = self.ids.complete([row[5] for row in rows])
         return outgoing_batch(rows, ids), ids
 
     def decode(
         self, rows: Sequence[Any], memo: Any, answer: pa.RecordBatch, resent: bool
     ) -> list[Receipt | EscrowError]:
-        """Return a receipt or an error per row."""
         ids: bytes = memo
         positions, queues, offsets = (answer.column(at).to_numpy().tolist() for at in (1, 2, 3))
         codes = answer.column(0).to_numpy()
@@ -77,15 +69,14 @@ class OutgoingCodec:
             )
         ]
         for at in np.flatnonzero(codes).tolist():
-            receipts[at] = error(Code(int(codes[at])))
-            receipts[at].add_note(f"message id {ids[16 * at : 16 * at + 16].hex()}")
+            receipts[at] = _make_error(int(codes[at]), ids[16 * at : 16 * at + 16])
         return receipts
 
     def columns(self, data: pa.RecordBatch) -> pa.RecordBatch:
-        """Return a whole batch of schema OUTGOING from a user's: missing columns get their defaults, ids included.
+        """Return a user's batch as OUTGOING: missing columns get their defaults, and null ids are made.
 
-        ``topic`` and ``body`` must be there. ``message_id`` may be 16-byte binary, other binary or text (digested as
-        :func:`escrowmq.model.message_id` does); null ids are made. Raises Rejected(BAD_BATCH) naming the column.
+        ``message_id`` may be 16-byte binary, other binary or text (digested as :func:`escrowmq.model.message_id` does).
+        Raises Rejected(BAD_BATCH) naming the column.
         """
         n = data.num_rows
         known = {field.name for field in schemas.OUTGOING}
@@ -103,9 +94,7 @@ class OutgoingCodec:
             elif field.name == "message_id":
                 arrays.append(column_of(self.ids.take(n)))
             else:
-                arrays.append(
-                    pa.nulls(n, field.type) if default is None else pa.repeat(pa.scalar(default, field.type), n)
-                )
+                arrays.append(pa.repeat(pa.scalar(default, field.type), n))
         return pa.RecordBatch.from_arrays(arrays, schema=schemas.OUTGOING)
 
     def _id_column(self, column: pa.Array) -> pa.Array:
@@ -113,6 +102,12 @@ class OutgoingCodec:
             return column
         given = [None if value is None else message_id(value) for value in column.to_pylist()]
         return column_of(self.ids.complete(given))
+
+
+def _make_error(code: int, identity: bytes) -> EscrowError:
+    problem = error(Code(code))
+    problem.add_note(f"message id {identity.hex()}")
+    return problem
 
 
 def _cast(column: pa.Array, field: pa.Field, default: int | None) -> pa.Array:
@@ -130,8 +125,7 @@ def _cast(column: pa.Array, field: pa.Field, default: int | None) -> pa.Array:
 
 
 def one_batch(table: pa.Table) -> pa.RecordBatch:
-    """Return a table as one batch. Raises Rejected(BATCH_TOO_LARGE) if a column has 2 GiB or more: Arrow would keep
-    it in pieces."""
+    """Return a table as one batch. Raises Rejected(BATCH_TOO_LARGE) for a column of 2 GiB, which Arrow would split."""
     if any(column.nbytes >= 1 << 31 for column in table.columns):
         raise Rejected(Code.BATCH_TOO_LARGE, "a column of the table has 2 GiB or more")
     chunks = table.combine_chunks().to_batches()
@@ -139,7 +133,7 @@ def one_batch(table: pa.Table) -> pa.RecordBatch:
 
 
 def as_batch(data: Any, checker: Checker, codec: OutgoingCodec) -> pa.RecordBatch:
-    """One OUTGOING batch from messages, a record batch or a table. Raises Misuse or Rejected for what is unusable."""
+    """Return messages, a record batch or a table as one OUTGOING batch. Raises Misuse or Rejected."""
     if isinstance(data, pa.Table):
         data = one_batch(data)
     if isinstance(data, pa.RecordBatch):
@@ -151,7 +145,7 @@ def as_batch(data: Any, checker: Checker, codec: OutgoingCodec) -> pa.RecordBatc
 
 
 def split(batch: pa.RecordBatch, limits: Limits) -> list[pa.RecordBatch]:
-    """``batch`` in slices that are each within the limits of one request."""
+    """Cut a batch into slices that are each within the limits of one request."""
     most = limits.max_batch_bytes * 3 // 4
     # Counting only what a slice holds takes Arrow 20 times as long as counting whole buffers.
     if batch.num_rows <= limits.max_batch_rows and (batch.get_total_buffer_size() <= most or batch.nbytes <= most):
@@ -167,3 +161,10 @@ def split(batch: pa.RecordBatch, limits: Limits) -> list[pa.RecordBatch]:
         slices.append(batch.slice(start, stop - start))
         start = stop
     return slices
+
+
+def cut(batch: pa.RecordBatch, rows: npt.NDArray[np.int64], limits: Limits) -> list[Part]:
+    """Return some rows of a batch in parts that are each within the limits of one request."""
+    pieces = split(batch if len(rows) == batch.num_rows else batch.take(pa.array(rows)), limits)
+    ends = np.cumsum([piece.num_rows for piece in pieces], dtype=np.int64)
+    return list(zip(np.split(rows, ends[:-1]), pieces, strict=False))

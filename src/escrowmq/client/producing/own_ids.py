@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 
 from escrowmq.client.links.router import Router
 from escrowmq.errors import Code, Misuse, Rejected
 from escrowmq.model import TransactionId
 from escrowmq.wire.actions import messages, transactions
 
+AnyTransactionId = TransactionId | str | bytes
 UNDECIDED = ("open", "parked")
 MOST_FOUND = 100
-"""Messages with one id that are looked at: it is unique unless brokers were restored or the id was used again."""
+"""Maximum number of messages with one id: it is unique unless brokers were restored or the id was used again."""
 
 
 def is_transaction_id(text: str) -> bool:
     """Return whether a text is the printed form of a transaction id; any other text may be a message id."""
-    try:
-        TransactionId.parse(text)
-    except Misuse:
-        return False
-    return True
+    with suppress(Misuse):
+        return bool(TransactionId.parse(text))
+    return False
 
 
 def transaction_of_message(router: Router, message_id: str, group: str | None, timeout: float) -> TransactionId:
     """Find the transaction of the half message with an id, within a producer group (None: any). Blocks.
 
-    An undecided transaction comes first; of decided ones there must be one alone. Raises Rejected(UNKNOWN_TRANSACTION)
-    if there is none, Misuse(BAD_ARGUMENT) that names them if there are several, and what asking the brokers raises.
+    Prefers undecided transactions. Raises Rejected(UNKNOWN_TRANSACTION) if there is none, Misuse(BAD_ARGUMENT) that
+    names them if there are several.
     """
     deadline = time.monotonic() + timeout
     lookup = messages.LOOKUP({"message_id": message_id, "limit": MOST_FOUND})
@@ -47,9 +47,6 @@ def transaction_of_message(router: Router, message_id: str, group: str | None, t
         hint = "ids of transactions look like 9f3a01c2-3-2a; `escrowmq lookup` shows what there is of a message id"
         raise Rejected(Code.UNKNOWN_TRANSACTION, f"no half message of {whose} has the id {message_id!r}", hint)
     if len(fitting) > 1:
-        text = (
-            f"{message_id!r} is the id of messages of {len(fitting)} transactions of {whose}: "
-            f"{', '.join(sorted(fitting))}"
-        )
-        raise Misuse(Code.BAD_ARGUMENT, text, "name one of these transactions")
+        text = f"{message_id!r} is the id of messages of {len(fitting)} transactions of {whose}"
+        raise Misuse(Code.BAD_ARGUMENT, f"{text}: {', '.join(sorted(fitting))}", "name one of these transactions")
     return TransactionId.parse(fitting[0])

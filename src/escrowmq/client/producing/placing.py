@@ -1,8 +1,8 @@
-"""The choice of one of several brokers for a producer's call, and what happens while that one is away.
+"""The choice of one of several brokers for a producer's call, also while that one is away.
 
 | the call | its broker is away, and nothing was sent | something may have been sent |
 | --- | --- | --- |
-| no key, no id of the caller's, no transaction | at once to another one, under the same id | waits for its broker; with ``failover="repeat"``, a plain message goes elsewhere after three tries more |
+| no key, no id of the caller's, no transaction | at once to another one, under the same id | waits for its broker; with ``failover="repeat"``, a plain message goes elsewhere after three more tries |
 | a key, an id of the caller's, a transaction | fails with BROKER_AWAY; with ``absent="wait"`` it waits | waits for its broker |
 
 A wait ends after the producer's ``timeout``.
@@ -11,9 +11,9 @@ A wait ends after the producer's ``timeout``.
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,8 @@ from escrowmq.client.lanes.coalescer import Lane
 from escrowmq.client.lanes.waiting import Waiting
 from escrowmq.client.links.router import Router, broker_of
 from escrowmq.client.producing.ending import first_time
-from escrowmq.client.producing.outgoing import OutgoingCodec, as_batch, split
+from escrowmq.client.producing.oneway import Confirm, is_oneway
+from escrowmq.client.producing.outgoing import OutgoingCodec, as_batch, cut
 from escrowmq.client.producing.results import Receipts, receipts
 from escrowmq.client.producing.session import Session
 from escrowmq.errors import Code, EscrowError, Misuse, Unknown
@@ -34,7 +35,7 @@ from escrowmq.wire import Exchange
 
 T = TypeVar("T")
 PAUSE_SECONDS = 0.1
-"""Between two looks whether a broker is there again."""
+"""Interval of checks whether a broker is reachable again."""
 
 Absent = Literal["fail", "wait"]
 Failover = Literal["unsent", "repeat"]
@@ -42,27 +43,29 @@ Failover = Literal["unsent", "repeat"]
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A producer's choice for calls whose broker is away."""
+    """A producer's choices: for calls whose broker is away, and whether ends wait for the answer."""
 
     absent: Absent = "fail"
     failover: Failover = "unsent"
+    confirm: Confirm = "answered"
 
     def __post_init__(self) -> None:
         if self.absent not in ("fail", "wait"):
             raise Misuse(Code.BAD_ARGUMENT, f"absent = {self.absent!r}", '"fail" or "wait"')
         if self.failover not in ("unsent", "repeat"):
             raise Misuse(Code.BAD_ARGUMENT, f"failover = {self.failover!r}", '"unsent" or "repeat"')
+        is_oneway(self.confirm)
 
     def lane(self, kind: Exchange) -> dict[str, Any]:
-        """Return which rows of a lane are given back when its broker is away: unsent ones, and those that may have
-        been sent; and which unsent ones before, when it is quiet."""
+        """Return which rows leave a lane whose broker is away: unsent ones, and those that may have been sent; and
+        which unsent ones leave it while it is only quiet."""
         moves = _always if self.absent == "fail" else _never if kind is Exchange.END else _is_free
         repeats = _is_free if kind is Exchange.SEND and self.failover == "repeat" else _never
         return {"moves": moves, "repeats": repeats, "wanders": _never if kind is Exchange.END else _is_free}
 
 
 class Producing(Protocol):
-    """The part of a producer's machinery that placing needs."""
+    """The methods of a :class:`~escrowmq.client.producing.production.Production` that placing needs."""
 
     router: Router
     waiting: Waiting
@@ -70,33 +73,13 @@ class Producing(Protocol):
     timeout: float
     sessions: list[Session]
 
-    def rotate(self, kind: Exchange) -> int:
-        """Return the broker that takes the next message that any may take."""
-        ...
-
-    def repeats(self, kind: Exchange, problem: Unknown) -> bool:
-        """Return whether a message that may have reached one broker goes to another."""
-        ...
-
-    def is_there(self, shard: int) -> bool:
-        """Return whether the broker of a shard is known and not away."""
-        ...
-
-    def codec(self, kind: Exchange, number: int) -> OutgoingCodec:
-        """Return the codec of an open lane."""
-        ...
-
-    def lane(self, kind: Exchange, number: int) -> Lane:
-        """Return the lane of one kind to one broker."""
-        ...
-
-    async def open(self, kind: Exchange, number: int, free: bool = False) -> Lane:
-        """Return the lane, once the session is open."""
-        ...
-
-    async def broker(self, shard: int) -> int:
-        """Return the number of the broker that holds a shard."""
-        ...
+    def rotate(self, kind: Exchange) -> int: ...
+    def repeats(self, kind: Exchange, problem: Unknown) -> bool: ...
+    def is_there(self, shard: int) -> bool: ...
+    def codec(self, kind: Exchange, number: int) -> OutgoingCodec: ...
+    def lane(self, kind: Exchange, number: int) -> Lane: ...
+    async def open(self, kind: Exchange, number: int, free: bool = False) -> Lane: ...
+    async def broker(self, shard: int) -> int: ...
 
 
 def _always(_: Any) -> bool:
@@ -108,19 +91,19 @@ def _never(_: Any) -> bool:
 
 
 def _is_free(row: Any) -> bool:
-    """Return whether an outgoing row may be taken by any broker."""
+    """Return whether any broker may take an outgoing row."""
     return row is None or (row[2] is None and row[5] is None and row[10] is None)  # key, message id, transaction
 
 
 class Placement:
-    """Where one call goes, try after try. ``fixed``: the number of the only broker that may take it; None: any."""
+    """The broker of one call, for each try. ``fixed``: the number of the only possible broker; None: any."""
 
     def __init__(self, production: Producing, kind: Exchange, fixed: int | None) -> None:
         self._production, self._kind, self.fixed = production, kind, fixed
         self._deadline = time.monotonic() + production.timeout
 
     async def number(self) -> int:
-        """Return the broker to try next; waits for one if that was chosen. Raises Overloaded(BROKER_AWAY)."""
+        """Return the broker to try next, waiting for one if the producer chose that. Raises Overloaded(BROKER_AWAY)."""
         production = self._production
         presence = production.router.presence
         while True:
@@ -134,10 +117,8 @@ class Placement:
             await self._wait(presence.refusal(number))
 
     async def failed(self, problem: EscrowError) -> bytes | None:
-        """Return the id for the next try (None: any) after a failed one, or raise ``problem`` if there is none."""
-        again = isinstance(problem, Unknown) and self.fixed is None and self._production.repeats(self._kind, problem)
-        if again:
-            assert isinstance(problem, Unknown)
+        """Return the id for the next try (None: any) after a failed one; raise ``problem`` if there is no next try."""
+        if isinstance(problem, Unknown) and self.fixed is None and self._production.repeats(self._kind, problem):
             return problem.message_id
         if problem.code is not Code.BROKER_AWAY:
             raise problem
@@ -154,9 +135,8 @@ class Placement:
         await self._production.waiting.pause(min(PAUSE_SECONDS, left))
 
 
-@dataclass(slots=True)
-class _Part:
-    """Rows of a batch for one broker, and what became of them."""
+class _Part(NamedTuple):
+    """Rows of a batch for one broker."""
 
     number: int
     rows: npt.NDArray[np.int64]
@@ -171,10 +151,12 @@ class BatchPlacement:
         self._deadline = time.monotonic() + production.timeout
 
     async def receipts(self, messages: Any) -> Receipts:
-        """One typed result per row. If no broker answered any part, raises what is known of the whole: a problem after
-        which a part may have been applied, if there is one, else the first."""
+        """Return one typed result per row. If no broker answered any part, raises an error after which a part may have
+        been applied, if there is one, else the first."""
         production = self._production
-        data = messages if isinstance(messages, pa.Table | pa.RecordBatch | str | bytes) else _listed(messages)
+        data = messages
+        if isinstance(data, Iterable) and not isinstance(data, pa.Table | pa.RecordBatch | str | bytes):
+            data = list(data)
         first = await self._first()
         await production.open(self._kind, first, self._only is None)
         batch, where, free = await production.waiting.away(self._place, data, first)
@@ -186,20 +168,22 @@ class BatchPlacement:
         answered = False
         while len(left):
             parts = [
-                part for number in np.unique(where[left]).tolist() for part in self._parts(batch, left, where, number)
+                _Part(number, some, piece)
+                for number in np.unique(where[left]).tolist()
+                for some, piece in cut(batch, left[where[left] == number], production.sessions[number].checker.limits)
             ]
             outcomes = await self._send_parts(parts)
             away: list[npt.NDArray[np.int64]] = []
             for part, outcome in zip(parts, outcomes, strict=True):
                 if isinstance(outcome, EscrowError) and outcome.code is Code.BROKER_AWAY:
                     away.append(part.rows)
-                elif isinstance(outcome, EscrowError):
+                    continue
+                rows.append(part.rows)
+                if isinstance(outcome, EscrowError):
                     problems.append(outcome)
-                    rows.append(part.rows)
                     answers.append(_all(outcome.code, len(part.rows)))
                 else:
                     answered = True
-                    rows.append(part.rows)
                     answers.append(outcome[0])
             left = np.concatenate([np.empty(0, np.int64), *away])
             if len(left):
@@ -214,13 +198,11 @@ class BatchPlacement:
         return receipts(batch, rows, answers)
 
     async def _first(self) -> int:
-        """Return the broker whose limits the batch is held against."""
-        if self._only is not None:
-            return self._only
-        return await Placement(self._production, self._kind, None).number()
+        """Return the broker whose limits apply to the batch."""
+        return self._only if self._only is not None else await Placement(self._production, self._kind, None).number()
 
     def _place(self, data: Any, first: int) -> tuple[pa.RecordBatch, npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-        """Return the batch in wire form, the broker of each row, and which rows may be taken by any."""
+        """Return the batch in wire form, the broker of each row, and which rows any broker may take."""
         production, count = self._production, len(self._production.sessions)
         given = _with_ids(data)
         batch = as_batch(data, production.sessions[first].checker, production.codec(self._kind, first))
@@ -233,21 +215,8 @@ class BatchPlacement:
             where[row] = broker_of(batch.column("message_id")[row].as_py().hex(), count)
         return batch, where, keyless & ~given & ~joined
 
-    def _parts(
-        self, batch: pa.RecordBatch, left: npt.NDArray[np.int64], where: npt.NDArray[np.int64], number: int
-    ) -> list[_Part]:
-        rows = left[where[left] == number]
-        whole = batch if len(rows) == batch.num_rows else batch.take(pa.array(rows))
-        parts: list[_Part] = []
-        start = 0
-        for piece in split(whole, self._production.sessions[number].checker.limits):
-            parts.append(_Part(number, rows[start : start + piece.num_rows], piece))
-            start += piece.num_rows
-        return parts
-
     async def _send_parts(self, parts: Sequence[_Part]) -> list[tuple[pa.RecordBatch, bool] | EscrowError]:
-        """Return all of them on their way before one is waited for; a broker that is there before one that has to
-        be waited for."""
+        """Send all parts, those of reachable brokers first, and return their answers or errors."""
         production = self._production
         presence = production.router.presence
         waits: list[Awaitable[tuple[pa.RecordBatch, bool]] | EscrowError] = [Unknown(Code.CLOSED) for _ in parts]
@@ -260,12 +229,12 @@ class BatchPlacement:
                 waits[at] = production.lane(self._kind, part.number).call_batch(part.piece)
             except EscrowError as problem:
                 waits[at] = problem
-        return await production.waiting.gather([outcome_of(wait) for wait in waits])
+        return await production.waiting.gather([_result(wait) for wait in waits])
 
     async def _again(
         self, left: npt.NDArray[np.int64], where: npt.NDArray[np.int64], free: npt.NDArray[np.bool_]
     ) -> npt.NDArray[np.int64]:
-        """Place what a broker that is away did not get anew; the rows that are refused."""
+        """Choose other brokers for rows whose broker is away. Returns the rows that are refused."""
         production = self._production
         presence = production.router.presence
         over = time.monotonic() >= self._deadline
@@ -285,11 +254,10 @@ class BatchPlacement:
 async def end_parts(
     production: Producing, ids: pa.Array, outcomes: npt.NDArray[np.uint8], codes: npt.NDArray[np.uint8]
 ) -> None:
-    """Decisions, each at the broker that holds its transaction: their codes into ``codes``. Rows with a null id keep
-    theirs.
+    """Decide transactions, each at its broker, and write the results into ``codes``, except for rows with a null id.
 
-    A broker that is away, or does not answer, gives its rows the code of that. Raises such a problem only if it is that
-    of every part: where one part was surely not applied and another may have been, no one error is true of both.
+    Rows of a broker that is away, or does not answer, get the code of that error. It is raised only if it is that of
+    every part: if one part was surely not applied and another may have been, no one error is true of both.
     """
     keep = np.flatnonzero(np.asarray(ids.is_valid()))
     valid = ids if len(keep) == len(ids) else ids.take(pa.array(keep))
@@ -305,7 +273,7 @@ async def end_parts(
             started += await _start_parts(production, shard, mine, outcomes, keep[some])
         except EscrowError as problem:
             started.append((keep[some], problem))
-    found = await production.waiting.gather([outcome_of(wait) for _, wait in started])
+    found = await production.waiting.gather([_result(wait) for _, wait in started])
     for (rows, _), outcome in zip(started, found, strict=True):
         if isinstance(outcome, EscrowError):
             codes[rows] = int(outcome.code)
@@ -339,7 +307,7 @@ async def _start_parts(
     return started
 
 
-async def outcome_of(wait: Awaitable[T] | EscrowError) -> T | EscrowError:
+async def _result(wait: Awaitable[T] | EscrowError) -> T | EscrowError:
     """Return the result of a wait, or its error."""
     if isinstance(wait, EscrowError):
         return wait
@@ -351,25 +319,13 @@ async def outcome_of(wait: Awaitable[T] | EscrowError) -> T | EscrowError:
 
 def _all(code: Code, count: int) -> pa.RecordBatch:
     """Return the PRODUCED answer that gives each of ``count`` rows one code."""
-    arrays = [
-        pa.array(np.full(count, code, np.uint8)),
-        pa.array(np.full(count, -1, np.int64)),
-        pa.array(np.full(count, -1, np.int32)),
-        pa.array(np.full(count, -1, np.int64)),
-        pa.nulls(count, schemas.ID),
-    ]
+    values = zip(schemas.PRODUCED, (int(code), -1, -1, -1, None), strict=True)
+    arrays = [pa.repeat(pa.scalar(value, field.type), count) for field, value in values]
     return pa.RecordBatch.from_arrays(arrays, schema=schemas.PRODUCED)
 
 
-def _listed(messages: Any) -> Any:
-    try:
-        return list(messages)
-    except TypeError:
-        return messages  # as_batch says what is wrong
-
-
 def _with_ids(data: Any) -> npt.NDArray[np.bool_]:
-    """Return which messages have an id of the caller's: sent again, they must come to the broker that knows it."""
+    """Return which messages have an id of the caller's, whose repeats must go to the same broker."""
     if isinstance(data, pa.Table | pa.RecordBatch):
         if "message_id" not in data.schema.names:
             return np.zeros(data.num_rows, np.bool_)

@@ -35,7 +35,8 @@ from escrowmq.client.producing.checker import AnyChecker
 from escrowmq.client.producing.ending import require
 from escrowmq.client.producing.judging import name_of, outcome_of
 from escrowmq.client.producing.oneway import Confirm
-from escrowmq.client.producing.production import AnyTransactionId, Production
+from escrowmq.client.producing.own_ids import AnyTransactionId
+from escrowmq.client.producing.production import Production
 from escrowmq.client.producing.results import EndResults, Receipts
 from escrowmq.client.producing.transaction import AsyncTransaction, Transaction, TransactionBase
 from escrowmq.client.producing.writers import BatchCommit, commit_batch, last_batch
@@ -84,7 +85,7 @@ class ProducerBase(Generic[TransactionT]):
     @property
     def confirm(self) -> Confirm:
         """Whether single ends are waited for, "answered", or not, "oneway"."""
-        return self._production.confirm
+        return self._production.choice.confirm
 
     @property
     def refused_ends(self) -> int:

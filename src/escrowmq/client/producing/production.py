@@ -6,7 +6,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Awaitable, Iterable, Mapping
+from collections.abc import Awaitable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -23,11 +23,11 @@ from escrowmq.client.lanes.coalescer import Lane
 from escrowmq.client.lanes.request import Codec
 from escrowmq.client.lanes.waiting import ThreadLane, Waiting
 from escrowmq.client.links.router import Router, broker_of
-from escrowmq.client.producing.checker import AnyChecker, CheckLoop, need_checker_of
+from escrowmq.client.producing.checker import AnyChecker, CheckLoop, validate_checker
 from escrowmq.client.producing.ending import EndingCodec, outcome_column
 from escrowmq.client.producing.oneway import Confirm, Tally, is_oneway
-from escrowmq.client.producing.outgoing import OutgoingCodec, as_batch, split
-from escrowmq.client.producing.own_ids import is_transaction_id, transaction_of_message
+from escrowmq.client.producing.outgoing import OutgoingCodec, Part, as_batch, cut
+from escrowmq.client.producing.own_ids import AnyTransactionId, is_transaction_id, transaction_of_message
 from escrowmq.client.producing.placing import PAUSE_SECONDS, BatchPlacement, Choice, Placement, end_parts
 from escrowmq.client.producing.results import EndResults, Receipts, receipts
 from escrowmq.client.producing.session import Session
@@ -44,18 +44,16 @@ from escrowmq.wire.parcels import Row
 
 CHECKER_THREADS = 4
 WAIT_STEP = 0.1
-"""Seconds between two looks whether a broker is away."""
+"""Interval (s) of checks whether a broker is away."""
 _SENT: Awaitable[Code] = Done(Code.SENT)
 QOS_0_WAITING = 100_000
 """Messages that a producer with qos=0 holds back before it drops them."""
 
-AnyTransactionId = TransactionId | str | bytes
-Part = tuple[npt.NDArray[np.int64], pa.RecordBatch]
-"""Rows of the whole, and they."""
+_OPTIONS = tuple(HalfMessageOptions.__optional_keys__)
 
 
 class Production:
-    """One producer's machinery; :class:`Producer` and :class:`AsyncProducer` are its two faces."""
+    """The shared state of a :class:`Producer` or :class:`AsyncProducer`."""
 
     def __init__(
         self,
@@ -69,8 +67,7 @@ class Production:
         unasked: bool,
         policy: CheckPolicy | None,
         replaces: bool,
-        choice: Choice | None = None,
-        confirm: Confirm = "answered",
+        choice: Choice,
     ) -> None:
         check_name(group, Code.BAD_GROUP_NAME)
         if qos not in (0, 1, 2) or isinstance(qos, bool):
@@ -81,34 +78,28 @@ class Production:
             check_name(instance, Code.BAD_GROUP_NAME)
         self.group, self.qos, self.timeout = group, qos, float(timeout)
         self.instance = instance or f"client-{os.urandom(8).hex()}"
-        self.router = router
-        self.waiting = waiting
-        named = instance is not None
-        self.sessions = [
-            Session(link, group, self.instance, self.timeout, named=named, policy=policy) for link in router.links
-        ]
+        self.router, self.waiting = router, waiting
+        own: Any = {"named": instance is not None, "policy": policy}
+        self.sessions = [Session(link, group, self.instance, self.timeout, **own) for link in router.links]
         self._several = len(router) > 1
-        self.choice = choice or Choice("fail" if self._several else "wait")
-        self.confirm = confirm
-        self._oneway = is_oneway(confirm)
+        self.choice = choice
+        self._oneway = is_oneway(choice.confirm)
         self.tally = Tally(group)
         self.dropped = 0
-        self._unasked = unasked
-        self._replaces = replaces
+        self._unasked, self._replaces = unasked, replaces
         # by the broker's number, each made once the session is open; attributes and lists, because hashing an Exchange
-        # for every message would show
+        # for every message would be noticeable
         self._sending: list[Lane | None] = [None] * len(router)
         self._preparing: list[Lane | None] = [None] * len(router)
         self._ending: list[Lane | None] = [None] * len(router)
-        # of the only broker, once a call has come through: nothing has to be found out before a message joins it
+        # of the only broker, once a call has succeeded: a message can join it without further checks
         self._straight_sending: Lane | None = None
         self._straight_preparing: Lane | None = None
         self._by_kind = {Exchange.SEND: self._sending, Exchange.PREPARE: self._preparing, Exchange.END: self._ending}
         self._codecs: dict[tuple[Exchange, int], OutgoingCodec] = {}
         self._answers: list[Lane] = []
         self._opening = [waiting.lock() for _ in router.links]
-        self._queued = [0] * len(router)
-        """Calls that wait for each session, in their order: who comes later must not pass them."""
+        self._queued = [0] * len(router)  # calls that wait for each session; later ones must not overtake them
         self._lock = threading.Lock()
         self._decide: AnyChecker | None = None
         self._loops: list[CheckLoop] = []
@@ -128,11 +119,8 @@ class Production:
         joined: TransactionId | None = None,
         **options: Unpack[HalfMessageOptions],
     ) -> Awaitable[Receipt]:
-        """Send a message, or prepare a half message: of a new transaction, or of the one that is ``joined``. Returns
-        what to await.
-
-        Where nothing has to be found out first, that is what the lane gives: no coroutine is made on the way.
-        """
+        """Send a message, or prepare a half message: of a new transaction, or of the one that is ``joined``. Returns an
+        awaitable: the lane's own if the message can join it at once, so that no coroutine is made."""
         if hooks.installed:
             return self._produce_with_hooks(kind, topic, body, joined, **options)
         lane = self._straight_preparing if kind is Exchange.PREPARE else self._straight_sending
@@ -169,28 +157,21 @@ class Production:
         topic: str | Message,
         body: bytes | None = None,
         joined: TransactionId | None = None,
-        *,
-        key: str | None = None,
-        tag: str | None = None,
-        properties: Mapping[str, str] | None = None,
-        delay: float = 0.0,
-        queue: int | None = None,
-        message_id: str | bytes | uuid.UUID | None = None,
-        check_immunity: float | None = None,
+        **options: Unpack[HalfMessageOptions],
     ) -> Receipt:
-        """Send or prepare one message with the defaults of the options."""
+        """Send or prepare one message, opening the session if necessary."""
         if isinstance(topic, Message):
             if body is not None:
                 raise Misuse(Code.BAD_ARGUMENT, "a Message has its own body")
-            m = topic
-            topic, body, key, tag, properties, delay = m.topic, m.body, m.key, m.tag, m.properties, m.delay
-            queue, message_id, check_immunity = m.queue, m.message_id, m.check_immunity
+            options = {name: getattr(topic, name) for name in _OPTIONS}  # type: ignore[assignment]
+            body, topic = topic.body, topic.topic
         half = kind is Exchange.PREPARE
         number, placement = 0, None
         if self._several:
-            placement = await self._placement(kind, key, message_id, joined)
+            placement = await self._placement(kind, options.get("key"), options.get("message_id"), joined)
         elif joined is not None:
-            await self.broker(joined.shard)  # or WRONG_SHARD
+            await self.broker(joined.shard)  # raises WRONG_SHARD
+        transaction = None if joined is None else bytes(joined)
         while True:
             if placement is not None:
                 number = await placement.number()
@@ -198,18 +179,7 @@ class Production:
                 lane = (self._preparing if half else self._sending)[number]
                 if lane is None or self._queued[number]:
                     lane = await self.open(kind, number, placement is not None and placement.fixed is None)
-                row = self.sessions[number].checker.row(
-                    topic,
-                    body,
-                    key,
-                    tag,
-                    properties,
-                    delay,
-                    queue,
-                    message_id,
-                    check_immunity,
-                    None if joined is None else bytes(joined),
-                )
+                row = self.sessions[number].checker.row(topic, body, transaction=transaction, **options)
                 size = row_size(row)
                 if self.qos == 0 and not half:
                     try:
@@ -221,7 +191,8 @@ class Production:
             except EscrowError as problem:
                 if placement is None:
                     raise
-                message_id = await placement.failed(problem) or message_id
+                if (identity := await placement.failed(problem)) is not None:
+                    options["message_id"] = identity
                 continue
             if half and receipt.transaction_id is not None:
                 self.router.learn_shard(number, receipt.transaction_id.shard)
@@ -234,10 +205,8 @@ class Production:
     def end(
         self, transaction_id: AnyTransactionId, outcome: Outcome, confirm: Confirm | None = None, hooked: bool = False
     ) -> Awaitable[Code]:
-        """End a transaction by its id; see :meth:`Producer.end`. Returns what to await, as :meth:`produce`.
-
-        ``hooked``: the hooks are running already.
-        """
+        """End a transaction by its id; see :meth:`Producer.end`. Returns an awaitable, as :meth:`produce`. ``hooked``:
+        the hooks are running already."""
         if hooks.installed and not hooked:
             return self._end_with_hooks(transaction_id, outcome, confirm)
         if isinstance(transaction_id, str) and not is_transaction_id(transaction_id):
@@ -286,7 +255,7 @@ class Production:
                 await placement.failed(problem)
 
     async def _send_end(self, number: int, row: Row) -> Code:
-        """Add an end to its lane. It waits only where there is no lane yet: for the session."""
+        """Add an end to its lane. Waits only for the session, if there is no lane yet."""
         if self._several and self.choice.absent == "fail" and self.router.presence.away(number):
             raise self.router.presence.refusal(number)
         lane = self._ending[number] or await self.open(Exchange.END, number)
@@ -308,32 +277,30 @@ class Production:
             await self.waiting.pause(PAUSE_SECONDS)
 
     async def open(self, kind: Exchange, number: int, free: bool = False) -> Lane:
-        """Return the lane of one kind to one broker, once the session is open; calls that wait for it continue in the
-        order in which they came. ``free``: the call may go elsewhere, so it does not wait for a broker that is away."""
+        """Return the lane of one kind to one broker, once the session is open; calls that wait for it continue in their
+        order. ``free``: the call may go to another broker, so it does not wait for one that is away."""
         session, transactional = self.sessions[number], kind is not Exchange.SEND
         wanted = transactional or self._decide is not None
         if self._several:
-            await self.met()
+            await self.meet()
         if not session.ready(transactional) or (self._queued[number] and not free):
             gives_up = self.router.attendances[number] if free or self.choice.absent == "fail" else None
-            if free:  # in no order, and not behind those that do wait
+            if free:  # not behind the calls that wait
                 await self.waiting.away(partial(session.open, wanted, gives_up, patience=self.timeout / 3))
             else:
-                self._queue(number, 1)
+                with self._lock:
+                    self._queued[number] += 1
                 try:
                     async with self._opening[number]:
                         if not session.ready(transactional):
                             await self.waiting.away(session.open, wanted, gives_up)
                 finally:
-                    self._queue(number, -1)
+                    with self._lock:
+                        self._queued[number] -= 1
         return self.lane(kind, number)
 
-    def _queue(self, number: int, more: int) -> None:
-        with self._lock:
-            self._queued[number] += more
-
-    async def met(self) -> None:
-        """See once which of several brokers are there. Raises Overloaded(BROKER_AWAY) if none is, Misuse(BAD_URL)."""
+    async def meet(self) -> None:
+        """Probe several brokers once. Raises Overloaded(BROKER_AWAY) if none is reachable, Misuse(BAD_URL)."""
         if not self.router.presence.known:
             await self.waiting.away(self.router.presence.meet, self.timeout)
 
@@ -358,12 +325,12 @@ class Production:
         return found
 
     async def produce_batch(self, kind: Exchange, messages: Any, shard: int | None, hooked: bool = False) -> Receipts:
-        """Send or prepare many; to the broker of ``shard`` if that is given. ``hooked``: the hooks run already."""
+        """Send or prepare many, to the broker of ``shard`` unless that is None. ``hooked``: the hooks run already."""
         if hooks.installed and not hooked:
             return await self._produce_batch_with_hooks(kind, messages, shard)
         only = None if shard is None else await self.broker(shard)
         if self._several:
-            await self.met()
+            await self.meet()
             return await BatchPlacement(self, kind, only).receipts(messages)
         await self.open(kind, 0)
         batch, parts = await self.waiting.away(self._parts, kind, messages)
@@ -375,15 +342,15 @@ class Production:
         """End many; see :meth:`Producer.end_batch`."""
         ids = id_column(transaction_ids)
         column = outcome_column(outcomes, len(ids))
-        codes = np.full(len(ids), Code.UNKNOWN_TRANSACTION, np.uint8)  # what rows with a null id get
+        codes = np.full(len(ids), Code.UNKNOWN_TRANSACTION, np.uint8)  # that of rows with a null id
         await end_parts(self, ids, column, codes)
         return EndResults(codes)
 
     # Where things go
 
     def _number(self, kind: Exchange, key: str | None, identity: Any = None) -> int:
-        """Return the broker that takes a message with this key, else with this id of the caller's: sent again, it
-        must come to the broker that knows it."""
+        """Return the broker of a message with this key, else with this id of the caller's, whose repeats must go to the
+        same broker."""
         if isinstance(key, str):
             return broker_of(key, len(self.sessions))
         if isinstance(identity, str | bytes | uuid.UUID):
@@ -391,7 +358,7 @@ class Production:
         return self.rotate(kind)
 
     def rotate(self, kind: Exchange) -> int:
-        """Return the broker that takes the next message that any may take."""
+        """Return the broker of the next message that any broker may take."""
         lanes = self._by_kind[kind]
         return self.router.next_in_rotation(
             lambda number: (lane := lanes[number]) is None or not (lane.broken or lane.overdue)
@@ -400,15 +367,14 @@ class Production:
     async def _placement(
         self, kind: Exchange, key: str | None, identity: Any, joined: TransactionId | None
     ) -> Placement:
-        """Return where a message goes. Raises as :meth:`broker`."""
         if joined is not None:
             return Placement(self, kind, await self.broker(joined.shard))
-        await self.met()
+        await self.meet()
         fixed = isinstance(key, str) or isinstance(identity, str | bytes | uuid.UUID)
         return Placement(self, kind, self._number(kind, key, identity) if fixed else None)
 
     def repeats(self, kind: Exchange, problem: Unknown) -> bool:
-        """Return whether a plain message that may have reached one broker goes to another: the producer's choice."""
+        """Return whether the producer chose that a message that may have reached one broker goes to another."""
         chosen = kind is Exchange.SEND and self.choice.failover == "repeat"
         return chosen and problem.code is Code.DISCONNECTED and problem.message_id is not None
 
@@ -418,11 +384,11 @@ class Production:
         return number is not None and not self.router.presence.away(number)
 
     def codec(self, kind: Exchange, number: int) -> OutgoingCodec:
-        """Return the codec of a lane of SEND or PREPARE that is open."""
+        """Return the codec of an open lane of SEND or PREPARE."""
         return self._codecs[kind, number]
 
     def lane(self, kind: Exchange, number: int) -> Lane:
-        """Return the lane of one kind to one broker, made when it is first asked for."""
+        """Return the lane of one kind to one broker, made at the first call."""
         with self._lock:
             if (lane := self._by_kind[kind][number]) is not None:
                 return lane
@@ -439,16 +405,14 @@ class Production:
                 options = partial(session.options, replace=True)
             if self._several:
                 more |= {"attended": self.router.attendances[number], **self.choice.lane(kind)}
-            lane = self.waiting.lane(
-                session.link, kind, codec, options, timeout=self.timeout, renew=session.renew, **more
-            )
-            self._by_kind[kind][number] = lane
+            more |= {"timeout": self.timeout, "renew": session.renew}
+            lane = self._by_kind[kind][number] = self.waiting.lane(session.link, kind, codec, options, **more)
             return lane
 
     def place(self, keys: pa.Array) -> npt.NDArray[np.int64]:
-        """Return a name of the broker for each key. Blocks until it is known which brokers are there."""
+        """Return a name of the broker for each key. Blocks until it is known which brokers are reachable."""
         if self._several:
-            with suppress(Overloaded):  # none is there: keys have their places all the same
+            with suppress(Overloaded):  # keys have their brokers, reachable or not
                 self.router.presence.meet(self.timeout)
         numbers = self.router.spread(keys, lambda: self._number(Exchange.SEND, None))
         names = np.zeros(len(self.router), np.int64)
@@ -457,22 +421,12 @@ class Production:
         return np.asarray(names[numbers])
 
     def _parts(self, kind: Exchange, data: Any) -> tuple[pa.RecordBatch, list[Part]]:
-        """Return a user's batch in wire form for the only broker, and its parts. Rows that must not travel are in no
-        part.
-
-        The session must be open (the limits come from the broker).
-        """
-        checker, codec = self.sessions[0].checker, self._codecs[kind, 0]
-        batch = as_batch(data, checker, codec)
-        limits = checker.limits
-        keep = np.flatnonzero(byte_lengths(batch.column("body")) <= limits.max_body_bytes)
-        whole = batch if len(keep) == batch.num_rows else batch.take(pa.array(keep))
-        parts: list[Part] = []
-        start = 0
-        for piece in split(whole, limits):
-            parts.append((keep[start : start + piece.num_rows], piece))
-            start += piece.num_rows
-        return batch, parts
+        """Return a user's batch in wire form for the only broker, whose session is open, and its parts without the rows
+        that are too large."""
+        checker = self.sessions[0].checker
+        batch = as_batch(data, checker, self._codecs[kind, 0])
+        fitting = np.flatnonzero(byte_lengths(batch.column("body")) <= checker.limits.max_body_bytes)
+        return batch, cut(batch, fitting, checker.limits)
 
     # Check-back
 
@@ -482,44 +436,37 @@ class Production:
             raise Misuse(Code.NO_CHECKER)
 
     def set_checker(self, decide: AnyChecker) -> None:
-        """Begin to listen for checks. Raises Misuse if there is a checker already, or this is none."""
-        need_checker_of(decide, self.waiting.loop)
+        """Begin to answer checks. Raises Misuse if there is a checker already, or this is none."""
+        validate_checker(decide, self.waiting.loop)
         with self._lock:
             if self._decide is not None:
                 raise Misuse(Code.BAD_ARGUMENT, "this producer has a checker already")
             self._decide = decide
             self._pool = ThreadPoolExecutor(CHECKER_THREADS, thread_name_prefix="escrowmq-checker")
             for session, attended in zip(self.sessions, self.router.attendances, strict=True):
-                answers = ThreadLane(
-                    session.link,
-                    Exchange.END,
-                    EndingCodec(),
-                    partial(session.options, by=int(DecidedBy.CHECK)),
-                    self.waiting.timer,
-                    timeout=self.timeout,
-                    renew=session.renew,
-                    attended=attended,
-                )
+                more: Any = {"timeout": self.timeout, "renew": session.renew, "attended": attended}
+                options: Any = partial(session.options, by=int(DecidedBy.CHECK))
+                answers = ThreadLane(session.link, Exchange.END, EndingCodec(), options, self.waiting.timer, **more)
                 self._answers.append(answers)
                 self._loops.append(CheckLoop(session, decide, self._pool, answers, self.waiting.loop))
 
     def attend(self, present: bool) -> None:
-        """Whether to be among those who are asked. Not to be called before there is a checker."""
+        """Begin or stop to receive checks."""
         for loop in self._loops:
             loop.attend(present)
 
     def listening(self, timeout: float) -> bool:
-        """Wait until every broker that is there counts this producer among those to ask; False if not within
-        ``timeout``. Raises Fenced."""
+        """Wait until every reachable broker sends checks to this producer; False if not within ``timeout``. Raises
+        Fenced."""
         deadline = time.monotonic() + timeout
-        listening = [self._is_asked_by(number, deadline) for number in range(len(self._loops))]
+        listening = [self._await_listening(number, deadline) for number in range(len(self._loops))]
         for loop in self._loops:
             if loop.fenced is not None:
                 raise error(loop.fenced.code, loop.fenced.message, loop.fenced.hint)
         return all(one is not False for one in listening) and any(listening)
 
-    def _is_asked_by(self, number: int, deadline: float) -> bool | None:
-        """Return whether a broker asks this producer, at last at the deadline; None for one of several that is away."""
+    def _await_listening(self, number: int, deadline: float) -> bool | None:
+        """Wait until a broker sends checks to this producer; None for one of several that is away."""
         while not self._loops[number].listening.wait(min(WAIT_STEP, max(deadline - time.monotonic(), 0.0))):
             if self._several and self.router.presence.away(number):
                 return None
@@ -529,7 +476,7 @@ class Production:
 
     @property
     def unanswered(self) -> int:
-        """Questions that the checker left open."""
+        """Checks that the checker left open."""
         return sum(loop.judge.unanswered for loop in self._loops)
 
     # The end
@@ -540,12 +487,12 @@ class Production:
         self._loops, self._pool = [], None
 
     def drain(self, timeout: float) -> bool:
-        """Wait for everything on its way; False if not within ``timeout``."""
+        """Wait until nothing is in flight; False if not within ``timeout``."""
         deadline = time.monotonic() + timeout
         return all(lane.drain(max(deadline - time.monotonic(), 0.0)) for lane in self._all_lanes())
 
     async def close(self) -> None:
-        """Stop listening for checks, wait for what is on its way (at most ``timeout``), refuse what comes."""
+        """Stop answering checks, wait for requests in flight (at most ``timeout``), refuse new ones."""
         if not self._closed:
             self._closed = True
             await self.waiting.away(self._close)

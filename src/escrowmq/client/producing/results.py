@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Generic, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,11 +16,43 @@ from escrowmq import schemas
 from escrowmq.errors import DONE, Code, error, flags
 from escrowmq.model import Receipt, TransactionId
 
+T = TypeVar("T")
 _DONE = np.frombuffer(flags(DONE), np.bool_)
 
 
+class Results(ABC, Generic[T]):
+    """The results of a batch, in the order given. Indexing gives the result of a row, or raises its error."""
+
+    __slots__ = ()
+    codes: npt.NDArray[np.uint8]
+
+    @property
+    @abstractmethod
+    def _refused(self) -> npt.NDArray[np.bool_]: ...
+
+    @abstractmethod
+    def __getitem__(self, row: int) -> T: ...
+
+    @property
+    def ok(self) -> bool:
+        """Whether no row was refused."""
+        return not self._refused.any()
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def __iter__(self) -> Iterator[T]:
+        return (self[row] for row in range(len(self)))
+
+    def check(self) -> Self:
+        """Return these results if :attr:`ok`; raise the error of the first row that was refused."""
+        if not self.ok:
+            self[int(np.flatnonzero(self._refused)[0])]
+        return self
+
+
 @dataclass(slots=True, eq=False, repr=False)
-class Receipts:
+class Receipts(Results[Receipt]):
     """The results of a batch of messages, in the order given.
 
     ``codes`` is a uint8 array (:class:`~escrowmq.errors.Code`); ``positions``, ``queues`` and ``offsets`` are integer
@@ -35,16 +69,11 @@ class Receipts:
     transactions: pa.Array
 
     @property
-    def ok(self) -> bool:
-        """Whether every message was taken."""
-        return not self.codes.any()
-
-    def __len__(self) -> int:
-        return len(self.codes)
+    def _refused(self) -> npt.NDArray[np.bool_]:
+        return self.codes.astype(np.bool_)
 
     def __getitem__(self, row: int) -> Receipt:
-        code = int(self.codes[row])
-        if code:
+        if code := int(self.codes[row]):
             raise error(Code(code))
         offset, raw = int(self.offsets[row]), self.transactions[row].as_py()
         return Receipt(
@@ -56,45 +85,28 @@ class Receipts:
             None if raw is None else TransactionId.from_bytes(raw),
         )
 
-    def __iter__(self) -> Iterator[Receipt]:
-        return (self[row] for row in range(len(self)))
-
-    def check(self) -> Receipts:
-        """Itself, if every message was taken; raises the error of the first that was not."""
-        if not self.ok:
-            self[int(np.flatnonzero(self.codes)[0])]
-        return self
-
     def to_arrow(self) -> pa.RecordBatch:
         """Return columns topic, message_id, code, position, queue, offset, transaction."""
-        columns = {
-            "topic": self._topics,
-            "message_id": self.message_ids,
-            "code": pa.array(self.codes),
-            "position": pa.array(self.positions),
-            "queue": pa.array(self.queues),
-            "offset": pa.array(self.offsets),
-            "transaction": self.transactions,
-        }
-        return pa.RecordBatch.from_pydict(columns)
+        names = ["topic", "message_id", "code", "position", "queue", "offset", "transaction"]
+        numbers = map(pa.array, (self.codes, self.positions, self.queues, self.offsets))
+        return pa.RecordBatch.from_arrays([self._topics, self.message_ids, *numbers, self.transactions], names)
 
     def __repr__(self) -> str:
-        return f"<Receipts: {len(self)} messages, {np.count_nonzero(self.codes)} refused>"
+        return f"<Receipts: {len(self)} messages, {np.count_nonzero(self._refused)} refused>"
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class EndResults:
-    """The results of a batch of decisions: ``codes`` (uint8 array); indexing gives a Code, or raises its error."""
+class EndResults(Results[Code]):
+    """The results of a batch of decisions: ``codes`` (uint8 array); indexing gives a Code, or raises its error.
+
+    A row is refused if its transaction was ended otherwise; the same outcome as before is no refusal.
+    """
 
     codes: npt.NDArray[np.uint8]
 
     @property
-    def ok(self) -> bool:
-        """Whether every transaction stands as it was ended (decided now, or before with the same outcome)."""
-        return bool(_DONE[self.codes].all())
-
-    def __len__(self) -> int:
-        return len(self.codes)
+    def _refused(self) -> npt.NDArray[np.bool_]:
+        return ~_DONE[self.codes]
 
     def __getitem__(self, row: int) -> Code:
         code = Code(int(self.codes[row]))
@@ -102,24 +114,15 @@ class EndResults:
             raise error(code)
         return code
 
-    def __iter__(self) -> Iterator[Code]:
-        return (self[row] for row in range(len(self)))
-
-    def check(self) -> EndResults:
-        """Itself, if :attr:`ok`; raises the error of the first row that is not."""
-        if not self.ok:
-            self[int(np.flatnonzero(~_DONE[self.codes])[0])]
-        return self
-
     def __repr__(self) -> str:
-        return f"<EndResults: {len(self)} decisions, {np.count_nonzero(~_DONE[self.codes])} refused>"
+        return f"<EndResults: {len(self)} decisions, {np.count_nonzero(self._refused)} refused>"
 
 
 def receipts(
     sent: pa.RecordBatch, rows: Sequence[npt.NDArray[np.int64]], answers: Sequence[pa.RecordBatch]
 ) -> Receipts:
-    """Return the receipts of a batch from the PRODUCED answers to its parts, each with the rows of the batch that
-    it answers; rows in no part are BODY_TOO_LARGE."""
+    """Return the receipts of a batch from the PRODUCED answers to its parts and the rows of each part. Rows in no part
+    are BODY_TOO_LARGE."""
     ids, topics = sent.column("message_id"), sent.column("topic")
     if len(rows) == 1 and len(rows[0]) == sent.num_rows:  # one part, which is all of it
         codes, positions, queues, offsets, transactions = answers[0].columns

@@ -20,11 +20,11 @@ from escrowmq.wire import Exchange
 _log = logging.getLogger(__name__)
 
 Ask = Callable[[TransactionId], Outcome | Awaitable[Outcome]]
-"""Tells the outcome of a transaction: a function, or to an event loop a coroutine function."""
+"""Returns the outcome of a transaction: a function, or on an event loop a coroutine function."""
 
 
 class Phase(Enum):
-    """Where a transaction object stands, as this process knows it."""
+    """The state of a transaction object in this process."""
 
     ACTIVE = "active"
     ENDED = "ended"
@@ -43,11 +43,11 @@ class TransactionBase:
         self.id: TransactionId | None = None
 
     def settle_by(self, ask: Ask) -> None:
-        """Bind the outcome to an answer: from now on every end first asks, and does as the answer says.
+        """Bind the outcome to a function: from now on every end calls it first, and ends as it returns.
 
-        ``ask(id)`` answers COMMIT or ROLLBACK only when that can no longer change, and UNKNOWN (or an exception)
-        otherwise: then nothing is decided and the check-back will ask. Anything else is Misuse(NO_OUTCOME) where the
-        transaction ends. Of several, all must say the same. On an event loop it may be a coroutine function.
+        ``ask(id)`` returns COMMIT or ROLLBACK only if that can no longer change, else UNKNOWN (or raises): then nothing
+        is decided, and the check-back will ask. Anything else raises Misuse(NO_OUTCOME) at the end. Several functions
+        must agree. On an event loop it may be a coroutine function.
         """
         self._need_active()
         self._asks.append(ask)
@@ -72,14 +72,15 @@ class TransactionBase:
             failpoints.reach("transaction.told")
             if agreed is UNKNOWN:
                 self._phase = Phase.LEFT
-                raise Unknown(
-                    Code.TIMED_OUT,
-                    "the database has not decided the transaction yet; the check-back will ask it again",
-                    "commit the database session before the block of the transaction is left",
-                )
+                text = "the database has not decided the transaction yet; the check-back will ask it again"
+                hint = "commit the database session before the block of the transaction is left"
+                raise Unknown(Code.TIMED_OUT, text, hint)
             if agreed is not outcome:
                 await self._production.end(self.id, agreed)
-                raise _find_contradiction(agreed)
+                if agreed is COMMIT:
+                    raise Rejected(Code.CONFLICT, "the database had committed: the messages are committed too")
+                text = "the database transaction did not commit: the messages are rolled back too"
+                raise Rejected(Code.CONFLICT, text, "commit the session inside the block of the transaction")
         return require(outcome, await self._production.end(self.id, outcome))
 
     async def _ask(self, ask: Ask, transaction: TransactionId) -> Outcome:
@@ -99,24 +100,23 @@ class TransactionBase:
 
 
 class AsyncTransaction(TransactionBase):
-    """As :class:`Transaction`, to await: ``async with producer.transaction() as txn``."""
+    """The awaitable form of :class:`Transaction`: ``async with producer.transaction() as txn``."""
 
     __slots__ = ()
 
     async def send(
         self, topic: str | Message, body: bytes | None = None, **options: Unpack[HalfMessageOptions]
     ) -> Receipt:
-        """Put a message into escrow; durable there when this returns. Raises as :meth:`Producer.send` does."""
-        if self._phase is not Phase.ACTIVE:
-            self._need_active()
+        """Put a message into escrow; durable there when this returns. Raises as :meth:`Producer.send`."""
+        self._need_active()
         receipt = await self._production.produce(Exchange.PREPARE, topic, body, self.id, **options)
         if self.id is None:
             self.id = receipt.transaction_id
         return receipt
 
     async def commit(self) -> Code:
-        """Make the messages visible. COMMITTED or ALREADY_COMMITTED (OK if there are no messages); raises otherwise.
-        SENT, without waiting, where the producer has ``confirm="oneway"``.
+        """Make the messages visible. Returns COMMITTED or ALREADY_COMMITTED (OK if there are no messages), or SENT,
+        without waiting, if the producer has ``confirm="oneway"``.
 
         Bound to a database: Rejected(CONFLICT) if that did not commit (the messages are rolled back),
         Unknown(TIMED_OUT) if it has not decided yet (left to the check-back).
@@ -124,11 +124,10 @@ class AsyncTransaction(TransactionBase):
         return await self._end(COMMIT)
 
     async def rollback(self) -> Code:
-        """Drop the messages. ROLLED_BACK or ALREADY_ROLLED_BACK (OK if there are no messages); raises otherwise. SENT
-        as above.
+        """Drop the messages. Returns ROLLED_BACK or ALREADY_ROLLED_BACK (OK if there are no messages), SENT as
+        :meth:`commit`.
 
-        Bound to a database: Rejected(CONFLICT) if that did commit (the messages are committed), Unknown(TIMED_OUT) as
-        above.
+        Bound to a database: Rejected(CONFLICT) if that did commit (the messages are committed).
         """
         return await self._end(ROLLBACK)
 
@@ -143,7 +142,7 @@ class AsyncTransaction(TransactionBase):
         if raised is None:
             if self.id is None or self._asks:
                 await self._end(COMMIT)
-            else:  # what most do, without a coroutine more
+            else:  # the common case, without another coroutine
                 self._phase = Phase.ENDED
                 require(COMMIT, await self._production.end(self.id, COMMIT))
             return
@@ -160,12 +159,11 @@ class Transaction(TransactionBase):
     """Half messages that become visible together, or never.
 
     A context manager: leaving commits, an exception rolls back and continues. ``id`` is None until the first message is
-    durable in escrow. Where the outcome of the COMMIT itself is not known, Unknown is raised; the transaction is then
+    durable in escrow. If the outcome of the COMMIT itself is not known, Unknown is raised; the transaction is then
     settled by the check-back, or by ``producer.commit(txn.id)``. One thread at a time.
 
-    Once it is bound to a database (:meth:`settle_by`, ``outbox.bind_tx``) it ends as the database says, whatever this
-    process believes: an exception, a commit whose answer was lost, blocks left in the wrong order cannot make the two
-    differ.
+    Bound to a database (:meth:`settle_by`, ``outbox.bind_tx``) it ends as the database does, even after an exception, a
+    commit whose answer was lost, or blocks left in the wrong order.
     """
 
     __slots__ = ()
@@ -177,15 +175,3 @@ class Transaction(TransactionBase):
 
     def __enter__(self) -> Transaction:
         return self
-
-
-def _find_contradiction(answer: Outcome) -> Rejected:
-    """Return the error where the database says the opposite of what the caller wanted; the transaction has ended as
-    it says."""
-    if answer is COMMIT:
-        return Rejected(Code.CONFLICT, "the database had committed: the messages are committed too")
-    return Rejected(
-        Code.CONFLICT,
-        "the database transaction did not commit: the messages are rolled back too",
-        "commit the session inside the block of the transaction",
-    )

@@ -1,9 +1,8 @@
 """Commits numbered batches of a named writer (a Spark query) once at every broker, even when they are retried.
 
-Every broker gets the commit, those too that took nothing of the batch, so that each remembers it. When a driver dies
-between two brokers, the batch is tried again, and the first broker drops what the second still takes: that is right if
-a row goes to the same broker each time. So rows are spread by key, or, without one, by their content, never in
-rotation.
+Every broker gets the commit, even without a part of the batch, so that each remembers it. If a driver crashes between
+two brokers, the retried batch is dropped by the first broker and accepted by the second. This is correct only if a row
+goes to the same broker each time, so rows are spread by key, or, without one, by their content, never in rotation.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from escrowmq.client.producing.production import Production
 from escrowmq.client.producing.session import Session
 from escrowmq.errors import Code, Rejected
 from escrowmq.model import TransactionId
-from escrowmq.wire import Link
 from escrowmq.wire.actions.writers import COMMIT, SHOW, Committed
 
 
@@ -31,24 +29,22 @@ class BatchCommit:
 
 
 def commit_batch(production: Production, writer: str, batch: int, ids: Sequence[TransactionId]) -> BatchCommit:
-    """Have every broker decide its part of the batch; see :meth:`Producer.commit_batch`."""
+    """Commit a batch at every broker; see :meth:`Producer.commit_batch`."""
     by_broker: dict[int, list[str]] = {number: [] for number in range(len(production.sessions))}
     if any(production.router.known_shard(identity.shard) is None for identity in ids):
-        for number in by_broker:  # with as much patience for a broker that is away as for the commit itself
+        for number in by_broker:  # waits for a broker that is away as long as the commit itself
             production.router.shard_of(number, production.timeout, patient=True)
     for identity in ids:
         by_broker[production.router.of_shard(identity.shard, production.timeout)].append(str(identity))
-    answers = [
-        _commit(production.sessions[number], writer, batch, mine, production.timeout)
-        for number, mine in by_broker.items()
-    ]
+    sessions, timeout = production.sessions, production.timeout
+    answers = [_commit(sessions[number], writer, batch, mine, timeout) for number, mine in by_broker.items()]
     fresh = any(answer["status"] == Code.COMMITTED.name for answer in answers)
     status = Code.COMMITTED if fresh else Code.ALREADY_COMMITTED
     return BatchCommit(status, sum(answer["rolled_back"] for answer in answers))
 
 
 def _commit(session: Session, writer: str, batch: int, ids: list[str], timeout: float) -> Committed:
-    """One broker's part; under a new session if the broker has forgotten this one."""
+    """Commit one broker's part, under a new session if the broker has forgotten this one."""
 
     def attempt(number: int) -> Committed:
         call = COMMIT({"writer": writer, "batch": batch, "transactions": ids, "session": number})
@@ -66,10 +62,10 @@ def _commit(session: Session, writer: str, batch: int, ids: list[str], timeout: 
 
 def last_batch(production: Production, writer: str) -> int | None:
     """Return the last batch that every broker has decided; None if one has none."""
-
-    def ask(link: Link) -> int | None:
-        deadline = time.monotonic() + production.timeout
-        return patient_action(link, SHOW({"writer": writer}), deadline)["batch"]
-
-    batches = [ask(link) for link in production.router.links]
-    return min((one for one in batches if one is not None), default=None) if None not in batches else None
+    batches: list[int] = []
+    for link in production.router.links:
+        answer = patient_action(link, SHOW({"writer": writer}), time.monotonic() + production.timeout)
+        if (batch := answer["batch"]) is None:
+            return None
+        batches.append(batch)
+    return min(batches)

@@ -151,7 +151,7 @@ class AsyncReader(ReaderBase, AsyncCloses):
                 yield ReadBatch(*taken, reading.topic)
 
     async def seek(self, start: Start) -> None:
-        """Continue at ``start``, see :meth:`Bus.reader`. Partitions that a mapping does not name stay where they are."""
+        """Continue at ``start`` (see :meth:`Bus.reader`). Partitions that it does not name keep their positions."""
         await self._reading.waiting.away(self._reading.seek, start)
 
     async def close(self) -> None:
