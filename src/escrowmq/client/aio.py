@@ -17,7 +17,7 @@ from escrowmq.client.admin import Admin
 from escrowmq.client.async_admin import AsyncAdmin
 from escrowmq.client.consuming.consumer import GRACE_SECONDS, AsyncConsumer, ConsumerBase
 from escrowmq.client.consuming.consumption import Consumption
-from escrowmq.client.consuming.options import check_options, subscription
+from escrowmq.client.consuming.options import ConsumerOptions, subscription
 from escrowmq.client.consuming.received import AsyncReceived, ReceivedBase
 from escrowmq.client.lanes.blocking import AsyncCloses
 from escrowmq.client.lanes.coalescer import Lane
@@ -206,30 +206,17 @@ class BusCalls(BusBase[ProducerT, ConsumerT, ReaderT], Generic[ProducerT, Consum
         (BAD_ARGUMENT).
         """
         self._need_open()
+        backoff = (max_attempts, retry_backoff, retry_backoff_max, redelivery)
+        options = ConsumerOptions(
+            tags, ordered, start, lease, *backoff, prefetch, max_bytes, qos, seen, timeout, instance, in_doubt
+        )
         if (view := view_among(topics)) is not None:
-            check_browsing(
-                view,
-                ordered=ordered,
-                lease=lease,
-                max_attempts=max_attempts,
-                retry_backoff=retry_backoff,
-                retry_backoff_max=retry_backoff_max,
-                redelivery=redelivery,
-                qos=None if qos == 1 else qos,
-                seen=seen,
-                instance=instance,
-                in_doubt=in_doubt,
-            )
+            check_browsing(view, options)
             browsed = Reading(self.router, self._waiting, view, None, start or "earliest", tags, None, timeout)
             await self._waiting.away(browsed.assign)
             return self._keep(self._make_consumer(Browsing(group, browsed)))
-        check_options(qos, seen, prefetch, lease, instance, in_doubt)
-        request = subscription(
-            group, topics, tags, ordered, start, max_attempts, retry_backoff, retry_backoff_max, in_doubt, redelivery
-        )
-        consumption = Consumption(
-            self.router, self._waiting, request, lease, prefetch, max_bytes, qos, seen, timeout, instance
-        )
+        options.check()
+        consumption = Consumption(self.router, self._waiting, subscription(group, topics, options), options)
         await self._waiting.away(consumption.subscribe)
         return self._keep(self._make_consumer(consumption))
 

@@ -1,20 +1,21 @@
-"""Asking all brokers, or the one that has something; what the subjects of the admin API have in common."""
+"""Requests to all brokers, or to the one that holds something, for all parts of the admin API."""
 
 from __future__ import annotations
 
 import base64
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, TypeVar, cast
 
 from escrowmq.client.entries import AtBroker
-from escrowmq.client.links.answers import Listing, away
+from escrowmq.client.links.answers import Listing
 from escrowmq.client.links.presence import Missing
 from escrowmq.client.links.router import Router
-from escrowmq.client.producing.own_ids import is_transaction_id, transaction_of_message
-from escrowmq.errors import DONE, Code, Rejected, error
+from escrowmq.client.producing.own_ids import AnyTransactionId, is_transaction_id, transaction_of_message
+from escrowmq.client.reading.viewing import call_each
+from escrowmq.errors import DONE, Code, error
 from escrowmq.message.ids import id_bytes
 from escrowmq.model import TransactionId
 from escrowmq.platform.times import datetime_us
@@ -36,42 +37,24 @@ class Asking:
         return self._router.ask(number, call, time.monotonic() + self._timeout, longest=self._timeout)
 
     def _each(self, call: Call[Answer], *unknown: Code) -> tuple[list[tuple[AtBroker, Answer]], list[Missing]]:
-        """Return the answers of all brokers that are there, without those that refuse with a code of ``unknown``
-        (an error if all of them do), and who is missing."""
-        return self._ask_each(lambda number: self._ask(number, call), *unknown)
+        """Return the answers of all reachable brokers, without those that reject with a code of ``unknown`` (raises
+        that if all of them do), and the missing brokers."""
+        return self._act_each(lambda number: self._ask(number, call), *unknown)
 
-    def _ask_each(self, act: Callable[[int], T], *unknown: Code) -> tuple[list[tuple[AtBroker, T]], list[Missing]]:
-        """As :meth:`_each`, of what ``act(number)`` gives."""
+    def _act_each(self, act: Callable[[int], T], *unknown: Code) -> tuple[list[tuple[AtBroker, T]], list[Missing]]:
+        """As :meth:`_each`, with the results of ``act(number)``."""
+        found, missing = call_each(self._router, act, self._timeout, *unknown)
+        links = self._router.links
+        return [({"broker": links[number].address}, one) for number, one in found.items() if one is not None], missing
 
-        def ask(number: int) -> T | Rejected:
-            try:
-                return act(number)
-            except Rejected as problem:
-                if problem.code not in unknown:
-                    raise
-                return problem
-
-        answers = self._router.every(ask, self._timeout)
-        found: list[tuple[AtBroker, T]] = []
-        nothing: Rejected | None = None
-        for number, answer in answers.found:
-            if isinstance(answer, Rejected):
-                nothing = answer
-            else:
-                found.append(({"broker": self._router.links[number].address}, answer))
-        if not found and nothing is not None:
-            if answers.missing:  # it may be there
-                raise away(answers.missing, nothing.message)
-            raise nothing
-        return found, answers.missing
-
-    def _rows(self, call: Call[Answer], rows: Callable[[Answer], Iterable[Any]], *unknown: Code) -> Listing[Any]:
-        """Return a row's fields and its ``broker``, for all ``rows`` of each answer of :meth:`_each`."""
+    def _rows(self, call: Call[Any], rows: str | None, *unknown: Code) -> Listing[Any]:
+        """Return the entries ``rows`` of each answer, or (None) the answers, each with its ``broker``."""
         found, missing = self._each(call, *unknown)
-        return Listing(({**row, **at} for at, answer in found for row in rows(answer)), missing)
+        entries = ((at, row) for at, answer in found for row in ([answer] if rows is None else answer[rows]))
+        return Listing(({**row, **at} for at, row in entries), missing)
 
     def _pages(self, call: Call[Any], what: str, limit: int | None) -> Listing[Any]:
-        """Return entries ``what`` of all brokers, page after page, at most ``limit`` per broker."""
+        """Return the entries ``what`` of all brokers, page after page, at most ``limit`` per broker."""
 
         def ask(number: int) -> list[Any]:
             found: list[Any] = []
@@ -89,9 +72,9 @@ class Asking:
         answers = self._router.every(ask, self._timeout)
         return Listing((item for found in answers.values for item in found), answers.missing)
 
-    def _home(self, transaction_id: TransactionId | str | bytes, group: str | None = None) -> tuple[TransactionId, int]:
-        """Return a transaction's id, and the number of the broker that has it. A text that is no transaction id is that
-        of a message, of this producer group or of any."""
+    def _find(self, transaction_id: AnyTransactionId, group: str | None = None) -> tuple[TransactionId, int]:
+        """Return a transaction's id, and the number of its broker. A text that is no transaction id is the id of one of
+        its messages, in this producer group or in any."""
         if isinstance(transaction_id, str) and not is_transaction_id(transaction_id):
             transaction_id = transaction_of_message(self._router, transaction_id, group, self._timeout)
         identity = TransactionId.from_bytes(id_bytes(transaction_id))
@@ -104,7 +87,7 @@ def given(shape: type[Request], **values: Any) -> Request:
 
 
 def microseconds(time: datetime | None) -> int | None:
-    """Whole microseconds since 1970."""
+    """Return whole microseconds since 1970."""
     return None if time is None else datetime_us(time)
 
 
@@ -116,7 +99,7 @@ def with_body(message: Any) -> Any:
 
 
 def single(answer: Results) -> Code:
-    """Return the one result of a call about one id; raises unless it is done."""
+    """Return the only result of a call about one id; raises it unless it is a success."""
     code = Code[answer["codes"][0]]
     if code not in DONE:
         raise error(code)

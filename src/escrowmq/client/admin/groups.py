@@ -29,26 +29,26 @@ class GroupsAdmin(Asking):
     """Consumer groups and their members. See :class:`escrowmq.client.admin.Admin`."""
 
     def groups(self) -> Listing[Group]:
-        """Return all consumer groups, with where they stand in each queue."""
-        return self._rows(groups.LIST({}), lambda answer: answer["groups"])
+        """Return all consumer groups, with their places in each queue."""
+        return self._rows(groups.LIST({}), "groups")
 
     def alter_group(
         self, group: str, *, why: str | None = None, **changes: Unpack[GroupChanges]
     ) -> Listing[AlteredGroup]:
-        """Give a consumer group another subscription, at every broker; what is not given stays as it is. What it is
-        now. At brokers that do not have the group yet it is made, as the others have it.
+        """Change the subscription of a consumer group at every broker; settings that are not given stay. Returns the
+        new subscription. Brokers without the group get it as the others have it.
 
-        ``tags="*"`` is all; they choose among what the group has not passed over yet. It begins at ``start``
-        (``"earliest"``) in topics that are new to it; in one that it had before it continues where it was. What it
-        holds of a topic that it leaves can be settled. ``redelivery`` as for a consumer, or ``"broker"``: the broker's
-        settings. Consumers that run get what the new subscription chooses; those that start must name it.
+        ``tags="*"`` is all; tags apply to messages that the group has not passed yet. It begins at ``start``
+        (``"earliest"``) in topics that are new to it, and continues in a topic that it had before. Leases of a topic
+        that it leaves can be settled. ``redelivery`` as for a consumer, or ``"broker"``: the broker's settings. Running
+        consumers receive by the new subscription; new ones must name it.
 
-        Raises UNKNOWN_GROUP, UNKNOWN_TOPIC, BAD_REQUEST; CONFLICT for ``ordered`` or ``in_doubt`` while something is
+        Raises UNKNOWN_GROUP, UNKNOWN_TOPIC, BAD_REQUEST; CONFLICT for ``ordered`` or ``in_doubt`` while messages are
         leased.
         """
         request = signed(group_request(group, changes), why)
         self._make_everywhere(group, why)
-        return self._rows(groups.ALTER(request), lambda altered: [altered], Code.UNKNOWN_GROUP)
+        return self._rows(groups.ALTER(request), None, Code.UNKNOWN_GROUP)
 
     def reset_group(
         self,
@@ -65,13 +65,13 @@ class GroupsAdmin(Asking):
     ) -> Listing[MovedGroup]:
         """Set where a consumer group continues, at every broker, in all its queues, those of ``topic`` or one ``queue``
         of it: ``to`` ``"earliest"``, ``"latest"`` or a time, at an ``offset`` of that queue, or ``shift`` offsets from
-        where it is (back if below 0). What it comes to in each queue; with ``dry_run``, what it would come to.
+        its place (back if below 0). Returns the new place in each queue; with ``dry_run`` nothing changes.
 
-        What was settled and waits again comes as a repeat, its attempts counted anew; what is passed over is *skipped*.
-        Leases there end: what is acknowledged of them afterwards is LEASE_LOST. Dead letters below stay. Consumers that
-        run continue from the new place. Effects that an inbox has marked are not done again.
+        Messages that were settled are redelivered as repeats, with attempts counted anew; those in between are
+        *skipped*. Leases there end, and their acknowledgements get LEASE_LOST. Dead letters below stay. Running
+        consumers continue at the new place. Effects that an inbox has marked are not repeated.
 
-        Raises UNKNOWN_GROUP, UNKNOWN_TOPIC, BAD_QUEUE, BAD_REQUEST; CONFLICT for what members of a group of
+        Raises UNKNOWN_GROUP, UNKNOWN_TOPIC, BAD_QUEUE, BAD_REQUEST; CONFLICT for messages that members of a group of
         ``in_doubt="hold"`` hold, unless ``force``.
         """
         start = None if to is None else start_text(to)
@@ -81,7 +81,7 @@ class GroupsAdmin(Asking):
             hint = "connect to that broker alone: each has another message at this place"
             raise Misuse(Code.BAD_ARGUMENT, "of several brokers, whose offset is it?", hint)
 
-        # Two steps, so that a request that is repeated, as its answer was lost, moves nothing twice.
+        # Two steps, so that the repeat of a request whose answer was lost moves nothing twice.
         def act(number: int) -> list[groups.Moved]:
             moves = self._ask(number, groups.RESET({**asked, "dry_run": True}))["queues"]
             if dry_run:
@@ -90,56 +90,53 @@ class GroupsAdmin(Asking):
             request = groups.Reset(group=group, places=places, force=force)
             return self._ask(number, groups.RESET(signed(request, why)))["queues"]
 
-        found, missing = self._ask_each(act, Code.UNKNOWN_GROUP, Code.UNKNOWN_TOPIC)
+        found, missing = self._act_each(act, Code.UNKNOWN_GROUP, Code.UNKNOWN_TOPIC)
         return Listing(({**move, **at} for at, moves in found for move in moves), missing)
 
     def pause_group(
         self, group: str, topics: str | Sequence[str] | None = None, *, why: str | None = None
     ) -> Listing[PausedGroup]:
-        """Hand out nothing to a consumer group (of these ``topics``, if they are given) at every broker until
-        :meth:`resume_group`. What is paused now.
+        """Deliver nothing to a consumer group (of these ``topics``, if they are given) at every broker until
+        :meth:`resume_group`. Returns what is paused.
 
-        What members hold they may settle. A lease that ends meanwhile counts no attempt. Raises UNKNOWN_GROUP,
+        Members may settle their messages. A lease that expires meanwhile counts no attempt. Raises UNKNOWN_GROUP,
         UNKNOWN_TOPIC.
         """
         self._make_everywhere(group, why)
-        request = signed(_pause(group, topics), why)
-        return self._rows(groups.PAUSE(request), lambda paused: [paused], Code.UNKNOWN_GROUP)
+        return self._rows(groups.PAUSE(signed(_pause(group, topics), why)), None, Code.UNKNOWN_GROUP)
 
     def resume_group(
         self, group: str, topics: str | Sequence[str] | None = None, *, why: str | None = None
     ) -> Listing[PausedGroup]:
-        """Hand out messages to a consumer group again, at once: of all topics, or of these. What is paused still.
+        """Deliver to a consumer group again, of all topics or of these. Returns what is still paused.
 
         Raises UNKNOWN_GROUP, UNKNOWN_TOPIC; CONFLICT for some topics of a group that is paused as a whole.
         """
-        request = signed(_pause(group, topics), why)
-        return self._rows(groups.RESUME(request), lambda paused: [paused], Code.UNKNOWN_GROUP)
+        return self._rows(groups.RESUME(signed(_pause(group, topics), why)), None, Code.UNKNOWN_GROUP)
 
     def delete_group(self, group: str, *, force: bool = False, why: str | None = None) -> Listing[DeletedGroup]:
-        """Forget a consumer group at every broker, with where it was, its retries and its dead letters; what went with
-        it. The same name is a new group afterwards.
+        """Delete a consumer group at every broker, with its places, retries and dead letters. Returns what is lost.
+        Afterwards the same name is a new group.
 
         Raises UNKNOWN_GROUP; CONFLICT while consumers wait for messages or hold some, unless ``force``.
         """
         listed = self.groups()
         numbers = {one["broker"]: one["group"] for one in listed if one["name"] == group}
         if not numbers:
-            if listed.missing:
-                raise away(listed.missing, f"no consumer group {group!r}")
-            raise error(Code.UNKNOWN_GROUP, f"no consumer group {group!r}")
+            text = f"no consumer group {group!r}"
+            raise away(listed.missing, text) if listed.missing else error(Code.UNKNOWN_GROUP, text)
 
-        # Its number: a request that is repeated, as its answer was lost, is not about a new group of the name.
+        # By number, so that the repeat of a request whose answer was lost does not delete a new group of the name.
         def act(number: int) -> groups.Deleted | None:
             if (known := numbers.get(self._router.links[number].address)) is None:
                 return None
-            request = groups.Delete(group=group, number=known, force=force)
             try:
+                request = groups.Delete(group=group, number=known, force=force)
                 return self._ask(number, groups.DELETE(signed(request, why)))
             except Rejected as problem:
                 if problem.code is not Code.UNKNOWN_GROUP:
                     raise
-                return None  # it is gone
+                return None
 
         answers = self._router.every(act, self._timeout)
         found = [(self._router.links[number].address, gone) for number, gone in answers.found if gone is not None]
@@ -147,8 +144,8 @@ class GroupsAdmin(Asking):
         return Listing(({**gone, "broker": broker} for broker, gone in found), [*missing.values()])
 
     def _make_everywhere(self, group: str, why: str | None) -> None:
-        """Make a group that some brokers have at those others that answer: what is to hold for the group must hold
-        there, too, when its consumers come."""
+        """Make a group that some brokers have at the others, too, because a change must apply at all of them when its
+        consumers come."""
         if len(self._router.links) == 1:
             return
         known = self._router.every(lambda number: self._group_at(number, group), self._timeout).found
@@ -157,7 +154,7 @@ class GroupsAdmin(Asking):
             try:
                 self._make_like(number, cast(OneGroup, have), why)
             except Rejected as problem:
-                if problem.code is not Code.UNKNOWN_TOPIC:  # without its topics it cannot be made by a consumer either
+                if problem.code is not Code.UNKNOWN_TOPIC:  # then no consumer can make it either
                     raise
 
     def _group_at(self, number: int, group: str) -> OneGroup | None:
@@ -186,13 +183,13 @@ class GroupsAdmin(Asking):
             self._ask(number, groups.PAUSE(signed(_pause(name, topics), why)))
 
     def members(self, group: str) -> Listing[Member]:
-        """Return which member of a consumer group holds what, in doubt or not. Raises UNKNOWN_GROUP."""
-        return self._rows(groups.MEMBERS({"group": group}), lambda answer: answer["members"], Code.UNKNOWN_GROUP)
+        """Return the members of a consumer group and the messages that they hold. Raises UNKNOWN_GROUP."""
+        return self._rows(groups.MEMBERS({"group": group}), "members", Code.UNKNOWN_GROUP)
 
     def fence(self, group: str, instance: str, *, why: str | None = None) -> Count:
-        """Give what a silent named member holds back to its group, and shut its process out; how many messages.
+        """Return the messages of a silent named member to its group, and fence its process. Returns how many.
 
-        Do it when the process is surely dead, or cannot harm any more: what it did is not undone, and its messages are
+        Do it when the process is surely dead, or can do no harm: its effects are not undone, and its messages are
         delivered to others. Raises UNKNOWN_GROUP, NOT_FOUND without such a member.
         """
         call = groups.FENCE(signed(groups.FenceMember(group=group, instance=instance), why))

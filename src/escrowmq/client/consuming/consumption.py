@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
@@ -18,7 +17,7 @@ from escrowmq.client.consuming.delivery import Rows
 from escrowmq.client.consuming.fetching import NO_ROWS, Fetcher, missing_brokers
 from escrowmq.client.consuming.iterations import Iterations
 from escrowmq.client.consuming.membership import Membership
-from escrowmq.client.consuming.options import subscribe
+from escrowmq.client.consuming.options import ConsumerOptions, subscribe
 from escrowmq.client.consuming.order import Order
 from escrowmq.client.consuming.settling import SettlingCodec, lease_runs, settling_batch
 from escrowmq.client.lanes.coalescer import Lane
@@ -52,29 +51,25 @@ class Consumption:
         router: Router,
         waiting: Waiting,
         request: groups.Subscribe,
-        lease: float | None,
-        prefetch: int,
-        max_bytes: int,
-        qos: int,
-        seen: Callable[[Any], bool] | None,
-        timeout: float,
-        instance: str | None,
+        given: ConsumerOptions,
     ) -> None:
         self._request = request
         self.group = group = request["group"]
-        self._set_up(router, waiting, qos, seen, timeout)
+        lease, timeout = given.lease, given.timeout
+        self._set_up(router, waiting, given)
         self._options: ReceiveOptions = {
             "group": group,
             "member": own_number(),
-            "max_bytes": max_bytes,
+            "max_bytes": given.max_bytes,
             "lease_ms": None if lease is None else max(round(lease * 1000), 1),
         }
         links, attendances, timer = router.links, router.attendances, waiting.timer
         self.order = order = Order(lease) if request.get("ordered") else None
         self._withdrawn = 0  # settlements that were refused here
-        self._membership = None if instance is None else Membership(links, group, instance, timeout, attendances)
+        name = given.instance
+        self._membership = None if name is None else Membership(links, group, name, timeout, attendances)
         own: Any = (self._membership, order, self._suspect, self.give_back)
-        self.fetcher = Fetcher(links, self._options, prefetch, timer, self.arrival.set, waiting.spawn, *own)
+        self.fetcher = Fetcher(links, self._options, given.prefetch, timer, self.arrival.set, waiting.spawn, *own)
         self._lease: float | None = None
         self._not_joined: dict[int, str] = {}  # brokers at which the group could not be joined yet, and why
         self._codecs: list[SettlingCodec] = []
@@ -85,12 +80,10 @@ class Consumption:
             lane = waiting.lane(link, Exchange.SETTLE, codec, lambda: {"group": group}, timeout=timeout, **more)
             self.lanes.append(lane)
 
-    def _set_up(
-        self, router: Router, waiting: Waiting, qos: int, seen: Callable[[Any], bool] | None, timeout: float
-    ) -> None:
+    def _set_up(self, router: Router, waiting: Waiting, given: ConsumerOptions) -> None:
         """Set the attributes of every consumer, of a group or of a system view."""
         self.router, self.waiting = router, waiting
-        self.qos, self.seen, self.timeout = qos, seen, timeout
+        self.qos, self.seen, self.timeout = given.qos, given.seen, given.timeout
         self.arrival = waiting.signal()
         self.order = None
         self.lanes: list[Lane] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, cast
 
@@ -21,18 +22,47 @@ DEFAULT_BATCH = 1000
 """Messages per receive, and per batch that is handed out."""
 
 
-def subscription(
-    group: str,
-    topics: str | Sequence[str],
-    tags: str | Sequence[str] | None,
-    ordered: bool,
-    start: str | datetime | None,
-    max_attempts: int | None,
-    retry_backoff: float | None,
-    retry_backoff_max: float | None,
-    in_doubt: str = "redeliver",
-    redelivery: str | Sequence[float] | None = None,
-) -> groups.Subscribe:
+@dataclass(frozen=True, slots=True)
+class ConsumerOptions:
+    """The options of a consumer; see :meth:`escrowmq.Bus.consumer`."""
+
+    tags: str | Sequence[str] | None = None
+    ordered: bool = False
+    start: str | datetime | None = None
+    lease: float | None = None
+    max_attempts: int | None = None
+    retry_backoff: float | None = None
+    retry_backoff_max: float | None = None
+    redelivery: str | Sequence[float] | None = None
+    prefetch: int = 2
+    max_bytes: int = 16 << 20
+    qos: int = 1
+    seen: Callable[[Any], bool] | None = None
+    timeout: float = 30.0
+    instance: str | None = None
+    in_doubt: str = "redeliver"
+
+    def check(self) -> None:
+        """Raise Misuse(BAD_ARGUMENT) for invalid options."""
+        qos, lease, prefetch, hold = self.qos, self.lease, self.prefetch, self.in_doubt == "hold"
+        known = qos in (0, 1, 2) and not isinstance(qos, bool)
+        counts = isinstance(prefetch, int) and 1 <= prefetch <= 64
+        named = "name this consumer: what is in doubt waits for the next process of that name"
+        looked_up = "give seen=FUNCTION: it looks the message's id up in the database that holds the effect"
+        for wrong, text, hint in (
+            (self.in_doubt not in ("redeliver", "hold"), f"in_doubt = {self.in_doubt!r}", '"redeliver" or "hold"'),
+            (hold != (self.instance is not None), 'in_doubt="hold" and instance= go together', named),
+            (hold and lease is not None, 'with in_doubt="hold" leases do not end by time', "leave lease= out"),
+            (not known, f"qos = {qos!r}", "0 at most once, 1 at least once, 2 with seen="),
+            ((qos == 2) != (self.seen is not None), "qos=2 and seen= go together", looked_up),
+            (not counts, f"prefetch = {prefetch!r}", "receives ahead, 1 to 64"),
+            (lease is not None and not 0.001 <= lease < 1e6, f"lease = {lease!r}", "seconds, at least 0.001"),
+        ):
+            if wrong:
+                raise Misuse(Code.BAD_ARGUMENT, text, hint)
+
+
+def subscription(group: str, topics: str | Sequence[str], options: ConsumerOptions) -> groups.Subscribe:
     """Return the request ``groups.subscribe``. Raises Misuse(BAD_ARGUMENT), BAD_GROUP_NAME, BAD_TOPIC_NAME."""
     check_name(group, Code.BAD_GROUP_NAME)
     names = [topics] if isinstance(topics, str) else list(topics)
@@ -40,20 +70,20 @@ def subscription(
         raise Misuse(Code.BAD_ARGUMENT, "a consumer needs a topic")
     for name in names:
         check_name(name, Code.BAD_TOPIC_NAME)
-    if redelivery == "forever" and max_attempts is not None:
-        text = f'redelivery="forever" with max_attempts = {max_attempts!r}'
+    if options.redelivery == "forever" and options.max_attempts is not None:
+        text = f'redelivery="forever" with max_attempts = {options.max_attempts!r}'
         raise Misuse(Code.BAD_ARGUMENT, text, "give one of them")
     request = {
         "group": group,
         "topics": names,
-        "ordered": bool(ordered),
-        "tags": tag_list(tags) or None,
-        "start": None if start is None else start_text(start),
-        "max_attempts": max_attempts,
-        **redelivery_request(redelivery),
-        "retry_backoff": retry_backoff,
-        "retry_backoff_max": retry_backoff_max,
-        "in_doubt": "hold" if in_doubt == "hold" else None,
+        "ordered": bool(options.ordered),
+        "tags": tag_list(options.tags) or None,
+        "start": None if options.start is None else start_text(options.start),
+        "max_attempts": options.max_attempts,
+        **redelivery_request(options.redelivery),
+        "retry_backoff": options.retry_backoff,
+        "retry_backoff_max": options.retry_backoff_max,
+        "in_doubt": "hold" if options.in_doubt == "hold" else None,
     }
     return cast(groups.Subscribe, {name: value for name, value in request.items() if value is not None})
 
@@ -126,32 +156,6 @@ def start_text(start: str | datetime) -> str:
     if start not in ("earliest", "latest"):
         raise Misuse(Code.BAD_ARGUMENT, f"start = {start!r}", '"earliest", "latest" or a datetime')
     return start
-
-
-def check_options(
-    qos: int,
-    seen: Callable[[Any], bool] | None,
-    prefetch: int,
-    lease: float | None,
-    instance: str | None,
-    in_doubt: str,
-) -> None:
-    """Raise Misuse(BAD_ARGUMENT) for invalid options."""
-    hold, counts = in_doubt == "hold", isinstance(prefetch, int) and 1 <= prefetch <= 64
-    known = qos in (0, 1, 2) and not isinstance(qos, bool)
-    named = "name this consumer: what is in doubt waits for the next process of that name"
-    looked_up = "give seen=FUNCTION: it looks the message's id up in the database that holds the effect"
-    for wrong, text, hint in (
-        (in_doubt not in ("redeliver", "hold"), f"in_doubt = {in_doubt!r}", '"redeliver" or "hold"'),
-        (hold != (instance is not None), 'in_doubt="hold" and instance= go together', named),
-        (hold and lease is not None, 'with in_doubt="hold" leases do not end by time', "leave lease= out"),
-        (not known, f"qos = {qos!r}", "0 at most once, 1 at least once, 2 with seen="),
-        ((qos == 2) != (seen is not None), "qos=2 and seen= go together", looked_up),
-        (not counts, f"prefetch = {prefetch!r}", "receives ahead, 1 to 64"),
-        (lease is not None and not 0.001 <= lease < 1e6, f"lease = {lease!r}", "seconds, at least 0.001"),
-    ):
-        if wrong:
-            raise Misuse(Code.BAD_ARGUMENT, text, hint)
 
 
 def delay_us(delay: float | None) -> int:

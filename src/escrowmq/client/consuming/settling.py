@@ -11,30 +11,21 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from escrowmq import schemas
-from escrowmq.client.lanes.request import NO_ID
+from escrowmq.client.lanes.request import NO_ID, FirstId, LaneRows
 from escrowmq.errors import Code, EscrowError, error
 from escrowmq.model import Act
 from escrowmq.wire.parcels import Row
 
+Ints = npt.NDArray[np.int64]
+Codes = list[Code | EscrowError]
 
-def settling_batch(
-    leases: npt.NDArray[np.int64],
-    starts: npt.NDArray[np.int64],
-    counts: npt.NDArray[np.int64],
-    acts: Any,
-    delays: Any,
-    causes: Any,
-) -> pa.RecordBatch:
+
+def settling_batch(leases: Ints, starts: Ints, counts: Ints, acts: Any, delays: Any, causes: Any) -> pa.RecordBatch:
     """Return a SETTLING batch; the last three may be one value for all."""
     n = len(leases)
-    arrays = [
-        pa.array(leases),
-        pa.array(starts),
-        pa.array(counts),
-        pa.array(np.broadcast_to(np.asarray(acts, np.uint8), n)),
-        pa.array(np.broadcast_to(np.asarray(delays, np.int64), n)),
-        pa.array(causes, pa.utf8()) if isinstance(causes, list) else pa.array([causes] * n, pa.utf8()),
-    ]
+    numbers = np.broadcast_to(np.asarray(acts, np.uint8), n), np.broadcast_to(np.asarray(delays, np.int64), n)
+    texts = pa.array(causes if isinstance(causes, list) else [causes] * n, pa.utf8())
+    arrays = [*map(pa.array, (leases, starts, counts, *numbers)), texts]
     return pa.RecordBatch.from_arrays(arrays, schema=schemas.SETTLING)
 
 
@@ -71,7 +62,7 @@ class SettlingCodec:
         self._on_refused = on_refused  # called with lease and offset
         self._lock = threading.Lock()
 
-    def parcel(self, rows: Sequence[Row]) -> tuple[Sequence[Row], tuple[int, int], list[int]]:
+    def parcel(self, rows: LaneRows) -> tuple[LaneRows, FirstId, list[int]]:
         """Return the runs as rows of SETTLING, and the run of each row."""
         runs: list[Row] = []
         which: list[int] = []
@@ -87,15 +78,13 @@ class SettlingCodec:
             last = row if act == Act.ACK else None
         return runs, NO_ID, which
 
-    def receive(
-        self, rows: Sequence[Row], first_id: tuple[int, int], memo: list[int], answer: Any, resent: bool
-    ) -> list[Code | EscrowError]:
+    def receive(self, rows: LaneRows, first_id: FirstId, memo: list[int], answer: Any, resent: bool) -> Codes:
         codes = [answer[run] for run in memo]
         if resent and Code.LEASE_LOST in codes:
             codes = [Code.DISCONNECTED if code == Code.LEASE_LOST else code for code in codes]
         return self._read_results(rows, codes)
 
-    def encode(self, rows: Sequence[Row]) -> tuple[pa.RecordBatch, npt.NDArray[np.int64]]:
+    def encode(self, rows: LaneRows) -> tuple[pa.RecordBatch, Ints]:
         """Return the batch, and the run of each row."""
         leases, offsets, before, acts, delays, causes = zip(*rows, strict=True)
         lease, offset, previous = (np.array(column, np.int64) for column in (leases, offsets, before))
@@ -111,10 +100,10 @@ class SettlingCodec:
         batch = settling_batch(lease[first], starts, counts, act[first], np.array(delays, np.int64)[first], some)
         return batch, np.cumsum(new) - 1
 
-    def decode(self, rows: Sequence[Row], memo: Any, answer: pa.RecordBatch, resent: bool) -> list[Code | EscrowError]:
+    def decode(self, rows: LaneRows, memo: Any, answer: pa.RecordBatch, resent: bool) -> Codes:
         return self._read_results(rows, self.codes(answer, resent)[memo].tolist())
 
-    def _read_results(self, rows: Sequence[Row], codes: Sequence[int]) -> list[Code | EscrowError]:
+    def _read_results(self, rows: LaneRows, codes: Sequence[int]) -> Codes:
         if not any(codes):
             return [Code.OK] * len(codes)
         refused = sum(code not in _NOT_REFUSED for code in codes)

@@ -18,6 +18,8 @@ NO_ID = (0, 0)
 """The first message id of a request whose rows have none: it is of no series."""
 ID_FIELD = 5
 """Where an outgoing row has its message id."""
+LaneRows = Sequence[Row]
+FirstId = tuple[int, int]
 Options = Callable[[], ExchangeOptions]
 """Returns the options with which a request is sent now."""
 
@@ -29,12 +31,10 @@ class Codec(Protocol):
     they are no messages), and a memo for ``receive``. ``encode`` returns the batch, and a memo for ``decode``.
     """
 
-    def parcel(self, rows: Sequence[Row]) -> tuple[Sequence[Row], tuple[int, int], Any]: ...
-    def receive(
-        self, rows: Sequence[Row], first_id: tuple[int, int], memo: Any, answer: Answer, resent: bool
-    ) -> list[Any]: ...
-    def encode(self, rows: Sequence[Row]) -> tuple[pa.RecordBatch, Any]: ...
-    def decode(self, rows: Sequence[Row], memo: Any, answer: pa.RecordBatch, resent: bool) -> list[Any]: ...
+    def parcel(self, rows: LaneRows) -> tuple[LaneRows, FirstId, Any]: ...
+    def receive(self, rows: LaneRows, first_id: FirstId, memo: Any, answer: Answer, resent: bool) -> list[Any]: ...
+    def encode(self, rows: LaneRows) -> tuple[pa.RecordBatch, Any]: ...
+    def decode(self, rows: LaneRows, memo: Any, answer: pa.RecordBatch, resent: bool) -> list[Any]: ...
 
 
 class Attended(Protocol):
@@ -166,7 +166,7 @@ class Request:
             return None
         return fill_ids([row[ID_FIELD] for row in self.rows], *self.parcel.first_id)
 
-    def _name_rows(self) -> Sequence[Row]:
+    def _name_rows(self) -> LaneRows:
         """Return the rows, each with its message id where it was given one as part of a parcel."""
         assert self.rows is not None
         ids = self.ids if self.parcel is not None else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
 from enum import Enum
 from typing import Any
 
@@ -12,12 +11,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from escrowmq import schemas
-from escrowmq.client.lanes.request import NO_ID
+from escrowmq.client.lanes.request import NO_ID, FirstId, LaneRows
 from escrowmq.errors import DONE, FIRST_ANSWER, Code, EscrowError, Misuse, error
 from escrowmq.message.ids import column_of
 from escrowmq.model import Outcome
-from escrowmq.wire.parcels import Row
 
+Codes = list[Code | EscrowError]
 _CODES = {int(code): code for code in Code}
 _DONE = bytes(DONE)
 _FIRST_ANSWERS = bytes(
@@ -31,24 +30,22 @@ class EndingCodec:
     ALREADY_… in the answer to a resend is the echo of its own first arrival, and becomes the first answer.
     """
 
-    def parcel(self, rows: Sequence[Row]) -> tuple[Sequence[Row], tuple[int, int], None]:
+    def parcel(self, rows: LaneRows) -> tuple[LaneRows, FirstId, None]:
         return rows, NO_ID, None
 
-    def receive(
-        self, rows: Sequence[Row], first_id: tuple[int, int], memo: None, answer: Any, resent: bool
-    ) -> list[Code | EscrowError]:
+    def receive(self, rows: LaneRows, first_id: FirstId, memo: None, answer: Any, resent: bool) -> Codes:
         return _read_results(answer, resent)
 
-    def encode(self, rows: Sequence[Row]) -> tuple[pa.RecordBatch, None]:
+    def encode(self, rows: LaneRows) -> tuple[pa.RecordBatch, None]:
         ids, outcomes = zip(*rows, strict=True)
         arrays = [column_of(b"".join(ids)), pa.array(np.frombuffer(bytes(outcomes), np.uint8))]
         return pa.RecordBatch.from_arrays(arrays, schema=schemas.ENDING), None
 
-    def decode(self, rows: Sequence[Row], memo: Any, answer: pa.RecordBatch, resent: bool) -> list[Code | EscrowError]:
+    def decode(self, rows: LaneRows, memo: Any, answer: pa.RecordBatch, resent: bool) -> Codes:
         return _read_results(answer.column(0).to_numpy().tobytes(), resent)
 
 
-def _read_results(numbers: bytes, resent: bool) -> list[Code | EscrowError]:
+def _read_results(numbers: bytes, resent: bool) -> Codes:
     if resent:
         numbers = numbers.translate(_FIRST_ANSWERS)
     codes: list[Any] = [_CODES[number] for number in numbers]

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from escrowmq import schemas
+from escrowmq.client.lanes.request import FirstId, LaneRows
 from escrowmq.errors import Code, EscrowError, Misuse, Rejected, error
 from escrowmq.message.columns import outgoing_batch
 from escrowmq.message.ids import column_of, message_id_of, split_transaction_id, transactions
@@ -23,6 +24,7 @@ from escrowmq.model import Receipt, message_id
 
 Part = tuple[npt.NDArray[np.int64], pa.RecordBatch]
 """Row numbers in the original batch, and those rows."""
+OwnReceipts = list[Receipt | EscrowError]
 
 
 class OutgoingCodec:
@@ -31,12 +33,10 @@ class OutgoingCodec:
     def __init__(self) -> None:
         self.ids = MessageIds()
 
-    def parcel(self, rows: Sequence[Any]) -> tuple[Sequence[Any], tuple[int, int], None]:
+    def parcel(self, rows: LaneRows) -> tuple[LaneRows, FirstId, None]:
         return rows, self.ids.reserve(len(rows)), None
 
-    def receive(
-        self, rows: Sequence[Any], first_id: tuple[int, int], memo: None, answer: Any, resent: bool
-    ) -> list[Receipt | EscrowError]:
+    def receive(self, rows: LaneRows, first_id: FirstId, memo: None, answer: Any, resent: bool) -> OwnReceipts:
         instance, made = first_id
         receipts: list[Any] = []
         for row, (code, position, queue, offset, raw) in zip(rows, answer, strict=True):
@@ -56,9 +56,7 @@ class OutgoingCodec:
         ids = self.ids.complete([row[5] for row in rows])
         return outgoing_batch(rows, ids), ids
 
-    def decode(
-        self, rows: Sequence[Any], memo: Any, answer: pa.RecordBatch, resent: bool
-    ) -> list[Receipt | EscrowError]:
+    def decode(self, rows: LaneRows, memo: Any, answer: pa.RecordBatch, resent: bool) -> OwnReceipts:
         ids: bytes = memo
         positions, queues, offsets = (answer.column(at).to_numpy().tolist() for at in (1, 2, 3))
         codes = answer.column(0).to_numpy()

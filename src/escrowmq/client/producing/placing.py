@@ -34,6 +34,9 @@ from escrowmq.message.limits import byte_lengths
 from escrowmq.wire import Exchange
 
 T = TypeVar("T")
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+CodeColumn = npt.NDArray[np.uint8]
 PAUSE_SECONDS = 0.1
 """Interval of checks whether a broker is reachable again."""
 
@@ -139,7 +142,7 @@ class _Part(NamedTuple):
     """Rows of a batch for one broker."""
 
     number: int
-    rows: npt.NDArray[np.int64]
+    rows: Ints
     piece: pa.RecordBatch
 
 
@@ -162,7 +165,7 @@ class BatchPlacement:
         batch, where, free = await production.waiting.away(self._place, data, first)
         limits = production.sessions[first].checker.limits
         left = np.flatnonzero(byte_lengths(batch.column("body")) <= limits.max_body_bytes)
-        rows: list[npt.NDArray[np.int64]] = []
+        rows: list[Ints] = []
         answers: list[pa.RecordBatch] = []
         problems: list[EscrowError] = []
         answered = False
@@ -173,7 +176,7 @@ class BatchPlacement:
                 for some, piece in cut(batch, left[where[left] == number], production.sessions[number].checker.limits)
             ]
             outcomes = await self._send_parts(parts)
-            away: list[npt.NDArray[np.int64]] = []
+            away: list[Ints] = []
             for part, outcome in zip(parts, outcomes, strict=True):
                 if isinstance(outcome, EscrowError) and outcome.code is Code.BROKER_AWAY:
                     away.append(part.rows)
@@ -201,7 +204,7 @@ class BatchPlacement:
         """Return the broker whose limits apply to the batch."""
         return self._only if self._only is not None else await Placement(self._production, self._kind, None).number()
 
-    def _place(self, data: Any, first: int) -> tuple[pa.RecordBatch, npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    def _place(self, data: Any, first: int) -> tuple[pa.RecordBatch, Ints, Bools]:
         """Return the batch in wire form, the broker of each row, and which rows any broker may take."""
         production, count = self._production, len(self._production.sessions)
         given = _with_ids(data)
@@ -231,9 +234,7 @@ class BatchPlacement:
                 waits[at] = problem
         return await production.waiting.gather([_result(wait) for wait in waits])
 
-    async def _again(
-        self, left: npt.NDArray[np.int64], where: npt.NDArray[np.int64], free: npt.NDArray[np.bool_]
-    ) -> npt.NDArray[np.int64]:
+    async def _again(self, left: Ints, where: Ints, free: Bools) -> Ints:
         """Choose other brokers for rows whose broker is away. Returns the rows that are refused."""
         production = self._production
         presence = production.router.presence
@@ -251,9 +252,7 @@ class BatchPlacement:
         return refused
 
 
-async def end_parts(
-    production: Producing, ids: pa.Array, outcomes: npt.NDArray[np.uint8], codes: npt.NDArray[np.uint8]
-) -> None:
+async def end_parts(production: Producing, ids: pa.Array, outcomes: CodeColumn, codes: CodeColumn) -> None:
     """Decide transactions, each at its broker, and write the results into ``codes``, except for rows with a null id.
 
     Rows of a broker that is away, or does not answer, get the code of that error. It is raised only if it is that of
@@ -262,7 +261,7 @@ async def end_parts(
     keep = np.flatnonzero(np.asarray(ids.is_valid()))
     valid = ids if len(keep) == len(ids) else ids.take(pa.array(keep))
     where = shards(valid)
-    started: list[tuple[npt.NDArray[np.int64], Awaitable[Any] | EscrowError]] = []
+    started: list[tuple[Ints, Awaitable[Any] | EscrowError]] = []
     alike = len(where) and np.count_nonzero(where == where[0]) == len(where)
     shards_there = where[:1].tolist() if alike else np.unique(where).tolist()
     chosen = [(shard, np.flatnonzero(where == shard)) for shard in shards_there]
@@ -286,8 +285,8 @@ async def end_parts(
 
 
 async def _start_parts(
-    production: Producing, shard: int, ids: pa.Array, outcomes: npt.NDArray[np.uint8], rows: npt.NDArray[np.int64]
-) -> list[tuple[npt.NDArray[np.int64], Awaitable[Any] | EscrowError]]:
+    production: Producing, shard: int, ids: pa.Array, outcomes: CodeColumn, rows: Ints
+) -> list[tuple[Ints, Awaitable[Any] | EscrowError]]:
     placement = Placement(production, Exchange.END, await production.broker(shard))
     number = await placement.number()
     while True:
@@ -299,7 +298,7 @@ async def _start_parts(
             number = await placement.number()
     step = production.sessions[number].checker.limits.max_batch_rows
     lane = production.lane(Exchange.END, number)
-    started: list[tuple[npt.NDArray[np.int64], Awaitable[Any] | EscrowError]] = []
+    started: list[tuple[Ints, Awaitable[Any] | EscrowError]] = []
     for start in range(0, len(rows), step):
         some = rows[start : start + step]
         arrays = [ids.slice(start, step), pa.array(outcomes[some])]
@@ -324,7 +323,7 @@ def _all(code: Code, count: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=schemas.PRODUCED)
 
 
-def _with_ids(data: Any) -> npt.NDArray[np.bool_]:
+def _with_ids(data: Any) -> Bools:
     """Return which messages have an id of the caller's, whose repeats must go to the same broker."""
     if isinstance(data, pa.Table | pa.RecordBatch):
         if "message_id" not in data.schema.names:

@@ -13,7 +13,7 @@ import pyarrow as pa
 from escrowmq.client.consuming.consumption import Consumption
 from escrowmq.client.consuming.delivery import Rows
 from escrowmq.client.consuming.fetching import Fetcher
-from escrowmq.client.consuming.options import DEFAULT_BATCH
+from escrowmq.client.consuming.options import DEFAULT_BATCH, ConsumerOptions
 from escrowmq.client.links.presence import Missing
 from escrowmq.client.reading.reading import WAIT_SECONDS, Reading
 from escrowmq.client.reading.views import messages_of
@@ -22,6 +22,8 @@ from escrowmq.model import Act
 
 AHEAD = 2
 """Batches that are buffered."""
+_OF_GROUPS = ["ordered", "lease", "max_attempts", "retry_backoff", "retry_backoff_max", "redelivery"]
+_OF_GROUPS += ["qos", "seen", "instance", "in_doubt"]
 
 
 def view_among(topics: Any) -> str | None:
@@ -33,9 +35,10 @@ def view_among(topics: Any) -> str | None:
     return views[0] if views else None
 
 
-def check_browsing(view: str, **options: Any) -> None:
+def check_browsing(view: str, options: ConsumerOptions) -> None:
     """Raise Misuse(BAD_ARGUMENT) for an option that only a group can have."""
-    if given := [name for name, value in options.items() if not (value in (None, "redeliver") or value is False)]:
+    default = ConsumerOptions()
+    if given := [name for name in _OF_GROUPS if getattr(options, name) != getattr(default, name)]:
         hint = "there are tags, start, prefetch, timeout"
         raise Misuse(Code.BAD_ARGUMENT, f"{view} is for reading only: no {', '.join(given)}", hint)
 
@@ -111,7 +114,7 @@ class Browsing(Consumption):
 
     def __init__(self, group: str, reading: Reading) -> None:
         self.group = group
-        self._set_up(reading.router, reading.waiting, 1, None, reading.timeout)
+        self._set_up(reading.router, reading.waiting, ConsumerOptions(timeout=reading.timeout))
         self._reading = reading
         self._ahead = self.fetcher = _Ahead(reading, self.arrival.set)
 

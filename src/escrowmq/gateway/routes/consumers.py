@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from escrowmq.client.consuming.delivery import Rows
-from escrowmq.client.consuming.options import cause_text, delay_us, subscription
+from escrowmq.client.consuming.options import ConsumerOptions, cause_text, delay_us, subscription
 from escrowmq.errors import Code, EscrowError
 from escrowmq.gateway.models import (
     Delivered,
@@ -35,19 +35,16 @@ async def receive(group: str, body: ReceiveIn, request: Request) -> DeliveredMes
     gateway = gateway_of(request)
     check_name(group, Code.BAD_GROUP_NAME)
     if body.topics is not None:
-        await gateway.subscribe(
-            subscription(
-                group,
-                body.topics,
-                body.tags,
-                body.ordered,
-                body.start,
-                body.max_attempts,
-                body.retry_backoff,
-                body.retry_backoff_max,
-                redelivery=body.redelivery,
-            )
+        options = ConsumerOptions(
+            tags=body.tags,
+            ordered=body.ordered,
+            start=body.start,
+            max_attempts=body.max_attempts,
+            retry_backoff=body.retry_backoff,
+            retry_backoff_max=body.retry_backoff_max,
+            redelivery=body.redelivery,
         )
+        await gateway.subscribe(subscription(group, body.topics, options))
     wanted = min(body.max_messages, gateway.settings.max_messages)
     lease_ms = None if body.lease is None else max(round(body.lease * 1000), 1)
     async with watch_disconnect(request) as gone:
