@@ -1,7 +1,6 @@
 """The asyncio API of the bus: :class:`AsyncBus` and its awaitable calls.
 
-Everything belongs to the event loop on which :func:`escrowmq.aconnect` was awaited. Calls of many tasks share batches;
-an answer wakes the loop once for all of them.
+Everything belongs to the event loop on which :func:`escrowmq.aconnect` was awaited. Calls of many tasks share batches.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from escrowmq.client.consuming.options import ConsumerOptions, subscription
 from escrowmq.client.consuming.received import AsyncReceived, ReceivedBase
 from escrowmq.client.lanes.blocking import AsyncCloses
 from escrowmq.client.lanes.coalescer import Lane
-from escrowmq.client.lanes.request import Codec
+from escrowmq.client.lanes.request import Codec, Options
 from escrowmq.client.lanes.waiting import Loop, Waiting
 from escrowmq.client.links.presence import Missing
 from escrowmq.client.links.router import Router
@@ -36,7 +35,7 @@ from escrowmq.client.reading.reading import Partition, Reading, Start
 from escrowmq.client.reading.viewing import view_message
 from escrowmq.errors import Code, Misuse, Unknown
 from escrowmq.model import CheckPolicy, StoredMessage
-from escrowmq.wire import Exchange, ExchangeOptions, Link
+from escrowmq.wire import Exchange, Link
 
 ProducerT = TypeVar("ProducerT", bound=ProducerBase[Any])
 ConsumerT = TypeVar("ConsumerT", bound=ConsumerBase[Any, Any])
@@ -84,23 +83,21 @@ class BusBase(Generic[ProducerT, ConsumerT, ReaderT]):
         for ``checker``. It does not wait.
 
         ``instance`` names this process within the group: a newer producer of the same name fences this one (its calls
-        then raise Fenced). ``timeout`` is seconds per call. ``unasked``: transactions may begin without a checker. This
-        producer is then never asked: they wait for their end by id, from any process, and are parked after
-        ``half_retention``. ``check_policy``: when and how often a new group is asked about a transaction, and what
-        follows; a group that exists must have these rules (else its first call raises GROUP_RULES, see
-        :meth:`Admin.alter_producers`). ``replaces``: the last prepare of a message id counts while it is undecided: one
-        with another content rolls the earlier transaction back and takes its place (else it is refused with
-        MESSAGE_ID_TAKEN, as after the decision).
+        then raise Fenced). ``timeout`` is seconds per call. ``unasked``: transactions may begin without a checker. They
+        are ended by id, from any process, and are parked after ``half_retention``. ``check_policy``: the check-back
+        rules of a new group; an existing group must have these rules (else the first call raises GROUP_RULES, see
+        :meth:`Admin.alter_producers`). ``replaces``: a prepare with the message id of an undecided transaction and
+        another content replaces that transaction, which is rolled back (else MESSAGE_ID_TAKEN, as after the decision).
 
-        With several brokers, a message without a key goes to one that is there. ``absent`` says what becomes of a call
-        that belongs to one that is away (a key, an id of the caller's, a transaction) and was surely not sent:
-        ``"fail"`` with Overloaded(BROKER_AWAY) at once (the default with several brokers), or ``"wait"`` for it, up to
-        ``timeout`` (the default with one). What may have been sent waits for its broker, because elsewhere it could be
-        there twice; ``failover="repeat"`` sends a plain message without a key or id of its own to another broker after
-        three tries more, under the same id: then a consumer must be idempotent by message id.
+        With several brokers, a message without a key goes to a reachable one. ``absent``: a call that belongs to a
+        broker that is away (a key, an id of the caller's, a transaction) and was surely not sent ``"fail"``s with
+        Overloaded(BROKER_AWAY) at once (the default with several brokers), or ``"wait"``s up to ``timeout`` (the
+        default with one). A request that may have been sent waits for its broker, because another one could store it
+        twice; ``failover="repeat"`` sends a plain message without a key or id of its own to another broker after three
+        more tries, under the same id: then a consumer must be idempotent by message id.
 
-        ``confirm="oneway"``: nobody waits for the end of a transaction, so its refusal is counted instead of raised;
-        see :class:`Producer`'s module. Never chosen unless it is named.
+        ``confirm="oneway"``: ends of transactions do not wait, and a refusal is counted instead of raised; see
+        :class:`Producer`'s module.
         """
         self._need_open()
         choice = Choice(absent or ("fail" if len(self.router) > 1 else "wait"), failover, confirm)
@@ -110,14 +107,12 @@ class BusBase(Generic[ProducerT, ConsumerT, ReaderT]):
         return self._keep(self._make_producer(production))
 
     def missing(self) -> list[Missing]:
-        """Return the brokers that are away, of several, with the reason; as far as they were needed."""
+        """Return the brokers of several that were needed and are away, with the reason."""
         return self.router.presence.missing()
 
-    def lane(
-        self, link: Link, kind: Exchange, codec: Codec, options: Callable[[], ExchangeOptions], **more: Any
-    ) -> Lane:
-        """Return a coalescing lane of this bus, for a face that sends batches itself; its maker closes it. Of several
-        brokers, what was not sent to one that is away is refused with BROKER_AWAY."""
+    def lane(self, link: Link, kind: Exchange, codec: Codec, options: Options, **more: Any) -> Lane:
+        """Return a coalescing lane of this bus, which its caller closes. With several brokers, rows that were not sent
+        to one that is away are refused with BROKER_AWAY."""
         more.setdefault("attended", self.router.attendances[self.router.links.index(link)])
         return self._waiting.lane(link, kind, codec, options, **more)
 
@@ -141,7 +136,7 @@ class BusBase(Generic[ProducerT, ConsumerT, ReaderT]):
 
     def _end(self) -> None:
         self.router.close()
-        for link in self.router.links:  # first: a thread of the others may be held up by a connection
+        for link in self.router.links:  # first, because a connection may block a thread of the others
             link.close()
         self._waiting.close()
 
@@ -183,27 +178,25 @@ class BusCalls(BusBase[ProducerT, ConsumerT, ReaderT], Generic[ProducerT, Consum
         """Return a consumer of consumer group ``group``, which is made if it does not exist.
 
         All consumers of a group have the same topics, ``tags`` and order. ``tags`` (None: all) is ``"a||b"`` or a list;
-        ``ordered`` gives the messages of each key in order, also after one failed (messages without a key: those of
-        each queue); handle them in one thread or task, and where you do not iterate, look at ``message.withdrawn``;
-        ``start`` says where a new group begins: ``"earliest"`` (that is None, too), ``"latest"`` or a datetime.
-        ``lease`` seconds until what is not acknowledged comes back, ``retry_backoff`` and ``retry_backoff_max`` seconds
-        before the second and before later deliveries, ``max_attempts`` deliveries until a message is a dead letter
-        (None, each: the broker's); instead of a back-off ``redelivery``, the seconds before each: a list, or a name,
-        ``"3x5min"``, ``"rocketmq"`` or ``"forever"`` (never a dead letter). What is given must be what the group has,
-        if it exists (else SUBSCRIPTION_MISMATCH; :meth:`Admin.alter_group` changes it); what is left out need not be.
-        ``prefetch`` (2) receives ahead, of up to ``max_bytes`` (16 MiB) each; ``timeout`` (30.0) seconds per call;
-        ``qos`` (1) and ``seen`` (a plain function; on an event loop it runs on a thread) as in
-        :mod:`escrowmq.client.consuming.consumer`.
+        ``ordered`` gives the messages of each key in order, also after one failed (without a key: those of each queue);
+        handle them in one thread or task, and if you do not iterate, check ``message.withdrawn``; ``start``: where a
+        new group begins, ``"earliest"`` (the default), ``"latest"`` or a datetime. ``lease`` seconds until
+        unacknowledged messages are redelivered, ``retry_backoff`` and ``retry_backoff_max`` seconds before the second
+        and before later deliveries, ``max_attempts`` deliveries until a message is a dead letter (None, each: the
+        broker's); instead of a back-off ``redelivery``, the seconds before each: a list, or a name, ``"3x5min"``,
+        ``"rocketmq"`` or ``"forever"`` (never a dead letter). Options that are given must be those of an existing group
+        (else SUBSCRIPTION_MISMATCH; :meth:`Admin.alter_group` changes them). ``prefetch`` (2) receives ahead, of up to
+        ``max_bytes`` (16 MiB) each; ``timeout`` (30.0) seconds per call; ``qos`` (1) and ``seen`` (a plain function; on
+        an event loop it runs on a thread) as in :mod:`escrowmq.client.consuming.consumer`.
 
-        With ``in_doubt="hold"`` (a choice of the group; else ``"redeliver"``) leases do not end by time: what a silent
-        consumer was handed is given to nobody else until the next process of its ``instance`` name gets it again, or
-        :meth:`Admin.fence` gives it back to the group. The process that was replaced or fenced gets Fenced from its
-        next receive, its late acknowledgements LEASE_LOST.
+        With ``in_doubt="hold"`` (a choice of the group; else ``"redeliver"``) leases do not expire: the messages of a
+        silent consumer wait until the next process of its ``instance`` name gets them again, or :meth:`Admin.fence`
+        returns them to the group. The replaced or fenced process gets Fenced from its next receive, and LEASE_LOST for
+        late acknowledgements.
 
         ``topics`` may be one system view instead (``"%half"``, ``"%op"``, ``"%acks"``, ``"%group-acts"``,
-        ``"%dead-letters.GROUP"``). It is browsed, as by :meth:`reader`: no group is made, every consumer sees all of it
-        from ``start`` on, and ``ack``, ``nack`` and ``extend`` raise DENIED. Options of groups are refused
-        (BAD_ARGUMENT).
+        ``"%dead-letters.GROUP"``). It is browsed, as by :meth:`reader`: no group is made, every consumer gets all of it
+        from ``start`` on, and ``ack``, ``nack`` and ``extend`` raise DENIED, options of groups BAD_ARGUMENT.
         """
         self._need_open()
         backoff = (max_attempts, retry_backoff, retry_backoff_max, redelivery)
@@ -235,9 +228,8 @@ class BusCalls(BusBase[ProducerT, ConsumerT, ReaderT], Generic[ProducerT, Consum
         """Read queues of a topic from given offsets, without a group: nothing is leased, the caller keeps the offsets.
 
         ``topic`` may be a system view, too: ``%half``, ``%op``, ``%acks`` and ``%group-acts``, whose one queue counts
-        by log positions, or ``%dead-letters.GROUP``, which counts by the time at which a message died (microseconds
-        since 1970). Their rows come as messages as :mod:`escrowmq.client.reading.views` says; ``arrow`` has the view's
-        own columns.
+        by log positions, or ``%dead-letters.GROUP``, which counts by the time of death (microseconds since 1970).
+        :mod:`escrowmq.client.reading.views` describes their rows as messages; ``arrow`` has the view's own columns.
 
         ``queues``: numbers (at every broker), or (shard or number of the broker, queue); None, the default: all, those
         made later too. ``start``: ``"earliest"`` (the default), ``"latest"``, a datetime (the first that became visible
@@ -257,28 +249,25 @@ class BusCalls(BusBase[ProducerT, ConsumerT, ReaderT], Generic[ProducerT, Consum
     async def view_message(
         self, topic: str, id_or_key: str | bytes | uuid.UUID, *, timeout: float = 30.0
     ) -> StoredMessage | None:
-        """Return the message of a topic that has an id, in any form that :func:`escrowmq.model.message_id` takes; else
-        the newest one with that key (a text).
+        """Return the message of a topic with an id, in any form that :func:`escrowmq.model.message_id` takes; else the
+        newest one with that key (a text).
 
-        Prepared messages are found like committed and plain ones, with their ``state``. None for what was rolled back,
-        has expired, has left with retention, or never was. It costs the same in a log of any size, also just after the
-        broker has started. All brokers are asked.
+        Finds prepared messages, too, with their ``state``. None if it was rolled back, has expired, was removed by
+        retention, or never existed. Asks all brokers. Its cost does not depend on the size of the log.
 
-        Raises Overloaded(BROKER_AWAY) if it is at none of those that answer while another is away, BAD_TOPIC_NAME,
-        Corrupt(DAMAGED) if a message of which nothing can be read may be it, Unknown(TIMED_OUT) after ``timeout``
-        (30.0) seconds.
+        Raises Overloaded(BROKER_AWAY) if no reachable broker has it while another is away, BAD_TOPIC_NAME,
+        Corrupt(DAMAGED) if an unreadable message may be it, Unknown(TIMED_OUT) after ``timeout`` (30.0) seconds.
         """
         self._need_open()
         return await self._waiting.away(view_message, self.router, topic, id_or_key, timeout)
 
     async def close(self, grace: float = GRACE_SECONDS) -> None:
-        """Close consumers and readers, then producers (letting what is on its way finish), then the connections.
+        """Close consumers and readers, then producers (after their requests in flight), then the connections.
 
         All consumers stop first; loops over them may take ``grace`` seconds together, as in :meth:`Consumer.close`.
         Within such a loop, or in a signal handler that interrupted one, it returns at once, and the end of the loop
-        closes the rest. From any thread, and more than once: a second call waits for no loop. A broker that stands
-        still is waited for as long as the ``timeout`` of each part and some seconds for the connections. In a forked
-        child it does nothing: what was connected is the parent's.
+        closes the rest. Thread-safe; a second call does not wait for loops. A silent broker takes the ``timeout`` of
+        each part and some seconds for the connections. In a forked child it does nothing.
         """
         await self._close(grace)
 

@@ -89,7 +89,7 @@ def producers_request(group: str, changes: ProducersChanges) -> producers.Alter:
 
 
 def signed(request: Request, why: str | None) -> Request:
-    """Return an operator's request with who asks, as the operating system names user and host, and ``why``."""
+    """Return an operator's request with user and host, as the operating system names them, and ``why``."""
     return cast(Request, {**request, "by": acting_user(), **({} if why is None else {"why": why})})
 
 

@@ -21,7 +21,7 @@ from escrowmq.wire.actions import (
 
 
 class AtBroker(TypedDict):
-    """Of which broker something is said."""
+    """The broker of an entry."""
 
     broker: Annotated[str, "address of the broker"]
 

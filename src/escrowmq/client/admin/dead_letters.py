@@ -131,21 +131,15 @@ class DeadLettersAdmin(Asking):
         """
         ((number, _),) = self._by_broker([item]).items()
         identity = uuid.uuid4().bytes if message_id is None else id_of(message_id)
-        pieces = None
+        place: Any = {name: item[name] for name in _SHOWN if name in item}
+        request = given(dead_letters.Edit, group=group, **place, message_id=identity.hex(), key=key, tag=tag)
         if body is not None:
-            pieces = [base64.b64encode(body[at : at + _PIECE]).decode() for at in range(0, len(body), _PIECE)]
-        given_: Any = {name: item[name] for name in _SHOWN if name in item}
-        request = given(
-            dead_letters.Edit,
-            group=group,
-            **given_,
-            message_id=identity.hex(),
-            body_base64=pieces,
-            key=key,
-            tag=tag,
-            properties=None if properties is None else [(name, value) for name, value in properties.items()],
-            without=list(without) or None,
-        )
+            pieces = [body[at : at + _PIECE] for at in range(0, len(body), _PIECE)]
+            request["body_base64"] = [base64.b64encode(piece).decode() for piece in pieces]
+        if properties is not None:
+            request["properties"] = list(properties.items())
+        if names := list(without):
+            request["without"] = names
         return self._ask(number, dead_letters.EDIT(signed(request, why)))
 
     def _settle_dead(

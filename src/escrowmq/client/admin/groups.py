@@ -15,9 +15,7 @@ from escrowmq.errors import Code, Misuse, Rejected, error
 from escrowmq.wire.actions import groups
 from escrowmq.wire.actions.groups import Group as OneGroup
 
-
-def _redelivery(group: OneGroup) -> tuple[object, ...]:
-    return group["max_attempts"], group["retry_backoff"], group["retry_backoff_max"], group["retry_delays"]
+_REDELIVERY = ("max_attempts", "retry_backoff", "retry_backoff_max", "retry_delays")
 
 
 def _pause(group: str, topics: str | Sequence[str] | None) -> groups.Pause:
@@ -171,7 +169,7 @@ class GroupsAdmin(Asking):
             wanted["in_doubt"] = "hold"
         self._ask(number, groups.SUBSCRIBE(wanted))
         made = self._group_at(number, name)
-        if made is not None and _redelivery(made) != _redelivery(have):
+        if made is not None and any(made.get(rule) != have.get(rule) for rule in _REDELIVERY):
             change = groups.Alter(group=name, max_attempts=have["max_attempts"])
             if have["retry_delays"]:
                 change["retry_delays"] = have["retry_delays"]

@@ -110,19 +110,10 @@ class TopicsAdmin(Asking):
         before another; of ``%acks`` those of consumer group ``group``. Raises Overloaded(BROKER_AWAY) if a broker is
         missing, because a read is never incomplete.
         """
-        request = given(
-            ReadRequest,
-            source=source,
-            start=start,
-            end=end,
-            max_rows=max_rows,
-            columns=columns,
-            tags=None if tags is None else list(tags),
-            key=key,
-            group=group,
-            stored_from_us=microseconds(stored_from),
-            stored_until_us=microseconds(stored_until),
-        )
+        names = None if tags is None else list(tags)
+        rows = given(ReadRequest, source=source, start=start, end=end, max_rows=max_rows, columns=columns)
+        times = {"stored_from_us": microseconds(stored_from), "stored_until_us": microseconds(stored_until)}
+        request = rows | given(ReadRequest, tags=names, key=key, group=group, **times)
         answers = self._router.every(lambda number: self._queues(number, source, queue), self._timeout)
         if answers.missing:
             raise away(answers.missing, f"{source} can only be read in part")

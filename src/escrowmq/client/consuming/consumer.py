@@ -116,7 +116,7 @@ class ConsumerBase(Generic[MessageT, BatchT]):
         await consumption.waiting.away(consumption.close)
         return True
 
-    async def _loop_ended(self, runner: object) -> None:
+    async def _end_loop(self, runner: object) -> None:
         """End a loop over this consumer, and close if that waits for it."""
         consumption = self._consumption
         consumption.iterations.end(runner)
@@ -231,7 +231,7 @@ class ConsumerCalls(ConsumerBase[MessageT, BatchT]):
                 elif not await self._next_batch(idle_timeout):
                     return
         finally:
-            await self._loop_ended(runner)
+            await self._end_loop(runner)
 
     async def batches(
         self, max_messages: int = DEFAULT_BATCH, *, idle_timeout: float | None = None
@@ -247,7 +247,7 @@ class ConsumerCalls(ConsumerBase[MessageT, BatchT]):
                 with hooks.around(hooks.Call("handle", None, len(batch), cast(Sequence[Any], batch), batch.arrow)):
                     yield batch
         finally:
-            await self._loop_ended(runner)
+            await self._end_loop(runner)
 
     async def receive(self, max_messages: int = 1, wait: float = 0.0) -> list[MessageT]:
         """Receive once: the messages that are there, or come within ``wait`` seconds. Iteration is faster."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 import time
+from collections import Counter
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
@@ -15,7 +17,6 @@ import pyarrow as pa
 
 from escrowmq.client.consuming.delivery import Rows
 from escrowmq.client.consuming.fetching import NO_ROWS, Fetcher, missing_brokers
-from escrowmq.client.consuming.iterations import Iterations
 from escrowmq.client.consuming.membership import Membership
 from escrowmq.client.consuming.options import ConsumerOptions, subscribe
 from escrowmq.client.consuming.order import Order
@@ -46,32 +47,23 @@ class Consumption:
 
     order: Order | None
 
-    def __init__(
-        self,
-        router: Router,
-        waiting: Waiting,
-        request: groups.Subscribe,
-        given: ConsumerOptions,
-    ) -> None:
+    def __init__(self, router: Router, waiting: Waiting, request: groups.Subscribe, given: ConsumerOptions) -> None:
         self._request = request
         self.group = group = request["group"]
         lease, timeout = given.lease, given.timeout
         self._set_up(router, waiting, given)
-        self._options: ReceiveOptions = {
-            "group": group,
-            "member": own_number(),
-            "max_bytes": given.max_bytes,
-            "lease_ms": None if lease is None else max(round(lease * 1000), 1),
-        }
+        lease_ms = None if lease is None else max(round(lease * 1000), 1)
+        size = given.max_bytes
+        self._options = ReceiveOptions(group=group, member=own_number(), max_bytes=size, lease_ms=lease_ms)
         links, attendances, timer = router.links, router.attendances, waiting.timer
         self.order = order = Order(lease) if request.get("ordered") else None
         self._withdrawn = 0  # settlements that were refused here
         name = given.instance
         self._membership = None if name is None else Membership(links, group, name, timeout, attendances)
-        own: Any = (self._membership, order, self._suspect, self.give_back)
+        self._not_joined: dict[int, str] = {}  # brokers at which the group could not be joined yet, and why
+        own: Any = (self._membership, order, self._suspect, self.give_back, self._not_joined)
         self.fetcher = Fetcher(links, self._options, given.prefetch, timer, self.arrival.set, waiting.spawn, *own)
         self._lease: float | None = None
-        self._not_joined: dict[int, str] = {}  # brokers at which the group could not be joined yet, and why
         self._codecs: list[SettlingCodec] = []
         for number, (link, attended) in enumerate(zip(links, attendances, strict=True)):
             codec = SettlingCodec(None if order is None else partial(order.lose, number))
@@ -97,7 +89,6 @@ class Consumption:
         tell_in_child(self)
 
     def on_fork(self) -> None:
-        """In a forked child: closed. What was received is the parent's."""
         self.stopped = self.closing = self._closed = True
 
     def subscribe(self) -> None:
@@ -110,12 +101,10 @@ class Consumption:
         there = {number for number, _ in answers.found}
         for number in range(len(self.router)):
             if number not in there:
-                self.fetcher.hold(number)
                 self._not_joined[number] = "it did not answer when this consumer was made"
                 self.router.presence.when_back(number, partial(self._join_late, number))
 
     def missing(self) -> list[Missing]:
-        """Return the brokers that this consumer gets nothing from now."""
         return missing_brokers(self.router, self._not_joined.copy())
 
     def _join(self, number: int) -> None:
@@ -158,7 +147,6 @@ class Consumption:
 
     @property
     def refused(self) -> int:
-        """Settlements that came too late: their lease had expired."""
         return sum(codec.refused for codec in self._codecs) + self._withdrawn
 
     def act(self, rows: Rows, row: int, act: Act, delay_us: int, cause: str | None, waiter: Any = None) -> None:
@@ -258,7 +246,6 @@ class Consumption:
         return found
 
     async def _await_answer(self, number: int, future: Future[pa.RecordBatch], deadline: float, answered: bool) -> bool:
-        """Wait for the answer to a receive. Returns whether there is one; ``answered``: another broker has answered."""
         while not future.done() and (left := deadline - time.monotonic()) > 0:
             if answered and self.router.presence.quiet(number):
                 return False
@@ -329,7 +316,6 @@ class Consumption:
             lane.drain(max(deadline - time.monotonic(), 0.0))
 
     def close(self) -> None:
-        """As :meth:`drain`; afterwards nothing can be acknowledged."""
         with self._close_lock:
             if self._closed:
                 return
@@ -337,3 +323,42 @@ class Consumption:
             self.drain()
             for lane in self.lanes:
                 lane.close()
+
+
+class Iterations:
+    """Counts loops by the thread or task that runs them. Thread-safe, and safe in a signal handler."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._running: Counter[object] = Counter()
+
+    def begin(self) -> object:
+        """Count a loop of the caller. Returns the argument of :meth:`end`."""
+        runner = _runner()
+        with self._lock:
+            self._running[runner] += 1
+        return runner
+
+    def end(self, runner: object) -> None:
+        with self._lock:
+            self._running[runner] -= 1
+            self._running += Counter()  # drops what is zero
+
+    @property
+    def mine(self) -> bool:
+        """Whether the caller runs one: in its body, or in a signal handler that interrupted it."""
+        return _runner() in self._running
+
+    @property
+    def others(self) -> bool:
+        """Whether another thread or task runs one."""
+        with self._lock:
+            return len(self._running) > self.mine
+
+
+def _runner() -> object:
+    """Return the running task, or the thread if there is none."""
+    with suppress(RuntimeError):
+        if (task := asyncio.current_task()) is not None:
+            return task
+    return threading.get_ident()

@@ -6,7 +6,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, NamedTuple
@@ -58,6 +58,7 @@ class Fetcher:
         order: Order | None = None,
         suspect: Callable[[int], None] = lambda _: None,
         give_back: Callable[[int, pa.RecordBatch], None] = lambda number, batch: None,
+        held: Container[int] = (),
     ) -> None:
         self.keep: float | None = None
         self._links, self._ahead, self._timer, self._arrived = links, ahead, timer, arrived
@@ -71,7 +72,7 @@ class Fetcher:
         self._expiring = False  # the timer will call _return_late
         self._pending = 0  # receives in flight
         self._idle: set[int] = set()  # brokers that get no receive until the next take
-        self._held = [False] * len(links)  # brokers where the group does not exist yet
+        self._held = held  # brokers that get no receive, because the group does not exist there yet
         self._taken = [math.inf] * len(links)  # the ``until`` of the last batch that was taken
         self._buffered = [0] * len(links)
         self._backoff = [Backoff(FIRST_BACKOFF, LAST_BACKOFF) for _ in links]
@@ -95,13 +96,8 @@ class Fetcher:
             for number, link in enumerate(self._links):
                 self._spawn(link, partial(self._request, number))
 
-    def hold(self, number: int) -> None:
-        """Send this broker no receive until :meth:`admit`: the group does not exist there."""
-        self._held[number] = True
-
     def admit(self, number: int) -> None:
-        """Receive from this broker from now on."""
-        self._held[number] = False
+        """Receive from a broker that is no longer ``held``."""
         if self._started:
             self._request(number)
 
@@ -183,9 +179,8 @@ class Fetcher:
         return left
 
     def _can_request(self, number: int) -> bool:
-        """Return whether a broker can be sent a receive without waiting for it."""
         there = getattr(self._links[number], "there", True)
-        return there and self._fenced is None and not (self._held[number] or self._paused[number])
+        return there and self._fenced is None and not (number in self._held or self._paused[number])
 
     def close(self, timeout: float) -> list[tuple[int, pa.RecordBatch]]:
         """As :meth:`stop`; waits at most ``timeout`` seconds for the receives in flight."""
@@ -210,7 +205,7 @@ class Fetcher:
         while True:
             with self._lock:
                 full = len(self._order[number]) + self._buffered[number] >= self._ahead or number in self._idle
-                paused = self._paused[number] or self._held[number]
+                paused = self._paused[number] or number in self._held
                 if self._closed or self._fenced is not None or full or paused:
                     self._requesting[number] = False
                     return
@@ -220,7 +215,6 @@ class Fetcher:
                 future.cancel()
 
     def _receive(self, number: int, more: Mapping[str, Any] | None = None) -> Future[pa.RecordBatch]:
-        """Send one receive, with ``more`` options."""
         options: Any = {**self._options, **(more or {})}
         if self._membership is not None:
             options |= self._membership.options(number)

@@ -40,23 +40,10 @@ class Membership:
     """One process's membership at all brokers. Thread-safe."""
 
     def __init__(
-        self,
-        links: Sequence[Link],
-        group: str,
-        instance: str,
-        timeout: float,
-        attendances: Sequence[Attendance | None] = (),
+        self, links: Sequence[Link], group: str, instance: str, timeout: float, attendances: Sequence[Attendance | None]
     ) -> None:
-        self._links = links
-        self._attendances = attendances or [None] * len(links)
-        self._timeout = timeout
-        self._request: Join = {
-            "group": group,
-            "instance": instance,
-            "process": own_number(),
-            "resume": False,
-            "keep": [],
-        }
+        self._links, self._attendances, self._timeout = links, attendances, timeout
+        self._request = Join(group=group, instance=instance, process=own_number(), resume=False, keep=[])
         self._lock = threading.Lock()
         self._brokers = [_Received() for _ in links]
 
@@ -74,11 +61,9 @@ class Membership:
             broker.joined, broker.lost = answer, False
 
     def options(self, number: int) -> Joined:
-        """Return the options that identify the member in receives."""
         return self._brokers[number].joined
 
     def lose(self, number: int) -> None:
-        """Note that an answer was lost."""
         self._brokers[number].lost = True
 
     def has_lost(self, number: int) -> bool:
@@ -86,7 +71,6 @@ class Membership:
         return self._brokers[number].lost
 
     def on_messages(self, number: int, batch: pa.RecordBatch) -> None:
-        """Note that messages arrived."""
         broker = self._brokers[number]
         with self._lock:
             for lease, count, end in _runs(batch):
@@ -94,7 +78,6 @@ class Membership:
                 broker.open[lease] = broker.open.get(lease, 0) + count
 
     def on_response(self, number: int, done: Future[pa.RecordBatch]) -> None:
-        """Handle the response to a receive, or its loss."""
         if done.cancelled() or done.exception() is not None:
             self.lose(number)
         else:
@@ -113,7 +96,6 @@ class Membership:
                     broker.ends.pop(oldest, None)
 
     def settle_all(self, number: int, batch: pa.RecordBatch) -> None:
-        """Note that all these messages were settled."""
         for lease, count, _ in _runs(batch):
             self.settle(number, lease, count)
 

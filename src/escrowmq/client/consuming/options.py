@@ -43,7 +43,6 @@ class ConsumerOptions:
     in_doubt: str = "redeliver"
 
     def check(self) -> None:
-        """Raise Misuse(BAD_ARGUMENT) for invalid options."""
         qos, lease, prefetch, hold = self.qos, self.lease, self.prefetch, self.in_doubt == "hold"
         known = qos in (0, 1, 2) and not isinstance(qos, bool)
         counts = isinstance(prefetch, int) and 1 <= prefetch <= 64

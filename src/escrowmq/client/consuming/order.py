@@ -85,7 +85,6 @@ class Order:
             self.changes += 1
 
     def fail_all(self, rows: Rows) -> None:
-        """Note that all these messages were returned."""
         for lease, offset, key in zip(*map(rows.list, ("lease", "offset", "key")), strict=True):
             self.fail(rows.number, lease, offset, key)
 
@@ -103,7 +102,6 @@ class Order:
         return min((self._ends.get(lease, math.inf) for lease in leases), default=math.inf)
 
     def is_withdrawn(self, rows: Rows, row: int) -> bool:
-        """Return whether a message was withdrawn after its arrival."""
         lease = (rows.number, rows.list("lease")[row])
         if (end := self._ends.get(lease)) is not None and time.monotonic() >= end:
             if self._lost.get(lease) != ALL:

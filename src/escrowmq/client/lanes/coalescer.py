@@ -114,7 +114,6 @@ class Lane(Filling, ABC):
     # Calls
 
     def call(self, row: Row, size: int) -> Awaitable[Any]:
-        """Add a row and return the awaitable of its result; it raises the row's error."""
         waiter: Awaitable[Any] = self.waiter()
         self.add(row, waiter, size)
         return waiter
@@ -173,7 +172,6 @@ class Lane(Filling, ABC):
             self._lock.release()
 
     def close(self) -> None:
-        """Refuse new rows and answer the pending ones with Unknown(CLOSED)."""
         self._closed = True
         if not self._lock.acquire(timeout=self._timeout):  # as in drain(); the sweep then answers the rest
             return
@@ -268,7 +266,6 @@ class Lane(Filling, ABC):
     # Answers
 
     def _on_answer(self, request: Request, attempt: int, answer: Answer | pa.RecordBatch | BaseException) -> None:
-        """Handle the answer to a request, on any thread."""
         if request.settled or request.resends != attempt:
             return
         if isinstance(answer, EscrowError):
@@ -312,7 +309,6 @@ class Lane(Filling, ABC):
             self._go_on()
 
     def _go_on(self) -> None:
-        """Send the requests that waited for an answer."""
         with self._lock:
             if self._is_empty():
                 self._idle.notify_all()

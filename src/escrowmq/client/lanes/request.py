@@ -114,7 +114,6 @@ class Request:
 
     @property
     def is_parcel(self) -> bool:
-        """Whether it travels as rows."""
         few = self.rows is not None and len(self.rows) <= PARCEL_ROWS and self.size <= PARCEL_BYTES
         return self.parcel is not None or (few and self.batch is None)
 

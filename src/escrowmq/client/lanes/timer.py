@@ -31,7 +31,6 @@ class Timer:
         tell_in_child(self)
 
     def on_fork(self) -> None:
-        """In a forked child: closed."""
         self._wake = threading.Condition()
         self._closed = True
 

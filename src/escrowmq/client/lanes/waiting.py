@@ -168,11 +168,9 @@ class Sender:
         self._thread.start()
 
     def put(self, call: Callable[[], object]) -> None:
-        """Call ``call`` on the thread, after the calls that were put before."""
         self._work.put(call)
 
     def close(self) -> None:
-        """End the thread after these calls."""
         self._work.put(None)
         if self._thread is not threading.current_thread():
             self._thread.join(CLOSE_SECONDS)

@@ -10,8 +10,9 @@ import inspect
 import logging
 import threading
 import time
+from asyncio import AbstractEventLoop
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -64,31 +65,6 @@ AnyChecker = Decide | BatchChecker | IdChecker
 """The checker of a producer."""
 
 
-class Whole:
-    """A batch or id checker as a function of a CHECKS batch, with an ENDING batch as its answer."""
-
-    def __init__(self, checker: AnyChecker, judge: Judge) -> None:
-        self._by_id = getattr(checker, "decide_ids", None)
-        self._by_batch = getattr(checker, "decide_batch", None)
-        self._judge = judge
-
-    def ask(self, batch: pa.RecordBatch) -> Any:
-        """Return the checker's own answer; of an async one an awaitable."""
-        if self._by_id is not None:
-            return self._by_id(distinct_ids(batch))
-        assert self._by_batch is not None  # see takes_batches
-        return self._by_batch(list(checks_of(batch)))
-
-    def answers(self, batch: pa.RecordBatch, given: Any) -> pa.RecordBatch:
-        """Return the answers to a batch as decisions, UNKNOWN for invalid ones. Raises Misuse(BAD_ARGUMENT) if there is
-        not one per check, or a column has other values."""
-        ids = distinct_ids(batch)
-        if not isinstance(given, np.ndarray | pa.Array | pa.ChunkedArray):
-            given = self._judge.each(given if isinstance(given, Iterable) else [given])
-        outcomes = pa.array(outcome_column(given, len(ids)))
-        return pa.RecordBatch.from_arrays([ids, outcomes], schema=schemas.ENDING)
-
-
 def takes_batches(checker: AnyChecker) -> bool:
     """Return whether a checker takes whole batches. Raises Misuse(BAD_ARGUMENT) for an object that is no checker."""
     if callable(getattr(checker, "decide_ids", None)) or callable(getattr(checker, "decide_batch", None)):
@@ -99,7 +75,7 @@ def takes_batches(checker: AnyChecker) -> bool:
     return False
 
 
-def validate_checker(checker: AnyChecker, loop: asyncio.AbstractEventLoop | None) -> None:
+def validate_checker(checker: AnyChecker, loop: AbstractEventLoop | None) -> None:
     """Raise Misuse(BAD_ARGUMENT) for an object that is no checker, and for a coroutine function without a loop."""
     if is_coroutine_function(checker) and loop is None:
         hint = "use a plain function, or a bus of escrowmq.aconnect"
@@ -171,14 +147,14 @@ class CheckLoop:
         self,
         session: Session,
         checker: AnyChecker,
-        pool: ThreadPoolExecutor,
+        pool: Executor,
         answers: Lane,
-        loop: asyncio.AbstractEventLoop | None = None,
+        loop: AbstractEventLoop | None,
     ) -> None:
         self._session = session
         self.judge = Judge(checker, _log)
-        self._whole = Whole(checker, self.judge) if takes_batches(checker) else None
-        self._decide: Decide = checker  # type: ignore[assignment]  # a function, where it is used
+        self._checker: Any = checker
+        self._takes_batches = takes_batches(checker)
         self._pool = pool
         self._answers = answers
         self._loop = loop
@@ -193,7 +169,6 @@ class CheckLoop:
         self._thread.start()
 
     def attend(self, present: bool) -> None:
-        """Unsubscribe for a while, or subscribe again: without a subscriber no attempt is counted."""
         (self._present.set if present else self._present.clear)()
 
     def close(self) -> None:
@@ -250,14 +225,13 @@ class CheckLoop:
 
     def _on_check(self, batch: pa.RecordBatch) -> None:
         with suppress(RuntimeError):  # closing: the check goes to another member
-            if self._whole is not None:
-                self._begin(self._whole.ask, batch, self._answer_whole)
+            if self._takes_batches:
+                self._begin(self._ask_whole, batch, self._answer_whole)
             else:
                 for check in checks_of(batch):
-                    self._begin(self._decide, check, self._answer)
+                    self._begin(self._checker, check, self._answer)
 
     def _begin(self, ask: Callable[[Any], Any], question: Any, answer: _OnAnswer) -> None:
-        """Call the checker on the event loop, or on a thread of the pool."""
         if self._to_await:
             self._start_task(ask(question), question, answer)
         else:
@@ -283,14 +257,23 @@ class CheckLoop:
 
         self._loop.call_soon_threadsafe(start)
 
+    def _ask_whole(self, batch: pa.RecordBatch) -> Any:
+        """Call a batch or id checker with a CHECKS batch."""
+        if (by_id := getattr(self._checker, "decide_ids", None)) is not None:
+            return by_id(distinct_ids(batch))
+        return self._checker.decide_batch(list(checks_of(batch)))
+
     def _answer_whole(self, batch: pa.RecordBatch, result: Callable[[], Any]) -> None:
-        assert self._whole is not None
+        ids = distinct_ids(batch)
         try:
-            answers = self._whole.answers(batch, result())
+            given = result()
+            if not isinstance(given, np.ndarray | pa.Array | pa.ChunkedArray):
+                given = self.judge.each(given if isinstance(given, Iterable) else [given])
+            outcomes = outcome_column(given, len(ids))
         except Exception as problem:
-            count = len(distinct_ids(batch))
-            self.judge.blame(problem, count, trace=not isinstance(problem, Misuse))
-            answers = self._whole.answers(batch, np.full(count, Outcome.UNKNOWN, np.uint8))
+            self.judge.blame(problem, len(ids), trace=not isinstance(problem, Misuse))
+            outcomes = np.full(len(ids), Outcome.UNKNOWN, np.uint8)
+        answers = pa.RecordBatch.from_arrays([ids, pa.array(outcomes)], schema=schemas.ENDING)
         step = self._session.checker.limits.max_batch_rows
         with suppress(EscrowError):  # closing: the checks go to another member
             for start in range(0, answers.num_rows, step):

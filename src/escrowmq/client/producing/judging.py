@@ -46,7 +46,6 @@ class Judge:
         self._causes: set[str] = set()
 
     def one(self, answer: Any) -> Outcome:
-        """Return the outcome of one answer."""
         try:
             return outcome_of(answer, self.name)
         except Misuse as problem:

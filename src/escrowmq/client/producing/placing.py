@@ -77,7 +77,6 @@ class Producing(Protocol):
     sessions: list[Session]
 
     def rotate(self, kind: Exchange) -> int: ...
-    def repeats(self, kind: Exchange, problem: Unknown) -> bool: ...
     def is_there(self, shard: int) -> bool: ...
     def codec(self, kind: Exchange, number: int) -> OutgoingCodec: ...
     def lane(self, kind: Exchange, number: int) -> Lane: ...
@@ -121,7 +120,8 @@ class Placement:
 
     async def failed(self, problem: EscrowError) -> bytes | None:
         """Return the id for the next try (None: any) after a failed one; raise ``problem`` if there is no next try."""
-        if isinstance(problem, Unknown) and self.fixed is None and self._production.repeats(self._kind, problem):
+        repeats = self._kind is Exchange.SEND and self._production.choice.failover == "repeat" and self.fixed is None
+        if repeats and problem.code is Code.DISCONNECTED and isinstance(problem, Unknown) and problem.message_id:
             return problem.message_id
         if problem.code is not Code.BROKER_AWAY:
             raise problem
@@ -201,7 +201,6 @@ class BatchPlacement:
         return receipts(batch, rows, answers)
 
     async def _first(self) -> int:
-        """Return the broker whose limits apply to the batch."""
         return self._only if self._only is not None else await Placement(self._production, self._kind, None).number()
 
     def _place(self, data: Any, first: int) -> tuple[pa.RecordBatch, Ints, Bools]:

@@ -1,24 +1,21 @@
-"""The producer: messages, transactions, decisions; :class:`Producer` blocks, :class:`AsyncProducer` is awaited.
+"""The producer: messages, transactions, decisions. :class:`Producer` blocks, :class:`AsyncProducer` is awaited.
 
 Quality of service, per producer:
 
-- ``qos=0``, at most once: fire and forget. The message joins a bounded queue and is never sent again; what does not fit
-  is dropped and counted in :attr:`Producer.dropped`. Its receipt has no id, position or offset.
-- ``qos=1``, at least once: a success means durable. The client itself sends again under the same message ids after a
-  lost connection, and the broker drops what it has; but a caller that repeats a call after Unknown makes a new message.
-- ``qos=2``, exactly once into the queue: as 1, and the caller's repeats are de-duplicated too, by giving the same
-  ``message_id`` each time: the caller's own id (``"order-17"``), or the ``message_id`` of the Unknown that was raised.
-  This holds within the broker's ``dedup_window``. A message without an id gets one, as with 1.
+- ``qos=0``, at most once: the message joins a bounded queue and is never sent again. If the queue is full it is dropped
+  and counted in :attr:`Producer.dropped`. Its receipt has no id, position or offset.
+- ``qos=1``, at least once: a success means durable. After a lost connection the client sends again under the same ids,
+  which the broker de-duplicates; but a caller that repeats a call after Unknown makes a new message.
+- ``qos=2``, exactly once into the queue, within the broker's ``dedup_window``: as 1, and repeats of the caller are
+  de-duplicated by their ``message_id``: the caller's own (``"order-17"``), or that of the Unknown that was raised.
 
-And whether the end of a transaction is waited for, per producer:
+Ends of transactions, per producer:
 
-- ``confirm="answered"`` (the default): what ends a transaction returns when the broker has answered, so the decision is
-  durable, or raises.
-- ``confirm="oneway"``: it returns ``Code.SENT`` once the end was added to what is about to leave. The client sends it,
-  and sends it again after a lost connection until ``timeout``; nobody learns by the call whether the decision was
-  taken. It is counted: :attr:`Producer.refused_ends`, :attr:`Producer.unknown_ends`. With a checker the broker asks
-  about a transaction whose end never came; without one it stays undecided until it is ended by id, or is parked.
-  Batches of ends are always answered.
+- ``confirm="answered"`` (the default): the call returns when the decision is durable, or raises.
+- ``confirm="oneway"``: the call returns ``Code.SENT`` at once. The client sends the end, and sends it again after a
+  lost connection until ``timeout``; refused and unknown ends are only counted (:attr:`Producer.refused_ends`,
+  :attr:`Producer.unknown_ends`). With a checker the broker checks a transaction whose end never came; without one it
+  stays undecided until it is ended by id, or is parked. Batches of ends are always answered.
 """
 
 from __future__ import annotations
@@ -89,14 +86,13 @@ class ProducerBase(Generic[TransactionT]):
 
     @property
     def refused_ends(self) -> int:
-        """Ends that nobody waited for and that surely did not take effect: the transaction was decided the other way or
-        has expired, the producer was fenced, the broker was away. The log names one now and then."""
+        """Oneway ends that surely had no effect: the transaction was decided the other way or has expired, the producer
+        was fenced, the broker was away. The log names one now and then."""
         return self._production.tally.refused
 
     @property
     def unknown_ends(self) -> int:
-        """Ends that nobody waited for and that were not answered within ``timeout`` or until :meth:`close`: they may
-        have taken effect."""
+        """Oneway ends without an answer within ``timeout`` or until :meth:`close`. They may have had effect."""
         return self._production.tally.unknown
 
     def checker(self, decide: CheckerT) -> CheckerT:
@@ -104,21 +100,21 @@ class ProducerBase(Generic[TransactionT]):
 
         A function of one :class:`~escrowmq.model.Check`, or an object that answers a whole batch in one call: with
         ``decide_ids(ids)`` (columns in, columns out; see :class:`~escrowmq.client.producing.checker.IdChecker`), such
-        as ``outbox.Barrier``, or with ``decide_batch(checks)``. An exception is UNKNOWN, for a batch to all of its
-        questions; so is an answer that is no Outcome. Both are logged once per cause and counted in :attr:`unanswered`.
-        On an event loop these may be coroutine functions.
+        as ``outbox.Barrier``, or with ``decide_batch(checks)``. On an event loop these may be coroutine functions. An
+        exception (for a whole batch), or an answer that is no Outcome, is UNKNOWN; it is logged once per cause and
+        counted in :attr:`unanswered`.
         """
         self._production.set_checker(decide)
         return decide
 
     @property
     def unanswered(self) -> int:
-        """Questions that the checker left open: it raised, or gave what is no outcome. The broker asks them again."""
+        """Checks without an answer: the checker raised, or returned no outcome. The broker repeats them."""
         return self._production.unanswered
 
     def attend(self, present: bool) -> None:
-        """Stop being asked for a while, or be asked again, if what the checker needs is away: a question that is
-        answered UNKNOWN counts towards ``check_max``, a question that finds no producer to ask does not."""
+        """Stop or resume receiving checks, for example while the checker's database is away: a check that is answered
+        UNKNOWN counts towards ``check_max``, a check without any producer does not."""
         self._production.attend(present)
 
     def transaction(self) -> TransactionT:
@@ -134,7 +130,7 @@ class ProducerBase(Generic[TransactionT]):
 
 
 class AsyncProducer(ProducerBase[AsyncTransaction], AsyncCloses):
-    """As :class:`Producer`, to await."""
+    """The awaitable form of :class:`Producer`."""
 
     def __init__(self, production: Production) -> None:
         super().__init__(production, AsyncTransaction)
@@ -146,8 +142,8 @@ class AsyncProducer(ProducerBase[AsyncTransaction], AsyncCloses):
 
         ``key``, ``tag``, ``properties``, ``delay`` (seconds), ``queue`` and ``message_id`` as in :class:`Message`.
 
-        Raises Misuse or Rejected before anything leaves if it is unusable or over a limit; Rejected, Overloaded or
-        Denied if the broker refused it; Unknown if there was no answer in time.
+        Raises Misuse or Rejected, before it is sent, if it is invalid or over a limit; Rejected, Overloaded or Denied
+        if the broker refused it; Unknown without an answer in time.
         """
         if "check_immunity" in options:
             raise TypeError("send() got an unexpected keyword argument 'check_immunity'")
@@ -156,40 +152,36 @@ class AsyncProducer(ProducerBase[AsyncTransaction], AsyncCloses):
     async def send_batch(self, messages: Any, *, shard: int | None = None) -> Receipts:
         """Send many at once: an iterable of :class:`Message`, a record batch or a table with columns of OUTGOING.
 
-        One typed result per row: refused rows do not stop the others. ``shard`` names the broker that all of them go
-        to, whatever their keys (see :meth:`place`). Raises only when the whole is unusable or its outcome Unknown.
+        One typed result per row: refused rows do not stop the others. ``shard``: the broker of all of them, whatever
+        their keys (see :meth:`place`). Raises only if the whole batch is invalid or its outcome Unknown.
         """
         return await self._production.produce_batch(Exchange.SEND, messages, shard)
 
     async def place(self, keys: pa.Array) -> npt.NDArray[np.int64]:
-        """Return the shard of the broker that messages with these keys would go to, one per row; those with a null key
-        go to the brokers that are there in rotation. A broker that was never met has no shard yet: a number below -1
-        stands for its place in the URL, and means the same wherever a shard is asked for, as long as the URL names the
-        same brokers in the same order.
+        """Return the shard of the broker of messages with these keys, one per row; null keys go to the reachable
+        brokers in rotation. A broker that was never reached has no shard yet: a number below -1 stands for its place in
+        the URL, and is valid as a shard as long as the URL names the same brokers in the same order.
 
-        For programs that must remember it: a message that is sent again must go to the broker that may have it already.
+        For programs that must store it, because the repeat of a message must go to the same broker.
         """
         return await self._production.waiting.away(self._production.place, keys)
 
     # Transactions
 
     async def wait_until_listening(self, timeout: float = 10.0) -> bool:
-        """Wait until every broker that is there counts this producer among those to ask; False if not within
-        ``timeout`` seconds.
-
-        Raises Fenced if a newer process has this producer's name: it is asked in this one's place.
-        """
+        """Wait until every reachable broker sends checks to this producer; False if not within ``timeout`` seconds.
+        Raises Fenced if a newer process has this producer's name and receives them instead."""
         return await self._production.waiting.away(self._production.listening, timeout)
 
     async def send_in_transaction(
         self, message: Message, local_transaction: LocalTransaction, arg: Any = None
     ) -> TransactionResult:
-        """Send a half message, run ``local_transaction(message, arg)``, end the transaction with what it returns.
+        """Send a half message, run ``local_transaction(message, arg)``, end the transaction with its result.
 
-        An exception of the local transaction is UNKNOWN: the check-back will ask. If the end failed, ``status`` has its
-        code and the check-back settles it; with ``confirm="oneway"`` it is SENT. Raises if the half message was not
-        taken; Misuse(NO_OUTCOME) if the local transaction gave anything but an Outcome, such as None, True or "COMMIT":
-        the transaction is left undecided then, and the check-back asks.
+        An exception of the local transaction is UNKNOWN, and left to the check-back. If the end failed, ``status`` has
+        its code and the check-back settles it; with ``confirm="oneway"`` it is SENT. Raises if the half message was
+        refused; Misuse(NO_OUTCOME) if the local transaction returned no Outcome (None, True, "COMMIT"): then the
+        transaction is left to the check-back.
         """
         production = self._production
         production.need_checker()
@@ -218,49 +210,43 @@ class AsyncProducer(ProducerBase[AsyncTransaction], AsyncCloses):
         **options: Unpack[HalfMessageOptions],
     ) -> Receipt:
         """Send one half message: of a new transaction, or of ``transaction_id``. The receipt has the transaction's id.
-
-        The other options as for :meth:`send`, and ``check_immunity``, seconds before the first check-back.
-        """
+        Other options as for :meth:`send`, and ``check_immunity``, seconds before the first check-back."""
         self._production.need_checker()
         return await self._production.produce(Exchange.PREPARE, topic, body, transaction_id, **options)
 
     async def prepare_batch(self, messages: Any, *, shard: int | None = None) -> Receipts:
-        """Return half messages, one transaction each, columns in; ``receipts.transactions`` goes into
-        :meth:`end_batch`.
-
-        ``shard`` as in :meth:`send_batch`.
-        """
+        """Send half messages, one transaction each, as :meth:`send_batch`. Pass ``receipts.transactions`` to
+        :meth:`end_batch`."""
         self._production.need_checker()
         return await self._production.produce_batch(Exchange.PREPARE, messages, shard)
 
     async def commit(self, transaction_id: AnyTransactionId) -> Code:
-        """Commit by id, from any process of the group. COMMITTED or ALREADY_COMMITTED; raises CONFLICT, and so on.
-        SENT, and raises as :meth:`end`, with ``confirm="oneway"``.
+        """Commit by id, from any process of the group. Returns COMMITTED or ALREADY_COMMITTED, or SENT with
+        ``confirm="oneway"``. Raises CONFLICT and so on.
 
         The id is the transaction's, or the ``message_id`` that the producer gave to a half message of it (a text that
-        is not the printed form of a transaction id): that is looked up in this producer group first. Raises
+        is not the printed form of a transaction id), which is looked up in this producer group. Raises
         UNKNOWN_TRANSACTION if there is none, BAD_ARGUMENT, which names them, if there are several.
         """
         return require(COMMIT, await self._production.end(transaction_id, COMMIT))
 
     async def rollback(self, transaction_id: AnyTransactionId) -> Code:
-        """Roll back by id, the transaction's or a message's as for :meth:`commit`, from any process of the group.
-        ROLLED_BACK or ALREADY_ROLLED_BACK; raises otherwise. SENT as for :meth:`commit`."""
+        """Roll back by id, as :meth:`commit`. Returns ROLLED_BACK, ALREADY_ROLLED_BACK or SENT."""
         return require(ROLLBACK, await self._production.end(transaction_id, ROLLBACK))
 
     async def end(self, transaction_id: AnyTransactionId, outcome: Outcome, *, confirm: Confirm | None = None) -> Code:
-        """End a transaction by id; what the broker answered. NOTED for UNKNOWN. Raises what is an error.
+        """End a transaction by id. Returns the broker's answer (NOTED for UNKNOWN) or raises its error.
 
-        ``confirm`` is the producer's own unless it is given. ``"oneway"``: SENT, at once, whatever becomes of it; only
-        the first call to a broker waits, for the session. Raises Overloaded if too many wait to be sent (QUEUE_FULL) or
-        if the transaction's broker, of several, is known to be away (BROKER_AWAY); Unknown(CLOSED) after :meth:`close`.
+        ``confirm`` (None: the producer's) ``"oneway"``: returns SENT at once; only the first call to a broker waits,
+        for the session. Raises Overloaded if too many ends wait to be sent (QUEUE_FULL) or if the transaction's broker,
+        of several, is known to be away (BROKER_AWAY); Unknown(CLOSED) after :meth:`close`.
         """
         return await self._production.end(transaction_id, outcome, confirm)
 
     async def end_batch(self, transaction_ids: Any, outcomes: Any) -> EndResults:
         """End many: ids as an Arrow column (``receipts.transactions``), NumPy records or an iterable; one outcome for
-        all, or a column of them. One typed result per row; a null id is UNKNOWN_TRANSACTION. Always answered, whatever
-        ``confirm`` is."""
+        all, or a column. Returns one typed result per row (UNKNOWN_TRANSACTION for a null id), whatever ``confirm`` is.
+        """
         return await self._production.end_batch(transaction_ids, outcomes)
 
     # Writers of numbered batches
@@ -268,10 +254,10 @@ class AsyncProducer(ProducerBase[AsyncTransaction], AsyncCloses):
     async def commit_batch(self, writer: str, batch: int, transaction_ids: Iterable[TransactionId]) -> BatchCommit:
         """Commit these transactions as batch number ``batch`` of ``writer``, all at once and only once.
 
-        A repeat, also by another process and with other transactions (the batch was computed anew), finds the batch
-        decided and publishes nothing. Whatever else is undecided in this producer group has lost and is rolled back, so
-        a writer has a producer group of its own, and ends one batch before it begins the next. Raises CONFLICT,
-        EXPIRED, WRONG_GROUP, ... with nothing changed at that broker; Unknown: try again with the same arguments.
+        A repeat, also by another process and with other transactions (the batch was computed again), finds the batch
+        decided and publishes nothing. All other undecided transactions of this producer group are rolled back, so a
+        writer has a producer group of its own, and ends one batch before it begins the next. Raises CONFLICT, EXPIRED,
+        WRONG_GROUP, ... with nothing changed at that broker; Unknown: try again with the same arguments.
         """
         ids = list(transaction_ids)
         return await self._production.waiting.away(commit_batch, self._production, writer, batch, ids)
@@ -283,13 +269,12 @@ class AsyncProducer(ProducerBase[AsyncTransaction], AsyncCloses):
     # The end
 
     async def flush(self, timeout: float | None = None) -> bool:
-        """Wait until everything sent (qos=0 and ``confirm="oneway"``, too) was answered; False if not within
-        ``timeout`` (the producer's own)."""
+        """Wait until all sent messages and ends are answered; False if not within ``timeout`` (the producer's own)."""
         patience = self._production.timeout if timeout is None else timeout
         return await self._production.waiting.away(self._production.drain, patience)
 
     async def close(self) -> None:
-        """Stop answering checks, let what is on its way finish, refuse what comes."""
+        """Stop answering checks, wait for requests in flight, refuse new ones."""
         await self._close()
 
 

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, Unpack
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +31,7 @@ from escrowmq.client.producing.own_ids import AnyTransactionId, is_transaction_i
 from escrowmq.client.producing.placing import PAUSE_SECONDS, BatchPlacement, Choice, Placement, end_parts
 from escrowmq.client.producing.results import EndResults, Receipts, receipts
 from escrowmq.client.producing.session import Session
-from escrowmq.errors import Code, EscrowError, Misuse, Overloaded, Unknown, error
+from escrowmq.errors import Code, EscrowError, Misuse, Overloaded, error
 from escrowmq.message.ids import id_bytes, id_column
 from escrowmq.message.limits import byte_lengths
 from escrowmq.message.names import check_name
@@ -112,26 +112,21 @@ class Production:
     # Single messages and decisions
 
     def produce(
-        self,
-        kind: Exchange,
-        topic: str | Message,
-        body: bytes | None = None,
-        joined: TransactionId | None = None,
-        **options: Unpack[HalfMessageOptions],
+        self, kind: Exchange, topic: str | Message, body: Any = None, joined: TransactionId | None = None, **more: Any
     ) -> Awaitable[Receipt]:
         """Send a message, or prepare a half message: of a new transaction, or of the one that is ``joined``. Returns an
         awaitable: the lane's own if the message can join it at once, so that no coroutine is made."""
         if hooks.installed:
-            return self._produce_with_hooks(kind, topic, body, joined, **options)
+            return self._produce_with_hooks(kind, topic, body, joined, **more)
         lane = self._straight_preparing if kind is Exchange.PREPARE else self._straight_sending
         if lane is None or isinstance(topic, Message):
-            return self._produce(kind, topic, body, joined, **options)
+            return self._produce(kind, topic, body, joined, **more)
         transaction = None
         if joined is not None:
             if self.router.known_shard(joined.shard) is None:
-                return self._produce(kind, topic, body, joined, **options)
+                return self._produce(kind, topic, body, joined, **more)
             transaction = bytes(joined)
-        row = self.sessions[0].checker.row(topic, body, transaction=transaction, **options)
+        row = self.sessions[0].checker.row(topic, body, transaction=transaction, **more)
         return lane.call(row, row_size(row))
 
     async def _produce_with_hooks(
@@ -152,18 +147,13 @@ class Production:
         return receipt
 
     async def _produce(
-        self,
-        kind: Exchange,
-        topic: str | Message,
-        body: bytes | None = None,
-        joined: TransactionId | None = None,
-        **options: Unpack[HalfMessageOptions],
+        self, kind: Exchange, topic: str | Message, body: Any, joined: TransactionId | None, **options: Any
     ) -> Receipt:
         """Send or prepare one message, opening the session if necessary."""
         if isinstance(topic, Message):
             if body is not None:
                 raise Misuse(Code.BAD_ARGUMENT, "a Message has its own body")
-            options = {name: getattr(topic, name) for name in _OPTIONS}  # type: ignore[assignment]
+            options = {name: getattr(topic, name) for name in _OPTIONS}
             body, topic = topic.body, topic.topic
         half = kind is Exchange.PREPARE
         number, placement = 0, None
@@ -234,7 +224,6 @@ class Production:
         return code
 
     async def _end_of_message(self, message_id: str, outcome: Outcome, confirm: Confirm | None) -> Code:
-        """End the transaction of this group whose half message has this id."""
         find = partial(transaction_of_message, self.router, message_id, self.group, self.timeout)
         return await self.end(await self.waiting.away(find), outcome, confirm, hooked=True)
 
@@ -339,7 +328,6 @@ class Production:
         return receipts(batch, [rows for rows, _ in parts], [answer for answer, _ in answers])
 
     async def end_batch(self, transaction_ids: Any, outcomes: Any) -> EndResults:
-        """End many; see :meth:`Producer.end_batch`."""
         ids = id_column(transaction_ids)
         column = outcome_column(outcomes, len(ids))
         codes = np.full(len(ids), Code.UNKNOWN_TRANSACTION, np.uint8)  # that of rows with a null id
@@ -348,17 +336,7 @@ class Production:
 
     # Where things go
 
-    def _number(self, kind: Exchange, key: str | None, identity: Any = None) -> int:
-        """Return the broker of a message with this key, else with this id of the caller's, whose repeats must go to the
-        same broker."""
-        if isinstance(key, str):
-            return broker_of(key, len(self.sessions))
-        if isinstance(identity, str | bytes | uuid.UUID):
-            return broker_of(message_bytes(identity).hex(), len(self.sessions))
-        return self.rotate(kind)
-
     def rotate(self, kind: Exchange) -> int:
-        """Return the broker of the next message that any broker may take."""
         lanes = self._by_kind[kind]
         return self.router.next_in_rotation(
             lambda number: (lane := lanes[number]) is None or not (lane.broken or lane.overdue)
@@ -370,21 +348,16 @@ class Production:
         if joined is not None:
             return Placement(self, kind, await self.broker(joined.shard))
         await self.meet()
-        fixed = isinstance(key, str) or isinstance(identity, str | bytes | uuid.UUID)
-        return Placement(self, kind, self._number(kind, key, identity) if fixed else None)
-
-    def repeats(self, kind: Exchange, problem: Unknown) -> bool:
-        """Return whether the producer chose that a message that may have reached one broker goes to another."""
-        chosen = kind is Exchange.SEND and self.choice.failover == "repeat"
-        return chosen and problem.code is Code.DISCONNECTED and problem.message_id is not None
+        name = key if isinstance(key, str) else None
+        if name is None and isinstance(identity, str | bytes | uuid.UUID):  # its repeats must go to the same broker
+            name = message_bytes(identity).hex()
+        return Placement(self, kind, None if name is None else broker_of(name, len(self.sessions)))
 
     def is_there(self, shard: int) -> bool:
-        """Return whether the broker of a shard is known and not away."""
         number = self.router.known_shard(shard)
         return number is not None and not self.router.presence.away(number)
 
     def codec(self, kind: Exchange, number: int) -> OutgoingCodec:
-        """Return the codec of an open lane of SEND or PREPARE."""
         return self._codecs[kind, number]
 
     def lane(self, kind: Exchange, number: int) -> Lane:
@@ -414,7 +387,7 @@ class Production:
         if self._several:
             with suppress(Overloaded):  # keys have their brokers, reachable or not
                 self.router.presence.meet(self.timeout)
-        numbers = self.router.spread(keys, lambda: self._number(Exchange.SEND, None))
+        numbers = self.router.spread(keys, lambda: self.rotate(Exchange.SEND))
         names = np.zeros(len(self.router), np.int64)
         for number in np.unique(numbers).tolist():
             names[number] = self.router.name_of(number, self.timeout)
@@ -451,7 +424,6 @@ class Production:
                 self._loops.append(CheckLoop(session, decide, self._pool, answers, self.waiting.loop))
 
     def attend(self, present: bool) -> None:
-        """Begin or stop to receive checks."""
         for loop in self._loops:
             loop.attend(present)
 
@@ -466,7 +438,6 @@ class Production:
         return all(one is not False for one in listening) and any(listening)
 
     def _await_listening(self, number: int, deadline: float) -> bool | None:
-        """Wait until a broker sends checks to this producer; None for one of several that is away."""
         while not self._loops[number].listening.wait(min(WAIT_STEP, max(deadline - time.monotonic(), 0.0))):
             if self._several and self.router.presence.away(number):
                 return None
@@ -476,13 +447,11 @@ class Production:
 
     @property
     def unanswered(self) -> int:
-        """Checks that the checker left open."""
         return sum(loop.judge.unanswered for loop in self._loops)
 
     # The end
 
     def on_fork(self) -> None:
-        """In a forked child: closed."""
         self._closed = True
         self._loops, self._pool = [], None
 

@@ -32,14 +32,7 @@ class Session:
     use the same instance name. ``policy``: the check-back rules of a group that is new."""
 
     def __init__(
-        self,
-        link: Link,
-        group: str,
-        instance: str,
-        timeout: float,
-        *,
-        named: bool = True,
-        policy: CheckPolicy | None = None,
+        self, link: Link, group: str, instance: str, timeout: float, *, named: bool, policy: CheckPolicy | None
     ) -> None:
         self.link = link
         self.number: int | None = None
@@ -102,5 +95,4 @@ class Session:
         return patient_action(self.link, OPEN_SESSION(request), deadline, attendance)["session"]
 
     def options(self, **more: Any) -> ExchangeOptions:
-        """Return the options of its exchanges, with ``more``."""
         return cast(ExchangeOptions, {"session": self.number or 0, **more})

@@ -104,7 +104,6 @@ class _Ahead(Fetcher):
             self._changed.wait_for(lambda: self.has_something() or self._reading.closed.is_set(), seconds)
 
     def wake(self) -> None:
-        """Wake all waiters after close."""
         with self._changed:
             self._changed.notify_all()
 

@@ -112,7 +112,6 @@ class Reading:
         tell_in_child(self)
 
     def on_fork(self) -> None:
-        """In a forked child: closed."""
         self.closed, self._filling, self._threads = threading.Event(), threading.Lock(), None
         self.closed.set()
 
@@ -128,7 +127,6 @@ class Reading:
         self._move({partition: found[partition] for partition in chosen}, self._start, unnamed="head")
 
     def missing(self) -> list[Missing]:
-        """Return the brokers from which nothing is read now."""
         reasons = dict.fromkeys(self._late.copy(), "it did not answer when this reader was made")
         return missing_brokers(self.router, reasons)
 
@@ -256,13 +254,11 @@ class Reading:
             return stream.partition, batch, self.positions[stream.partition]
 
     def close(self) -> None:
-        """Fetch no more."""
         self.closed.set()
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _next_batch(self) -> bool:
-        """Get the next batch of the open stream. Returns whether there is one."""
         stream = self._stream
         if stream is None:
             return False
@@ -283,7 +279,6 @@ class Reading:
         return True
 
     def _open_next(self) -> bool:
-        """Begin to read the next partition that has messages. Returns whether there is one."""
         self._collect()
         for number in self._came & self._late:
             self._came.discard(number)
@@ -347,7 +342,6 @@ class Reading:
                 self._add(poll.result())
 
     def _collect(self) -> None:
-        """Take in the answers of the polls that are done."""
         for number, (_, poll) in list(self._polls.items()):
             if poll.done():
                 del self._polls[number]

@@ -78,25 +78,13 @@ def _place(known: Columns, *names: str) -> str | None:
 
 def _message(row: Columns, topic: str, time: str, convert: Callable[[Columns], tuple[Columns, Columns]]) -> Columns:
     """Return a row of DELIVERY; a damaged one, of which nothing is known, without content."""
-    message = {
-        **dict.fromkeys(DELIVERY.names),
-        "topic": topic,
-        "queue": 0,
-        "offset": row["position"],
-        "stored_us": row.get(time, 0),
-        "position": row["position"],
-        "lease": -1,
-        "attempt": 0,
-        DAMAGED_COLUMN: row.get(DAMAGED_COLUMN),
-    }
-    if not row.get(DAMAGED_COLUMN):
+    position, time_us, damaged = row["position"], row.get(time, 0), row.get(DAMAGED_COLUMN)
+    message = dict.fromkeys(DELIVERY.names) | {"lease": -1, "attempt": 0, DAMAGED_COLUMN: damaged}
+    message |= {"topic": topic, "queue": 0, "offset": position, "position": position, "stored_us": time_us}
+    if not damaged:
         properties, more = convert(row)
-        message |= {
-            "properties": [(name, str(value)) for name, value in properties.items() if value is not None],
-            "message_id": row["position"].to_bytes(16, "big"),
-            "born_us": row.get(time, 0),
-            **more,
-        }
+        texts = [(name, str(value)) for name, value in properties.items() if value is not None]
+        message |= {"properties": texts, "message_id": position.to_bytes(16, "big"), "born_us": time_us, **more}
     return message
 
 
