@@ -4,17 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Literal, Unpack
 
+from escrowmq.client import entries
 from escrowmq.client.admin.asking import Asking, given, single, with_body
 from escrowmq.client.altering import ProducersChanges, producers_request, signed
-from escrowmq.client.entries import (
-    AlteredProducers,
-    ForgottenWriter,
-    Producer,
-    Transaction,
-    TransactionDetails,
-    UndecidedTransactions,
-    Writer,
-)
+from escrowmq.client.entries import UndecidedTransactions
 from escrowmq.client.links.answers import Listing
 from escrowmq.client.producing.own_ids import AnyTransactionId
 from escrowmq.errors import Code
@@ -35,7 +28,7 @@ class TransactionsAdmin(Asking):
         limit: int | None = None,
         *,
         cause: str | None = None,
-    ) -> Listing[Transaction]:
+    ) -> Listing[entries.Transaction]:
         """Return transactions by state ("open", "parked", ...), producer group, age in seconds, and ``cause`` (see
         :meth:`transactions_summary`); at most ``limit`` per broker."""
         request = given(transactions.List, state=state, group=group, older_than=older_than, cause=cause)
@@ -49,7 +42,7 @@ class TransactionsAdmin(Asking):
 
     def transaction(
         self, transaction_id: AnyTransactionId, *, bodies: bool = False, why: str | None = None
-    ) -> TransactionDetails:
+    ) -> entries.TransactionDetails:
         """Return one transaction, its messages (with ``body``) and its timeline.
 
         If it was rolled back or has expired, bodies are None and ``withheld`` is true. ``bodies`` requests them, which
@@ -63,8 +56,9 @@ class TransactionsAdmin(Asking):
             revealed = self._ask(number, transactions.REVEAL(signed(request, why)))
             texts = {one["position"]: one["body_base64"] for one in revealed["bodies"]}
             answer["messages"] = [one | {"body_base64": texts.get(one["position"])} for one in answer["messages"]]
-        found: TransactionDetails = answer | {"messages": [with_body(message) for message in answer["messages"]]}
-        return found
+        details: entries.TransactionDetails = answer
+        details["messages"] = [with_body(message) for message in answer["messages"]]
+        return details
 
     def commit(self, transaction_id: AnyTransactionId, *, why: str | None = None, group: str | None = None) -> Code:
         """Commit a transaction. Raises CONFLICT if it was rolled back.
@@ -96,13 +90,13 @@ class TransactionsAdmin(Asking):
         request = transactions.Settle(ids=[str(identity)], outcome=outcome)
         return single(self._ask(number, transactions.SETTLE(signed(request, why))))
 
-    def producers(self) -> Listing[Producer]:
+    def producers(self) -> Listing[entries.Producer]:
         """Return all producer groups, with their undecided transactions."""
         return self._rows(producers.LIST({}), "producers")
 
     def alter_producers(
         self, group: str, *, why: str | None = None, **changes: Unpack[ProducersChanges]
-    ) -> Listing[AlteredProducers]:
+    ) -> Listing[entries.AlteredProducers]:
         """Give a producer group rules of its own, at every broker; it is made if it does not exist. Rules that are not
         given stay as they are, those in ``reset`` become the broker's again. They apply to undecided transactions, too.
 
@@ -112,11 +106,11 @@ class TransactionsAdmin(Asking):
         check_name(group, Code.BAD_GROUP_NAME)
         return self._rows(producers.ALTER(signed(producers_request(group, changes), why)), None)
 
-    def writers(self, limit: int | None = None) -> Listing[Writer]:
+    def writers(self, limit: int | None = None) -> Listing[entries.Writer]:
         """List writers of numbered batches (Spark queries, writes with a ``write_id``), ``limit`` per broker."""
         return self._pages(writers.LIST({}), "writers", limit)
 
-    def forget_writer(self, writer: str, *, why: str | None = None) -> Listing[ForgottenWriter]:
+    def forget_writer(self, writer: str, *, why: str | None = None) -> Listing[entries.ForgottenWriter]:
         """Forget a writer (as listed, or its query id or ``write_id``) and its producer group at every broker. If it
         writes again, its next batch counts, whatever its number is. Raises NOT_FOUND, CONFLICT while it has undecided
         transactions."""

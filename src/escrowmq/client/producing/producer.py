@@ -39,8 +39,6 @@ from escrowmq.client.producing.transaction import AsyncTransaction, Transaction,
 from escrowmq.client.producing.writers import BatchCommit, commit_batch, last_batch
 from escrowmq.errors import Code, EscrowError
 from escrowmq.model import (
-    COMMIT,
-    ROLLBACK,
     HalfMessageOptions,
     Message,
     MessageOptions,
@@ -228,11 +226,11 @@ class AsyncProducer(ProducerBase[AsyncTransaction], AsyncCloses):
         is not the printed form of a transaction id), which is looked up in this producer group. Raises
         UNKNOWN_TRANSACTION if there is none, BAD_ARGUMENT, which names them, if there are several.
         """
-        return require(COMMIT, await self._production.end(transaction_id, COMMIT))
+        return require(Outcome.COMMIT, await self._production.end(transaction_id, Outcome.COMMIT))
 
     async def rollback(self, transaction_id: AnyTransactionId) -> Code:
         """Roll back by id, as :meth:`commit`. Returns ROLLED_BACK, ALREADY_ROLLED_BACK or SENT."""
-        return require(ROLLBACK, await self._production.end(transaction_id, ROLLBACK))
+        return require(Outcome.ROLLBACK, await self._production.end(transaction_id, Outcome.ROLLBACK))
 
     async def end(self, transaction_id: AnyTransactionId, outcome: Outcome, *, confirm: Confirm | None = None) -> Code:
         """End a transaction by id. Returns the broker's answer (NOTED for UNKNOWN) or raises its error.

@@ -440,7 +440,7 @@ class Production:
     def _await_listening(self, number: int, deadline: float) -> bool | None:
         while not self._loops[number].listening.wait(min(WAIT_STEP, max(deadline - time.monotonic(), 0.0))):
             if self._several and self.router.presence.away(number):
-                return None
+                return None  # it does not count
             if time.monotonic() >= deadline:
                 return False
         return True

@@ -75,16 +75,20 @@ def message_at(rows: Rows, row: int) -> ReadMessage:
 
 
 class ReadBatch(Batch[ReadMessage]):
-    """Messages of one queue in order: ``arrow`` has schema DELIVERY with lease -1 and attempt 0 (or the chosen
-    columns). If some of them are damaged, it has the column ``damaged``, too, and nulls where content is lost."""
+    """Messages of one ``queue`` at the broker of a ``shard``, in order; ``next_offset``: where to continue.
 
-    __slots__ = ("_columns", "next_offset", "place")
+    ``arrow`` has schema DELIVERY with lease -1 and attempt 0 (or the chosen columns). If some of them are damaged, it
+    has the column ``damaged``, too, and nulls where content is lost.
+    """
+
+    __slots__ = ("_columns", "next_offset", "place", "queue", "shard")
     _message = ReadMessage
 
     def __init__(self, place: Partition, batch: pa.RecordBatch, next_offset: int, source: str) -> None:
         super().__init__(Rows(0, messages_of(source, batch)))
         self._columns = batch
         self.place = place
+        self.shard, self.queue = place
         self.next_offset = next_offset  # of a view: the position
 
     @property
@@ -94,16 +98,6 @@ class ReadBatch(Batch[ReadMessage]):
 
     def _at(self, row: int) -> ReadMessage:
         return message_at(self._rows, row)
-
-    @property
-    def shard(self) -> int:
-        """The broker's shard."""
-        return self.place[0]
-
-    @property
-    def queue(self) -> int:
-        """The queue of the topic."""
-        return self.place[1]
 
 
 class ReaderBase:
