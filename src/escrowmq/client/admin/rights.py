@@ -14,12 +14,12 @@ class RightsAdmin(Asking):
 
     def whoami(self) -> Listing[WhoAmI]:
         """Return the caller's principal and its rules, as each broker knows them."""
-        return self._rows(rights.WHOAMI({}), lambda answer: [answer])
+        return self._rows(rights.WHOAMI({}), None)
 
     def denials(self) -> Listing[Denials]:
         """Return the denied calls of each broker, by principal and missing right; of the last 1,000."""
-        return self._rows(rights.DENIALS({}), lambda answer: [answer])
+        return self._rows(rights.DENIALS({}), None)
 
     def reload_rights(self, *, why: str | None = None) -> Listing[ReloadedRights]:
         """Have each broker read its rights file now. An invalid file changes nothing and raises BAD_SETTING."""
-        return self._rows(rights.RELOAD(signed(rights.Reload(), why)), lambda answer: [answer])
+        return self._rows(rights.RELOAD(signed(rights.Reload(), why)), None)
