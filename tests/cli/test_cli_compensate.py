@@ -80,7 +80,7 @@ def cart(engine: sa.Engine) -> list[str]:
 
 
 def waiting(engine: sa.Engine, count: int = 3) -> list[str]:
-    """Cases that wait for a person; their ids."""
+    """Cases that need an operator; their ids."""
     ids = [bytes([number]) * 16 for number in range(count)]
     Journal(engine, "cart").begin("an epoch")
     Cases(engine, "cart", 1).record_failures(dict.fromkeys(ids, "no broker has it"))
@@ -98,7 +98,7 @@ def test_one_run_repairs_what_was_lost(run: Run, url: str, database: sa.Engine, 
     told = run("compensate", "status", "cart", "--json")
     assert told.code == 0
     assert (told.json["suspended_us"], told.json["sets"]["half"], told.json["cases"]["stuck"]) == (None, 0, 0)
-    assert "cases that wait for a person" in run("compensate", "status", "cart").out
+    assert "cases that need an operator" in run("compensate", "status", "cart").out
 
 
 def test_only_committing_and_sending_again(
@@ -158,7 +158,7 @@ def test_cases_are_listed_by_pages_and_dealt_with_by_name(run: Run, database: sa
 @pytest.mark.parametrize(
     ("words", "code", "told"),
     [
-        (("run", "cart", "-t", "orders", "--remedy", "pray"), Exit.USAGE, "handle, commit or resend"),
+        (("run", "cart", "-t", "orders", "--remedy", "pray"), Exit.USAGE, "one of handle, commit, resend"),
         (("run", "cart", "-t", "orders"), Exit.USAGE, "needs a --handler"),
         (("run", "cart", "-t", "orders", "--remedy", "commit", "--handler", "a:b"), Exit.USAGE, "no use"),
         (("run", "cart", "-t", "orders", "--handler", "nonsense"), Exit.USAGE, "MODULE:FUNCTION"),

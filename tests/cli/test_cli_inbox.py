@@ -67,9 +67,12 @@ def test_offsets_are_listed_moved_and_fenced(run: Run, shop: sa.Engine) -> None:
         Exit.REJECTED,
         [("CONFLICT", 9), ("OK", 7)],
     )
-    assert "can commit nothing" in run("inbox", "fence", "cart", "orders", "0000002a/0", "--why", "it is dead").err
+    assert (
+        "the previous owner is fenced"
+        in run("inbox", "fence", "cart", "orders", "0000002a/0", "--why", "it is dead").err
+    )
     assert run("inbox", "move", "cart", "orders", "2a/0", "--to", "0").code == Exit.OK
-    assert "nobody" in run("inbox", "offsets").out
+    assert "none" in run("inbox", "offsets").out
     assert [act for act, _ in recorded(run, shop)] == ["offsets.move", "offsets.fence", "offsets.move"]
     refused = run("inbox", "move", "cart", "orders", "orders-0", "--to", "0")
     assert (refused.code, "0000002a/3" in refused.err) == (Exit.USAGE, True)

@@ -44,7 +44,7 @@ def test_find_tells_a_story(run: Run, made: None, tmp_path: Path) -> None:
     ran = run("find", "m", "-d", database)
     assert (ran.code, ran.err) == (Exit.OK, "")
     assert "Group cart gave it up at " in ran.out
-    assert "can be done: dead_letters.retry, dead_letters.discard" in ran.out
+    assert "operations: dead_letters.retry, dead_letters.discard" in ran.out
     story = run("find", "m", "--json").json["stories"][0]
     assert (story["key"], story["state"], story["offers"][0]["act"]) == (HOSTILE, "dead", "dead_letters.retry")
 
@@ -52,7 +52,7 @@ def test_find_tells_a_story(run: Run, made: None, tmp_path: Path) -> None:
 def test_find_of_nothing_says_so(run: Run, made: None) -> None:
     ran = run("find", "nothing\x1b[2J")
     assert (ran.code, ran.out) == (Exit.FINDING, "")
-    assert r"nothing is found for nothing\x1b[2J" in ran.err
+    assert r"no message is found for nothing\x1b[2J" in ran.err
     ran = run("find", "nothing", "--json")
     assert (ran.code, ran.json["stories"]) == (Exit.FINDING, [])
     assert run("find", " ").code == Exit.USAGE
@@ -73,17 +73,17 @@ def test_whatever_is_looked_for_breaks_no_terminal(url: str, made: None, wanted:
     assert is_plain(result.output)
 
 
-def test_status_says_whether_a_person_is_needed(run: Run, url: str) -> None:
+def test_status_says_whether_an_operator_is_needed(run: Run, url: str) -> None:
     with mq.connect(url, default_queues=1) as bus:
         bus.producer("shop").send("orders", b"")
     ran = run("status")
     assert ran.code == Exit.OK
-    assert "nothing waits" in ran.err
+    assert "no work is pending" in ran.err
     with mq.connect(url) as bus, bus.consumer("cart", "orders", max_attempts=1) as consumer:
         consumer.receive(1, wait=5.0)[0].nack(cause="no")
         consumer.flush()
     ran = run("status")
-    assert (ran.code, "1 cause needs a person" in ran.err) == (Exit.FINDING, True)
+    assert (ran.code, "1 cause needs an operator" in ran.err) == (Exit.FINDING, True)
     assert "1 dead letter of consumer group cart" in ran.out
     found = run("status", "--json").json
     assert (found["needs_person"], found["waiting"][0]["kind"]) == (True, "dead")

@@ -145,7 +145,7 @@ def test_a_consumer_group_is_altered(run: Run, bus: mq.Bus) -> None:
 
 def test_a_producer_group_is_altered(run: Run, undecided: Prepare) -> None:
     undecided("o-1")
-    assert "producer group shop has of its own: nothing" in run("groups", "alter-producers", "shop").out
+    assert "producer group shop has its own rules: none" in run("groups", "alter-producers", "shop").out
     rules = ["--transaction-timeout", "1min", "--check-interval", "2min", "--check-max", "3", "--checks-exhausted"]
     (altered,) = run("groups", "alter-producers", "shop", *rules, "rollback", "--json").json
     own = {"transaction_timeout": 60.0, "check_interval": 120.0, "check_max": 3, "checks_exhausted": "rollback"}
@@ -212,7 +212,7 @@ def test_what_waits_is_summed_up(run: Run, bus: mq.Bus, dead: list[str]) -> None
     bus.producer("undecided", unasked=True).prepare("orders", b"half")
     groups = run("transactions", "summary", "undecided", "--json").json
     assert [(one["state"], one["cause"], one["count"]) for one in groups[0]["causes"]] == [("open", "not_due", 1)]
-    assert "the first question comes later" in run("transactions", "summary").out
+    assert "the first check is not due yet" in run("transactions", "summary").out
     assert len(run("transactions", "list", "--cause", "not_due", "--json").json) == 1
 
 

@@ -5,118 +5,121 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.text import Text
+from typer import Argument, Option
 
 from escrowmq.acts.telling import describe_outcome
 from escrowmq.cli.failures import Exit
-from escrowmq.cli.options import DEFAULT_URL, Json, Limit, Url, admin_at
+from escrowmq.cli.options import App, Brokers, Limit
 from escrowmq.cli.printing import Columns, cell, duration, moment, notice, print_facts, print_json, print_rows
 from escrowmq.errors import Code, error
 
-app = typer.Typer(no_args_is_help=True, help="The record of operator actions: who did what, when and why.")
+app = App("The record of operator actions: who did what, when and why.")
 
-InDatabase = Annotated[
-    str | None,
-    typer.Option(
-        "--database-url",
-        "-d",
-        help="Instead of a broker's acts those in this database (outbox, inbox, compensation): sqlite:///shop.db, "
-        "postgresql://user@host/shop.",
-        show_default=False,
-    ),
-]
 _SHORT = 3
 """List items that a table shows."""
 
 
+@dataclass
+class _Record(Brokers):
+    """The record of the brokers or of a database."""
+
+    database_url: str | None = Option(
+        None,
+        "--database-url",
+        "-d",
+        help="Instead of a broker's acts those in this database (outbox, inbox, compensation): sqlite:///shop.db, "
+        "postgresql://user@host/shop.",
+    )
+
+    @contextmanager
+    def opened(self) -> Iterator[tuple[Callable[..., Iterable[Any]], Callable[[], Iterable[Any]]]]:
+        """Provide two functions: one lists some actions, the other iterates over all."""
+        if self.database_url is None:
+            with self.admin() as admin:
+                yield admin.acts, admin.acts
+            return
+        from escrowmq import outbox
+
+        with outbox.engines.opened(self.database_url) as engine:
+            yield partial(outbox.acts.list_acts, engine), partial(outbox.acts.each_act, engine)
+
+
 @app.command("list")
 def list_(
-    act: Annotated[str | None, typer.Option("--act", help="Only of this kind, such as transactions.settle.")] = None,
-    by: Annotated[str | None, typer.Option("--by", help="Only of this user, as recorded or without the host.")] = None,
-    about: Annotated[
-        str | None, typer.Option("--about", help="Only with this group, id, topic or other text in it.")
-    ] = None,
+    record: _Record,
+    act: str | None = Option(None, help="Only of this kind, such as transactions.settle."),
+    by: str | None = Option(None, help="Only of this user, as recorded or without the host."),
+    about: str | None = Option(None, help="Only with this group, id, topic or other text in it."),
     limit: Limit = 100,
-    url: Url = DEFAULT_URL,
-    database_url: InDatabase = None,
-    json: Json = False,
 ) -> None:
     """List operator actions, oldest first."""
-    with _listing(url, database_url) as (listing, every):
+    with record.opened() as (listing, every):
         narrowed = act is not None or by is not None or about is not None
         listed = every() if narrowed else listing(limit, newest=True)
-        wanted = (one for one in listed if _is_wanted(one, act, by, about))
-        found: list[Any] = list(deque(wanted, maxlen=limit))
+        found: list[Any] = list(deque((one for one in listed if _matches(one, act, by, about)), maxlen=limit))
     columns: Columns = {
         ">act": "number",
         "when": lambda one: moment(one["time_us"]),
-        "by": lambda one: one["by"] or "not said",
+        "by": lambda one: one["by"] or "unknown",
         "what": "act",
         "about": lambda one: _summarize(one["what"]),
         "why": lambda one: one["why"] or "",
-        "came of it": lambda one: describe_outcome(one, _summarize),
+        "result": lambda one: describe_outcome(one, _summarize),
     }
-    print_rows(found, json, columns, "no such acts")
+    print_rows(found, record.json, columns, "no such acts")
 
 
 @app.command("show")
-def show(
-    number: Annotated[int, typer.Argument(metavar="ACT", min=1, help="The number of an act.")],
-    url: Url = DEFAULT_URL,
-    database_url: InDatabase = None,
-    json: Json = False,
-) -> None:
+def show(record: _Record, number: int = Argument(..., metavar="ACT", min=1, help="The number of an act.")) -> None:
     """Show an operator action with all its details."""
-    with _listing(url, database_url) as (listing, _):
+    with record.opened() as (listing, _):
         found: list[Any] = [one for one in listing(1, after=number - 1) if one["number"] == number]
     if not found:
         raise error(Code.NOT_FOUND, f"there is no act {number}")
-    if json:
+    if record.json:
         return print_json(found)
     for one in found:
-        us = (
-            one.get("ended_us", one["time_us"]) - one["time_us"]
-        )  # 0 in a database: the action and its record share a transaction
+        # In a database the action and its record are one transaction, so it ends when it begins.
+        us = one.get("ended_us", one["time_us"]) - one["time_us"]
         took = f" (after {duration(us / 1e6)})" if us else ""
-        facts = {
-            "act": f"{number}: {one['act']}",
-            "when": moment(one["time_us"]),
-            "by": f"{one['by'] or 'not said'} (unverified)",
-        }
         print_facts(
             {
-                **facts,
+                "act": f"{number}: {one['act']}",
+                "when": moment(one["time_us"]),
+                "by": f"{one['by'] or 'unknown'} (unverified)",
                 "why": one["why"],
                 **_list_arguments(one),
-                "came of it": describe_outcome(one, _summarize) + took,
+                "result": describe_outcome(one, _summarize) + took,
                 "hash": one["hash"],
             }
         )
 
 
 @app.command("verify")
-def verify(url: Url = DEFAULT_URL, database_url: InDatabase = None, json: Json = False) -> None:
+def verify(record: _Record) -> None:
     """Verify the hash chain of operator actions. Exit code 1, with the places, if a record was altered.
 
     A user who can write the record can forge the chain: keep the last hash elsewhere, and compare.
     """
     found: list[Any]
-    if database_url is None:
-        with admin_at(url) as admin:
+    if record.database_url is None:
+        with record.admin() as admin:
             found = list(admin.verify_acts())
     else:
         from escrowmq import outbox
 
-        with outbox.engines.opened(database_url) as engine:
+        with outbox.engines.opened(record.database_url) as engine:
             found = [outbox.acts.verify_acts(engine)]
-    if json:
+    if record.json:
         print_json(found)
-    for one in [] if json else found:
-        place = "broker" if database_url is None else "database"
+    for one in [] if record.json else found:
+        place = "broker" if record.database_url is None else "database"
         print_facts({place: one[place], "records": one["records"], "last hash": one["last"]})
         for broken in one["broken"]:
             named = f" (record {broken['number']})" if "number" in broken else ""
@@ -125,22 +128,7 @@ def verify(url: Url = DEFAULT_URL, database_url: InDatabase = None, json: Json =
         raise typer.Exit(Exit.FINDING)
 
 
-@contextmanager
-def _listing(
-    url: str, database_url: str | None
-) -> Iterator[tuple[Callable[..., Iterable[Any]], Callable[[], Iterable[Any]]]]:
-    """Provide two functions for a broker or a database: one lists some actions, the other iterates over all."""
-    if database_url is None:
-        with admin_at(url) as admin:
-            yield admin.acts, admin.acts
-        return
-    from escrowmq import outbox
-
-    with outbox.engines.opened(database_url) as engine:
-        yield partial(outbox.acts.list_acts, engine), partial(outbox.acts.each_act, engine)
-
-
-def _is_wanted(one: Mapping[str, Any], act: str | None, by: str | None, about: str | None) -> bool:
+def _matches(one: Mapping[str, Any], act: str | None, by: str | None, about: str | None) -> bool:
     actor = one["by"] or ""
     return (
         (act is None or one["act"] == act)

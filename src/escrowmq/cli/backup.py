@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
 from rich.console import Console
+from typer import Argument, Option
 
-from escrowmq.cli.options import DEFAULT_URL, Json, Url, Why, check_reachable
+from escrowmq.cli.options import Brokers, Json, Why, check_reachable, size_option
 from escrowmq.cli.printing import moment, notice, print_facts, print_json, print_table, size
 from escrowmq.errors import Code, error
-from escrowmq.settings import BYTES, parse_quantity
 
 if TYPE_CHECKING:
     from escrowmq.backup import Contents, Manifest
@@ -23,20 +24,12 @@ _EVERY = 0.2
 
 
 def backup(
-    to: Annotated[
-        Path, typer.Option("--to", help="The folder for the backup; one that holds a backup is brought up to date.")
-    ],
-    url: Url = DEFAULT_URL,
-    rate: Annotated[
-        str,
-        typer.Option(
-            "--rate", metavar="SIZE", help="Bytes a second that are copied at most; the broker has other work."
-        ),
-    ] = "50MiB",
-    damaged_too: Annotated[
-        bool, typer.Option("--damaged-too", help="Copy damaged places of the log as they are, instead of refusing.")
-    ] = False,
-    json: Json = False,
+    brokers: Brokers,
+    to: Path = Option(..., help="The folder for the backup; an existing backup in it is updated."),
+    rate: float = size_option("50MiB", "--rate", "Bytes a second that are copied at most; the broker has other work."),
+    damaged_too: bool = Option(
+        False, "--damaged-too", help="Copy damaged places of the log as they are, instead of refusing."
+    ),
 ) -> None:
     """Back up a running broker: every acknowledged write up to some moment, verified frame by frame.
 
@@ -46,39 +39,32 @@ def backup(
     from escrowmq.connecting import connect
     from escrowmq.platform.disk import RealDisk
 
-    try:
-        most = parse_quantity(rate, BYTES)
-    except ValueError as problem:
-        raise error(Code.BAD_ARGUMENT, f"--rate: {problem}") from None
-    if most <= 0:
+    if rate <= 0:
         raise error(Code.BAD_ARGUMENT, "--rate must be more than nothing")
+    url = brokers.url
     check_reachable(url)
     began = time.monotonic()
     with _progress("copied") as on_progress:
         if url.startswith("file:"):
             source = FolderSource(Path(url.removeprefix("file:").removeprefix("//")))
-            manifest = take(source, RealDisk(to), rate=most, damaged_too=damaged_too, progress=on_progress)
+            manifest = take(source, RealDisk(to), rate=rate, damaged_too=damaged_too, progress=on_progress)
         else:
             with connect(url) as bus:
-                manifest = back_up(bus, to, rate=most, damaged_too=damaged_too, progress=on_progress)
+                manifest = back_up(bus, to, rate=rate, damaged_too=damaged_too, progress=on_progress)
     seconds = time.monotonic() - began
-    if json:
+    if brokers.json:
         return print_json(_manifest_to_json(manifest) | {"seconds": round(seconds, 3)})
     print_facts(_manifest_facts(manifest) | {"in": str(to), "took": f"{seconds:.1f} s"})
     _print_damage(manifest)
 
 
 def restore(
-    folder: Annotated[Path, typer.Argument(metavar="BACKUP", help="The folder of a backup.")],
-    to: Annotated[Path | None, typer.Option("--to", help="The data folder to make: empty, or not there yet.")] = None,
-    verify_only: Annotated[bool, typer.Option("--verify", help="Check the backup, and restore nothing.")] = False,
-    as_new_shard: Annotated[
-        bool,
-        typer.Option(
-            "--as-new-shard",
-            help="Give it a number of its own, so that it can stand beside the broker that it is a copy of.",
-        ),
-    ] = False,
+    folder: Path = Argument(..., metavar="BACKUP", help="The folder of a backup."),
+    to: Path | None = Option(None, help="The data folder to create: empty, or not there yet."),
+    verify_only: bool = Option(False, "--verify", help="Check the backup, and restore nothing."),
+    as_new_shard: bool = Option(
+        False, "--as-new-shard", help="Give it its own shard number, so that it can run beside the original broker."
+    ),
     why: Why = None,
     json: Json = False,
 ) -> None:
@@ -94,34 +80,27 @@ def restore(
     if verify_only == (to is not None):
         raise error(Code.BAD_ARGUMENT, "give either --to FOLDER or --verify")
     source = RealDisk(folder, read_only=True)
+    facts, more, hint = {}, {}, ""
     if to is None:
         manifest, found = verify(source)
-        facts, more = _manifest_facts(manifest), {}
     else:
+        options: dict[str, Any] = {"as_new_shard": as_new_shard, "by": acting_user(), "why": why}
         with _progress("restored") as on_progress:
-            made = restore_(
-                source, RealDisk(to), as_new_shard=as_new_shard, by=acting_user(), why=why, progress=on_progress
-            )
+            made = restore_(source, RealDisk(to), **options, progress=on_progress)
         manifest, found = made.manifest, made.contents
         more = {"restored": {"folder": str(to), "shard": made.shard, "epoch": made.epoch}}
-        facts = _manifest_facts(manifest) | {"made": str(to), "its shard": f"{made.shard:08x}"}
+        facts = {"made": str(to), "its shard": f"{made.shard:08x}"}
+        hint = f"; start a broker on it: escrowmq serve --folder {to}"
     if json:
         return print_json(_manifest_to_json(manifest) | {"contents": found.to_json(), **more})
-    print_facts(facts)
+    print_facts(_manifest_facts(manifest) | facts)
     _print_contents(found)
     _print_damage(manifest)
-    notice(
-        "everything checks"
-        if to is None
-        else "everything checks; start a broker on it: escrowmq serve --folder " + str(to)
-    )
+    notice("no damage was found" + hint)
 
 
 def _manifest_to_json(manifest: Manifest) -> dict[str, Any]:
-    import dataclasses
-
-    fields = dataclasses.asdict(manifest)
-    return {**fields, "files": len(manifest.files), "bytes": manifest.size}
+    return {**dataclasses.asdict(manifest), "files": len(manifest.files), "bytes": manifest.size}
 
 
 def _manifest_facts(manifest: Manifest) -> dict[str, Any]:
@@ -137,16 +116,10 @@ def _manifest_facts(manifest: Manifest) -> dict[str, Any]:
 
 
 def _print_contents(found: Contents) -> None:
-    print_table(
-        ("topic", ">messages", "queues end at"),
-        [(one.topic, one.messages, " ".join(map(str, one.ends))) for one in found.topics],
-        "no topics",
-    )
-    print_table(
-        ("consumer group", ">lag", ">dead letters"),
-        [(one.group, one.lag, one.dead) for one in found.groups],
-        "no groups",
-    )
+    topics = [(one.topic, one.messages, " ".join(map(str, one.ends))) for one in found.topics]
+    print_table(("topic", ">messages", "queues end at"), topics, "no topics")
+    groups = [(one.group, one.lag, one.dead) for one in found.groups]
+    print_table(("consumer group", ">lag", ">dead letters"), groups, "no groups")
     print_facts({"undecided transactions": found.undecided + found.parked, "of them parked": found.parked})
 
 
@@ -155,22 +128,19 @@ def _print_damage(manifest: Manifest) -> None:
         notice(f"damaged, copied as it is: {place}")
 
 
-class _progress:
-    """A progress display on standard error, if that is a terminal."""
+@contextmanager
+def _progress(verb: str) -> Iterator[Callable[[int, int], None]]:
+    """Provide a callback that shows the progress on standard error, if that is a terminal."""
+    console, next_at = Console(stderr=True), 0.0
 
-    def __init__(self, verb: str) -> None:
-        self._verb = verb
-        self._console = Console(stderr=True)
-        self._next = 0.0
+    def show(done: int, all_: int) -> None:
+        nonlocal next_at
+        if console.is_terminal and (now := time.monotonic()) >= next_at:
+            next_at = now + _EVERY
+            console.print(f"{verb} {size(done)} of {size(all_)}   ", end="\r", highlight=False)
 
-    def __enter__(self) -> Callable[[int, int], None]:
-        return self._show_progress
-
-    def _show_progress(self, done: int, all_: int) -> None:
-        if self._console.is_terminal and (now := time.monotonic()) >= self._next:
-            self._next = now + _EVERY
-            self._console.print(f"{self._verb} {size(done)} of {size(all_)}   ", end="\r", highlight=False)
-
-    def __exit__(self, *_: object) -> None:
-        if self._next:
-            self._console.print(" " * 60, end="\r")
+    try:
+        yield show
+    finally:
+        if next_at:
+            console.print(" " * 60, end="\r")

@@ -5,17 +5,31 @@ from __future__ import annotations
 import importlib
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.text import Text
+from typer import Argument, Option
 
-from escrowmq.cli.exporting import Insecure, Metrics, serve_metrics
-from escrowmq.cli.failures import Exit, finish
-from escrowmq.cli.options import DEFAULT_URL, Json, Limit, LogJson, LogLevel, Url, Why, bus_at, seconds, start_log
-from escrowmq.cli.outbox import DatabaseUrl, Ids
+from escrowmq.cli.exporting import MetricsOptions
+from escrowmq.cli.failures import Exit
+from escrowmq.cli.options import (
+    DEFAULT_URL,
+    PASSWORD,
+    App,
+    Database,
+    DatabaseUrl,
+    Json,
+    Limit,
+    LogOptions,
+    Url,
+    bus_at,
+    choice_option,
+    time_option,
+)
 from escrowmq.cli.printing import (
     Columns,
     ago,
@@ -34,22 +48,33 @@ if TYPE_CHECKING:
     from escrowmq.compensation import HalfSetConsumer, Report, Scheduler, Statistics
     from escrowmq.compensation.sets.seam import SetStore
 
-app = typer.Typer(no_args_is_help=True, help="Compensation: repair announced messages that had no effect.")
+app = App("Compensation: repair announced messages that had no effect.")
 
 Name = Annotated[
-    str, typer.Argument(metavar="NAME", help="The compensation: as a rule the name of the messages' consumer group.")
-]
-Sets = Annotated[
-    str | None,
-    typer.Option(
-        "--sets",
-        envvar="ESCROWMQ_SETS",
-        help="Where the two sets are: redis://HOST:PORT/0, sqlite:///sets.db, postgresql://user@host/sets. Else in the "
-        "database itself. A password can stand in the environment variable instead, where ps does not show it.",
-    ),
+    str, Argument(metavar="NAME", help="The compensation: as a rule the name of the messages' consumer group.")
 ]
 
-RESEND = "resend"
+
+@dataclass
+class _Stores(DatabaseUrl):
+    """The business database, and the store of the two sets."""
+
+    sets: str | None = Option(
+        None,
+        envvar="ESCROWMQ_SETS",
+        help="Where the two sets are: redis://HOST:PORT/0, sqlite:///sets.db, postgresql://user@host/sets. Else in the "
+        "database itself." + PASSWORD,
+    )
+
+    @contextmanager
+    def both(self, name: str) -> Iterator[tuple[Any, SetStore]]:
+        """Open the business database, and the set store in it or elsewhere."""
+        from escrowmq.compensation import open_sets
+
+        with self.opened() as engine, closing(open_sets(self.sets or engine, name)) as store:
+            yield engine, store
+
+
 _STYLES = {
     "trying": "yellow",
     "stuck": "bold magenta",
@@ -62,201 +87,175 @@ HALF_SECONDS = 1.0
 """With --once: idle time (s) after which reading the keys ends."""
 
 
+@dataclass
+class _Repair:
+    """What a scheduler repairs, and how: the settings of ``Scheduler``."""
+
+    topics: list[str] = Option(..., "--topic", "-t", help="Of the messages; may be given again.")
+    keys: str = Option("order-keys", "--keys", "-k", help="The key topic.")
+    remedy: str = choice_option(
+        "handle",
+        ["handle", "commit", "resend"],
+        "--remedy",
+        help="For a lost confirm: handle (--handler, then commit), commit (the consumer does the rest), resend "
+        "(--handler sends it again).",
+    )
+    handler: str | None = Option(
+        None,
+        metavar="MODULE:FUNCTION",
+        help="handle: function(connection, message), the consumer's effect. resend: function(message_id, message).",
+    )
+    group: str | None = Option(
+        None, "--group", "-g", help="The consumer group whose marks the effects have; else NAME."
+    )
+    keys_group: str | None = Option(None, help="The consumer group that reads the keys; else NAME.keys.")
+    grace: float = time_option("1min", "--grace", "An announcement is left alone for so long.")
+    limit: int = Option(1000, min=1, max=10_000, help="Ids taken at a time.")
+    lease: float = time_option("1min", "--lease", "A scheduler silent for this long loses what it took.")
+    max_attempts: int = Option(5, min=1, help="Attempts for one id, before an operator must decide.")
+    retry_after: float = time_option("30s", "--retry-after", "Between two such attempts.")
+
+    def settings(self) -> dict[str, Any]:
+        """Return the arguments of ``Scheduler``. Raises Misuse(BAD_ARGUMENT)."""
+        if (self.handler is None) != (self.remedy == "commit"):
+            is_lacking = self.handler is None
+            needs = f"{self.remedy} needs a --handler" if is_lacking else "commit has no use for a --handler"
+            raise error(Code.BAD_ARGUMENT, f"--remedy {needs}", "--handler MODULE:FUNCTION")
+        function = None if self.handler is None else load_function(self.handler, "--handler")
+        functions = {"handler": None, "resend": None, "resend" if self.remedy == "resend" else "handler": function}
+        return vars(self) | functions
+
+
+@dataclass
+class _Schedule:
+    """When a scheduler runs, and what it prints."""
+
+    every: float = time_option("30s", "--every", "Between the begins of two runs.")
+    without_keys: bool = Option(False, "--without-keys", help="Only the scheduler: another process reads the keys.")
+    once: bool = Option(False, "--once", help="Read the keys that are there, make one run, and end.")
+    json: bool = Option(False, "--json", help="The result of each run, as JSON lines on standard output.")
+
+
 @app.command("run")
 def run(
     name: Name,
-    topic: Annotated[list[str], typer.Option("--topic", "-t", help="Of the messages; may be given again.")],
-    database_url: DatabaseUrl,
-    keys: Annotated[str, typer.Option("--keys", "-k", help="The key topic.")] = "order-keys",
-    sets: Sets = None,
+    stores: _Stores,
+    repair: _Repair,
+    schedule: _Schedule,
+    metrics: MetricsOptions,
+    log: LogOptions,
     url: Url = DEFAULT_URL,
-    remedy: Annotated[
-        str,
-        typer.Option(
-            "--remedy",
-            help="For a lost confirm: handle (--handler, then commit), commit (the consumer does the rest), resend "
-            "(--handler sends it again).",
-        ),
-    ] = "handle",
-    handler: Annotated[
-        str | None,
-        typer.Option(
-            "--handler",
-            metavar="MODULE:FUNCTION",
-            help="handle: function(connection, message), the consumer's effect. resend: function(message_id, message).",
-        ),
-    ] = None,
-    group: Annotated[
-        str | None,
-        typer.Option("--group", "-g", help="The consumer group whose marks the effects have; else NAME."),
-    ] = None,
-    keys_group: Annotated[
-        str | None, typer.Option("--keys-group", help="The consumer group that reads the keys; else NAME.keys.")
-    ] = None,
-    every: Annotated[str, typer.Option("--every", metavar="TIME", help="Between the begins of two runs.")] = "30s",
-    grace: Annotated[
-        str, typer.Option("--grace", metavar="TIME", help="An announcement is left alone for so long.")
-    ] = "1min",
-    limit: Annotated[int, typer.Option("--limit", min=1, max=10_000, help="Ids taken at a time.")] = 1000,
-    lease: Annotated[
-        str, typer.Option("--lease", metavar="TIME", help="A scheduler silent for this long loses what it took.")
-    ] = "1min",
-    max_attempts: Annotated[
-        int, typer.Option("--max-attempts", min=1, help="Tries of one id, before it waits for a person.")
-    ] = 5,
-    retry_after: Annotated[str, typer.Option("--retry-after", metavar="TIME", help="Between two such tries.")] = "30s",
-    without_keys: Annotated[
-        bool, typer.Option("--without-keys", help="Only the scheduler: another process reads the keys.")
-    ] = False,
-    once: Annotated[bool, typer.Option("--once", help="Read the keys that are there, make one run, and end.")] = False,
-    metrics: Metrics = None,
-    insecure: Insecure = False,
-    json: Annotated[bool, typer.Option("--json", help="What each run did, as JSON lines on standard output.")] = False,
-    log_level: LogLevel = "info",
-    log_json: LogJson = False,
 ) -> None:
     """Read the announcements, and repair on a schedule what has had no effect, until SIGTERM or Ctrl-C.
 
-    Any number of processes may run for one NAME; each waits for an unreachable broker, database or set store. With
-    --once the exit code is 4 if the set store failed, and 1 if cases need an operator.
+    Any number of processes may run for one NAME; each retries while a broker, database or set store is unreachable.
+    With --once the exit code is 4 if the set store failed, and 1 if cases need an operator.
     """
     from escrowmq.compensation import HalfSetConsumer, Scheduler
     from escrowmq.compensation.statistics import collector
     from escrowmq.platform.descriptors import raise_descriptor_limit
 
     raise_descriptor_limit()
-    start_log(log_level, log_json)
-    if remedy not in ("handle", "commit", RESEND):
-        raise error(Code.BAD_ARGUMENT, f"--remedy {remedy}", "handle, commit or resend")
-    if (handler is None) != (remedy == "commit"):
-        text = (
-            f"--remedy {remedy} needs a --handler" if handler is None else "--remedy commit has no use for a --handler"
-        )
-        raise error(Code.BAD_ARGUMENT, text, "--handler MODULE:FUNCTION")
-    function = None if handler is None else load_function(handler, "--handler")
-    times: dict[str, Any] = {
-        "grace": _parse_time(grace, "--grace"),
-        "lease": _parse_time(lease, "--lease"),
-        "retry_after": _parse_time(retry_after, "--retry-after"),
-    }
-    pause = _parse_time(every, "--every")
+    log.start()
+    settings = repair.settings()
     stop = threading.Event()
     with ExitStack() as stack:
-        engine, store = stack.enter_context(_open(database_url, sets, name))
+        engine, store = stack.enter_context(stores.both(name))
         bus = stack.enter_context(bus_at(url))
-        scheduler = stack.enter_context(
-            Scheduler(
-                bus,
-                engine,
-                store,
-                topics=topic,
-                keys=keys,
-                group=group,
-                keys_group=keys_group,
-                remedy=cast(Literal["handle", "commit", "resend"], remedy),
-                handler=function if remedy == "handle" else None,
-                resend=function if remedy == RESEND else None,
-                limit=limit,
-                max_attempts=max_attempts,
-                **times,
-            )
+        scheduler = stack.enter_context(Scheduler(bus, engine, store, **settings))
+        reading = (
+            None
+            if schedule.without_keys
+            else HalfSetConsumer(bus, repair.keys, engine, store, group=repair.keys_group, marks=repair.group)
         )
-        reading = None if without_keys else HalfSetConsumer(bus, keys, engine, store, group=keys_group, marks=group)
         stack.enter_context(stop_signals(stop.set))
-        if once:
-            _run_once(scheduler, reading, stop, json)
-            return
+        if schedule.once:
+            return _run_once(scheduler, reading, stop, schedule.json)
         made = lambda: collector(name, lambda: scheduler.statistics)  # noqa: E731
         health = lambda: {"status": "suspended" if scheduler.statistics.suspended else "ok"}  # noqa: E731
-        at = stack.enter_context(serve_metrics(metrics, insecure, made, health))
-        if json:
+        at = stack.enter_context(metrics.serve(made, health))
+        if schedule.json:
             print_json_line({"event": "started", "name": name, "metrics": at})
         else:
             notice(f"compensating {name}{f', metrics at {at}' if at else ''}; Ctrl-C stops it")
-        _run(scheduler, reading, pause, stop, json)
-        _show("stopped", scheduler.statistics, json)
+        _run(scheduler, reading, schedule.every, stop, schedule.json)
+        _show("stopped", scheduler.statistics, schedule.json)
 
 
 @app.command("status")
-def status(name: Name, database_url: DatabaseUrl, sets: Sets = None, json: Json = False) -> None:
+def status(name: Name, stores: _Stores, json: Json = False) -> None:
     """Show the state of a compensation: its sets, suspension, last run, and open cases.
 
-    Exit code 1 if it is suspended, its set store does not respond, or cases wait.
+    Exit code 1 if it is suspended, its set store does not respond, or cases need an operator.
     """
-    from escrowmq.compensation import CaseState, Journal, count_cases
+    from escrowmq.compensation import Journal, count_cases
 
-    with _open(database_url, sets, name) as (engine, store):
+    with stores.both(name) as (engine, store):
         journal = Journal(engine, name)
         standing = journal.read()
         if standing is None:
             raise error(Code.NOT_FOUND, f"no compensation {name} ever ran on this database", "escrowmq compensate run")
         now_us = journal.now_us()
         cases = {one.name.lower(): count for one, count in count_cases(engine, name).items()}
-        problem, sizes = None, None
+        held, problem = None, None
         try:
             sizes = store.sizes()
+            held = {part: getattr(sizes, part) for part in sizes.__slots__}
         except EscrowError as failure:
             problem = str(failure)
-    waiting = cases[CaseState.STUCK.name.lower()] + cases[CaseState.CONFLICT.name.lower()]
-    held = None if sizes is None else {part: getattr(sizes, part) for part in sizes.__slots__}
+    facts = {name: getattr(standing, name) for name in ("suspended_us", "reason", "settled_us", "changed_us")}
+    facts |= {"name": name, "now_us": now_us, "sets": held, "sets_problem": problem, "cases": cases}
     if json:
-        facts = {"name": name, "suspended_us": standing.suspended_us, "reason": standing.reason}
-        facts |= {"settled_us": standing.settled_us, "changed_us": standing.changed_us, "now_us": now_us}
-        print_json({**facts, "sets": held, "sets_problem": problem, "cases": cases})
+        print_json(facts)
     else:
-        since = ago(standing.suspended_us, now_us)
-        print_facts(
-            {
-                "compensation": name,
-                "suspended": Text("no", "green") if since is None else Text(since, "bold red"),
-                **({} if since is None or standing.reason is None else {"because": standing.reason}),
-                "last change": ago(standing.changed_us, now_us),
-                "keys settled up to": moment(standing.settled_us),
-                **(
-                    {"set store": Text(problem or "", "red")}
-                    if held is None
-                    else {
-                        "announced (half set)": held["half"],
-                        "handled (commit set)": held["commits"],
-                        "taken by schedulers": held["taken"],
-                        "the oldest announced": ago(held["oldest_us"], now_us),
-                    }
-                ),
-                "cases that wait for a person": waiting,
-                "cases tried again": cases["trying"] + cases["retry"],
-            }
-        )
-    if waiting or problem is not None or standing.suspended:
+        _print_status(facts)
+    if cases["stuck"] + cases["conflict"] or problem is not None or standing.suspended:
         raise typer.Exit(Exit.FINDING)
+
+
+def _print_status(facts: Mapping[str, Any]) -> None:
+    now_us, held, cases = facts["now_us"], facts["sets"], facts["cases"]
+    since = ago(facts["suspended_us"], now_us)
+    shown: dict[str, Any] = {
+        "compensation": facts["name"],
+        "suspended": Text("no", "green") if since is None else Text(since, "bold red"),
+    }
+    if since is not None and facts["reason"] is not None:
+        shown["because"] = facts["reason"]
+    shown |= {"last change": ago(facts["changed_us"], now_us), "keys settled up to": moment(facts["settled_us"])}
+    if held is None:
+        shown["set store"] = Text(facts["sets_problem"], "red")
+    else:
+        shown |= {
+            "announced (half set)": held["half"],
+            "handled (commit set)": held["commits"],
+            "taken by schedulers": held["taken"],
+            "the oldest announced": ago(held["oldest_us"], now_us),
+        }
+    shown["cases that need an operator"] = cases["stuck"] + cases["conflict"]
+    print_facts(shown | {"cases tried again": cases["trying"] + cases["retry"]})
 
 
 @app.command("list")
 def list_(
-    database_url: DatabaseUrl,
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Of this compensation; else of all.")] = None,
-    state: Annotated[
-        str,
-        typer.Option(
-            "--state",
-            "-s",
-            help="stuck, conflict, trying, retry, settled, done, all; else waiting (stuck or conflict).",
-        ),
-    ] = "waiting",
+    database: Database,
+    name: str | None = Argument(None, metavar="[NAME]", help="Of this compensation; else of all."),
+    state: str = choice_option(
+        "waiting",
+        [*_STYLES, "waiting", "all"],
+        "--state",
+        "-s",
+        help="stuck, conflict, trying, retry, settled, done, all; else waiting (stuck or conflict).",
+    ),
     limit: Limit = 100,
-    after: Annotated[
-        str | None, typer.Option("--after", metavar="NAME/ID", help="Only cases after this one: the next page.")
-    ] = None,
-    json: Json = False,
+    after: str | None = Option(None, metavar="NAME/ID", help="Only cases after this one: the next page."),
 ) -> None:
     """List cases: ids that a scheduler could not resolve; by default those that need an operator."""
-    from escrowmq import outbox
     from escrowmq.compensation import list_cases
     from escrowmq.compensation.cases import WAITING, CaseState
 
-    if state not in (*_STYLES, "waiting", "all"):
-        raise error(Code.BAD_ARGUMENT, f"--state {state}", f"one of {', '.join(_STYLES)}, waiting, all")
     wanted = {"waiting": WAITING, "all": None}.get(state) if state in ("waiting", "all") else {CaseState[state.upper()]}
-    with outbox.engines.opened(database_url) as engine:
+    with database.opened() as engine:
         found = list_cases(engine, name, states=wanted, limit=limit, after=_parse_case(after))
     rows = [
         {slot: getattr(case, slot) for slot in case.__slots__}
@@ -271,35 +270,9 @@ def list_(
         "since": lambda row: moment(row["first_us"]),
         "tried": lambda row: moment(row["changed_us"]),
         "reason": "reason",
-        "noted": lambda row: (row["notes"] or "").partition("\n")[0] or None,
+        "note": lambda row: (row["notes"] or "").partition("\n")[0] or None,
     }
-    print_rows(rows, json, columns, "no such cases")
-
-
-@app.command("retry")
-def retry(name: Name, ids: Ids, database_url: DatabaseUrl, why: Why = None, json: Json = False) -> None:
-    """Retry ids in the next run, with new attempts. The action is recorded (`escrowmq acts list`)."""
-    from escrowmq.compensation import retry_cases
-
-    _apply_to_each(retry_cases, name, ids, database_url, why, json)
-
-
-@app.command("settle")
-def settle(name: Name, ids: Ids, database_url: DatabaseUrl, why: Why = None, json: Json = False) -> None:
-    """Close cases that an operator has resolved. The action is recorded; `retry` reopens them."""
-    from escrowmq.compensation import settle_cases
-
-    _apply_to_each(settle_cases, name, ids, database_url, why, json)
-
-
-def _apply_to_each(act: Callable[..., Any], name: str, ids: list[str], url: str, why: str | None, json: bool) -> None:
-    """Apply one operation to every id and print each result; the exit code is that of the first failure."""
-    from escrowmq import outbox
-
-    with outbox.engines.opened(url) as engine:
-        results = act(engine, name, ids, why=why)
-    states = [{"state": None if one.state is None else one.state.name.lower()} for one in results]
-    finish("message id", [(r.message_id.hex(), r.code, s) for r, s in zip(results, states, strict=True)], json)
+    print_rows(rows, database.json, columns, "no such cases")
 
 
 def load_function(text: str, option: str) -> Callable[..., Any]:
@@ -315,9 +288,8 @@ def load_function(text: str, option: str) -> Callable[..., Any]:
         for part in path.split("."):
             found = getattr(found, part)
     except ModuleNotFoundError as problem:
-        raise error(
-            Code.BAD_ARGUMENT, f"{option} {text!r}: {problem}", "is it installed, or in this directory?"
-        ) from None
+        hint = "is it installed, or in this directory?"
+        raise error(Code.BAD_ARGUMENT, f"{option} {text!r}: {problem}", hint) from None
     except AttributeError as problem:
         raise error(Code.BAD_ARGUMENT, f"{option} {text!r}: {problem}") from None
     if not callable(found):
@@ -334,7 +306,7 @@ def _run_once(scheduler: Scheduler, reading: HalfSetConsumer | None, stop: threa
         notice(f"suspended: {report.suspended}")
         raise typer.Exit(Exit.UNKNOWN)
     if scheduler.statistics.cases:
-        notice(f"{scheduler.statistics.cases:,} wait for a person (escrowmq compensate list)")
+        notice(f"{scheduler.statistics.cases:,} need an operator (escrowmq compensate list)")
         raise typer.Exit(Exit.FINDING)
 
 
@@ -373,35 +345,19 @@ def _run(
 
 def _changing_numbers(numbers: Statistics) -> dict[str, Any]:
     """Return the numbers whose change is worth a new line."""
-    return {
-        n: v for n, v in numbers.as_dict().items() if n not in ("runs", "idle", "settled_age", "half_set", "commit_set")
-    }
+    always = ("runs", "idle", "settled_age", "half_set", "commit_set")
+    return {name: value for name, value in numbers.as_dict().items() if name not in always}
 
 
 def _show(event: str, numbers: Report | Statistics, json: bool) -> None:
     values = numbers.as_dict()
     if json:
         return print_json_line({"event": event, **values})
-    parts = [
-        f"{count:,} {name.replace('_', ' ')}" for name, count in values.items() if isinstance(count, int) and count
-    ]
+    counts = {name: count for name, count in values.items() if isinstance(count, int) and count}
+    parts = [f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items()]
     if values.get("settled_age"):
         parts.append(f"keys settled up to {duration(values['settled_age'])} ago")
     notice(", ".join(parts) or "nothing to do")
-
-
-@contextmanager
-def _open(database_url: str, sets: str | None, name: str) -> Iterator[tuple[Any, SetStore]]:
-    """Open the business database, and the set store in it or elsewhere."""
-    from escrowmq import outbox
-    from escrowmq.compensation import open_sets
-
-    with outbox.engines.opened(database_url) as engine:
-        store = open_sets(engine if sets is None else sets, name)
-        try:
-            yield engine, store
-        finally:
-            store.close()
 
 
 def _parse_case(after: str | None) -> Any:
@@ -415,7 +371,3 @@ def _parse_case(after: str | None) -> Any:
     if not slash or not name or not identity:
         raise error(Code.BAD_ARGUMENT, f"--after {after!r} is not NAME/ID")
     return Case(name, message_id(identity), CaseState.TRYING, 0, 0, 0, "", None)
-
-
-def _parse_time(text: str, option: str) -> float:
-    return seconds(text, option) or 0.0

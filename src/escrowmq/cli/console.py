@@ -3,45 +3,42 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import Any
 
-import typer
+from typer import Option
 
-from escrowmq.cli.options import DEFAULT_URL, LogJson, LogLevel, Url, start_log
+from escrowmq.cli.options import DEFAULT_URL, PASSWORD, ServerLogOptions, Url
 from escrowmq.cli.plan import PlansFolder
 from escrowmq.cli.printing import notice, print_json_line
 from escrowmq.cli.serve import Insecure, Listen, ReadyJson
 from escrowmq.platform.descriptors import raise_descriptor_limit
 
-Databases = Annotated[
-    list[str] | None,
-    typer.Option(
+
+@dataclass
+class _Console:
+    """The sources of the web console, and its addresses."""
+
+    database: list[str] | None = Option(
+        None,
         "--database-url",
         metavar="URL",
         envvar="ESCROWMQ_DATABASE_URL",
-        help="A database with EscrowMQ's tables; may be given again. A password can stand in the environment variable "
-        "instead, where ps does not show it.",
-        show_default=False,
-    ),
-]
-Hosts = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--host", metavar="NAME", help="A name under which browsers ask for it, besides localhost; may be given again."
-    ),
-]
+        help="A database with EscrowMQ's tables; may be given again." + PASSWORD,
+    )
+    host: list[str] | None = Option(
+        None, metavar="NAME", help="A name that browsers use for it, besides localhost; may be given again."
+    )
+    plans: PlansFolder = None
+    insecure: Insecure = False
 
 
 def console(
+    options: _Console,
+    log: ServerLogOptions,
     url: Url = DEFAULT_URL,
-    database: Databases = None,
     listen: Listen = "127.0.0.1:7790",
-    host: Hosts = None,
-    plans: PlansFolder = None,
-    insecure: Insecure = False,
     json: ReadyJson = False,
-    log_level: LogLevel = "warning",
-    log_json: LogJson = False,
 ) -> None:
     """Serve the web console until SIGTERM or Ctrl-C: pending work, its causes, and operations on it.
 
@@ -50,7 +47,7 @@ def console(
     """
     from escrowmq.console import ConsoleSettings, serve
 
-    start_log(log_level, log_json)
+    log.start()
 
     def announce(ready: dict[str, Any]) -> None:
         if json:
@@ -62,9 +59,9 @@ def console(
     serve(
         url,
         listen=listen,
-        databases=database or (),
-        plans=plans,
-        settings=ConsoleSettings(hosts=tuple(host or ())),
-        insecure=insecure,
+        databases=options.database or (),
+        plans=options.plans,
+        settings=ConsoleSettings(hosts=tuple(options.host or ())),
+        insecure=options.insecure,
         announce=announce,
     )

@@ -4,50 +4,62 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.text import Text
+from typer import Argument, Option
 
 from escrowmq.cli.failures import Exit
-from escrowmq.cli.options import DEFAULT_URL, Json, Url, bus_at
+from escrowmq.cli.options import PASSWORD, Brokers, bus_at
 from escrowmq.cli.printing import RUN, body_text, cell, console, moment, notice, print_json
 
 if TYPE_CHECKING:
+    from escrowmq.client.bus import Bus
     from escrowmq.client.links.presence import Missing
     from escrowmq.overview import Story
 
-Databases = Annotated[
-    list[str] | None,
-    typer.Option(
+
+@dataclass
+class Sources(Brokers):
+    """Brokers and databases that are searched."""
+
+    database_url: list[str] | None = Option(
+        None,
         "--database-url",
         "-d",
         envvar="ESCROWMQ_DATABASE_URL",
-        help="A database with tables of EscrowMQ: sqlite:///shop.db, postgresql://user@host/shop; may be given again. "
-        "A password can stand in the environment variable instead, where ps does not show it.",
-    ),
-]
+        help="A database with tables of EscrowMQ: sqlite:///shop.db, postgresql://user@host/shop; may be given again."
+        + PASSWORD,
+    )
+
+    @contextmanager
+    def opened(self) -> Iterator[tuple[Bus, list[Any]]]:
+        """Open the brokers and the databases. Raises Misuse(BAD_URL, NO_TABLES, MISSING_PACKAGE)."""
+        with ExitStack() as stack:
+            bus, engines = stack.enter_context(bus_at(self.url)), []
+            if self.database_url:
+                from escrowmq.outbox.engines import opened
+
+                engines = [stack.enter_context(opened(url)) for url in dict.fromkeys(self.database_url)]
+            yield bus, engines
 
 
 def find(
-    wanted: Annotated[
-        str,
-        typer.Argument(
-            metavar="WANTED", help="A message id or its text, a key, a transaction id, or TOPIC/QUEUE/OFFSET."
-        ),
-    ],
-    url: Url = DEFAULT_URL,
-    database_url: Databases = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=100, help="At most this many messages.")] = 20,
-    json: Json = False,
+    sources: Sources,
+    wanted: str = Argument(
+        ..., metavar="WANTED", help="A message id or its text, a key, a transaction id, or TOPIC/QUEUE/OFFSET."
+    ),
+    limit: int = Option(20, "--limit", "-n", min=1, max=100, help="At most this many messages."),
 ) -> None:
     """Show the history of a message at brokers and in databases, and why it waits. Exit code 1 if none is found."""
     from escrowmq.overview import timeline
 
-    with bus_at(url) as bus, engines_at(database_url) as engines:
+    with sources.opened() as (bus, engines):
         found = timeline(bus, wanted, engines, limit=limit)
         brokers = [link.address for link in bus.router.links]
-    if json:
+    if sources.json:
         print_json(found.to_json())
     else:
         for story in found.stories:
@@ -57,22 +69,10 @@ def find(
         if found.more:
             notice(f"there are more than these {len(found.stories)}; --limit shows up to 100")
         if not found.stories:
-            notice(f"nothing is found for {cell(wanted).plain}")
+            notice(f"no message is found for {cell(wanted).plain}")
     stop_if_away(found.missing, brokers)
     if not found.stories:
         raise typer.Exit(Exit.FINDING)
-
-
-@contextmanager
-def engines_at(urls: Sequence[str] | None) -> Iterator[list[Any]]:
-    """Open the databases that a command names. Raises Misuse(BAD_URL, NO_TABLES, MISSING_PACKAGE)."""
-    with ExitStack() as stack:
-        if not urls:
-            yield []
-            return
-        from escrowmq.outbox import engines
-
-        yield [stack.enter_context(engines.opened(url)) for url in dict.fromkeys(urls)]
 
 
 def stop_if_away(missing: Sequence[Missing], brokers: Sequence[str]) -> None:
@@ -103,7 +103,7 @@ def _print_story(story: Story) -> None:
     for note in story.notes:
         out.print(Text("  note: ", "dim").append(cell(note).plain, "dim"), soft_wrap=True)
     if acts := dict.fromkeys(offer.act for offer in story.offers):
-        out.print(Text(f"  can be done: {', '.join(acts)}", "dim"), soft_wrap=True)
+        out.print(Text(f"  operations: {', '.join(acts)}", "dim"), soft_wrap=True)
     out.print()
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import typer
 from typer.core import TyperCommand
@@ -24,9 +23,8 @@ _METAVARS = {
 }
 _TEXTS: dict[str, Callable[[Any], str]] = {settings.SECONDS: duration, settings.BYTES: size}
 
-
 MOST_USED = frozenset(
-    {
+    [
         "folder",
         "listen",
         "socket",
@@ -38,9 +36,9 @@ MOST_USED = frozenset(
         "http",
         "console",
         "config",
-        "_help_all",
+        "help_all",
         "help",
-    }
+    ]
 )
 """Parameters shown by ``serve --help``; ``--help-all`` shows all."""
 
@@ -63,23 +61,17 @@ class FewFlags(TyperCommand):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Show the help; complete if the context requests it."""
-        with hide_options(
-            self, set() if ctx.meta.get("every flag") else {str(param.name) for param in self.params} - MOST_USED
-        ):
+        names = {str(param.name) for param in self.params}
+        with hide_options(self, set() if ctx.meta.get("every flag") else names - MOST_USED):
             super().format_help(ctx, formatter)
 
 
-def _show_all(ctx: typer.Context, wanted: bool) -> None:
+def show_all(ctx: typer.Context, wanted: bool) -> None:
+    """Show the complete help, and exit; the callback of ``--help-all``."""
     if wanted:
         ctx.meta["every flag"] = True
         print(ctx.get_help())
         raise typer.Exit
-
-
-HelpAll = Annotated[
-    bool,
-    typer.Option("--help-all", callback=_show_all, is_eager=True, help="Show all flags, with those of the settings."),
-]
 
 
 class Line(NamedTuple):
@@ -105,36 +97,17 @@ def lines() -> list[Line]:
     return [Line(field.name, default=field.default, **field.metadata) for field in dataclasses.fields(BrokerSettings)]
 
 
-def takes_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Give ``command`` one flag per setting; its argument ``overrides`` receives the given values (a dict). Flags are
-    parsed as text, like the environment and TOML, so that ``--check-interval 500ms`` works and a wrong value gives the
-    same error."""
-    table = lines()
-    own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "overrides"]
-    flags = [
-        inspect.Parameter(
-            line.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=None,
-            annotation=Annotated[
-                str | None,
-                typer.Option(
-                    "--" + line.name.replace("_", "-"),
-                    help=f"{line.reason} \\[default: {line.default_text}]",
-                    metavar="|".join(line.choices) or _METAVARS[line.unit],
-                    rich_help_panel="Settings (also from the environment, ESCROWMQ_NAME, and from --config)",
-                    show_default=False,
-                ),
-            ],
-        )
-        for line in table
-    ]
+def _flag(line: Line) -> Any:
+    """Return the option of a setting. Its value is a text, like that of the environment and TOML, so that
+    ``--check-interval 500ms`` works and a wrong value gives the same error."""
+    return typer.Option(
+        None,
+        help=f"{line.reason} \\[default: {line.default_text}]",
+        metavar="|".join(line.choices) or _METAVARS[line.unit],
+        rich_help_panel="Settings (also from the environment, ESCROWMQ_NAME, and from --config)",
+        show_default=False,
+    )
 
-    def wrapper(**values: Any) -> None:
-        overrides = {line.name: values.pop(line.name) for line in table}
-        command(**values, overrides={name: value for name, value in overrides.items() if value is not None})
 
-    wrapper.__name__, wrapper.__doc__ = command.__name__, command.__doc__
-    wrapper.__signature__ = inspect.Signature([*own, *flags])  # type: ignore[attr-defined]
-    wrapper.__annotations__ = {p.name: p.annotation for p in [*own, *flags]}
-    return wrapper
+Overrides: Any = dataclasses.make_dataclass("Overrides", [(line.name, str | None, _flag(line)) for line in lines()])
+"""One option per setting, as parameters of a command; None if it is not given."""

@@ -3,75 +3,74 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
-from escrowmq.cli.options import DEFAULT_URL, Json, Url, Why, admin_at, broker_time, seconds
+from escrowmq.cli.options import Operation, broker_time, parse_seconds
 from escrowmq.cli.printing import Columns, notice, print_json, print_rows
 from escrowmq.errors import Code, error
 
 if TYPE_CHECKING:
     from escrowmq.client.admin import Admin
 
-Name = Annotated[str, typer.Argument(metavar="GROUP", help="The consumer group.")]
-Topics = Annotated[
-    list[str] | None, typer.Option("--topic", "-t", help="This topic only; all unless given. Repeatable.")
-]
+Name = Annotated[str, Argument(metavar="GROUP", help="The consumer group.")]
+
+
+@dataclass
+class _Start:
+    """Where a group continues, and in which queues."""
+
+    to: str | None = Option(None, help="earliest, end, a time (2026-01-31T09:30), or how long ago (2h).")
+    offset: int | None = Option(None, min=0, help="An offset of the --queue.")
+    by: int | None = Option(None, help="This many messages in each queue: --by=-100 is backward, --by 100 is forward.")
+    topic: str | None = Option(None, "--topic", "-t", help="In this topic only.")
+    queue: int | None = Option(None, "--queue", "-q", min=0, help="In this queue of the topic only.")
+
+    def given(self, admin: Admin) -> dict[str, Any]:
+        """Return the arguments of ``reset_group``."""
+        to = None if self.to is None else _parse_start(self.to, admin)
+        return {"to": to, "offset": self.offset, "shift": self.by, "topic": self.topic, "queue": self.queue}
 
 
 def reset(
+    operation: Operation,
+    start: _Start,
     name: Name,
-    to: Annotated[
-        str | None,
-        typer.Option("--to", help="earliest, end, a time (2026-01-31T09:30), or how long ago (2h)."),
-    ] = None,
-    offset: Annotated[int | None, typer.Option("--offset", min=0, help="An offset of the --queue.")] = None,
-    by: Annotated[
-        int | None, typer.Option("--by", help="So many messages of each queue: --by=-100 goes back, --by 100 on.")
-    ] = None,
-    topic: Annotated[str | None, typer.Option("--topic", "-t", help="In this topic only.")] = None,
-    queue: Annotated[int | None, typer.Option("--queue", "-q", min=0, help="In this queue of the topic only.")] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Also what members of a group hold that was made with in_doubt=hold.")
-    ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what it would do, and do nothing.")] = False,
-    why: Why = None,
-    url: Url = DEFAULT_URL,
-    json: Json = False,
+    force: bool = Option(False, "--force", help="Also messages that members hold, in a group made with in_doubt=hold."),
+    dry_run: bool = Option(False, "--dry-run", help="Show the result, and change nothing."),
 ) -> None:
     """Set the offsets of a consumer group: it receives earlier messages again, or skips messages.
 
     Running consumers continue from there. Their leased messages of these queues are redelivered; acknowledgements of
     those are rejected.
     """
-    if (to is not None) + (offset is not None) + (by is not None) != 1:
+    if (start.to is not None) + (start.offset is not None) + (start.by is not None) != 1:
         raise error(Code.BAD_ARGUMENT, "where to? give one of --to, --offset and --by")
-    where: dict[str, Any] = {"offset": offset, "shift": by, "topic": topic, "queue": queue, "force": force}
-    with admin_at(url) as admin:
-        moves = admin.reset_group(
-            name, None if to is None else _parse_start(to, admin), dry_run=dry_run, why=why, **where
-        )
+    with operation.admin() as admin:
+        moves = admin.reset_group(name, **start.given(admin), force=force, dry_run=dry_run, why=operation.why)
     columns: Columns = {
         "queue": lambda move: f"{move['topic']}/{move['queue']}",
         ">was at": "was",
-        ">goes on at": "now",
+        ">continues at": "now",
         ">again": "again",
-        ">passed over": "skipped",
+        ">skipped": "skipped",
         ">held": "leased",
         ">dead letters again": "dead",
         "broker": "broker",
     }
-    print_rows(moves, json, columns, "no queues yet")
-    if not json:
-        notice(f"{name} {'would go' if dry_run else 'goes'} on: {_total(moves)}")
+    print_rows(moves, operation.json, columns, "no queues yet")
+    if not operation.json:
+        notice(f"{name} {'would continue' if dry_run else 'continues'}: {_total(moves)}")
 
 
 def _total(moves: Sequence[Mapping[str, Any]]) -> str:
     again, passed = (sum(move[name] for move in moves) for name in ("again", "skipped"))
     dead = sum(move["dead"] for move in moves)
-    return f"{again + dead:,} messages again, {passed:,} passed over"
+    return f"{again + dead:,} messages again, {passed:,} skipped"
 
 
 def _parse_start(text: str, admin: Admin) -> str | datetime:
@@ -79,29 +78,32 @@ def _parse_start(text: str, admin: Admin) -> str | datetime:
     if text in ("earliest", "latest", "end"):
         return "latest" if text == "end" else text
     if text[:1].isdigit() and text[-1:].isalpha() and "T" not in text:
-        past = seconds(text, "--to") or 0.0
+        past = parse_seconds(text, "--to")
         return datetime.fromtimestamp(broker_time(admin) / 1e6 - past, UTC)
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
         hint = "earliest, end, a time such as 2026-01-31T09:30, or how long ago, such as 2h"
-        raise error(Code.BAD_ARGUMENT, f"--to: {text!r} is no place to go on at", hint) from None
+        raise error(Code.BAD_ARGUMENT, f"--to: {text!r} is not a start position", hint) from None
     return found.astimezone() if found.tzinfo is None else found
 
 
-def pause(name: Name, topics: Topics = None, why: Why = None, url: Url = DEFAULT_URL, json: Json = False) -> None:
+Topics = Annotated[list[str] | None, Option("--topic", "-t", help="This topic only; all unless given. Repeatable.")]
+
+
+def pause(operation: Operation, name: Name, topics: Topics = None) -> None:
     """Pause delivery to a consumer group.
 
     Consumers may still acknowledge leased messages; a pause counts as no attempt.
     """
-    with admin_at(url) as admin:
-        _show(name, admin.pause_group(name, topics, why=why), json)
+    with operation.admin() as admin:
+        _show(name, admin.pause_group(name, topics, why=operation.why), operation.json)
 
 
-def resume(name: Name, topics: Topics = None, why: Why = None, url: Url = DEFAULT_URL, json: Json = False) -> None:
+def resume(operation: Operation, name: Name, topics: Topics = None) -> None:
     """Resume delivery to a consumer group."""
-    with admin_at(url) as admin:
-        _show(name, admin.resume_group(name, topics, why=why), json)
+    with operation.admin() as admin:
+        _show(name, admin.resume_group(name, topics, why=operation.why), operation.json)
 
 
 def _show(name: str, found: Sequence[Mapping[str, Any]], json: bool) -> None:
@@ -116,25 +118,21 @@ def paused_words(everything: bool, topics: Sequence[str]) -> str:
     """Describe which part of a group is paused."""
     if everything:
         return "is paused"
-    return f"is paused for {', '.join(topics)}" if topics else "is handed messages"
+    return f"is paused for {', '.join(topics)}" if topics else "receives messages"
 
 
 def delete(
+    operation: Operation,
     name: Name,
-    force: Annotated[
-        bool, typer.Option("--force", help="Also while consumers wait for messages or hold some.")
-    ] = False,
-    why: Why = None,
-    url: Url = DEFAULT_URL,
-    json: Json = False,
+    force: bool = Option(False, "--force", help="Also while consumers wait for messages or hold some."),
 ) -> None:
     """Delete a consumer group with its offsets, retries and dead letters.
 
     The messages remain. A later group of this name is new and starts where its first consumer specifies.
     """
-    with admin_at(url) as admin:
-        found = admin.delete_group(name, force=force, why=why)
-    if json:
+    with operation.admin() as admin:
+        found = admin.delete_group(name, force=force, why=operation.why)
+    if operation.json:
         return print_json(found)
     for one in found:
         counts = (

@@ -2,42 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from escrowmq.cli.failures import finish
-from escrowmq.cli.options import Json, Limit, Why, seconds
-from escrowmq.cli.outbox import DatabaseUrl, Ids
+from escrowmq.cli.options import App, Database, Limit, Why, time_option
 from escrowmq.cli.printing import Columns, moment, notice, print_json, print_rows
 from escrowmq.errors import Code, error
 
 if TYPE_CHECKING:
-    from escrowmq.outbox.acts import Done
     from escrowmq.outbox.modes import Slot
 
-app = typer.Typer(
-    no_args_is_help=True,
-    help="What consumers store in their database: handled messages, offsets, prepares.",
-)
+app = App("What consumers store in their database: handled messages, offsets, prepares.")
 
-Group = Annotated[str, typer.Argument(metavar="GROUP", help="The consumer group.")]
-OfTopic = Annotated[
-    str | None, typer.Option("--topic", "-t", help="The messages' topic, where several topics have the same ids.")
-]
-After = Annotated[str | None, typer.Option("--after", metavar="ID", help="Only what comes after this one.")]
-Slots = Annotated[
-    list[str],
-    typer.Argument(metavar="SLOT...", help="SHARD/QUEUE, or SHARD/QUEUE/STRIDE/PART, as `inbox offsets` shows them."),
-]
+Group = Annotated[str, Argument(metavar="GROUP", help="The consumer group.")]
+After = Annotated[str | None, Option(metavar="ID", help="Only rows after this one.")]
 
 
 @app.command("list")
-def list_(group: Group, database_url: DatabaseUrl, limit: Limit = 100, after: After = None, json: Json = False) -> None:
+def list_(database: Database, group: Group, limit: Limit = 100, after: After = None) -> None:
     """List records of messages that a group has handled, by id."""
     from escrowmq import outbox
 
-    with outbox.engines.opened(database_url) as engine:
+    with database.opened() as engine:
         found = outbox.handled.list_marks(engine, group, limit=limit, after=after)
     rows = [
         {"message_id": one.message_id.hex(), "topic": one.topic, "seen_us": one.seen_us, "forgotten": one.is_forgotten}
@@ -49,48 +38,22 @@ def list_(group: Group, database_url: DatabaseUrl, limit: Limit = 100, after: Af
         "handled": lambda row: moment(row["seen_us"]),
         "forgotten": lambda row: "yes: it may be handled again" if row["forgotten"] else "",
     }
-    print_rows(rows, json, columns, "no such marks")
-
-
-@app.command("forget")
-def forget(
-    group: Group, ids: Ids, database_url: DatabaseUrl, topic: OfTopic = None, why: Why = None, json: Json = False
-) -> None:
-    """Delete records of handled messages, so that redeliveries are handled again. The action is recorded."""
-    from escrowmq import outbox
-
-    with outbox.engines.opened(database_url) as engine:
-        _finish(outbox.handled.forget_marks(engine, group, ids, topic=topic, why=why), json)
-
-
-@app.command("settle")
-def settle(
-    group: Group, ids: Ids, database_url: DatabaseUrl, topic: OfTopic = None, why: Why = None, json: Json = False
-) -> None:
-    """Mark messages as handled: the group skips them. The action is recorded (`escrowmq acts list`)."""
-    from escrowmq import outbox
-
-    with outbox.engines.opened(database_url) as engine:
-        _finish(outbox.handled.settle_marks(engine, group, ids, topic=topic, why=why), json)
+    print_rows(rows, database.json, columns, "no such marks")
 
 
 @app.command("prepares")
 def prepares(
+    database: Database,
     group: Group,
-    database_url: DatabaseUrl,
-    older_than: Annotated[
-        str, typer.Option("--older-than", metavar="TIME", help="Only those stored so long ago.")
-    ] = "0s",
+    older_than: float = time_option("0s", "--older-than", "Only those stored so long ago."),
     limit: Limit = 100,
     after: After = None,
-    json: Json = False,
 ) -> None:
     """List stored prepares of the both-reach mode without a decision, by id."""
     from escrowmq import outbox
 
-    age = seconds(older_than, "--older-than") or 0.0
-    with outbox.engines.opened(database_url) as engine:
-        found = outbox.modes.list_prepares(engine, group, older_than=age, limit=limit, after=after)
+    with database.opened() as engine:
+        found = outbox.modes.list_prepares(engine, group, older_than=older_than, limit=limit, after=after)
     rows = [
         {name: getattr(one, name) for name in one.__slots__} | {"message_id": one.message_id.hex()} for one in found
     ]
@@ -101,88 +64,68 @@ def prepares(
         ">bytes": "body_bytes",
         "stored": lambda row: moment(row["prepared_us"]),
     }
-    print_rows(rows, json, columns, "no such prepares")
-
-
-@app.command("discard")
-def discard(group: Group, ids: Ids, database_url: DatabaseUrl, why: Why = None, json: Json = False) -> None:
-    """Delete stored prepares; a later commit has no effect. The action is recorded (`escrowmq acts list`)."""
-    from escrowmq import outbox
-
-    with outbox.engines.opened(database_url) as engine:
-        _finish(outbox.modes.discard_prepares(engine, group, ids, why=why), json)
+    print_rows(rows, database.json, columns, "no such prepares")
 
 
 @app.command("offsets")
 def offsets(
-    database_url: DatabaseUrl,
-    group: Annotated[str | None, typer.Option("--group", "-g", help="Only of this consumer group.")] = None,
-    topic: Annotated[str | None, typer.Option("--topic", "-t", help="Only of this topic.")] = None,
+    database: Database,
+    group: str | None = Option(None, "--group", "-g", help="Only of this consumer group."),
+    topic: str | None = Option(None, "--topic", "-t", help="Only of this topic."),
     limit: Limit = 1000,
-    json: Json = False,
 ) -> None:
     """List the offsets that consumers keep in their database, and their owners."""
     from escrowmq import outbox
 
-    with outbox.engines.opened(database_url) as engine:
+    with database.opened() as engine:
         found = outbox.modes.list_places(engine, group, topic, limit=limit)
-    rows = [
-        {
-            "group": one.group,
-            "topic": one.topic,
-            "slot": shown(one.slot),
-            "next_offset": one.next_offset,
-            "owner": one.owner,
-        }
-        for one in found
-    ]
+    names = ("group", "topic", "next_offset", "owner")
+    rows = [{name: getattr(one, name) for name in names} | {"slot": shown(one.slot)} for one in found]
     columns: Columns = {
         "group": "group",
         "topic": "topic",
         "slot": "slot",
         ">next offset": "next_offset",
-        "owner": lambda row: row["owner"] or "nobody",
+        "owner": lambda row: row["owner"] or "none",
     }
-    print_rows(rows, json, columns, "no such offsets")
+    print_rows(rows, database.json, columns, "no such offsets")
+
+
+@dataclass
+class _Slots(Database):
+    """Slots of a topic, to change."""
+
+    topic: str = Argument(..., metavar="TOPIC", help="The topic.")
+    slots: list[str] = Argument(
+        ..., metavar="SLOT...", help="SHARD/QUEUE, or SHARD/QUEUE/STRIDE/PART, as `inbox offsets` shows them."
+    )
+    why: Why = None
 
 
 @app.command("move")
 def move(
-    group: Group,
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")],
-    slots: Slots,
-    database_url: DatabaseUrl,
-    to: Annotated[int, typer.Option("--to", min=0, metavar="OFFSET", help="The next offset that is handled.")],
-    why: Why = None,
-    json: Json = False,
+    of: _Slots, group: Group, to: int = Option(..., min=0, metavar="OFFSET", help="The next offset that is handled.")
 ) -> None:
     """Move offsets without an owner, back or forward. The action is recorded (`escrowmq acts list`)."""
     from escrowmq import outbox
 
-    wanted = dict.fromkeys(map(slot_of, slots), to)
-    with outbox.engines.opened(database_url) as engine:
-        done = outbox.modes.move(engine, group, topic, wanted, why=why)
-    finish("slot", [(shown(one.slot), one.code, {"was": one.was}) for one in done], json)
+    wanted = dict.fromkeys(map(slot_of, of.slots), to)
+    with of.opened() as engine:
+        done = outbox.modes.move(engine, group, of.topic, wanted, why=of.why)
+    finish("slot", [(shown(one.slot), one.code, {"was": one.was}) for one in done], of.json)
 
 
 @app.command("fence")
-def fence(
-    group: Group,
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")],
-    slots: Slots,
-    database_url: DatabaseUrl,
-    why: Why = None,
-    json: Json = False,
-) -> None:
+def fence(of: _Slots, group: Group) -> None:
     """Fence a consumer, and release its slots. The action is recorded (`escrowmq acts list`)."""
     from escrowmq import outbox
 
-    wanted = [slot_of(text) for text in slots]
-    with outbox.engines.opened(database_url) as engine:
-        outbox.modes.fence(engine, group, topic, wanted, why=why)
-    if json:
+    wanted = [slot_of(text) for text in of.slots]
+    with of.opened() as engine:
+        outbox.modes.fence(engine, group, of.topic, wanted, why=of.why)
+    if of.json:
         return print_json({"fenced": [shown(slot) for slot in wanted]})
-    notice(f"whoever had {', '.join(map(shown, wanted))} can commit nothing about it any more")
+    notice(f"{', '.join(map(shown, wanted))}: the previous owner is fenced")
 
 
 def shown(slot: Slot) -> str:
@@ -203,9 +146,3 @@ def slot_of(text: str) -> Slot:
     except ValueError:
         hint = "SHARD/QUEUE, or SHARD/QUEUE/STRIDE/PART, such as 0000002a/3"
         raise error(Code.BAD_ARGUMENT, f"{text!r} is no slot", hint) from None
-
-
-def _finish(results: list[Done], json: bool) -> None:
-    """Print one result per id; the exit code is that of the first failure."""
-    rows: list[tuple[str, Code, dict[str, Any]]] = [(one.id.hex(), one.code, {}) for one in results]
-    finish("message id", rows, json)

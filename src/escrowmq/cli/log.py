@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Any
 
 import typer
 from rich.text import Text
+from typer import Argument, Option
 
 from escrowmq.cli.failures import Exit
-from escrowmq.cli.options import JsonLines
+from escrowmq.cli.options import App, JsonLines
 from escrowmq.cli.printing import console, notice, print_json_line
 from escrowmq.errors import Code, error
 from escrowmq.settings import nearest
 
 KAFKA = "kafka://"
 
-app = typer.Typer(no_args_is_help=True, help="The commit log of a data folder.")
+app = App("The commit log of a data folder.")
 
 
 @app.callback()
@@ -24,17 +28,23 @@ def _group() -> None:
     """Inspect or copy the commit log of a data folder."""
 
 
+@dataclass
+class _Frames:
+    """The frames to print."""
+
+    start: int = Option(0, min=0, help="From this frame on.")
+    end: int | None = Option(None, min=0, help="Up to before this frame.")
+    kinds: list[str] | None = Option(
+        None, "--kind", "-k", help="Only frames of this kind (half, decided, ...); may be given again."
+    )
+    rows: bool = Option(False, "--rows", "-r", help="Print the rows of each frame too.")
+
+
 @app.command("dump")
 def dump(
-    folder: Annotated[Path, typer.Argument(help="The data folder; it may be in use.")],
-    start: Annotated[int, typer.Option(min=0, help="From this frame on.")] = 0,
-    end: Annotated[int | None, typer.Option(min=0, help="Up to before this frame.")] = None,
-    kinds: Annotated[
-        list[str] | None,
-        typer.Option("--kind", "-k", help="Only frames of this kind (half, decided, ...); may be given again."),
-    ] = None,
-    rows: Annotated[bool, typer.Option("--rows", "-r", help="Print the rows of each frame too.")] = False,
-    check: Annotated[bool, typer.Option("--check", help="Print no frames, check everything: what is damaged.")] = False,
+    frames: _Frames,
+    folder: Path = Argument(..., help="The data folder; it may be in use."),
+    check: bool = Option(False, "--check", help="Print no frames; check everything, and print damage."),
     json: JsonLines = False,
 ) -> None:
     """Print the frames of a log, with damage in its place. Takes no lock and changes nothing.
@@ -48,39 +58,42 @@ def dump(
 
     if not folder.is_dir():
         raise error(Code.NOT_A_DATA_FOLDER, f"{folder} is not a folder")
-    wanted = [_kind(name, [k.name.lower() for k in Kind]) for name in kinds or []]
+    names = [kind.name for kind in Kind]
+    for name in frames.kinds or ():
+        if name.upper() not in names:
+            known = [one.lower() for one in names]
+            hint = nearest(name.lower(), known) or ", ".join(known)
+            raise error(Code.BAD_ARGUMENT, f"there is no kind of frame {name!r}", hint)
+    given = vars(frames) | {"kinds": [Kind[name.upper()] for name in frames.kinds or ()] or None}
     damaged = 0
-    disk = RealDisk(folder, read_only=True)
-    try:
-        chosen = [Kind[name.upper()] for name in wanted] or None
-        for entry in findings(disk) if check else entries(disk, start=start, end=end, kinds=chosen, rows=rows):
+    with closing(RealDisk(folder, read_only=True)) as disk:
+        for entry in findings(disk) if check else entries(disk, **given):
             damaged += "damage" in entry
-            if json:
-                print_json_line(entry)
-            else:
-                console().print(Text(line(entry), "red" if "damage" in entry else ""), soft_wrap=True)
-    finally:
-        disk.close()
+            _print_line(entry, line(entry), json, "red" if "damage" in entry else "")
     if damaged:
         notice(f"{damaged} findings; nothing was changed")
         raise typer.Exit(Exit.CORRUPT)
     if check and not json:
-        notice(f"{folder}: everything checks")
+        notice(f"{folder}: no damage was found")
+
+
+def _print_line(value: Mapping[str, Any], text: str, json: bool, style: str = "") -> None:
+    if json:
+        print_json_line(value)
+    else:
+        console().print(Text(text, style), soft_wrap=True)
 
 
 @app.command("create")
 def create(
-    address: Annotated[
-        str,
-        typer.Argument(
-            help="kafka://HOST:PORT,HOST:PORT/TOPIC/PARTITION?SETTING=VALUE; port (9092), partition (0) and settings "
-            "may be left out."
-        ),
-    ],
-    partitions: Annotated[
-        int | None,
-        typer.Option(min=1, help="Of each topic, one for each shard; as many as the address needs by default."),
-    ] = None,
+    address: str = Argument(
+        ...,
+        help="kafka://HOST:PORT,HOST:PORT/TOPIC/PARTITION?SETTING=VALUE; port (9092), partition (0) and settings may "
+        "be left out.",
+    ),
+    partitions: int | None = Option(
+        None, min=1, help="Of each topic, one for each shard; as many as the address needs by default."
+    ),
     json: JsonLines = False,
 ) -> None:
     """Create the topics of a log in Kafka, TOPIC and TOPIC.base, with the settings that a log requires.
@@ -94,17 +107,15 @@ def create(
     parsed = KafkaAddress.parse(address)
     made = create_topics(parsed, partitions=partitions)
     for topic in (parsed.topic, parsed.base_topic):
-        if json:
-            print_json_line({"topic": topic, "made": topic in made, "replicas": parsed.replicas})
-        else:
-            result = "made" if topic in made else "is there, and kept as a log must be"
-            console().print(Text(f"{topic}: {result}"), soft_wrap=True)
+        result = "created" if topic in made else "exists, with the settings that a log requires"
+        entry = {"topic": topic, "made": topic in made, "replicas": parsed.replicas}
+        _print_line(entry, f"{topic}: {result}", json)
 
 
 @app.command("copy")
 def copy(
-    source: Annotated[str, typer.Argument(help="A data folder whose broker is stopped, or kafka://...")],
-    target: Annotated[str, typer.Argument(help="kafka://... with new topics, or an empty folder.")],
+    source: str = Argument(..., help="A data folder whose broker is stopped, or kafka://..."),
+    target: str = Argument(..., help="kafka://... with new topics, or an empty folder."),
     json: JsonLines = False,
 ) -> None:
     """Copy a whole log from a folder to Kafka, or from Kafka to a folder, and verify the copy by its digest.
@@ -125,16 +136,5 @@ def copy(
         if not Path(source).is_dir():
             raise error(Code.NOT_A_DATA_FOLDER, f"{source} is not a folder")
         copied = to_partition(RealDisk(source), open_partitions(target), version=version("escrowmq"))
-    if json:
-        print_json_line(copied._asdict())
-    else:
-        frames = f"frames {copied.first} to {copied.end - 1}, {copied.bytes} bytes, and {copied.acts} records of acts"
-        console().print(Text(f"copied: {frames}; SHA-256 of the frames: {copied.sha256}"), soft_wrap=True)
-
-
-def _kind(name: str, known: list[str]) -> str:
-    if name.lower() not in known:
-        raise error(
-            Code.BAD_ARGUMENT, f"there is no kind of frame {name!r}", nearest(name.lower(), known) or ", ".join(known)
-        )
-    return name.lower()
+    frames = f"frames {copied.first} to {copied.end - 1}, {copied.bytes} bytes, and {copied.acts} records of acts"
+    _print_line(copied._asdict(), f"copied: {frames}; SHA-256 of the frames: {copied.sha256}", json)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib.metadata import version
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -20,6 +20,7 @@ from escrowmq.cli import (
     jobs,
     log,
     messages,
+    operations,
     outbox,
     plan,
     rights,
@@ -32,22 +33,23 @@ from escrowmq.cli import (
     writers,
 )
 from escrowmq.cli.failures import Commands
-from escrowmq.cli.flags import FewFlags, takes_settings
+from escrowmq.cli.flags import FewFlags
+from escrowmq.cli.options import App
 from escrowmq.errors import Code, error
 
-app = typer.Typer(
+app = App(
+    "EscrowMQ: a message stays in escrow until the local transaction that it speaks of has decided.",
     cls=Commands,
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="EscrowMQ: a message stays in escrow until the local transaction that it speaks of has decided.",
 )
+operations.register()
 
 RUN, MESSAGES, INSPECT = "Run", "Messages", "Inspect"
 OPERATE, VERIFY, DATABASES = "Operate", "Verify", "Databases"
 
 _COMMANDS: tuple[tuple[str, str, Callable[..., Any] | typer.Typer, str], ...] = (
-    (RUN, "serve", takes_settings(serve.serve), "Serve a data folder: the broker."),
+    (RUN, "serve", serve.serve, "Serve a data folder: the broker."),
     (RUN, "gateway", serve.gateway, "Serve HTTP over a broker."),
     (RUN, "console", console.console, "Serve the web console."),
     (RUN, "step-down", step_down.step_down, "Make the leading broker hand over to a standby."),
@@ -86,10 +88,9 @@ _COMMANDS: tuple[tuple[str, str, Callable[..., Any] | typer.Typer, str], ...] = 
 for _panel, _command, _does, _line in _COMMANDS:
     if isinstance(_does, typer.Typer):
         app.add_typer(_does, name=_command, rich_help_panel=_panel, short_help=_line)
-    elif _command == "serve":
-        app.command(_command, cls=FewFlags, rich_help_panel=_panel, short_help=_line)(_does)
     else:
-        app.command(_command, rich_help_panel=_panel, short_help=_line)(_does)
+        cls = FewFlags if _command == "serve" else None
+        app.command(_command, cls=cls, rich_help_panel=_panel, short_help=_line)(_does)
 
 
 def _register_moved(name: str) -> None:
@@ -101,8 +102,8 @@ def _register_moved(name: str) -> None:
         raise error(Code.MISSING_PACKAGE, f"{name} is a command of escrowmq-lab", hint)
 
 
-for _gone in ("bench", "simulate", "chaos"):
-    _register_moved(_gone)
+for _moved in ("bench", "simulate", "chaos"):
+    _register_moved(_moved)
 
 
 def _show_version(wanted: bool) -> None:
@@ -113,9 +114,7 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
-    _version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
-    ] = False,
+    _version: bool = typer.Option(False, "--version", callback=_show_version, is_eager=True, help="Print the version."),
 ) -> None:
     """EscrowMQ: a message stays in escrow until its local transaction has decided."""
 

@@ -10,25 +10,16 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
 from rich.progress import track
+from typer import Argument, Option
 
 from escrowmq.cli.failures import Exit, exit_code, show_error
-from escrowmq.cli.options import DEFAULT_URL, PATIENCE, Json, JsonLines, Limit, Url, admin_at, bus_at, pairs, seconds
-from escrowmq.cli.printing import (
-    RUN,
-    Columns,
-    console,
-    moment,
-    notice,
-    print_facts,
-    print_json_line,
-    print_rows,
-    state,
-)
+from escrowmq.cli.options import DEFAULT_URL, PATIENCE, Brokers, JsonLines, Limit, Url, bus_at, pairs, time_option
+from escrowmq.cli.printing import RUN, Columns, console, moment, notice, print_facts, print_json_line, print_rows, state
 from escrowmq.cli.rows import ack_line, body_of, group_act_line, half_line, message_line, op_line, plain
 from escrowmq.errors import AWAY, Code, EscrowError, error
 from escrowmq.model import Message
@@ -65,61 +56,78 @@ _VIEW_LINES = {
 }
 
 
-def send(
-    topic: Annotated[str, typer.Argument(help="The topic.")],
-    body: Annotated[str | None, typer.Argument(help="The body; - or nothing: standard input.")] = None,
-    file: Annotated[Path | None, typer.Option("--file", "-f", help="Take the body from a file.")] = None,
-    lines: Annotated[bool, typer.Option("--lines", help="Each line of the file or input is a message.")] = False,
-    key: Annotated[str | None, typer.Option("--key", "-k", help="Same key, same queue, in order.")] = None,
-    tag: Annotated[str | None, typer.Option("--tag", "-t", help="What consumers filter by.")] = None,
-    properties: Annotated[
-        list[str] | None, typer.Option("--property", "-p", metavar="NAME=VALUE", help="May be given again.")
-    ] = None,
-    delay: Annotated[str | None, typer.Option("--delay", metavar="TIME", help="Not visible before: 5s, 10min.")] = None,
-    queue: Annotated[
-        int | None, typer.Option("--queue", "-q", min=0, help="This queue; else by key or by turns.")
-    ] = None,
-    message_id: Annotated[
-        str | None, typer.Option("--id", help="Your message id: sent again, it makes no second message.")
-    ] = None,
-    count: Annotated[
-        int,
-        typer.Option("--count", "-c", min=1, help="So many messages; {n} in key, id and body is the number, from 0."),
-    ] = 1,
-    group: Annotated[str, typer.Option("--group", "-g", help="The producer group.")] = "command-line",
-    url: Url = DEFAULT_URL,
-    json: Annotated[bool, typer.Option("--json", help="One JSON receipt a line, for scripts.")] = False,
-) -> None:
-    """Send plain messages; each is durable when its receipt is printed."""
-    if message_id is not None and (lines or (count > 1 and "{n}" not in message_id)):
-        raise error(Code.BAD_ARGUMENT, "one id names one message", "put {n} into --id, or leave it out")
-    bodies = _bodies(body, file, lines)
-    named = pairs(properties, "--property") or None
-    wait = seconds(delay, "--delay") or 0.0
+@dataclass
+class _Content:
+    """Messages to send: bodies, and what they have in common."""
 
-    def messages() -> Iterator[Message]:
+    body: str | None = Argument(None, help="The body; - or nothing: standard input.")
+    file: Path | None = Option(None, "--file", "-f", help="Take the body from a file.")
+    lines: bool = Option(False, "--lines", help="Each line of the file or input is a message.")
+    key: str | None = Option(None, "--key", "-k", help="Same key, same queue, in order.")
+    tag: str | None = Option(None, "--tag", "-t", help="What consumers filter by.")
+    properties: list[str] | None = Option(None, "--property", "-p", metavar="NAME=VALUE", help="May be given again.")
+    delay: float | None = time_option(None, "--delay", "Not visible before: 5s, 10min.")
+    queue: int | None = Option(None, "--queue", "-q", min=0, help="This queue; else by key or round-robin.")
+    message_id: str | None = Option(None, "--id", help="Your message id: sent again, it makes no second message.")
+    count: int = Option(
+        1, "--count", "-c", min=1, help="So many messages; {n} in key, id and body is the number, from 0."
+    )
+
+    def bodies(self) -> list[bytes]:
+        """Return the body, or those of all lines. Raises Misuse(BAD_ARGUMENT)."""
+        if self.message_id is not None and (self.lines or (self.count > 1 and "{n}" not in self.message_id)):
+            raise error(Code.BAD_ARGUMENT, "one id names one message", "put {n} into --id, or leave it out")
+        if self.body is not None and self.body != "-":
+            if self.file is not None:
+                raise error(Code.BAD_ARGUMENT, "a body and a file were given", "give one of them")
+            content = self.body.encode(errors="surrogateescape")
+        elif self.file is not None:
+            try:
+                content = self.file.read_bytes()
+            except OSError as problem:
+                raise error(Code.BAD_ARGUMENT, f"cannot read {self.file}: {problem.strerror}") from None
+        else:
+            content = sys.stdin.buffer.read()
+        return content.splitlines() if self.lines else [content]
+
+    def messages(self, topic: str, bodies: Iterable[bytes]) -> Iterator[Message]:
+        """Yield ``count`` messages of each body."""
+        properties = pairs(self.properties, "--property") or None
         for content in bodies:
-            for n in range(count):
+            for n in range(self.count):
                 number = str(n)
                 yield Message(
                     topic,
-                    content.replace(b"{n}", number.encode()) if count > 1 else content,
-                    key=_insert_number(key, number, count),
-                    tag=tag,
-                    properties=named,
-                    delay=wait,
-                    queue=queue,
-                    message_id=_insert_number(message_id, number, count),
+                    content.replace(b"{n}", number.encode()) if self.count > 1 else content,
+                    key=self._numbered(self.key, number),
+                    tag=self.tag,
+                    properties=properties,
+                    delay=self.delay or 0.0,
+                    queue=self.queue,
+                    message_id=self._numbered(self.message_id, number),
                 )
 
-    total = len(bodies) * count
+    def _numbered(self, text: str | None, number: str) -> str | None:
+        return text.replace("{n}", number) if text is not None and self.count > 1 else text
+
+
+def send(
+    content: _Content,
+    topic: str = Argument(..., help="The topic."),
+    group: str = Option("command-line", "--group", "-g", help="The producer group."),
+    url: Url = DEFAULT_URL,
+    json: bool = Option(False, "--json", help="One JSON receipt a line, for scripts."),
+) -> None:
+    """Send plain messages; each is durable when its receipt is printed."""
+    bodies = content.bodies()
+    total = len(bodies) * content.count
     show_each = json or total <= 20
     failed: EscrowError | None = None
+    sent = 0
     with bus_at(url, make=True) as bus, bus.producer(group, timeout=PATIENCE) as producer:
-        batches: Iterable[list[Message]] = _batches(messages())
+        batches: Iterable[list[Message]] = _batches(content.messages(topic, bodies))
         if total >= BAR_FROM and not json:
             batches = track(batches, "sending", total=-(-total // BATCH), console=Console(stderr=True))
-        sent = 0
         try:
             for batch in batches:
                 receipts = producer.send_batch(batch)
@@ -138,28 +146,9 @@ def send(
     if not show_each:
         notice(f"{sent:,} messages sent to {topic}")
     if failed is not None:
-        notice(f"{total - sent:,} of {total:,} not sent; the first because of")
+        notice(f"{total - sent:,} of {total:,} not sent; the first error:")
         show_error(failed)
         raise typer.Exit(exit_code(failed))
-
-
-def _bodies(body: str | None, file: Path | None, lines: bool) -> list[bytes]:
-    if body is not None and body != "-":
-        if file is not None:
-            raise error(Code.BAD_ARGUMENT, "a body and a file were given", "give one of them")
-        content = body.encode(errors="surrogateescape")
-    elif file is not None:
-        try:
-            content = file.read_bytes()
-        except OSError as problem:
-            raise error(Code.BAD_ARGUMENT, f"cannot read {file}: {problem.strerror}") from None
-    else:
-        content = sys.stdin.buffer.read()
-    return content.splitlines() if lines else [content]
-
-
-def _insert_number(text: str | None, number: str, count: int) -> str | None:
-    return text.replace("{n}", number) if text is not None and count > 1 else text
 
 
 def _batches(messages: Iterator[Message]) -> Iterator[list[Message]]:
@@ -200,15 +189,11 @@ class QueueReader:
         """The increasing column: offsets in a topic, log positions in a view."""
         return "position" if self.source in VIEWS else "offset"
 
-    @property
-    def _columns(self) -> list[str]:
-        names: list[str] = read_schema(self.source, damaged=True).names
-        return names
-
     def read(self, most: int | None = None) -> Iterator[Row]:
         """Read the rows from ``next`` on, and advance ``next``."""
+        columns = read_schema(self.source, damaged=True).names
         for batch in self.admin.read(
-            self.source, queue=self.queue, start=self.next, max_rows=most, columns=self._columns, **self.wanted
+            self.source, queue=self.queue, start=self.next, max_rows=most, columns=columns, **self.wanted
         ):
             for row in batch.to_pylist():
                 if row["damaged"] is None:
@@ -226,27 +211,35 @@ class QueueReader:
         console().print(line, soft_wrap=True)
 
 
+@dataclass
+class _Chosen:
+    """The rows that ``tail`` shows."""
+
+    queue: int | None = Option(None, "--queue", "-q", min=0, help="Only this queue.")
+    limit: int | None = Option(None, "--limit", "-n", min=1, help="At most so many in all, before following.")
+    from_start: bool = Option(False, "--from-start", "-s", help="Begin with the oldest that is stored.")
+    tag: list[str] | None = Option(None, "--tag", "-t", help="Only messages with this tag; may be repeated.")
+    key: str | None = Option(None, "--key", "-k", help="Only messages with this key.")
+    group: str | None = Option(
+        None, "--group", "-g", help="Of %acks and %group-acts: only those of this consumer group."
+    )
+    since: float | None = time_option(None, "--since", "Only what was stored (decided, ...) in the last 30s, 5min, 2h.")
+
+    @property
+    def most(self) -> int | None:
+        """The maximum number of rows; None: all."""
+        return self.limit if self.from_start else self.limit or LAST
+
+    def filters(self) -> dict[str, Any]:
+        """Return the filters for :meth:`Admin.read`."""
+        stored_from = None if self.since is None else datetime.now(UTC) - timedelta(seconds=self.since)
+        return {"tags": self.tag or None, "key": self.key, "group": self.group, "stored_from": stored_from}
+
+
 def tail(
-    source: Annotated[str, typer.Argument(help="A topic, %half, %op, %acks, %group-acts, or %dead-letters.GROUP.")],
-    queue: Annotated[int | None, typer.Option("--queue", "-q", min=0, help="Only this queue.")] = None,
-    limit: Annotated[
-        int | None, typer.Option("--limit", "-n", min=1, help="At most so many in all, before following.")
-    ] = None,
-    from_start: Annotated[
-        bool, typer.Option("--from-start", "-s", help="Begin with the oldest that is stored.")
-    ] = False,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")] = False,
-    tag: Annotated[
-        list[str] | None, typer.Option("--tag", "-t", help="Only messages with this tag; may be repeated.")
-    ] = None,
-    key: Annotated[str | None, typer.Option("--key", "-k", help="Only messages with this key.")] = None,
-    group: Annotated[
-        str | None, typer.Option("--group", "-g", help="Of %acks and %group-acts: only those of this consumer group.")
-    ] = None,
-    since: Annotated[
-        str | None,
-        typer.Option("--since", metavar="TIME", help="Only what was stored (decided, ...) in the last 30s, 5min, 2h."),
-    ] = None,
+    chosen: _Chosen,
+    source: str = Argument(..., help="A topic, %half, %op, %acks, %group-acts, or %dead-letters.GROUP."),
+    follow: bool = Option(False, "--follow", "-f", help="Continue with new rows, until Ctrl-C."),
     url: Url = DEFAULT_URL,
     json: JsonLines = False,
 ) -> None:
@@ -254,18 +247,11 @@ def tail(
 
     Without --from-start: the last 10, or --limit. If limited, rows are in the order in which they were stored.
     """
-    ago = seconds(since, "--since")
-    wanted: dict[str, Any] = {
-        "tags": tag or None,
-        "key": key,
-        "group": group,
-        "stored_from": None if ago is None else datetime.now(UTC) - timedelta(seconds=ago),
-    }
+    most, from_start = chosen.most, chosen.from_start
     with bus_at(url) as bus:
-        readers = _readers(bus, source, queue, None if from_start or ago is not None else limit or LAST, wanted)
+        readers = _readers(bus, source, chosen)
         dead = source.startswith(DEAD_LETTER_PREFIX)
-        later = bus.reader(source, start="latest", tags=tag, key=key) if follow and dead else None
-        most = limit if from_start else limit or LAST
+        later = bus.reader(source, start="latest", tags=chosen.tag, key=chosen.key) if follow and dead else None
         if most is None:
             for reader in readers:
                 for row in reader.read():
@@ -283,9 +269,8 @@ def tail(
 
 def _stored_time(row: Row) -> int:
     """Return the time when a row of a topic or view was stored (by the clock of its broker)."""
-    return next(
-        (row[name] for name in ("stored_us", "decided_us", "acked_us", "acted_us") if row.get(name) is not None), 0
-    )
+    names = ("stored_us", "decided_us", "acked_us", "acted_us")
+    return next((row[name] for name in names if row.get(name) is not None), 0)
 
 
 def _on_signal(stop: threading.Event) -> None:
@@ -328,48 +313,43 @@ def _follow(readers: list[QueueReader], json: bool) -> None:
     raise KeyboardInterrupt
 
 
-def _readers(bus: Bus, source: str, queue: int | None, last: int | None, wanted: dict[str, Any]) -> list[QueueReader]:
-    """Create a reader per queue of the source. ``last``: start this many messages before the end (without filters)."""
+def _readers(bus: Bus, source: str, chosen: _Chosen) -> list[QueueReader]:
+    """Create a reader per queue of the source. Without filters they start at the last rows, unless from the start."""
     from escrowmq.client.admin import Admin
     from escrowmq.client.links.router import Router
 
     every = [Admin(Router([link]), PATIENCE) for link in bus.router.links]
     answers = bus.router.every(lambda number: every[number].topics(), PATIENCE)
     RUN.missing += answers.missing
-    admins = [every[number] for number, _ in answers.found]
+    admins, wanted = [every[number] for number, _ in answers.found], chosen.filters()
     if source.startswith("%"):
         return [QueueReader(admin, source, 0, 0, wanted) for admin in admins]
-    if any(value is not None for value in wanted.values()):
-        last = None
+    whole = chosen.from_start or any(value is not None for value in wanted.values())
+    last = chosen.limit or LAST
     readers = [
         QueueReader(
-            admin,
-            source,
-            each["queue"],
-            each["head"] if last is None else max(each["head"], each["end"] - last),
-            wanted,
+            admin, source, each["queue"], each["head"] if whole else max(each["head"], each["end"] - last), wanted
         )
         for admin, listed in zip(admins, answers.values, strict=True)
         for topic in listed
         if topic["name"] == source
         for each in topic["queues"]
-        if queue in (None, each["queue"])
+        if chosen.queue in (None, each["queue"])
     ]
     if not readers:
-        what = f"no topic {source!r}" if queue is None else f"no queue {queue} of a topic {source!r}"
+        what = f"no topic {source!r}" if chosen.queue is None else f"no queue {chosen.queue} of a topic {source!r}"
         raise error(Code.UNKNOWN_TOPIC, what, "see `escrowmq topics list`")
     return readers
 
 
 def lookup(
-    key: Annotated[str | None, typer.Argument(help="The key of the messages.")] = None,
-    message_id: Annotated[
-        str | None, typer.Option("--id", "-i", help="Instead of a key: the message id (32 digits, or your own).")
-    ] = None,
-    topic: Annotated[str | None, typer.Option("--topic", "-t", help="Only in this topic.")] = None,
+    brokers: Brokers,
+    key: str | None = Argument(None, help="The key of the messages."),
+    message_id: str | None = Option(
+        None, "--id", "-i", help="Instead of a key: the message id (32 digits, or your own)."
+    ),
+    topic: str | None = Option(None, "--topic", "-t", help="Only in this topic."),
     limit: Limit = 20,
-    url: Url = DEFAULT_URL,
-    json: Json = False,
 ) -> None:
     """Find messages by key or id, newest first: plain, half, committed or rolled back.
 
@@ -377,9 +357,9 @@ def lookup(
     """
     if (key is None) == (message_id is None):
         raise error(Code.BAD_ARGUMENT, "look up by key or by id", "escrowmq lookup KEY, or escrowmq lookup --id ID")
-    with admin_at(url) as admin:
+    with brokers.admin() as admin:
         found = [plain(m) for m in admin.lookup(message_id=message_id, key=key, topic=topic, limit=limit)[:limit]]
-    if len(found) == 1 and not json:
+    if len(found) == 1 and not brokers.json:
         print_facts(_facts(found[0]))
     else:
         columns: Columns = {
@@ -391,21 +371,20 @@ def lookup(
             "transaction": "transaction",
             "body": lambda m: body_of(m, 40),
         }
-        print_rows(found, json, columns, "nothing found")
+        print_rows(found, brokers.json, columns, "nothing found")
     if not found:
         raise typer.Exit(Exit.FINDING)
 
 
 def _facts(message: dict[str, Any]) -> dict[str, Any]:
     """Return all facts about one message."""
+    edit = {"in place of": message.get("edited_from") or "a damaged message", "for group": message.get("group")}
     return {
         "message": _format_address(message),
         "state": state(message["state"]),
         "message id": message["message_id"],
-        **_edit_facts(message),
-        "transaction": message["transaction"],
-        "key": message["key"],
-        "tag": message["tag"],
+        **(edit if message["state"] == "edited" else {}),
+        **{name: message[name] for name in ("transaction", "key", "tag")},
         "born": moment(message["born_us"]),
         "stored": moment(message["stored_us"]),
         "visible from": moment(message["visible_us"]),
@@ -413,13 +392,6 @@ def _facts(message: dict[str, Any]) -> dict[str, Any]:
         **{f"property {name}": value for name, value in message["properties"].items()},
         "body": body_of(message, 2000),
     }
-
-
-def _edit_facts(message: dict[str, Any]) -> dict[str, Any]:
-    """Return the replaced message and the group of an edited message."""
-    if message["state"] != "edited":
-        return {}
-    return {"in place of": message["edited_from"] or "a damaged message", "for group": message["group"]}
 
 
 def _format_address(message: dict[str, Any]) -> str:

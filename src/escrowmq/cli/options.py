@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import inspect
 import logging
 import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from inspect import Parameter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
+from typer import Option
 
 from escrowmq.cli.printing import RUN
 from escrowmq.errors import Code, error
@@ -22,18 +29,101 @@ if TYPE_CHECKING:
     from escrowmq.client.admin import Admin
     from escrowmq.client.bus import Bus
 
+F = TypeVar("F", bound=Callable[..., None])
+
 DEFAULT_URL = "escrow://127.0.0.1:7700"
 PATIENCE = 10.0
 """Timeout (s) of a command's requests to its broker."""
 
-Url = Annotated[
-    str,
-    typer.Option(
-        "--url", "-u", envvar="ESCROWMQ_URL", help="The broker: escrow://HOST:PORT[,HOST:PORT...] or file:FOLDER."
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="JSON on standard output, for scripts.")]
-JsonLines = Annotated[bool, typer.Option("--json", help="One JSON object a line, for scripts.")]
+Json = Annotated[bool, Option("--json", help="JSON on standard output, for scripts.")]
+JsonLines = Annotated[bool, Option("--json", help="One JSON object a line, for scripts.")]
+Limit = Annotated[int, Option("--limit", "-n", min=1, help="At most this many.")]
+
+
+def flatten(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command one parameter per field of each dataclass among its parameters, after its own parameters. Their
+    defaults are typer's options and arguments."""
+    given = inspect.signature(command, eval_str=True).parameters
+    objects: dict[str, Any] = {
+        name: each.annotation for name, each in given.items() if dataclasses.is_dataclass(each.annotation)
+    }
+    if not objects:
+        return command
+    parameters = [each for name, each in given.items() if name not in objects]
+    names: dict[str, list[str]] = {}
+    for name, kind in objects.items():
+        hints = get_type_hints(kind, include_extras=True)
+        names[name] = [each.name for each in dataclasses.fields(kind)]
+        for each in dataclasses.fields(kind):
+            default = Parameter.empty if each.default is dataclasses.MISSING else each.default
+            parameters.append(Parameter(each.name, _KEYWORD, default=default, annotation=hints[each.name]))
+
+    @functools.wraps(command)
+    def flat(**values: Any) -> None:
+        made = {name: kind(**{each: values.pop(each) for each in names[name]}) for name, kind in objects.items()}
+        command(**values, **made)
+
+    parameters = [each.replace(kind=_KEYWORD) for each in parameters]
+    flat.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    flat.__annotations__ = {each.name: each.annotation for each in parameters}
+    return flat
+
+
+_KEYWORD = Parameter.KEYWORD_ONLY
+
+
+class App(typer.Typer):
+    """A group of commands that may have parameter objects (see :func:`flatten`)."""
+
+    def __init__(self, help: str, **settings: Any) -> None:
+        super().__init__(no_args_is_help=True, help=help, **settings)
+
+    def command(self, name: str | None = None, **settings: Any) -> Callable[[F], F]:
+        """Register a function as a command."""
+        register = super().command(name, **settings)
+
+        def register_flat(function: F) -> F:
+            register(flatten(function))
+            return function
+
+        return register_flat
+
+
+def time_option(default: str | None, name: str, help: str, *, word: str = "") -> Any:
+    """Return an option whose value is a duration such as ``5min``, in seconds; ``word`` remains a text."""
+    return Option(default, name, help=help, metavar="TIME", parser=partial(_parse, SECONDS, name, word))
+
+
+def size_option(default: str | None, name: str, help: str, *, word: str = "") -> Any:
+    """Return an option whose value is a size such as ``10GB``, in bytes; ``word`` remains a text."""
+    return Option(default, name, help=help, metavar="SIZE", parser=partial(_parse, BYTES, name, word))
+
+
+def _parse(unit: str, option: str, word: str, text: str) -> float | str:
+    if word and text == word:
+        return text
+    try:
+        value = parse_quantity(text, unit)
+    except ValueError as problem:
+        raise error(Code.BAD_ARGUMENT, f"{option}: {problem}") from None
+    return value if unit == SECONDS else int(value)
+
+
+def parse_seconds(text: str, option: str) -> float:
+    """Parse a duration such as ``5min``. Raises Misuse(BAD_ARGUMENT) that names the option."""
+    return float(_parse(SECONDS, option, "", text))
+
+
+def choice_option(default: str | None, choices: Iterable[str], *names: str, help: str) -> Any:
+    """Return an option whose value is one of ``choices``."""
+    known = tuple(choices)
+
+    def check(text: str) -> str:
+        if text not in known:
+            raise error(Code.BAD_ARGUMENT, f"{names[0]} {text}", f"one of {', '.join(known)}")
+        return text
+
+    return Option(default, *names, help=help, metavar="TEXT", parser=check)
 
 
 def _check_reason(why: str | None) -> str | None:
@@ -44,24 +134,88 @@ def _check_reason(why: str | None) -> str | None:
 
 
 Why = Annotated[
-    str | None,
-    typer.Option(
-        "--why",
-        help="The reason, for the record of acts: see escrowmq acts.",
-        show_default=False,
-        callback=_check_reason,
-    ),
+    str | None, Option("--why", help="The reason, for the record of acts: see escrowmq acts.", callback=_check_reason)
 ]
-LogLevel = Annotated[
+
+
+Url = Annotated[
     str,
-    typer.Option(
-        "--log-level", metavar="LEVEL", help="What is logged on standard error: debug, info, warning or error."
-    ),
+    Option("--url", "-u", envvar="ESCROWMQ_URL", help="The broker: escrow://HOST:PORT[,HOST:PORT...] or file:FOLDER."),
 ]
-LogJson = Annotated[
-    bool, typer.Option("--log-json", help="One JSON object a line in the log, with the facts as fields.")
-]
-Limit = Annotated[int, typer.Option("--limit", "-n", min=1, help="At most this many.")]
+
+
+@dataclass
+class Brokers:
+    """The broker or brokers of a command, and how it prints."""
+
+    url: Url = DEFAULT_URL
+    json: Json = False
+
+    def admin(self, *, make: bool = False) -> AbstractContextManager[Admin]:
+        """Provide the admin interface; see :func:`admin_at`."""
+        return admin_at(self.url, make=make)
+
+
+@dataclass
+class Operation(Brokers):
+    """An operator action at the brokers."""
+
+    why: Why = None
+
+
+PASSWORD = " A password can stand in the environment variable instead, where ps does not show it."
+
+
+@dataclass
+class DatabaseUrl:
+    """The database of a command."""
+
+    database_url: str = Option(
+        ...,
+        "--database-url",
+        "-d",
+        envvar="ESCROWMQ_DATABASE_URL",
+        help="The database, as SQLAlchemy names it: sqlite:///shop.db, postgresql://user@host/shop, "
+        "mysql://user@host/shop." + PASSWORD,
+    )
+
+    def opened(self, *, make: bool = False) -> AbstractContextManager[Any]:
+        """Provide a SQLAlchemy engine. Raises Misuse(BAD_URL, NO_TABLES, MISSING_PACKAGE)."""
+        from escrowmq.outbox import engines
+
+        return engines.opened(self.database_url, make=make)
+
+
+@dataclass
+class Database(DatabaseUrl):
+    """The database of a command, and how it prints."""
+
+    json: Json = False
+
+
+def _log_level(default: str) -> Any:
+    return Option(default, metavar="LEVEL", help="What is logged on standard error: debug, info, warning or error.")
+
+
+@dataclass
+class LogOptions:
+    """The log of a process that works until it is stopped."""
+
+    log_level: str = _log_level("info")
+    log_json: bool = Option(False, "--log-json", help="One JSON object a line in the log, with the facts as fields.")
+
+    def start(self) -> None:
+        """Log to standard error from now on. Raises Misuse(BAD_ARGUMENT) for an unknown level."""
+        if self.log_level.lower() not in LEVELS:
+            raise error(Code.BAD_ARGUMENT, f"--log-level: {self.log_level!r} is none of {', '.join(LEVELS)}")
+        log_to_stderr(self.log_level, as_json=self.log_json)
+
+
+@dataclass
+class ServerLogOptions(LogOptions):
+    """The log of a server."""
+
+    log_level: str = _log_level("warning")
 
 
 def check_folder(folder: Path, option: str) -> None:
@@ -149,36 +303,6 @@ def broker_time(admin: Admin) -> int:
     """Return microseconds since 1970 by the clock of the brokers (the earliest), which stamps all times in their
     responses; by this machine's clock if a broker does not send it."""
     return min((hello["time_us"] for hello in admin.hello() if "time_us" in hello), default=time.time_ns() // 1000)
-
-
-def start_log(level: str, as_json: bool) -> None:
-    """Log to standard error from now on. Raises Misuse(BAD_ARGUMENT) for an unknown level."""
-    if level.lower() not in LEVELS:
-        raise error(Code.BAD_ARGUMENT, f"--log-level: {level!r} is none of {', '.join(LEVELS)}")
-    log_to_stderr(level, as_json=as_json)
-
-
-def seconds(text: str | None, option: str) -> float | None:
-    """Parse a duration such as ``5min`` into seconds. Raises Misuse(BAD_ARGUMENT) that names the option."""
-    if text is None:
-        return None
-    try:
-        return parse_quantity(text, SECONDS)
-    except ValueError as problem:
-        raise error(Code.BAD_ARGUMENT, f"{option}: {problem}") from None
-
-
-def broker_or(read: Callable[[str, str], float | None], text: str | None, option: str) -> Any:
-    """Parse a text with ``read``; return the word ``broker`` unchanged."""
-    return text if text is None or text == "broker" else read(text, option)
-
-
-def size(text: str, option: str) -> int:
-    """Parse a size such as ``10GB`` into bytes. Raises Misuse(BAD_ARGUMENT) that names the option."""
-    try:
-        return int(parse_quantity(text, BYTES))
-    except ValueError as problem:
-        raise error(Code.BAD_ARGUMENT, f"{option}: {problem}") from None
 
 
 def pairs(texts: Iterable[str] | None, option: str) -> dict[str, str]:

@@ -4,15 +4,28 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import ExitStack
-from typing import TYPE_CHECKING, Annotated, Any
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.text import Text
+from typer import Argument, Option
 
-from escrowmq.cli.exporting import Insecure, Metrics, serve_metrics
-from escrowmq.cli.failures import Exit, finish
-from escrowmq.cli.options import DEFAULT_URL, Json, Limit, LogJson, LogLevel, Why, pairs, seconds, start_log
+from escrowmq.cli.exporting import MetricsOptions
+from escrowmq.cli.failures import Exit
+from escrowmq.cli.options import (
+    DEFAULT_URL,
+    PASSWORD,
+    App,
+    Database,
+    DatabaseUrl,
+    Limit,
+    LogOptions,
+    choice_option,
+    pairs,
+    time_option,
+)
 from escrowmq.cli.printing import (
     Columns,
     body_text,
@@ -26,27 +39,14 @@ from escrowmq.cli.printing import (
     print_rows,
 )
 from escrowmq.cli.rows import plain
-from escrowmq.errors import Code, error
 from escrowmq.platform.signals import stop_signals
 
 if TYPE_CHECKING:
     from escrowmq.outbox.attention import Row
     from escrowmq.outbox.relay import Backlog, Relay
 
-app = typer.Typer(no_args_is_help=True, help="The local message table: messages committed with a database transaction.")
+app = App("The local message table: messages committed with a database transaction.")
 
-DatabaseUrl = Annotated[
-    str,
-    typer.Option(
-        "--database-url",
-        "-d",
-        envvar="ESCROWMQ_DATABASE_URL",
-        help="The database, as SQLAlchemy names it: sqlite:///shop.db, postgresql://user@host/shop, "
-        "mysql://user@host/shop. A password can stand in the environment variable instead, where ps does not show "
-        "it.",
-    ),
-]
-Ids = Annotated[list[str], typer.Argument(metavar="ID...", help="Message ids, as `outbox list` shows them.")]
 _STYLES = {
     "pending": "yellow",
     "retrying": "yellow",
@@ -59,37 +59,35 @@ _STYLES = {
 
 
 @app.command("migrate")
-def migrate(database_url: DatabaseUrl, json: Json = False) -> None:
+def migrate(database: Database) -> None:
     """Create the tables, or upgrade them to this version. Repeating it, even concurrently, is safe."""
     from escrowmq import outbox
 
-    with outbox.engines.opened(database_url, make=True) as engine:
+    with database.opened(make=True) as engine:
         before = outbox.migrate(engine)
     now = outbox.tables.SCHEMA_VERSION
-    if json:
+    if database.json:
         return print_json({"before": before, "version": now})
     notice(f"the tables are of version {now}" + (", as before" if before == now else ""))
 
 
 @app.command("list")
 def list_(
-    database_url: DatabaseUrl,
-    state: Annotated[
-        str,
-        typer.Option(
-            "--state", "-s", help="pending, retrying, held, waiting (for a person), sent, done, discarded, or all."
-        ),
-    ] = "waiting",
+    database: Database,
+    state: str = choice_option(
+        "waiting",
+        [*_STYLES, "all"],
+        "--state",
+        "-s",
+        help="pending, retrying, held, waiting (for an operator), sent, done, discarded, or all.",
+    ),
     limit: Limit = 100,
-    after: Annotated[int, typer.Option("--after", metavar="SEQ", help="Only rows after this one: the next page.")] = 0,
-    json: Json = False,
+    after: int = Option(0, metavar="SEQ", help="Only rows after this one: the next page."),
 ) -> None:
     """List messages of the table, without bodies; by default those that need an operator."""
-    if state not in (*_STYLES, "all"):
-        raise error(Code.BAD_ARGUMENT, f"--state {state}", f"one of {', '.join(_STYLES)}, all")
     from escrowmq import outbox
 
-    with outbox.engines.opened(database_url) as engine:
+    with database.opened() as engine:
         wanted = None if state == "all" else outbox.State[state.upper()]
         found = outbox.attention.list_messages(engine, state=wanted, limit=limit, after=after)
     columns: Columns = {
@@ -103,21 +101,20 @@ def list_(
         "created": lambda row: moment(row["created_us"]),
         "error": lambda row: (row["error"] or "").partition("\n")[0] or None,
     }
-    print_rows([_to_json(row) for row in found], json, columns, "no such messages")
+    print_rows([_to_json(row) for row in found], database.json, columns, "no such messages")
 
 
 @app.command("show")
 def show(
-    database_url: DatabaseUrl,
-    message_id: Annotated[str, typer.Argument(metavar="ID", help="A message id, as `outbox list` shows it.")],
-    json: Json = False,
+    database: Database,
+    message_id: str = Argument(..., metavar="ID", help="A message id, as `outbox list` shows it."),
 ) -> None:
     """Show one message with its body, properties, errors and history."""
     from escrowmq import outbox
 
-    with outbox.engines.opened(database_url) as engine:
+    with database.opened() as engine:
         row = outbox.attention.show(engine, message_id)
-    if json:
+    if database.json:
         return print_json(_to_json(row))
     facts = {"message id": row.id.hex(), "state": _state(row.state.name.lower())}
     facts |= {name: getattr(row, name) for name in ("seq", "topic", "key", "tag", "attempts")}
@@ -127,34 +124,6 @@ def show(
     print_facts({**facts, "body": body_text(row.body or b"", 2000)})
     for line in (row.error or "").splitlines():
         notice(line)
-
-
-@app.command("retry")
-def retry(database_url: DatabaseUrl, ids: Ids, why: Why = None, json: Json = False) -> None:
-    """Send waiting or discarded messages again, with new attempts. The action is recorded (`escrowmq acts list`)."""
-    _apply_to_each(database_url, ids, why, json, "retry")
-
-
-@app.command("discard")
-def discard(database_url: DatabaseUrl, ids: Ids, why: Why = None, json: Json = False) -> None:
-    """Discard messages; `retry` restores them. The action is recorded (`escrowmq acts list`)."""
-    _apply_to_each(database_url, ids, why, json, "discard")
-
-
-@app.command("settle")
-def settle(database_url: DatabaseUrl, ids: Ids, why: Why = None, json: Json = False) -> None:
-    """Mark messages as done without sending them. The action is recorded (`escrowmq acts list`)."""
-    _apply_to_each(database_url, ids, why, json, "settle")
-
-
-def _apply_to_each(url: str, ids: list[str], why: str | None, json: bool, act: str) -> None:
-    """Apply one operation to every id and print each result; the exit code is that of the first failure."""
-    from escrowmq import outbox
-
-    with outbox.engines.opened(url) as engine:
-        results = getattr(outbox.attention, act)(engine, ids, why=why)
-    states = [{"state": None if r.state is None else r.state.name.lower()} for r in results]
-    finish("message id", [(r.id.hex(), r.code, state) for r, state in zip(results, states, strict=True)], json)
 
 
 def _to_json(row: Row) -> dict[str, Any]:
@@ -169,62 +138,59 @@ def _state(name: str) -> Text:
     return Text(name, _STYLES[name])
 
 
+@dataclass
+class _Sending:
+    """Where a relay sends to, and how: the settings of ``Relay``."""
+
+    to: str = Option(
+        DEFAULT_URL,
+        "--to",
+        "-t",
+        envvar="ESCROWMQ_URL",
+        help="Where to: escrow://HOST:PORT[,HOST:PORT...], kafka://HOST:PORT[,...], amqp://..., redis://..." + PASSWORD,
+    )
+    target_option: list[str] | None = Option(
+        None, "--target-option", "-o", metavar="NAME=VALUE", help="An option of the target; may be given again."
+    )
+    workers: int = Option(2, min=1, max=64, help="Threads.")
+    batch_rows: int = Option(4000, min=1, max=65_536, help="Rows of one batch.")
+    redeliveries: int = Option(3, min=0, help="Attempts after a refusal, before an operator must decide.")
+    redelivery_interval: float = time_option("5min", "--redelivery-interval", "Between two such attempts.")
+    on_exhausted: str = Option("hold_key", help="What a waiting message does to later ones of its key: hold_key, pass.")
+    await_callback: bool = Option(
+        False, "--await-callback", help="Keep sent rows until the consumer's callback; resend without."
+    )
+    keep: float = time_option("0s", "--keep", "Keep sent rows this long.")
+    lease: float = time_option("30s", "--lease", "A relay silent for this long loses its lanes.")
+    poll_interval: float = time_option("500ms", "--poll-interval", "Longest pause between two reads of the table.")
+
+    def target(self) -> Any:
+        """Open the target."""
+        from escrowmq.outbox.targets.opening import open_target, read_options
+
+        named: dict[str, Any] = {
+            name.replace("-", "_"): value for name, value in pairs(self.target_option, "--target-option").items()
+        }
+        return open_target(self.to, **read_options(self.to, named))
+
+    def settings(self) -> dict[str, Any]:
+        """Return the arguments of ``Relay``."""
+        return {name: value for name, value in vars(self).items() if name not in ("to", "target_option")}
+
+
+@dataclass
+class _Reporting:
+    """When a relay ends, and what it reports."""
+
+    once: bool = Option(False, "--once", help="End when the table has nothing left to send, whichever relay sent it.")
+    patience: float = time_option("1min", "--patience", "With --once: give up after this long.")
+    status_interval: float = time_option("10s", "--status-interval", "Between two status lines.")
+    json: bool = Option(False, "--json", help="Status as JSON lines on standard output.")
+
+
 @app.command("relay")
 def relay(
-    database_url: DatabaseUrl,
-    to: Annotated[
-        str,
-        typer.Option(
-            "--to",
-            "-t",
-            envvar="ESCROWMQ_URL",
-            help="Where to: escrow://HOST:PORT[,HOST:PORT...], kafka://HOST:PORT[,...], amqp://..., redis://... A "
-            "password can stand in the environment variable instead, where ps does not show it.",
-        ),
-    ] = DEFAULT_URL,
-    once: Annotated[
-        bool, typer.Option("--once", help="End when the table has nothing left to send, whichever relay sent it.")
-    ] = False,
-    patience: Annotated[
-        str, typer.Option("--patience", metavar="TIME", help="With --once: give up after this long.")
-    ] = "1min",
-    workers: Annotated[int, typer.Option("--workers", min=1, max=64, help="Threads.")] = 2,
-    batch_rows: Annotated[int, typer.Option("--batch-rows", min=1, max=65_536, help="Rows of one batch.")] = 4000,
-    redeliveries: Annotated[
-        int,
-        typer.Option("--redeliveries", min=0, help="Tries after a refusal, before it waits for a person."),
-    ] = 3,
-    redelivery_interval: Annotated[
-        str, typer.Option("--redelivery-interval", metavar="TIME", help="Between two such tries.")
-    ] = "5min",
-    on_exhausted: Annotated[
-        str,
-        typer.Option("--on-exhausted", help="What a waiting message does to later ones of its key: hold_key, pass."),
-    ] = "hold_key",
-    await_callback: Annotated[
-        bool, typer.Option("--await-callback", help="Keep sent rows until the consumer's callback; resend without.")
-    ] = False,
-    keep: Annotated[str, typer.Option("--keep", metavar="TIME", help="Keep sent rows this long.")] = "0s",
-    lease: Annotated[
-        str, typer.Option("--lease", metavar="TIME", help="A relay silent for this long loses its lanes.")
-    ] = "30s",
-    poll_interval: Annotated[
-        str, typer.Option("--poll-interval", metavar="TIME", help="Longest pause between two looks at the table.")
-    ] = "500ms",
-    status_interval: Annotated[
-        str, typer.Option("--status-interval", metavar="TIME", help="Between two status lines.")
-    ] = "10s",
-    target_option: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--target-option", "-o", metavar="NAME=VALUE", help="An option of the target; may be given again."
-        ),
-    ] = None,
-    metrics: Metrics = None,
-    insecure: Insecure = False,
-    json: Annotated[bool, typer.Option("--json", help="Status as JSON lines on standard output.")] = False,
-    log_level: LogLevel = "info",
-    log_json: LogJson = False,
+    database: DatabaseUrl, sending: _Sending, reporting: _Reporting, metrics: MetricsOptions, log: LogOptions
 ) -> None:
     """Relay committed messages until SIGTERM or Ctrl-C. The current batch is finished first.
 
@@ -232,83 +198,62 @@ def relay(
     counted; rows that need an operator are counted separately. Rows leased by a killed relay are sent after the lease
     expires.
     """
-    from escrowmq import outbox
     from escrowmq.outbox.relay import Relay
     from escrowmq.outbox.relay.metrics import collector
-    from escrowmq.outbox.targets.opening import open_target, read_options
     from escrowmq.platform.descriptors import raise_descriptor_limit
     from escrowmq.platform.listening import shown_address
 
     raise_descriptor_limit()
-    start_log(log_level, log_json)
-    settings = {
-        "workers": workers,
-        "batch_rows": batch_rows,
-        "redeliveries": redeliveries,
-        "redelivery_interval": seconds(redelivery_interval, "--redelivery-interval"),
-        "on_exhausted": on_exhausted,
-        "await_callback": await_callback,
-        "keep": seconds(keep, "--keep"),
-        "lease": seconds(lease, "--lease"),
-        "poll_interval": seconds(poll_interval, "--poll-interval"),
-    }
-    wait = seconds(patience, "--patience")
-    every = seconds(status_interval, "--status-interval") or 10.0
-    given = pairs(target_option, "--target-option")
-    named: dict[str, Any] = {name.replace("-", "_"): value for name, value in given.items()}
+    log.start()
     with ExitStack() as stack:
-        engine = stack.enter_context(outbox.engines.opened(database_url))
-        target = open_target(to, **read_options(to, named))
-        stack.callback(target.close)
-        running = Relay(engine, target, **settings)
+        engine = stack.enter_context(database.opened())
+        target = stack.enter_context(closing(sending.target()))
+        running = Relay(engine, target, **sending.settings())
         stack.callback(running.stop)
-        if once:
-            all_sent = _drain(running, wait, json)
+        if reporting.once:
+            is_complete = _drain(running, reporting)
         else:
-            made = lambda: collector(shown_address(to), lambda: running.statistics, running.backlog)  # noqa: E731
-            at = stack.enter_context(serve_metrics(metrics, insecure, made, lambda: {"status": "ok"}))
-            all_sent = _run(running, shown_address(to), every, json, at)
-            _show(running, json)
-    if not all_sent:
+            made = lambda: collector(shown_address(sending.to), lambda: running.statistics, running.backlog)  # noqa: E731
+            at = stack.enter_context(metrics.serve(made))
+            _run(running, shown_address(sending.to), reporting, at)
+            _show(running, reporting.json)
+            is_complete = True
+    if not is_complete:
         raise typer.Exit(Exit.UNKNOWN)
 
 
-def _drain(running: Relay, patience: float | None, json: bool) -> bool:
+def _drain(running: Relay, reporting: _Reporting) -> bool:
     """Send all pending rows. Returns whether no unsent rows remain. Raises the error of an unreachable database."""
     with stop_signals(running.ask_to_stop):
-        drained = running.drain(patience)
+        drained = running.drain(reporting.patience)
     left = running.backlog()
-    _show(running, json, left=left)
+    _show(running, reporting.json, left=left)
     if left.unsent:
-        rows = {
-            "pending": left.pending,
-            "retrying (refused, tried again later)": left.retrying,
-            "held behind": left.held,
-        }
+        rows = {"pending": left.pending, "retrying (refused, tried again later)": left.retrying, "held": left.held}
         counted = ", ".join(f"{count:,} {name}" for name, count in rows.items() if count)
         notice(f"not sent: {counted}; the oldest was written {duration(left.lag)} ago")
     if not drained:
         notice("there was not enough time: the target or the database is away, or another relay has the rows leased")
     if left.waiting:
-        notice(f"{left.waiting:,} wait for a person (escrowmq outbox list)")
+        notice(f"{left.waiting:,} need an operator (escrowmq outbox list)")
     return drained and not left.unsent
 
 
-def _run(running: Relay, to: str, every: float, json: bool, metrics: str | None) -> bool:
+def _run(running: Relay, to: str, reporting: _Reporting, metrics: str | None) -> None:
     ended = threading.Event()
 
     def report() -> None:
         shown, at = None, time.monotonic()
-        while not ended.wait(every):
+        while not ended.wait(reporting.status_interval or 10.0):
             now = running.statistics
-            if json or now != shown:
+            if reporting.json or now != shown:
                 rate = (now.sent - (shown.sent if shown else 0)) / (time.monotonic() - at)
-                _show(running, json, rate)
+                _show(running, reporting.json, rate)
             shown, at = now, time.monotonic()
 
     with stop_signals(running.ask_to_stop):
         running.start()
-        if json:
+        if reporting.json:
             print_json_line({"event": "started", "to": to, "metrics": metrics, **running.statistics.as_dict()})
         else:
             notice(f"relaying to {to}{f', metrics at {metrics}' if metrics else ''}; Ctrl-C stops it")
@@ -320,7 +265,6 @@ def _run(running: Relay, to: str, every: float, json: bool, metrics: str | None)
             ended.set()
             reporter.join()
             running.stop()
-    return True
 
 
 def _show(running: Relay, json: bool, rate: float | None = None, left: Backlog | None = None) -> None:

@@ -7,15 +7,17 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.text import Text
+from typer import Argument, Option
 
 from escrowmq.cli.failures import Exit
-from escrowmq.cli.options import DEFAULT_URL, Json, Url, Why, bus_at, seconds
+from escrowmq.cli.options import DEFAULT_URL, PASSWORD, App, Json, Operation, Url, Why, bus_at, time_option
 from escrowmq.cli.plan_printing import (
     STATES,
     finish,
@@ -25,14 +27,7 @@ from escrowmq.cli.plan_printing import (
     show_counts,
     show_plan,
 )
-from escrowmq.cli.printing import (
-    RUN,
-    Columns,
-    moment,
-    notice,
-    print_json,
-    print_rows,
-)
+from escrowmq.cli.printing import RUN, Columns, moment, notice, print_json, print_rows
 from escrowmq.errors import Code, error
 from escrowmq.platform.signals import stop_signals
 
@@ -40,117 +35,118 @@ if TYPE_CHECKING:
     from escrowmq.plans import Plan, Plans, Report
     from escrowmq.plans.subjects.opening import Where
 
-app = typer.Typer(
-    no_args_is_help=True,
-    help="Bulk operations on a frozen selection: preview, dry-run, then run in resumable steps.",
-)
+app = App("Bulk operations on a frozen selection: preview, dry-run, then run in resumable steps.")
 
+PlanId = Annotated[str, Argument(metavar="PLAN", help="The id of a plan, or a prefix of it.")]
 PlansFolder = Annotated[
     Path | None,
-    typer.Option(
-        "--plans",
+    Option(
         envvar="ESCROWMQ_PLANS",
         help="The folder of the plans. [default: escrowmq/plans in the user's state directory]",
-        show_default=False,
     ),
-]
-PlanId = Annotated[str, typer.Argument(metavar="PLAN", help="The id of a plan, or how it begins.")]
-RampText = Annotated[
-    str, typer.Option("--ramp", metavar="PERCENTAGES", help="The steps, in percent of the set; 100 is all at once.")
-]
-PauseText = Annotated[str, typer.Option("--pause", metavar="TIME", help="How long to wait after each step.")]
-Rate = Annotated[float | None, typer.Option("--rate", help="At most so many rows a second.", show_default=False)]
-StopAfterText = Annotated[
-    str | None,
-    typer.Option(
-        "--stop-after",
-        metavar="N|N%",
-        help="Stop after so many failures, or above this share of what was done.",
-        show_default=False,
-    ),
-]
-DatabaseUrl = Annotated[
-    str | None,
-    typer.Option(
-        "--database-url",
-        "-d",
-        envvar="ESCROWMQ_DATABASE_URL",
-        help="The database whose rows these are, as SQLAlchemy names it. A password can stand in the environment "
-        "variable instead, where ps does not show it.",
-        show_default=False,
-    ),
-]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-WithoutMissing = Annotated[
-    bool, typer.Option("--without-missing", help="Leave out the rows of brokers that are away, instead of refusing.")
 ]
 
 BATCH = 4096
 STEPS = "1,2,5,10,25,50,100"
 
 
+@dataclass
+class PlanOptions:
+    """How an operation runs as a plan."""
+
+    yes: bool = Option(False, "--yes", "-y", help="Do not request confirmation.")
+    plans: PlansFolder = None
+
+
+@dataclass
+class _Source:
+    """The brokers or the database whose rows a plan changes."""
+
+    url: Url = DEFAULT_URL
+    database_url: str | None = Option(
+        None,
+        "--database-url",
+        "-d",
+        envvar="ESCROWMQ_DATABASE_URL",
+        help="The database whose rows these are, as SQLAlchemy names it." + PASSWORD,
+    )
+
+    @contextmanager
+    def opened(self, act: str) -> Iterator[Where]:
+        """Open the broker or database that contains the rows of an operation."""
+        from escrowmq.plans import is_of_database
+
+        if not is_of_database(act):
+            # The plan reports unreachable brokers.
+            logging.getLogger("escrowmq.client.links.presence").setLevel(logging.ERROR)
+            with bus_at(self.url) as bus:
+                yield bus
+            return
+        if self.database_url is None:
+            raise error(Code.BAD_ARGUMENT, f"{act} acts on rows of a database", "name it with --database-url")
+        from escrowmq.outbox import engines
+
+        with engines.opened(self.database_url) as engine:
+            yield engine
+
+
+@dataclass
+class _Selection:
+    """Which rows a plan changes."""
+
+    group: str | None = Option(
+        None, "--group", "-g", help="Of this group: of consumers for dead letters, else of producers."
+    )
+    topic: str | None = Option(None, "--topic", "-t", help="Only of this topic.")
+    cause: str | None = Option(
+        None, help="Only of this cause, as the summaries group them: numbers and ids do not count."
+    )
+    containing: str | None = Option(None, help="Dead letters: only with this text in their cause.")
+    key: str | None = Option(None, "--key", "-k", help="Only with this key.")
+    tag: str | None = Option(None, help="Only with this tag.")
+    state: str | None = Option(
+        None,
+        "--state",
+        "-s",
+        help="Transactions: undecided, unless given, open, or parked; rows of a database: waiting, stuck ...",
+    )
+    older_than: float | None = time_option(None, "--older-than", "Dead, or prepared, longer ago than 30s, 5min, 2h.")
+    ids: str | None = Option(
+        None, metavar="FILE", help="Only those that this file names, one a line; - is standard input."
+    )
+    compensation: str | None = Option(None, help="The name of the compensation whose cases these are.")
+
+    def fields(self, act: str) -> dict[str, Any]:
+        """Return the selection for an operation, with the content of the file of ids."""
+        from escrowmq.plans import is_of_database
+
+        given = vars(self) | {"ids": None if self.ids is None else _read_lines(self.ids)}
+        if is_of_database(act):
+            given["error"] = given.pop("cause")
+        return {name: value for name, value in given.items() if value is not None}
+
+
 @app.command("make")
 def make(
-    act: Annotated[
-        str,
-        typer.Argument(
-            metavar="ACT",
-            help="dead_letters.retry|discard, transactions.commit|rollback|recheck; of a database "
-            "outbox.retry|discard|settle,"
-            " stuck.retry|commit|rollback|resend|settle, compensation.retry|settle.",
-        ),
-    ],
-    group: Annotated[
-        str | None,
-        typer.Option("--group", "-g", help="Of this group: of consumers for dead letters, else of producers."),
-    ] = None,
-    topic: Annotated[str | None, typer.Option("--topic", "-t", help="Only of this topic.")] = None,
-    cause: Annotated[
-        str | None,
-        typer.Option("--cause", help="Only of this cause, as the summaries group them: numbers and ids do not count."),
-    ] = None,
-    containing: Annotated[
-        str | None, typer.Option("--containing", help="Dead letters: only with this text in their cause.")
-    ] = None,
-    key: Annotated[str | None, typer.Option("--key", "-k", help="Only with this key.")] = None,
-    tag: Annotated[str | None, typer.Option("--tag", help="Only with this tag.")] = None,
-    state: Annotated[
-        str | None,
-        typer.Option(
-            "--state",
-            "-s",
-            help="Transactions: undecided, unless given, open, or parked; rows of a database: waiting, stuck ...",
-        ),
-    ] = None,
-    older_than: Annotated[
-        str | None,
-        typer.Option("--older-than", metavar="TIME", help="Dead, or prepared, longer ago than 30s, 5min, 2h."),
-    ] = None,
-    ids: Annotated[
-        str | None,
-        typer.Option("--ids", metavar="FILE", help="Only those that this file names, one a line; - is standard input."),
-    ] = None,
-    compensation: Annotated[
-        str | None, typer.Option("--compensation", help="The name of the compensation whose cases these are.")
-    ] = None,
-    without_missing: WithoutMissing = False,
+    selection: _Selection,
+    source: _Source,
+    act: str = Argument(
+        ...,
+        metavar="ACT",
+        help="dead_letters.retry|discard, transactions.commit|rollback|recheck; of a database "
+        "outbox.retry|discard|settle, stuck.retry|commit|rollback|resend|settle, compensation.retry|settle.",
+    ),
+    without_missing: bool = Option(
+        False, "--without-missing", help="Leave out the rows of brokers that are away, instead of refusing."
+    ),
     why: Why = None,
     plans: PlansFolder = None,
-    url: Url = DEFAULT_URL,
-    database_url: DatabaseUrl = None,
     json: Json = False,
 ) -> None:
     """Make a plan: select rows, freeze the selection, and preview it. Nothing is changed."""
-    selection = {
-        "group": group, "topic": topic, "cause": cause, "containing": containing, "key": key, "tag": tag,
-        "state": state, "older_than": seconds(older_than, "--older-than"),
-        "ids": None if ids is None else _read_lines(ids),
-        "compensation": compensation,
-    }  # fmt: skip
-    if _is_of_database(act):
-        selection["error"] = selection.pop("cause")
-    with _open_source(act, url, database_url) as where:
-        made = _make_plan(_plans(plans), where, act, selection, why, without_missing)
+    fields = selection.fields(act)
+    with source.opened(act) as where:
+        made = _make_plan(_plans(plans), where, act, fields, why=why, without_missing=without_missing)
     if json:
         print_json(made.to_json())
     else:
@@ -167,7 +163,7 @@ def list_(plans: PlansFolder = None, json: Json = False) -> None:
         "act": "act",
         ">rows": "rows",
         "state": lambda one: Text(one["state"], STATES.get(one["state"], "")),
-        ">done with": "next",
+        ">processed": "next",
         "made": lambda one: moment(one["made_us"]),
         "by": "by",
         "why": lambda one: one["why"] or "",
@@ -190,81 +186,83 @@ def show(plan: PlanId, plans: PlansFolder = None, json: Json = False) -> None:
 @app.command("rows")
 def rows(
     plan: PlanId,
-    offset: Annotated[int, typer.Option("--offset", min=0, help="From this row on; the first is 0.")] = 0,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=100_000, help="At most this many.")] = 100,
-    result: Annotated[
-        str | None,
-        typer.Option(
-            "--result",
-            metavar="OUTCOME",
-            help="Only those that came to: done, already, changed, conflict, damaged, gone, refused, none.",
-        ),
-    ] = None,
+    offset: int = Option(0, min=0, help="From this row on; the first is 0."),
+    limit: int = Option(100, "--limit", "-n", min=1, max=100_000, help="At most this many."),
+    result: str | None = Option(
+        None,
+        metavar="OUTCOME",
+        help="Only those with this result: done, already, changed, conflict, damaged, gone, refused, none.",
+    ),
     plans: PlansFolder = None,
     json: Json = False,
 ) -> None:
     """List the rows of a plan, each with its result."""
     found = _plans(plans).rows(plan, offset, limit, outcome=result)
-    if json:
-        return print_json(found)
     print_rows(found, json, row_columns(found, result=True), "no such rows")
 
 
 @app.command("dry-run")
-def dry_run(
-    plan: PlanId,
-    plans: PlansFolder = None,
-    url: Url = DEFAULT_URL,
-    database_url: DatabaseUrl = None,
-    json: Json = False,
-) -> None:
+def dry_run(source: _Source, plan: PlanId, plans: PlansFolder = None, json: Json = False) -> None:
     """Dry-run a plan: check every remaining row, and print the result that it would have now. Nothing is changed.
 
     Exit code 1 if some would fail.
     """
+    from escrowmq.plans import Outcome
+
     folder = _plans(plans)
-    with (
-        _open_source(folder.get(plan).act, url, database_url) as where,
-        Console(stderr=True).status("looking") as status,
-    ):
+    with source.opened(folder.get(plan).act) as where, Console(stderr=True).status("checking") as status:
         counts = folder.dry_run(
-            plan, where, progress=lambda done, of: status.update(f"looked at {done:,} of {of:,} rows")
+            plan, where, progress=lambda done, of: status.update(f"checked {done:,} of {of:,} rows")
         )
     if json:
         print_json(counts.to_json())
     else:
         show_counts(counts)
-    if _failures(counts.by_outcome):
+    if any(Outcome[name.upper()].is_failure for name in counts.by_outcome):
         raise typer.Exit(Exit.FINDING)
 
 
+@dataclass
+class _Pace:
+    """How a run proceeds, and what stops it."""
+
+    ramp: str = Option(STEPS, metavar="PERCENTAGES", help="The steps, in percent of the set; 100 is all at once.")
+    pause: float = time_option("5s", "--pause", "The pause after each step.")
+    rate: float | None = Option(None, help="At most so many rows a second.")
+    stop_after: str | None = Option(
+        None, metavar="N|N%", help="Stop after so many failures, or above this share of the processed rows."
+    )
+    batch: int = Option(BATCH, min=1, max=BATCH, help="Rows of one act at most.")
+    digest: str | None = Option(None, help="Run only if the plan's digest begins so.")
+
+    def run(self, plans: Plans, plan: Plan, where: Where) -> Report:
+        """Run a plan; a signal stops it after its batch."""
+        from escrowmq.plans import Ramp
+
+        stopping = threading.Event()
+        given: dict[str, Any] = vars(self) | {"ramp": Ramp.parse(self.ramp, self.pause)}
+        del given["pause"]
+        with stop_signals(stopping.set), Console(stderr=True).status("running") as status:
+            report = plans.run(
+                plan.id, where, **given, progress=lambda now: status.update(progress_line(now)), stop=stopping
+            )
+        if stopping.is_set() and report.state == "stopped":
+            notice(f"stopped; resume it with escrowmq plan run {plan.id}")
+        return report
+
+
 @app.command("run")
-def run(
-    plan: PlanId,
-    ramp: RampText = STEPS,
-    pause: PauseText = "5s",
-    rate: Rate = None,
-    stop_after: StopAfterText = None,
-    batch: Annotated[int, typer.Option("--batch", min=1, max=BATCH, help="Rows of one act at most.")] = BATCH,
-    digest: Annotated[
-        str | None, typer.Option("--digest", help="Run only if the plan's digest begins so.", show_default=False)
-    ] = None,
-    yes: Yes = False,
-    plans: PlansFolder = None,
-    url: Url = DEFAULT_URL,
-    database_url: DatabaseUrl = None,
-    json: Json = False,
-) -> None:
+def run(pace: _Pace, source: _Source, options: PlanOptions, plan: PlanId, json: Json = False) -> None:
     """Run a plan in steps, for every remaining row. Run it again to resume after a stop.
 
     Ctrl-C stops it after the batch. Exit code 1 if rows failed or it stopped by itself.
     """
-    folder = _plans(plans)
+    folder = _plans(options.plans)
     found = folder.get(plan)
-    if not yes:
+    if not options.yes:
         _confirm(found)
-    with _open_source(found.act, url, database_url) as where:
-        report = _run(folder, found, where, ramp, pause, rate, stop_after, batch, digest)
+    with source.opened(found.act) as where:
+        report = pace.run(folder, found, where)
     finish(found, report, json)
 
 
@@ -272,7 +270,7 @@ def run(
 def stop(plan: PlanId, plans: PlansFolder = None) -> None:
     """Stop the run of a plan after its current batch. Exit code 1 if none is running."""
     if not _plans(plans).stop(plan):
-        notice("no run of this plan is under way")
+        notice("no run of this plan is in progress")
         raise typer.Exit(Exit.FINDING)
     notice("it stops after its batch")
 
@@ -284,48 +282,22 @@ def delete(plan: PlanId, plans: PlansFolder = None) -> None:
     notice("deleted")
 
 
-def run_as_plan(
-    act: str, selection: Mapping[str, Any], why: str | None, url: str, *, yes: bool, folder: Path | None, json: bool
-) -> None:
+def run_as_plan(act: str, selection: Mapping[str, Any], options: PlanOptions, operation: Operation) -> None:
     """Make a plan of the current rows, show it, confirm, and run it at once (``transactions commit --group ...``)."""
-    plans = _plans(folder)
-    with _open_source(act, url, None) as bus:
-        made = _make_plan(plans, bus, act, selection, why, without_missing=False)
-        if not yes:
+    plans = _plans(options.plans)
+    with _Source(operation.url, None).opened(act) as bus:
+        made = _make_plan(plans, bus, act, selection, why=operation.why, without_missing=False)
+        if not options.yes:
             show_plan(made)
             _confirm(made)
-        report = _run(plans, made, bus, "100", "0s", None, None, BATCH)
-    finish(made, report, json)
+        report = _Pace("100", 0.0, None, None, BATCH, None).run(plans, made, bus)
+    finish(made, report, operation.json)
 
 
 def _plans(folder: Path | None) -> Plans:
     from escrowmq.plans import Plans
 
     return Plans(folder)
-
-
-@contextmanager
-def _open_source(act: str, url: str, database_url: str | None) -> Iterator[Where]:
-    """Open the broker or database that contains the rows of an operation."""
-    if not _is_of_database(act):
-        logging.getLogger("escrowmq.client.links.presence").setLevel(
-            logging.ERROR
-        )  # the plan reports unreachable brokers
-        with bus_at(url) as bus:
-            yield bus
-        return
-    if database_url is None:
-        raise error(Code.BAD_ARGUMENT, f"{act} acts on rows of a database", "name it with --database-url")
-    from escrowmq.outbox import engines
-
-    with engines.opened(database_url) as engine:
-        yield engine
-
-
-def _is_of_database(act: str) -> bool:
-    from escrowmq.plans import is_of_database
-
-    return is_of_database(act)
 
 
 def _read_lines(name: str) -> list[str]:
@@ -338,13 +310,13 @@ def _read_lines(name: str) -> list[str]:
 
 
 def _make_plan(
-    plans: Plans, where: Where, act: str, selection: Mapping[str, Any], why: str | None, without_missing: bool
+    plans: Plans, where: Where, act: str, selection: Mapping[str, Any], *, why: str | None, without_missing: bool
 ) -> Plan:
-    with Console(stderr=True).status("choosing") as status:
+    with Console(stderr=True).status("selecting") as status:
         made = plans.make(
             where,
             act,
-            {name: value for name, value in selection.items() if value is not None},
+            selection,
             why=why,
             without_missing=without_missing,
             progress=lambda rows: status.update(f"{rows:,} rows so far"),
@@ -353,48 +325,10 @@ def _make_plan(
     return made
 
 
-def _run(
-    plans: Plans,
-    plan: Plan,
-    where: Where,
-    ramp: str,
-    pause: str,
-    rate: float | None,
-    stop_after: str | None,
-    batch: int,
-    digest: str | None = None,
-) -> Report:
-    from escrowmq.plans import Ramp
-
-    stopping = threading.Event()
-    steps = Ramp.parse(ramp, seconds(pause, "--pause") or 0.0)
-    with stop_signals(stopping.set), Console(stderr=True).status("running") as status:
-        report = plans.run(
-            plan.id,
-            where,
-            ramp=steps,
-            rate=rate,
-            stop_after=stop_after,
-            batch=batch,
-            digest=digest,
-            progress=lambda now: status.update(progress_line(now)),
-            stop=stopping,
-        )
-    if stopping.is_set() and report.state == "stopped":
-        notice(f"stopped; escrowmq plan run {plan.id} goes on")
-    return report
-
-
 def _confirm(plan: Plan) -> None:
     """Ask for confirmation. Without a terminal, --yes is required."""
     if not sys.stdin.isatty():
-        hint = f"say --yes; or look at it, and run it: escrowmq plan run {plan.id}"
-        raise error(Code.BAD_ARGUMENT, "nobody is there to be asked", hint)
+        hint = f"add --yes; or review the plan, then run it: escrowmq plan run {plan.id}"
+        raise error(Code.BAD_ARGUMENT, "there is no terminal to confirm the plan", hint)
     left = plan.rows - plan.next
     typer.confirm(f"{plan.act} for {left:,} rows, digest {plan.digest[:16]}?", abort=True, err=True)
-
-
-def _failures(outcomes: Mapping[str, int]) -> int:
-    from escrowmq.plans import Outcome
-
-    return sum(count for name, count in outcomes.items() if Outcome[name.upper()].is_failure)

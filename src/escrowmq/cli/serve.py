@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Option
 
 from escrowmq.cli.failures import Exit
-from escrowmq.cli.flags import HelpAll
-from escrowmq.cli.options import DEFAULT_URL, LogJson, LogLevel, Url, start_log
+from escrowmq.cli.flags import Overrides, show_all
+from escrowmq.cli.options import DEFAULT_URL, App, ServerLogOptions, Url
 from escrowmq.cli.printing import notice, print_json_line, print_rows
 from escrowmq.errors import Code, error
 from escrowmq.platform.descriptors import raise_descriptor_limit
@@ -32,122 +35,158 @@ if TYPE_CHECKING:
 SWITCH_SECONDS = 0.001
 """Thread switch interval (s): how long a broker thread may delay another that has a request or response."""
 
-webhooks = typer.Typer(no_args_is_help=True, help="Webhooks for parked transactions, dead letters and other events.")
+webhooks = App("Webhooks for parked transactions, dead letters and other events.")
 
-Listen = Annotated[
-    str, typer.Option("--listen", "-l", metavar="HOST:PORT", help="Where to listen; port 0: any free one.")
-]
+Listen = Annotated[str, Option("--listen", "-l", metavar="HOST:PORT", help="Where to listen; port 0: any free one.")]
 Ask = Annotated[
     list[str] | None,
-    typer.Option("--ask", metavar="GROUP=URL", help="Where check-backs of a producer group go; may be given again."),
+    Option(metavar="GROUP=URL", help="Where check-backs of a producer group go; may be given again."),
 ]
 Webhook = Annotated[
     list[str] | None,
-    typer.Option(
-        "--webhook",
+    Option(
         metavar="EVENTS=URL",
         help="Notify this address of events, such as parked,dead:10/1min=http://127.0.0.1:9000/hook; may be given "
         "again (docs/webhooks.md).",
     ),
 ]
-TlsCert = Annotated[
-    Path | None,
-    typer.Option("--tls-cert", metavar="FILE", help="Serve over TLS: the certificate and its chain, PEM."),
-]
-TlsKey = Annotated[
-    Path | None, typer.Option("--tls-key", metavar="FILE", help="Its private key, PEM, without a password.")
-]
-Insecure = Annotated[bool, typer.Option("--insecure", help="Listen beyond loopback without TLS and credentials.")]
-ReadyJson = Annotated[bool, typer.Option("--json", help="When ready, one JSON line with the addresses.")]
+Insecure = Annotated[bool, Option("--insecure", help="Listen beyond loopback without TLS and credentials.")]
+ReadyJson = Annotated[bool, Option("--json", help="When ready, one JSON line with the addresses.")]
+
+
+@dataclass
+class _Sockets:
+    """Where a broker listens, and how that is protected."""
+
+    listen: Listen = "127.0.0.1:7700"
+    socket: Path | None = Option(
+        None,
+        metavar="PATH",
+        help="Listen at a Unix socket, too, which this user alone can reach; with --listen none at that alone.",
+    )
+    tls_cert: Path | None = Option(
+        None, metavar="FILE", help="Protect --listen by TLS: the certificate and its chain, PEM."
+    )
+    tls_key: Path | None = Option(None, metavar="FILE", help="Its private key, PEM, without a password.")
+    lean: bool | None = Option(None, "--lean/--no-lean", hidden=True)
+    lean_port: str | None = Option(None, hidden=True)
+    lean_socket: str | None = Option(None, hidden=True)
+    insecure: Insecure = False
+
+    def tls(self) -> ssl.SSLContext | None:
+        """Return the TLS settings, or None without a certificate."""
+        if self.tls_cert is None and self.tls_key is None:
+            return None
+        if self.tls_cert is None or self.tls_key is None:
+            raise error(Code.BAD_ARGUMENT, "--tls-cert and --tls-key belong together", "give both")
+        from escrowmq.wire.channel import server_context
+
+        return server_context(self.tls_cert, self.tls_key)
+
+    def reject_removed(self) -> None:
+        """Raise Misuse(BAD_ARGUMENT) for options of the second port that brokers of version 0.1 had."""
+        if self.lean is not None or self.lean_port is not None:
+            raise error(
+                Code.BAD_ARGUMENT,
+                "--lean, --no-lean and --lean-port were removed: all requests use one port",
+                "leave them out; --listen HOST:PORT is that port",
+            )
+        if self.lean_socket is not None:
+            raise error(Code.BAD_ARGUMENT, "--lean-socket was removed", f"write --socket {self.lean_socket}")
+
+
+@dataclass
+class _SharedLog:
+    """The log that brokers of a shard share, and the brokers of the shard."""
+
+    log: str | None = Option(
+        None,
+        envvar="ESCROWMQ_LOG",
+        metavar="kafka://HOST:PORT,.../TOPIC[/PARTITION][?config=FILE]",
+        help="The log is kept by Kafka and shared with other brokers, one of which leads; the folder has a copy "
+        "(docs/failover.md).",
+    )
+    silence: float | None = Option(
+        None, help="With --log: seconds without a sign of the leader after which this broker takes over; 2."
+    )
+    advertise: str | None = Option(
+        None, metavar="URL", help="With --log: the address for clients, if it is not --listen."
+    )
+    replicas: str | None = Option(
+        None, metavar="escrow://A|B", help="With --log: all brokers of the shard, as clients reach them."
+    )
+
+    def replication(self) -> Replication | None:
+        """Return the configuration of a shared log, or None without one."""
+        from escrowmq.broker.serving.brokers import SILENCE, Replication
+
+        log = self.log
+        if log is None:
+            if self.silence is not None or self.advertise is not None or self.replicas is not None:
+                text = "--silence, --advertise and --replicas are for brokers that share a log"
+                raise error(Code.BAD_ARGUMENT, text, "add --log kafka://HOST:PORT/TOPIC")
+            return None
+
+        from escrowmq.connecting import links
+        from escrowmq.log.kafka.cluster.address import KafkaAddress
+        from escrowmq.log.kafka.cluster.opening import open_partitions
+
+        def following(urls: Sequence[str]) -> Link:
+            scheme = urls[0].partition("://")[0]
+            (link,) = links(f"{scheme}://" + "|".join(url.partition("://")[2] for url in urls), {})
+            return link
+
+        address = KafkaAddress.parse(log)
+        return Replication(
+            lambda: open_partitions(address),
+            SILENCE if self.silence is None else self.silence,
+            self.advertise,
+            _addresses(self.replicas) if self.replicas is not None else (),
+            following,
+        )
+
+
+@dataclass
+class _Services:
+    """The services beside a broker, and the file with their settings."""
+
+    metrics: str | None = Option(None, metavar="HOST:PORT", help="Serve Prometheus metrics and health here.")
+    http: str | None = Option(None, metavar="HOST:PORT", help="Serve the HTTP gateway here too (see escrowmq gateway).")
+    ask: Ask = None
+    webhook: Webhook = None
+    console: str | None = Option(None, metavar="HOST:PORT", help="Serve the console here too (see escrowmq console).")
+    config: Path | None = Option(
+        None, help="A TOML file with tables \\[broker], \\[gateway], \\[check_back.GROUP] and \\[webhook.NAME]."
+    )
+
+    def beside(self, insecure: bool) -> Beside | None:
+        """Return what serves the gateway and the console; None without both."""
+        if self.ask and self.http is None:
+            raise error(Code.BAD_ARGUMENT, "--ask is for the HTTP gateway", "add --http HOST:PORT")
+        services: list[Beside] = []
+        if (http := self.http) is not None:
+            from escrowmq.gateway import beside as run_gateway
+
+            configured = _gateway_options(self.config, self.ask)
+            services.append(lambda link: run_gateway([link], listen=http, insecure=insecure, **configured))
+        if (console := self.console) is not None:
+            from escrowmq.console import beside as run_console
+
+            services.append(lambda link: run_console([link], listen=console, insecure=insecure))
+        return _combine(services) if services else None
 
 
 def serve(
-    folder: Annotated[Path, typer.Option("--folder", "-d", help="The data folder; made if it is not there.")] = Path(
-        "escrow-data"
-    ),
-    listen: Listen = "127.0.0.1:7700",
-    log: Annotated[
-        str | None,
-        typer.Option(
-            "--log",
-            envvar="ESCROWMQ_LOG",
-            metavar="kafka://HOST:PORT,.../TOPIC[/PARTITION][?config=FILE]",
-            help="The log is kept by Kafka and shared with other brokers, one of which leads; the folder has a copy "
-            "(docs/failover.md).",
-        ),
-    ] = None,
-    silence: Annotated[
-        float | None,
-        typer.Option(
-            "--silence",
-            help="With --log: seconds without a sign of the leader after which this broker takes over; 2.",
-        ),
-    ] = None,
-    advertise: Annotated[
-        str | None,
-        typer.Option("--advertise", metavar="URL", help="With --log: the address for clients, if it is not --listen."),
-    ] = None,
-    replicas: Annotated[
-        str | None,
-        typer.Option(
-            "--replicas", metavar="escrow://A|B", help="With --log: all brokers of the shard, for clients to know."
-        ),
-    ] = None,
-    metrics: Annotated[
-        str | None, typer.Option("--metrics", metavar="HOST:PORT", help="Serve Prometheus metrics and health here.")
-    ] = None,
-    socket: Annotated[
-        Path | None,
-        typer.Option(
-            "--socket",
-            metavar="PATH",
-            help="Listen at a Unix socket, too, which this user alone can reach; with --listen none at that alone.",
-        ),
-    ] = None,
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
-    tls_client_ca: Annotated[
-        Path | None,
-        typer.Option(
-            "--tls-client-ca", metavar="FILE", help="Authorities whose certificates authenticate clients, PEM."
-        ),
-    ] = None,
-    rights: Annotated[
-        Path | None,
-        typer.Option(
-            "--rights",
-            envvar="ESCROWMQ_RIGHTS",
-            metavar="FILE",
-            help="Who may do what: see escrowmq rights init (docs/security.md).",
-        ),
-    ] = None,
-    lean: Annotated[bool | None, typer.Option("--lean/--no-lean", hidden=True)] = None,
-    lean_port: Annotated[str | None, typer.Option("--lean-port", hidden=True)] = None,
-    lean_socket: Annotated[str | None, typer.Option("--lean-socket", hidden=True)] = None,
-    http: Annotated[
-        str | None,
-        typer.Option("--http", metavar="HOST:PORT", help="Serve the HTTP gateway here too (see escrowmq gateway)."),
-    ] = None,
-    ask: Ask = None,
-    webhook: Webhook = None,
-    console: Annotated[
-        str | None,
-        typer.Option("--console", metavar="HOST:PORT", help="Serve the console here too (see escrowmq console)."),
-    ] = None,
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            "--config",
-            help="A TOML file with tables \\[broker], \\[gateway], \\[check_back.GROUP] and \\[webhook.NAME].",
-        ),
-    ] = None,
-    insecure: Insecure = False,
+    sockets: _Sockets,
+    shared: _SharedLog,
+    services: _Services,
+    logging: ServerLogOptions,
+    overrides: Overrides,
+    folder: Path = Option("escrow-data", "--folder", "-d", help="The data folder; made if it is not there."),
     json: ReadyJson = False,
-    log_level: LogLevel = "warning",
-    log_json: LogJson = False,
-    _help_all: HelpAll = False,
-    *,
-    overrides: dict[str, Any],
+    help_all: bool = Option(
+        False, "--help-all", callback=show_all, is_eager=True, help="Show all flags, with those of the settings."
+    ),
 ) -> None:
     """Serve a data folder until SIGTERM or Ctrl-C; both stop it cleanly.
 
@@ -160,126 +199,39 @@ def serve(
     """
     from escrowmq.broker.serving.serve import serve as run
 
-    start_log(log_level, log_json)
-    _reject_removed_options(lean, lean_port, lean_socket)
-
-    notifier = _webhooks(config, webhook, {"folder": str(folder)})
+    logging.start()
+    sockets.reject_removed()
+    notifier = _webhooks(services.config, services.webhook, {"folder": str(folder)})
 
     def announce(ready: dict[str, Any]) -> None:
-        if notifier:
-            notifier.source = {
-                **notifier.source,
-                **{name: ready[name] for name in ("url", "shard", "epoch")},
-            }  # read by other threads meanwhile
+        if notifier:  # its other threads read the source meanwhile
+            notifier.source = notifier.source | {name: ready[name] for name in ("url", "shard", "epoch")}
         if json:
-            print_json_line({**ready, "pid": os.getpid()})
-        else:
-            metrics_at = f", metrics at {ready['metrics']}" if ready["metrics"] else ""
-            http_at = f", HTTP at {ready['http']}" if "http" in ready else ""
-            http_at += f", the console at {ready['console']}" if "console" in ready else ""
-            at = f" and {ready['socket']}" if ready["socket"] and not ready["url"].startswith("escrow+unix:") else ""
-            notice(f"serving {ready['folder']} at {ready['url']}{at}{metrics_at}{http_at}; Ctrl-C stops it")
+            return print_json_line({**ready, "pid": os.getpid()})
+        at = f" and {ready['socket']}" if ready["socket"] and not ready["url"].startswith("escrow+unix:") else ""
+        at += f", metrics at {ready['metrics']}" if ready["metrics"] else ""
+        at += f", HTTP at {ready['http']}" if "http" in ready else ""
+        at += f", the console at {ready['console']}" if "console" in ready else ""
+        notice(f"serving {ready['folder']} at {ready['url']}{at}; Ctrl-C stops it")
 
-    if ask and http is None:
-        raise error(Code.BAD_ARGUMENT, "--ask is for the HTTP gateway", "add --http HOST:PORT")
-    beside: list[Beside] = []
-    certificate = _tls(tls_cert, tls_key, tls_client_ca)
-    secured: Any = {"tls": certificate.context if certificate is not None else None, "rights": rights is not None}
-    if http is not None:
-        from escrowmq.gateway import beside as run_gateway
-
-        configured = _gateway_options(config, ask)
-        beside.append(lambda connect: run_gateway(connect, listen=http, insecure=insecure, **secured, **configured))
-    if console is not None:
-        from escrowmq.console import beside as run_console
-
-        beside.append(lambda connect: run_console(connect, listen=console, insecure=insecure, **secured))
+    beside = services.beside(sockets.insecure)
     sys.setswitchinterval(SWITCH_SECONDS)
     raise_descriptor_limit()
     with notifier or nullcontext():
         status = run(
             folder,
-            listen=listen,
-            metrics=metrics,
-            path=socket,
-            tls=certificate,
-            rights=rights,
-            settings=BrokerSettings.load(config, overrides),
-            insecure=insecure,
+            listen=sockets.listen,
+            metrics=services.metrics,
+            path=sockets.socket,
+            tls=sockets.tls(),
+            settings=BrokerSettings.load(services.config, dataclasses.asdict(overrides)),
+            insecure=sockets.insecure,
             announce=announce,
-            beside=_combine(beside) if beside else None,
-            replication=_replication(log, silence, advertise, replicas),
+            beside=beside,
+            replication=shared.replication(),
         )
     if status:
         raise typer.Exit(Exit.CORRUPT)
-
-
-def _reject_removed_options(lean: bool | None, port: str | None, path: str | None) -> None:
-    """Raise Misuse(BAD_ARGUMENT) for options of the second port that brokers of version 0.1 had."""
-    if lean is not None or port is not None:
-        raise error(
-            Code.BAD_ARGUMENT,
-            "--lean, --no-lean and --lean-port are gone: everything travels over one port",
-            "leave them out; --listen HOST:PORT is that port",
-        )
-    if path is not None:
-        raise error(Code.BAD_ARGUMENT, "--lean-socket is gone", f"write --socket {path}")
-
-
-def _tls(certificate: Path | None, key: Path | None, client_ca: Path | None) -> ServerCertificate | None:
-    """Return the certificate, or None without one."""
-    if certificate is None and key is None and client_ca is None:
-        return None
-    if certificate is None or key is None:
-        raise error(Code.BAD_ARGUMENT, "--tls-cert and --tls-key belong together", "give both")
-    from escrowmq.broker.serving.certificates import ServerCertificate
-
-    return ServerCertificate(certificate, key, client_ca)
-
-
-@contextmanager
-def serving_tls(certificate: Path | None, key: Path | None) -> Iterator[ssl.SSLContext | None]:
-    """Provide the TLS settings of an HTTP server, which follow the files; None without a certificate."""
-    served = _tls(certificate, key, None)
-    if served is None:
-        yield None
-        return
-    served.start()
-    try:
-        yield served.context
-    finally:
-        served.stop()
-
-
-def _replication(
-    log: str | None, silence: float | None, advertise: str | None, replicas: str | None
-) -> Replication | None:
-    """Return the configuration of a shared log, or None without one."""
-    from escrowmq.broker.serving.brokers import SILENCE, Replication
-
-    if log is None:
-        if silence is not None or advertise is not None or replicas is not None:
-            text = "--silence, --advertise and --replicas are for brokers that share a log"
-            raise error(Code.BAD_ARGUMENT, text, "add --log kafka://HOST:PORT/TOPIC")
-        return None
-
-    from escrowmq.connecting import links
-    from escrowmq.log.kafka.cluster.address import KafkaAddress
-    from escrowmq.log.kafka.cluster.opening import open_partitions
-
-    def following(urls: Sequence[str], token: str | None) -> Link:
-        scheme = urls[0].partition("://")[0]
-        (link,) = links(f"{scheme}://" + "|".join(url.partition("://")[2] for url in urls), {"token": token or ""})
-        return link
-
-    address = KafkaAddress.parse(log)
-    return Replication(
-        lambda: open_partitions(address),
-        SILENCE if silence is None else silence,
-        advertise,
-        _addresses(replicas) if replicas is not None else (),
-        following,
-    )
 
 
 def _addresses(replicas: str) -> list[str]:
@@ -306,18 +258,15 @@ def _combine(beside: list[Beside]) -> Beside:
 
 
 def gateway(
+    log: ServerLogOptions,
     url: Url = DEFAULT_URL,
     listen: Listen = "127.0.0.1:7780",
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     ask: Ask = None,
-    config: Annotated[
-        Path | None, typer.Option("--config", help="A TOML file with tables \\[gateway] and \\[check_back.GROUP].")
-    ] = None,
+    config: Path | None = Option(None, help="A TOML file with tables \\[gateway] and \\[check_back.GROUP]."),
     insecure: Insecure = False,
     json: ReadyJson = False,
-    log_level: LogLevel = "warning",
-    log_json: LogJson = False,
 ) -> None:
     """Serve the HTTP gateway, for clients with short connections, until SIGTERM or Ctrl-C.
 
@@ -326,7 +275,7 @@ def gateway(
     """
     from escrowmq.gateway import serve as run
 
-    start_log(log_level, log_json)
+    log.start()
 
     def announce(ready: dict[str, Any]) -> None:
         if json:
@@ -342,8 +291,8 @@ def gateway(
 @webhooks.command("test")
 def webhooks_test(
     webhook: Webhook = None,
-    config: Annotated[Path | None, typer.Option("--config", help="A TOML file with tables \\[webhook.NAME].")] = None,
-    json: Annotated[bool, typer.Option("--json", help="JSON instead of a table.")] = False,
+    config: Path | None = Option(None, help="A TOML file with tables \\[webhook.NAME]."),
+    json: bool = Option(False, "--json", help="JSON instead of a table."),
 ) -> None:
     """Send a test event (`escrowmq.test`) to each webhook once, and print its response. Exit code 4 if one fails."""
     hooks = _webhooks(config, webhook, {"command": "webhooks test"})
@@ -380,10 +329,7 @@ def _gateway_options(config: Path | None, ask: list[str] | None) -> dict[str, An
 
 
 def _read_tables(config: Path | None) -> dict[str, Any]:
-    tables: dict[str, Any] = {}
-    if config is not None:
-        try:
-            tables = tomllib.loads(config.read_text())
-        except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
-            raise error(Code.BAD_SETTING, f"cannot read {config}: {problem}") from problem
-    return tables
+    try:
+        return {} if config is None else tomllib.loads(config.read_text())
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
+        raise error(Code.BAD_SETTING, f"cannot read {config}: {problem}") from problem

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.text import Text
+from typer import Option
 
 from escrowmq.cli.failures import Exit
-from escrowmq.cli.find import Databases, engines_at, stop_if_away
-from escrowmq.cli.options import DEFAULT_URL, Json, Url, bus_at
+from escrowmq.cli.find import Sources, stop_if_away
 from escrowmq.cli.printing import (
+    Columns,
     age,
     cell,
     console,
@@ -26,7 +27,7 @@ from escrowmq.cli.printing import (
 )
 
 if TYPE_CHECKING:
-    from escrowmq.overview import Cause, Status
+    from escrowmq.overview import Status
 
 MOST_ROWS = 30
 """Maximum rows of one table; further rows are counted."""
@@ -34,127 +35,27 @@ _STYLES = {"ok": "green", "damaged": "yellow", "incomplete": "yellow"}
 
 
 def status(
-    url: Url = DEFAULT_URL,
-    database_url: Databases = None,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it again and again, until Ctrl-C.")] = False,
-    every: Annotated[
-        float, typer.Option("--every", min=0.1, max=3600.0, help="With --watch: seconds between two.")
-    ] = 2.0,
-    times: Annotated[
-        int | None,
-        typer.Option("--times", min=1, help="With --watch: so often, and no more.", show_default=False),
-    ] = None,
-    json: Json = False,
+    sources: Sources,
+    watch: bool = Option(False, "--watch", "-w", help="Repeat it until Ctrl-C."),
+    every: float = Option(2.0, min=0.1, max=3600.0, help="With --watch: seconds between two."),
+    times: int | None = Option(None, min=1, help="With --watch: stop after so many."),
 ) -> None:
     """Show brokers, topics, groups and outboxes, and pending work. Exit code 1 if an operator is needed."""
     from escrowmq import overview
 
-    with ExitStack() as stack:
-        bus = stack.enter_context(bus_at(url))
-        engines = stack.enter_context(engines_at(database_url))
+    with sources.opened() as (bus, engines):
         brokers = [link.address for link in bus.router.links]
         now = overview.status(bus, engines)
+        _show(now, sources.json, repeated=watch)
         shown = 1
-        while watch:
-            _show(now, json, clear=True)
-            if shown == times:
-                break
+        while watch and shown != times:
             time.sleep(every)
             now = overview.status(bus, engines, before=now)
+            _show(now, sources.json, repeated=True)
             shown += 1
-        if not watch:
-            _show(now, json, clear=False)
     stop_if_away(now.missing, brokers)
     if now.needs_person:
         raise typer.Exit(Exit.FINDING)
-
-
-def _show(now: Status, json: bool, *, clear: bool) -> None:
-    if json:
-        value = now.to_json() | {"needs_person": now.needs_person}
-        return print_json_line(value) if clear else print_json(value)
-    out = console()
-    if clear and out.is_terminal:
-        out.clear()
-    print_table(
-        ("broker", "status", ">log", ">free", ">log/s", ">asked/s", "reason"),
-        [
-            (one.broker, Text(one.status, _STYLES.get(one.status, "bold red")), _size(one.log_bytes),
-             _size(one.free_bytes), _size(one.log_bytes_per_second), _rate(one.asked_per_second), one.reason or None)
-            for one in now.brokers
-        ],
-        "no brokers",
-    )  # fmt: skip
-    _print_limited(
-        ("topic", ">stored", ">per second"), [(one.topic, one.stored, _rate(one.per_second)) for one in now.topics]
-    )
-    _print_limited(
-        ("consumer group", "topic", ">lag", ">behind", ">leased", ">retrying", ">dead", ">asking", ""),
-        [
-            (one.group, one.topic, one.lag, duration(one.lag_seconds) if one.lag else None, one.leased, one.retrying,
-             _highlight(one.dead), one.receiving, Text("paused", "yellow") if one.paused else "")
-            for one in sorted(now.groups, key=lambda one: -one.lag)
-        ],
-    )  # fmt: skip
-    _print_limited(
-        ("producer group", ">open", ">oldest", ">parked", ">connected"),
-        [
-            (
-                one.group,
-                one.open,
-                duration(one.oldest_seconds) if one.open else None,
-                _highlight(one.parked),
-                one.connected,
-            )
-            for one in sorted(now.producers, key=lambda one: (-one.parked, -one.open))
-        ],
-    )
-    _print_limited(
-        ("outbox", ">pending", ">retrying", ">held", ">for a person", ">oldest", ">relays"),
-        [
-            (
-                one.database,
-                one.pending,
-                one.retrying,
-                one.held,
-                _highlight(one.waiting),
-                duration(one.lag_seconds) if one.lag_seconds else None,
-                one.relays,
-            )
-            for one in now.databases
-        ],
-    )
-    _print_causes(now)
-    notice(f"{moment(now.now_us)}: {_verdict(now)}")
-
-
-def _print_causes(now: Status) -> None:
-    several = len({cause.where for cause in now.waiting}) > 1
-    heads = ("waits for", ">how many", ">oldest", "what, and why", *(["where"] if several else []))
-    _print_limited(
-        heads,
-        [
-            (Text("a person", "bold magenta") if cause.needs_person else "others",
-             f"{cause.count:,}{'+' if cause.at_least else ''}",
-             age(cause.oldest_us, now.now_us), cause.sentence, *([cause.where] if several else []))
-            for cause in now.waiting
-        ],
-    )  # fmt: skip
-
-
-def _verdict(now: Status) -> str:
-    persons: list[Cause] = [cause for cause in now.waiting if cause.needs_person]
-    if persons:
-        return f"{len(persons)} {'cause needs' if len(persons) == 1 else 'causes need'} a person"
-    return "something waits, and nothing needs a person" if now.waiting else "nothing waits"
-
-
-def _print_limited(heads: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
-    if not rows:
-        return
-    print_table(heads, rows[:MOST_ROWS], "")
-    if len(rows) > MOST_ROWS:
-        console().print(Text(f"and {len(rows) - MOST_ROWS:,} more (--json shows all)", "dim"))
 
 
 def _size(count: float | None) -> str | None:
@@ -167,3 +68,74 @@ def _rate(value: float | None) -> str | None:
 
 def _highlight(count: int) -> Text | int:
     return Text(cell(count).plain, "bold magenta") if count else 0
+
+
+_BROKERS: Columns = {
+    "broker": "broker",
+    "status": lambda one: Text(one.status, _STYLES.get(one.status, "bold red")),
+    ">log": lambda one: _size(one.log_bytes),
+    ">free": lambda one: _size(one.free_bytes),
+    ">log/s": lambda one: _size(one.log_bytes_per_second),
+    ">checks/s": lambda one: _rate(one.asked_per_second),
+    "reason": lambda one: one.reason or None,
+}
+_TOPICS: Columns = {"topic": "topic", ">stored": "stored", ">per second": lambda one: _rate(one.per_second)}
+_GROUPS: Columns = {
+    **{"consumer group": "group", "topic": "topic", ">lag": "lag"},
+    ">behind": lambda one: duration(one.lag_seconds) if one.lag else None,
+    **{">leased": "leased", ">retrying": "retrying"},
+    ">dead": lambda one: _highlight(one.dead),
+    ">receives": "receiving",
+    "": lambda one: Text("paused", "yellow") if one.paused else "",
+}
+_PRODUCERS: Columns = {
+    **{"producer group": "group", ">open": "open"},
+    ">oldest": lambda one: duration(one.oldest_seconds) if one.open else None,
+    ">parked": lambda one: _highlight(one.parked),
+    ">connected": "connected",
+}
+_OUTBOXES: Columns = {
+    **{"outbox": "database", ">pending": "pending", ">retrying": "retrying", ">held": "held"},
+    ">for an operator": lambda one: _highlight(one.waiting),
+    ">oldest": lambda one: duration(one.lag_seconds) if one.lag_seconds else None,
+    ">relays": "relays",
+}
+
+
+def _show(now: Status, json: bool, *, repeated: bool) -> None:
+    if json:
+        value = now.to_json() | {"needs_person": now.needs_person}
+        return print_json_line(value) if repeated else print_json(value)
+    out = console()
+    if repeated and out.is_terminal:
+        out.clear()
+    _print_limited(_BROKERS, now.brokers, "no brokers")
+    _print_limited(_TOPICS, now.topics)
+    _print_limited(_GROUPS, sorted(now.groups, key=lambda one: -one.lag))
+    _print_limited(_PRODUCERS, sorted(now.producers, key=lambda one: (-one.parked, -one.open)))
+    _print_limited(_OUTBOXES, now.databases)
+    causes: Columns = {
+        "needs": lambda one: Text("an operator", "bold magenta") if one.needs_person else "no operator",
+        ">count": lambda one: f"{one.count:,}{'+' if one.at_least else ''}",
+        ">oldest": lambda one: age(one.oldest_us, now.now_us),
+        "pending work, and why": "sentence",
+    }
+    if len({cause.where for cause in now.waiting}) > 1:
+        causes["where"] = "where"
+    _print_limited(causes, now.waiting)
+    notice(f"{moment(now.now_us)}: {_verdict(now)}")
+
+
+def _verdict(now: Status) -> str:
+    if count := sum(cause.needs_person for cause in now.waiting):
+        return f"{count} {'cause needs' if count == 1 else 'causes need'} an operator"
+    return "work is pending, and nothing needs an operator" if now.waiting else "no work is pending"
+
+
+def _print_limited(columns: Columns, rows: Sequence[Any], empty: str = "") -> None:
+    if not rows and not empty:
+        return
+    shown = [[getattr(row, of) if isinstance(of, str) else of(row) for of in columns.values()] for row in rows]
+    print_table(list(columns), shown[:MOST_ROWS], empty)
+    if len(rows) > MOST_ROWS:
+        console().print(Text(f"and {len(rows) - MOST_ROWS:,} more (--json shows all)", "dim"))

@@ -4,76 +4,63 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated
+from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
-from escrowmq.cli.options import DEFAULT_URL, Json, Url, Why, admin_at, broker_or, seconds, size
-from escrowmq.cli.printing import Columns, duration, notice, print_facts, print_json, print_rows, print_table
-from escrowmq.cli.printing import size as size_text
+from escrowmq.cli.options import App, Brokers, Operation, size_option, time_option
+from escrowmq.cli.printing import Columns, duration, notice, print_facts, print_json, print_rows, size
 from escrowmq.errors import Code, EscrowError, error
 from escrowmq.wire.actions.topics import Retention
 
-app = typer.Typer(no_args_is_help=True, help="Topics and their queues.")
+app = App("Topics and their queues.")
+
+Name = Annotated[str, Argument(help="The topic's name.")]
 
 
 @app.command("list")
-def list_(url: Url = DEFAULT_URL, json: Json = False) -> None:
+def list_(brokers: Brokers) -> None:
     """List topics with the offsets of each queue (first and next)."""
-    with admin_at(url) as admin:
+    with brokers.admin() as admin:
         topics = admin.topics()
-    if json:
+    if brokers.json:
         return print_json(topics)
-    columns = ["topic", ">queue", ">first offset", ">next offset", ">messages", ">size", "keeps", "broker"]
-    rows = [
-        [
-            topic["name"],
-            queue["queue"],
-            queue["head"],
-            queue["end"],
-            queue["end"] - queue["head"],
-            size_text(queue.get("bytes", 0)),
-            _describe_retention(topic),
-            topic["broker"],
-        ]
-        for topic in topics
-        for queue in topic["queues"]
-    ]
-    hidden = set()
+    columns: Columns = {
+        "topic": lambda row: row[0]["name"],
+        ">queue": lambda row: row[1]["queue"],
+        ">first offset": lambda row: row[1]["head"],
+        ">next offset": lambda row: row[1]["end"],
+        ">messages": lambda row: row[1]["end"] - row[1]["head"],
+        ">size": lambda row: size(row[1].get("bytes", 0)),
+        "keeps": lambda row: _describe_retention(row[0]),
+        "broker": lambda row: row[0]["broker"],
+    }
     if len({topic["broker"] for topic in topics}) < 2:
-        hidden.add("broker")
+        del columns["broker"]
     if not any(map(_describe_retention, topics)):
-        hidden.add("keeps")
-    shown = [at for at, name in enumerate(columns) if name not in hidden]
-    print_table([columns[at] for at in shown], [[row[at] for at in shown] for row in rows], "no topics yet")
+        del columns["keeps"]
+    rows: list[Any] = [(topic, queue) for topic in topics for queue in topic["queues"]]
+    print_rows(rows, False, columns, "no topics yet")
 
 
 def _describe_retention(topic: Retention) -> str:
     """Describe a topic's own retention; empty if it has none."""
-    words = []
-    if "retention" in topic:
-        words.append(duration(topic["retention"]))
-    if "retention_size" in topic:
-        words.append(f"{size_text(topic['retention_size'])} a queue")
-    return ", ".join(words)
+    age = duration(topic["retention"]) if "retention" in topic else ""
+    bound = f"{size(topic['retention_size'])} a queue" if "retention_size" in topic else ""
+    return ", ".join(filter(None, (age, bound)))
 
 
 @app.command("create")
 def create(
-    name: Annotated[str, typer.Argument(help="The topic's name.")],
-    queues: Annotated[
-        int | None, typer.Option(min=1, help="How many queues; the broker's default if not said.")
-    ] = None,
-    may_exist: Annotated[
-        bool, typer.Option("--may-exist", help="No error if it is there; add queues if it has fewer.")
-    ] = False,
-    url: Url = DEFAULT_URL,
-    json: Json = False,
+    brokers: Brokers,
+    name: Name,
+    queues: int | None = Option(None, min=1, help="How many queues; the broker's default if not given."),
+    may_exist: bool = Option(False, "--may-exist", help="No error if it is there; add queues if it has fewer."),
 ) -> None:
     """Create a topic, or add queues to it with --may-exist."""
-    with admin_at(url, make=True) as admin:
+    with brokers.admin(make=True) as admin:
         made = admin.create_topic(name, queues, may_exist=may_exist)
-    if json:
+    if brokers.json:
         print_json(made)
     else:
         notice(f"topic {name}: {made[0]['queues']} queues" + (f", at {len(made)} brokers" if len(made) > 1 else ""))
@@ -81,34 +68,25 @@ def create(
 
 @app.command("alter")
 def alter(
-    name: Annotated[str, typer.Argument(help="The topic's name.")],
-    retention: Annotated[
-        str | None,
-        typer.Option("--retention", help="How long messages stay, such as 7d; broker: as its setting says."),
-    ] = None,
-    retention_size: Annotated[
-        str | None,
-        typer.Option("--retention-size", help="What each queue keeps at most, such as 10GB; broker: any size."),
-    ] = None,
-    queues: Annotated[int | None, typer.Option(min=1, help="How many queues; never fewer than it has.")] = None,
-    why: Why = None,
-    url: Url = DEFAULT_URL,
-    json: Json = False,
+    operation: Operation,
+    name: Name,
+    retention: Any = time_option(
+        None, "--retention", "How long messages stay, such as 7d; broker: as its setting says.", word="broker"
+    ),
+    retention_size: Any = size_option(
+        None, "--retention-size", "What each queue keeps at most, such as 10GB; broker: any size.", word="broker"
+    ),
+    queues: int | None = Option(None, min=1, help="How many queues; never fewer than it has."),
 ) -> None:
     """Change a topic's retention or number of queues. Omitted options remain unchanged.
 
     Messages beyond the retention are deleted at once; groups that had not consumed them count them as expired. Adding
     queues changes the queue of a key's messages.
     """
-    with admin_at(url) as admin, _expect_existing():
-        found = admin.alter_topic(
-            name,
-            why=why,
-            queues=queues,
-            retention=broker_or(seconds, retention, "--retention"),
-            retention_size=broker_or(size, retention_size, "--retention-size"),
-        )
-    if json:
+    changes = {"queues": queues, "retention": retention, "retention_size": retention_size}
+    with operation.admin() as admin, _expect_existing():
+        found = admin.alter_topic(name, why=operation.why, **changes)
+    if operation.json:
         return print_json(found)
     for topic in found:
         keeps = _describe_retention(topic) or "as the broker's settings say"
@@ -123,27 +101,25 @@ def _expect_existing() -> Iterator[None]:
     except EscrowError as problem:
         if problem.code is not Code.UNKNOWN_TOPIC:
             raise
-        raise error(problem.code, problem.message, "`escrowmq topics list` shows those that there are") from None
+        raise error(problem.code, problem.message, "`escrowmq topics list` shows the existing topics") from None
 
 
 @app.command("delete")
 def delete(
-    name: Annotated[str, typer.Argument(help="The topic's name.")],
-    force: Annotated[
-        bool, typer.Option("--force", help="Roll back what is undecided, and take it from the groups that consume it.")
-    ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Delete nothing: say what would go.")] = False,
-    why: Why = None,
-    url: Url = DEFAULT_URL,
-    json: Json = False,
+    operation: Operation,
+    name: Name,
+    force: bool = Option(
+        False, "--force", help="Roll back its undecided transactions, and remove it from the groups that consume it."
+    ),
+    dry_run: bool = Option(False, "--dry-run", help="Delete nothing: show what would be deleted."),
 ) -> None:
     """Delete a topic and all its messages. This cannot be undone.
 
     Without --force it fails while half messages are undecided or a group consumes it. Afterwards only escrowmq topics
     create can create a topic of this name, which is a new one.
     """
-    with admin_at(url) as admin, _expect_existing():
-        found = admin.delete_topic(name, force=force, check=dry_run, why=why)
+    with operation.admin() as admin, _expect_existing():
+        found = admin.delete_topic(name, force=force, check=dry_run, why=operation.why)
     columns: Columns = {
         "topic": "name",
         "deleted": lambda topic: "yes" if topic["deleted"] else "no, it would be",
@@ -154,4 +130,4 @@ def delete(
         ">dead letters": "dead_letters",
         "groups": lambda topic: ", ".join(topic["groups"]),
     }
-    print_rows(found, json, columns, "no such topic")
+    print_rows(found, operation.json, columns, "no such topic")
