@@ -5,17 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from escrowmq.errors import (
-    Code,
-    Corrupt,
-    Denied,
-    EscrowError,
-    Fenced,
-    Misuse,
-    Overloaded,
-    Rejected,
-    Unknown,
-)
+from escrowmq.errors import Code, Corrupt, Denied, EscrowError, Fenced, Misuse, Overloaded, Rejected, Unknown
 from escrowmq.model import (
     COMMIT,
     ROLLBACK,
@@ -47,73 +37,35 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 _LAZY = {
-    "connect": "connecting",
-    "aconnect": "connecting",
-    "Bus": "client.bus",
-    "Producer": "client.producing.producer",
-    "Transaction": "client.producing.transaction",
-    "Consumer": "client.consuming.consumer",
-    "Received": "client.consuming.received",
-    "ReceivedBatch": "client.consuming.received",
-    "Reader": "client.reading.reader",
-    "ReadBatch": "client.reading.reader",
-    "AsyncReader": "client.reading.reader",
-    "Receipts": "client.producing.results",
-    "EndResults": "client.producing.results",
-    "Admin": "client.admin",
-    "AsyncBus": "client.aio",
-    "AsyncProducer": "client.producing.producer",
-    "AsyncTransaction": "client.producing.transaction",
-    "AsyncConsumer": "client.consuming.consumer",
+    name: module
+    for module, names in {
+        "connecting": ("connect", "aconnect"),
+        "client.bus": ("Bus",),
+        "client.aio": ("AsyncBus",),
+        "client.admin": ("Admin",),
+        "client.producing.producer": ("Producer", "AsyncProducer"),
+        "client.producing.transaction": ("Transaction", "AsyncTransaction"),
+        "client.producing.results": ("Receipts", "EndResults"),
+        "client.consuming.consumer": ("Consumer", "AsyncConsumer"),
+        "client.consuming.received": ("Received", "ReceivedBatch"),
+        "client.reading.reader": ("Reader", "AsyncReader", "ReadBatch"),
+    }.items()
+    for name in names
 }
 
 __all__ = [  # noqa: RUF022  # grouped, not sorted
-    # connect
-    "connect",
-    "aconnect",
+    "connect", "aconnect",
     # what a bus gives
-    "Bus",
-    "Producer",
-    "Transaction",
-    "Consumer",
-    "Reader",
-    "Admin",
-    "AsyncBus",
-    "AsyncProducer",
-    "AsyncTransaction",
-    "AsyncConsumer",
-    "AsyncReader",
+    "Bus", "Producer", "Transaction", "Consumer", "Reader", "Admin",
+    "AsyncBus", "AsyncProducer", "AsyncTransaction", "AsyncConsumer", "AsyncReader",
     # messages and results
-    "Message",
-    "Receipt",
-    "Receipts",
-    "EndResults",
-    "Received",
-    "ReceivedBatch",
-    "ReadBatch",
-    "StoredMessage",
+    "Message", "Receipt", "Receipts", "EndResults", "Received", "ReceivedBatch", "ReadBatch", "StoredMessage",
     # transactions
-    "COMMIT",
-    "ROLLBACK",
-    "UNKNOWN",
-    "Outcome",
-    "Check",
-    "CheckedMessage",
-    "CheckPolicy",
-    "TransactionId",
-    "TransactionResult",
-    "TransactionState",
+    "COMMIT", "ROLLBACK", "UNKNOWN", "Outcome", "Check", "CheckedMessage", "CheckPolicy",
+    "TransactionId", "TransactionResult", "TransactionState",
     # errors
-    "Code",
-    "EscrowError",
-    "Rejected",
-    "Unknown",
-    "Fenced",
-    "Overloaded",
-    "Corrupt",
-    "Misuse",
-    "Denied",
-]
+    "Code", "EscrowError", "Rejected", "Unknown", "Fenced", "Overloaded", "Corrupt", "Misuse", "Denied",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from escrowmq import hooks
@@ -19,7 +20,7 @@ from escrowmq.errors import EscrowError
 from escrowmq.platform.extras import missing_package
 
 if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry
+    from prometheus_client import CollectorRegistry, Counter, Histogram
 
 __all__ = ["instrument"]
 
@@ -46,25 +47,7 @@ def instrument(registry: CollectorRegistry | None = None) -> Callable[[], None]:
         "escrowmq_client_messages", "Messages of operations that succeeded.", ["operation"], registry=into
     )
     seconds = Histogram("escrowmq_client_operation_seconds", "Duration in seconds.", ["operation"], registry=into)
-
-    @contextmanager
-    def measure(call: hooks.Call) -> Iterator[None]:
-        begun, result = time.perf_counter(), "FAILED"
-        try:
-            yield
-            result = "OK"
-            messages.labels(call.operation).inc(call.count)
-        except GeneratorExit:  # the loop over a consumer ended with this message
-            result = "OK"
-            raise
-        except EscrowError as problem:
-            result = problem.code.name
-            raise
-        finally:
-            seconds.labels(call.operation).observe(time.perf_counter() - begun)
-            operations.labels(call.operation, result).inc()
-
-    remove = hooks.add(measure)
+    remove = hooks.add(partial(_measure, operations, messages, seconds))
 
     def stop() -> None:
         remove()
@@ -73,3 +56,21 @@ def instrument(registry: CollectorRegistry | None = None) -> Callable[[], None]:
                 into.unregister(metric)
 
     return stop
+
+
+@contextmanager
+def _measure(operations: Counter, messages: Counter, seconds: Histogram, call: hooks.Call) -> Iterator[None]:
+    begun, result = time.perf_counter(), "FAILED"
+    try:
+        yield
+        result = "OK"
+        messages.labels(call.operation).inc(call.count)
+    except GeneratorExit:  # the loop over a consumer ended with this message
+        result = "OK"
+        raise
+    except EscrowError as problem:
+        result = problem.code.name
+        raise
+    finally:
+        seconds.labels(call.operation).observe(time.perf_counter() - begun)
+        operations.labels(call.operation, result).inc()

@@ -31,24 +31,25 @@ _SERVED = ("escrow", "escrows", "escrow+unix")
 def connect(url: str, **options: Any) -> Bus:
     """Return a bus for ``url``.
 
-    ``"escrow://127.0.0.1:7700"``, several shards ``"escrow://a:7700,b:7700"``, the brokers of one shard, of which one
-    leads, ``"escrow://a:7700|b:7700"``, both ``"escrow://a|b,c|d"`` (port 7700 if none is given; with
-    ``?replicas=listed`` behind it no other addresses are used than those, also if the brokers name some). With
-    ``escrows://`` the connections are protected by TLS, and the brokers' certificates must be trusted by the system
-    (or by the file that the variable SSL_CERT_FILE names); ``tls=`` is a PEM file with the authorities to trust
-    instead, or an ``ssl.SSLContext``, and makes ``escrow://`` the same as ``escrows://``. ``token=`` or
-    ``token_file=`` authenticates the client (otherwise the variables ESCROWMQ_TOKEN and ESCROWMQ_TOKEN_FILE do, if one
-    is set); the file is read again at each connection. ``certificate=(CERTIFICATE, KEY)``, two PEM files, is presented
-    to the broker over TLS. A token is never sent to another machine without TLS.
-    ``"escrow+unix:///run/escrow.socket"`` is the broker at a Unix socket of this machine. ``"file:./data"``: the
-    broker inside this process, on that folder, with ``options`` as its settings (``lease_seconds=5``, ...; see
-    :class:`escrowmq.settings.BrokerSettings`). ``read_only=True`` looks at a folder as it lies, in use or not, and
-    changes nothing: for reads and listings; what would write raises Denied. A broker that serves the folder is asked
-    how far its log is durable. Where it cannot be asked, what was acknowledged last may be missing: ``admin.health()``
-    and the log say so.
+    - ``"escrow://127.0.0.1:7700"``: a served broker; ``"escrow://a:7700,b:7700"``: several shards;
+      ``"escrow://a:7700|b:7700"``: the brokers of one shard, of which one leads; ``"escrow://a|b,c|d"``: both (default
+      port 7700). With ``?replicas=listed`` no other addresses are used, even if the brokers name some.
+    - ``escrows://``: the same over TLS. The brokers' certificates must be trusted by the system (or by the file in the
+      variable SSL_CERT_FILE); ``tls=`` is a PEM file with the authorities to trust instead, or an ``ssl.SSLContext``,
+      and makes ``escrow://`` the same as ``escrows://``. ``certificate=(CERTIFICATE, KEY)``, two PEM files, is presented
+      to the broker.
+    - ``token=`` or ``token_file=`` authenticates the client; otherwise the variables ESCROWMQ_TOKEN and
+      ESCROWMQ_TOKEN_FILE do, if one is set. The file is read at each connection. A token is never sent to another
+      machine without TLS.
+    - ``"escrow+unix:///run/escrow.socket"``: the broker at a Unix socket of this machine.
+    - ``"file:./data"``: a broker inside this process, on that folder, with ``options`` as its settings
+      (``lease_seconds=5``, ...; see :class:`escrowmq.settings.BrokerSettings`).
+    - ``"file:./data"`` with ``read_only=True`` reads a folder, in use or not, and changes nothing; writes raise Denied.
+      A broker that serves the folder reports how far its log is durable. If it is unreachable, recently acknowledged
+      messages may be missing: ``admin.health()`` and the log report that.
 
-    Nothing is asked of an ``escrow:`` broker before the first call. Raises Misuse(BAD_URL), Misuse(BAD_SETTING), and
-    for folders Misuse(FOLDER_IN_USE), Corrupt and so on.
+    No request is sent to an ``escrow:`` broker before the first call. Raises Misuse(BAD_URL), Misuse(BAD_SETTING), and
+    for folders Misuse(FOLDER_IN_USE), Corrupt and similar errors.
     """
     from escrowmq.client.bus import Bus
 
@@ -56,14 +57,14 @@ def connect(url: str, **options: Any) -> Bus:
 
 
 async def aconnect(url: str, **options: Any) -> AsyncBus:
-    """As :func:`connect`, with everything to await. Belongs to the event loop that it is called on."""
+    """Return an awaitable bus; see :func:`connect`. It belongs to the event loop that it is created on."""
     from escrowmq.client.aio import AsyncBus
 
     return AsyncBus(await asyncio.to_thread(links, url, dict(options)))
 
 
 def links(url: str, options: dict[str, Any]) -> Sequence[Link]:
-    """One link per broker that ``url`` names."""
+    """Return one link per broker in ``url``."""
     if not isinstance(url, str):
         raise Misuse(Code.BAD_URL, f"{type(url).__name__} is not a URL")
     scheme, colon, rest = url.partition(":")
@@ -75,9 +76,8 @@ def links(url: str, options: dict[str, Any]) -> Sequence[Link]:
         tls, certificate = options.pop("tls", None), options.pop("certificate", None)
         credential = Credential.choose(options.pop("token", None), options.pop("token_file", None))
         if options:
-            raise Misuse(
-                Code.BAD_ARGUMENT, f"no option {next(iter(options))!r} here", "a served broker has its own settings"
-            )
+            text = f"no option {next(iter(options))!r} here"
+            raise Misuse(Code.BAD_ARGUMENT, text, "a served broker has its own settings")
         if scheme == "escrow+unix":
             return _local(url, rest[2:], tls, credential)
         return _open_served(url, rest[2:], _tls_context(scheme, tls, certificate), credential)
@@ -96,7 +96,7 @@ def _local(url: str, path: str, tls: object, credential: Credential) -> Sequence
 
 
 def _tls_context(scheme: str, tls: object, certificate: object) -> ssl.SSLContext | None:
-    """Return what protects the connections. Raises Misuse(BAD_ARGUMENT, BAD_SETTING)."""
+    """Return the TLS settings of the connections. Raises Misuse(BAD_ARGUMENT, BAD_SETTING)."""
     import ssl
 
     from escrowmq.wire.channel import client_context
@@ -121,28 +121,24 @@ def _open_served(url: str, rest: str, tls: ssl.SSLContext | None, credential: Cr
     from escrowmq.client.links.link import ServedLink
     from escrowmq.wire.addresses import MOST, parse_address
 
-    rest, _, query = rest.partition("?")
-    chosen = _options(url, query)
+    shown, (rest, _, query) = repr(shown_address(url)), rest.partition("?")
+    chosen = _options(shown, query)
     shards: list[list[Address]] = []
     for shard in rest.rstrip("/").split(","):
         addresses = []
         for part in shard.split("|"):
             if (address := parse_address(part)) is None:
-                raise Misuse(
-                    Code.BAD_URL, f"{shown_address(url)!r}: {shown_address('//' + part)[2:]!r} is not HOST:PORT"
-                )
+                raise Misuse(Code.BAD_URL, f"{shown}: {shown_address('//' + part)[2:]!r} is not HOST:PORT")
             addresses.append(address)
         if len(addresses) > MOST:
-            raise Misuse(
-                Code.BAD_URL, f"{shown_address(url)!r} names {len(addresses)} brokers of one shard", f"at most {MOST}"
-            )
+            raise Misuse(Code.BAD_URL, f"{shown} names {len(addresses)} brokers of one shard", f"at most {MOST}")
         shards.append(addresses)
-    everybody = [address for addresses in shards for address in addresses]
-    if len(set(everybody)) < len(everybody):
-        raise Misuse(Code.BAD_URL, f"{shown_address(url)!r} names a broker twice")
+    all_ = [address for addresses in shards for address in addresses]
+    if len(set(all_)) < len(all_):
+        raise Misuse(Code.BAD_URL, f"{shown} names a broker twice")
     follow = chosen.get("replicas") != "listed"
     if credential.is_set and tls is None:
-        _check_private(everybody)
+        _check_private(all_)
     several = len(shards) > 1
     return [ServedLink(each, follow=follow, stays=several, tls=tls, credential=credential) for each in shards]
 
@@ -157,22 +153,15 @@ def _check_private(addresses: list[Address]) -> None:
         raise Misuse(Code.BAD_URL, text, "use TLS: write escrows:// in place of escrow://")
 
 
-def _options(url: str, query: str) -> dict[str, str]:
+def _options(shown: str, query: str) -> dict[str, str]:
     chosen: dict[str, str] = {}
     for option in query.split("&") if query else []:
         name, _, value = option.partition("=")
         if name == "carrier":
-            raise Misuse(
-                Code.BAD_URL,
-                f"{shown_address(url)!r}: carrier= is gone, everything travels over one connection",
-                "leave it out",
-            )
+            text = f"{shown}: carrier= is gone, everything travels over one connection"
+            raise Misuse(Code.BAD_URL, text, "leave it out")
         if value not in _OPTIONS.get(name, ()) or name in chosen:
-            raise Misuse(
-                Code.BAD_URL,
-                f"{shown_address(url)!r}: {option!r} is no option",
-                "replicas=listed, or none",
-            )
+            raise Misuse(Code.BAD_URL, f"{shown}: {option!r} is no option", "replicas=listed, or none")
         chosen[name] = value
     return chosen
 
@@ -181,9 +170,8 @@ def _open_embedded(url: str, rest: str, options: dict[str, Any]) -> Link:
     if rest.startswith("//"):
         rest = rest[2:]
         if not rest.startswith("/"):
-            raise Misuse(
-                Code.BAD_URL, f"{shown_address(url)!r} names a host", "use file:FOLDER or file:///ABSOLUTE/FOLDER"
-            )
+            hint = "use file:FOLDER or file:///ABSOLUTE/FOLDER"
+            raise Misuse(Code.BAD_URL, f"{shown_address(url)!r} names a host", hint)
     if not rest or "\0" in rest:
         raise Misuse(Code.BAD_URL, f"{shown_address(url)!r} names no folder")
     if options.pop("read_only", False):
@@ -191,7 +179,7 @@ def _open_embedded(url: str, rest: str, options: dict[str, Any]) -> Link:
             raise Misuse(Code.BAD_ARGUMENT, f"no option {next(iter(options))!r} with read_only")
         from escrowmq.broker.offline import OfflineLink
 
-        return OfflineLink(Path(rest), _ask_durable)
+        return OfflineLink(Path(rest), _query_durable)
     from escrowmq.broker.embedded import open_embedded
     from escrowmq.settings import BrokerSettings
 
@@ -199,14 +187,12 @@ def _open_embedded(url: str, rest: str, options: dict[str, Any]) -> Link:
 
 
 ASK_SECONDS = 5.0
-"""Time (s) for a broker to answer each of the two questions about how far its log is durable."""
+"""Timeout (s) of each of the two requests for how far a broker's log is durable."""
 
 
-def _ask_durable(url: str) -> Durable:
-    """Ask the broker at ``url`` how far its log is durable; a standby passes the question on to the leader.
-
-    Raises EscrowError.
-    """
+def _query_durable(url: str) -> Durable:
+    """Return how far the log of the broker at ``url`` is durable; a standby forwards the request to the leader. Raises
+    EscrowError."""
     from escrowmq.log.offline import Durable
     from escrowmq.wire import HALF_VIEW_NAME, ask
     from escrowmq.wire.actions.brokers import HELLO

@@ -94,9 +94,8 @@ class TransactionId:
             identity = cls(shard, epoch, position)
             bytes(identity)
         except (ValueError, struct.error):
-            raise Misuse(
-                Code.BAD_ARGUMENT, f"{text!r} is not a transaction id", "ids look like 9f3a01c2-3-2a"
-            ) from None
+            hint = "ids look like 9f3a01c2-3-2a"
+            raise Misuse(Code.BAD_ARGUMENT, f"{text!r} is not a transaction id", hint) from None
         return identity
 
 

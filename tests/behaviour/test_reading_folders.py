@@ -116,7 +116,7 @@ def test_an_address_is_its_owners_and_ends_with_the_broker(
     with broker.connect() as bus:
         bus.producer("p").send("t", b"")
     shutil.copytree(broker.folder, tmp_path / "copy")
-    monkeypatch.setattr(connecting, "_ask_durable", lambda url: pytest.fail("a folder that nobody has was asked for"))
+    monkeypatch.setattr(connecting, "_query_durable", lambda url: pytest.fail("a folder that nobody has was asked for"))
     with reading(tmp_path / "copy") as folder:
         assert health(folder) == ("ok", "")
     broker.stop(kill=True)

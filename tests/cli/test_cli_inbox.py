@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from cli_runs import Run
 
 from escrowmq.cli.failures import Exit
-from escrowmq.cli.inbox import shown, slot_of
+from escrowmq.cli.outbox import format_slot, parse_slot
 from escrowmq.outbox import Slot, claim_tx, migrate
 from escrowmq.outbox.modes.journal import Stage
 from escrowmq.outbox.tables import trans_driven, trans_prepared, trans_recv_offset
@@ -77,7 +77,7 @@ def test_offsets_are_listed_moved_and_fenced(run: Run, shop: sa.Engine) -> None:
     refused = run("inbox", "move", "cart", "orders", "orders-0", "--to", "0")
     assert (refused.code, "0000002a/3" in refused.err) == (Exit.USAGE, True)
     for slot in (Slot(42, 1), Slot(1, 2, 3, 0)):
-        assert slot_of(shown(slot)) == slot
+        assert parse_slot(format_slot(slot)) == slot
 
 
 def test_prepares_are_listed_and_discarded(run: Run, shop: sa.Engine) -> None:

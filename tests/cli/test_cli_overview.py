@@ -16,7 +16,7 @@ import escrowmq as mq
 from escrowmq import outbox
 from escrowmq.cli.failures import Exit
 from escrowmq.cli.main import app
-from escrowmq.overview import asking
+from escrowmq.overview import sources
 
 HOSTILE = "k\n\r\x1b[2J\x1b]0;title\x07[bold red]\u202e\x00é"
 
@@ -43,7 +43,7 @@ def test_find_tells_a_story(run: Run, made: None, tmp_path: Path) -> None:
     engine.dispose()
     ran = run("find", "m", "-d", database)
     assert (ran.code, ran.err) == (Exit.OK, "")
-    assert "Group cart gave it up at " in ran.out
+    assert "Group cart made it a dead letter at " in ran.out
     assert "operations: dead_letters.retry, dead_letters.discard" in ran.out
     story = run("find", "m", "--json").json["stories"][0]
     assert (story["key"], story["state"], story["offers"][0]["act"]) == (HOSTILE, "dead", "dead_letters.retry")
@@ -99,7 +99,7 @@ def test_status_can_be_watched(run: Run, url: str) -> None:
 
 
 def test_a_broker_that_is_silent_is_named(run: Run, monkeypatch: pytest.MonkeyPatch, silent: str) -> None:
-    monkeypatch.setattr(asking, "PATIENCE", 0.2)
+    monkeypatch.setattr(sources, "PATIENCE", 0.2)
     url = f"escrow://{silent}"
     for words in (("status", "--json"), ("find", "m", "--json")):
         ran = run(*words, "-u", url)

@@ -227,7 +227,7 @@ def test_three_in_the_morning(page: Page, shop: tuple[Shop, str], spark: SparkSe
     # The poison: looked for, read, edited.
     press(page, "/")
     page.keyboard.type("poison-0\n")
-    expect(page.locator(".story .sentence")).to_contain_text("gave it up")
+    expect(page.locator(".story .sentence")).to_contain_text("made it a dead letter")
     page.goto(console + "/dead-letters/cart")
     page.get_by_role("link", name="JSONDecodeError").first.click()
     page.locator("tbody a", has_text="orders/").first.click()
@@ -282,7 +282,7 @@ def test_three_in_the_morning(page: Page, shop: tuple[Shop, str], spark: SparkSe
     page.goto(console)
     press(page, "/")
     page.keyboard.type(edited + "\n")
-    expect(page.locator(".story")).to_contain_text(f"Put in place of the dead letter {poison}")
+    expect(page.locator(".story")).to_contain_text(f"Stored in place of dead letter {poison}")
     made.close()
     verdict = audit(made.manifest(), spark=spark)
     assert verdict.findings == ()

@@ -22,7 +22,7 @@ from escrowmq.client.links.link import ServedLink
 from escrowmq.errors import Code
 from escrowmq.overview import Story, timeline
 from escrowmq.overview.stories import brokers
-from escrowmq.overview.stories.sought import parse_wanted
+from escrowmq.overview.stories.brokers import parse_wanted
 from escrowmq.settings import BrokerSettings
 from escrowmq.wire.addresses import Address
 from escrowmq_lab.servers.process import free_port
@@ -69,7 +69,7 @@ def test_a_delayed_message(opened: Open) -> None:
     story = the_one(bus, "m")
     assert words(story) == ["stored", "delayed"]
     assert (story.state, story.waits) == ("delayed", True)
-    assert story.why.startswith("It is delayed: consumers can get it at ")
+    assert story.why.startswith("It is delayed: consumers can receive it at ")
 
 
 def test_an_edited_message_is_found_by_its_id_and_says_what_it_replaced(opened: Open) -> None:
@@ -84,10 +84,8 @@ def test_an_edited_message_is_found_by_its_id_and_says_what_it_replaced(opened: 
     bus.admin.edit_dead_letter("cart", letter, body=b"cured", message_id="new", why="a typo")
     story = the_one(bus, "new")
     assert words(story) == ["replaced", "edited"]
-    assert (
-        said(story, "replaced")
-        == f"Put in place of the dead letter {letter['message_id']}, for consumer group cart alone."
-    )
+    text = f"Stored in place of dead letter {letter['message_id']}, for group cart."
+    assert said(story, "replaced") == text
     assert "a typo" in said(story, "edited")
     assert (story.waits, story.body) == (True, "cured")
     with bus.consumer("cart", "orders", max_attempts=1, retry_backoff=0.001) as consumer:
@@ -115,7 +113,7 @@ def test_a_transaction_that_its_producer_decides(opened: Open) -> None:
         "open",
         ["transactions.commit", "transactions.rollback"],
     )
-    assert "its producer is to decide it, and its group shop is asked at" in story.why
+    assert "If its producer does not decide it, group shop is checked at" in story.why
     producer.commit(good)
     producer.rollback(bad)
     story = the_one(bus, str(good))
@@ -124,7 +122,7 @@ def test_a_transaction_that_its_producer_decides(opened: Open) -> None:
     assert said(story, "committed") == "Committed by its producer (session 1, instance one)."
     story = the_one(bus, "bad")
     assert words(story) == ["prepared", "rolled_back"]
-    assert story.why == "It does not wait: its transaction was rolled back, and no consumer will see it."
+    assert story.why == "It does not wait: its transaction was rolled back, and no consumer receives it."
 
 
 def test_a_transaction_that_an_answer_decides(opened: Open, until: Until) -> None:
@@ -136,9 +134,9 @@ def test_a_transaction_that_an_answer_decides(opened: Open, until: Until) -> Non
     story = the_one(bus, "m")
     assert words(story) == ["prepared", "checked", "answered", "checked", "committed", "placed"]
     first, second = (event.sentence for event in story.events if event.event == "checked")
-    assert first.endswith("question 1; no decision came: nobody answered, or the answer was UNKNOWN.")
-    assert second.endswith("question 2; the answer decided it.")
-    assert said(story, "committed").startswith("Committed by the answer to a question (session ")
+    assert first.endswith("check 1; no answer, or the answer was UNKNOWN.")
+    assert second.endswith("check 2; the answer decided it.")
+    assert said(story, "committed").startswith("Committed by the answer to a check (session ")
 
 
 def test_a_transaction_that_is_being_asked_about(opened: Open, until: Until) -> None:
@@ -155,23 +153,21 @@ def test_a_transaction_that_is_being_asked_about(opened: Open, until: Until) -> 
     try:
         story = the_one(bus, "m")
         assert story.state == "asked"
-        assert "is being asked, session 1, and has not answered yet (asked 1 time of 15)." in story.why
+        assert "is being checked, session 1, and has not answered yet (checked 1 time of 15)." in story.why
     finally:
         go.set()
     until(lambda: "answered" in words(the_one(bus, "m")))
     story = the_one(bus, "m")
     assert (story.state, words(story)) == ("open", ["prepared", "checked", "answered"])
-    assert "did not decide (UNKNOWN was answered at " in story.why
+    assert "did not decide (the answer was UNKNOWN at " in story.why
 
 
 def test_a_transaction_that_nobody_can_be_asked_about(opened: Open, until: Until) -> None:
     bus = opened(transaction_timeout=0.01, check_interval=0.01)
     bus.producer("shop", unasked=True).prepare("orders", b"", message_id="m")
-    until(lambda: "nobody connected" in the_one(bus, "m").why)
-    assert (
-        "and its producer group shop has nobody connected who could be asked (asked 0 times of 15)."
-        in the_one(bus, "m").why
-    )
+    until(lambda: "no process" in the_one(bus, "m").why)
+    text = "and no process of its producer group shop is connected (checked 0 times of 15)."
+    assert text in the_one(bus, "m").why
 
 
 def test_a_transaction_asked_in_vain_is_parked_and_a_person_acts(opened: Open, until: Until) -> None:
@@ -181,9 +177,7 @@ def test_a_transaction_asked_in_vain_is_parked_and_a_person_acts(opened: Open, u
     until(lambda: bus.admin.transactions("parked"))
     story = the_one(bus, "m")
     assert sorted(words(story)) == ["answered", "checked", "checked", "parked", "prepared"]
-    assert story.why == (
-        "It is parked: shop did not decide it after 2 questions, so a person decides (commit, roll back, or ask again)."
-    )
+    assert story.why == "It is parked after 2 checks of shop without a decision; an operator must decide."
     assert offered(story) == ["transactions.commit", "transactions.rollback", "transactions.recheck"]
     assert story.offers[0].selection == {"ids": [str(identity)]}
     producer.close()
@@ -204,15 +198,14 @@ def test_the_last_question_may_roll_it_back_and_a_later_prepare_replace_it(opene
     rules = mq.CheckPolicy(check_max=1, checks_exhausted="rollback")
     bus.producer("strict", checker=lambda _: mq.UNKNOWN, check_policy=rules).prepare("orders", b"", message_id="m")
     until(lambda: not bus.admin.transactions("open"))
-    assert (
-        said(the_one(bus, "m"), "rolled_back") == "Rolled back after the last question, as the rules of its group say."
-    )
+    text = "Rolled back after the last check, as the rules of its group specify."
+    assert said(the_one(bus, "m"), "rolled_back") == text
     replacing = bus.producer("replacing", unasked=True, replaces=True)
     replacing.prepare("orders", b"first", message_id="again")
     replacing.prepare("orders", b"second", message_id="again")
     newest, before = timeline(bus, "again").stories
     assert (newest.state, before.state) == ("open", "rolled_back")
-    assert said(before, "rolled_back").startswith("Rolled back because its message id was prepared anew (session 2, ")
+    assert said(before, "rolled_back").startswith("Rolled back because its message id was prepared again (session 2, ")
 
 
 def test_what_stayed_undecided_for_too_long(opened: Open, until: Until) -> None:
@@ -221,7 +214,7 @@ def test_what_stayed_undecided_for_too_long(opened: Open, until: Until) -> None:
     until(lambda: bus.admin.transaction(identity)["state"] == "parked")
     story = the_one(bus, "m")
     assert words(story) == ["prepared", "parked"]
-    assert "was never asked with an answer" in story.why
+    assert "no check was answered" in story.why
 
 
 def test_a_transaction_of_several_messages_gives_a_story_for_each(opened: Open) -> None:
@@ -243,11 +236,8 @@ def test_every_way_in_which_a_group_may_have_it(opened: Open) -> None:
     bus.producer("shop").send_batch([mq.Message("orders", b"", key="k", message_id=f"m{n}") for n in range(6)])
     with bus.consumer("cart", "orders", max_attempts=2) as consumer:
         waiting = the_one(bus, "m1").why
-        assert (
-            waiting
-            == "Group cart has not been given it yet, and no consumer of it asks for messages now (1 message of its "
-            "queue comes first)."
-        )
+        text = "Group cart has not received it yet, and no consumer requests messages now"
+        assert waiting == f"{text} (1 message of its queue comes first)."
         dead, failed, acked, leased, released = consumer.receive(5, wait=5.0)
         dead.nack(delay=0.0, cause="ValueError: one")
         consumer.flush()
@@ -258,7 +248,7 @@ def test_every_way_in_which_a_group_may_have_it(opened: Open) -> None:
         consumer.flush()
         story = the_one(bus, "m3")
         assert (words(story)[-1], story.state, story.waits) == ("leased", "leased", True)
-        assert "(attempt 1 of 2), and its lease ends at" in story.why
+        assert "(attempt 1 of 2), and its lease expires at" in story.why
         story = the_one(bus, "m0")
         assert words(story) == ["stored", "placed", "leased", "failed", "leased", "dead"]
         assert story.state == "dead"
@@ -268,13 +258,13 @@ def test_every_way_in_which_a_group_may_have_it(opened: Open) -> None:
         assert (item["topic"], item["queue"], item["offset"], item["attempts"]) == ("orders", 0, 0, 2)
         story = the_one(bus, "m1")
         assert (words(story)[-1], story.state) == ("failed", "retrying")
-        assert story.why.startswith("Group cart has failed it 1 time (last at ")
+        assert story.why.startswith("Group cart failed to process it 1 time (last at ")
         assert "; it is delivered again at " in story.why
         story = the_one(bus, "m2")
         assert (words(story)[-1], story.why) == ("acked", "It does not wait: cart has acknowledged it.")
         bus.admin.discard_dead_letters("cart", why="poison")
         story = the_one(bus, "m0")
-        assert said(story, "discarded").startswith("Group cart: the dead letter was discarded for good by ")
+        assert said(story, "discarded").startswith("Group cart: the dead letter was discarded by ")
         assert said(story, "discarded").endswith(": poison.")
         assert not story.waits
         assert (leased.offset, released.offset) == (3, 4)
@@ -290,11 +280,11 @@ def test_two_groups_and_the_one_that_is_worst_off_comes_first(opened: Open) -> N
         consumer.flush()
     bus.consumer("other", "orders").close()
     story = the_one(bus, "m")
-    assert story.why.startswith("Group cart gave it up at ")
-    assert story.why.endswith("It waits at 1 more place besides.")
+    assert story.why.startswith("Group cart made it a dead letter at ")
+    assert story.why.endswith("It also waits at 1 other place.")
     bus.admin.retry_dead_letters("cart")
     assert said(the_one(bus, "m"), "retried").startswith(
-        "Group cart: the dead letter was delivered again, attempts counted anew, by "
+        "Group cart: the dead letter was delivered again, with new attempts, by "
     )
 
 
@@ -304,22 +294,20 @@ def test_in_order_it_waits_behind_the_one_of_its_key(opened: Open) -> None:
     with bus.consumer("cart", "orders", ordered=True) as consumer:
         consumer.receive(2, wait=5.0)[0].nack()
         consumer.flush()
-    assert the_one(bus, "m1").why == (
-        "Group cart keeps the order of each key: it waits behind offset 0 of its key, which has failed."
-    )
+    assert the_one(bus, "m1").why == ("Group cart keeps the order of each key: it waits behind failed offset 0.")
 
 
 def test_what_is_in_doubt_and_what_a_tag_passes_over(opened: Open) -> None:
     bus = opened()
     bus.producer("shop").send("orders", b"", tag="other", message_id="m")
     bus.consumer("tagged", "orders", tags="mine").close()
-    assert the_one(bus, "m").why == "It does not wait: group tagged will pass it over, because of its tag."
+    assert the_one(bus, "m").why == "It does not wait: group tagged will skip it because of its tag."
     held = bus.consumer("held", "orders", in_doubt="hold", instance="one")
     held.receive(1, wait=5.0)
     with bus.consumer("held", "orders", in_doubt="hold", instance="one"):
         story = the_one(bus, "m")
     assert story.state == "in_doubt"
-    assert "instance one, whose process may have died with it" in story.why
+    assert "instance one, which may have died" in story.why
 
 
 def test_a_group_that_is_paused_or_was_reset(opened: Open) -> None:
@@ -327,12 +315,12 @@ def test_a_group_that_is_paused_or_was_reset(opened: Open) -> None:
     bus.producer("shop").send("orders", b"", message_id="m")
     bus.consumer("cart", "orders").close()
     bus.admin.pause_group("cart", why="the shop is closed")
-    assert the_one(bus, "m").why == ("Group cart is paused: nothing is delivered to it until a person resumes it.")
+    assert the_one(bus, "m").why == ("Group cart is paused: it receives no messages until an operator resumes it.")
     bus.admin.reset_group("cart", "latest", why="too old")
     story = the_one(bus, "m")
     assert said(story, "reset").startswith("Group cart: moved to another place of the queue by ")
     assert said(story, "reset").endswith(": too old.")
-    assert story.why == "It does not wait: cart began behind it."
+    assert story.why == "It does not wait: cart started after it."
 
 
 # What cannot be known
@@ -345,7 +333,7 @@ def test_damage_is_said(opened: Open, tmp_path: Path) -> None:
     flip(tmp_path / "data", b"its body is lost")
     with mq.connect(f"file:{tmp_path / 'data'}", default_queues=1, segment_bytes=1 << 12) as bus:
         story = the_one(bus, "m")
-        assert said(story, "damaged").startswith("The log is damaged under it: ")
+        assert said(story, "damaged").startswith("The log is damaged at this message: ")
         assert story.body is None
 
 
@@ -410,5 +398,5 @@ def test_who_acted_is_looked_up_for_the_last_acts_only(opened: Open, monkeypatch
             consumer.flush()
             bus.admin.retry_dead_letters("cart", why="again")
     first, last = (event.sentence for event in the_one(bus, "m").events if event.event == "retried")
-    assert first.endswith("by hand; who did it is not recorded.")
+    assert first.endswith("by an operator who is not recorded.")
     assert last.endswith(": again.")

@@ -62,7 +62,7 @@ def test_a_row_that_is_refused_given_up_and_acted_on(opened: Open, shop: sa.Engi
     story = the_one(bus, "m", shop)
     assert (words(story), story.state) == (["written", "tried"], "outbox_retrying")
     assert "BODY_TOO_LARGE" in story.why
-    assert "it is tried again at " in story.why
+    assert "it is sent again at " in story.why
     behind = the_one(bus, "behind", shop)
     assert (behind.state, behind.waits) == ("outbox_held", True)
     with shop.begin() as connection:
@@ -78,7 +78,7 @@ def test_a_row_that_is_refused_given_up_and_acted_on(opened: Open, shop: sa.Engi
     assert story.events[-1].sentence == r"outbox.discard by ann\x1b[2J (act 1): sold out."
     attention.settle(shop, ["m"], by="bob")
     attention.discard(shop, ["m"], by="bob")
-    assert the_one(bus, "m", shop).events[-1].sentence.endswith("no reason was given. It came to CONFLICT.")
+    assert the_one(bus, "m", shop).events[-1].sentence.endswith("no reason was given. Its result was CONFLICT.")
 
 
 def test_a_row_that_was_sent_and_called_back(opened: Open, shop: sa.Engine) -> None:
@@ -128,7 +128,7 @@ def test_a_local_transaction_and_its_barrier(opened: Open, shop: sa.Engine) -> N
     late = producer.prepare("orders", b"", message_id="late").transaction_id
     assert outbox.Barrier(shop).decide(late) is mq.ROLLBACK
     story = the_one(bus, "late", shop)
-    assert any("cannot commit any more" in event.sentence for event in story.events)
+    assert any("can no longer commit" in event.sentence for event in story.events)
 
 
 @pytest.mark.parametrize("stage", Stage, ids=lambda stage: stage.name)
@@ -169,11 +169,11 @@ def test_compensations(opened: Open, shop: sa.Engine) -> None:
     Cases(shop, "cart", 1).record_failures({identity: "found nowhere"})
     story = the_one(bus, identity.hex(), shop)
     assert story.state == "stuck"
-    assert story.why.startswith("Compensation cart could not deal with it (found nowhere); a person decides.")
+    assert story.why.startswith("Compensation cart could not resolve it (found nowhere); an operator must decide.")
     assert [offer.act for offer in story.offers] == ["compensation.retry", "compensation.settle"]
     assert all("shop" in offer.selection["database"] for offer in story.offers)
     retry_cases(shop, "cart", [identity], by="ann", why="the shop is back")
-    assert the_one(bus, identity.hex(), shop).why.startswith("Compensation cart tries it again with the next run")
+    assert the_one(bus, identity.hex(), shop).why.startswith("Compensation cart retries it in the next run")
     settle_cases(shop, "cart", [identity], by="ann", why="looked")
     story = the_one(bus, identity.hex(), shop)
     assert sum(event.event == "by_hand" for event in story.events) == 2
@@ -208,7 +208,7 @@ def test_a_search_by_key_that_is_not_complete_says_so(
     monkeypatch.setattr(databases, "KEPT_ROWS", 2)
     found = timeline(bus, "order-17", [shop])
     assert len(found.stories) == 2
-    assert any("only the newest 2 were looked through" in note for note in found.notes)
+    assert any("only the newest 2 were searched" in note for note in found.notes)
 
 
 def test_many_rows_are_bounded(opened: Open, shop: sa.Engine) -> None:

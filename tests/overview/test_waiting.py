@@ -28,7 +28,7 @@ from escrowmq.outbox.relay import Relay
 from escrowmq.outbox.tables import State, trans_driven, trans_message, trans_relay
 from escrowmq.overview import Cause, status, waiting
 from escrowmq.overview.waits import brokers, grouping
-from escrowmq.overview.waits.grouping import masked
+from escrowmq.overview.waits.grouping import mask
 from escrowmq.settings import BrokerSettings
 from escrowmq.testing.memory_target import MemoryTarget
 from escrowmq.wire.addresses import Address
@@ -66,7 +66,7 @@ def test_parked_and_undecided_transactions(opened: Open, until: Until) -> None:
     until(lambda: len(bus.admin.transactions("parked")) == 2)
     cause = the_one(bus)
     assert short(cause) == ("parked", "shop", 2, True)
-    assert cause.cause == "asked as often as the rules of the group say"
+    assert cause.cause == "the last check was without a decision"
     assert {sample["id"] for sample in cause.samples} == {str(one) for one in ids}
     assert cause.selection == {"group": "shop", "state": "parked", "cause": "asked_out"}
     assert cause.acts == ("transactions.commit", "transactions.rollback", "transactions.recheck")
@@ -76,14 +76,14 @@ def test_parked_and_undecided_transactions(opened: Open, until: Until) -> None:
     until(lambda: waiting(bus))
     cause = the_one(bus)
     assert short(cause) == ("undecided", "away", 1, True)
-    assert cause.cause == "a question about them is due; nobody of the group is connected to be asked"
+    assert cause.cause == "a check is due; no process of the group is connected"
     assert cause.selection == {"group": "away", "state": "open", "cause": "due"}
 
 
 def test_undecided_ones_that_are_asked_need_nobody(opened: Open, until: Until) -> None:
     bus = opened(transaction_timeout=0.01, check_interval=NEVER)
     bus.producer("shop", checker=lambda _: mq.UNKNOWN).prepare("orders", b"")
-    until(lambda: [one for one in waiting(bus) if "asked" in one.cause])
+    until(lambda: [one for one in waiting(bus) if "checked" in one.cause])
     assert short(the_one(bus)) == ("undecided", "shop", 1, False)
 
 
@@ -107,17 +107,19 @@ def test_dead_letters_by_their_cause(opened: Open, monkeypatch: pytest.MonkeyPat
     assert (others.count, others.cause, others.selection, others.acts) == (3, "1 other causes", {}, ())
 
 
-@pytest.mark.parametrize("kind", ["nobody consumes", "have not settled them", "failed and come again", "are behind"])
+@pytest.mark.parametrize(
+    "kind", ["there is no consumer", "without a result yet", "failed and are delivered again", "are behind"]
+)
 def test_groups_that_lag(opened: Open, until: Until, kind: str) -> None:
     bus = opened()
     bus.producer("shop").send_batch([mq.Message("orders", b"") for _ in range(2)])
     with bus.consumer("cart", "orders", prefetch=1) as consumer:
         taken = consumer.receive(1 if kind == "are behind" else 2, wait=5.0)
-        if kind in ("nobody consumes", "failed and come again"):
+        if kind in ("there is no consumer", "failed and are delivered again"):
             for message in taken:
                 message.nack()
             consumer.flush()
-        if kind == "failed and come again":
+        if kind == "failed and are delivered again":
 
             def receive() -> None:
                 with contextlib.suppress(Exception):  # it is closed meanwhile
@@ -127,7 +129,7 @@ def test_groups_that_lag(opened: Open, until: Until, kind: str) -> None:
             until(lambda: status(bus).groups[0].receiving)
         cause = the_one(bus, lag_seconds=0.0)
     assert (cause.kind, cause.of, cause.count) == ("lagging", "cart", 2)
-    assert cause.needs_person == (kind == "nobody consumes")
+    assert cause.needs_person == (kind == "there is no consumer")
     assert kind in cause.sentence
     assert waiting(bus, lag_seconds=NEVER) == []
 
@@ -262,11 +264,11 @@ def test_a_database_that_cannot_be_read_is_a_cause(opened: Open, tmp_path: Path)
 
 
 def test_causes_without_what_differs() -> None:
-    assert masked("order 17 of 5b2983c607040ef300c3e05ffe11d807 failed\nat line 3") == "order # of # failed"
-    assert masked("id 123e4567-e89b-12d3-a456-426614174000") == "id #"
-    assert masked(None) == masked(" \n") == "no reason was given"
-    assert masked("\x1b[31mred") == r"\x#b[#mred"
-    assert len(masked("x" * 10_000)) == 300
+    assert mask("order 17 of 5b2983c607040ef300c3e05ffe11d807 failed\nat line 3") == "order # of # failed"
+    assert mask("id 123e4567-e89b-12d3-a456-426614174000") == "id #"
+    assert mask(None) == mask(" \n") == "no reason was given"
+    assert mask("\x1b[31mred") == r"\x#b[#mred"
+    assert len(mask("x" * 10_000)) == 300
 
 
 def test_only_so_many_causes_are_told_apart() -> None:

@@ -98,4 +98,4 @@ def test_producer_groups_beyond_the_bound_are_not_left_out_silently(bus):
         ]
         (others,) = (cause for cause in causes if cause.kind == "unfinished")
         assert others.at_least
-        assert "more than 3 producer groups" in others.sentence
+        assert "more than 3 producer-driven groups" in others.sentence

@@ -47,12 +47,12 @@ class Record:
     def sealed(self, previous: str) -> tuple[bytes, str]:
         """Return the line with its newline, and its hash. ``previous``: the hash of the previous line."""
         fields: dict[str, Any] = {"n": self.number, "at_us": self.at_us, "prev": previous}
-        if self.of is None:
-            fields |= {"act": self.act, "by": self.by, "why": self.why, "what": self.what}
-            if self.ended is not None:
-                fields["ended"] = self.ended
+        if self.of is not None:
+            fields["of"] = self.of
         else:
-            fields |= {"of": self.of, "ended": self.ended}
+            fields |= {"act": self.act, "by": self.by, "why": self.why, "what": self.what}
+        if self.of is not None or self.ended is not None:
+            fields["ended"] = self.ended
         line, digest = _seal(fields)
         return line + b"\n", digest
 
@@ -149,14 +149,11 @@ def _record(fields: dict[str, Any]) -> Record:
         raise ValueError("a number is missing")
     if of is not None:
         return Record(number, at_us, of=of, ended=dict(fields["ended"]))
-    act = fields["act"]
+    act, ended = fields["act"], fields.get("ended")
     if not isinstance(act, str):
         raise ValueError("no act is named")
-    return Record(number, at_us, act, fields.get("by"), fields.get("why"), dict(fields["what"]), ended=_ended(fields))
-
-
-def _ended(fields: dict[str, Any]) -> dict[str, Any] | None:
-    return dict(fields["ended"]) if fields.get("ended") is not None else None
+    ended = None if ended is None else dict(ended)
+    return Record(number, at_us, act, fields.get("by"), fields.get("why"), dict(fields["what"]), ended=ended)
 
 
 def _hash_in(value: Any) -> str:

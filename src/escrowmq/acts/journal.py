@@ -47,6 +47,16 @@ class Done:
     ended: dict[str, Any] = field(default_factory=dict)
 
 
+@contextmanager
+def _disk_errors(*, may_be_missing: bool = False) -> Iterator[None]:
+    """Convert errors of the disk; with ``may_be_missing`` a missing file ends the block instead."""
+    try:
+        yield
+    except (OSError, MemoryError) as problem:
+        if not (may_be_missing and isinstance(problem, FileNotFoundError)):
+            raise disk_error(problem) from problem
+
+
 class Journal:
     """The acts of one shard. Thread-safe; ``clock`` returns microseconds since 1970. A read-only journal (of a folder
     without a broker) has the same methods except :meth:`act`."""
@@ -101,22 +111,20 @@ class Journal:
         done = Done()
         try:
             yield done
-        except EscrowError as problem:
-            if problem.code is Code.SHARD_STOPPED:  # outcome unknown
-                raise
-            done.ended = {"refused": problem.code.name}
-            self._end(begun, done, now_us)
-            raise
-        else:
             reach("acts.done")
-            self._end(begun, done, now_us)
+            self._end(begun, done.ended, now_us)
+        except EscrowError as problem:
+            if problem.code is not Code.SHARD_STOPPED:  # then the outcome is unknown
+                done.ended = {"refused": problem.code.name}
+                self._end(begun, done.ended, now_us)
+            raise
         finally:
             with self._lock:
                 self._in_progress.discard(begun.number)
 
-    def _end(self, begun: Record, done: Done, now_us: Callable[[], int]) -> None:
+    def _end(self, begun: Record, ended: dict[str, Any], now_us: Callable[[], int]) -> None:
         with self._lock, suppress(EscrowError):
-            self._append(Record(self._next_number(), now_us(), of=begun.number, ended=done.ended))
+            self._append(Record(self._next_number(), now_us(), of=begun.number, ended=ended))
 
     def resolve(self, found: Callable[[Record], dict[str, Any]], now_us: int) -> int:
         """Record the outcome, from ``found``, of every act that a broker crash left open; return their number."""
@@ -135,7 +143,7 @@ class Journal:
         if self._failure is not None:
             raise error(Code.SHARD_STOPPED, self._failure.message)
         line, digest = record.sealed(self._hash)
-        try:
+        with _disk_errors():
             if self._file is None:
                 self._file = self._disk.open(NAME, create=True)
                 self._disk.sync_folder()
@@ -144,8 +152,6 @@ class Journal:
             self._torn = True
             if self.ship is None:
                 self._file.write_at(self._size, [line])
-        except (OSError, MemoryError) as problem:
-            raise disk_error(problem) from problem
         try:
             if self.ship is not None:
                 self.ship(line)
@@ -181,14 +187,12 @@ class Journal:
             if begin != self._size or bytes(lines[-1:]) != b"\n":
                 what = f"the record of acts has {self._size} bytes, but new lines start at {begin}"
                 raise error(Code.DAMAGED, what)
-            try:
+            with _disk_errors():
                 if self._file is None:
                     self._file = self._disk.open(NAME, create=True)
                 self._file.truncate(begin)
                 self._file.write_at(begin, [lines])
                 self._file.sync()
-            except (OSError, MemoryError) as problem:
-                raise disk_error(problem) from problem
             self._torn = False
             for line in bytes(lines).split(b"\n")[:-1]:
                 self._index_line(line)
@@ -199,13 +203,9 @@ class Journal:
         with self._lock:
             self._read_new_lines()
             size = min(size, self._size - begin)
-            try:
-                with closing(self._disk.open(NAME)) as file:
-                    return file.read_at(begin, size) if size > 0 else b""
-            except FileNotFoundError:
-                return b""
-            except OSError as problem:
-                raise disk_error(problem) from problem
+            with _disk_errors(may_be_missing=True), closing(self._disk.open(NAME)) as file:
+                return file.read_at(begin, size) if size > 0 else b""
+            return b""
 
     def close(self) -> None:
         """Close the file."""
@@ -228,7 +228,7 @@ class Journal:
                 start = max(start, len(self._acts) - limit)
             places = list(zip(self._begins[start : start + limit], self._ends[start : start + limit], strict=True))
             for begin, end in reversed(places) if newest else places:
-                lines = self._line_at(begin), self._line_at(end) if end >= 0 else b""
+                lines = [next(self._lines(at), b"") if at >= 0 else b"" for at in (begin, end)]
                 size += sum(map(len, lines))
                 if found and size > PAGE_BYTES:
                     break
@@ -257,22 +257,14 @@ class Journal:
                 breaks.append(Break(count + 1, None, "it was appended after the last record"))
             return count, self._hash, breaks
 
-    def _line_at(self, begin: int) -> bytes:
-        return next(self._lines(begin), b"")
-
     def _lines(self, begin: int, end: int = 1 << 62) -> Iterator[bytes]:
         """Yield complete lines between two positions, without newlines. Raises the errors of a failed disk."""
         rest, size = b"", _LINE_BYTES if begin else _PIECE
-        try:
-            with closing(self._disk.open(NAME)) as file:
-                while piece := file.read_at(begin, min(size, end - begin)):
-                    begin, size = begin + len(piece), _PIECE
-                    *whole, rest = (rest + piece).split(b"\n")
-                    yield from whole
-        except FileNotFoundError:
-            return
-        except OSError as problem:
-            raise disk_error(problem) from problem
+        with _disk_errors(may_be_missing=True), closing(self._disk.open(NAME)) as file:
+            while piece := file.read_at(begin, min(size, end - begin)):
+                begin, size = begin + len(piece), _PIECE
+                *whole, rest = (rest + piece).split(b"\n")
+                yield from whole
 
     def _read_last(self) -> tuple[int, str] | None:
         try:
@@ -283,11 +275,9 @@ class Journal:
 
     def _read_new_lines(self) -> None:
         """Process lines after the known ones: at first all of them; in a folder in use the new ones."""
-        try:
+        with _disk_errors():
             if self._file is not None or NAME not in self._disk.list():
                 return
-        except OSError as problem:
-            raise disk_error(problem) from problem
         last = self._read_last()
         lines = self._lines(self._size)
         ahead = next(lines, None)

@@ -16,14 +16,11 @@ from escrowmq.wire.actions.acts import Act, Broken
 
 def acting_user() -> str:
     """Return user and host from the operating system, unverified."""
-    return f"{_user()}@{socket.gethostname()}"
-
-
-def _user() -> str:
     try:
-        return getpass.getuser()
+        user = getpass.getuser()
     except (OSError, KeyError):  # a user number without a name
-        return str(os.getuid()) if hasattr(os, "getuid") else "somebody"
+        user = str(os.getuid()) if hasattr(os, "getuid") else "somebody"
+    return f"{user}@{socket.gethostname()}"
 
 
 def results(codes: Sequence[str]) -> dict[str, Any]:
@@ -64,10 +61,6 @@ def _counts(results: Mapping[str, int]) -> str:
 
 def to_broken(breaks: Iterable[Break]) -> list[Broken]:
     """Convert the places where a chain is broken."""
-    broken: list[Broken] = []
-    for one in breaks:
-        place = Broken(line=one.line, what=one.what)
-        if one.number is not None:
-            place["number"] = one.number
-        broken.append(place)
-    return broken
+    return [
+        Broken(line=one.line, what=one.what) | ({} if one.number is None else {"number": one.number}) for one in breaks
+    ]

@@ -13,6 +13,7 @@ import typer
 from rich.text import Text
 from typer import Argument, Option
 
+from escrowmq import outbox
 from escrowmq.acts.telling import describe_outcome
 from escrowmq.cli.failures import Exit
 from escrowmq.cli.options import App, Brokers, Limit
@@ -38,14 +39,12 @@ class _Record(Brokers):
     )
 
     @contextmanager
-    def opened(self) -> Iterator[tuple[Callable[..., Iterable[Any]], Callable[[], Iterable[Any]]]]:
+    def open(self) -> Iterator[tuple[Callable[..., Iterable[Any]], Callable[[], Iterable[Any]]]]:
         """Provide two functions: one lists some actions, the other iterates over all."""
         if self.database_url is None:
             with self.admin() as admin:
                 yield admin.acts, admin.acts
             return
-        from escrowmq import outbox
-
         with outbox.engines.opened(self.database_url) as engine:
             yield partial(outbox.acts.list_acts, engine), partial(outbox.acts.each_act, engine)
 
@@ -59,7 +58,7 @@ def list_(
     limit: Limit = 100,
 ) -> None:
     """List operator actions, oldest first."""
-    with record.opened() as (listing, every):
+    with record.open() as (listing, every):
         narrowed = act is not None or by is not None or about is not None
         listed = every() if narrowed else listing(limit, newest=True)
         found: list[Any] = list(deque((one for one in listed if _matches(one, act, by, about)), maxlen=limit))
@@ -78,7 +77,7 @@ def list_(
 @app.command("show")
 def show(record: _Record, number: int = Argument(..., metavar="ACT", min=1, help="The number of an act.")) -> None:
     """Show an operator action with all its details."""
-    with record.opened() as (listing, _):
+    with record.open() as (listing, _):
         found: list[Any] = [one for one in listing(1, after=number - 1) if one["number"] == number]
     if not found:
         raise error(Code.NOT_FOUND, f"there is no act {number}")
@@ -112,8 +111,6 @@ def verify(record: _Record) -> None:
         with record.admin() as admin:
             found = list(admin.verify_acts())
     else:
-        from escrowmq import outbox
-
         with outbox.engines.opened(record.database_url) as engine:
             found = [outbox.acts.verify_acts(engine)]
     if record.json:

@@ -27,9 +27,7 @@ def backup(
     brokers: Brokers,
     to: Path = Option(..., help="The folder for the backup; an existing backup in it is updated."),
     rate: float = size_option("50MiB", "--rate", "Bytes a second that are copied at most; the broker has other work."),
-    damaged_too: bool = Option(
-        False, "--damaged-too", help="Copy damaged places of the log as they are, instead of refusing."
-    ),
+    damaged_too: bool = Option(False, "--damaged-too", help="Copy damaged places of the log as they are."),
 ) -> None:
     """Back up a running broker: every acknowledged write up to some moment, verified frame by frame.
 
@@ -62,9 +60,7 @@ def restore(
     folder: Path = Argument(..., metavar="BACKUP", help="The folder of a backup."),
     to: Path | None = Option(None, help="The data folder to create: empty, or not there yet."),
     verify_only: bool = Option(False, "--verify", help="Check the backup, and restore nothing."),
-    as_new_shard: bool = Option(
-        False, "--as-new-shard", help="Give it its own shard number, so that it can run beside the original broker."
-    ),
+    as_new_shard: bool = Option(False, "--as-new-shard", help="Give it its own shard number: both brokers can run."),
     why: Why = None,
     json: Json = False,
 ) -> None:

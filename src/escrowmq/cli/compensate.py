@@ -6,6 +6,7 @@ import importlib
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -14,7 +15,7 @@ import typer
 from rich.text import Text
 from typer import Argument, Option
 
-from escrowmq.cli.exporting import MetricsOptions
+from escrowmq import compensation
 from escrowmq.cli.failures import Exit
 from escrowmq.cli.options import (
     DEFAULT_URL,
@@ -25,6 +26,7 @@ from escrowmq.cli.options import (
     Json,
     Limit,
     LogOptions,
+    MetricsOptions,
     Url,
     bus_at,
     choice_option,
@@ -69,9 +71,7 @@ class _Stores(DatabaseUrl):
     @contextmanager
     def both(self, name: str) -> Iterator[tuple[Any, SetStore]]:
         """Open the business database, and the set store in it or elsewhere."""
-        from escrowmq.compensation import open_sets
-
-        with self.opened() as engine, closing(open_sets(self.sets or engine, name)) as store:
+        with self.open() as engine, closing(compensation.open_sets(self.sets or engine, name)) as store:
             yield engine, store
 
 
@@ -93,21 +93,13 @@ class _Repair:
 
     topics: list[str] = Option(..., "--topic", "-t", help="Of the messages; may be given again.")
     keys: str = Option("order-keys", "--keys", "-k", help="The key topic.")
-    remedy: str = choice_option(
-        "handle",
-        ["handle", "commit", "resend"],
-        "--remedy",
-        help="For a lost confirm: handle (--handler, then commit), commit (the consumer does the rest), resend "
-        "(--handler sends it again).",
-    )
+    remedy: str = choice_option("handle", ["handle", "commit", "resend"], "--remedy", help="For a lost confirm")
     handler: str | None = Option(
         None,
         metavar="MODULE:FUNCTION",
         help="handle: function(connection, message), the consumer's effect. resend: function(message_id, message).",
     )
-    group: str | None = Option(
-        None, "--group", "-g", help="The consumer group whose marks the effects have; else NAME."
-    )
+    group: str | None = Option(None, "--group", "-g", help="The consumer group of the effects' marks; else NAME.")
     keys_group: str | None = Option(None, help="The consumer group that reads the keys; else NAME.keys.")
     grace: float = time_option("1min", "--grace", "An announcement is left alone for so long.")
     limit: int = Option(1000, min=1, max=10_000, help="Ids taken at a time.")
@@ -128,8 +120,9 @@ class _Repair:
 
 @dataclass
 class _Schedule:
-    """When a scheduler runs, and what it prints."""
+    """The broker of a scheduler, when it runs, and what it prints."""
 
+    url: Url = DEFAULT_URL
     every: float = time_option("30s", "--every", "Between the begins of two runs.")
     without_keys: bool = Option(False, "--without-keys", help="Only the scheduler: another process reads the keys.")
     once: bool = Option(False, "--once", help="Read the keys that are there, make one run, and end.")
@@ -144,14 +137,13 @@ def run(
     schedule: _Schedule,
     metrics: MetricsOptions,
     log: LogOptions,
-    url: Url = DEFAULT_URL,
 ) -> None:
     """Read the announcements, and repair on a schedule what has had no effect, until SIGTERM or Ctrl-C.
 
-    Any number of processes may run for one NAME; each retries while a broker, database or set store is unreachable.
-    With --once the exit code is 4 if the set store failed, and 1 if cases need an operator.
+    --remedy handle calls --handler and commits; commit leaves the effect to the consumer; with resend --handler sends
+    the message again. Any number of processes may run for one NAME; each retries while a broker, database or set store
+    is unreachable. With --once the exit code is 4 if the set store failed, and 1 if cases need an operator.
     """
-    from escrowmq.compensation import HalfSetConsumer, Scheduler
     from escrowmq.compensation.statistics import collector
     from escrowmq.platform.descriptors import raise_descriptor_limit
 
@@ -161,19 +153,17 @@ def run(
     stop = threading.Event()
     with ExitStack() as stack:
         engine, store = stack.enter_context(stores.both(name))
-        bus = stack.enter_context(bus_at(url))
-        scheduler = stack.enter_context(Scheduler(bus, engine, store, **settings))
-        reading = (
-            None
-            if schedule.without_keys
-            else HalfSetConsumer(bus, repair.keys, engine, store, group=repair.keys_group, marks=repair.group)
-        )
+        bus = stack.enter_context(bus_at(schedule.url))
+        scheduler = stack.enter_context(compensation.Scheduler(bus, engine, store, **settings))
+        reading = None
+        if not schedule.without_keys:
+            groups: Any = {"group": repair.keys_group, "marks": repair.group}
+            reading = compensation.HalfSetConsumer(bus, repair.keys, engine, store, **groups)
         stack.enter_context(stop_signals(stop.set))
         if schedule.once:
             return _run_once(scheduler, reading, stop, schedule.json)
-        made = lambda: collector(name, lambda: scheduler.statistics)  # noqa: E731
         health = lambda: {"status": "suspended" if scheduler.statistics.suspended else "ok"}  # noqa: E731
-        at = stack.enter_context(metrics.serve(made, health))
+        at = stack.enter_context(metrics.serve(lambda: collector(name, lambda: scheduler.statistics), health))
         if schedule.json:
             print_json_line({"event": "started", "name": name, "metrics": at})
         else:
@@ -188,15 +178,13 @@ def status(name: Name, stores: _Stores, json: Json = False) -> None:
 
     Exit code 1 if it is suspended, its set store does not respond, or cases need an operator.
     """
-    from escrowmq.compensation import Journal, count_cases
-
     with stores.both(name) as (engine, store):
-        journal = Journal(engine, name)
+        journal = compensation.Journal(engine, name)
         standing = journal.read()
         if standing is None:
             raise error(Code.NOT_FOUND, f"no compensation {name} ever ran on this database", "escrowmq compensate run")
         now_us = journal.now_us()
-        cases = {one.name.lower(): count for one, count in count_cases(engine, name).items()}
+        cases = {one.name.lower(): count for one, count in compensation.count_cases(engine, name).items()}
         held, problem = None, None
         try:
             sizes = store.sizes()
@@ -240,23 +228,16 @@ def _print_status(facts: Mapping[str, Any]) -> None:
 def list_(
     database: Database,
     name: str | None = Argument(None, metavar="[NAME]", help="Of this compensation; else of all."),
-    state: str = choice_option(
-        "waiting",
-        [*_STYLES, "waiting", "all"],
-        "--state",
-        "-s",
-        help="stuck, conflict, trying, retry, settled, done, all; else waiting (stuck or conflict).",
-    ),
+    state: str = choice_option("waiting", [*_STYLES, "waiting", "all"], "--state", "-s", help="Of this state"),
     limit: Limit = 100,
     after: str | None = Option(None, metavar="NAME/ID", help="Only cases after this one: the next page."),
 ) -> None:
     """List cases: ids that a scheduler could not resolve; by default those that need an operator."""
-    from escrowmq.compensation import list_cases
     from escrowmq.compensation.cases import WAITING, CaseState
 
     wanted = {"waiting": WAITING, "all": None}.get(state) if state in ("waiting", "all") else {CaseState[state.upper()]}
-    with database.opened() as engine:
-        found = list_cases(engine, name, states=wanted, limit=limit, after=_parse_case(after))
+    with database.open() as engine:
+        found = compensation.list_cases(engine, name, states=wanted, limit=limit, after=_parse_case(after))
     rows = [
         {slot: getattr(case, slot) for slot in case.__slots__}
         | {"message_id": case.message_id.hex(), "state": case.state.name.lower()}
@@ -314,22 +295,23 @@ def _run(
     scheduler: Scheduler, reading: HalfSetConsumer | None, every: float, stop: threading.Event, json: bool
 ) -> None:
     """Run scheduler and key reader until ``stop`` is set; an error of either one ends both and is raised."""
-    failures: list[BaseException] = []
-
-    def part(act: Callable[[], object]) -> None:
+    parts: list[Callable[[], object]] = [lambda: scheduler.run(every, stop)]
+    if reading is not None:
+        parts.append(lambda: reading.run(stop))
+    with ThreadPoolExecutor(len(parts)) as pool:
+        running = [pool.submit(part) for part in parts]
+        for one in running:
+            one.add_done_callback(lambda _: stop.set())
         try:
-            act()
-        except BaseException as problem:
-            failures.append(problem)
+            _report_runs(scheduler, stop, json)
         finally:
             stop.set()
+    for one in running:
+        one.result()
 
-    acts: list[Callable[[], object]] = [lambda: scheduler.run(every, stop)]
-    if reading is not None:
-        acts.append(lambda: reading.run(stop))
-    threads = [threading.Thread(target=part, args=(act,), daemon=True) for act in acts]
-    for thread in threads:
-        thread.start()
+
+def _report_runs(scheduler: Scheduler, stop: threading.Event, json: bool) -> None:
+    """Show each run that changed something until ``stop`` is set."""
     shown = scheduler.statistics
     while not stop.wait(1.0):  # with a timeout: a signal handler runs only when this thread wakes
         now = scheduler.statistics
@@ -337,10 +319,6 @@ def _run(
             if json or _changing_numbers(now) != _changing_numbers(shown):
                 _show("run", now, json)
             shown = now
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[0]
 
 
 def _changing_numbers(numbers: Statistics) -> dict[str, Any]:
@@ -364,10 +342,9 @@ def _parse_case(after: str | None) -> Any:
     """Parse ``NAME/ID`` as the case that ``list_cases`` starts after."""
     if after is None:
         return None
-    from escrowmq.compensation import Case, CaseState
     from escrowmq.model import message_id
 
     name, slash, identity = after.rpartition("/")
     if not slash or not name or not identity:
         raise error(Code.BAD_ARGUMENT, f"--after {after!r} is not NAME/ID")
-    return Case(name, message_id(identity), CaseState.TRYING, 0, 0, 0, "", None)
+    return compensation.Case(name, message_id(identity), compensation.CaseState.TRYING, 0, 0, 0, "", None)

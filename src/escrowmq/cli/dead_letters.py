@@ -118,7 +118,7 @@ class _Edit:
     key: str | None = Option(None, "--key", "-k", help="Another key.")
     tag: str | None = Option(None, help="Another tag.")
     properties: list[str] | None = Option(
-        None, "--property", "-p", metavar="NAME=VALUE", help="Set a property; may be repeated."
+        None, "--property", "-p", metavar="NAME=VALUE", help="A property; repeatable."
     )
     without: list[str] | None = Option(None, metavar="NAME", help="Leave out key, tag or a property; may be repeated.")
 

@@ -32,15 +32,15 @@ class Exit(IntEnum):
         return status
 
     OK = 0, "done"
-    FINDING = 1, "done, and the answer is bad news: a failed verdict, nothing found"
+    FINDING = 1, "done, with a negative result: a failed verdict, nothing found"
     USAGE = 2, "wrong use: an option, a URL, a setting, a folder (`Misuse`)", errors.Misuse
     REJECTED = 3, "refused, surely not applied (`Rejected`)", errors.Rejected
-    UNKNOWN = 4, "no answer, may have been applied: ask again with the same id (`Unknown`)", errors.Unknown
+    UNKNOWN = 4, "no answer, may have been applied: repeat with the same id (`Unknown`)", errors.Unknown
     OVERLOADED = 5, "not applied, try again later (`Overloaded`)", errors.Overloaded
     CORRUPT = 6, "stored data is damaged or unreadable (`Corrupt`)", errors.Corrupt
     DENIED = 7, "no right to do this (`Denied`)", errors.Denied
-    FENCED = 8, "someone newer took over (`Fenced`)", errors.Fenced
-    MISSING = 9, "done at the brokers that are there; one of several is away, standard error names it"
+    FENCED = 8, "a newer process took over (`Fenced`)", errors.Fenced
+    MISSING = 9, "done at the reachable brokers; standard error names the others"
     INTERRUPTED = 130, "stopped by Ctrl-C"
 
 

@@ -15,31 +15,15 @@ from escrowmq.cli.printing import duration, size
 from escrowmq.settings import BrokerSettings
 
 _METAVARS = {
-    settings.SECONDS: "TIME",
-    settings.BYTES: "SIZE",
-    settings.COUNT: "N",
-    settings.FLAG: "on|off",
-    settings.TEXT: "TEXT",
+    **{settings.SECONDS: "TIME", settings.BYTES: "SIZE", settings.COUNT: "N"},
+    **{settings.FLAG: "on|off", settings.TEXT: "TEXT"},
 }
 _TEXTS: dict[str, Callable[[Any], str]] = {settings.SECONDS: duration, settings.BYTES: size}
 
-MOST_USED = frozenset(
-    [
-        "folder",
-        "listen",
-        "socket",
-        "tls_cert",
-        "tls_key",
-        "rights",
-        "log",
-        "metrics",
-        "http",
-        "console",
-        "config",
-        "help_all",
-        "help",
-    ]
-)
+MOST_USED = {
+    "folder", "listen", "socket", "tls_cert", "tls_key", "rights", "log", "metrics", "http", "console", "config",
+    "help_all", "help",
+}  # fmt: skip
 """Parameters shown by ``serve --help``; ``--help-all`` shows all."""
 
 

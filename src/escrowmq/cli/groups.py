@@ -1,25 +1,25 @@
-"""``escrowmq groups``: list consumer and producer groups, show their progress, list and fence members.
-
-``group_acts.py`` has the operations on a whole group.
-"""
+"""``escrowmq groups`` and ``escrowmq writers``: consumer groups, producer groups, and writers of numbered batches."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Argument, Option
 
-from escrowmq.cli import group_acts
-from escrowmq.cli.group_acts import Name
-from escrowmq.cli.options import App, Brokers, Operation, broker_time, time_option
-from escrowmq.cli.printing import Columns, age, duration, moment, print_facts, print_json, print_rows
+from escrowmq.cli.options import App, Brokers, Operation, broker_time, parse_seconds, time_option
+from escrowmq.cli.printing import Columns, age, ago, duration, moment, notice, print_facts, print_json, print_rows
 from escrowmq.errors import Code, error
 from escrowmq.model import FOREVER
 from escrowmq.settings import nearest
 
+if TYPE_CHECKING:
+    from escrowmq.client.admin import Admin
+
+Name = Annotated[str, Argument(metavar="GROUP", help="The consumer group.")]
 SHOWN_LEASES = 3
 """Leases per member that a table shows."""
 
@@ -37,8 +37,7 @@ app = App("Consumer groups and producer groups.")
 
 @app.command("list")
 def list_(
-    brokers: Brokers,
-    producers: bool = Option(False, "--producers", help="Producer groups instead of consumer groups."),
+    brokers: Brokers, producers: bool = Option(False, "--producers", help="Producer groups instead of consumer groups.")
 ) -> None:
     """List consumer groups with their backlog, or producer groups with their undecided transactions."""
     with brokers.admin() as admin:
@@ -70,9 +69,7 @@ class _Changes:
     ordered: bool | None = Option(None, "--ordered/--any-order", help="Messages of a key one by one.")
     in_doubt: str | None = Option(None, help="What happens to a silent member's messages: redeliver or hold.")
     start: str | None = Option(None, help="In topics new to it: earliest or latest.")
-    redelivery: str | None = Option(
-        None, help="3x5min, rocketmq, forever, a list such as 10s,1min, or broker: as the settings say."
-    )
+    redelivery: str | None = Option(None, help="3x5min, rocketmq, forever, a list such as 10s,1min, or broker.")
     max_attempts: int | None = Option(None, min=1, help="Deliveries until a message is a dead letter.")
     retry_backoff: float | None = time_option(None, "--retry-backoff", "Before the second delivery; doubles.")
     retry_backoff_max: float | None = time_option(None, "--retry-backoff-max", "Before a delivery, at most.")
@@ -98,9 +95,7 @@ class _Rules:
     """New settings of a producer group; the names are those of ``ProducersChanges``."""
 
     kind: str | None = Option(None, help="Which messages it serves: plain, transactional or mixed.")
-    transaction_timeout: float | None = time_option(
-        None, "--transaction-timeout", "Before the first check, such as 60s."
-    )
+    transaction_timeout: float | None = time_option(None, "--transaction-timeout", "Before the first check.")
     check_interval: float | None = time_option(None, "--check-interval", "Between two checks, such as 30s.")
     check_max: int | None = Option(None, min=1, help="Checks of one transaction.")
     checks_exhausted: str | None = Option(None, help="What follows the last: park or rollback.")
@@ -187,8 +182,130 @@ def fence(
     typer.echo(f"{instance} is fenced; {messages} messages went back to {name}")
 
 
-for _operation in (group_acts.reset, group_acts.pause, group_acts.resume, group_acts.delete):
-    app.command(_operation.__name__)(_operation)
+@dataclass
+class _Start:
+    """Where a group continues, and in which queues."""
+
+    to: str | None = Option(None, help="earliest, end, a time (2026-01-31T09:30), or how long ago (2h).")
+    offset: int | None = Option(None, min=0, help="An offset of the --queue.")
+    by: int | None = Option(None, help="This many messages in each queue: --by=-100 is backward, --by 100 is forward.")
+    topic: str | None = Option(None, "--topic", "-t", help="In this topic only.")
+    queue: int | None = Option(None, "--queue", "-q", min=0, help="In this queue of the topic only.")
+
+    def given(self, admin: Admin) -> dict[str, Any]:
+        """Return the arguments of ``reset_group``."""
+        to = None if self.to is None else _parse_start(self.to, admin)
+        return {"to": to, "offset": self.offset, "shift": self.by, "topic": self.topic, "queue": self.queue}
+
+
+@app.command("reset")
+def reset(
+    operation: Operation,
+    start: _Start,
+    name: Name,
+    force: bool = Option(False, "--force", help="Also messages that members hold, in a group made with in_doubt=hold."),
+    dry_run: bool = Option(False, "--dry-run", help="Show the result, and change nothing."),
+) -> None:
+    """Set the offsets of a consumer group: it receives earlier messages again, or skips messages.
+
+    Running consumers continue from there. Their leased messages of these queues are redelivered; acknowledgements of
+    those are rejected.
+    """
+    if (start.to is not None) + (start.offset is not None) + (start.by is not None) != 1:
+        raise error(Code.BAD_ARGUMENT, "where to? give one of --to, --offset and --by")
+    with operation.admin() as admin:
+        moves = admin.reset_group(name, **start.given(admin), force=force, dry_run=dry_run, why=operation.why)
+    columns: Columns = {
+        "queue": lambda move: f"{move['topic']}/{move['queue']}",
+        ">was at": "was",
+        ">continues at": "now",
+        ">again": "again",
+        ">skipped": "skipped",
+        ">held": "leased",
+        ">dead letters again": "dead",
+        "broker": "broker",
+    }
+    print_rows(moves, operation.json, columns, "no queues yet")
+    if not operation.json:
+        notice(f"{name} {'would continue' if dry_run else 'continues'}: {_total(moves)}")
+
+
+def _total(moves: Sequence[Mapping[str, Any]]) -> str:
+    again, passed = (sum(move[name] for move in moves) for name in ("again", "skipped"))
+    dead = sum(move["dead"] for move in moves)
+    return f"{again + dead:,} messages again, {passed:,} skipped"
+
+
+def _parse_start(text: str, admin: Admin) -> str | datetime:
+    """Parse the start position for a group. Raises Misuse(BAD_ARGUMENT)."""
+    if text in ("earliest", "latest", "end"):
+        return "latest" if text == "end" else text
+    if text[:1].isdigit() and text[-1:].isalpha() and "T" not in text:
+        past = parse_seconds(text, "--to")
+        return datetime.fromtimestamp(broker_time(admin) / 1e6 - past, UTC)
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        hint = "earliest, end, a time such as 2026-01-31T09:30, or how long ago, such as 2h"
+        raise error(Code.BAD_ARGUMENT, f"--to: {text!r} is not a start position", hint) from None
+    return found.astimezone() if found.tzinfo is None else found
+
+
+Topics = Annotated[list[str] | None, Option("--topic", "-t", help="This topic only; all unless given. Repeatable.")]
+
+
+@app.command("pause")
+def pause(operation: Operation, name: Name, topics: Topics = None) -> None:
+    """Pause delivery to a consumer group.
+
+    Consumers may still acknowledge leased messages; a pause counts as no attempt.
+    """
+    with operation.admin() as admin:
+        _show(name, admin.pause_group(name, topics, why=operation.why), operation.json)
+
+
+@app.command("resume")
+def resume(operation: Operation, name: Name, topics: Topics = None) -> None:
+    """Resume delivery to a consumer group."""
+    with operation.admin() as admin:
+        _show(name, admin.resume_group(name, topics, why=operation.why), operation.json)
+
+
+def _show(name: str, found: Sequence[Mapping[str, Any]], json: bool) -> None:
+    if json:
+        return print_json(found)
+    for one in found:
+        held = f"; its consumers hold {one['leased']:,} messages" if one["leased"] else ""
+        typer.echo(f"{one['broker']}: {name} {paused_words(one['all'], one['topics'])}{held}")
+
+
+def paused_words(everything: bool, topics: Sequence[str]) -> str:
+    """Describe which part of a group is paused."""
+    if everything:
+        return "is paused"
+    return f"is paused for {', '.join(topics)}" if topics else "receives messages"
+
+
+@app.command("delete")
+def delete(
+    operation: Operation,
+    name: Name,
+    force: bool = Option(False, "--force", help="Also while consumers wait for messages or hold some."),
+) -> None:
+    """Delete a consumer group with its offsets, retries and dead letters.
+
+    The messages remain. A later group of this name is new and starts where its first consumer specifies.
+    """
+    with operation.admin() as admin:
+        found = admin.delete_group(name, force=force, why=operation.why)
+    if operation.json:
+        return print_json(found)
+    for one in found:
+        counts = (
+            f"with {one['dead_letters']:,} dead letters, {one['retrying']:,} retries and {one['leased']:,} held "
+            "messages"
+        )
+        typer.echo(f"{one['broker']}: {name} is deleted {counts}")
 
 
 def _check_back(group: Mapping[str, Any]) -> str:
@@ -249,3 +366,44 @@ def _describe_pause(group: Mapping[str, Any]) -> str:
 
 def _sum(group: Mapping[str, Any], name: str) -> int:
     return sum(queue.get(name, 0) for queue in group["queues"])
+
+
+writers = App("Writers of numbered batches: Spark queries, and batch writes under a write_id.")
+
+
+@writers.command("list")
+def list_writers(brokers: Brokers) -> None:
+    """List writers with their last batch, longest idle first.
+
+    A writer whose producer group is idle for the broker's producer_expiration is forgotten automatically.
+    """
+    with brokers.admin() as admin:
+        found = sorted(admin.writers(), key=lambda writer: int(writer["used_us"]))
+        now_us = 0 if brokers.json else broker_time(admin)
+    columns: Columns = {
+        "writer": "writer",
+        "producer group": "group",
+        ">last batch": "batch",
+        ">decided": lambda writer: ago(writer["decided_us"], now_us),
+        ">used": lambda writer: ago(writer["used_us"], now_us),
+        ">undecided": lambda writer: writer["open"] + writer["parked"],
+        ">connected": "members",
+    }
+    print_rows(found, brokers.json, columns, "no writers yet")
+
+
+@writers.command("forget")
+def forget(
+    operation: Operation,
+    writer: str = Argument(..., metavar="WRITER", help="As listed, or the query's id, or the write_id it was made of."),
+) -> None:
+    """Delete a writer and its producer group. It fails while the writer has undecided transactions.
+
+    If it writes again, its next batch is stored even if it repeats the last one.
+    """
+    with operation.admin() as admin:
+        found = admin.forget_writer(writer, why=operation.why)
+    if operation.json:
+        return print_json(found)
+    for one in found:
+        typer.echo(f"{one['broker']}: forgot producer group {one['group']} and its {one['sessions']} sessions")

@@ -14,12 +14,12 @@ import typer
 from rich.console import Console
 from typer import Argument, Option
 
-from escrowmq.cli.exporting import MetricsOptions
 from escrowmq.cli.failures import Exit
 from escrowmq.cli.options import (
     PATIENCE,
     Brokers,
     Json,
+    MetricsOptions,
     Url,
     broker_time,
     check_folder,
@@ -161,10 +161,8 @@ class _Sweeping:
 
     unpaid_after: float = time_option("0s", "--unpaid-after", "An unpaid order times out this long after its pay_by.")
     orphan_after: float = time_option("10min", "--orphan-after", "A freeze so old should have its order.")
-    only: str | None = choice_option(None, ["orders", "freezes"], "--only", help="One of the sweeps: orders, freezes.")
-    every: float | None = time_option(
-        None, "--every", "Repeat on this schedule; of several machines one sweeps at a time."
-    )
+    only: str | None = choice_option(None, ["orders", "freezes"], "--only", help="One of the sweeps")
+    every: float | None = time_option(None, "--every", "Repeat on this schedule; one machine sweeps at a time.")
     alarm: str | None = Option(None, metavar="URL", help="Post what could not be settled here, as JSON.")
 
     def check(self, metrics: MetricsOptions) -> None:

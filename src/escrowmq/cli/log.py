@@ -34,9 +34,7 @@ class _Frames:
 
     start: int = Option(0, min=0, help="From this frame on.")
     end: int | None = Option(None, min=0, help="Up to before this frame.")
-    kinds: list[str] | None = Option(
-        None, "--kind", "-k", help="Only frames of this kind (half, decided, ...); may be given again."
-    )
+    kinds: list[str] | None = Option(None, "--kind", "-k", help="Only frames of this kind, such as half; repeatable.")
     rows: bool = Option(False, "--rows", "-r", help="Print the rows of each frame too.")
 
 
@@ -91,9 +89,7 @@ def create(
         help="kafka://HOST:PORT,HOST:PORT/TOPIC/PARTITION?SETTING=VALUE; port (9092), partition (0) and settings may "
         "be left out.",
     ),
-    partitions: int | None = Option(
-        None, min=1, help="Of each topic, one for each shard; as many as the address needs by default."
-    ),
+    partitions: int | None = Option(None, min=1, help="Of each topic, one per shard; by default those needed."),
     json: JsonLines = False,
 ) -> None:
     """Create the topics of a log in Kafka, TOPIC and TOPIC.base, with the settings that a log requires.

@@ -6,9 +6,9 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,15 +63,13 @@ class _Content:
     body: str | None = Argument(None, help="The body; - or nothing: standard input.")
     file: Path | None = Option(None, "--file", "-f", help="Take the body from a file.")
     lines: bool = Option(False, "--lines", help="Each line of the file or input is a message.")
-    key: str | None = Option(None, "--key", "-k", help="Same key, same queue, in order.")
+    key: str | None = Option(None, "--key", "-k", help="Same key queue, in order.")
     tag: str | None = Option(None, "--tag", "-t", help="What consumers filter by.")
     properties: list[str] | None = Option(None, "--property", "-p", metavar="NAME=VALUE", help="May be given again.")
     delay: float | None = time_option(None, "--delay", "Not visible before: 5s, 10min.")
     queue: int | None = Option(None, "--queue", "-q", min=0, help="This queue; else by key or round-robin.")
     message_id: str | None = Option(None, "--id", help="Your message id: sent again, it makes no second message.")
-    count: int = Option(
-        1, "--count", "-c", min=1, help="So many messages; {n} in key, id and body is the number, from 0."
-    )
+    count: int = Option(1, "--count", "-c", min=1, help="So many messages; {n} in key, id and body is its number.")
 
     def bodies(self) -> list[bytes]:
         """Return the body, or those of all lines. Raises Misuse(BAD_ARGUMENT)."""
@@ -220,9 +218,7 @@ class _Chosen:
     from_start: bool = Option(False, "--from-start", "-s", help="Begin with the oldest that is stored.")
     tag: list[str] | None = Option(None, "--tag", "-t", help="Only messages with this tag; may be repeated.")
     key: str | None = Option(None, "--key", "-k", help="Only messages with this key.")
-    group: str | None = Option(
-        None, "--group", "-g", help="Of %acks and %group-acts: only those of this consumer group."
-    )
+    group: str | None = Option(None, "--group", "-g", help="Of %acks and %group-acts: only of this consumer group.")
     since: float | None = time_option(None, "--since", "Only what was stored (decided, ...) in the last 30s, 5min, 2h.")
 
     @property
@@ -273,30 +269,36 @@ def _stored_time(row: Row) -> int:
     return next((row[name] for name in names if row.get(name) is not None), 0)
 
 
-def _on_signal(stop: threading.Event) -> None:
-    """Set ``stop`` at the first signal (an exception in library cleanup would be lost); raise at the second one."""
-    if stop.is_set():
-        raise KeyboardInterrupt
-    stop.set()
+@contextmanager
+def _until_signal() -> Iterator[threading.Event]:
+    """Provide an event that the first signal sets (an exception in library cleanup would be lost); the second signal,
+    and the end of the block, raise KeyboardInterrupt."""
+    stop = threading.Event()
+
+    def on_signal() -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    with stop_signals(on_signal):
+        yield stop
+    raise KeyboardInterrupt
 
 
 def _follow_dead(reader: Reader, shown_by: QueueReader, json: bool) -> None:
     """Follow like :func:`_follow`, but in the order in which messages became dead letters, over all queues."""
-    stop = threading.Event()
-    with stop_signals(partial(_on_signal, stop)):
+    with _until_signal() as stop:
         while not stop.is_set():
             for batch in reader.batches(idle_timeout=POLL_SECONDS):
                 for row in batch.arrow.to_pylist():
                     shown_by.show(row, json)
                 if stop.is_set():
                     break
-    raise KeyboardInterrupt
 
 
 def _follow(readers: list[QueueReader], json: bool) -> None:
     """Show new rows until Ctrl-C."""
-    stop = threading.Event()
-    with stop_signals(partial(_on_signal, stop)):
+    with _until_signal() as stop:
         while not stop.is_set():
             before = [reader.next for reader in readers]
             for reader in readers:
@@ -310,7 +312,6 @@ def _follow(readers: list[QueueReader], json: bool) -> None:
                         raise
             if before == [reader.next for reader in readers]:
                 stop.wait(POLL_SECONDS)
-    raise KeyboardInterrupt
 
 
 def _readers(bus: Bus, source: str, chosen: _Chosen) -> list[QueueReader]:
@@ -345,9 +346,7 @@ def _readers(bus: Bus, source: str, chosen: _Chosen) -> list[QueueReader]:
 def lookup(
     brokers: Brokers,
     key: str | None = Argument(None, help="The key of the messages."),
-    message_id: str | None = Option(
-        None, "--id", "-i", help="Instead of a key: the message id (32 digits, or your own)."
-    ),
+    message_id: str | None = Option(None, "--id", "-i", help="Instead of a key: the message id (32 digits, or yours)."),
     topic: str | None = Option(None, "--topic", "-t", help="Only in this topic."),
     limit: Limit = 20,
 ) -> None:

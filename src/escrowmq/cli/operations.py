@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import typer
 from typer import Argument, Option
 
-from escrowmq.cli import compensate, dead_letters, inbox, outbox, stuck, transactions
+from escrowmq.cli import compensate, dead_letters, outbox, transactions
 from escrowmq.cli.failures import Exit, finish, show_error
 from escrowmq.cli.options import App, Database, Operation, Why, time_option
 from escrowmq.cli.plan import PlanOptions, run_as_plan
@@ -39,11 +39,7 @@ DEAD_LETTERS = (
     Row("discard", "discard_dead_letters", "Discard dead letters: the group does not receive them again." + _SELECT),
 )
 OUTBOX = (
-    Row(
-        "retry",
-        "outbox.attention.retry",
-        "Send waiting or discarded messages again, with new attempts." + _RECORDED,
-    ),
+    Row("retry", "outbox.attention.retry", "Send waiting or discarded messages again, with new attempts." + _RECORDED),
     Row("discard", "outbox.attention.discard", "Discard messages; `retry` restores them." + _RECORDED),
     Row("settle", "outbox.attention.settle", "Mark messages as done without sending them." + _RECORDED),
 )
@@ -69,9 +65,7 @@ MARKS = (
 )
 PREPARES = (
     Row(
-        "discard",
-        "outbox.modes.discard_prepares",
-        "Delete stored prepares; a later commit has no effect." + _RECORDED,
+        "discard", "outbox.modes.discard_prepares", "Delete stored prepares; a later commit has no effect." + _RECORDED
     ),
 )
 CASES = (
@@ -98,21 +92,22 @@ class _Transactions:
         "group).",
     )
     state: str | None = Option(None, "--state", "-s", help="Select by state for a plan: undecided, open or parked.")
-    group: str | None = Option(
-        None, "--group", "-g", help="Select by producer group for a plan; with message ids: the group of the messages."
-    )
-    older_than: Any = time_option(None, "--older-than", "Select those prepared before 30s, 5min, 2h for a plan.")
+    group: str | None = Option(None, "--group", "-g", help="Select by group for a plan; with ids: their group.")
+    older_than: Any = time_option(None, "--older-than", "Select those older than 30s, 5min, 2h for a plan.")
 
     def selection(self, name: str) -> dict[str, Any] | None:
         """Return the selection for a plan; None if ids are named."""
-        given = {"state": self.state, "group": self.group, "older_than": self.older_than}
-        chosen = {name: value for name, value in given.items() if value is not None}
+        chosen = _given(state=self.state, group=self.group, older_than=self.older_than)
         if self.ids and chosen.keys() == {"group"}:
             return None  # the group in which messages with these ids are looked up
         if bool(self.ids) == bool(chosen):
             hint = "name some by their ids, or choose by --group, --state, --older-than"
             raise error(Code.BAD_ARGUMENT, f"which transactions to {name}?", hint)
         return chosen or None
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _on_transactions(row: Row) -> Callable[..., None]:
@@ -139,18 +134,15 @@ class _DeadLetters:
     """Dead letters that are named, or selected for a plan."""
 
     group: str = Argument(..., metavar="GROUP", help="The consumer group.")
-    places: list[str] | None = Argument(
-        None, metavar="[TOPIC/QUEUE/OFFSET]...", help="Which, as `dead-letters list` names them."
-    )
+    places: list[str] | None = Argument(None, metavar="[TOPIC/QUEUE/OFFSET]...", help="As `list` names them.")
     all: bool = Option(False, "--all", help="Select all that the group has now for a plan.")
     cause: str | None = Option(None, help="Select by cause for a plan; numbers and ids in it do not count.")
     topic: str | None = Option(None, "--topic", "-t", help="Select by topic for a plan.")
-    older_than: Any = time_option(None, "--older-than", "Select those dead for longer than 30s, 5min, 2h for a plan.")
+    older_than: Any = time_option(None, "--older-than", "Select those dead for longer than 5min for a plan.")
 
     def selection(self, name: str) -> dict[str, Any] | None:
         """Return the selection for a plan; None if places are named."""
-        given = {"cause": self.cause, "topic": self.topic, "older_than": self.older_than}
-        chosen = {name: value for name, value in given.items() if value is not None}
+        chosen = _given(cause=self.cause, topic=self.topic, older_than=self.older_than)
         if bool(self.places) == (self.all or bool(chosen)):
             hint = "name some as TOPIC/QUEUE/OFFSET, or say --all, --cause, --topic, --older-than"
             raise error(Code.BAD_ARGUMENT, f"which dead letters to {name}?", hint)
@@ -187,7 +179,7 @@ class _Rows(Database):
     def apply(self, function: str, *of: str, states: bool = True, **given: Any) -> None:
         """Apply an operation to every id and print each result; the exit code is that of the first failure."""
         module, _, name = function.rpartition(".")
-        with self.opened() as engine:
+        with self.open() as engine:
             act = getattr(importlib.import_module(f"escrowmq.{module}"), name)
             done: Sequence[Any] = act(engine, *of, self.ids, why=self.why, **given)
         results: list[tuple[str, Code, dict[str, Any]]] = []
@@ -215,10 +207,8 @@ def _on_cases(row: Row) -> Callable[..., None]:
 def _on_marks(row: Row) -> Callable[..., None]:
     def command(
         rows: _Rows,
-        group: inbox.Group,
-        topic: str | None = Option(
-            None, "--topic", "-t", help="The messages' topic, where several topics have the same ids."
-        ),
+        group: outbox.Group,
+        topic: str | None = Option(None, "--topic", "-t", help="The messages' topic, if ids are not unique."),
     ) -> None:
         rows.apply(row.function, group, topic=topic, states=False)
 
@@ -226,7 +216,7 @@ def _on_marks(row: Row) -> Callable[..., None]:
 
 
 def _on_prepares(row: Row) -> Callable[..., None]:
-    def command(rows: _Rows, group: inbox.Group) -> None:
+    def command(rows: _Rows, group: outbox.Group) -> None:
         rows.apply(row.function, group, states=False)
 
     return command
@@ -236,9 +226,9 @@ TABLE: Sequence[tuple[App, Callable[[Row], Callable[..., None]], tuple[Row, ...]
     (transactions.app, _on_transactions, TRANSACTIONS),
     (dead_letters.app, _on_dead_letters, DEAD_LETTERS),
     (outbox.app, _on_rows, OUTBOX),
-    (stuck.app, _on_rows, STUCK),
-    (inbox.app, _on_marks, MARKS),
-    (inbox.app, _on_prepares, PREPARES),
+    (outbox.stuck, _on_rows, STUCK),
+    (outbox.inbox, _on_marks, MARKS),
+    (outbox.inbox, _on_prepares, PREPARES),
     (compensate.app, _on_cases, CASES),
 )
 """All operations: the group of their commands, the function that makes a command of one, and the operations."""

@@ -9,7 +9,7 @@ import logging
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 import typer
 from typer import Option
 
+from escrowmq import outbox
 from escrowmq.cli.printing import RUN
 from escrowmq.errors import Code, error
 from escrowmq.platform.logs import LEVELS, log_to_stderr
@@ -115,7 +116,7 @@ def parse_seconds(text: str, option: str) -> float:
 
 
 def choice_option(default: str | None, choices: Iterable[str], *names: str, help: str) -> Any:
-    """Return an option whose value is one of ``choices``."""
+    """Return an option whose value is one of ``choices``; its help lists them."""
     known = tuple(choices)
 
     def check(text: str) -> str:
@@ -123,7 +124,7 @@ def choice_option(default: str | None, choices: Iterable[str], *names: str, help
             raise error(Code.BAD_ARGUMENT, f"{names[0]} {text}", f"one of {', '.join(known)}")
         return text
 
-    return Option(default, *names, help=help, metavar="TEXT", parser=check)
+    return Option(default, *names, help=f"{help}: {', '.join(known)}.", metavar="TEXT", parser=check)
 
 
 def _check_reason(why: str | None) -> str | None:
@@ -179,11 +180,9 @@ class DatabaseUrl:
         "mysql://user@host/shop." + PASSWORD,
     )
 
-    def opened(self, *, make: bool = False) -> AbstractContextManager[Any]:
+    def open(self, *, make: bool = False) -> AbstractContextManager[Any]:
         """Provide a SQLAlchemy engine. Raises Misuse(BAD_URL, NO_TABLES, MISSING_PACKAGE)."""
-        from escrowmq.outbox import engines
-
-        return engines.opened(self.database_url, make=make)
+        return outbox.engines.opened(self.database_url, make=make)
 
 
 @dataclass
@@ -218,12 +217,46 @@ class ServerLogOptions(LogOptions):
     log_level: str = _log_level("warning")
 
 
+@dataclass
+class MetricsOptions:
+    """Metrics and health of a command."""
+
+    metrics: str | None = Option(None, metavar="HOST:PORT", help="Serve Prometheus metrics and health here.")
+    insecure: bool = Option(False, "--insecure", help="Allow --metrics an address that other machines can reach.")
+
+    @contextmanager
+    def serve(
+        self, collector: Callable[[], Any], health: Callable[[], Mapping[str, Any]] = lambda: {"status": "ok"}
+    ) -> Iterator[str | None]:
+        """Serve a collector made by ``collector``, and ``health``. Yields the URL, or None without ``--metrics``.
+        Raises Misuse for an address that is invalid, in use, or reachable by others without ``--insecure``."""
+        if self.metrics is None:
+            yield None
+            return
+        from prometheus_client import CollectorRegistry
+
+        from escrowmq.broker.serving.http import HttpServer
+        from escrowmq.platform.listening import check_address, parse_address, shown
+
+        host, port = parse_address(self.metrics)
+        check_address(host, self.insecure)
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(collector())
+        try:
+            server = HttpServer(host, port, registry, health)
+        except OSError as problem:
+            raise error(Code.BAD_URL, f"cannot listen on {self.metrics}: {problem}", "is the port in use?") from None
+        try:
+            yield f"http://{shown(host)}:{server.port}"
+        finally:
+            server.close()
+
+
 def check_folder(folder: Path, option: str) -> None:
     """Create the output folder of a command before its work begins. Raises Misuse(BAD_ARGUMENT) if not writable."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
+        tempfile.TemporaryFile(dir=folder).close()
     except OSError as problem:
         text = f"{option}: nothing can be written into {folder}: {problem.strerror or problem}"
         raise error(Code.BAD_ARGUMENT, text, "name a folder that you may write into") from None
@@ -246,13 +279,14 @@ def check_reachable(url: str) -> None:
     parts = rest.partition("?")[0].rstrip("/").replace("|", ",").split(",")
     addresses = [address for part in parts if (address := parse_address(part)) is not None]
     deadline = time.monotonic() + REFUSED_SECONDS
-    reasons = {address: _try_connect(address.host, address.port) for address in addresses}
-    while reasons and all(reasons.values()) and time.monotonic() < deadline:
+    while True:
+        reasons = {address.location: _try_connect(address.host, address.port) for address in addresses}
+        if not reasons or not all(reasons.values()):
+            return
+        if time.monotonic() >= deadline:
+            text = "; ".join(f"{location}: {reason}" for location, reason in reasons.items())
+            raise error(Code.BROKER_AWAY, f"no broker answers at {text}", "is one running there (escrowmq serve)?")
         time.sleep(_TRY_SECONDS)
-        reasons = {address: _try_connect(address.host, address.port) for address in addresses}
-    if reasons and all(reasons.values()):
-        text = "; ".join(f"{address.location}: {reason}" for address, reason in reasons.items())
-        raise error(Code.BROKER_AWAY, f"no broker answers at {text}", "is one running there (escrowmq serve)?")
 
 
 def _try_connect(host: str, port: int) -> str | None:
@@ -264,7 +298,7 @@ def _try_connect(host: str, port: int) -> str | None:
     except socket.gaierror:
         return "no such host"
     except OSError:
-        return None
+        pass
     return None
 
 
@@ -277,9 +311,8 @@ def bus_at(url: str, *, make: bool = False) -> Iterator[Bus]:
     if not make and url.startswith("file:"):
         folder = Path(url.removeprefix("file:").removeprefix("//"))
         if not any(folder.glob("*.segment")):
-            raise error(
-                Code.NOT_A_DATA_FOLDER, f"there is no data in {folder}", "escrowmq send makes a folder, and serve"
-            )
+            hint = "escrowmq send and escrowmq serve create a data folder"
+            raise error(Code.NOT_A_DATA_FOLDER, f"there is no data in {folder}", hint)
     check_reachable(url)
     with connect(url) as bus:
         yield bus
@@ -291,9 +324,8 @@ def admin_at(url: str, *, make: bool = False) -> Iterator[Admin]:
     recorded for the exit code and named on standard error."""
     from escrowmq.client.admin import Admin
 
-    logging.getLogger("escrowmq.client.links.presence").setLevel(
-        logging.ERROR
-    )  # unreachable brokers are reported at the end
+    # Unreachable brokers are reported at the end.
+    logging.getLogger("escrowmq.client.links.presence").setLevel(logging.ERROR)
     with bus_at(url, make=make) as bus:
         yield Admin(bus.router, PATIENCE)
         RUN.missing += bus.missing()

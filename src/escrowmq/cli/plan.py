@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.text import Text
 from typer import Argument, Option
 
+from escrowmq import outbox
 from escrowmq.cli.failures import Exit
 from escrowmq.cli.options import DEFAULT_URL, PASSWORD, App, Json, Operation, Url, Why, bus_at, time_option
 from escrowmq.cli.plan_printing import (
@@ -33,17 +34,14 @@ from escrowmq.platform.signals import stop_signals
 
 if TYPE_CHECKING:
     from escrowmq.plans import Plan, Plans, Report
-    from escrowmq.plans.subjects.opening import Where
+    from escrowmq.plans.subjects import Where
 
 app = App("Bulk operations on a frozen selection: preview, dry-run, then run in resumable steps.")
 
 PlanId = Annotated[str, Argument(metavar="PLAN", help="The id of a plan, or a prefix of it.")]
 PlansFolder = Annotated[
     Path | None,
-    Option(
-        envvar="ESCROWMQ_PLANS",
-        help="The folder of the plans. [default: escrowmq/plans in the user's state directory]",
-    ),
+    Option(envvar="ESCROWMQ_PLANS", help="The folder of plans. [default: escrowmq/plans in the state directory]"),
 ]
 
 BATCH = 4096
@@ -72,7 +70,7 @@ class _Source:
     )
 
     @contextmanager
-    def opened(self, act: str) -> Iterator[Where]:
+    def open(self, act: str) -> Iterator[Where]:
         """Open the broker or database that contains the rows of an operation."""
         from escrowmq.plans import is_of_database
 
@@ -84,9 +82,7 @@ class _Source:
             return
         if self.database_url is None:
             raise error(Code.BAD_ARGUMENT, f"{act} acts on rows of a database", "name it with --database-url")
-        from escrowmq.outbox import engines
-
-        with engines.opened(self.database_url) as engine:
+        with outbox.engines.opened(self.database_url) as engine:
             yield engine
 
 
@@ -94,13 +90,9 @@ class _Source:
 class _Selection:
     """Which rows a plan changes."""
 
-    group: str | None = Option(
-        None, "--group", "-g", help="Of this group: of consumers for dead letters, else of producers."
-    )
+    group: str | None = Option(None, "--group", "-g", help="Of this consumer (dead letters) or producer group.")
     topic: str | None = Option(None, "--topic", "-t", help="Only of this topic.")
-    cause: str | None = Option(
-        None, help="Only of this cause, as the summaries group them: numbers and ids do not count."
-    )
+    cause: str | None = Option(None, help="Only of this cause; numbers and ids in it do not count.")
     containing: str | None = Option(None, help="Dead letters: only with this text in their cause.")
     key: str | None = Option(None, "--key", "-k", help="Only with this key.")
     tag: str | None = Option(None, help="Only with this tag.")
@@ -111,9 +103,7 @@ class _Selection:
         help="Transactions: undecided, unless given, open, or parked; rows of a database: waiting, stuck ...",
     )
     older_than: float | None = time_option(None, "--older-than", "Dead, or prepared, longer ago than 30s, 5min, 2h.")
-    ids: str | None = Option(
-        None, metavar="FILE", help="Only those that this file names, one a line; - is standard input."
-    )
+    ids: str | None = Option(None, metavar="FILE", help="Only those in this file, one a line; - is standard input.")
     compensation: str | None = Option(None, help="The name of the compensation whose cases these are.")
 
     def fields(self, act: str) -> dict[str, Any]:
@@ -136,16 +126,14 @@ def make(
         help="dead_letters.retry|discard, transactions.commit|rollback|recheck; of a database "
         "outbox.retry|discard|settle, stuck.retry|commit|rollback|resend|settle, compensation.retry|settle.",
     ),
-    without_missing: bool = Option(
-        False, "--without-missing", help="Leave out the rows of brokers that are away, instead of refusing."
-    ),
+    without_missing: bool = Option(False, "--without-missing", help="Omit the rows of unavailable brokers."),
     why: Why = None,
     plans: PlansFolder = None,
     json: Json = False,
 ) -> None:
     """Make a plan: select rows, freeze the selection, and preview it. Nothing is changed."""
     fields = selection.fields(act)
-    with source.opened(act) as where:
+    with source.open(act) as where:
         made = _make_plan(_plans(plans), where, act, fields, why=why, without_missing=without_missing)
     if json:
         print_json(made.to_json())
@@ -207,10 +195,10 @@ def dry_run(source: _Source, plan: PlanId, plans: PlansFolder = None, json: Json
 
     Exit code 1 if some would fail.
     """
-    from escrowmq.plans import Outcome
+    from escrowmq.plans.outcomes import count_failures
 
     folder = _plans(plans)
-    with source.opened(folder.get(plan).act) as where, Console(stderr=True).status("checking") as status:
+    with source.open(folder.get(plan).act) as where, Console(stderr=True).status("checking") as status:
         counts = folder.dry_run(
             plan, where, progress=lambda done, of: status.update(f"checked {done:,} of {of:,} rows")
         )
@@ -218,7 +206,7 @@ def dry_run(source: _Source, plan: PlanId, plans: PlansFolder = None, json: Json
         print_json(counts.to_json())
     else:
         show_counts(counts)
-    if any(Outcome[name.upper()].is_failure for name in counts.by_outcome):
+    if count_failures(counts.by_outcome):
         raise typer.Exit(Exit.FINDING)
 
 
@@ -229,9 +217,7 @@ class _Pace:
     ramp: str = Option(STEPS, metavar="PERCENTAGES", help="The steps, in percent of the set; 100 is all at once.")
     pause: float = time_option("5s", "--pause", "The pause after each step.")
     rate: float | None = Option(None, help="At most so many rows a second.")
-    stop_after: str | None = Option(
-        None, metavar="N|N%", help="Stop after so many failures, or above this share of the processed rows."
-    )
+    stop_after: str | None = Option(None, metavar="N|N%", help="Stop after so many failures, or at this share of rows.")
     batch: int = Option(BATCH, min=1, max=BATCH, help="Rows of one act at most.")
     digest: str | None = Option(None, help="Run only if the plan's digest begins so.")
 
@@ -261,7 +247,7 @@ def run(pace: _Pace, source: _Source, options: PlanOptions, plan: PlanId, json: 
     found = folder.get(plan)
     if not options.yes:
         _confirm(found)
-    with source.opened(found.act) as where:
+    with source.open(found.act) as where:
         report = pace.run(folder, found, where)
     finish(found, report, json)
 
@@ -285,7 +271,7 @@ def delete(plan: PlanId, plans: PlansFolder = None) -> None:
 def run_as_plan(act: str, selection: Mapping[str, Any], options: PlanOptions, operation: Operation) -> None:
     """Make a plan of the current rows, show it, confirm, and run it at once (``transactions commit --group ...``)."""
     plans = _plans(options.plans)
-    with _Source(operation.url, None).opened(act) as bus:
+    with _Source(operation.url, None).open(act) as bus:
         made = _make_plan(plans, bus, act, selection, why=operation.why, without_missing=False)
         if not options.yes:
             show_plan(made)

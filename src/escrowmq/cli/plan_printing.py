@@ -30,11 +30,9 @@ def progress_line(report: Report) -> str:
     """Describe the progress of a run on one line."""
     rate = report.handled / report.seconds if report.seconds else 0.0
     share = 100.0 * report.next / report.rows
-    return (
-        f"step {report.step} of {report.steps}: {report.next:,} of {report.rows:,} rows ({share:.3g} %), {rate:,.0f} "
-        "rows/s;"
-        f" {format_outcomes(report.outcomes)}" + (f"; {report.again:,} failed anew" if report.again else "")
-    )
+    done = f"{report.next:,} of {report.rows:,} rows ({share:.3g} %), {rate:,.0f} rows/s"
+    again = f"; {report.again:,} failed again" if report.again else ""
+    return f"step {report.step} of {report.steps}: {done}; {format_outcomes(report.outcomes)}{again}"
 
 
 def finish(plan: Plan, report: Report, json: bool) -> None:
@@ -42,29 +40,35 @@ def finish(plan: Plan, report: Report, json: bool) -> None:
     if json:
         print_json(report.to_json())
     else:
+        by = f"{report.handled:,} by this run in {duration(report.seconds)}"
         facts: dict[str, Any] = {
             "plan": plan.id,
             "act": plan.act,
             "state": Text(report.state, STATES.get(report.state, "")),
-            "rows": f"{report.next:,} of {report.rows:,} done with, {report.handled:,} by this run in"
-            f" {duration(report.seconds)}",
+            "rows": f"{report.next:,} of {report.rows:,} processed, {by}",
             "results": format_outcomes(report.outcomes) or "none",
         }
-        if report.again:
-            facts["failed anew"] = f"{report.again:,} rows that were done"
-        if report.in_doubt:
-            facts["in doubt"] = f"{report.in_doubt:,} rows: the next run finds out what became of them"
-        if report.reason:
-            facts["because"] = report.reason
-        print_facts(facts)
+        print_facts(facts | _troubles(report))
         if report.next < report.rows:
-            notice(f"escrowmq plan run {plan.id} goes on; escrowmq plan rows {plan.id} shows each row")
+            notice(f"escrowmq plan run {plan.id} resumes it; escrowmq plan rows {plan.id} shows each row")
     if report.code is not None:
         raise typer.Exit(exit_code(error(Code[report.code])))
     if report.state == "stopped" and not report.failures:
         raise typer.Exit(Exit.INTERRUPTED)
     if report.state != "finished" or report.failures:
         raise typer.Exit(Exit.FINDING)
+
+
+def _troubles(of: Report | Plan) -> dict[str, Any]:
+    """Return facts about rows that failed again or are in doubt, and why a run ended."""
+    found: dict[str, Any] = {}
+    if of.again:
+        found["failed again"] = f"{of.again:,} rows that were done"
+    if of.in_doubt:
+        found["in doubt"] = f"{of.in_doubt:,} rows: the next run determines their results"
+    if of.reason:
+        found["because"] = of.reason
+    return found
 
 
 def format_outcomes(outcomes: Mapping[str, int]) -> str:
@@ -91,13 +95,8 @@ def show_plan(plan: Plan) -> None:
     if plan.not_found:
         facts["not found"] = f"{plan.not_found:,} of the ids name nothing"
     if plan.runs:
-        facts["done with"] = f"{plan.next:,}: {format_outcomes(plan.outcomes or {}) or 'none'}"
-    if plan.again:
-        facts["failed anew"] = plan.again
-    if plan.in_doubt:
-        facts["in doubt"] = f"{plan.in_doubt:,} rows: the next run finds out what became of them"
-    if plan.reason:
-        facts["because"] = plan.reason
+        facts["processed"] = f"{plan.next:,}: {format_outcomes(plan.outcomes or {}) or 'none'}"
+    facts |= _troubles(plan)
     for column, values in plan.counts.items():
         facts[f"by {column}"] = ", ".join(f"{count:,} {value or '(none)'}" for value, count in values.items())
     print_facts(facts)
@@ -114,8 +113,8 @@ def show_counts(counts: Counts) -> None:
         "": lambda one: "this plan would do it" if one[0] == "done" else Outcome[one[0].upper()].sentence,
     }
     if counts.handled:
-        notice(f"{counts.handled:,} rows were done with before")
-    print_rows(list(counts.by_outcome.items()), False, columns, "nothing is left to do")  # type: ignore[arg-type]
+        notice(f"{counts.handled:,} rows were processed before")
+    print_rows(list(counts.by_outcome.items()), False, columns, "no rows remain")  # type: ignore[arg-type]
     samples = [{"row": one.row, "outcome": one.outcome, **one.about} for one in counts.samples]
     if samples:
         print_rows(samples, False, row_columns(samples, result=True), "")

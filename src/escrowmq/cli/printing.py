@@ -61,10 +61,8 @@ PIPED = 1 << 20
 def _print_whole(table: Table) -> None:
     """Print a table without breaking ids: a narrow terminal wraps whole lines, a pipe never breaks them."""
     out = console()
-    if not out.is_terminal:
-        out.width = PIPED
-    else:
-        out.width = max(out.width, Measurement.get(out, out.options.update_width(PIPED), table).minimum)
+    least = Measurement.get(out, out.options.update_width(PIPED), table).minimum
+    out.width = max(out.width, least) if out.is_terminal else PIPED
     out.print(table, soft_wrap=True)
 
 

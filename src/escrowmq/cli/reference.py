@@ -19,49 +19,82 @@ from escrowmq.wire.values import LARGEST_NUMBER, Bounds, Value, fields_of
 _MADE = "<!-- Made by `make docs`; edit the code it is made from, not this page. -->\n\n"
 
 
+_SETTINGS = """\
+Every setting can be given, later ones winning, in a TOML file (`escrowmq serve --config FILE`, table `[broker]`), as an
+environment variable (`ESCROWMQ_CHECK_INTERVAL=10s`) and as a flag (`--check-interval 10s`). An embedded broker reads
+the environment too. Durations are numbers of seconds or texts such as `500ms`, `8min`, `72h`, `7d`; sizes are bytes or
+texts such as `4MiB`; switches are `on` or `off`. An unknown name or a value out of range stops the start with
+`BAD_SETTING`.
+
+"""
+_ERRORS = """\
+Each row and each call has one code as its result. The same names appear in exceptions, in results of the command line,
+in logs and, as the number, on the wire. The class of the exception says what the caller can do next.
+
+## Results that are no error
+
+"""
+_COMMANDS = """\
+Every command that lists has `--json` with stable keys (times end in `_us`: microseconds since 1970). Commands that use
+a broker take `--url` or `ESCROWMQ_URL`: `escrow://HOST:PORT[,HOST:PORT...]` (the brokers of one shard with `|` between
+them, in quotes: `'escrow://a|b'`), or `file:FOLDER` for a data folder that no other process has open. Results go to
+standard output, everything else to standard error.
+
+## Exit codes
+
+"""
+_BROKER_METRICS = """\
+`escrowmq serve --metrics HOST:PORT` serves these at `/metrics` in Prometheus' format. `bus.admin.stats()` returns the
+same numbers. Watch the first four: how much is undecided, for how long, whether producers answer, and what needs an
+operator.
+
+"""
+_RELAY_METRICS = """\
+## A relay and its table
+
+`escrowmq outbox relay --metrics HOST:PORT` serves these; those of the relay have the label `target`. The rows are
+counted at most every five seconds, and are absent while the database is away. Watch `escrowmq_outbox_waiting` and
+`escrowmq_relay_lag_seconds`. In your own program:
+`escrowmq.outbox.relay.metrics.collector(target, lambda: relay.statistics, relay.backlog)`.
+
+"""
+_COMPENSATION_METRICS = """\
+## A compensation's scheduler
+
+`escrowmq compensate run NAME --metrics HOST:PORT` serves these ([docs/compensation.md](../compensation.md)), with the
+label `compensation`: its name. Watch `suspended`, `cases` and `idle`. In your own program:
+`compensation.statistics.collector(name, lambda: scheduler.statistics)`.
+
+"""
+_SWEEP_METRICS = """\
+## Sweeps on a schedule
+
+`escrowmq sweep --every TIME --metrics HOST:PORT` serves these ([docs/sweeps.md](../sweeps.md)). Watch `waiting` and
+`broken_off`.
+
+"""
+
+
 def settings_page() -> str:
     """Render ``docs/reference/settings.md``: every setting of a broker."""
     rows = [
         (f"`{line.name}`", f"`{line.default_text}`", _format_range(line.unit, line.least, line.choices), line.reason)
         for line in lines()
     ]
-    return (
-        "# Settings of a broker\n\n"
-        + _MADE
-        + "Every setting can be given, later ones winning, in a TOML file (`escrowmq serve --config FILE`, table\n"
-        "`[broker]`), as an environment variable (`ESCROWMQ_CHECK_INTERVAL=10s`) and as a flag\n"
-        "(`--check-interval 10s`). An embedded broker reads the environment too. Durations are numbers of seconds or "
-        "texts\n"
-        "such as `500ms`, `8min`, `72h`, `7d`; sizes are bytes or texts such as `4MiB`; switches are `on` or\n"
-        "`off`. An unknown name or a value out of range stops the start with `BAD_SETTING`.\n\n"
-        + _table(("setting", "default", "values", "what it bounds or decides, and why"), rows)
-    )
+    heads = ("setting", "default", "values", "what it bounds or decides, and why")
+    return f"# Settings of a broker\n\n{_MADE}{_SETTINGS}{_table(heads, rows)}"
 
 
 def errors_page() -> str:
     """Render ``docs/reference/errors.md``: every code, by the caller's options."""
-    parts = [
-        "# Results and errors\n\n"
-        + _MADE
-        + "One code tells what became of one row or one call. The same names appear in exceptions, in answers of the "
-        "command\n"
-        "line, in logs and, as the number, on the wire. The class of the exception says what the caller can do "
-        "next.\n\n"
-        "## Results that are no error\n\n"
-        + _table(
-            ("code", "number", "meaning"),
-            [(f"`{c.name}`", str(int(c)), c.sentence) for c in sorted(Code) if c.branch is None],
-        )
-    ]
+    fine = [(f"`{c.name}`", str(int(c)), c.sentence) for c in sorted(Code) if c.branch is None]
+    parts = [f"# Results and errors\n\n{_MADE}{_ERRORS}{_table(('code', 'number', 'meaning'), fine)}"]
     for branch in EscrowError.__subclasses__():  # in the order of errors.py
-        codes = [c for c in Code if c.branch is branch]
-        rows = [(f"`{c.name}`", str(int(c)), c.sentence, c.hint) for c in codes]
+        rows = [(f"`{c.name}`", str(int(c)), c.sentence, c.hint) for c in Code if c.branch is branch]
         doc = (branch.__doc__ or "").replace("``", "`")
         status = next(status for status in Exit if status.branch is branch)
-        parts.append(
-            f"## `{branch.__name__}`\n\n{doc} Exit code of the command line: {status:d}.\n\n"
-            + _table(("code", "number", "what happened", "what to do"), rows)
-        )
+        table = _table(("code", "number", "what happened", "what to do"), rows)
+        parts.append(f"## `{branch.__name__}`\n\n{doc} Exit code of the command line: {status:d}.\n\n{table}")
     return "\n".join(parts)
 
 
@@ -71,17 +104,8 @@ def command_line_page() -> str:
 
     from escrowmq.cli.main import app
 
-    parts = [
-        "# The command line\n\n"
-        + _MADE
-        + "Every command that lists has `--json` with stable keys (times end in `_us`: microseconds since 1970). "
-        "Commands that\n"
-        "talk to a broker take `--url` or `ESCROWMQ_URL`: `escrow://HOST:PORT[,HOST:PORT...]` (the brokers of one "
-        "shard with\n"
-        "`|` between them, in quotes: `'escrow://a|b'`), or `file:FOLDER` for a data folder that no other process has "
-        "open. Results go to standard output, everything else to standard error.\n\n"
-        "## Exit codes\n\n" + _table(("code", "meaning"), [(f"{c:d}", c.meaning) for c in Exit])
-    ]
+    codes = _table(("code", "meaning"), [(f"{c:d}", c.meaning) for c in Exit])
+    parts = [f"# The command line\n\n{_MADE}{_COMMANDS}{codes}"]
     for name, command in _commands(typer.main.get_command(app), "escrowmq"):
         if not command.hidden:
             parts.append(f"## `{name}`\n\n{_first_paragraph(command)}" + _parameters(command))
@@ -97,61 +121,27 @@ def metrics_page() -> str:
     from escrowmq.outbox.relay.metrics import METRICS as RELAY
     from escrowmq.pipeline.sweeps.schedule import METRICS as SWEEPS
 
-    rows = [
-        (f"`escrowmq_{metric.name}{'_total' if metric.kind == COUNTER else ''}`", metric.kind, metric.meaning)
-        for metric in METRICS
-    ]
+    def name(text: str, kind: str) -> str:
+        return f"`{text}{'_total' if kind == COUNTER else ''}`"
+
+    rows = [(name(f"escrowmq_{one.name}", one.kind), one.kind, one.meaning) for one in METRICS]
     labelled = [
-        (
-            f"`escrowmq_{metric.name}{'_total' if metric.kind == COUNTER else ''}`",
-            ", ".join(metric.labels),
-            metric.kind,
-            metric.meaning,
-        )
-        for metric in LABELLED
+        (name(f"escrowmq_{one.name}", one.kind), ", ".join(one.labels), one.kind, one.meaning) for one in LABELLED
     ]
-    repaired = [
-        (f"`{metric_name(number)}{'_total' if kind == COUNTER else ''}`", kind, meaning)
-        for number, (kind, meaning) in COMPENSATION.items()
+    repaired = [(name(metric_name(number), kind), kind, text) for number, (kind, text) in COMPENSATION.items()]
+    swept = [(name(f"escrowmq_sweep_{number}", kind), kind, text) for number, (kind, text) in SWEEPS.items()]
+    relayed = [(name(f"escrowmq_relay_{number}", kind), kind, text) for number, (kind, text) in RELAY.items()]
+    relayed += [(f"`escrowmq_outbox_{number}`", "gauge", text) for number, text in BACKLOG.items()]
+    heads = ("metric", "kind", "meaning")
+    of_each = "## Of each topic and group\n\nOnly at `/metrics`.\n\n"
+    parts = [
+        "# Metrics\n\n" + _MADE + _BROKER_METRICS + _table(heads, rows),
+        of_each + _table(("metric", "labels", "kind", "meaning"), labelled),
+        _RELAY_METRICS + _table(heads, relayed),
+        _COMPENSATION_METRICS + _table(heads, repaired),
+        _SWEEP_METRICS + _table(heads, swept),
     ]
-    swept = [
-        (f"`escrowmq_sweep_{name}{'_total' if kind == COUNTER else ''}`", kind, meaning)
-        for name, (kind, meaning) in SWEEPS.items()
-    ]
-    relayed = [
-        (f"`escrowmq_relay_{name}{'_total' if kind == COUNTER else ''}`", kind, meaning)
-        for name, (kind, meaning) in RELAY.items()
-    ]
-    relayed += [(f"`escrowmq_outbox_{name}`", "gauge", meaning) for name, meaning in BACKLOG.items()]
-    return (
-        "# Metrics\n\n"
-        + _MADE
-        + "`escrowmq serve --metrics HOST:PORT` serves these at `/metrics` in Prometheus' format. The same numbers "
-        "come from\n"
-        "`bus.admin.stats()`. Watch the first four: how much is undecided, for how long, whether producers answer, "
-        "and\n"
-        "what waits for a person.\n\n"
-        + _table(("metric", "kind", "meaning"), rows)
-        + "\n## Of each topic and group\n\nOnly at `/metrics`.\n\n"
-        + _table(("metric", "labels", "kind", "meaning"), labelled)
-        + "\n## A relay and its table\n\n"
-        "`escrowmq outbox relay --metrics HOST:PORT` serves these; those of the relay have the label `target`. The "
-        "rows are counted at most every\n"
-        "five seconds, and are absent while the database is away. Watch `escrowmq_outbox_waiting` and "
-        "`escrowmq_relay_lag_seconds`. In your own\n"
-        "program: `escrowmq.outbox.relay.metrics.collector(target, lambda: relay.statistics, relay.backlog)`.\n\n"
-        + _table(("metric", "kind", "meaning"), relayed)
-        + "\n## A compensation's scheduler\n\n"
-        "`escrowmq compensate run NAME --metrics HOST:PORT` serves these ([docs/compensation.md](../compensation.md)), "
-        "with the label `compensation`: its\n"
-        "name. Watch `suspended`, `cases` and `idle`. In your own program: `compensation.statistics.collector(name, "
-        "lambda: scheduler.statistics)`.\n\n"
-        + _table(("metric", "kind", "meaning"), repaired)
-        + "\n## Sweeps on a schedule\n\n"
-        "`escrowmq sweep --every TIME --metrics HOST:PORT` serves these ([docs/sweeps.md](../sweeps.md)). Watch "
-        "`waiting` "
-        "and `broken_off`.\n\n" + _table(("metric", "kind", "meaning"), swept)
-    )
+    return "\n".join(parts)
 
 
 def protocol_page() -> str:
@@ -270,15 +260,12 @@ def _parameters(command: Any) -> str:
     named = {line.name for line in lines()}
     rows = []
     for parameter in command.params:
-        if getattr(parameter, "hidden", False):
-            continue
-        if command.name == "serve" and parameter.name in named:
+        if getattr(parameter, "hidden", False) or (command.name == "serve" and parameter.name in named):
             continue
         argument = parameter.param_type_name == "argument"
         names = [parameter.name.upper()] if argument else [*parameter.opts, *parameter.secondary_opts]
-        rows.append(
-            (", ".join(f"`{name}`" for name in names), " ".join((parameter.help or "").replace("\\[", "[").split()))
-        )
+        meaning = " ".join((parameter.help or "").replace("\\[", "[").split())
+        rows.append((", ".join(f"`{name}`" for name in names), meaning))
     text = "\n" + _table(("argument or option", "meaning"), rows) if rows else ""
     return text + ("\nEvery line of [settings.md](settings.md) is a flag too.\n" if command.name == "serve" else "")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
+from enum import IntEnum
 from typing import Any
 
 from rich.text import Text
@@ -18,26 +19,23 @@ def plain(row: Mapping[str, Any]) -> dict[str, Any]:
     ``body_base64`` in addition."""
     made: dict[str, Any] = {}
     for name, value in row.items():
-        if name == "transaction" and isinstance(value, bytes):
-            made[name] = str(TransactionId.from_bytes(value))
-        elif name == "properties":
-            made[name] = dict(value) if value else {}
-        elif name == "state" and isinstance(value, int):
-            made[name] = TransactionState(value).name.lower()
-        elif name == "decided_by" and isinstance(value, int):
-            made[name] = DecidedBy(value).name.lower()
+        if name == "properties":
+            made[name] = dict(value or {})
         elif name == "body" and isinstance(value, bytes):
-            made.update(_body(value))
+            try:
+                made[name] = value.decode()
+            except UnicodeDecodeError:
+                made |= {name: None, "body_base64": base64.b64encode(value).decode()}
+        elif isinstance(value, bytes):
+            made[name] = str(TransactionId.from_bytes(value)) if name == "transaction" else value.hex()
+        elif isinstance(value, int) and name in _ENUMS:
+            made[name] = _ENUMS[name](value).name.lower()
         else:
-            made[name] = value.hex() if isinstance(value, bytes) else value
+            made[name] = value
     return made
 
 
-def _body(body: bytes) -> dict[str, str | None]:
-    try:
-        return {"body": body.decode()}
-    except UnicodeDecodeError:
-        return {"body": None, "body_base64": base64.b64encode(body).decode()}
+_ENUMS: dict[str, type[IntEnum]] = {"state": TransactionState, "decided_by": DecidedBy}
 
 
 def body_of(message: Mapping[str, Any], most: int) -> str:
@@ -51,11 +49,10 @@ def body_of(message: Mapping[str, Any], most: int) -> str:
 
 def message_line(row: Mapping[str, Any], where: str) -> Text:
     """Format one message on one line: position, time, key, tag, body."""
-    parts = [(where, "bold"), (moment(row.get("stored_us")) or "", "dim")]
-    parts += [(f"{name}={cell(row[name])}", "cyan") for name in ("key", "tag") if row.get(name) is not None]
+    named = [(f"{name}={cell(row[name])}", "cyan") for name in ("key", "tag") if row.get(name) is not None]
     if row.get("damaged"):
-        return _line([*parts, (f"damaged: {row['damaged']}", "red")])
-    return _line([*parts, (cell(body_text(row["body"])).plain, "")])
+        return _line(where, row.get("stored_us"), *named, (f"damaged: {row['damaged']}", "red"))
+    return _line(where, row.get("stored_us"), *named, (cell(body_text(row["body"])).plain, ""))
 
 
 def half_line(row: Mapping[str, Any], where: str) -> Text:
@@ -63,68 +60,46 @@ def half_line(row: Mapping[str, Any], where: str) -> Text:
     state = TransactionState(row["state"]).name.lower()
     transaction = str(TransactionId.from_bytes(row["transaction"])) if row["transaction"] else "unknown"
     checks = f"checks={row['checks']}" if row["checks"] else ""
-    return (
-        _line([(where, "bold"), (transaction, ""), (state, "yellow"), (checks, ""), (row["topic"] or "", "bold")])
-        + Text(" ")
-        + message_line(row, "")
-    )
+    line = _line(where, None, (transaction, ""), (state, "yellow"), (checks, ""), (row["topic"] or "", "bold"))
+    return line + Text(" ") + message_line(row, "")
 
 
 def op_line(row: Mapping[str, Any], where: str) -> Text:
     """Format one decision on one line: position, transaction, result, decider."""
     if row.get("damaged"):
-        return _damaged_line(row, where, "decided_us")
-    return _line(
-        [
-            (where, "bold"),
-            (moment(row["decided_us"]) or "", "dim"),
-            (str(TransactionId.from_bytes(row["transaction"])), ""),
-            (TransactionState(row["state"]).name.lower(), "green"),
-            (f"by {DecidedBy(row['decided_by']).name.lower()}", ""),
-            (f"half={row['half_position']}", "dim"),
-        ]
-    )
+        return _line(where, row["decided_us"], (f"damaged: {row['damaged']}", "red"))
+    transaction, state = str(TransactionId.from_bytes(row["transaction"])), TransactionState(row["state"]).name.lower()
+    by, half = f"by {DecidedBy(row['decided_by']).name.lower()}", f"half={row['half_position']}"
+    return _line(where, row["decided_us"], (transaction, ""), (state, "green"), (by, ""), (half, "dim"))
 
 
 def ack_line(row: Mapping[str, Any], where: str) -> Text:
     """Format one acknowledgement on one line: position, time, group, queue and offsets."""
     if row.get("damaged"):
-        return _damaged_line(row, where, "acked_us")
-    last = row["start"] + row["count"] - 1
-    unknown = row["group"] is None
+        return _line(where, row["acked_us"], (f"damaged: {row['damaged']}", "red"))
+    known = row["group"] is not None
+    offsets = f"{row['start']}" if row["count"] == 1 else f"{row['start']}..{row['start'] + row['count'] - 1}"
     return _line(
-        [
-            (where, "bold"),
-            (moment(row["acked_us"]) or "", "dim"),
-            ("group unknown" if unknown else row["group"], "green"),
-            ("" if unknown else f"{row['topic']}/{row['queue']}", "bold"),
-            (f"{row['start']}" if row["count"] == 1 else f"{row['start']}..{last}", ""),
-            ("" if unknown else f"attempt={row['attempt']}", ""),
-            (f"lease={row['lease']}", "dim"),
-        ]
+        where,
+        row["acked_us"],
+        (row["group"] if known else "group unknown", "green"),
+        (f"{row['topic']}/{row['queue']}" if known else "", "bold"),
+        (offsets, ""),
+        (f"attempt={row['attempt']}" if known else "", ""),
+        (f"lease={row['lease']}", "dim"),
     )
 
 
 def group_act_line(row: Mapping[str, Any], where: str) -> Text:
     """Format one operator action on a group's message on one line: position, time, group, action, message."""
     if row.get("damaged"):
-        return _damaged_line(row, where, "acted_us")
+        return _line(where, row["acted_us"], (f"damaged: {row['damaged']}", "red"))
     instead = f"instead={row['message_id'].hex()}" if row["message_id"] else ""
-    return _line(
-        [
-            (where, "bold"),
-            (moment(row["acted_us"]) or "", "dim"),
-            (row["group"] or "group unknown", "green"),
-            (row["act"], "yellow"),
-            (f"{row['topic']}/{row['queue']}/{row['offset']}", "bold"),
-            (instead, "dim"),
-        ]
-    )
+    place = f"{row['topic']}/{row['queue']}/{row['offset']}"
+    group, act = (row["group"] or "group unknown", "green"), (row["act"], "yellow")
+    return _line(where, row["acted_us"], group, act, (place, "bold"), (instead, "dim"))
 
 
-def _damaged_line(row: Mapping[str, Any], where: str, when: str) -> Text:
-    return _line([(where, "bold"), (moment(row[when]) or "", "dim"), (f"damaged: {row['damaged']}", "red")])
-
-
-def _line(parts: list[tuple[str, str]]) -> Text:
-    return Text(" ").join(Text(text, style) for text, style in parts if text)
+def _line(where: str, time_us: int | None, *parts: tuple[str, str]) -> Text:
+    every = [(where, "bold"), (moment(time_us) or "", "dim"), *parts]
+    return Text(" ").join(Text(text, style) for text, style in every if text)

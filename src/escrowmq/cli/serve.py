@@ -1,4 +1,4 @@
-"""``escrowmq serve`` and ``escrowmq gateway``: a broker on the network, and HTTP over brokers."""
+"""``escrowmq serve``, ``step-down``, ``gateway``, ``console`` and ``webhooks``: a broker, and services over brokers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,8 +18,9 @@ from typer import Option
 
 from escrowmq.cli.failures import Exit
 from escrowmq.cli.flags import Overrides, show_all
-from escrowmq.cli.options import DEFAULT_URL, App, ServerLogOptions, Url
-from escrowmq.cli.printing import notice, print_json_line, print_rows
+from escrowmq.cli.options import DEFAULT_URL, PASSWORD, App, Operation, ServerLogOptions, Url
+from escrowmq.cli.plan import PlansFolder
+from escrowmq.cli.printing import Columns, notice, print_json_line, print_rows
 from escrowmq.errors import Code, error
 from escrowmq.platform.descriptors import raise_descriptor_limit
 from escrowmq.settings import BrokerSettings
@@ -39,8 +41,7 @@ webhooks = App("Webhooks for parked transactions, dead letters and other events.
 
 Listen = Annotated[str, Option("--listen", "-l", metavar="HOST:PORT", help="Where to listen; port 0: any free one.")]
 Ask = Annotated[
-    list[str] | None,
-    Option(metavar="GROUP=URL", help="Where check-backs of a producer group go; may be given again."),
+    list[str] | None, Option(metavar="GROUP=URL", help="Where check-backs of a producer group go; may be given again.")
 ]
 Webhook = Annotated[
     list[str] | None,
@@ -64,16 +65,19 @@ class _Sockets:
         metavar="PATH",
         help="Listen at a Unix socket, too, which this user alone can reach; with --listen none at that alone.",
     )
-    tls_cert: Path | None = Option(
-        None, metavar="FILE", help="Protect --listen by TLS: the certificate and its chain, PEM."
-    )
+    tls_cert: Path | None = Option(None, metavar="FILE", help="TLS at --listen: the certificate and its chain, PEM.")
     tls_key: Path | None = Option(None, metavar="FILE", help="Its private key, PEM, without a password.")
     lean: bool | None = Option(None, "--lean/--no-lean", hidden=True)
     lean_port: str | None = Option(None, hidden=True)
     lean_socket: str | None = Option(None, hidden=True)
     insecure: Insecure = False
 
-    def tls(self) -> ssl.SSLContext | None:
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of ``serve``. Raises Misuse(BAD_ARGUMENT)."""
+        self._reject_removed()
+        return {"listen": self.listen, "path": self.socket, "tls": self._tls(), "insecure": self.insecure}
+
+    def _tls(self) -> ssl.SSLContext | None:
         """Return the TLS settings, or None without a certificate."""
         if self.tls_cert is None and self.tls_key is None:
             return None
@@ -83,7 +87,7 @@ class _Sockets:
 
         return server_context(self.tls_cert, self.tls_key)
 
-    def reject_removed(self) -> None:
+    def _reject_removed(self) -> None:
         """Raise Misuse(BAD_ARGUMENT) for options of the second port that brokers of version 0.1 had."""
         if self.lean is not None or self.lean_port is not None:
             raise error(
@@ -106,15 +110,9 @@ class _SharedLog:
         help="The log is kept by Kafka and shared with other brokers, one of which leads; the folder has a copy "
         "(docs/failover.md).",
     )
-    silence: float | None = Option(
-        None, help="With --log: seconds without a sign of the leader after which this broker takes over; 2."
-    )
-    advertise: str | None = Option(
-        None, metavar="URL", help="With --log: the address for clients, if it is not --listen."
-    )
-    replicas: str | None = Option(
-        None, metavar="escrow://A|B", help="With --log: all brokers of the shard, as clients reach them."
-    )
+    silence: float | None = Option(None, help="With --log: seconds without a sign of the leader before a takeover; 2.")
+    advertise: str | None = Option(None, metavar="URL", help="With --log: the address for clients, if not --listen.")
+    replicas: str | None = Option(None, metavar="escrow://A|B", help="With --log: all brokers of the shard.")
 
     def replication(self) -> Replication | None:
         """Return the configuration of a shared log, or None without one."""
@@ -184,54 +182,56 @@ def serve(
     overrides: Overrides,
     folder: Path = Option("escrow-data", "--folder", "-d", help="The data folder; made if it is not there."),
     json: ReadyJson = False,
-    help_all: bool = Option(
-        False, "--help-all", callback=show_all, is_eager=True, help="Show all flags, with those of the settings."
-    ),
+    help_all: bool = Option(False, "--help-all", callback=show_all, is_eager=True, help="Show all flags."),
 ) -> None:
     """Serve a data folder until SIGTERM or Ctrl-C; both stop it cleanly.
 
     With --json one line is printed on standard output once the broker answers:
-    {"url": "escrow://127.0.0.1:7700", "socket": null, "metrics": null, "folder": "data", "shard": 1, "epoch": 1, "pid":
-    1},
-    and "http" and "asks" with --http, "console" with --console.
+    {"url": "escrow://127.0.0.1:7700", "socket": null, "metrics": null, "folder": "data", "shard": 1, "epoch": 1,
+    "pid": 1}, and "http" and "asks" with --http, "console" with --console.
 
     Exit code 6 when a write or sync of the log failed.
     """
     from escrowmq.broker.serving.serve import serve as run
 
     logging.start()
-    sockets.reject_removed()
+    listening = sockets.arguments()
     notifier = _webhooks(services.config, services.webhook, {"folder": str(folder)})
-
-    def announce(ready: dict[str, Any]) -> None:
-        if notifier:  # its other threads read the source meanwhile
-            notifier.source = notifier.source | {name: ready[name] for name in ("url", "shard", "epoch")}
-        if json:
-            return print_json_line({**ready, "pid": os.getpid()})
-        at = f" and {ready['socket']}" if ready["socket"] and not ready["url"].startswith("escrow+unix:") else ""
-        at += f", metrics at {ready['metrics']}" if ready["metrics"] else ""
-        at += f", HTTP at {ready['http']}" if "http" in ready else ""
-        at += f", the console at {ready['console']}" if "console" in ready else ""
-        notice(f"serving {ready['folder']} at {ready['url']}{at}; Ctrl-C stops it")
-
-    beside = services.beside(sockets.insecure)
     sys.setswitchinterval(SWITCH_SECONDS)
     raise_descriptor_limit()
     with notifier or nullcontext():
         status = run(
             folder,
-            listen=sockets.listen,
+            **listening,
             metrics=services.metrics,
-            path=sockets.socket,
-            tls=sockets.tls(),
             settings=BrokerSettings.load(services.config, dataclasses.asdict(overrides)),
-            insecure=sockets.insecure,
-            announce=announce,
-            beside=beside,
+            announce=partial(_on_ready, notifier, json),
+            beside=services.beside(sockets.insecure),
             replication=shared.replication(),
         )
     if status:
         raise typer.Exit(Exit.CORRUPT)
+
+
+def _on_ready(notifier: Webhooks | None, json: bool, ready: dict[str, Any]) -> None:
+    if notifier:  # its other threads read the source meanwhile
+        notifier.source = notifier.source | {name: ready[name] for name in ("url", "shard", "epoch")}
+    _announce(ready, json, f"serving {ready['folder']} at {_list_addresses(ready)}")
+
+
+def _list_addresses(ready: dict[str, Any]) -> str:
+    at = str(ready["url"])
+    at += f" and {ready['socket']}" if ready["socket"] and not at.startswith("escrow+unix:") else ""
+    at += f", metrics at {ready['metrics']}" if ready["metrics"] else ""
+    at += f", HTTP at {ready['http']}" if "http" in ready else ""
+    return at + (f", the console at {ready['console']}" if "console" in ready else "")
+
+
+def _announce(ready: dict[str, Any], json: bool, text: str) -> None:
+    if json:
+        print_json_line({**ready, "pid": os.getpid()})
+    else:
+        notice(f"{text}; Ctrl-C stops it")
 
 
 def _addresses(replicas: str) -> list[str]:
@@ -257,6 +257,23 @@ def _combine(beside: list[Beside]) -> Beside:
     return run
 
 
+def step_down(operation: Operation) -> None:
+    """Make the leading broker hand over to a standby, for example before maintenance of its machine.
+
+    It answers requests in flight and rejects new ones, which clients send to the new leader. It requires a log on Kafka
+    (docs/failover.md). The broker continues as a standby. If no other broker takes over, it leads again after some
+    seconds.
+    """
+    with operation.admin() as admin:
+        found = admin.step_down(why=operation.why)
+    columns: Columns = {
+        "broker": "broker",
+        "leads now": lambda row: row.get("leader", "none"),
+        ">seconds": lambda row: f"{row['seconds']:.2f}",
+    }
+    print_rows(found, operation.json, columns, "no broker")
+
+
 def gateway(
     log: ServerLogOptions,
     url: Url = DEFAULT_URL,
@@ -278,14 +295,59 @@ def gateway(
     log.start()
 
     def announce(ready: dict[str, Any]) -> None:
-        if json:
-            print_json_line({**ready, "pid": os.getpid()})
-        else:
-            notice(f"serving {ready['http']} for {ready['url']}; see {ready['http']}/docs; Ctrl-C stops it")
+        _announce(ready, json, f"serving {ready['http']} for {ready['url']}; see {ready['http']}/docs")
 
     raise_descriptor_limit()
     with serving_tls(tls_cert, tls_key) as tls:
         run(url, listen=listen, insecure=insecure, tls=tls, announce=announce, **_gateway_options(config, ask))
+
+
+@dataclass
+class _Console:
+    """The sources of the web console, and its addresses."""
+
+    database: list[str] | None = Option(
+        None,
+        "--database-url",
+        metavar="URL",
+        envvar="ESCROWMQ_DATABASE_URL",
+        help="A database with EscrowMQ's tables; may be given again." + PASSWORD,
+    )
+    host: list[str] | None = Option(None, metavar="NAME", help="A name for browsers, besides localhost; repeatable.")
+    plans: PlansFolder = None
+    insecure: Insecure = False
+
+
+def console(
+    options: _Console,
+    log: ServerLogOptions,
+    url: Url = DEFAULT_URL,
+    listen: Listen = "127.0.0.1:7790",
+    json: ReadyJson = False,
+) -> None:
+    """Serve the web console until SIGTERM or Ctrl-C: pending work, its causes, and operations on it.
+
+    With --json one line is printed on standard output once pages are served:
+    {"console": "http://127.0.0.1:7790", "url": "escrow://127.0.0.1:7700", "pid": 1}.
+    """
+    from escrowmq.console import ConsoleSettings
+    from escrowmq.console import serve as run
+
+    log.start()
+
+    def announce(ready: dict[str, Any]) -> None:
+        _announce(ready, json, f"the console of {ready['url']} is at {ready['console']}")
+
+    raise_descriptor_limit()
+    run(
+        url,
+        listen=listen,
+        databases=options.database or (),
+        plans=options.plans,
+        settings=ConsoleSettings(hosts=tuple(options.host or ())),
+        insecure=options.insecure,
+        announce=announce,
+    )
 
 
 @webhooks.command("test")

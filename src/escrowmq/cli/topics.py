@@ -108,9 +108,7 @@ def _expect_existing() -> Iterator[None]:
 def delete(
     operation: Operation,
     name: Name,
-    force: bool = Option(
-        False, "--force", help="Roll back its undecided transactions, and remove it from the groups that consume it."
-    ),
+    force: bool = Option(False, "--force", help="Roll back undecided transactions; remove it from its groups."),
     dry_run: bool = Option(False, "--dry-run", help="Delete nothing: show what would be deleted."),
 ) -> None:
     """Delete a topic and all its messages. This cannot be undone.

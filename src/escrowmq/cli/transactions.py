@@ -7,17 +7,7 @@ from typing import Any
 from typer import Argument, Option
 
 from escrowmq.cli.options import App, Brokers, Limit, Operation, broker_time, time_option
-from escrowmq.cli.printing import (
-    Columns,
-    ago,
-    duration,
-    moment,
-    notice,
-    print_facts,
-    print_json,
-    print_rows,
-    state,
-)
+from escrowmq.cli.printing import Columns, ago, duration, moment, notice, print_facts, print_json, print_rows, state
 from escrowmq.cli.rows import body_of, plain
 
 app = App("Transactions: list, show, commit, roll back.")
@@ -32,9 +22,7 @@ _MESSAGES: Columns = {
 @app.command("list")
 def list_(
     brokers: Brokers,
-    state_: str | None = Option(
-        None, "--state", "-s", help="undecided, open, parked, committed, rolled_back or expired; else all."
-    ),
+    state_: str | None = Option(None, "--state", "-s", help="undecided, open, parked, committed, rolled_back, expired"),
     group: str | None = Option(None, "--group", "-g", help="Of this producer group."),
     older_than: Any = time_option(None, "--older-than", "Prepared longer ago than 30s, 5min, 2h."),
     cause: str | None = Option(None, help="Undecided for this cause, as `transactions summary` names it."),
@@ -95,9 +83,7 @@ def _explain_cause(cause: str, least: int, most: int) -> str:
 def show(
     operation: Operation,
     transaction: str = Argument(..., metavar="ID", help="A transaction id, such as 9f3a01c2-3-2a."),
-    body: bool = Option(
-        False, "--body", help="Also the bodies of one that was rolled back or has expired; this is recorded."
-    ),
+    body: bool = Option(False, "--body", help="Also bodies that are withheld; this is recorded."),
 ) -> None:
     """Show a transaction: its messages and its history."""
     with operation.admin() as admin:

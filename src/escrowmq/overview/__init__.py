@@ -5,9 +5,8 @@ and gives the selection of a plan for each group. :func:`status` is one screen. 
 databases that did not answer are named in ``missing``.
 """
 
-from escrowmq.overview.standing import status
+from escrowmq.overview.standing import status, waiting
 from escrowmq.overview.stories.timeline import timeline
 from escrowmq.overview.values import Cause, Event, Offer, Status, Story, Timeline
-from escrowmq.overview.waits.waiting import waiting
 
 __all__ = ["Cause", "Event", "Offer", "Status", "Story", "Timeline", "status", "timeline", "waiting"]

@@ -1,23 +1,25 @@
-"""The state of everything, on one screen: brokers, topics, groups, outboxes, and pending work."""
+"""Pending work, and the state of everything on one screen: brokers, topics, groups and outboxes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from escrowmq.client.bus import Bus
-from escrowmq.overview.asking import Asking
+from escrowmq.client.links.answers import Listing
+from escrowmq.overview.sources import Sources
 from escrowmq.overview.values import (
     BrokerStands,
+    Cause,
     DatabaseStands,
     GroupStands,
     ProducersStand,
     Status,
     TopicStands,
 )
-from escrowmq.overview.waits.brokers import LAG_SECONDS
-from escrowmq.overview.waits.waiting import find_causes
+from escrowmq.overview.waits.brokers import LAG_SECONDS, find_broker_causes
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -28,6 +30,39 @@ MOST_RATED = 200
 """Number of topics whose rates are measured if there is no earlier status; other topics get none."""
 
 
+def waiting(bus: Bus, engines: Sequence[sa.Engine] = (), *, lag_seconds: float = LAG_SECONDS) -> Listing[Cause]:
+    """Return pending work, grouped by its cause.
+
+    Causes that need an operator come first, among them problems of brokers and databases, then the largest. A consumer
+    group lags if its oldest message waits longer than ``lag_seconds``. ``missing`` names the brokers and databases that
+    did not answer; their pending work is not included.
+    """
+    sources = Sources(bus, engines)
+    causes = find_causes(sources, sources.now_us(), lag_seconds)
+    return Listing(causes, sources.missing)
+
+
+def find_causes(
+    sources: Sources, now_us: int, lag_seconds: float, stands: list[DatabaseStands] | None = None
+) -> list[Cause]:
+    """Return all causes in order. If ``stands`` is given, append the state of each outbox to it."""
+    causes = [*find_broker_causes(sources, now_us, lag_seconds)]
+    if sources.engines:  # without databases, SQLAlchemy may be missing
+        from escrowmq.overview.waits.databases import find_database_causes
+
+        causes += find_database_causes(sources, stands)
+    for one in sources.missing:
+        if one["broker"] not in sources.addresses:
+            text = f"Database {one['broker']} cannot be read: {one['reason']}."
+            where = one["broker"]
+            causes.append(Cause("database", where, one["reason"], 1, "database", None, True, text, where))
+    return sorted(causes, key=lambda cause: (not cause.needs_person, _FIRST.get(cause.kind, len(_FIRST)), -cause.count))
+
+
+_FIRST = {"broker": 0, "database": 1, "disk": 2, "damaged": 3}
+"""Kinds that may be the cause of all others."""
+
+
 def status(
     bus: Bus, engines: Sequence[sa.Engine] = (), *, before: Status | None = None, lag_seconds: float = LAG_SECONDS
 ) -> Status:
@@ -36,33 +71,34 @@ def status(
     ``before`` is an earlier status of the same brokers; rates are then those since it. Brokers and databases that did
     not answer are named in ``missing``, and their numbers are left out.
     """
-    asking = Asking(bus, engines)
-    now_us = asking.now_us()
-    found = asking.ask_all(lambda admin: admin.standing())
+    sources = Sources(bus, engines)
+    now_us = sources.now_us()
+    found = sources.request_all(lambda admin: admin.standing())
     databases: list[DatabaseStands] = []
-    causes = find_causes(asking, now_us, lag_seconds, databases)
-    brokers, counted = _describe_brokers(asking, before, now_us)
-    topics = _describe_topics(asking, found, before, now_us)
+    causes = find_causes(sources, now_us, lag_seconds, databases)
+    brokers, counted = _describe_brokers(sources, before, now_us)
+    listed = [topic for stands in found for topic in stands["topics"]]
+    ends = _sum_by(listed, "topic", "end")
     return Status(
         now_us=now_us,
         brokers=tuple(brokers),
-        topics=tuple(topics),
+        topics=tuple(_describe_topics(sources, _sum_by(listed, "topic", "stored"), ends, before, now_us)),
         groups=tuple(_sum_groups(found)),
         producers=tuple(_sum_producers(found)),
         databases=tuple(databases),
         waiting=tuple(causes),
-        missing=asking.missing,
-        counted={"topics": _sum_ends(found), **counted},
+        missing=sources.missing,
+        counted={"topics": dict(ends), **counted},
     )
 
 
 def _describe_brokers(
-    asking: Asking, before: Status | None, now_us: int
+    sources: Sources, before: Status | None, now_us: int
 ) -> tuple[list[BrokerStands], dict[str, dict[str, float]]]:
-    health = asking.ask_all(lambda admin: admin.health(), anew=True)
-    hellos = {one["broker"]: one for one in asking.ask_all(lambda admin: admin.hello())}
-    stats: dict[str, Mapping[str, Any]] = {
-        str(one["broker"]): one for one in asking.ask_all(lambda admin: admin.stats())
+    health = sources.request_all(lambda admin: admin.health(), anew=True)
+    hellos = {one["broker"]: one for one in sources.request_all(lambda admin: admin.hello())}
+    stats: dict[Any, Mapping[str, Any]] = {
+        one["broker"]: one for one in sources.request_all(lambda admin: admin.stats())
     }
     brokers, counted = [], {}
     for one in health:
@@ -108,58 +144,49 @@ def _to_int(value: Any) -> int | None:
 # Topics and groups, over all brokers
 
 
-def _sum_ends(found: list[Any]) -> dict[str, float]:
-    ends: dict[str, float] = {}
-    for stands in found:
-        for topic in stands["topics"]:
-            ends[topic["topic"]] = ends.get(topic["topic"], 0.0) + topic["end"]
-    return ends
+def _sum_by(rows: Sequence[Mapping[str, Any]], key: str, name: str) -> Counter[str]:
+    """Return the sum of a number over the rows with the same key."""
+    sums: Counter[str] = Counter()
+    for row in rows:
+        sums[row[key]] += row[name]
+    return sums
 
 
-def _describe_topics(asking: Asking, found: list[Any], before: Status | None, now_us: int) -> list[TopicStands]:
-    stored: dict[str, int] = {}
-    for stands in found:
-        for topic in stands["topics"]:
-            stored[topic["topic"]] = stored.get(topic["topic"], 0) + topic["stored"]
-    ends, rates = _sum_ends(found), {}
+def _describe_topics(
+    sources: Sources, stored: Counter[str], ends: Counter[str], before: Status | None, now_us: int
+) -> Iterator[TopicStands]:
     for number, name in enumerate(sorted(stored)):
+        rate = None
         if before is not None:
-            rates[name] = _rate_since(before, "topics", name, ends[name], now_us)
+            rate = _rate_since(before, "topics", name, ends[name], now_us)
         elif number < MOST_RATED:
-            rates[name] = _measure_recent_rate(asking, name, now_us)
-    return [TopicStands(name, stored[name], rates.get(name)) for name in sorted(stored)]
+            rate = _measure_recent_rate(sources, name, now_us)
+        yield TopicStands(name, stored[name], rate)
 
 
-def _measure_recent_rate(asking: Asking, topic: str, now_us: int) -> float | None:
+def _measure_recent_rate(sources: Sources, topic: str, now_us: int) -> float | None:
     """Measure the messages per second of a topic over RATE_SECONDS, by the times when they became visible."""
     begin = datetime.fromtimestamp(now_us / 1e6 - RATE_SECONDS, UTC)
-    rows = asking.ask_all(lambda admin: admin.offsets(topic, time=begin))
+    rows = sources.request_all(lambda admin: admin.offsets(topic, time=begin))
     return sum(row["end"] - row["offset_at"] for row in rows) / RATE_SECONDS if rows else None
 
 
-def _sum_groups(found: list[Any]) -> list[GroupStands]:
-    groups: dict[tuple[str, str], dict[str, Any]] = {}
-    for stands in found:
-        for one in stands["consumers"]:
-            row = groups.setdefault(
-                (one["group"], one["topic"]), dict.fromkeys(_SUMMED, 0) | {"lag_seconds": 0.0, "paused": False}
-            )
-            for name in _SUMMED:
-                row[name] += one[name]
-            row["lag_seconds"] = max(row["lag_seconds"], one["lag_seconds"])
-            row["paused"] = row["paused"] or bool(one.get("paused", False))
-    return [GroupStands(group=group, topic=topic, **row) for (group, topic), row in sorted(groups.items())]
+def _sum_groups(found: list[Any]) -> Iterator[GroupStands]:
+    for (group, topic), rows in _grouped([one for stands in found for one in stands["consumers"]], "group", "topic"):
+        sums = {name: sum(one[name] for one in rows) for name in ("lag", "leased", "retrying", "dead", "receiving")}
+        lag_seconds, paused = max(one["lag_seconds"] for one in rows), any(one.get("paused") for one in rows)
+        yield GroupStands(group=group, topic=topic, **sums, lag_seconds=lag_seconds, paused=paused)
 
 
-_SUMMED = ("lag", "leased", "retrying", "dead", "receiving")
+def _sum_producers(found: list[Any]) -> Iterator[ProducersStand]:
+    for (group,), rows in _grouped([one for stands in found for one in stands["producers"]], "group"):
+        sums = {name: sum(one[name] for one in rows) for name in ("open", "parked", "connected")}
+        yield ProducersStand(group=group, **sums, oldest_seconds=max(one["oldest_seconds"] for one in rows))
 
 
-def _sum_producers(found: list[Any]) -> list[ProducersStand]:
-    groups: dict[str, dict[str, Any]] = {}
-    for stands in found:
-        for one in stands["producers"]:
-            row = groups.setdefault(one["group"], {"open": 0, "parked": 0, "oldest_seconds": 0.0, "connected": 0})
-            for name in ("open", "parked", "connected"):
-                row[name] += one[name]
-            row["oldest_seconds"] = max(row["oldest_seconds"], one["oldest_seconds"])
-    return [ProducersStand(group=group, **row) for group, row in sorted(groups.items())]
+def _grouped(rows: list[Mapping[str, Any]], *names: str) -> list[tuple[tuple[Any, ...], list[Mapping[str, Any]]]]:
+    """Return the rows of each combination of these fields, in order."""
+    groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[name] for name in names), []).append(row)
+    return sorted(groups.items(), key=lambda group: group[0])

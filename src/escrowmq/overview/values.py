@@ -24,7 +24,7 @@ class AsJson:
         return made
 
 
-# What became of one thing
+# The history of one message
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,6 @@ class Story(AsJson):
     transaction: str | None
     """In printed form; None for a message without a transaction."""
     state: str
-    """One word."""
     waits: bool
     """Whether the message is pending anywhere."""
     why: str
@@ -82,13 +81,11 @@ class Story(AsJson):
 
 @dataclass(frozen=True, slots=True)
 class Timeline(AsJson):
-    """The result of a search."""
+    """The result of a search: stories, newest first, and whether there are more messages."""
 
     wanted: str
     stories: tuple[Story, ...]
-    """Newest first."""
     more: bool
-    """Whether there are more messages."""
     now_us: int
     missing: tuple[Missing, ...] = ()
     """Brokers and databases that did not answer; their facts are not included."""
@@ -100,31 +97,27 @@ class Timeline(AsJson):
 
 @dataclass(frozen=True, slots=True)
 class Cause(AsJson):
-    """Pending things with the same cause."""
+    """Pending work with one cause: ``count`` of ``unit``, or more if ``at_least``; ``acts``: operations of plans."""
 
     kind: str
     """``parked``, ``undecided``, ``dead``, ``lagging``, ``outbox``, ``held``, ``stuck``, ``case``, ``suspended``,
     ``disk``, ``damaged``, ``broker`` or ``database``."""
     of: str
-    """Whose they are: a consumer or producer group, a topic, a compensation; or the broker itself."""
+    """Their consumer or producer group, topic or compensation; or the broker itself."""
     cause: str
     count: int
-    """How many: of what, ``unit`` says."""
     unit: str
     oldest_us: int | None
-    """Since when; None: that is not known."""
+    """Time of the oldest; None: unknown."""
     needs_person: bool
-    """Nothing happens by itself until somebody acts."""
     sentence: str
     where: str
-    """Address of the broker, or name of the database; empty: of all brokers together."""
+    """Address of the broker, or name of the database; empty: all brokers."""
     samples: tuple[Mapping[str, Any], ...] = ()
     acts: tuple[str, ...] = ()
-    """What a plan of these can do."""
     selection: Mapping[str, Any] = field(default_factory=dict)
-    """With which a plan of them is made; empty: no plan can be."""
+    """The selection of a plan; empty: no plan is possible."""
     at_least: bool = False
-    """Whether there may be more than ``count``."""
 
 
 # The state of everything
@@ -132,24 +125,21 @@ class Cause(AsJson):
 
 @dataclass(frozen=True, slots=True)
 class BrokerStands(AsJson):
-    """One broker."""
+    """One broker. Rates are per second since the previous status, None without one."""
 
     broker: str
     status: str
-    """As ``health`` says it, or ``unreachable``."""
+    """The status of ``health``, or ``unreachable``."""
     reason: str
     shard: int | None
     version: str | None
     epoch: int | None
     log_bytes: int | None
-    """Of all segments that are stored."""
     free_bytes: int | None
     log_bytes_per_second: float | None
-    """Since the status before; None: there was none."""
     asked_per_second: float | None
-    """Questions to producers, likewise."""
     unanswered: int | None
-    """Questions to producers that are open."""
+    """Check-backs without an answer yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +149,7 @@ class TopicStands(AsJson):
     topic: str
     stored: int
     per_second: float | None
-    """Messages that became visible, over :data:`~escrowmq.overview.standing.RATE_SECONDS` before, or since the status
-    before."""
+    """Messages that became visible: since the previous status, or over the last minute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +164,7 @@ class GroupStands(AsJson):
     retrying: int
     dead: int
     receiving: int
-    """Receives that wait for messages now."""
+    """Pending requests for messages."""
     paused: bool
 
 
@@ -188,7 +177,7 @@ class ProducersStand(AsJson):
     parked: int
     oldest_seconds: float
     connected: int
-    """Sessions that can be asked."""
+    """Sessions that can be checked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +191,6 @@ class DatabaseStands(AsJson):
     waiting: int
     lag_seconds: float
     relays: int
-    """Relays that are alive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +206,7 @@ class Status(AsJson):
     waiting: tuple[Cause, ...]
     missing: tuple[Missing, ...]
     counted: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """Numbers that only grow, by broker or topic: what the rates of the next status begin with."""
+    """Counters by broker or topic, from which the next status derives rates."""
 
     @property
     def needs_person(self) -> bool:

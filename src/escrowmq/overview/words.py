@@ -32,7 +32,7 @@ def many(count: int, thing: str, things: str | None = None) -> str:
     return f"{count:,} {thing if count == 1 else things or thing + 's'}"
 
 
-def quoted(text: str | None) -> str:
+def quote(text: str | None) -> str:
     """Return the first line of a text, shortened and without control characters. An empty text gets a placeholder."""
     if not text or not text.strip():
         return "no reason was given"

@@ -17,7 +17,7 @@ from escrowmq.plans.outcomes import Counts, Outcome, Sample
 from escrowmq.plans.plan import Plan
 from escrowmq.plans.ramp import Ramp, StopAfter
 from escrowmq.plans.running import Report
-from escrowmq.plans.subjects.opening import ACTS, is_of_database
+from escrowmq.plans.subjects import ACTS, is_of_database
 
 __all__ = [
     "ACTS",

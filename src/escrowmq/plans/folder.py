@@ -14,23 +14,22 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
 from escrowmq.acts.telling import acting_user
 from escrowmq.errors import Code, EscrowError, Misuse, error
-from escrowmq.plans import dry_run as dry_runs
 from escrowmq.plans import frozen, making, plan, progress
 from escrowmq.plans.outcomes import Counts, Outcome
 from escrowmq.plans.plan import Plan
-from escrowmq.plans.ramp import Ramp, StopAfter
+from escrowmq.plans.ramp import Pacing
 from escrowmq.plans.running import Report, Run
-from escrowmq.plans.subjects.opening import Where, open_subject
+from escrowmq.plans.subjects import Where, open_subject
 from escrowmq.platform.disk import RealDisk, disk_error, replace_file
 
 VARIABLE = "ESCROWMQ_PLANS"
@@ -68,19 +67,18 @@ class Plans:
         Rejected(UNKNOWN_GROUP), Rejected(NOT_FOUND) if no row matches, Overloaded(BROKER_AWAY) if a broker is
         unavailable, unless ``without_missing``."""
         subject = open_subject(where, act, selection)
-        moment = time.gmtime()
-        name = f"{time.strftime('%Y%m%d-%H%M%S', moment)}-{secrets.token_hex(3)}"
+        name = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(3)}"
         disk = RealDisk(self.folder / name)
         try:
             made = making.make(
                 subject,
                 disk.folder,
-                name,
                 selection,
+                by=by or acting_user(),
+                why=why,
                 without_missing=without_missing,
                 progress=progress or (lambda rows: None),
             )
-            made = replace(made, by=by or acting_user(), why=why, made_us=time.time_ns() // 1000)
             plan.write(disk, made)
         except BaseException:
             shutil.rmtree(disk.folder, ignore_errors=True)
@@ -106,7 +104,7 @@ class Plans:
             state=state,
             reason="" if history.ended is None else str(history.ended["reason"]),
             next=history.next,
-            outcomes=history.tally.by_outcome,
+            outcomes=history.outcomes,
             again=history.again,
             in_doubt=0 if history.doubt is None else history.doubt[1],
             runs=len(history.runs),
@@ -117,15 +115,17 @@ class Plans:
         ``outcome``. ``outcome`` selects rows with this outcome only."""
         disk = self._disk(id)
         history = progress.read(disk)
-        wanted = None if outcome is None else _outcome(outcome)
+        if offset < 0:
+            raise Misuse(Code.BAD_ARGUMENT, f"{offset} is not a row number")
+        known = [one.name.lower() for one in Outcome]
+        if outcome is not None and outcome.lower() not in known:
+            raise Misuse(Code.BAD_ARGUMENT, f"{outcome!r:.50} is not an outcome", f"one of {', '.join(known)}")
+        wanted = None if outcome is None else Outcome[outcome.upper()]
         found: list[dict[str, Any]] = []
         with frozen.open_set(disk.folder) as rows:
-            if offset < 0:
-                raise Misuse(Code.BAD_ARGUMENT, f"{offset} is not a row number")
             for first, batch in rows.batches(offset):
                 outcomes = progress.results(disk, first, batch.num_rows, history)
-                chosen = np.arange(len(outcomes)) if wanted is None else np.flatnonzero(outcomes == wanted)
-                chosen = chosen[: limit - len(found)]
+                chosen = np.flatnonzero(outcomes >= 0 if wanted is None else outcomes == wanted)[: limit - len(found)]
                 for at, about in zip(chosen.tolist(), batch.take(chosen).to_pylist(), strict=True):
                     found.append({"row": first + at, "outcome": Outcome(outcomes[at]).name.lower(), **about})
                 if len(found) >= limit:
@@ -142,17 +142,16 @@ class Plans:
         with frozen.open_set(disk.folder) as rows:
             self._check(made, disk.folder, rows)
             subject = open_subject(where, made.act, made.settings)
-            counts = dry_runs.preview(subject, made, rows, samples, progress or (lambda done, of: None))
+            counts = making.preview(subject, made, rows, samples, progress or (lambda done, of: None))
+        content = json.dumps(counts.to_json(), ensure_ascii=False).encode()
         with suppress(OSError):  # stored only for the page of the plan
-            replace_file(
-                disk, dry_runs.NAME, [[json.dumps(counts.to_json(), ensure_ascii=False).encode()]], durable=False
-            )
+            replace_file(disk, making.DRY_RUN, [[content]], durable=False)
         return counts
 
     def last_dry_run(self, id: str) -> dict[str, Any] | None:
         """Return the result of the last dry run in the form of :meth:`Counts.to_json`; None if there was none."""
         try:
-            found = json.loads((self._disk(id).folder / dry_runs.NAME).read_bytes())
+            found = json.loads((self._disk(id).folder / making.DRY_RUN).read_bytes())
         except (OSError, ValueError):
             return None
         return found if isinstance(found, dict) else None
@@ -162,23 +161,18 @@ class Plans:
         id: str,
         where: Where,
         *,
-        ramp: Ramp | None = None,
-        rate: float | None = None,
-        stop_after: str | StopAfter | None = None,
-        batch: int = frozen.BATCH_ROWS,
-        patience: float = 30.0,
         digest: str | None = None,
         why: str | None = None,
         by: str | None = None,
         progress: Callable[[Report], None] | None = None,
         stop: Event | None = None,
+        **pacing: Unpack[Pacing],
     ) -> Report:
         """Apply the act to every unprocessed row, in order; the next run continues where this one ends.
 
-        ``rate``: maximum rows per second. ``stop_after``: number of failures, ``"100"`` or ``"5%"``. ``batch``: maximum
-        rows of one act. ``patience``: seconds to wait for an unavailable broker. ``digest``: required prefix of the
-        plan's digest. ``progress`` is called after each batch. ``stop``: an event that stops it after the batch. A
-        rejection ends the run; it is in the report.
+        ``digest``: required prefix of the plan's digest. ``progress`` is called after each batch. ``stop``: an event
+        that stops it after the batch. See :class:`~escrowmq.plans.ramp.Pacing` for ``ramp``, ``rate``, ``stop_after``,
+        ``batch`` and ``patience``. A rejection ends the run; it is in the report.
 
         Raises Corrupt(DAMAGED) for a set that was changed, Rejected(CONFLICT) during another run of the plan,
         Overloaded(DISK_FULL) if the run cannot be recorded.
@@ -187,18 +181,19 @@ class Plans:
         made = plan.read(disk, disk.folder.name)
         if digest is not None and not (digest and made.digest.startswith(digest)):
             raise error(Code.CONFLICT, f"the digest of plan {made.id} is {made.digest}", "review the plan again")
-        limit = stop_after if isinstance(stop_after, StopAfter) else StopAfter.parse(stop_after)
-        if not 1 <= batch <= frozen.BATCH_ROWS:
-            raise Misuse(Code.BAD_ARGUMENT, f"{batch!r} rows per batch: allowed are 1 to {frozen.BATCH_ROWS}")
         with self._lock(disk, made), frozen.open_set(disk.folder) as rows:
             self._check(made, disk.folder, rows)
             stop_file = disk.folder / STOP
             stop_file.unlink(missing_ok=True)
             run = Run(
-                made, rows, disk, open_subject(where, made.act, made.settings, patient=False), ramp=ramp or Ramp(),
-                rate=rate, stop_after=limit, batch=batch, patience=patience, progress=progress or (lambda report: None),
+                made,
+                rows,
+                disk,
+                open_subject(where, made.act, made.settings, patient=False),
+                pacing,
+                on_progress=progress or (lambda report: None),
                 should_stop=lambda: (stop is not None and stop.is_set()) or stop_file.exists(),
-            )  # fmt: skip
+            )
             return run.run(by or acting_user(), why)
 
     def stop(self, id: str) -> bool:
@@ -240,17 +235,16 @@ class Plans:
     @contextmanager
     def _lock(self, disk: RealDisk, made: Plan) -> Iterator[None]:
         """Lock a plan for a run. The lock of a killed process is released."""
-        with ExitStack() as stack:
-            try:
-                disk.lock()
-            except Misuse as problem:
-                if problem.code is not Code.FOLDER_IN_USE:
-                    raise
-                hint = f"escrowmq plan stop {made.id} stops it after its batch"
-                raise error(Code.CONFLICT, f"plan {made.id} is already running: {problem.message}", hint) from None
-            except OSError as problem:
-                raise disk_error(problem) from problem
-            stack.callback(disk.close)
+        try:
+            disk.lock()
+        except Misuse as problem:
+            if problem.code is not Code.FOLDER_IN_USE:
+                raise
+            hint = f"escrowmq plan stop {made.id} stops it after its batch"
+            raise error(Code.CONFLICT, f"plan {made.id} is already running: {problem.message}", hint) from None
+        except OSError as problem:
+            raise disk_error(problem) from problem
+        with closing(disk):
             yield
 
     def list(self) -> list[Plan]:
@@ -261,11 +255,3 @@ class Plans:
                 with suppress(EscrowError):
                     found.append(self.get(name))
         return found
-
-
-def _outcome(name: str) -> Outcome:
-    try:
-        return Outcome[name.upper()]
-    except KeyError:
-        names = ", ".join(one.name.lower() for one in Outcome)
-        raise Misuse(Code.BAD_ARGUMENT, f"{name!r:.50} is not an outcome", f"one of {names}") from None

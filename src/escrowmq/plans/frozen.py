@@ -28,7 +28,6 @@ PLACE = "place"
 """Column with the place of a row: the shard of its broker. All rows of a batch have one place."""
 BATCH_ROWS = 4096
 """Rows per batch of the file. An act on a full batch is a record of some hundred kilobytes."""
-_PIECE = 1 << 20
 
 
 class Digest:
@@ -84,16 +83,12 @@ def _pack(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.R
         place = batch.column(PLACE)[0].as_py()
         pending = pending_by_place.setdefault(place, [])
         pending.append(batch)
-        if sum(one.num_rows for one in pending) < BATCH_ROWS:
-            continue
-        joined = _join(pending, schema)
-        whole = joined.num_rows - joined.num_rows % BATCH_ROWS
-        for first in range(0, whole, BATCH_ROWS):
-            yield joined.slice(first, BATCH_ROWS)
-        pending_by_place[place] = [joined.slice(whole)] if whole < joined.num_rows else []
-    for pending in pending_by_place.values():
-        if pending:
-            yield _join(pending, schema)
+        if sum(one.num_rows for one in pending) >= BATCH_ROWS:
+            joined = _join(pending, schema)
+            whole = joined.num_rows - joined.num_rows % BATCH_ROWS
+            yield from (joined.slice(first, BATCH_ROWS) for first in range(0, whole, BATCH_ROWS))
+            pending_by_place[place] = [joined.slice(whole)] if whole < joined.num_rows else []
+    yield from (_join(pending, schema) for pending in pending_by_place.values() if pending)
 
 
 def _join(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
@@ -165,14 +160,11 @@ def open_set(folder: Path) -> Iterator[FrozenSet]:
 
 def file_hash(folder: Path) -> str:
     """Return the SHA-256 of the whole file, 64 hex digits."""
-    digest = hashlib.sha256()
     try:
         with (folder / NAME).open("rb") as file:
-            while piece := file.read(_PIECE):
-                digest.update(piece)
+            return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as problem:
         raise _unreadable(folder / NAME, str(problem)) from problem
-    return digest.hexdigest()
 
 
 def _unreadable(path: Path, reason: str) -> EscrowError:
@@ -181,8 +173,5 @@ def _unreadable(path: Path, reason: str) -> EscrowError:
 
 def changed_error(plan: str) -> EscrowError:
     """Return the error for a set that differs from the frozen one."""
-    return error(
-        Code.DAMAGED,
-        f"the frozen set of plan {plan} was changed after the plan was made: its digest differs",
-        "nothing was done; make a new plan",
-    )
+    text = f"the frozen set of plan {plan} was changed after the plan was made: its digest differs"
+    return error(Code.DAMAGED, text, "nothing was done; make a new plan")

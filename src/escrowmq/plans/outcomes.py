@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import IntEnum
 from typing import Any, TypeAlias
 
@@ -44,6 +44,23 @@ def all_of(outcome: Outcome, rows: int) -> Outcomes:
     return np.full(rows, outcome, np.uint8)
 
 
+def count_outcomes(outcomes: Outcomes) -> dict[str, int]:
+    """Count outcomes by name (in lower case), without zeros."""
+    counted = np.bincount(outcomes, minlength=len(Outcome)).tolist()
+    return {one.name.lower(): counted[one] for one in Outcome if counted[one]}
+
+
+def add_counts(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, int]:
+    """Add counts by name, in the order of the outcomes."""
+    names = [one.name.lower() for one in Outcome]
+    return {name: first.get(name, 0) + second.get(name, 0) for name in names if name in first or name in second}
+
+
+def count_failures(counts: Mapping[str, int]) -> int:
+    """Count the rows that were done neither by this plan nor before."""
+    return sum(count for name, count in counts.items() if Outcome[name.upper()].is_failure)
+
+
 @dataclass(frozen=True, slots=True)
 class Sample:
     """A row of the frozen set: its number there, its outcome and its columns."""
@@ -51,10 +68,6 @@ class Sample:
     row: int
     outcome: str
     about: Mapping[str, Any]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return {"row": self.row, "outcome": self.outcome, "about": dict(self.about)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,44 +78,10 @@ class Counts:
     rows: int
     at_us: int
     by_outcome: Mapping[str, int]
-    samples: tuple[Sample, ...] = ()
+    samples: list[Sample] = field(default_factory=list)
     handled: int = 0
     """Rows that earlier runs processed: a dry run covers only the others."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values for JSON."""
-        return {
-            "plan": self.plan,
-            "rows": self.rows,
-            "at_us": self.at_us,
-            "handled": self.handled,
-            "by_outcome": dict(self.by_outcome),
-            "samples": [sample.to_json() for sample in self.samples],
-        }
-
-
-@dataclass(slots=True)
-class Tally:
-    """Counts outcomes batch by batch, in bounded memory."""
-
-    numbers: list[int] = field(default_factory=lambda: [0] * len(Outcome))
-
-    def add(self, outcomes: Outcomes) -> None:
-        """Count a batch."""
-        for number, count in enumerate(np.bincount(outcomes, minlength=len(Outcome)).tolist()):
-            self.numbers[number] += count
-
-    def take(self, counted: Mapping[str, int]) -> None:
-        """Add earlier counts in the form of :attr:`by_outcome`."""
-        for name, count in counted.items():
-            self.numbers[Outcome[name.upper()]] += count
-
-    @property
-    def by_outcome(self) -> dict[str, int]:
-        """Counts by name, without zeros."""
-        return {one.name.lower(): self.numbers[one] for one in Outcome if self.numbers[one]}
-
-    @property
-    def failures(self) -> int:
-        """Rows that were done neither by this plan nor before."""
-        return sum(self.numbers[one] for one in Outcome if one.is_failure)
+        return asdict(self)

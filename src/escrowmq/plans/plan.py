@@ -91,11 +91,9 @@ def read(disk: Disk, name: str) -> Plan:
     except OSError as problem:
         raise disk_error(problem) from problem
     except (ValueError, KeyError, TypeError) as problem:
-        raise Corrupt(
-            Code.DAMAGED, f"{NAME} of plan {name} cannot be read: {problem!r:.200}", "make a new plan"
-        ) from None
+        text = f"{NAME} of plan {name} cannot be read: {problem!r:.200}"
+        raise Corrupt(Code.DAMAGED, text, "make a new plan") from None
     if plan.id != name:
-        raise Corrupt(
-            Code.DAMAGED, f"the folder {name} holds the plan {plan.id!r:.100}", "a plan's folder keeps its name"
-        )
+        text = f"the folder {name} holds the plan {plan.id!r:.100}"
+        raise Corrupt(Code.DAMAGED, text, "a plan's folder keeps its name")
     return plan

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from escrowmq.errors import Code, Corrupt
-from escrowmq.plans.outcomes import Outcome, Outcomes, Tally
+from escrowmq.plans.outcomes import Outcome, Outcomes, add_counts, count_failures, count_outcomes
 from escrowmq.platform.disk import Disk, File, disk_error, read_file
 from escrowmq.platform.failpoints import reach
 
@@ -27,11 +27,14 @@ RESULTS = "results"
 
 @dataclass(slots=True)
 class History:
-    """The content of the journal."""
+    """The content of the journal. Its entries: ``run`` (a run starts), ``begin`` (of a batch, before it is sent),
+    ``done`` (its results), ``undone`` (certainly not applied), ``again`` (rows that were done and have failed again),
+    ``end`` (of the run)."""
 
     next: int = 0
     """Number of the next row; all rows before it are processed."""
-    tally: Tally = field(default_factory=Tally)
+    outcomes: dict[str, int] = field(default_factory=dict)
+    """Number of these rows by outcome."""
     doubt: tuple[int, int] | None = None
     """First row and number of rows of a batch with unknown result."""
     again: int = 0
@@ -45,24 +48,25 @@ class History:
     @property
     def failures(self) -> int:
         """Rows that were not done, plus rows that failed again."""
-        return self.tally.failures + self.again
+        return count_failures(self.outcomes) + self.again
 
     def take(self, entry: Mapping[str, Any]) -> None:
         """Apply one entry."""
-        if "run" in entry:
-            self.runs.append(entry)
-            self.ended = None
-        elif "begin" in entry:
-            self.doubt = entry["begin"], entry["rows"]
-        elif "done" in entry:
-            self.doubt, self.next = None, entry["done"] + entry["rows"]
-            self.tally.take(entry["outcomes"])
-        elif "undone" in entry:
-            self.doubt = None
-        elif "again" in entry:
-            self.again += entry["again"]
-        elif "end" in entry:
-            self.ended = entry
+        match entry:
+            case {"run": _}:
+                self.runs.append(entry)
+                self.ended = None
+            case {"begin": first, "rows": rows}:
+                self.doubt = first, rows
+            case {"done": first, "rows": rows, "outcomes": outcomes}:
+                self.doubt, self.next = None, first + rows
+                self.outcomes = add_counts(self.outcomes, outcomes)
+            case {"undone": _}:
+                self.doubt = None
+            case {"again": rows}:
+                self.again += rows
+            case {"end": _}:
+                self.ended = entry
 
 
 def read(disk: Disk) -> History:
@@ -119,13 +123,9 @@ class Progress:
         self._journal.close()
         self._results.close()
 
-    def record_start(self, **fields: Any) -> None:
-        """Record the start of a run."""
-        self._append({"run": len(self.history.runs) + 1, **fields})
-
     def record_begin(self, first: int, rows: int) -> None:
         """Record a batch before it is sent. Raises before anything is sent if that fails."""
-        self._append({"begin": first, "rows": rows})
+        self.append({"begin": first, "rows": rows})
         reach("plans.begun")
 
     def record_done(self, first: int, outcomes: Outcomes, at_us: int) -> None:
@@ -136,24 +136,11 @@ class Progress:
         except OSError as problem:
             raise disk_error(problem) from problem
         reach("plans.results-written")
-        counted = Tally()
-        counted.add(outcomes)
-        self._append({"done": first, "rows": len(outcomes), "outcomes": counted.by_outcome, "at_us": at_us})
+        self.append({"done": first, "rows": len(outcomes), "outcomes": count_outcomes(outcomes), "at_us": at_us})
         reach("plans.done")
 
-    def record_undone(self, first: int, reason: str) -> None:
-        """Record that a batch was certainly not applied."""
-        self._append({"undone": first, "reason": reason})
-
-    def record_again(self, rows: int) -> None:
-        """Record the number of done rows that have failed again."""
-        self._append({"again": rows})
-
-    def record_end(self, how: str, reason: str, at_us: int) -> None:
-        """Record the end of the run."""
-        self._append({"end": how, "reason": reason, "at_us": at_us})
-
-    def _append(self, entry: dict[str, Any]) -> None:
+    def append(self, entry: dict[str, Any]) -> None:
+        """Append an entry durably, and apply it to the history; see :class:`History` for the entries."""
         content = json.dumps(entry, ensure_ascii=False).encode()
         line = _checksum(content) + b" " + content + b"\n"
         try:
@@ -178,8 +165,7 @@ def results(disk: Disk, first: int, rows: int, history: History) -> Outcomes:
             raise Corrupt(Code.DAMAGED, f"the file {RESULTS} of the plan cannot be read: {problem}") from problem
         codes = np.frombuffer(stored, np.uint8)
         if len(codes) < known or (codes > max(Outcome)).any():
-            raise Corrupt(
-                Code.DAMAGED, f"the file {RESULTS} of the plan was changed", "the record of acts also has them"
-            )
+            text = f"the file {RESULTS} of the plan was changed"
+            raise Corrupt(Code.DAMAGED, text, "the record of acts also has them")
         found[:known] = codes
     return found

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypedDict
 
 from escrowmq.errors import Code, Misuse
 
@@ -24,9 +25,8 @@ class Ramp:
         rising = all(before < after for before, after in zip((0.0, *self.shares), self.shares, strict=False))
         if not self.shares or not rising or self.shares[-1] != 100.0:
             text = ",".join(f"{share:g}" for share in self.shares)
-            raise Misuse(
-                Code.BAD_ARGUMENT, f"{text!r} is not a ramp", "rising percentages that end with 100, such as 1,10,100"
-            )
+            hint = "rising percentages that end with 100, such as 1,10,100"
+            raise Misuse(Code.BAD_ARGUMENT, f"{text!r} is not a ramp", hint)
         if not 0 <= self.pause < 1e9:
             raise Misuse(Code.BAD_ARGUMENT, f"{self.pause!r} is not a pause in seconds")
 
@@ -63,17 +63,14 @@ class StopAfter:
             return cls()
         try:
             if text.endswith("%"):
-                share = float(text[:-1])
-                if not 0 <= share <= 100:
-                    raise ValueError
-                return cls(share=share)
-            count = int(text)
-            if count < 1:
-                raise ValueError
+                if 0 <= (share := float(text[:-1])) <= 100:
+                    return cls(share=share)
+            elif (count := int(text)) >= 1:
+                return cls(count)
         except ValueError:
-            hint = "a number of rows such as 100, or a share such as 5%"
-            raise Misuse(Code.BAD_ARGUMENT, f"{text!r} is not a number of failures", hint) from None
-        return cls(count)
+            pass
+        hint = "a number of rows such as 100, or a share such as 5%"
+        raise Misuse(Code.BAD_ARGUMENT, f"{text!r} is not a number of failures", hint)
 
     def why(self, failures: int, handled: int) -> str | None:
         """Return the reason to stop now; None to continue."""
@@ -82,6 +79,18 @@ class StopAfter:
         if self.share is not None and handled and failures * 100.0 > self.share * handled:
             return f"{failures:,} failures of {handled:,} rows; the limit is {self.share:g} %"
         return None
+
+
+class Pacing(TypedDict, total=False):
+    """The speed of a run, and what stops it. ``rate``: maximum rows per second. ``stop_after``: number of failures,
+    ``"100"`` or ``"5%"``. ``batch``: maximum rows of one act. ``patience``: seconds to wait for an unavailable
+    broker."""
+
+    ramp: Ramp | None
+    rate: float | None
+    stop_after: str | StopAfter | None
+    batch: int
+    patience: float
 
 
 class Pace:
@@ -105,8 +114,3 @@ class Pace:
             return self._wait(0.0)
         self._free_at = max(self._free_at, self._now() - 1.0) + rows / self._rate
         return self._wait(max(self._free_at - self._now(), 0.0))
-
-
-def boundaries(first: int, ends: Sequence[int]) -> list[int]:
-    """Return the step ends after row ``first``, where a run continues."""
-    return [end for end in ends if end > first]

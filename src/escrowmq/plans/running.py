@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Collection
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -16,12 +17,13 @@ from typing import Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from escrowmq.errors import AWAY, Code, EscrowError, Meaning, Unknown
+from escrowmq.errors import AWAY, Code, EscrowError, Meaning, Misuse, Unknown
+from escrowmq.plans import frozen
 from escrowmq.plans.frozen import FrozenSet
-from escrowmq.plans.outcomes import Outcome, Outcomes
+from escrowmq.plans.outcomes import Outcome, Outcomes, count_failures
 from escrowmq.plans.plan import Plan
 from escrowmq.plans.progress import Progress
-from escrowmq.plans.ramp import Pace, Ramp, StopAfter, boundaries
+from escrowmq.plans.ramp import Pace, Pacing, Ramp, StopAfter
 from escrowmq.plans.subjects.seam import Subject
 from escrowmq.platform.backoff import Backoff
 from escrowmq.platform.disk import Disk
@@ -29,6 +31,8 @@ from escrowmq.platform.failpoints import reach
 
 T = TypeVar("T")
 
+PATIENCE = 30.0
+"""Default time (s) to wait for an unavailable broker."""
 _POLL_INTERVAL = 0.1
 """Poll interval (s) for a stop request while waiting."""
 _NOT_NOW = frozenset({Code.BROKER_AWAY, Code.DISK_FULL, Code.OUT_OF_RESOURCES, Code.QUEUE_FULL})
@@ -61,7 +65,7 @@ class Report:
     @property
     def failures(self) -> int:
         """Rows that were done neither by the plan nor before, plus rows that failed again after they were done."""
-        return self.again + sum(count for name, count in self.outcomes.items() if Outcome[name.upper()].is_failure)
+        return self.again + count_failures(self.outcomes)
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -85,69 +89,60 @@ class Run:
         rows: FrozenSet,
         disk: Disk,
         subject: Subject,
+        pacing: Pacing,
         *,
-        ramp: Ramp,
-        rate: float | None,
-        stop_after: StopAfter,
-        batch: int,
-        patience: float,
-        progress: Callable[[Report], None],
+        on_progress: Callable[[Report], None],
         should_stop: Callable[[], bool],
     ) -> None:
+        limit, batch = pacing.get("stop_after"), pacing.get("batch", frozen.BATCH_ROWS)
+        if not 1 <= batch <= frozen.BATCH_ROWS:
+            raise Misuse(Code.BAD_ARGUMENT, f"{batch!r} rows per batch: allowed are 1 to {frozen.BATCH_ROWS}")
         self._plan, self._rows, self._disk, self._subject = plan, rows, disk, subject
-        self._ramp, self._rate, self._pace = ramp, rate, Pace(rate, self._wait)
-        self._stop_after, self._batch, self._patience = stop_after, min(batch, subject.most), patience
-        self._report_progress, self._should_stop = progress, should_stop
+        self._ramp, self._rate = pacing.get("ramp") or Ramp(), pacing.get("rate")
+        self._pace = Pace(self._rate, self._wait)
+        self._stop_after = limit if isinstance(limit, StopAfter) else StopAfter.parse(limit)
+        self._batch, self._patience = min(batch, subject.most), pacing.get("patience", PATIENCE)
+        self._on_progress, self._should_stop = on_progress, should_stop
         self._began = time.monotonic()
-        self._ends = ramp.ends(plan.rows)
-        self._first = 0
-        self._failed_before = 0
+        self._ends = self._ramp.ends(plan.rows)
         self._marks: dict[str, int] = {}
-        self._progress: Progress
 
     def run(self, by: str, why: str | None) -> Report:
         """Run until the set is complete, or something ends the run."""
-        self._progress = Progress(self._disk, self._plan.rows)
-        try:
-            return self._run(by, why)
-        finally:
-            self._progress.close()
+        with closing(Progress(self._disk, self._plan.rows)) as self._progress:
+            self._history = self._progress.history
+            self._first, self._failed_before = self._history.next, self._history.failures
+            if self._first == self._plan.rows:
+                return self._report("finished", "every row was processed before")
+            state, reason, code = "finished", "", None
+            try:
+                self._start(by, why)
+                self._resolve()
+                self._run_steps()
+            except _Ended as ending:
+                state, reason, code = ending.state, ending.reason, ending.code
+            self._progress.append({"end": state, "reason": reason, "at_us": _now_us()})
+            return self._report(state, reason, code)
 
-    def _run(self, by: str, why: str | None) -> Report:
-        history = self._progress.history
-        self._first, self._failed_before = history.next, history.failures
-        if history.next == self._plan.rows:
-            return self._report("finished", "every row was processed before")
-        state, reason, code = "finished", "", None
-        try:
-            self._marks = self._retry(self._subject.mark)
-            marks = dict(history.runs[-1]["marks"]) if history.doubt is not None else self._marks
-            self._progress.record_start(
-                at_us=_now_us(),
-                by=by,
-                why=why,
-                ramp=list(self._ramp.shares),
-                pause=self._ramp.pause,
-                rate=self._rate,
-                marks=marks,
-            )
-            self._marks = marks  # from the run that left a batch in doubt, until that is resolved
-            self._resolve()
-            self._run_steps()
-        except _Ended as ending:
-            state, reason, code = ending.state, ending.reason, ending.code
-        self._progress.record_end(state, reason, _now_us())
-        return self._report(state, reason, code)
+    def _start(self, by: str, why: str | None) -> None:
+        """Record the start. The marks are those of the run that left a batch in doubt, until that is resolved."""
+        self._marks = self._retry(self._subject.mark)
+        history = self._history
+        if history.doubt is not None:
+            self._marks = dict(history.runs[-1]["marks"])
+        pacing = {"ramp": list(self._ramp.shares), "pause": self._ramp.pause, "rate": self._rate}
+        start = {"run": len(history.runs) + 1, "at_us": _now_us(), "by": by, "why": why}
+        self._progress.append({**start, **pacing, "marks": self._marks})
 
     # Steps
 
     def _run_steps(self) -> None:
-        history = self._progress.history
-        for end in boundaries(history.next, self._ends):
+        history = self._history
+        for end in self._ends:
             first = history.next
             while history.next < end:
                 self._apply(self._rows.batch_from(history.next, self._pace.most(min(self._batch, end - history.next))))
-            if end < self._plan.rows:
+            if first < end < self._plan.rows:
                 self._pause(first, end)
 
     def _pause(self, first: int, end: int) -> None:
@@ -156,17 +151,17 @@ class Run:
             raise _stop_ending()
         batches = self._rows.batches(first, end)  # one after the other: a step may be half of the set
         if again := sum(self._retry(partial(self._subject.count_failed_again, batch)) for _, batch in batches):
-            self._progress.record_again(again)
+            self._progress.append({"again": again})
             self._check_failures()
 
     def _apply(self, batch: pa.RecordBatch) -> None:
         """Apply the act to one batch."""
-        history = self._progress.history
+        history = self._history
         self._progress.record_begin(history.next, batch.num_rows)
         try:
             outcomes = self._retry(partial(self._subject.do, batch, self._reason()), _NOT_NOW)
         except _Ended as ending:  # certainly not applied
-            self._progress.record_undone(history.next, ending.reason)
+            self._progress.append({"undone": history.next, "reason": ending.reason})
             raise
         except EscrowError:  # unknown whether applied
             self._resolve()
@@ -176,7 +171,7 @@ class Run:
 
     def _resolve(self) -> None:
         """Resolve the batch in doubt, and apply the act to those of its rows that were not done."""
-        history = self._progress.history
+        history = self._history
         backoff = Backoff(0.1, 2.0)
         until = time.monotonic() + self._patience
         while history.doubt is not None:
@@ -199,23 +194,23 @@ class Run:
                     raise _stop_ending() from problem
 
     def _complete(self, outcomes: Outcomes) -> None:
-        history = self._progress.history
+        history = self._history
         self._progress.record_done(history.next, outcomes, _now_us())
-        self._report_progress(self._report("running", ""))
+        self._on_progress(self._report("running", ""))
         self._check_failures()
         if self._pace.wait_for(len(outcomes)) and history.next < self._plan.rows:
             raise _stop_ending()
 
     def _check_failures(self) -> None:
         """End the run if too many rows have failed."""
-        history = self._progress.history
+        history = self._history
         reason = self._stop_after.why(history.failures - self._failed_before, history.next - self._first)
         if reason is not None:
             raise _Ended("stopped", reason)
 
     def _prefix(self) -> str:
         """Return the prefix of the reasons for acts on the current batch; it identifies the act in the record."""
-        first, rows = self._progress.history.doubt or (0, 0)
+        first, rows = self._history.doubt or (0, 0)
         return f"plan {self._plan.id} rows {first}-{first + rows - 1} "
 
     def _reason(self) -> str:
@@ -250,12 +245,12 @@ class Run:
         return True
 
     def _report(self, state: str, reason: str, code: Code | None = None) -> Report:
-        history = self._progress.history
+        history = self._history
         return Report(
             plan=self._plan.id,
             rows=self._plan.rows,
             next=history.next,
-            outcomes=history.tally.by_outcome,
+            outcomes=history.outcomes,
             again=history.again,
             in_doubt=0 if history.doubt is None else history.doubt[1],
             state=state,

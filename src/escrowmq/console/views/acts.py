@@ -13,7 +13,7 @@ from escrowmq.console.core import Console
 from escrowmq.console.words import visible
 from escrowmq.errors import Code, error
 from escrowmq.outbox.acts import list_acts, verify_acts
-from escrowmq.overview.asking import Asking
+from escrowmq.overview.sources import Sources
 
 ROOM = "/acts"
 NEWEST = 100
@@ -70,12 +70,10 @@ def _in_databases(
     console: Console, read: Callable[[Any, str], list[dict[str, Any]]]
 ) -> tuple[list[dict[str, Any]], Sequence[Missing]]:
     """Read each database with ``read`` (engine, name). Returns the rows, and the databases that could not be read."""
-    asking = Asking(console.bus, list(console.engines.values()))
+    sources = Sources(console.bus, list(console.engines.values()))
     found: list[dict[str, Any]] = []
-    for name, engine in asking.databases():
-        with asking.note_errors(engine):
-            found += read(engine, name)
-    return found, asking.missing
+    sources.read_engines(lambda name, engine: found.extend(read(engine, name)))
+    return found, sources.missing
 
 
 def _format(value: Any) -> str:

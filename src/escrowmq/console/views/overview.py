@@ -61,7 +61,7 @@ def sections(samples: Sequence[Sample]) -> list[tuple[str, list[Figure]]]:
 
     return [
         (
-            "Waits for a person",
+            "Needs an operator",
             [
                 level("dead letters", lambda sample: sample.dead, to="/dead-letters", urgent=True),
                 level("parked transactions", total("parked"), to="/transactions?state=parked", urgent=True),

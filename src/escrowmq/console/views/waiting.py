@@ -17,11 +17,11 @@ def waiting(console: Console, params: Params) -> Page:
     found = overview.waiting(console.bus, list(console.engines.values()))
     parts = [
         (
-            "Waits for a person",
-            "Nothing happens by itself until somebody acts.",
+            "Needs an operator",
+            "Pending until an operator decides.",
             [one for one in found if one.needs_person],
         ),
-        ("Waits, and goes on by itself", "Worth a look if it grows.", [one for one in found if not one.needs_person]),
+        ("Continues without an operator", "Check it if it grows.", [one for one in found if not one.needs_person]),
     ]
     values = {
         "parts": [(heading, note, causes[:SHOWN], len(causes)) for heading, note, causes in parts],

@@ -1,21 +1,61 @@
 """Facts that the brokers store about a message: its content, its transaction, its state in each consumer group, and
-operator actions."""
+operator actions; and the possible meanings of a search text."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from escrowmq.errors import Code, EscrowError
-from escrowmq.overview.asking import Asking
-from escrowmq.overview.stories.sought import Sought
+from escrowmq.errors import Code, EscrowError, Misuse
+from escrowmq.model import TransactionId, message_id
+from escrowmq.overview.sources import Sources
 from escrowmq.wire.actions import acts, producers, standing, transactions
+from escrowmq.wire.values import LARGEST_NUMBER, MAX_QUEUE
 
 MOST_ACTS = 8
 """Maximum number of operator actions that are looked up for one message."""
 _FAMILIES = {"retried": "dead_letters.", "discarded": "dead_letters.", "edited": "dead_letters.", "reset": "groups."}
 """Prefix of the operator actions that cause an event, by event."""
+
+
+MOST = 10_000
+"""Maximum length of a search text, in characters. No key or id is longer."""
+_TRANSACTION = re.compile(r"[0-9a-fA-F]{1,8}-[0-9a-fA-F]{1,8}-[0-9a-fA-F]{1,16}")
+_PLACE = re.compile(r"([A-Za-z0-9._-]{1,127})/([0-9]{1,10})/([0-9]{1,19})")
+
+
+@dataclass(frozen=True, slots=True)
+class Sought:
+    """A search text with each of its possible meanings."""
+
+    text: str
+    message_id: bytes
+    """The id itself, or the id that is derived from the text."""
+    transaction: TransactionId | None
+    place: tuple[str, int, int] | None
+    """Topic, queue and offset, written as in the names of dead letters."""
+
+
+def parse_wanted(wanted: str) -> Sought:
+    """Return the possible meanings of ``wanted``. Raises Misuse(BAD_ARGUMENT) for an empty or too long text."""
+    if not isinstance(wanted, str) or not wanted.strip():
+        raise Misuse(
+            Code.BAD_ARGUMENT, "the search text is empty", "an id, a key, a transaction, or TOPIC/QUEUE/OFFSET"
+        )
+    if len(wanted) > MOST:
+        raise Misuse(Code.BAD_ARGUMENT, f"{len(wanted):,} characters are no id and no key", f"at most {MOST:,}")
+    place = None
+    if (match := _PLACE.fullmatch(wanted.strip())) is not None:
+        queue, offset = int(match[2]), int(match[3])
+        place = (match[1], queue, offset) if queue <= MAX_QUEUE and offset <= LARGEST_NUMBER else None
+    transaction = None
+    if _TRANSACTION.fullmatch(wanted.strip()):
+        with suppress(Misuse):
+            transaction = TransactionId.parse(wanted.strip())
+    return Sought(wanted, message_id(wanted), transaction, place)
 
 
 @dataclass(slots=True)
@@ -39,8 +79,8 @@ class AtBroker:
 class BrokerLookup:
     """Look-ups of one search. Facts that messages share are requested once."""
 
-    def __init__(self, asking: Asking) -> None:
-        self._asking = asking
+    def __init__(self, sources: Sources) -> None:
+        self._sources = sources
         self._transactions: dict[str, Mapping[str, Any] | None] = {}
         self._producers: dict[str, list[Any]] = {}
 
@@ -54,9 +94,7 @@ class BrokerLookup:
 
     def find_ids(self, ids: Iterable[bytes], limit: int) -> list[AtBroker]:
         """Return the messages with these ids, at most ``limit``."""
-        rows: list[Any] = []
-        for identity in ids:
-            rows += self._lookup(limit, message_id=identity)
+        rows = [row for identity in ids for row in self._lookup(limit, message_id=identity)]
         return [self._add_details(row) for row in rows[:limit]]
 
     def _find_rows(self, wanted: Sought, limit: int) -> Iterable[Any]:
@@ -72,23 +110,20 @@ class BrokerLookup:
         yield from self._lookup(limit, key=wanted.text)
 
     def _lookup(self, limit: int, **given: Any) -> list[Any]:
-        return self._asking.ask_all(lambda admin: admin.lookup(**given, limit=limit))
+        return self._sources.request_all(lambda admin: admin.lookup(**given, limit=limit))
 
     def _find_in_transaction(self, wanted: Sought, limit: int) -> Iterable[Any]:
         """Yield the messages of a transaction."""
         printed = str(wanted.transaction)
-        for address in self._asking.addresses:
-            shown = self._show_transaction(address, printed)
-            for message in (shown or {}).get("messages", [])[:limit]:
-                if message["message_id"] is None:
-                    continue
-                identity = bytes.fromhex(message["message_id"])
-                rows = self._lookup(limit, message_id=identity)
-                yield from (row for row in rows if row["transaction"] == printed)
+        for address in self._sources.addresses:
+            shown = self._show_transaction(address, printed) or {}
+            for identity in [message["message_id"] for message in shown.get("messages", [])[:limit]]:
+                if identity is not None:
+                    rows = self._lookup(limit, message_id=bytes.fromhex(identity))
+                    yield from (row for row in rows if row["transaction"] == printed)
 
     def _find_at_place(self, topic: str, queue: int, offset: int) -> Iterable[tuple[str, bytes]]:
-        for address in self._asking.addresses:
-            link = self._asking.router.links[self._asking.addresses.index(address)]
+        for address, link in zip(self._sources.addresses, self._sources.router.links, strict=True):
             request: Any = {
                 "source": topic, "queue": queue, "start": offset, "end": offset + 1, "max_rows": 1,
                 "columns": ["message_id"],
@@ -97,7 +132,7 @@ class BrokerLookup:
                 identities = link.read(request).read_all().column("message_id").to_pylist()
             except EscrowError as problem:
                 if problem.code not in (Code.UNKNOWN_TOPIC, Code.BAD_QUEUE, Code.RANGE_PURGED, Code.NOT_FOUND):
-                    self._asking.note(address, str(problem))
+                    self._sources.note(address, str(problem))
                 continue
             yield from ((address, identity) for identity in identities if identity is not None)
 
@@ -107,7 +142,7 @@ class BrokerLookup:
         if row["transaction"] is not None:
             at.transaction = self._show_transaction(at.broker, row["transaction"])
             if at.transaction is None:
-                at.notes.append("Its transaction is not known any more: who decided it, and when, has left the log.")
+                at.notes.append("The log no longer has its transaction: who decided it, and when, is not known.")
             else:
                 at.producers = self._find_producers(at.broker, at.transaction["group"])
         if row["offset"] is not None and row["topic"] is not None:
@@ -118,19 +153,19 @@ class BrokerLookup:
     def _show_transaction(self, broker: str, printed: str) -> Mapping[str, Any] | None:
         if printed not in self._transactions:
             try:
-                self._transactions[printed] = self._asking.ask(broker, transactions.SHOW({"id": printed}))
+                self._transactions[printed] = self._sources.request(broker, transactions.SHOW({"id": printed}))
             except EscrowError as problem:
                 if problem.code is Code.WRONG_SHARD:
                     return None
                 if problem.code not in (Code.UNKNOWN_TRANSACTION, Code.RANGE_PURGED):
-                    self._asking.note(broker, str(problem))
+                    self._sources.note(broker, str(problem))
                     return None
                 self._transactions[printed] = None
         return self._transactions[printed]
 
     def _find_producers(self, broker: str, name: str | None) -> Mapping[str, Any] | None:
         if broker not in self._producers:
-            answer = self._asking.ask_one(broker, producers.LIST({}))
+            answer = self._sources.request_one(broker, producers.LIST({}))
             self._producers[broker] = [] if answer is None else answer["producers"]
         return next((one for one in self._producers[broker] if one["group"] == name), None)
 
@@ -139,14 +174,13 @@ class BrokerLookup:
             "topic": row["topic"], "queue": row["queue"], "offset": row["offset"], "history": True,
         }  # fmt: skip
         try:
-            at.stands = self._asking.ask(at.broker, standing.OF_MESSAGE(place))
+            at.stands = self._sources.request(at.broker, standing.OF_MESSAGE(place))
         except EscrowError as problem:
-            if problem.code is Code.RANGE_PURGED:
-                at.notes.append("It has left its queue by retention: what consumers did with it is not known any more.")
-            elif problem.code is Code.BAD_REQUEST:
-                at.notes.append("This broker is older and does not tell where a message stands for consumer groups.")
-            else:
-                at.notes.append(f"Where it stands for consumer groups could not be asked: {problem}")
+            known = {
+                Code.RANGE_PURGED: "Retention removed it from its queue: what consumers did with it is not known.",
+                Code.BAD_REQUEST: "This broker is older and does not report the state of a message in consumer groups.",
+            }
+            at.notes.append(known.get(problem.code, f"Its state in consumer groups is not available: {problem}"))
         if at.stands is not None and row["state"] == "edited":
             at.stands = _restrict_to_group(at.stands, row)
 
@@ -166,17 +200,17 @@ class BrokerLookup:
 
     def _find_act(self, broker: str, time_us: int) -> Mapping[str, Any] | None:
         """Return the last operator action that began at or before a time. Actions of one broker do not overlap."""
-        newest = self._asking.ask_one(broker, acts.LIST({"limit": 1, "newest": True}))
+        newest = self._sources.request_one(broker, acts.LIST({"limit": 1, "newest": True}))
         if newest is None or not newest["acts"]:
             return None
-        found: Mapping[str, Any] | None = newest["acts"][-1]
-        low, high = 1, newest["acts"][-1]["number"]
-        if newest["acts"][-1]["time_us"] <= time_us:
-            return found
-        found = None
+        last = newest["acts"][-1]
+        if last["time_us"] <= time_us:
+            return last
+        found: Mapping[str, Any] | None = None
+        low, high = 1, last["number"]
         while low < high:  # the numbers below ``low`` began before, ``high`` did not
             middle = (low + high) // 2
-            page = self._asking.ask_one(broker, acts.LIST({"limit": 1, "after": middle - 1}))
+            page = self._sources.request_one(broker, acts.LIST({"limit": 1, "after": middle - 1}))
             if page is None or not page["acts"]:
                 return None
             if page["acts"][0]["time_us"] <= time_us:

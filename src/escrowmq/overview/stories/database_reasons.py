@@ -11,66 +11,47 @@ from escrowmq.outbox.modes.journal import Stage
 from escrowmq.outbox.tables import State
 from escrowmq.overview.stories.database_events import error_of
 from escrowmq.overview.stories.known import InDatabase
-from escrowmq.overview.stories.reasons import Rank, Reason, Sentence
+from escrowmq.overview.stories.reasons import DONE, OPERATOR, PROCESS, TIME, TURN, WORK, Rank, Reason
 from escrowmq.overview.values import Offer
-from escrowmq.overview.words import at, many, quoted, since
+from escrowmq.overview.words import at, many, quote, since
 
 _OUTBOX = {
-    "given up": Sentence(
-        Rank.PERSON,
-        "outbox_waiting",
-        "In the outbox: the relay gave it up after {tries} ({error}); a person decides.",
+    "given up": OPERATOR(
+        "outbox_waiting", "In the outbox: the relay stopped after {tries} ({error}); an operator must decide."
     ),
-    "no callback": Sentence(Rank.PERSON, "outbox_waiting", "In the outbox: no callback came for it; a person decides."),
-    "retrying": Sentence(
-        Rank.TIME, "outbox_retrying", "In the outbox: refused in {tries} ({error}); it is tried again {due}."
-    ),
-    "held": Sentence(
-        Rank.LINE,
-        "outbox_held",
-        "In the outbox: it is held behind an earlier message of its key, which could not be sent.",
-    ),
-    "pending": Sentence(Rank.SOMEBODY, "outbox_pending", "In the outbox {since}: no relay has sent it yet."),
-    "discarded": Sentence(
-        Rank.DONE, "outbox_discarded", "It does not wait: a person decided that its outbox row is not to be sent."
-    ),
-    "no broker": Sentence(
-        Rank.DONE,
-        "outbox_sent",
-        "It was sent, its row is kept, and no callback has come yet; none of these brokers has it.",
-    ),
-    "sent": Sentence(Rank.DONE, "outbox_done", "It does not wait in the outbox: it was sent."),
+    "no callback": OPERATOR("outbox_waiting", "In the outbox: no callback arrived for it; an operator must decide."),
+    "retrying": TIME("outbox_retrying", "In the outbox: refused in {tries} ({error}); it is sent again {due}."),
+    "held": TURN("outbox_held", "In the outbox: it is held behind an earlier message of its key that failed."),
+    "pending": PROCESS("outbox_pending", "In the outbox {since}: no relay has sent it yet."),
+    "discarded": DONE("outbox_discarded", "It does not wait: an operator discarded its outbox row."),
+    "no broker": DONE("outbox_sent", "It was sent, without a callback yet; its row is kept. No broker here has it."),
+    "sent": DONE("outbox_done", "It does not wait in the outbox: it was sent."),
 }
 
 _STAGES = {
-    Stage.STORED: (Rank.HANDS, "its local transaction is to decide it"),
-    Stage.ABANDONED: (Rank.SOMEBODY, "it was given up, and a process of the group is to roll it back"),
-    Stage.COMMITTING: (Rank.SOMEBODY, "it is decided, and a process of the group is to commit it at the broker"),
-    Stage.ROLLING_BACK: (Rank.SOMEBODY, "its local transaction failed, and a process of the group is to roll it back"),
-    Stage.TO_SEND: (Rank.SOMEBODY, "it is decided, and a process of the group is to send it"),
-    Stage.STUCK: (Rank.PERSON, "it is stuck: the broker holds another decision than the row, so a person looks"),
-    Stage.DECIDED: (
-        Rank.SOMEBODY,
-        "it was decided while its broker was away, and is to be prepared and committed there",
-    ),
+    Stage.STORED: (Rank.WORK, "its local transaction is to decide it"),
+    Stage.ABANDONED: (Rank.PROCESS, "it was abandoned, and a process of the group must roll it back"),
+    Stage.COMMITTING: (Rank.PROCESS, "it is decided, and a process of the group must commit it at the broker"),
+    Stage.ROLLING_BACK: (Rank.PROCESS, "its local transaction failed, and a process of the group must roll it back"),
+    Stage.TO_SEND: (Rank.PROCESS, "it is decided, and a process of the group must send it"),
+    Stage.STUCK: (Rank.OPERATOR, "it is stuck: the broker has another decision than the row; an operator must decide"),
+    Stage.DECIDED: (Rank.PROCESS, "it was decided without its broker, where a process must prepare and commit it"),
 }
 
-_TROUBLE = Sentence(Rank.PERSON, "", "Compensation {name} could not deal with it ({cause}); a person decides.")
-_AGAIN = Sentence(Rank.SOMEBODY, "", "Compensation {name} tries it again with the next run of its scheduler ({cause}).")
+_TROUBLE = OPERATOR("", "Compensation {name} could not resolve it ({cause}); an operator must decide.")
+_AGAIN = PROCESS("", "Compensation {name} retries it in the next run of its scheduler ({cause}).")
 _CASES = {
     CaseState.STUCK: _TROUBLE,
     CaseState.CONFLICT: _TROUBLE,
     CaseState.TRYING: _AGAIN,
     CaseState.RETRY: _AGAIN,
-    CaseState.SETTLED: Sentence(Rank.DONE, "", "It does not wait for compensation {name}: a person settled it."),
+    CaseState.SETTLED: DONE("", "It does not wait for compensation {name}: an operator settled it."),
 }
-_DEALT_WITH = Sentence(Rank.DONE, "", "It does not wait for compensation {name}: it was dealt with after all.")
+_RESOLVED = DONE("", "It does not wait for compensation {name}: it was resolved.")
 
 _SETS = {
-    "taken": Sentence(Rank.HANDS, "taken", "A scheduler of compensation {name} is about to repair it."),
-    "half": Sentence(
-        Rank.TIME, "announced", "Compensation {name} compares it with what was handled, once it is old enough."
-    ),
+    "taken": WORK("taken", "A scheduler of compensation {name} is about to repair it."),
+    "half": TIME("announced", "Compensation {name} compares it with the handled ids, once it is old enough."),
 }
 
 
@@ -94,23 +75,19 @@ def explain_in_database(row: InDatabase, at_brokers: bool, now_us: int) -> Itera
 def _explain_outbox(row: InDatabase, outbox: Mapping[str, Any], at_brokers: bool, now_us: int) -> Reason:
     selection = {"database": row.database, "ids": [outbox["id"].hex()]}
     offers = tuple(Offer(f"outbox.{act}", selection) for act in ("retry", "discard", "settle"))
-    facts = {"tries": many(outbox["attempts"], "try", "tries"), "error": quoted(error_of(outbox))}
-    match State(outbox["state"]):
-        case State.WAITING:
-            return _OUTBOX["given up" if outbox["sent_us"] is None else "no callback"].fill(offers, **facts)
-        case State.RETRYING:
-            later = outbox["due_us"] > now_us
-            due = at(outbox["due_us"], now_us) if later else "as soon as a relay runs"
-            return _OUTBOX["retrying"].fill(offers, due=due, **facts)
-        case State.HELD:
-            return _OUTBOX["held"].fill()
-        case State.PENDING:
-            return _OUTBOX["pending"].fill(since=since(outbox["created_us"], now_us))
-        case State.DISCARDED:
-            return _OUTBOX["discarded"].fill(offers[:1])
-        case State.SENT if not at_brokers:
-            return _OUTBOX["no broker"].fill()
-    return _OUTBOX["sent"].fill()
+    facts = {"tries": many(outbox["attempts"], "attempt"), "error": quote(error_of(outbox))}
+    state = State(outbox["state"])
+    if state is State.RETRYING:
+        facts["due"] = at(outbox["due_us"], now_us) if outbox["due_us"] > now_us else "as soon as a relay runs"
+    elif state is State.PENDING:
+        facts["since"] = since(outbox["created_us"], now_us)
+    names = {
+        State.WAITING: "given up" if outbox["sent_us"] is None else "no callback", State.RETRYING: "retrying",
+        State.HELD: "held", State.PENDING: "pending", State.DISCARDED: "discarded",
+        State.SENT: "sent" if at_brokers else "no broker",
+    }  # fmt: skip
+    possible = {State.WAITING: offers, State.RETRYING: offers, State.DISCARDED: offers[:1]}
+    return _OUTBOX[names.get(state, "sent")].fill(possible.get(state, ()), **facts)
 
 
 def _explain_driven(row: InDatabase, driven: Mapping[str, Any]) -> Reason:
@@ -120,7 +97,7 @@ def _explain_driven(row: InDatabase, driven: Mapping[str, Any]) -> Reason:
     if stage is Stage.STUCK:
         if driven["was"] is not None:
             was = Stage(driven["was"]).name
-            text = f"it is stuck: it stood at {was}, and the broker answered {driven['reason']}; a person decides"
+            text = f"it is stuck: it was {was}, and the broker answered {driven['reason']}; an operator must decide"
         selection = {"database": row.database, "ids": [driven["id"].hex()]}
         acts = ("retry", "commit", "rollback", "resend", "settle")
         offers = tuple(Offer(f"stuck.{act}", selection) for act in acts)
@@ -131,7 +108,7 @@ def _explain_driven(row: InDatabase, driven: Mapping[str, Any]) -> Reason:
 def _explain_case(row: InDatabase, case: Mapping[str, Any]) -> Reason:
     state, name = CaseState(case["state"]), case["name"]
     selection = {"database": row.database, "compensation": name, "ids": [bytes(case["message_id"]).hex()]}
-    sentence = _CASES.get(state, _DEALT_WITH)
-    acts = {Rank.PERSON: ("retry", "settle"), Rank.SOMEBODY: ("settle",)}.get(sentence.rank, ())
+    sentence = _CASES.get(state, _RESOLVED)
+    acts = {Rank.OPERATOR: ("retry", "settle"), Rank.PROCESS: ("settle",)}.get(sentence.rank, ())
     offers = tuple(Offer(f"compensation.{act}", selection) for act in acts)
-    return sentence._replace(state=state.name.lower()).fill(offers, name=name, cause=quoted(case["reason"]))
+    return sentence._replace(state=state.name.lower()).fill(offers, name=name, cause=quote(case["reason"]))

@@ -29,7 +29,7 @@ from escrowmq.outbox.tables import (
     trans_prepared,
     trans_recv_log,
 )
-from escrowmq.overview.asking import Asking
+from escrowmq.overview.sources import Sources
 from escrowmq.overview.stories.known import Databases, InDatabase
 
 KEPT_ROWS = 200_000
@@ -40,14 +40,8 @@ MOST_NAMES = 200
 """Maximum number of consumer groups whose marks are looked up."""
 _UNSENT = (State.PENDING, State.RETRYING, State.HELD, State.WAITING, State.DISCARDED)
 _TABLES = (
-    trans_message,
-    trans_recv_log,
-    trans_driven,
-    trans_prepared,
-    trans_barrier,
-    trans_compensation_case,
-    set_store,
-)
+    trans_message, trans_recv_log, trans_driven, trans_prepared, trans_barrier, trans_compensation_case, set_store
+)  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -70,8 +64,7 @@ class Reader:
             wanted.append(sa.and_(m.seq > newest - KEPT_ROWS, m.key == key))
             if oldest <= newest - KEPT_ROWS:
                 self.notes.append(
-                    f"{self.name}: of the rows that are sent and kept only the newest {KEPT_ROWS:,} were looked "
-                    "through for the key."
+                    f"{self.name}: of the sent rows only the newest {KEPT_ROWS:,} were searched for the key."
                 )
             for one in wanted:
                 rows = self.connection.execute(sa.select(m.seq, m.id).where(one).order_by(m.seq.desc()).limit(limit))
@@ -118,7 +111,7 @@ class Reader:
         names = self._list_distinct(group)
         if len(names) == MOST_NAMES:
             self.notes.append(
-                f"{self.name}: {table.name} has more than {MOST_NAMES} groups, and the others were not looked at."
+                f"{self.name}: {table.name} has more than {MOST_NAMES} groups; the others were not searched."
             )
         by_group = group.in_(names)
         columns = [c for c in table.c if c.name != "body"]
@@ -155,7 +148,7 @@ class Reader:
                 if name in names:
                     names[name].acts.append(to_act(Listed(made, made, digest)))
         if newest > RECORDS:
-            self.notes.append(f"{self.name}: of the record of acts only the newest {RECORDS:,} were looked at.")
+            self.notes.append(f"{self.name}: of the record of acts only the newest {RECORDS:,} were searched.")
 
     def _add_sets(self, found: dict[bytes, InDatabase]) -> None:
         """Add the sets of compensations. Until the first run of a scheduler a pair has no name in the store, only a
@@ -169,9 +162,8 @@ class Reader:
                 continue
             stores = self._list_distinct(table.c.store)
             entries: sa.Select[Any] = sa.select(table.c.store, table.c.id, table.c[time])
-            for store, identity, time_us in self.connection.execute(
-                entries.where(table.c.store.in_(stores), table.c.id.in_(list(found)))
-            ):
+            entries = entries.where(table.c.store.in_(stores), table.c.id.in_(list(found)))
+            for store, identity, time_us in self.connection.execute(entries):
                 entry = {"name": names.get(store, f"number {store}"), "what": what, "time_us": time_us}
                 found[bytes(identity)].sets.append(entry)
 
@@ -180,20 +172,17 @@ _SETS = ((half_set, "half", "announced_us"), (taken, "taken", "announced_us"), (
 
 
 def read_databases(
-    asking: Asking, key: str, ids: Iterable[bytes], transactions: Iterable[bytes], limit: int
+    sources: Sources, key: str, ids: Iterable[bytes], transactions: Iterable[bytes], limit: int
 ) -> Databases:
     """Read the rows of message ids, of a business key, and of the barriers of transactions, from all databases."""
     found, wanted = Databases(), list(ids)
-    for name, engine in asking.databases():
-        with asking.note_errors(engine), asking.connect_read_only(engine) as connection:
-            there = set(sa.inspect(connection).get_table_names())
-            if not there & {table.name for table in _TABLES}:
-                asking.note(name, "it has no tables of EscrowMQ (escrowmq outbox migrate)")
-                continue
-            reader = Reader(name, connection, there)
-            mine = list(dict.fromkeys([*wanted, *reader.find_ids(key, limit)]))
-            found.rows += reader.read_ids(mine)
-            for transaction in transactions:
-                found.barriers += [{**row, "database": name} for row in reader.read_barrier(transaction)]
-            found.notes += reader.notes
+
+    def read(name: str, connection: sa.Connection, there: set[str]) -> None:
+        reader = Reader(name, connection, there)
+        found.rows += reader.read_ids(list(dict.fromkeys([*wanted, *reader.find_ids(key, limit)])))
+        for transaction in transactions:
+            found.barriers += [{**row, "database": name} for row in reader.read_barrier(transaction)]
+        found.notes += reader.notes
+
+    sources.read_databases({table.name for table in _TABLES}, read)
     return found

@@ -9,26 +9,27 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
 from typing import Any, NamedTuple
 
 from escrowmq.model import FOREVER
 from escrowmq.overview.stories.brokers import AtBroker
 from escrowmq.overview.values import Offer
-from escrowmq.overview.words import at, many, quoted, since
+from escrowmq.overview.words import at, many, quote, since
 
 
 class Rank(IntEnum):
     """What a waiting message needs in order to continue. The lowest value is reported first."""
 
-    PERSON = 0
+    OPERATOR = 0
     """A decision of an operator."""
-    SOMEBODY = 1
+    PROCESS = 1
     """A producer, a consumer or a relay that connects."""
     TIME = 2
-    """Nothing but time."""
-    HANDS = 3
+    """Only time."""
+    WORK = 3
     """Nothing: a process is working on it."""
-    LINE = 4
+    TURN = 4
     """Nothing: other messages are ahead of it."""
     DONE = 9
     """The message does not wait."""
@@ -56,117 +57,71 @@ class Sentence(NamedTuple):
         return Reason(self.rank, self.state, self.text.format(**facts), offers)
 
 
+OPERATOR, PROCESS, TIME, WORK, TURN, DONE = (partial(Sentence, rank) for rank in Rank)
+
 _UNDECIDED = "It has been undecided {since}"
-_GROUP = "Group {group}"
-_FAILED = _GROUP + " {times}{last}; "
+_CHECKED = _UNDECIDED + ". Its producer group {group} is being checked{session} ({checked})."
+_FAILED = "Group {group} {times}{last}; it "
 
 SENTENCES = {
-    "unknown": Sentence(Rank.DONE, "unknown", "Nothing is known that it could wait for."),
+    "unknown": DONE("unknown", "It does not wait, as far as is known."),
     # Its transaction, at the broker
-    "parked": Sentence(
-        Rank.PERSON,
+    "parked": OPERATOR("parked", "It is parked after {checks} of {group} without a decision; an operator must decide."),
+    "parked unasked": OPERATOR(
         "parked",
-        "It is parked: {group} did not decide it after {checks}, "
-        "so a person decides (commit, roll back, or ask again).",
+        "It is parked: no check was answered, as no process of {group} was connected, or the log is damaged here. An "
+        "operator must decide.",
     ),
-    "parked unasked": Sentence(
-        Rank.PERSON,
-        "parked",
-        "It is parked, and {group} was never asked with an answer: nobody who could be asked was connected, "
-        "or the log is damaged under it. A person decides.",
+    "open": WORK("open", "Its transaction is undecided; no details are known."),
+    "no producer group": PROCESS("open", _UNDECIDED + ", and its producer group {group} no longer exists."),
+    "deciding": WORK("open", _UNDECIDED + ". If its producer does not decide it, group {group} is checked {due}."),
+    "no producer": PROCESS(
+        "open", _UNDECIDED + ", and no process of its producer group {group} is connected ({checked})."
     ),
-    "open": Sentence(Rank.HANDS, "open", "Its transaction is undecided; more is not known."),
-    "no producer group": Sentence(
-        Rank.SOMEBODY, "open", _UNDECIDED + ", and its producer group {group} is not known any more."
+    "asked": WORK("asked", _CHECKED),
+    "being asked": WORK("open", _CHECKED),
+    "unanswered": TIME(
+        "open", _UNDECIDED + ": its producer group {group} was {checked} and did not decide ({last}); {next}."
     ),
-    "deciding": Sentence(
-        Rank.HANDS,
-        "open",
-        _UNDECIDED + ": its producer is to decide it, and its group {group} is asked {due} if it does not.",
+    "rolled_back": DONE(
+        "rolled_back", "It does not wait: its transaction was rolled back, and no consumer receives it."
     ),
-    "no producer": Sentence(
-        Rank.SOMEBODY,
-        "open",
-        _UNDECIDED + ", and its producer group {group} has nobody connected who could be asked ({asked}).",
-    ),
-    "asked": Sentence(
-        Rank.HANDS,
-        "asked",
-        _UNDECIDED + ", and its producer group {group} is being asked, session {session}, "
-        "and has not answered yet ({asked}).",
-    ),
-    "unanswered": Sentence(
-        Rank.TIME, "open", _UNDECIDED + ": its producer group {group} was {asked} and did not decide ({last}); {next}."
-    ),
-    "being asked": Sentence(
-        Rank.HANDS, "open", _UNDECIDED + ", and its producer group {group} is being asked{session} ({asked})."
-    ),
-    "rolled_back": Sentence(
-        Rank.DONE,
-        "rolled_back",
-        "It does not wait: its transaction was rolled back, and no consumer will see it.",
-    ),
-    "expired": Sentence(
-        Rank.DONE,
-        "expired",
-        "It does not wait: its transaction was given up, as it stayed undecided for too long, "
-        "and no consumer will see it.",
-    ),
+    "expired": DONE("expired", "It does not wait: its transaction expired undecided, and no consumer receives it."),
     # Its queue
-    "delayed": Sentence(Rank.TIME, "delayed", "It is delayed: consumers can get it {visible}."),
-    "damaged": Sentence(Rank.PERSON, "damaged", "The log is damaged under it: {cause}."),
-    "gone": Sentence(
-        Rank.DONE,
-        "gone",
-        "It does not wait: it has left its queue by retention, and who had consumed it is not known any more.",
-    ),
-    "no consumer group": Sentence(Rank.DONE, "visible", "It does not wait: no consumer group consumes topic {topic}."),
+    "delayed": TIME("delayed", "It is delayed: consumers can receive it {visible}."),
+    "damaged": OPERATOR("damaged", "The log is damaged at this message: {cause}."),
+    "gone": DONE("gone", "It does not wait: retention removed it from its queue. Who consumed it is not known."),
+    "no consumer group": DONE("visible", "It does not wait: no consumer group consumes topic {topic}."),
     # A consumer group
-    "dead": Sentence(
-        Rank.PERSON,
-        "dead",
-        _GROUP + " gave it up {dead} after {attempts} ({cause}); a person decides whether it is delivered again.",
+    "dead": OPERATOR(
+        "dead", "Group {group} made it a dead letter {dead} after {attempts} ({cause}); an operator must decide."
     ),
-    "paused": Sentence(
-        Rank.PERSON, "paused", _GROUP + " is paused: nothing is delivered to it until a person resumes it."
+    "paused": OPERATOR("paused", "Group {group} is paused: it receives no messages until an operator resumes it."),
+    "filtered": DONE("filtered", "It does not wait: group {group} will skip it because of its tag."),
+    "no consumer": PROCESS(
+        "waiting", "Group {group} has not received it yet, and no consumer requests messages now{before}."
     ),
-    "filtered": Sentence(
-        Rank.DONE, "filtered", "It does not wait: group {group} will pass it over, because of its tag."
-    ),
-    "no consumer": Sentence(
-        Rank.SOMEBODY,
-        "waiting",
-        _GROUP + " has not been given it yet, and no consumer of it asks for messages now{before}.",
-    ),
-    "in line": Sentence(Rank.LINE, "waiting", _GROUP + " has not been given it yet: {before}."),
-    "in doubt": Sentence(
-        Rank.SOMEBODY,
+    "in line": TURN("waiting", "Group {group} has not received it yet: {before}."),
+    "in doubt": PROCESS(
         "in_doubt",
-        _GROUP + " handed it to {holder}, whose process may have died with it: "
-        "it waits until {holder} comes back, or a person shuts it out.",
+        "Group {group} delivered it to {holder}, which may have died: it waits until {holder} returns or is fenced.",
     ),
-    "leased": Sentence(
-        Rank.HANDS, "leased", _GROUP + " is at it: {holder} has had it{since} ({attempt}), and {lease}."
+    "leased": WORK("leased", "Group {group} is processing it: {holder} has held it{since} ({attempt}), and {lease}."),
+    "behind": TURN("behind", "Group {group} keeps the order of each key: it waits behind failed offset {offset}."),
+    "retry due": TIME("retrying", _FAILED + "is delivered again {due}."),
+    "retry without consumer": PROCESS(
+        "retrying", _FAILED + "can be delivered again, and no consumer requests messages now."
     ),
-    "behind": Sentence(
-        Rank.LINE,
-        "behind",
-        _GROUP + " keeps the order of each key: it waits behind offset {offset} of its key, which has failed.",
-    ),
-    "retry due": Sentence(Rank.TIME, "retrying", _FAILED + "it is delivered again {due}."),
-    "retry without consumer": Sentence(
-        Rank.SOMEBODY, "retrying", _FAILED + "it may be delivered again, and no consumer of it asks for messages now."
-    ),
-    "retry in line": Sentence(Rank.LINE, "retrying", _FAILED + "it is delivered again as soon as its turn comes."),
+    "retry in line": TURN("retrying", _FAILED + "is delivered again at its turn."),
 }
 
 _OVER = {
     "acked": "has acknowledged it",
-    "filtered": "passed it over, because of its tag",
-    "discarded": "had it as a dead letter, and a person discarded it",
+    "filtered": "skipped it because of its tag",
+    "discarded": "had it as a dead letter, which an operator discarded",
     "expired": "lost it to retention before it was consumed",
-    "skipped": "began behind it",
-    "gone": "is done with it, and how is not known any more",
+    "skipped": "started after it",
+    "gone": "has finished with it; how is not known",
 }
 """Texts of the states in which a consumer group has finished with a message."""
 
@@ -184,7 +139,7 @@ def choose_reason(reasons: Sequence[Reason]) -> Reason:
     ordered = sorted(reasons, key=lambda reason: reason.rank)
     first = ordered[0]
     others = sum(reason.rank < Rank.DONE for reason in ordered[1:])
-    more = f" It waits at {many(others, 'more place')} besides." if others and first.rank < Rank.DONE else ""
+    more = f" It also waits at {many(others, 'other place')}." if others and first.rank < Rank.DONE else ""
     offers = tuple(offer for reason in ordered for offer in reason.offers)
     return Reason(first.rank, first.state, first.sentence + more, offers)
 
@@ -202,57 +157,52 @@ def explain_at_broker(of: AtBroker, now_us: int) -> Iterator[Reason]:
     elif not message["visible"] and state != "edited":
         yield _explain_invisible(message, now_us)
     elif of.stands is None:
-        visible = "It is visible" if message["visible"] else "One consumer group gets it in place of a dead letter"
-        yield Reason(Rank.DONE, state, f"{visible}; where it stands for consumer groups is not known.")
+        where = "It is visible" if message["visible"] else "One consumer group receives it in place of a dead letter"
+        yield Reason(Rank.DONE, state, f"{where}; its state in consumer groups is not known.")
     else:
         yield from _explain_groups(of, of.stands, now_us)
 
 
 def _explain_parked(of: AtBroker) -> Reason:
     shown = of.transaction or {}
-    group, checks = shown.get("group") or "its producer group, which is forgotten,", shown.get("checks", 0)
-    acts = ("commit", "rollback", "recheck")
-    offers = tuple(Offer(f"transactions.{act}", {"ids": [of.message["transaction"]]}) for act in acts)
-    return make_reason("parked" if checks else "parked unasked", offers, group=group, checks=many(checks, "question"))
+    group, checks = shown.get("group") or "its deleted producer group", shown.get("checks", 0)
+    offers = _offer_decisions(of, "commit", "rollback", "recheck")
+    return make_reason("parked" if checks else "parked unasked", offers, group=group, checks=many(checks, "check"))
+
+
+def _offer_decisions(of: AtBroker, *acts: str) -> tuple[Offer, ...]:
+    return tuple(Offer(f"transactions.{act}", {"ids": [of.message["transaction"]]}) for act in acts)
 
 
 def _explain_open(of: AtBroker, now_us: int) -> Reason:
     shown, producers = of.transaction, of.producers
     if shown is None:
         return make_reason("open")
-    acts = ("commit", "rollback")
-    offers = tuple(Offer(f"transactions.{act}", {"ids": [of.message["transaction"]]}) for act in acts)
-    facts: dict[str, Any] = {"group": shown["group"] or "(forgotten)", "since": since(shown["prepared_us"], now_us)}
+    offers = _offer_decisions(of, "commit", "rollback")
+    facts: dict[str, Any] = {"group": shown["group"] or "(deleted)", "since": since(shown["prepared_us"], now_us)}
     if producers is None:
         return make_reason("no producer group", offers, **facts)
     checks, most, due_us = shown["checks"], producers["check_max"], shown.get("due_us", 0)
-    due = at(due_us, now_us)
-    facts |= {"asked": f"asked {many(checks, 'time')} of {most}"}
-    if due_us > now_us and not checks:
+    session, is_due, due = shown.get("asked_session"), due_us <= now_us, at(due_us, now_us)
+    facts |= {"checked": f"checked {many(checks, 'time')} of {most}"}
+    if not is_due and not checks:
         return make_reason("deciding", offers, due=due, **facts)
     if not producers["members"]:
         return make_reason("no producer", offers, **facts)
-    session = shown.get("asked_session")
-    if due_us > now_us and session:
-        return make_reason("asked", offers, session=session, **facts)
-    if due_us > now_us:
-        unknown_us, exhausted = shown.get("unknown_us"), producers["checks_exhausted"] == "rollback"
-        last = (
-            f"UNKNOWN was answered {at(unknown_us, now_us)}"
-            if unknown_us
-            else "nobody answered, or the answer was UNKNOWN"
-        )
-        follows = "asked again" if checks < most else "rolled back" if exhausted else "parked"
-        return make_reason("unanswered", offers, last=last, next=f"it is {follows} {due}", **facts)
-    session = f", session {session}, and has not answered yet" if session else ""
-    return make_reason("being asked", offers, session=session, **facts)
+    if is_due or session:
+        facts["session"] = f", session {session}, and has not answered yet" if session else ""
+        return make_reason("being asked" if is_due else "asked", offers, **facts)
+    unknown_us, exhausted = shown.get("unknown_us"), producers["checks_exhausted"] == "rollback"
+    last = f"the answer was UNKNOWN {at(unknown_us, now_us)}" if unknown_us else "no answer, or the answer was UNKNOWN"
+    follows = "checked again" if checks < most else "rolled back" if exhausted else "parked"
+    return make_reason("unanswered", offers, last=last, next=f"it is {follows} {due}", **facts)
 
 
 def _explain_invisible(message: Mapping[str, Any], now_us: int) -> Reason:
     if message["visible_us"] > now_us:
         return make_reason("delayed", visible=at(message["visible_us"], now_us))
     if message["damaged"]:
-        return make_reason("damaged", cause=quoted(message["damaged"]))
+        return make_reason("damaged", cause=quote(message["damaged"]))
     return make_reason("gone")
 
 
@@ -296,7 +246,7 @@ def _explain_dead(of: AtBroker, one: Mapping[str, Any], now_us: int) -> Reason:
     letter = place | {"dead_us": one["dead_us"], "attempts": one["attempt"]}
     selection = {"group": one["group"], "items": [letter]}
     offers = (Offer("dead_letters.retry", selection), Offer("dead_letters.discard", selection))
-    attempts, cause = many(one["attempt"], "attempt"), quoted(one["cause"])
+    attempts, cause = many(one["attempt"], "attempt"), quote(one["cause"])
     return make_reason(
         "dead", offers, group=one["group"], dead=at(one["dead_us"], now_us), attempts=attempts, cause=cause
     )
@@ -309,7 +259,7 @@ def _explain_leased(one: Mapping[str, Any], now_us: int) -> Reason:
     held = f" {since(one['leased_us'], now_us)}" if one.get("leased_us") else ""
     attempt = f"attempt {one['attempt']}" + (f" of {one['max_attempts']}" if one["max_attempts"] < FOREVER else "")
     deadline_us = one["deadline_us"]
-    lease = "its lease does not end by time" if deadline_us is None else f"its lease ends {at(deadline_us, now_us)}"
+    lease = "its lease does not expire" if deadline_us is None else f"its lease expires {at(deadline_us, now_us)}"
     return make_reason("leased", group=group, holder=holder, since=held, attempt=attempt, lease=lease)
 
 
@@ -317,14 +267,13 @@ def _explain_retry(one: Mapping[str, Any], events: Sequence[Mapping[str, Any]], 
     group, failed = one["group"], max(one["attempt"] - 1, 0)
     if "behind" in one:
         return make_reason("behind", group=group, offset=one["behind"])
-    times = f"has failed it {many(failed, 'time')}" if failed else "is to be given it"
+    times = f"failed to process it {many(failed, 'time')}" if failed else "is to receive it"
     failures = [event for event in events if event["group"] == group and event["event"] == "failed"]
     last = ""
     if failures:
-        how = "its lease ended without an answer" if failures[-1].get("expired") else "its consumer gave it back"
-        last = f" (last {at(failures[-1]['time_us'], now_us)}: {how}; why is stored only of dead letters)"
+        how = "its lease expired" if failures[-1].get("expired") else "its consumer returned it"
+        last = f" (last {at(failures[-1]['time_us'], now_us)}: {how}; the cause is stored only for dead letters)"
     if one["due_us"] > now_us:
         return make_reason("retry due", group=group, times=times, last=last, due=at(one["due_us"], now_us))
-    return make_reason(
-        "retry in line" if one["receiving"] else "retry without consumer", group=group, times=times, last=last
-    )
+    name = "retry in line" if one["receiving"] else "retry without consumer"
+    return make_reason(name, group=group, times=times, last=last)

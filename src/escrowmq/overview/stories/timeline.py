@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from escrowmq.client.bus import Bus
 from escrowmq.model import TransactionId
-from escrowmq.overview.asking import Asking
+from escrowmq.overview.sources import Sources
 from escrowmq.overview.stories import reasons
 from escrowmq.overview.stories.broker_events import list_broker_events
-from escrowmq.overview.stories.brokers import AtBroker, BrokerLookup
+from escrowmq.overview.stories.brokers import AtBroker, BrokerLookup, parse_wanted
 from escrowmq.overview.stories.known import Databases, InDatabase
-from escrowmq.overview.stories.sought import parse_wanted
 from escrowmq.overview.values import Event, Story, Timeline
 
 if TYPE_CHECKING:
@@ -35,15 +34,15 @@ def timeline(bus: Bus, wanted: str, engines: Sequence[sa.Engine] = (), *, limit:
     stored are listed in ``notes``. Raises Misuse(BAD_ARGUMENT).
     """
     meaning = parse_wanted(wanted)
-    asking = Asking(bus, engines)
-    now_us = asking.now_us()
-    lookup = BrokerLookup(asking)
+    sources = Sources(bus, engines)
+    now_us = sources.now_us()
+    lookup = BrokerLookup(sources)
     found, more = lookup.find(meaning, limit)
     ids = dict.fromkeys([meaning.message_id, *_list_ids(found)])
     transactions = [
         bytes(TransactionId.parse(one.message["transaction"])) for one in found if one.message["transaction"]
     ]
-    known = _read_databases(asking, wanted, ids, dict.fromkeys(transactions), limit + 1)
+    known = _read_databases(sources, wanted, ids, dict.fromkeys(transactions), limit + 1)
     others = [row.message_id for row in known.rows if row.message_id not in ids]
     found += lookup.find_ids(dict.fromkeys(others), max(limit - len(found), 0))
     stories = [_make_story(one, known, now_us) for one in found]
@@ -56,7 +55,7 @@ def timeline(bus: Bus, wanted: str, engines: Sequence[sa.Engine] = (), *, limit:
     notes = list(dict.fromkeys(known.notes))
     if known.rows and found:
         notes.append("Times of a database are by its clock, those of a broker by its own.")
-    return Timeline(wanted, tuple(stories[:limit]), more or len(stories) > limit, now_us, asking.missing, tuple(notes))
+    return Timeline(wanted, tuple(stories[:limit]), more or len(stories) > limit, now_us, sources.missing, tuple(notes))
 
 
 def _list_ids(found: Iterable[AtBroker]) -> list[bytes]:
@@ -72,78 +71,61 @@ def _can_belong(row: InDatabase, message_id: str | None, topic: str | None) -> b
 
 
 def _make_story(of: AtBroker, known: Databases, now_us: int) -> Story:
-    message = of.message
+    message, stands, body = of.message, of.stands or {}, of.message["body"]
     rows = [row for row in known.rows if _can_belong(row, message["message_id"], message["topic"])]
-    events = list_broker_events(of, now_us)
-    events += _list_events(rows, known.barriers, message["transaction"])
+    events = list_broker_events(of, now_us) + _list_events(rows, known.barriers, message["transaction"])
     causes = [*reasons.explain_at_broker(of, now_us), *_list_reasons(rows, True, now_us)]
-    reason = reasons.choose_reason(causes)
     notes = list(of.notes)
-    if of.stands is not None and "until_us" in of.stands:
-        notes.append(
-            "What consumers did with it was read from the log up to a bound; what came later is not told here."
-        )
-    if of.stands is not None and of.stands.get("more"):
-        notes.append(f"{of.stands['more']:,} more consumer groups are left out.")
-    body = message["body"]
+    if "until_us" in stands:
+        notes.append("The log was read up to a limit; later events of consumer groups are not included.")
+    if stands.get("more"):
+        notes.append(f"{stands['more']:,} more consumer groups are not included.")
     if message.get("withheld"):
-        notes.append(
-            "Its body is withheld; this shows it, and is recorded: escrowmq transactions show "
-            f"{message['transaction']} --body"
-        )
-    return Story(
-        title=_make_title(message["topic"], message["message_id"]),
-        message_id=message["message_id"],
-        topic=message["topic"],
-        key=message["key"],
-        tag=message["tag"],
-        transaction=message["transaction"],
-        state=reason.state,
-        waits=reason.rank < reasons.Rank.DONE,
-        why=reason.sentence,
-        events=_sort(events),
-        notes=tuple(notes),
-        offers=reason.offers,
-        properties=message["properties"],
-        body=None if body is None else body[: 4 * MOST_BODY].decode("utf-8", "backslashreplace")[:MOST_BODY],
-        body_bytes=None if body is None else len(body),
-    )
+        command = f"escrowmq transactions show {message['transaction']} --body"
+        notes.append(f"Its body is withheld; this shows it, and is recorded: {command}")
+    facts: dict[str, Any] = {"transaction": message["transaction"], "properties": message["properties"]}
+    if body is not None:
+        text = body[: 4 * MOST_BODY].decode("utf-8", "backslashreplace")[:MOST_BODY]
+        facts |= {"body": text, "body_bytes": len(body)}
+    return _fill_story(message, message["message_id"], causes, events, notes=tuple(notes), **facts)
 
 
 def _make_database_story(rows: list[InDatabase], now_us: int) -> Story:
     """Return the history of a message that only databases have."""
     content: dict[str, Any] = next((one for row in rows for one in (row.outbox, row.driven, *row.prepared) if one), {})
-    reason = reasons.choose_reason(_list_reasons(rows, False, now_us))
-    transaction = next((row.driven["transaction_id"] for row in rows if row.driven), None)
-    identity = rows[0].message_id.hex()
+    raw = next((row.driven["transaction_id"] for row in rows if row.driven), None)
+    transaction = None if raw is None else str(TransactionId.from_bytes(bytes(raw)))
+    facts: dict[str, Any] = {"transaction": transaction, "body_bytes": content.get("body_bytes")}
+    causes, notes = _list_reasons(rows, False, now_us), ("None of the brokers that answered has it.",)
+    return _fill_story(content, rows[0].message_id.hex(), causes, _list_events(rows), notes=notes, **facts)
+
+
+def _fill_story(
+    content: Mapping[str, Any],
+    message_id: str | None,
+    causes: Sequence[reasons.Reason],
+    events: list[Event],
+    **facts: Any,
+) -> Story:
+    reason, topic = reasons.choose_reason(causes), content.get("topic")
     return Story(
-        title=_make_title(content.get("topic"), identity),
-        message_id=identity,
-        topic=content.get("topic"),
-        key=content.get("key"),
-        tag=content.get("tag"),
-        transaction=None if transaction is None else str(TransactionId.from_bytes(bytes(transaction))),
-        state=reason.state,
-        waits=reason.rank < reasons.Rank.DONE,
-        why=reason.sentence,
-        events=_sort(_list_events(rows)),
-        notes=("None of the brokers that answered has it.",),
-        offers=reason.offers,
-        body_bytes=content.get("body_bytes"),
-    )
+        title=f"message {message_id or '(damaged)'}" + (f" of {topic}" if topic else ""), message_id=message_id,
+        topic=topic, key=content.get("key"), tag=content.get("tag"), state=reason.state,
+        waits=reason.rank < reasons.Rank.DONE, why=reason.sentence, events=_sort(events), offers=reason.offers, **facts,
+    )  # fmt: skip
 
 
 # These modules need SQLAlchemy, so they are imported only if there is a database
 
 
 def _read_databases(
-    asking: Asking, key: str, ids: Iterable[bytes], transactions: Iterable[bytes], limit: int
+    sources: Sources, key: str, ids: Iterable[bytes], transactions: Iterable[bytes], limit: int
 ) -> Databases:
-    if not asking.engines:
+    if not sources.engines:
         return Databases()
     from escrowmq.overview.stories import databases
 
-    return databases.read_databases(asking, key, ids, transactions, limit)
+    return databases.read_databases(sources, key, ids, transactions, limit)
 
 
 def _list_events(
@@ -165,17 +147,13 @@ def _list_reasons(rows: list[InDatabase], at_brokers: bool, now_us: int) -> list
     return [one for row in rows for one in explain_in_database(row, at_brokers, now_us)]
 
 
-def _make_title(topic: str | None, message_id: str | None) -> str:
-    return f"message {message_id or '(damaged)'}" + (f" of {topic}" if topic else "")
-
-
 def _sort(events: list[Event]) -> tuple[Event, ...]:
     """Sort by time. An event without a time stays behind the event before it."""
-    keyed: list[tuple[int, int, int, Event]] = []
+    keyed: list[tuple[int, int, Event]] = []
     last: dict[str, int] = {}
-    for number, event in enumerate(events):
+    for event in events:
         time_us = event.time_us if event.time_us is not None else last.get(event.where, 0)
         last[event.where] = time_us
         rank = _PLACE.index(event.event) if event.event in _PLACE else len(_PLACE)
-        keyed.append((time_us, rank, number, event))
-    return tuple(event for *_, event in sorted(keyed, key=lambda one: one[:3]))
+        keyed.append((time_us, rank, event))
+    return tuple(event for *_, event in sorted(keyed, key=lambda one: one[:2]))

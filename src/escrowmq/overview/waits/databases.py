@@ -22,11 +22,11 @@ from escrowmq.outbox.tables import (
     trans_message,
     trans_relay,
 )
-from escrowmq.overview.asking import Asking
+from escrowmq.overview.sources import Sources
 from escrowmq.overview.stories.database_events import error_of
 from escrowmq.overview.values import Cause, DatabaseStands
-from escrowmq.overview.waits.grouping import OTHERS, Alike, Grouped, masked, oldest
-from escrowmq.overview.words import many, quoted, since
+from escrowmq.overview.waits.grouping import OTHERS, Alike, Grouped, mask
+from escrowmq.overview.words import many, quote, since
 from escrowmq.platform.times import to_us
 
 LISTED = 2_000
@@ -45,24 +45,25 @@ _D = trans_driven.c
 _C = trans_compensation_case.c
 
 
-def find_database_causes(asking: Asking, stands: list[DatabaseStands] | None = None) -> Iterator[Cause]:
-    """Yield the causes of every database. If ``stands`` is given, append the state of each outbox to it."""
-    for name, engine in asking.databases():
-        with asking.note_errors(engine), asking.connect_read_only(engine) as connection:
-            there = set(sa.inspect(connection).get_table_names())
-            if not there & {trans_message.name, trans_driven.name, trans_compensation_case.name}:
-                asking.note(name, "it has no tables of EscrowMQ (escrowmq outbox migrate)")
-                continue
-            now_us = database_now_us(connection)
-            found = _Database(name, connection, now_us)
-            if trans_message.name in there:
-                yield from found.find_unsent()
-                if stands is not None:
-                    stands.append(found.measure_outbox(trans_relay.name in there))
-            if trans_driven.name in there:
-                yield from found.find_driven()
-            if trans_compensation_case.name in there:
-                yield from found.find_compensations(trans_compensation.name in there)
+def find_database_causes(sources: Sources, stands: list[DatabaseStands] | None = None) -> list[Cause]:
+    """Return the causes of every database. If ``stands`` is given, append the state of each outbox to it."""
+    causes: list[Cause] = []
+
+    def read(name: str, connection: sa.Connection, there: set[str]) -> None:
+        found = _Database(name, connection, database_now_us(connection))
+        if trans_message.name in there:
+            causes.extend(found.find_unsent())
+            if stands is not None:
+                stands.append(found.measure_outbox(trans_relay.name in there))
+        if trans_driven.name in there:
+            causes.extend(found.find_driven())
+        if trans_compensation_case.name in there:
+            causes.extend(found.find_cases())
+            if trans_compensation.name in there:
+                causes.extend(found.find_suspended())
+
+    sources.read_databases({trans_message.name, trans_driven.name, trans_compensation_case.name}, read)
+    return causes
 
 
 class _Database:
@@ -74,8 +75,8 @@ class _Database:
 
     def find_unsent(self) -> Iterator[Cause]:
         """Yield causes of outbox rows that are unsent, or whose callback did not arrive."""
-        for state, person in ((State.WAITING, True), (State.RETRYING, False)):
-            yield from self._find_refused(state, person)
+        for state in (State.WAITING, State.RETRYING):
+            yield from self._find_refused(state)
         held, more = self._count_rows(state_is(State.HELD))
         if held:
             alike = Alike(held, self._find_oldest_us(State.HELD), self._read_samples(state_is(State.HELD)))
@@ -83,50 +84,50 @@ class _Database:
                 f"{_format_count(held, more)} of the outbox {'is' if held == 1 else 'are'} held behind an earlier one "
                 "of the same key, which could not be sent."
             )
-            cause = "behind an earlier row of the same key"
-            yield self._make_cause("held", "outbox", cause, alike, False, text, "row", at_least=more)
+            yield self._make_cause(
+                "held", "outbox", "behind an earlier row of the same key", alike, text, at_least=more
+            )
         is_late = sa.and_(state_is(State.PENDING), _M.created_us < self.now_us - to_us(LATE_SECONDS))
         late, more = self._count_rows(is_late, COUNTED_ONE_BY_ONE)
         if late:
             oldest_us = self._find_oldest_us(State.PENDING) or self.now_us
             alive = self._count_relays()
-            why = "no relay is running" if not alive else f"{many(alive, 'relay')} run, and have not come to them"
+            why = f"{many(alive, 'relay')} run, and have not sent them yet" if alive else "no relay is running"
             age = since(oldest_us, self.now_us)
             text = f"{_format_count(late, more)} of the outbox wait to be sent, the oldest {age}: {why}."
             alike, cause = Alike(late, oldest_us, self._read_samples(is_late)), why.partition(",")[0]
-            yield self._make_cause("outbox", "outbox", cause, alike, not alive, text, "row", at_least=more)
+            yield self._make_cause("outbox", "outbox", cause, alike, text, needs_person=not alive, at_least=more)
 
-    def _find_refused(self, state: State, person: bool) -> Iterator[Cause]:
+    def _find_refused(self, state: State) -> Iterator[Cause]:
         count, more = self._count_rows(state_is(state))
         if not count:
             return
         columns = (_M.seq, _M.id, _M.topic, _M.key, _M.attempts, _M.created_us, _M.sent_us, _M.error)
-        rows = self.connection.execute(
-            sa.select(*columns).where(state_is(state)).order_by(_M.seq).limit(LISTED)
-        ).mappings()
+        query = sa.select(*columns).where(state_is(state)).order_by(_M.seq).limit(LISTED)
         alike: Grouped[str] = Grouped(lambda _: OTHERS)
         listed = 0
-        for row in map(dict, rows):
+        for row in map(dict, self.connection.execute(query).mappings()):
             listed += 1
-            sample = {
-                "id": bytes(row["id"]).hex(),
-                "topic": row["topic"],
-                "key": row["key"],
-                "attempts": row["attempts"],
-                "error": error_of(row),
-            }
-            alike.of(masked(error_of(row))).add(row["created_us"], sample)
+            sample = {name: row[name] for name in ("topic", "key", "attempts")}
+            sample |= {"id": bytes(row["id"]).hex(), "error": error_of(row)}
+            alike.of(mask(error_of(row))).add(row["created_us"], sample)
         if count > listed:
             alike.of(_LEFT).count += count - listed
+        person = state is State.WAITING
         for cause, one in alike.items():
-            rest = "a person decides" if person else "a relay tries them again"
+            rest = "an operator must decide" if person else "a relay sends them again"
             left = more and cause == _LEFT
-            text = f"{_format_count(one.count, left)} of the outbox could not be sent ({cause}); {rest}."
             yield self._make_cause(
-                "outbox", "outbox", cause, one, person, text, "row", ("outbox.retry", "outbox.discard",
-                "outbox.settle"),
-                {"database": self.name, "state": state.name.lower(), "error": cause}, at_least=left,
-            )  # fmt: skip
+                "outbox",
+                "outbox",
+                cause,
+                one,
+                f"{_format_count(one.count, left)} of the outbox could not be sent ({cause}); {rest}.",
+                needs_person=person,
+                acts=("outbox.retry", "outbox.discard", "outbox.settle"),
+                selection={"database": self.name, "state": state.name.lower(), "error": cause},
+                at_least=left,
+            )
 
     def find_driven(self) -> Iterator[Cause]:
         """Yield causes of producer-driven transactions: stuck rows, and rows that are unfinished for too long."""
@@ -134,25 +135,28 @@ class _Database:
         others = _D.state.in_([stage.value for stage in Stage if stage is not Stage.STUCK])
         is_late = sa.and_(others, _D.created_us < self.now_us - to_us(LATE_SECONDS))
         kinds = (
-            (is_stuck, COUNTED, True, "stuck", "the broker holds another decision than the row"),
-            (is_late, COUNTED_ONE_BY_ONE, False, "unfinished", "no process of the group has ended them yet"),
+            (is_stuck, COUNTED, "stuck", "the broker holds another decision than the row"),
+            (is_late, COUNTED_ONE_BY_ONE, "unfinished", "no process of the group has completed them yet"),
         )
         for number, group in enumerate(self._producer_groups()):
             if number == GROUPS:
-                text = (
-                    f"There are more than {GROUPS} producer groups that drive their transactions themselves; the "
-                    "others were not looked at."
-                )
-                yield self._make_cause("unfinished", "others", _LEFT, Alike(1), False, text, "group", at_least=True)
+                text = f"There are more than {GROUPS} producer-driven groups; the others were not examined."
+                yield self._make_cause("unfinished", "others", _LEFT, Alike(1), text, unit="group", at_least=True)
                 break
-            for condition, most, person, kind, why in kinds:
+            for condition, most, kind, why in kinds:
                 mine = sa.and_(_D.producer_group == group, condition)
                 count, more = self._count_rows(mine, most, _D.id)
                 if count:
                     times = sa.select(_D.created_us).where(mine).limit(COUNTED_ONE_BY_ONE).subquery()
                     whole = count <= COUNTED_ONE_BY_ONE and not more  # no index gives the oldest of more rows
                     oldest_us = self.connection.scalar(sa.select(sa.func.min(times.c.created_us))) if whole else None
-                    yield self._make_driven_cause(kind, group, why, Alike(count, oldest_us), mine, person, more)
+                    alike = Alike(count, oldest_us, self._read_driven_samples(mine))
+                    text = f"{_format_count(count, more)} of producer-driven group {group}: {why}."
+                    offer: dict[str, Any] = {}
+                    if kind == "stuck":
+                        selection = {"database": self.name, "group": group, "state": "stuck"}
+                        offer = {"needs_person": True, "acts": ("stuck.settle",), "selection": selection}
+                    yield self._make_cause(kind, group, why, alike, text, at_least=more, **offer)
 
     def _producer_groups(self) -> Iterator[str]:
         """Yield the producer groups in order. Each costs one index look-up."""
@@ -164,65 +168,55 @@ class _Database:
                 return
             yield group
 
-    def _make_driven_cause(
-        self, kind: str, group: str, why: str, alike: Alike, condition: sa.ColumnElement[bool], person: bool, more: bool
-    ) -> Cause:
+    def _read_driven_samples(self, condition: sa.ColumnElement[bool]) -> list[Mapping[str, Any]]:
         columns = (_D.id, _D.topic, _D.key, _D.state, _D.attempts)
-        query = sa.select(*columns).where(condition).limit(5)
-        rows = self.connection.execute(query).mappings()
-        alike.samples = [
-            {**row, "id": bytes(row["id"]).hex(), "state": Stage(row["state"]).name.lower()} for row in rows
-        ]
-        counted = _format_count(alike.count, more)
-        text = f"{counted} of producer group {group}, which drives its transactions itself: {why}."
-        acts = ("stuck.settle",) if person else ()
-        selection = {"database": self.name, "group": group, "state": "stuck"} if person else {}
-        return self._make_cause(kind, group, why, alike, person, text, "row", acts, selection, at_least=more)
+        rows = self.connection.execute(sa.select(*columns).where(condition).limit(5)).mappings()
+        return [{**row, "id": bytes(row["id"]).hex(), "state": Stage(row["state"]).name.lower()} for row in rows]
 
-    def find_compensations(self, journals: bool) -> Iterator[Cause]:
-        """Yield causes of compensation: cases that need an operator, and compensations that are suspended."""
+    def find_cases(self) -> Iterator[Cause]:
+        """Yield causes of compensation cases that need an operator."""
         columns = (_C.name, _C.message_id, _C.state, _C.attempts, _C.first_us, _C.reason)
         waiting = _C.state.in_([state.value for state in WAITING])
         alike: Grouped[tuple[str, str, str]] = Grouped(lambda key: (key[0], key[1], OTHERS))
-        listed = 0
-        rows = self.connection.execute(sa.select(*columns).where(waiting).limit(LISTED + 1)).mappings()
-        for row in rows:
-            listed += 1
-            if listed > LISTED:
-                break
+        rows = self.connection.execute(sa.select(*columns).where(waiting).limit(LISTED + 1)).mappings().all()
+        for row in rows[:LISTED]:
             state = CaseState(row["state"]).name.lower()
-            sample = {
-                "id": bytes(row["message_id"]).hex(),
-                "state": state,
-                "attempts": row["attempts"],
-                "reason": row["reason"],
-            }
-            alike.of((row["name"], state, masked(row["reason"]))).add(row["first_us"], sample)
+            sample = {"id": bytes(row["message_id"]).hex(), "state": state}
+            sample |= {name: row[name] for name in ("attempts", "reason")}
+            alike.of((row["name"], state, mask(row["reason"]))).add(row["first_us"], sample)
         for (name, state, reason), one in alike.items():
-            text = f"{many(one.count, 'case')} of compensation {name} wait for a person ({state}): {reason}."
-            selection = {"database": self.name, "compensation": name, "state": state, "reason": reason}
-            acts = ("compensation.retry", "compensation.settle")
             yield self._make_cause(
-                "case", name, reason, one, True, text, "case", acts, selection, at_least=listed > LISTED
+                "case",
+                name,
+                reason,
+                one,
+                f"{many(one.count, 'case')} of compensation {name} ({state}) need an operator: {reason}.",
+                unit="case",
+                needs_person=True,
+                acts=("compensation.retry", "compensation.settle"),
+                selection={"database": self.name, "compensation": name, "state": state, "reason": reason},
+                at_least=len(rows) > LISTED,
             )
-        if not journals:
-            return
+
+    def find_suspended(self) -> Iterator[Cause]:
+        """Yield compensations that are suspended."""
         j = trans_compensation.c
         suspended = sa.select(j.name, j.suspended_us, j.reason).where(j.suspended_us.is_not(None)).limit(LISTED)
         for name, since_us, reason in self.connection.execute(suspended):
             text = (
-                f"Compensation {name} has been suspended {since(since_us, self.now_us)}: it cannot rely on its sets "
-                f"({quoted(reason)}); a scheduler ends that as soon as it can."
+                f"Compensation {name} has been suspended {since(since_us, self.now_us)}: its sets are not reliable "
+                f"({quote(reason)}); a scheduler resumes it as soon as it can."
             )
-            yield self._make_cause("suspended", name, masked(reason), Alike(1, since_us), True, text, "compensation")
+            facts = {"unit": "compensation", "needs_person": True}
+            yield self._make_cause("suspended", name, mask(reason), Alike(1, since_us), text, **facts)
 
     def measure_outbox(self, relays: bool) -> DatabaseStands:
         """Return the state of the outbox. ``relays``: the table of relays exists."""
-        pending, retrying, held, waiting = (
-            self._count_state(state) for state in (State.PENDING, State.RETRYING, State.HELD, State.WAITING)
-        )
-        since_us = oldest(self._find_oldest_us(state) for state in (State.PENDING, State.RETRYING))
-        lag = 0.0 if since_us is None else max(self.now_us - since_us, 0) / 1e6
+        states = (State.PENDING, State.RETRYING, State.HELD, State.WAITING)
+        times = [self._find_oldest_us(state) for state in states[:2]]
+        since_us = min((time_us for time_us in times if time_us is not None), default=self.now_us)
+        lag = max(self.now_us - since_us, 0) / 1e6
+        pending, retrying, held, waiting = map(self._count_state, states)
         return DatabaseStands(self.name, pending, retrying, held, waiting, lag, self._count_relays() if relays else 0)
 
     def _count_relays(self) -> int:
@@ -265,27 +259,15 @@ class _Database:
         rows = self.connection.execute(sa.select(_M.id, _M.topic, _M.key).where(condition).limit(5)).mappings()
         return [{**row, "id": bytes(row["id"]).hex()} for row in rows]
 
-    def _make_cause(
-        self,
-        kind: str,
-        of: str,
-        cause: str,
-        alike: Alike,
-        person: bool,
-        text: str,
-        unit: str,
-        acts: tuple[str, ...] = (),
-        selection: dict[str, Any] | None = None,
-        *,
-        at_least: bool = False,
-    ) -> Cause:
+    def _make_cause(self, kind: str, of: str, cause: str, alike: Alike, text: str, **more: Any) -> Cause:
+        facts: dict[str, Any] = {"unit": "row", "needs_person": False} | more
         return Cause(
-            kind, of, cause, alike.count, unit, alike.oldest_us, person, text, self.name, tuple(alike.samples), acts,
-            selection or {}, at_least,
+            kind, of, cause, alike.count, oldest_us=alike.oldest_us, sentence=text, where=self.name,
+            samples=tuple(alike.samples), **facts,
         )  # fmt: skip
 
 
-_LEFT = "not looked at one by one"
+_LEFT = "not examined one by one"
 
 
 def _format_count(count: int, more: bool) -> str:

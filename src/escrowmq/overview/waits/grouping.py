@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from escrowmq.overview.words import quoted
+from escrowmq.overview.words import quote
 
 MOST_SAMPLES = 5
 MOST_GROUPS = 50
@@ -50,11 +50,6 @@ class Grouped(dict[K, Alike], Generic[K]):
         return self.setdefault(key, Alike())
 
 
-def masked(text: str | None) -> str:
+def mask(text: str | None) -> str:
     """Return the first line of a cause, with ids and numbers replaced by ``#``, so that equal causes compare equal."""
-    return _NUMBER.sub("#", _ID.sub("#", quoted(text)))
-
-
-def oldest(times: Iterable[int | None]) -> int | None:
-    """Return the earliest known time, or None."""
-    return min((time_us for time_us in times if time_us is not None), default=None)
+    return _NUMBER.sub("#", _ID.sub("#", quote(text)))

@@ -10,23 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
 from escrowmq.client.links.presence import Missing
 from escrowmq.errors import Code, Misuse
-from escrowmq.overview.waits.grouping import masked
+from escrowmq.overview.waits.grouping import mask
 from escrowmq.plans.frozen import PLACE
 from escrowmq.plans.outcomes import Outcome, Outcomes, all_of
-from escrowmq.plans.subjects.brokers import results_of
+from escrowmq.plans.subjects.brokers import recorded_outcomes
 from escrowmq.plans.subjects.seam import check_ids, check_selection
 from escrowmq.platform.listening import shown_address
 from escrowmq.platform.times import to_us
-
-if TYPE_CHECKING:
-    from escrowmq.outbox.acts import Done
 
 ACTS = (
     "outbox.retry", "outbox.discard", "outbox.settle", "stuck.retry", "stuck.commit", "stuck.rollback", "stuck.resend",
@@ -63,13 +60,12 @@ class _Kind:
     waiting: frozenset[str]
     """States in which a row waits for an operator."""
     page: Callable[[Engine, str | None, str | None, Row | None], list[Row]]
-    before: Callable[[Row], Row | None]
-    """Returns a place just before a row; None: the beginning."""
-    order: Callable[[Row], Any]
     may: Callable[[str], frozenset[str]]
     """Returns the states in which an act is allowed."""
-    act: Callable[[Engine, str, str | None, list[str], str], Sequence[Any]]
-    """Applies the act of this name; returns one result per id."""
+    functions: Callable[[str], Callable[..., Sequence[Any]]]
+    """Returns the function of an act: of an engine, if rows are of one group the group, and ids."""
+    order: str = "id"
+    """The column that the table is ordered by."""
 
 
 class DatabaseRows:
@@ -94,12 +90,11 @@ class DatabaseRows:
         if self._state not in self._kind.states:
             names = ", ".join(self._kind.states)
             raise Misuse(Code.BAD_ARGUMENT, f"{self._state!r} is not a state for plans", f"one of {names}")
-        self._group: str | None = (
-            chosen.pop("compensation", None) if table == "compensation" else chosen.pop("group", None)
-        )
-        if table == "compensation" and self._group is None:
+        is_case = table == "compensation"
+        self._group: str | None = chosen.pop("compensation" if is_case else "group", None)
+        if is_case and self._group is None:
             raise Misuse(Code.BAD_ARGUMENT, "the selection has no compensation")
-        self._settings = {"compensation": self._group} if table == "compensation" else {}
+        self.settings = {"compensation": self._group} if is_case else {}
         self._ids = check_ids(chosen.pop("ids", None))
         self._reason: str | None = chosen.pop("error", None) or chosen.pop("reason", None)
         self._containing: str | None = chosen.pop("containing", None)
@@ -108,18 +103,12 @@ class DatabaseRows:
         self._unmatched_ids: set[str] = set()
 
     @property
-    def settings(self) -> Mapping[str, Any]:
-        """The compensation of cases."""
-        return self._settings
-
-    @property
     def source(self) -> str:
         """The database's URL without its password."""
         return shown_address(self._engine.url.render_as_string(hide_password=False))
 
     def missing(self) -> list[Missing]:
-        """Return an empty list: an unavailable database is an error."""
-        return []
+        return []  # an unavailable database is an error
 
     # Selection
 
@@ -133,22 +122,18 @@ class DatabaseRows:
                 yield pa.RecordBatch.from_pylist([{**row, PLACE: 0} for row in chosen], SCHEMA)
 
     def _is_chosen(self, row: Row, now_us: int) -> bool:
-        if self._older_us and row["born_us"] > now_us - self._older_us:
-            return False
-        if any(row[name] != value for name, value in self._wanted.items()):
-            return False
         reason = row["reason"] or ""
-        if self._containing is not None and self._containing not in reason:
+        if (
+            (self._older_us and row["born_us"] > now_us - self._older_us)
+            or any(row[name] != value for name, value in self._wanted.items())
+            or (self._containing is not None and self._containing not in reason)
+            or (self._reason is not None and mask(reason) != mask(self._reason))
+        ):
             return False
-        if self._reason is not None and masked(reason) != masked(self._reason):
-            return False
-        if self._ids is not None:
-            self._unmatched_ids.discard(row["id"])
-            return row["id"] in self._ids
-        return True
+        self._unmatched_ids.discard(row["id"])
+        return self._ids is None or row["id"] in self._ids
 
     def not_found(self) -> list[str]:
-        """Return the ids without such a row."""
         return sorted(self._unmatched_ids)
 
     def _now_us(self) -> int:
@@ -175,14 +160,14 @@ class DatabaseRows:
 
     def _read_current(self, rows: pa.RecordBatch) -> dict[str, Row]:
         """Return the current rows of a batch by id."""
-        wanted = rows.to_pylist()
-        ids, last = {row["id"] for row in wanted}, max(map(self._kind.order, wanted))
+        order = self._kind.order
+        ids, last = set(rows.column("id").to_pylist()), max(rows.column(order).to_pylist())
         found: dict[str, Row] = {}
-        after = self._kind.before(min(wanted, key=self._kind.order))
+        after = _before(order, min(rows.column(order).to_pylist()))
         while page := self._kind.page(self._engine, None, self._group, after):
             found |= {row["id"]: row for row in page if row["id"] in ids}
             after = page[-1]
-            if self._kind.order(after) >= last:
+            if after[order] >= last:
                 break
         return found
 
@@ -195,7 +180,6 @@ class DatabaseRows:
     # Acts
 
     def mark(self) -> dict[str, int]:
-        """Return the number of the last recorded act of the database."""
         from escrowmq.outbox.acts import list_acts
 
         newest = list_acts(self._engine, 1, newest=True)
@@ -207,27 +191,39 @@ class DatabaseRows:
         at = np.flatnonzero(outcomes == Outcome.DONE)
         ids = rows.column("id").take(pa.array(at)).to_pylist()
         if ids:
-            done = self._kind.act(self._engine, self._name, self._group, ids, why)
-            outcomes[at] = [_OUTCOMES.get(one.code.name, Outcome.REFUSED) for one in done]
+            of = self.settings.values()
+            done = self._kind.functions(self._name)(self._engine, *of, ids, why=why)
+            outcomes[at] = [_to_outcome(one.code.name) for one in done]
         return outcomes
 
     def find_outcomes(self, rows: pa.RecordBatch, token: str, marks: Mapping[str, int]) -> Outcomes:
-        """Return the recorded outcome of each row; rows without an act are not recorded."""
         from escrowmq.outbox.acts import each_act
 
-        wanted = {identity: at for at, identity in enumerate(rows.column("id").to_pylist())}
-        outcomes = all_of(Outcome.NONE, rows.num_rows)
-        for act in each_act(self._engine, after=marks.get("0", 0)):
-            if not (act["why"] or "").startswith(token):
-                continue
-            ids = act["what"]["messages"]
-            for identity, result in zip(ids, results_of(act, len(ids)), strict=False):
-                if identity in wanted:
-                    outcomes[wanted[identity]] = _OUTCOMES.get(result, Outcome.REFUSED)
-        return outcomes
+        acts = each_act(self._engine, after=marks.get("0", 0))
+        found = (act for act in acts if (act["why"] or "").startswith(token))
+        ids = rows.column("id").to_pylist()
+        return recorded_outcomes(ids, found, lambda what: what["messages"], _to_outcome)
+
+
+def _to_outcome(code: str) -> Outcome:
+    return _OUTCOMES.get(code, Outcome.REFUSED)
+
+
+def _before(order: str, value: Any) -> Row | None:
+    """Return a place just before the row with this value of the ordering column; None: the beginning."""
+    if order == "seq":
+        return {"seq": value - 1}
+    number = int(value, 16)
+    return {"id": f"{number - 1:032x}"} if number else None
 
 
 # Tables
+
+
+def _make_row(one: Any, identity: bytes, guard: str, born_us: int, **more: Any) -> Row:
+    shared = {name: getattr(one, name, None) for name in ("group", "topic", "key", "attempts", "reason")}
+    named = {"id": identity.hex(), "guard": guard, "state": one.state.name.lower(), "born_us": born_us}
+    return {**shared, **named, **more}
 
 
 def _kinds() -> dict[str, _Kind]:
@@ -240,35 +236,26 @@ def _outbox() -> _Kind:
     from escrowmq.outbox.tables import State
     from escrowmq.overview.stories.database_events import error_of
 
-    still = {State.WAITING, State.DISCARDED, State.SENT, State.DONE}
-    """The relay changes the other states while it works."""
+    still = {State.WAITING, State.DISCARDED, State.SENT, State.DONE}  # the relay changes the others while it works
 
     def page(engine: Engine, state: str | None, _group: str | None, after: Row | None) -> list[Row]:
         wanted = None if state is None else State[state.upper()]
-        first = 0 if after is None else after["seq"]
-        found = attention.list_messages(engine, state=wanted, limit=MOST, after=first)
-        return [
-            {
-                "id": one.id.hex(), "seq": one.seq, "topic": one.topic, "key": one.key, "state": one.state.name.lower(),
-                "attempts": one.attempts, "born_us": one.created_us,
-                "reason": (error_of({"error": one.error}) or "")[:_TEXT] or None,
-                "guard": f"{one.state.name} {one.attempts} {one.due_us}" if one.state in still else "",
-            }
-            for one in found
-        ]  # fmt: skip
-
-    def act(engine: Engine, name: str, _group: str | None, ids: list[str], why: str) -> list[Done]:
-        acts = {"retry": attention.retry, "discard": attention.discard, "settle": attention.settle}
-        return acts[name](engine, ids, why=why)
+        rows = []
+        for one in attention.list_messages(
+            engine, state=wanted, limit=MOST, after=0 if after is None else after["seq"]
+        ):
+            guard = f"{one.state.name} {one.attempts} {one.due_us}" if one.state in still else ""
+            reason = (error_of({"error": one.error}) or "")[:_TEXT] or None
+            rows.append(_make_row(one, one.id, guard, one.created_us, seq=one.seq, reason=reason))
+        return rows
 
     return _Kind(
         states=("waiting", "retrying", "held", "pending", "discarded", "sent"),
         waiting=frozenset({"waiting"}),
         page=page,
-        before=lambda row: {"seq": row["seq"] - 1},
-        order=lambda row: row["seq"],
         may=lambda name: frozenset(state.name.lower() for state in attention.MAY[name]),
-        act=act,
+        functions=lambda name: getattr(attention, name),
+        order="seq",
     )
 
 
@@ -277,76 +264,45 @@ def _stuck() -> _Kind:
     from escrowmq.outbox.modes.journal import Stage
 
     def page(engine: Engine, state: str | None, group: str | None, after: Row | None) -> list[Row]:
-        found: list[stuck.StuckRow] = []
+        behind = None if after is None else after["id"]
+        rows = []
         for wanted in (Stage.STUCK, Stage.TO_SEND) if state is None else (Stage[state.upper()],):
-            behind = None if after is None else after["id"]
-            found += stuck.list_stuck(engine, group, state=wanted, limit=MOST, after=behind)
-        found.sort(key=lambda one: one.id)
-        return [
-            {
-                "id": one.id.hex(), "group": one.group, "topic": one.topic, "key": one.key,
-                "state": one.state.name.lower(), "attempts": one.attempts, "born_us": one.created_us,
-                "reason": one.reason,
-                "guard": f"{one.state.name} {one.was.name if one.was is not None else '-'} {one.reason or '-'}",
-            }
-            for one in found[:MOST]
-        ]  # fmt: skip
-
-    def act(engine: Engine, name: str, _group: str | None, ids: list[str], why: str) -> list[Done]:
-        acts = {
-            "retry": stuck.retry_stuck, "commit": stuck.commit_stuck, "rollback": stuck.rollback_stuck,
-            "resend": stuck.resend_stuck, "settle": stuck.settle_stuck,
-        }  # fmt: skip
-        return acts[name](engine, ids, why=why)
+            for one in stuck.list_stuck(engine, group, state=wanted, limit=MOST, after=behind):
+                guard = f"{one.state.name} {'-' if one.was is None else one.was.name} {one.reason or '-'}"
+                rows.append(_make_row(one, one.id, guard, one.created_us))
+        return sorted(rows, key=lambda row: str(row["id"]))[:MOST]
 
     return _Kind(
         states=("stuck", "to_send"),
         waiting=frozenset({"stuck"}),
         page=page,
-        before=_before_id,
-        order=lambda row: row["id"],
         may=lambda name: frozenset({"stuck", "to_send"} if name == "settle" else {"stuck"}),
-        act=act,
+        functions=lambda name: getattr(stuck, f"{name}_stuck"),
     )
 
 
 def _compensation() -> _Kind:
     from escrowmq.compensation import cases
+    from escrowmq.compensation.cases import Case, CaseState
 
     def page(engine: Engine, state: str | None, group: str | None, after: Row | None) -> list[Row]:
-        wanted = None if state is None else cases.WAITING
-        if state not in ("waiting", None):
-            wanted = frozenset({cases.CaseState[str(state).upper()]})
+        named = (
+            None if state is None else frozenset({CaseState[state.upper()]}) if state != "waiting" else cases.WAITING
+        )
         behind = None
         if after is not None:
-            identity = bytes.fromhex(after["id"])
-            behind = cases.Case(group or "", identity, cases.CaseState.STUCK, 0, 0, 0, "", None)
-        found = cases.list_cases(engine, group, states=wanted, limit=MOST, after=behind)
-        return [
-            {
-                "id": one.message_id.hex(), "group": one.name, "state": one.state.name.lower(),
-                "attempts": one.attempts, "born_us": one.first_us, "reason": one.reason, "topic": None, "key": None,
-                "guard": f"{one.state.name} {one.attempts} {one.changed_us}",
-            }
-            for one in found
-        ]  # fmt: skip
+            behind = Case(group or "", bytes.fromhex(after["id"]), CaseState.STUCK, 0, 0, 0, "", None)
+        rows = []
+        for one in cases.list_cases(engine, group, states=named, limit=MOST, after=behind):
+            guard = f"{one.state.name} {one.attempts} {one.changed_us}"
+            rows.append(_make_row(one, one.message_id, guard, one.first_us, group=one.name))
+        return rows
 
-    def act(engine: Engine, name: str, group: str | None, ids: list[str], why: str) -> list[cases.CaseDone]:
-        acts = {"retry": cases.retry_cases, "settle": cases.settle_cases}
-        return acts[name](engine, group or "", ids, why=why)
-
-    to = {"retry": cases.CaseState.RETRY, "settle": cases.CaseState.SETTLED}
+    to = {"retry": CaseState.RETRY, "settle": CaseState.SETTLED}
     return _Kind(
         states=("waiting", "stuck", "conflict", "trying", "retry", "settled"),
         waiting=frozenset(state.name.lower() for state in cases.WAITING),
         page=page,
-        before=_before_id,
-        order=lambda row: row["id"],
         may=lambda name: frozenset(state.name.lower() for state in cases.ALLOWED[to[name]]),
-        act=act,
+        functions=lambda name: getattr(cases, f"{name}_cases"),
     )
-
-
-def _before_id(row: Row) -> Row | None:
-    number = int(row["id"], 16)
-    return {"id": f"{number - 1:032x}"} if number else None

@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, cast
 
+import numpy as np
 import pyarrow as pa
 
 from escrowmq.client.altering import signed
 from escrowmq.client.bus import Bus
-from escrowmq.client.links.presence import Missing
 from escrowmq.errors import Code, EscrowError, Misuse, error
 from escrowmq.message.names import check_name
-from escrowmq.plans.frozen import BATCH_ROWS, PLACE
+from escrowmq.plans.frozen import PLACE
 from escrowmq.plans.outcomes import Outcome, Outcomes, all_of
-from escrowmq.plans.subjects.brokers import Brokers, batch_of, results_of, shard_of, tolerate
-from escrowmq.plans.subjects.seam import check_ids, check_selection
-from escrowmq.wire.actions import brokers, dead_letters
+from escrowmq.plans.subjects.brokers import PATIENCE, BrokerRows, batch_of, recorded_outcomes, shard_of, tolerate
+from escrowmq.plans.subjects.seam import check_selection
+from escrowmq.wire.actions import dead_letters
 
 ACTS = ("dead_letters.retry", "dead_letters.discard")
 SCHEMA = pa.schema(
@@ -36,12 +36,10 @@ _SELECTION: dict[str, type | tuple[type, ...]] = {
     "older_than": (int, float), "ids": (list, tuple), "items": (list, tuple),
 }  # fmt: skip
 _OUTCOMES = {
-    Code.OK: Outcome.DONE, Code.NOT_FOUND: Outcome.ALREADY, Code.CONFLICT: Outcome.CHANGED,
-    Code.DAMAGED: Outcome.DAMAGED, Code.UNKNOWN_TOPIC: Outcome.GONE, Code.BAD_QUEUE: Outcome.GONE,
-    Code.UNKNOWN_GROUP: Outcome.GONE,
+    "OK": Outcome.DONE, "NOT_FOUND": Outcome.ALREADY, "CONFLICT": Outcome.CHANGED, "DAMAGED": Outcome.DAMAGED,
+    "UNKNOWN_TOPIC": Outcome.GONE, "BAD_QUEUE": Outcome.GONE, "UNKNOWN_GROUP": Outcome.GONE,
+    "settled": Outcome.DONE, "dead": Outcome.NONE,
 }  # fmt: skip
-_FOUND = {"settled": Outcome.DONE, "dead": Outcome.NONE}
-"""Results that a broker finds at its start for an act interrupted by a crash. A row that is still dead is done now."""
 _NOT_THERE = (Code.UNKNOWN_TOPIC, Code.BAD_QUEUE, Code.UNKNOWN_GROUP)
 _SHOWN = ("topic", "queue", "offset", "dead_us", "attempts")
 _BROKERS = ("cause", "topic", "older_than")
@@ -49,7 +47,7 @@ _BROKERS = ("cause", "topic", "older_than")
 _MOST_ITEMS = 1000
 
 
-class DeadLetters:
+class DeadLetters(BrokerRows):
     """The dead letters of consumer group ``group`` in ``selection``; further fields restrict them. ``topic``, ``cause``
     (grouped as in a summary: numbers and ids in it do not count), ``containing`` (part of the cause's text), ``key``,
     ``tag``, ``older_than`` (seconds since the death), ``ids`` (``TOPIC/QUEUE/OFFSET``, or message ids), ``items`` (at
@@ -57,7 +55,6 @@ class DeadLetters:
 
     schema: pa.Schema = SCHEMA
     identity: Sequence[str] = IDENTITY
-    most: int = BATCH_ROWS
     counted: Sequence[str] = ("topic", "cause")
 
     def __init__(self, bus: Bus, act: str, selection: Mapping[str, Any], *, patient: bool = True) -> None:
@@ -65,28 +62,12 @@ class DeadLetters:
         if "group" not in chosen:
             raise Misuse(Code.BAD_ARGUMENT, "the selection has no consumer group", "add a group")
         check_name(chosen["group"], Code.BAD_GROUP_NAME)
-        self.act = act
+        super().__init__(bus, act, chosen.pop("ids", None), patient=patient)
         self._group: str = chosen.pop("group")
-        self._ids = check_ids(chosen.pop("ids", None))
+        self.settings = {"group": self._group}
         self._items = _check_items(chosen.pop("items", None))
         self._broker_fields = {name: chosen.pop(name) for name in _BROKERS if name in chosen}
         self._wanted = chosen
-        self._unmatched_ids: set[str] = set()
-        self._brokers = Brokers(bus, patient=patient)
-
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """The group."""
-        return {"group": self._group}
-
-    @property
-    def source(self) -> str:
-        """The addresses of the brokers."""
-        return self._brokers.source
-
-    def missing(self) -> list[Missing]:
-        """Return the brokers that do not respond now."""
-        return self._brokers.hello()[1]
 
     # Selection
 
@@ -97,17 +78,17 @@ class DeadLetters:
             listed = self._list_items()
         else:
             call = dead_letters.LIST(cast(dead_letters.List, {"group": self._group, **self._broker_fields}))
-            listed = self._brokers.list_all(call, "dead_letters", Code.UNKNOWN_GROUP)
-        for hello, letters in listed:
+            listed = self._list_all(call, "dead_letters")
+        for shard, letters in listed:
             if rows := [letter for letter in letters if self._is_chosen(letter)]:
-                yield batch_of(SCHEMA, hello["shard"], rows)
+                yield batch_of(SCHEMA, shard, rows)
 
-    def _list_items(self) -> Iterator[tuple[brokers.Hello, list[Any]]]:
+    def _list_items(self) -> Iterator[tuple[int, list[Any]]]:
         """Yield the dead letters in ``items`` by broker, without reading all of them."""
         items = self._items or ()
         self._unmatched_ids |= {_place_of(item) for item in items}
-        for shard, hello in self._brokers.hello()[0].items():
-            address = self._brokers.address(shard)
+        for shard in self._hello()[0]:
+            address = self._router.links[self._router.of_shard(shard, PATIENCE)].address
             wanted = {_place_of(item): item for item in items if item.get("broker", address) == address}
             places = [(item["topic"], item["queue"], item["offset"]) for item in wanted.values()]
             found = []
@@ -117,7 +98,7 @@ class DeadLetters:
                     self._unmatched_ids.discard(_place_of(letter))
                     found.append(letter)
             found.sort(key=lambda letter: (letter["queue_id"], letter["offset"]))
-            yield hello, found
+            yield shard, found
 
     def _is_chosen(self, letter: Mapping[str, Any]) -> bool:
         for name, value in self._wanted.items():
@@ -128,10 +109,6 @@ class DeadLetters:
         names = {_place_of(letter), letter["message_id"]} & self._ids
         self._unmatched_ids -= names
         return bool(names)
-
-    def not_found(self) -> list[str]:
-        """Return the ids without a dead letter of the group."""
-        return sorted(self._unmatched_ids)
 
     # Preview
 
@@ -146,10 +123,9 @@ class DeadLetters:
         retry = self.act.endswith("retry")
         outcomes = all_of(Outcome.ALREADY, rows.num_rows)
         for row, place in enumerate(places):
-            letter = standing.get(place)
-            if letter is None:
+            if (letter := standing.get(place)) is None:
                 continue
-            if any(letter[name] != column[row] for name, column in zip(_SHOWN[3:], columns[3:], strict=True)):
+            if (letter["dead_us"], letter["attempts"]) != (columns[3][row], columns[4][row]):
                 outcomes[row] = Outcome.CHANGED
             else:
                 outcomes[row] = Outcome.DAMAGED if retry and letter["damaged"] else Outcome.DONE
@@ -159,15 +135,13 @@ class DeadLetters:
         """Return the dead letters at these places of a broker; None if it lacks the group or all of the topics."""
         items = [dead_letters.Item(topic=topic, queue=queue, offset=offset) for topic, queue, offset in places]
         call = dead_letters.LIST({"group": self._group, "items": items})
-        page = tolerate(lambda: self._brokers.request(shard, call), *_NOT_THERE)
+        page = tolerate(lambda: self._request(shard, call), *_NOT_THERE)
         if page is not None:
             return list(page["dead_letters"])
         topics = dict.fromkeys(topic for topic, _, _ in places)
-        parts = [
-            self._list_at(shard, [place for place in places if place[0] == topic])
-            for topic in topics
-            if len(topics) > 1
-        ]
+        if len(topics) < 2:
+            return None
+        parts = [self._list_at(shard, [place for place in places if place[0] == topic]) for topic in topics]
         known = [part for part in parts if part is not None]
         return [letter for part in known for letter in part] if known else None
 
@@ -177,15 +151,11 @@ class DeadLetters:
 
     # Acts
 
-    def mark(self) -> dict[str, int]:
-        """Return the number of the last recorded act of each broker."""
-        return self._brokers.marks()
-
     def do(self, rows: pa.RecordBatch, why: str) -> Outcomes:
         """Apply one act; if a topic or the group no longer exists, one act per topic."""
-        codes = tolerate(lambda: {"codes": self._settle(rows, why)}, *_NOT_THERE)
+        codes = tolerate(lambda: self._settle(rows, why), *_NOT_THERE)
         if codes is not None:
-            return _to_outcomes(codes["codes"])
+            return np.array([_to_outcome(code) for code in codes], np.uint8)
         outcomes = all_of(Outcome.GONE, rows.num_rows)
         topics = rows.column("topic").to_pylist()
         names = list(dict.fromkeys(topics))
@@ -201,23 +171,14 @@ class DeadLetters:
         items = rows.select(["topic", "queue", "offset", "dead_us", "attempts"]).to_pylist()
         act = cast(Literal["retry", "discard"], self.act.rpartition(".")[2])
         request = dead_letters.Settle(group=self._group, act=act, items=cast(list[dead_letters.Shown], items))
-        return self._brokers.request(shard_of(rows), dead_letters.SETTLE(signed(request, why)))["codes"]
+        return self._request(shard_of(rows), dead_letters.SETTLE(signed(request, why)))["codes"]
 
     def find_outcomes(self, rows: pa.RecordBatch, token: str, marks: Mapping[str, int]) -> Outcomes:
-        """Return DONE for a row done by any act with this token, otherwise the result of the last of them."""
-        shard = shard_of(rows)
-        names = ("topic", "queue", "offset", "dead_us")
-        columns = [rows.column(name).to_pylist() for name in names]
-        deaths = {death: row for row, death in enumerate(zip(*columns, strict=True))}
-        outcomes = all_of(Outcome.NONE, rows.num_rows)
-        for act in self._brokers.find_acts(shard, token, marks.get(str(shard), 0)):
-            items = act["what"]["items"]
-            for item, result in zip(items, results_of(act, len(items)), strict=False):
-                # A row that was no longer dead, or had died again, is not recorded: its repeated request shows that.
-                row = deaths.get(tuple(item))
-                if row is not None and outcomes[row] != Outcome.DONE:
-                    outcomes[row] = _FOUND[result] if result in _FOUND else _to_outcome(result)
-        return outcomes
+        columns = [rows.column(name).to_pylist() for name in ("topic", "queue", "offset", "dead_us")]
+        deaths = list(zip(*columns, strict=True))
+        found = self._find_acts(rows, token, marks)
+        # A row that was no longer dead, or had died again, is not recorded: its repeated request shows that.
+        return recorded_outcomes(deaths, found, lambda what: [tuple(item) for item in what["items"]], _to_outcome)
 
 
 def _place_of(item: Mapping[str, Any]) -> str:
@@ -237,13 +198,7 @@ def _check_items(given: Any) -> tuple[Mapping[str, Any], ...] | None:
     return tuple({(item.get("broker"), _place_of(item)): item for item in given}.values())
 
 
-def _to_outcomes(codes: list[str]) -> Outcomes:
-    outcomes = all_of(Outcome.DONE, len(codes))
-    for row, code in enumerate(codes):
-        if code != "OK":
-            outcomes[row] = _to_outcome(code)
-    return outcomes
-
-
-def _to_outcome(code: str) -> Outcome:
-    return _OUTCOMES.get(Code[code], Outcome.REFUSED) if code in Code.__members__ else Outcome.REFUSED
+def _to_outcome(result: str) -> Outcome:
+    """Convert a response, or what a broker found at its start for an act that a crash interrupted. A row that is still
+    dead is done now."""
+    return _OUTCOMES.get(result, Outcome.REFUSED)

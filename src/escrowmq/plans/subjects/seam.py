@@ -28,46 +28,36 @@ class Subject(Protocol):
     @property
     def settings(self) -> Mapping[str, Any]:
         """Arguments of the act besides the rows; part of the digest."""
-        ...
 
     @property
     def source(self) -> str:
         """Addresses of the rows, without passwords."""
-        ...
 
     def missing(self) -> list[Missing]:
         """Return the places that do not respond now."""
-        ...
 
     def pages(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows that match now, of all responding places, in batches of one place and in bounded memory."""
-        ...
 
     def not_found(self) -> list[str]:
         """Return the requested ids without a row; call it after :meth:`pages`."""
-        ...
 
     def preview(self, rows: pa.RecordBatch) -> Outcomes:
         """Predict the outcome of each row. Changes nothing."""
-        ...
 
     def mark(self) -> dict[str, int]:
         """Return the number of the last recorded act by place."""
-        ...
 
     def do(self, rows: pa.RecordBatch, why: str) -> Outcomes:
         """Apply the act to a batch, as one recorded act. Raises NOT_APPLIED errors if nothing was done, else it is
         unknown."""
-        ...
 
     def find_outcomes(self, rows: pa.RecordBatch, token: str, marks: Mapping[str, int]) -> Outcomes:
         """Return the recorded outcomes of a batch whose ``why`` began with ``token``; NONE for rows certainly not done.
         Raises Unknown while that cannot be determined."""
-        ...
 
     def count_failed_again(self, rows: pa.RecordBatch) -> int:
         """Return the number of these rows, all done, that have failed again since."""
-        ...
 
 
 def check_selection(selection: Mapping[str, Any], known: Mapping[str, type | tuple[type, ...]]) -> dict[str, Any]:

@@ -9,16 +9,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, cast
 
+import numpy as np
 import pyarrow as pa
 
 from escrowmq.client.altering import signed
 from escrowmq.client.bus import Bus
-from escrowmq.client.links.presence import Missing
 from escrowmq.errors import Code, Misuse
-from escrowmq.plans.frozen import BATCH_ROWS, PLACE
+from escrowmq.plans.frozen import PLACE
 from escrowmq.plans.outcomes import Outcome, Outcomes, all_of
-from escrowmq.plans.subjects.brokers import Brokers, batch_of, results_of, shard_of, tolerate
-from escrowmq.plans.subjects.seam import check_ids, check_selection
+from escrowmq.plans.subjects.brokers import BrokerRows, batch_of, recorded_outcomes, shard_of, tolerate
+from escrowmq.plans.subjects.seam import check_selection
 from escrowmq.wire.actions import transactions
 
 ACTS = ("transactions.commit", "transactions.rollback", "transactions.recheck")
@@ -45,64 +45,32 @@ _FEW = 64
 _ENDS = {"transactions.commit": "committed", "transactions.rollback": "rolled_back"}
 
 
-class Transactions:
+class Transactions(BrokerRows):
     """The transactions of ``selection``: ``state`` (undecided, open, parked), producer ``group``, ``older_than``
     (seconds since the prepare), ``cause`` (why it is undecided, as in a summary), ``ids``."""
 
     schema: pa.Schema = SCHEMA
     identity: Sequence[str] = IDENTITY
-    most: int = BATCH_ROWS
     counted: Sequence[str] = ("group", "state")
 
     def __init__(self, bus: Bus, act: str, selection: Mapping[str, Any], *, patient: bool = True) -> None:
         chosen = check_selection(selection, _SELECTION)
-        self._state = chosen.get("state", "undecided").lower()
-        if self._state not in _STATES:
-            raise Misuse(Code.BAD_ARGUMENT, f"{self._state!r} is not a state for plans", f"one of {', '.join(_STATES)}")
-        self.act = act
-        self._ids = check_ids(chosen.get("ids"))
-        self._group: str | None = chosen.get("group")
-        self._older_than: float | None = chosen.get("older_than")
-        self._cause: transactions.Cause | None = chosen.get("cause")
-        self._unmatched_ids: set[str] = set()
-        self._brokers = Brokers(bus, patient=patient)
-
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """Empty: the id of a transaction is sufficient."""
-        return {}
-
-    @property
-    def source(self) -> str:
-        """The addresses of the brokers."""
-        return self._brokers.source
-
-    def missing(self) -> list[Missing]:
-        """Return the brokers that do not respond now."""
-        return self._brokers.hello()[1]
+        super().__init__(bus, act, chosen.pop("ids", None), patient=patient)
+        state = chosen.pop("state", "undecided").lower()
+        if state not in _STATES:
+            raise Misuse(Code.BAD_ARGUMENT, f"{state!r} is not a state for plans", f"one of {', '.join(_STATES)}")
+        self._wanted = cast(transactions.List, {"state": state, **chosen})
 
     # Selection
 
     def pages(self) -> Iterator[pa.RecordBatch]:
         """Yield the matching rows. Raises Rejected(UNKNOWN_GROUP) if no broker has the group."""
         self._unmatched_ids = set(self._ids or ())
-        request: transactions.List = {"state": self._state}
-        if self._group is not None:
-            request["group"] = self._group
-        if self._older_than is not None:
-            request["older_than"] = float(self._older_than)
-        if self._cause is not None:
-            request["cause"] = self._cause
-        call = transactions.LIST(request)
-        for hello, listed in self._brokers.list_all(call, "transactions", Code.UNKNOWN_GROUP):
+        for shard, listed in self._list_all(transactions.LIST(self._wanted), "transactions"):
             rows = listed if self._ids is None else [one for one in listed if one["id"] in self._ids]
             self._unmatched_ids.difference_update(one["id"] for one in rows)
             if rows:
-                yield batch_of(SCHEMA, hello["shard"], rows)
-
-    def not_found(self) -> list[str]:
-        """Return the ids without such a transaction."""
-        return sorted(self._unmatched_ids)
+                yield batch_of(SCHEMA, shard, rows)
 
     # Preview
 
@@ -116,7 +84,7 @@ class Transactions:
         if len(left) <= _FEW:
             for identity, row in left.items():
                 call = transactions.SHOW({"id": identity})
-                shown = tolerate(partial(self._brokers.request, shard_of(rows), call), *_NOT_THERE)
+                shown = tolerate(partial(self._request, shard_of(rows), call), *_NOT_THERE)
                 outcomes[row] = Outcome.GONE if shown is None else self._expected_outcome(shown["state"])
             return outcomes
         for state in ("committed", "rolled_back", "expired"):
@@ -129,7 +97,7 @@ class Transactions:
         positions = rows.column("position").to_pylist()
         request: transactions.List = {"state": state, "after": min(positions) - 1}
         last, outcome = max(positions), self._expected_outcome(state)
-        for page in self._brokers.pages(shard_of(rows), transactions.LIST(request), "transactions"):
+        for page in self._pages(shard_of(rows), transactions.LIST(request), "transactions"):
             for one in page:
                 if (row := left.pop(one["id"], None)) is not None:
                     outcomes[row] = outcome
@@ -144,37 +112,23 @@ class Transactions:
         return Outcome.ALREADY if self.act not in _ENDS or state == _ENDS[self.act] else Outcome.CONFLICT
 
     def count_failed_again(self, rows: pa.RecordBatch) -> int:
-        """Return 0: a decision is final."""
-        return 0
+        return 0  # a decision is final
 
     # Acts
 
-    def mark(self) -> dict[str, int]:
-        """Return the number of the last recorded act of each broker."""
-        return self._brokers.marks()
-
     def do(self, rows: pa.RecordBatch, why: str) -> Outcomes:
-        """Apply one act."""
         ids, end = rows.column("id").to_pylist(), self.act.rpartition(".")[2]
         if end == "recheck":
             call = transactions.RECHECK(signed(transactions.Recheck(ids=ids), why))
         else:
             outcome = cast(Literal["commit", "rollback"], end)
             call = transactions.SETTLE(signed(transactions.Settle(ids=ids, outcome=outcome), why))
-        codes = self._brokers.request(shard_of(rows), call)["codes"]
-        return _to_outcomes(codes)
+        codes = self._request(shard_of(rows), call)["codes"]
+        return np.array([_OUTCOMES.get(code, Outcome.REFUSED) for code in codes], np.uint8)
 
     def find_outcomes(self, rows: pa.RecordBatch, token: str, marks: Mapping[str, int]) -> Outcomes:
-        """Return DONE for a row done by any act with this token, otherwise the result of the last of them."""
-        shard, wanted = shard_of(rows), {one: row for row, one in enumerate(rows.column("id").to_pylist())}
-        outcomes = all_of(Outcome.NONE, rows.num_rows)
-        for act in self._brokers.find_acts(shard, token, marks.get(str(shard), 0)):
-            ids = act["what"]["ids"]
-            for one, result in zip(ids, results_of(act, len(ids)), strict=False):
-                row = wanted.get(one)
-                if row is not None and outcomes[row] != Outcome.DONE:
-                    outcomes[row] = self._to_outcome(result)
-        return outcomes
+        found = self._find_acts(rows, token, marks)
+        return recorded_outcomes(rows.column("id").to_pylist(), found, lambda what: what["ids"], self._to_outcome)
 
     def _to_outcome(self, result: str) -> Outcome:
         """Convert a recorded result to an outcome. A state (``committed by operator``) is what a broker found at its
@@ -187,10 +141,3 @@ class Transactions:
             return Outcome.NONE
         would = self._expected_outcome(state)
         return Outcome.DONE if would == Outcome.ALREADY and by == "operator" and self.act in _ENDS else would
-
-
-def _to_outcomes(codes: list[str]) -> Outcomes:
-    outcomes = all_of(Outcome.DONE, len(codes))
-    for row, code in enumerate(codes):
-        outcomes[row] = _OUTCOMES.get(code, Outcome.REFUSED)
-    return outcomes

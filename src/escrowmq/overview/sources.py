@@ -4,8 +4,7 @@ returned."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -29,7 +28,7 @@ PAGE = 1_000
 Row = TypeVar("Row")
 
 
-class Asking:
+class Sources:
     """The brokers of a bus and some databases, with a note of those that did not answer."""
 
     def __init__(self, bus: Bus, engines: Sequence[sa.Engine] = ()) -> None:
@@ -49,7 +48,7 @@ class Asking:
         """Note that a broker or database did not answer."""
         self._missing.setdefault(where, reason)
 
-    def ask_all(self, ask: Callable[[Admin], Listing[Row]], *, anew: bool = False) -> list[Row]:
+    def request_all(self, request: Callable[[Admin], Listing[Row]], *, anew: bool = False) -> list[Row]:
         """Return the answers of all reachable brokers.
 
         Returns an empty list if all of them reject the request, as a folder without a broker does. If no broker was
@@ -58,7 +57,7 @@ class Asking:
         if not anew and self._unreachable.issuperset(self.addresses):
             return []
         try:
-            listing = ask(self.admin)
+            listing = request(self.admin)
         except (Rejected, Denied):
             return []
         except EscrowError as problem:
@@ -69,12 +68,12 @@ class Asking:
             self._mark_silent(one["broker"], one["reason"])
         return listing
 
-    def ask_one(self, address: str, call: Call[Answer]) -> Answer | None:
+    def request_one(self, address: str, call: Call[Answer]) -> Answer | None:
         """Return the answer of one broker; None if it does not answer or rejects the request."""
         if address in self._unreachable:
             return None
         try:
-            return self.ask(address, call)
+            return self.request(address, call)
         except (Rejected, Denied) as problem:
             if problem.code is Code.BAD_REQUEST:  # an unsupported request must not look like an empty answer
                 self.note(address, f"it may be of an older version: {problem}")
@@ -95,7 +94,7 @@ class Asking:
         after: dict[str, Any] = {}
         while len(found) < most:
             request = {**call.request, **after, "limit": min(PAGE, most - len(found))}
-            answer = self.ask_one(address, replace(call, request=request))
+            answer = self.request_one(address, replace(call, request=request))
             if answer is None:
                 break
             found += answer[what]
@@ -104,41 +103,45 @@ class Asking:
             after = {"after": answer["next"]}
         return found
 
-    def ask(self, address: str, call: Call[Answer]) -> Answer:
+    def request(self, address: str, call: Call[Answer]) -> Answer:
         """Return the answer of one broker. Raises the error of a rejected request."""
         number = self.addresses.index(address)
         return self.router.ask(number, call, time.monotonic() + PATIENCE, longest=PATIENCE)
 
-    def databases(self) -> Iterator[tuple[str, sa.Engine]]:
-        """Yield each database with its name."""
-        for engine in self.engines:
-            yield name_of(engine), engine
-
-    @contextmanager
-    def note_errors(self, engine: sa.Engine) -> Iterator[None]:
-        """Context manager: note errors of reads from one database instead of raising them."""
+    def read_engines(self, read: Callable[[str, sa.Engine], None]) -> None:
+        """Call ``read`` for each database with its name (its URL without the password). Errors are noted instead of
+        raised."""
         from sqlalchemy.exc import SQLAlchemyError  # installed wherever a database is used
 
         from escrowmq.outbox.dialects import in_a_line
 
-        try:
-            yield
-        except EscrowError as problem:
-            self.note(name_of(engine), str(problem))
-        except SQLAlchemyError as problem:
-            self.note(name_of(engine), in_a_line(problem))
+        for engine in self.engines:
+            name = shown_address(engine.url.render_as_string(hide_password=False))
+            try:
+                read(name, engine)
+            except EscrowError as problem:
+                self.note(name, str(problem))
+            except SQLAlchemyError as problem:
+                self.note(name, in_a_line(problem))
 
-    def connect_read_only(self, engine: sa.Engine) -> sa.Connection:
-        """Return a connection for reads. Its transactions begin without the locks of engines that are made for
-        writes."""
-        return engine.execution_options(begin="BEGIN").connect()
+    def read_databases(self, tables: set[str], read: Callable[[str, sa.Connection, set[str]], None]) -> None:
+        """Call ``read`` for each database that has any of ``tables``: its name, a connection, and its tables.
+
+        Transactions begin without the locks of engines that are made for writes. Errors are noted instead of raised.
+        """
+        import sqlalchemy as sa
+
+        def connect(name: str, engine: sa.Engine) -> None:
+            with engine.execution_options(begin="BEGIN").connect() as connection:
+                there = set(sa.inspect(connection).get_table_names())
+                if there & tables:
+                    read(name, connection, there)
+                else:
+                    self.note(name, "it has no tables of EscrowMQ (escrowmq outbox migrate)")
+
+        self.read_engines(connect)
 
     def now_us(self) -> int:
         """Return the earliest of the brokers' times in µs; this machine's time if no broker answers."""
-        hellos = self.ask_all(lambda admin: admin.hello())
+        hellos = self.request_all(lambda admin: admin.hello())
         return min((hello["time_us"] for hello in hellos if "time_us" in hello), default=time.time_ns() // 1000)
-
-
-def name_of(engine: sa.Engine) -> str:
-    """Return the name of a database: its URL without the password."""
-    return shown_address(engine.url.render_as_string(hide_password=False))
