@@ -51,6 +51,8 @@ Webhook = Annotated[
         "again (docs/webhooks.md).",
     ),
 ]
+TlsCert = Annotated[Path | None, Option(metavar="FILE", help="Serve over TLS: the certificate and its chain, PEM.")]
+TlsKey = Annotated[Path | None, Option(metavar="FILE", help="Its private key, PEM, without a password.")]
 Insecure = Annotated[bool, Option("--insecure", help="Listen beyond loopback without TLS and credentials.")]
 ReadyJson = Annotated[bool, Option("--json", help="When ready, one JSON line with the addresses.")]
 
@@ -65,8 +67,17 @@ class _Sockets:
         metavar="PATH",
         help="Listen at a Unix socket, too, which this user alone can reach; with --listen none at that alone.",
     )
-    tls_cert: Path | None = Option(None, metavar="FILE", help="TLS at --listen: the certificate and its chain, PEM.")
-    tls_key: Path | None = Option(None, metavar="FILE", help="Its private key, PEM, without a password.")
+    tls_cert: TlsCert = None
+    tls_key: TlsKey = None
+    tls_client_ca: Path | None = Option(
+        None, metavar="FILE", help="Authorities whose certificates authenticate clients, PEM."
+    )
+    rights: Path | None = Option(
+        None,
+        envvar="ESCROWMQ_RIGHTS",
+        metavar="FILE",
+        help="Who may do what: see escrowmq rights init (docs/security.md).",
+    )
     lean: bool | None = Option(None, "--lean/--no-lean", hidden=True)
     lean_port: str | None = Option(None, hidden=True)
     lean_socket: str | None = Option(None, hidden=True)
@@ -75,17 +86,14 @@ class _Sockets:
     def arguments(self) -> dict[str, Any]:
         """Return the arguments of ``serve``. Raises Misuse(BAD_ARGUMENT)."""
         self._reject_removed()
-        return {"listen": self.listen, "path": self.socket, "tls": self._tls(), "insecure": self.insecure}
-
-    def _tls(self) -> ssl.SSLContext | None:
-        """Return the TLS settings, or None without a certificate."""
-        if self.tls_cert is None and self.tls_key is None:
-            return None
-        if self.tls_cert is None or self.tls_key is None:
-            raise error(Code.BAD_ARGUMENT, "--tls-cert and --tls-key belong together", "give both")
-        from escrowmq.wire.channel import server_context
-
-        return server_context(self.tls_cert, self.tls_key)
+        tls = _tls(self.tls_cert, self.tls_key, self.tls_client_ca)
+        return {
+            "listen": self.listen,
+            "path": self.socket,
+            "tls": tls,
+            "rights": self.rights,
+            "insecure": self.insecure,
+        }
 
     def _reject_removed(self) -> None:
         """Raise Misuse(BAD_ARGUMENT) for options of the second port that brokers of version 0.1 had."""
@@ -129,9 +137,10 @@ class _SharedLog:
         from escrowmq.log.kafka.cluster.address import KafkaAddress
         from escrowmq.log.kafka.cluster.opening import open_partitions
 
-        def following(urls: Sequence[str]) -> Link:
+        def following(urls: Sequence[str], token: str | None) -> Link:
             scheme = urls[0].partition("://")[0]
-            (link,) = links(f"{scheme}://" + "|".join(url.partition("://")[2] for url in urls), {})
+            address = "|".join(url.partition("://")[2] for url in urls)
+            (link,) = links(f"{scheme}://{address}", {"token": token or ""})
             return link
 
         address = KafkaAddress.parse(log)
@@ -157,8 +166,15 @@ class _Services:
         None, help="A TOML file with tables \\[broker], \\[gateway], \\[check_back.GROUP] and \\[webhook.NAME]."
     )
 
-    def beside(self, insecure: bool) -> Beside | None:
-        """Return what serves the gateway and the console; None without both."""
+    def beside(self, listening: dict[str, Any]) -> Beside | None:
+        """Return what serves the gateway and the console; None without both. ``listening``: see
+        :meth:`_Sockets.arguments`."""
+        certificate, rights = listening["tls"], listening["rights"]
+        secured: dict[str, Any] = {
+            "tls": certificate.context if certificate is not None else None,
+            "rights": rights is not None,
+            "insecure": listening["insecure"],
+        }
         if self.ask and self.http is None:
             raise error(Code.BAD_ARGUMENT, "--ask is for the HTTP gateway", "add --http HOST:PORT")
         services: list[Beside] = []
@@ -166,11 +182,11 @@ class _Services:
             from escrowmq.gateway import beside as run_gateway
 
             configured = _gateway_options(self.config, self.ask)
-            services.append(lambda link: run_gateway([link], listen=http, insecure=insecure, **configured))
+            services.append(lambda connect: run_gateway(connect, listen=http, **secured, **configured))
         if (console := self.console) is not None:
             from escrowmq.console import beside as run_console
 
-            services.append(lambda link: run_console([link], listen=console, insecure=insecure))
+            services.append(lambda connect: run_console(connect, listen=console, **secured))
         return _combine(services) if services else None
 
 
@@ -206,11 +222,36 @@ def serve(
             metrics=services.metrics,
             settings=BrokerSettings.load(services.config, dataclasses.asdict(overrides)),
             announce=partial(_on_ready, notifier, json),
-            beside=services.beside(sockets.insecure),
+            beside=services.beside(listening),
             replication=shared.replication(),
         )
     if status:
         raise typer.Exit(Exit.CORRUPT)
+
+
+def _tls(certificate: Path | None, key: Path | None, client_ca: Path | None) -> ServerCertificate | None:
+    """Return the certificate of a server, or None without one. Raises Misuse(BAD_ARGUMENT, BAD_SETTING)."""
+    if certificate is None and key is None and client_ca is None:
+        return None
+    if certificate is None or key is None:
+        raise error(Code.BAD_ARGUMENT, "--tls-cert and --tls-key belong together", "give both")
+    from escrowmq.broker.serving.certificates import ServerCertificate
+
+    return ServerCertificate(certificate, key, client_ca)
+
+
+@contextmanager
+def serving_tls(certificate: Path | None, key: Path | None) -> Iterator[ssl.SSLContext | None]:
+    """Provide the TLS settings of an HTTP server, which follow the files; None without a certificate."""
+    served = _tls(certificate, key, None)
+    if served is None:
+        yield None
+        return
+    served.start()
+    try:
+        yield served.context
+    finally:
+        served.stop()
 
 
 def _on_ready(notifier: Webhooks | None, json: bool, ready: dict[str, Any]) -> None:
