@@ -154,7 +154,7 @@ class _RestoreRun:
         epoch = max(manifest.epoch + 1, seconds)
         log = open_offline(self._new, in_use=False)
         log.save_indexes(self._new)
-        session = min(max(fold(log)[0].sessions.next_epoch + SESSIONS_PASSED, seconds), MAX_SESSION - 1)
+        session = min(max(fold(log).ledger.sessions.next_epoch + SESSIONS_PASSED, seconds), MAX_SESSION - 1)
         unused = {"epoch": session, "group": f"restored-{session}", "instance": "nobody", "transactional": False}
         rows: list[tuple[Kind, dict[str, Any]]] = [
             (Kind.OPENED, {"shard": self._shard, "version": version("escrowmq")}),

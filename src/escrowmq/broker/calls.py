@@ -32,11 +32,9 @@ from escrowmq.wire.actions.producers import Opened
 from escrowmq.wire.exchanges import EndOptions, ReceiveOptions
 from escrowmq.wire.parcels import Answer, Done
 
-MESSAGES = 1000
-"""Messages that a receive gives unless it asks for another number."""
+MESSAGES = 1000  # messages that a receive gives unless it asks for another number
 _PARCELS = (Exchange.SEND, Exchange.PREPARE, Exchange.END, Exchange.SETTLE)
-_MOST_TERMS = 4096
-"""Distinct options of parcels that are kept as checked."""
+_MOST_TERMS = 4096  # distinct options of parcels that are kept as checked
 _CHECK_ANSWERS = Terms.of(Exchange.END, {"by": DecidedBy.CHECK}).lane
 
 

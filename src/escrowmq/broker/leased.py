@@ -20,12 +20,9 @@ _OVERHEAD = 256  # bytes of a message beside its body, for a guess
 class Read:
     """The result of reading a lease."""
 
-    parts: list[pa.RecordBatch]
-    """Schema DELIVERY; at least one message unless the first ones are damaged."""
-    rest: Leased
-    """What did not fit."""
-    damaged: list[tuple[int, int, str]]
-    """Lease, offset and cause of messages that cannot be handed out."""
+    parts: list[pa.RecordBatch]  # schema DELIVERY; at least one message unless the first ones are damaged
+    rest: Leased  # what did not fit
+    damaged: list[tuple[int, int, str]]  # lease, offset and cause of messages that cannot be handed out
 
 
 class LeaseReader:

@@ -33,8 +33,7 @@ from escrowmq.wire.actions.table import ACTIONS
 
 T = TypeVar("T")
 
-Ask = Callable[[str], Durable]
-"""Ask the broker at a URL how far its log is durable. Raises EscrowError."""
+Ask = Callable[[str], Durable]  # ask the broker at a URL how far its log is durable. Raises EscrowError
 
 LAG_SECONDS = 2.0
 """How long a folder may be behind what its broker says: that of a node is written a moment after Kafka has it."""
@@ -75,7 +74,7 @@ class OfflineShard:
         self.shard = self
         self.listeners = _NoConnections()
         self.time_us = log.last_time_us
-        self.ledger, _ = fold(log)
+        self.ledger = fold(log).ledger
         self._lock = threading.Lock()
 
     def receiving(self, group: str) -> int:
@@ -159,8 +158,7 @@ def _describe_mirror(folder: Path) -> str:
     return f"{folder} is a copy of a log on Kafka that no broker keeps up now: what came since may be missing"
 
 
-_told: set[str] = set()
-"""What this process has logged: a stream opens its folder for each batch."""
+_told: set[str] = set()  # what this process has logged: a stream opens its folder for each batch
 
 
 class OfflineLink(ParcelsByExchange):

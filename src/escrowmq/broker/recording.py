@@ -70,8 +70,7 @@ def verified(engine: Readable) -> acts.Verified:
 
 # After a crash
 
-FOUND_QUEUES = 100
-"""Queues of which it is found where a group is."""
+FOUND_QUEUES = 100  # queues of which it is found where a group is
 
 
 def resolve(journal: Journal, ledger: Ledger, now_us: int) -> int:

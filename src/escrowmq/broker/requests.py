@@ -22,12 +22,9 @@ from escrowmq.wire.values import Bounds, Value, fields_of
 
 T = TypeVar("T")
 
-MAX_IDS = 100_000
-"""Ids or items that one action may name."""
-MOST_SHOWN = 30
-"""Columns of a wrong schema that its refusal names."""
-MAX_TEXT = 1 << 16
-"""Characters of one string."""
+MAX_IDS = 100_000  # ids or items that one action may name
+MOST_SHOWN = 30  # columns of a wrong schema that its refusal names
+MAX_TEXT = 1 << 16  # characters of one string
 
 
 def check_schema(kind: Exchange, given: Any) -> None:

@@ -200,7 +200,7 @@ def test_the_warm_ledger_is_the_one_that_a_replay_gives(two) -> None:
     engine = b.door.engine
     warm = engine.shard.ledger
     engine.look(lambda: None).result()
-    assert engine.look(lambda: same(warm, fold(engine.log)[0])).result()
+    assert engine.look(lambda: same(warm, fold(engine.log).ledger)).result()
 
 
 def test_a_standby_that_is_behind_the_cut_begins_anew_and_takes_over(tmp_path) -> None:

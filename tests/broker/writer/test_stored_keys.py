@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from escrowmq.broker.writer.keys import StoredKeys
+from escrowmq.broker.writer.keys import stored_keys
 from escrowmq.errors import Code, error
 from escrowmq.ledger.groups.order import UNKNOWN
 
@@ -26,7 +26,7 @@ class Log:
 
 def test_equal_keys_have_equal_numbers_and_no_key_is_a_key():
     log = Log()
-    found = StoredKeys(log)(np.arange(1, 31)).tolist()
+    found = stored_keys(log, np.arange(1, 31)).tolist()
     assert len(set(found)) == 4
     assert found[9] == found[19] == found[29]
     assert found[0] == found[3] == found[6]
@@ -35,10 +35,10 @@ def test_equal_keys_have_equal_numbers_and_no_key_is_a_key():
 
 
 def test_a_damaged_record_hides_only_its_own_key():
-    healthy = StoredKeys(Log())(np.arange(1, 101))
+    healthy = stored_keys(Log(), np.arange(1, 101))
     log = Log(7, 50)
-    found = StoredKeys(log)(np.arange(1, 101))
+    found = stored_keys(log, np.arange(1, 101))
     assert np.flatnonzero(found != healthy).tolist() == [6, 49]
     assert found[6] == found[49] == UNKNOWN
     assert log.reads < 40
-    assert StoredKeys(Log(1))(np.array([1])).tolist() == [UNKNOWN]
+    assert stored_keys(Log(1), np.array([1])).tolist() == [UNKNOWN]

@@ -19,10 +19,8 @@ from escrowmq.log.seam import Frame
 from escrowmq.schemas import Kind
 from escrowmq.wire import DAMAGED_COLUMN, ReadRequest
 
-ROWS = 8192
-"""Rows of one batch, at most."""
-BYTES = 16 << 20
-"""Bytes of one batch, about."""
+ROWS = 8192  # rows of one batch, at most
+BYTES = 16 << 20  # bytes of one batch, about
 
 Chunk = tuple[Int64s, pa.RecordBatch, Int64s]
 """Neighbouring rows of some kinds: their positions, columns and times."""

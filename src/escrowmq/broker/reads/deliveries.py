@@ -49,18 +49,12 @@ from escrowmq.schemas import DELIVERY, Kind, empty
 
 NEVER_US = 1 << 62
 _STOPPING = frozenset({Kind.GROUP_PAUSED, Kind.GROUP_RESET, Kind.GROUP_DELETED})
-SWEEP_LINES = 256
-"""New lines between two searches for lines of members that are gone."""
-FEW = 4
-"""The most messages that the thread reads which brings their lease."""
-NEAR_ROWS = 100_000
-"""Distance from the end of the log (rows) within which messages are in memory."""
-WITHHELD_SECONDS = 0.05
-"""Retry interval (s) for lines whose allowance granted nothing."""
-LEAST_GRANT = 1 << 20
-"""The least that is asked of an allowance (bytes)."""
-MARGIN = 2
-"""An answer is given this many times the room that its messages are estimated to take."""
+SWEEP_LINES = 256  # new lines between two searches for lines of members that are gone
+FEW = 4  # the most messages that the thread reads which brings their lease
+NEAR_ROWS = 100_000  # distance from the end of the log (rows) within which messages are in memory
+WITHHELD_SECONDS = 0.05  # retry interval (s) for lines whose allowance granted nothing
+LEAST_GRANT = 1 << 20  # the least that is asked of an allowance (bytes)
+MARGIN = 2  # an answer is given this many times the room that its messages are estimated to take
 
 
 class Allowance(Protocol):

@@ -13,8 +13,7 @@ from escrowmq.errors import Code, error
 from escrowmq.ledger.columns.arrays import Bools, Int64s
 from escrowmq.wire import DAMAGED_COLUMN, ReadRequest, read_schema
 
-MAX_TAGS = 1000
-"""Tags that one read may name."""
+MAX_TAGS = 1000  # tags that one read may name
 
 
 @dataclass(frozen=True, slots=True)

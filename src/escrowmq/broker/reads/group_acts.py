@@ -29,8 +29,7 @@ from escrowmq.message.names import EDITED_FROM
 from escrowmq.schemas import GROUP_ACT_VIEW, Kind
 from escrowmq.wire import GROUP_ACT_VIEW_NAME, ReadRequest
 
-GROUP_ACTS = (Kind.DEAD_SETTLED, Kind.EDITED, Kind.GROUP_RESET)
-"""The kinds of frames that the view shows."""
+GROUP_ACTS = (Kind.DEAD_SETTLED, Kind.EDITED, Kind.GROUP_RESET)  # the kinds of frames that the view shows
 
 _CONTENT = ("message_id", "key", "tag", "properties", "body")
 _OF_ROWS = frozenset({"group", "topic", "queue", "offset", "act", "edited_from", *_CONTENT})

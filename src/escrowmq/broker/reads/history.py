@@ -26,8 +26,7 @@ from escrowmq.log.seam import Frame
 from escrowmq.schemas import Kind
 from escrowmq.wire.actions.standing import AtGroup, Happened
 
-MOST_FRAMES = 10_000
-"""Frames that are read for one message: some tenths of a second."""
+MOST_FRAMES = 10_000  # frames that are read for one message: some tenths of a second
 MOST_EVENTS = 1_000
 
 _UNTOUCHED = ("waiting", "filtered", "skipped", "expired", "gone")
@@ -54,8 +53,7 @@ class _Way:
     """Of the next lease that may hold it, or of the one that does; None: that is not known."""
     due_us: int = 0
     dead_us: int = 0
-    cause: str | None = None
-    """Why its next failure happened, as its consumer said."""
+    cause: str | None = None  # why its next failure happened, as its consumer said
     events: list[Happened] = field(default_factory=list)
 
     @property
@@ -112,8 +110,7 @@ class _Reading:
         self.queue_id = queue_id
         self.offset = offset
         self.ways = ways
-        self.all = False
-        """Whether groups may have come to where they stand more than once."""
+        self.all = False  # whether groups may have come to where they stand more than once
 
     def leased(self, frame: Frame) -> None:
         """Note new leases, some of which may span the message."""

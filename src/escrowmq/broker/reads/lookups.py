@@ -28,13 +28,11 @@ WARM_ROWS = 100_000
 """A log that stores so many rows is looked into once when it is opened, which is not noticed: opening it takes many
 times as long.
 """
-VIEWED = 64
-"""Messages of one key whose states are looked at together."""
+VIEWED = 64  # messages of one key whose states are looked at together
 NOWHERE: tuple[None, None] = (None, None)
 UNDONE = [TransactionState.ROLLED_BACK, TransactionState.EXPIRED]
 UNDONE_NAMES = [state.name.lower() for state in UNDONE]
-MAX_SHOWN = 100
-"""Messages of one transaction that are shown in full."""
+MAX_SHOWN = 100  # messages of one transaction that are shown in full
 _CHECKING = {Kind.CHECKED: "checked", Kind.PARKED: "parked", Kind.REOPENED: "reopened"}
 
 

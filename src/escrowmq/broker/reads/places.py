@@ -18,8 +18,7 @@ from escrowmq.ledger.queues.queues import QueueIndex
 from escrowmq.schemas import Kind
 from escrowmq.wire.actions.standing import AskOfMessage, AtGroup, OfMessage
 
-MOST_GROUPS = 1_000
-"""Groups of one answer."""
+MOST_GROUPS = 1_000  # groups of one answer
 
 
 def message_standing(engine: Readable, request: AskOfMessage) -> OfMessage:

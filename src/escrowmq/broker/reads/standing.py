@@ -22,8 +22,7 @@ class Standing:
 
     labels: dict[str, str]
     numbers: dict[str, float]
-    oldest: int = field(default=-1)
-    """Position of the oldest message that is not done; -1: all are."""
+    oldest: int = field(default=-1)  # position of the oldest message that is not done; -1: all are
 
 
 def standing(engine: Readable) -> dict[str, list[Standing]]:

@@ -35,12 +35,10 @@ from escrowmq.schemas import DELIVERY
 from escrowmq.settings import nearest
 from escrowmq.wire import DAMAGED_COLUMN, DEAD_LETTER_PREFIX, FILE_PREFIX, VIEWS, BatchStream, ReadRequest
 
-SPAN = 65_536
-"""Offsets asked of the ledger at a time."""
+SPAN = 65_536  # offsets asked of the ledger at a time
 PROBE_ROWS = 16
 """Rows from whose size that of the first batch is estimated: a message may be as large as a quarter of a batch."""
-FIRST_ROWS = 256
-"""Rows of the first batch, at most."""
+FIRST_ROWS = 256  # rows of the first batch, at most
 SHARE = 1024
 """Rows of one frame that are worth a batch of their own: parts of several frames must be joined, which copies every
 body.

@@ -9,10 +9,8 @@ places a second, and says after how many milliseconds that one comes.
 from __future__ import annotations
 
 ASKS_PER_SECOND = 500.0
-USUAL_SECONDS = 0.15
-"""Probe interval of clients (ms) without advice; shorter ones need no advice."""
-LONGEST_SECONDS = 5.0
-"""Whoever comes behind the end of the line shares its last places."""
+USUAL_SECONDS = 0.15  # probe interval of clients (ms) without advice; shorter ones need no advice
+LONGEST_SECONDS = 5.0  # whoever comes behind the end of the line shares its last places
 
 
 class Asked:

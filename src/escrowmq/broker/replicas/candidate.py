@@ -25,24 +25,18 @@ from enum import Enum
 from random import Random
 
 RELEASED_SECONDS = 0.1
-SPREAD = 0.25
-"""The part of the silence in which the standbys of a shard claim, at most."""
-UNRANKED = 0.1
-"""The same where nobody has a rank."""
-RANK_SECONDS = 0.15
-"""Interval between the claims of two ranks: a few times what a claim takes to be read."""
-FOLLOW_SECONDS = 0.05
-"""How long a standby that is behind reads before it asks again."""
-ASK_AGAIN_SECONDS = 0.5
-"""Between two questions to those who keep the log, when they did not answer."""
+SPREAD = 0.25  # the part of the silence in which the standbys of a shard claim, at most
+UNRANKED = 0.1  # the same where nobody has a rank
+RANK_SECONDS = 0.15  # interval between the claims of two ranks: a few times what a claim takes to be read
+FOLLOW_SECONDS = 0.05  # how long a standby that is behind reads before it asks again
+ASK_AGAIN_SECONDS = 0.5  # between two questions to those who keep the log, when they did not answer
 
 
 class Step(Enum):
     """The next step of a standby."""
 
     FOLLOW = "follow"
-    ASK = "ask"
-    """Whether there is more than was followed; and tell :meth:`Candidate.answered`."""
+    ASK = "ask"  # whether there is more than was followed; and tell `Candidate.answered`
     CLAIM = "claim"
 
 

@@ -34,10 +34,8 @@ from escrowmq.wire.actions import brokers
 from escrowmq.wire.actions.action import Nothing
 from escrowmq.wire.parcels import Done
 
-RETRY_SECONDS = 0.2
-"""When a caller who was refused may ask again."""
-HAND_OVER_SECONDS = 10.0
-"""How long the answer to ``step_down`` waits for another leader."""
+RETRY_SECONDS = 0.2  # when a caller who was refused may ask again
+HAND_OVER_SECONDS = 10.0  # how long the answer to `step_down` waits for another leader
 LEADER, STANDBY = "leader", "standby"
 
 
@@ -60,14 +58,11 @@ class Door:
 
     def __init__(self, settings: BrokerSettings, replicas: list[str], url: str = "") -> None:
         self.settings = settings
-        self.url = url
-        """Where clients reach this node."""
+        self.url = url  # where clients reach this node
         self.beside: dict[str, Callable[[], Mapping[str, Any]]] = {}
         self.take_overs = 0
-        self.on_step_down: Callable[[], None] = lambda: None
-        """Makes the node hand over."""
-        self.on_doubt: Callable[[], None] = lambda: None
-        """Breaks the connections of all clients."""
+        self.on_step_down: Callable[[], None] = lambda: None  # makes the node hand over
+        self.on_doubt: Callable[[], None] = lambda: None  # breaks the connections of all clients
         self._replicas = replicas
         self._refusals = Refusals()
         self._lock = threading.Condition()

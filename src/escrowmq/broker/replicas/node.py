@@ -34,10 +34,8 @@ from escrowmq.platform.failpoints import reach
 from escrowmq.platform.logs import tell
 from escrowmq.settings import BrokerSettings
 
-LOOK_SECONDS = 0.05
-"""Between two looks of the node's thread at its orders and at the log's state."""
-PAUSE_SECONDS = 0.5
-"""After a term that ended by a fault, before the next begins."""
+LOOK_SECONDS = 0.05  # between two looks of the node's thread at its orders and at the log's state
+PAUSE_SECONDS = 0.5  # after a term that ended by a fault, before the next begins
 DOUBT = 1.25
 """A leader without a proof for so many times the silence lets its clients look for another one: as long as a standby
 waits at most that goes by the same.
@@ -48,8 +46,7 @@ BEGIN_SECONDS = 5.0
 """How long a start waits for the folder to be opened; a Kafka that is away is waited for by the node, not by its start.
 """
 AWAY = "Kafka does not answer: nobody claims the log meanwhile"
-LEAST_SILENCE = 1.0
-"""Leaders give a sign of life every half second."""
+LEAST_SILENCE = 1.0  # leaders give a sign of life every half second
 
 logger = logging.getLogger(__name__)
 
@@ -85,12 +82,10 @@ class Node:
         self._leading = False
         self._followed = False
         """Whether it has followed the log in this process: what is wrong with its settings would have been said."""
-        self._told = ""
-        """The last problem that was logged."""
+        self._told = ""  # the last problem that was logged
         self._thread = threading.Thread(target=self._work, name="escrowmq-node", daemon=True)
         self._begun = threading.Event()
-        self.failure: BaseException | None = None
-        """Why it ended by itself."""
+        self.failure: BaseException | None = None  # why it ended by itself
         door.on_step_down = self._step_down
 
     # Orders

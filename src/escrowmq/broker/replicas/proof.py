@@ -18,8 +18,7 @@ SHARE = 0.5
 claims by the clock finds that its predecessor has stopped answering, with as much again for clocks that run at
 different speeds and for messages under way.
 """
-CONFIRM_SECONDS = 1.0
-"""How long such an answer waits for a proof when the last one is too old."""
+CONFIRM_SECONDS = 1.0  # how long such an answer waits for a proof when the last one is too old
 
 
 class LeaderProof:

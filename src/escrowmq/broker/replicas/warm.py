@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from escrowmq.broker.writer.recovery import Folded, recovered, size_of
+from escrowmq.broker.writer.recovery import Folded, fold, size_of
 from escrowmq.errors import Code, error
 from escrowmq.log.seam import Frame, Replica, ReplicatedLog, StoredLog
 
@@ -30,13 +30,12 @@ class WarmLedger:
         self._saving: Future[None] | None = None
         self._looked = 0  # bytes of frames when the folder was asked for its snapshots last
         self._bytes = 0
-        self._folded: Folded | None = None
-        """None: the copy does not yet reach its base's snapshot."""
+        self._folded: Folded | None = None  # none: the copy does not yet reach its base's snapshot
         self._begin(replica.log)
 
     def _begin(self, log: StoredLog) -> None:
         self._log = log
-        self._folded = recovered(log) if self._replica.is_whole() else None
+        self._folded = fold(log) if self._replica.is_whole() else None
         self.position, self.time_us = log.next_position, log.last_time_us
 
     def take(self, frames: Iterable[Frame]) -> None:
@@ -51,7 +50,7 @@ class WarmLedger:
         """Return the ledger as of the log that was taken over, for the engine that continues from it."""
         frames = log.caught_up()
         if log is not self._log or self._folded is None:
-            return recovered(log)
+            return fold(log)
         self._apply(self._folded, frames)
         return self._folded
 

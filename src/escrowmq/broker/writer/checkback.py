@@ -1,19 +1,18 @@
-"""Check-back: which producers are connected, which of them is asked, and how many questions each may have open.
+"""Delivery of check-backs: which producers are connected, which of them is asked, and how many questions each has open.
 
 Rules:
 
-1. The ledger says *what* is due and counts the question durably; this file says *whom* to ask: a *listener*, a
-   connected producer session. No listener, or none with room in its window: the ledger is not asked to take anything,
-   so no attempt is spent (I11).
+1. The ledger decides *what* is due and counts the question durably; this file decides *whom* to ask: a *listener*, a
+   connected producer session. Without a listener that has room in its window, the ledger takes nothing, so no attempt
+   is spent (I11).
 2. The session that sent a half message is asked first; if it is gone or has no room, the others of its group in
    rotation.
-3. A listener has at most ``window`` questions open. One is closed by any answer about its transaction, by its decision
-   from whatever side, or after the group's ``interval_us``, when the ledger may ask again.
-4. A question waits for its listener as two numbers; bodies are read when it leaves, on the listener's own thread. So a
-   slow listener costs no memory and delays no other, and a transaction that is decided meanwhile is not asked any more
-   (I10).
-5. A transaction of which a half message is damaged is not asked about, for no checker could say what it has not seen:
-   it is parked at once, for a person. The others of its batch are asked about.
+3. A listener has at most ``window`` open questions. A question is closed by any answer about its transaction, by its
+   decision from any side, or after the group's ``interval_us``, when the ledger may ask again.
+4. A waiting question is two numbers; bodies are read when it leaves, on the listener's own thread. So a slow listener
+   costs no memory and delays no other, and a transaction that is decided meanwhile is not asked about (I10).
+5. A transaction with a damaged half message is parked at once for an operator, because no checker could decide what it
+   has not seen. The others of its batch are asked about.
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from escrowmq.broker.columns import batch_of
 from escrowmq.broker.writer.shard import Shard
 from escrowmq.errors import DONE, Code, EscrowError, error, flags
 from escrowmq.ledger.columns.arrays import Int64s
@@ -39,14 +39,14 @@ from escrowmq.message.ids import transaction_ids
 from escrowmq.schemas import CHECKS, Kind
 
 BATCH_BYTES = 2 << 20
-ASK_ROWS = 10_000
-"""Transactions taken from the ledger at a time for one group."""
-_CLOSING = frozenset({Kind.DECIDED, Kind.BATCH_DECIDED, Kind.PARKED})
-"""Events after which there is nothing to ask."""
-KEPT_UNKNOWN = 10_000
-"""How many answers UNKNOWN are remembered for display."""
+ASK_ROWS = 10_000  # transactions taken from the ledger at a time for one group
+_CLOSING = frozenset({Kind.DECIDED, Kind.BATCH_DECIDED, Kind.PARKED})  # events that close questions
+KEPT_UNKNOWN = 10_000  # UNKNOWN answers that are kept for display
 _FIRST_READ = 16
 _LONGEST_READ = 4096
+
+ANSWERED = np.frombuffer(flags(DONE), np.bool_)
+"""By code: whether this result of an end closes the question about its transaction."""
 
 logger = logging.getLogger(__name__)
 
@@ -62,44 +62,32 @@ class Questions:
     owners: Int64s
 
     def take(self, rows: Int64s) -> Questions:
-        """Only these transactions (``rows`` ascending)."""
+        """Return only these transactions (``rows`` ascending)."""
         place = np.full(len(self.transactions), -1)
         place[rows] = np.arange(len(rows))
         kept = place[self.owners] >= 0
-        return Questions(
-            self.transactions[rows],
-            self.epochs[rows],
-            self.attempts[rows],
-            self.positions[kept],
-            place[self.owners[kept]],
-        )
+        transactions, epochs, attempts = self.transactions[rows], self.epochs[rows], self.attempts[rows]
+        return Questions(transactions, epochs, attempts, self.positions[kept], place[self.owners[kept]])
 
 
 class Listener:
-    """One connected producer session. :meth:`batches` belongs to one thread of its carrier; one that has no thread for
-    it sets ``on_news`` and calls :meth:`take_now`."""
+    """One connected producer session. :meth:`batches` belongs to one thread of its carrier; a carrier without such a
+    thread sets ``on_news`` and calls :meth:`take_now`. ``park`` parks a transaction that cannot be asked about."""
 
-    def __init__(
-        self,
-        group: str,
-        session: int,
-        read: Callable[[Int64s], pa.RecordBatch],
-        shard: int,
-        park: Callable[[int], object],
-    ) -> None:
+    def __init__(self, group: str, session: int, shard: Shard, park: Callable[[int], object]) -> None:
         self.group = group
         self.session = session
-        self.open: set[int] = set()
-        """Positions of the transactions asked about and not answered."""
+        self.open: set[int] = set()  # positions of the transactions asked about and not answered
         self._asked: deque[tuple[int, list[int]]] = deque()
         self._waiting: deque[Questions] = deque()
         self._changed = threading.Condition()
-        self._closed = False
+        self.closed = False
+        """Whether there will be no more questions."""
         self.on_news: Callable[[], None] = lambda: None
         """Called when there are questions to take, or the listener is closed; neither blocks nor raises."""
-        self.problem: EscrowError | None = None  # why it is asked no more, where it did not leave by itself
-        self._read = read
-        self._shard = shard
+        self.problem: EscrowError | None = None  # why the broker closed it
+        self._read = shard.log.read
+        self._shard = shard.log.shard
         self._park = park
         self._row_bytes = BATCH_BYTES // _FIRST_READ
 
@@ -115,15 +103,15 @@ class Listener:
         return self._asked[0][0] if self._asked and self.open else None
 
     def reserve(self, transactions: Int64s, now_us: int) -> None:
-        """Count these as open."""
+        """Count questions as open."""
         asked = transactions.tolist()
         self.open.update(asked)
         self._asked.append((now_us, asked))
 
     def put(self, questions: Questions) -> None:
-        """Hand questions over, now that they are counted durably."""
+        """Hand over questions that are counted durably."""
         with self._changed:
-            if not self._closed:
+            if not self.closed:
                 self._waiting.append(questions)
                 self._changed.notify()
         self.on_news()
@@ -135,119 +123,101 @@ class Listener:
             return sum(len(questions.transactions) for questions in self._waiting)
 
     def close(self) -> None:
-        """No more questions; ends :meth:`batches`."""
+        """Drop all questions, and end :meth:`batches`."""
         with self._changed:
-            self._closed = True
+            self.closed = True
             self._waiting.clear()
             self._changed.notify_all()
         self.on_news()
 
     # The carrier's side
 
-    @property
-    def closed(self) -> bool:
-        """Whether there are no more questions, ever."""
-        return self._closed
-
     def take_now(self) -> Questions | None:
         """Return the next questions, None if there are none."""
         with self._changed:
             return self._waiting.popleft() if self._waiting else None
 
+    def take(self) -> Questions | None:
+        """Wait for the next questions, and return them; None when the listener is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self.closed)
+            return self._waiting.popleft() if self._waiting else None
+
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield batches of schema CHECKS as they come, about 2 MiB each at most; ends when the listener is closed."""
+        """Yield batches of schema CHECKS as they come, about 2 MiB each at most, until the listener is closed."""
         while (questions := self.take()) is not None:
             yield from self.batches_of(questions)
 
-    def take(self) -> Questions | None:
-        """Return the next questions, waited for; None when the listener is closed."""
-        with self._changed:
-            while not self._waiting and not self._closed:
-                self._changed.wait()
-            return self._waiting.popleft() if self._waiting else None
-
     def batches_of(self, questions: Questions) -> Iterator[pa.RecordBatch]:
-        """Yield these questions in batches, as many as are still open."""
+        """Yield the questions that are still open in batches."""
         start = 0
-        while start < len(questions.transactions) and not self._closed:
+        while start < len(questions.transactions) and not self.closed:
             count = int(np.clip(BATCH_BYTES // self._row_bytes, 1, _LONGEST_READ))
             rows = np.arange(start, min(start + count, len(questions.transactions)))
             start = int(rows[-1]) + 1
             yield from self._build(questions.take(rows))
 
     def _build(self, questions: Questions) -> Iterator[pa.RecordBatch]:
-        still = np.array([t in self.open for t in questions.transactions.tolist()], bool)
-        if not still.all():
-            questions = questions.take(np.flatnonzero(still))
-        if not len(questions.transactions):
+        questions = questions.take(np.flatnonzero([t in self.open for t in questions.transactions.tolist()]))
+        count = len(questions.transactions)
+        if not count:
             return
         try:
             stored = self._read(questions.positions)
         except EscrowError as problem:
-            if len(questions.transactions) == 1:
+            if count == 1:
                 logger.error("cannot ask about the transaction at %d: %s", questions.transactions[0], problem)
                 if problem.code is Code.DAMAGED:
                     self._park(int(questions.transactions[0]))
                 return
-            for row in range(len(questions.transactions)):  # one bad record never stops the others
+            for row in range(count):  # one bad record never stops the others
                 yield from self._build(questions.take(np.array([row])))
             return
-        grown = max(int(stored.nbytes) // len(questions.transactions), self._row_bytes // 4)
-        self._row_bytes = max(grown, 1)
-        yield checks_batch(self._shard, questions, stored)
+        self._row_bytes = max(int(stored.nbytes) // count, self._row_bytes // 4, 1)
+        owners = questions.owners
+        ids = transaction_ids(self._shard, questions.epochs[owners], questions.transactions[owners])
+        attempts = pa.array(questions.attempts[owners].astype(np.int32))
+        yield batch_of(CHECKS, {"transaction": ids, "attempt": attempts}, stored)
 
 
-def checks_batch(shard: int, questions: Questions, stored: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the questions with their messages as a batch of schema CHECKS."""
-    ids = transaction_ids(shard, questions.epochs[questions.owners], questions.transactions[questions.owners])
-    columns = {"transaction": ids, "attempt": pa.array(questions.attempts[questions.owners].astype(np.int32))}
-    arrays = [columns[f.name] if f.name in columns else stored.column(f.name) for f in CHECKS]
-    return pa.RecordBatch.from_arrays(arrays, schema=CHECKS)
+Asks = list[tuple[Listener, Questions]]
+"""Questions to hand over once they are durable."""
 
 
 class Listeners:
     """All listeners, by producer group. Joining and leaving come from carriers' threads, the rest from the writer."""
 
-    def __init__(
-        self,
-        window: int,
-        interval_us: Callable[[str], int],
-        read: Callable[[Int64s], pa.RecordBatch],
-        shard: int,
-        poke: Callable[[], None],
-        park: Callable[[int], object],
-    ) -> None:
+    def __init__(self, window: int, shard: Shard, poke: Callable[[], None], park: Callable[[int], object]) -> None:
         self._window = window
-        self._interval_us = interval_us
-        self._read = read
         self._shard = shard
         self._poke = poke
         self._park = park
+        self._interval_us = shard.ledger.checkback.interval_us
         self._lock = threading.Lock()
         self._listeners: dict[str, list[Listener]] = {}
         self._turns: dict[str, int] = {}
-        self._news = False  # a listener came or left, or has room again
+        self._news = False  # a listener joined or left, or has room again
         self.answered_unknown = 0  # since the start
-        self._unknown: dict[int, int] = {}  # the newest such answers, by transaction: for who asks why one waits
+        self._unknown: dict[int, int] = {}  # when UNKNOWN was answered last, by transaction; the newest of them
         self._taken_over = False  # a session was opened: it may have fenced that of a listener
         self._wake_us = NEVER_US
 
     @property
     def wake_us(self) -> int:
-        """:meth:`ask` has nothing to do before this."""
+        """The time before which :meth:`ask` has nothing to do."""
         return 0 if self._news else self._wake_us
 
     def join(self, group: str, session: int) -> Listener:
         """Return a new listener."""
-        listener = Listener(group, session, self._read, self._shard, self._park)
+        listener = Listener(group, session, self._shard, self._park)
         with self._lock:
             self._listeners.setdefault(group, []).append(listener)
-            self._taken_over = self._news = True  # since its session was looked at
+            self._taken_over = self._news = True  # its session may have been fenced since it was checked
         self._poke()
         return listener
 
     def leave(self, listener: Listener) -> None:
-        """Ask it no more; what it has not answered comes due again by itself."""
+        """Remove a listener; its unanswered questions become due again by themselves."""
         listener.close()
         with self._lock:
             listeners = self._listeners.get(listener.group, [])
@@ -286,12 +256,12 @@ class Listeners:
 
     @property
     def unanswered(self) -> int:
-        """Questions asked and not answered, over all listeners."""
+        """Open questions of all listeners."""
         with self._lock:
             return sum(len(m.open) for m in self._all())
 
     def note_unknown(self, transactions: Int64s, now_us: int) -> None:
-        """Questions about these were answered UNKNOWN."""
+        """Record that questions about these were answered UNKNOWN."""
         with self._lock:
             self.answered_unknown += len(transactions)
             for position in transactions[-KEPT_UNKNOWN:].tolist():
@@ -301,14 +271,14 @@ class Listeners:
                 del self._unknown[next(iter(self._unknown))]
 
     def about(self, transaction: int) -> tuple[int | None, int | None]:
-        """Return the session that is asked about a transaction now, and when UNKNOWN was last answered about it;
-        None: nobody is, or it is not known."""
+        """Return the session that has a question about a transaction open, and when UNKNOWN was answered last, or None
+        for each."""
         with self._lock:
             asked = next((one.session for one in self._all() if transaction in one.open), None)
             return asked, self._unknown.get(transaction)
 
     def room(self, group: str, now_us: int) -> int:
-        """Questions that the listeners of a group may be asked now."""
+        """Return how many questions the listeners of a group can take now."""
         with self._lock:
             room = 0
             for listener in self._listeners.get(group, ()):
@@ -318,19 +288,18 @@ class Listeners:
 
     def on_event(self, event: Event) -> None:
         """Handle an applied event: it may answer checks, or make new ones due."""
-        kind = event.kind
-        if kind in _CLOSING:
-            if self._listeners:
-                rows = event.rows
-                self.settled(_column(event, "transaction") if rows is None else [row[0] for row in rows])
-        elif kind == Kind.HALF:
-            if self._listeners:
-                due_us = _column(event, "due_us").min() if event.rows is None else min(event.rows.halves.due_us)
-                self._wake_us = min(self._wake_us, int(due_us))
-        elif kind == Kind.SESSION and self._listeners:
-            self._taken_over = self._news = True
-        elif kind in (Kind.REOPENED, Kind.RULES, Kind.PRODUCERS):
+        kind, rows = event.kind, event.rows
+        if kind in (Kind.REOPENED, Kind.RULES, Kind.PRODUCERS):
             self._news = True
+        elif not self._listeners:
+            return
+        elif kind in _CLOSING:
+            self.settled(event.batch.column("transaction").to_numpy() if rows is None else [row[0] for row in rows])
+        elif kind == Kind.HALF:
+            due_us = event.batch.column("due_us").to_numpy().min() if rows is None else min(rows.halves.due_us)
+            self._wake_us = min(self._wake_us, int(due_us))
+        elif kind == Kind.SESSION:
+            self._taken_over = self._news = True
 
     def settled(self, transactions: Int64s | Sequence[int]) -> None:
         """Close the questions about these transactions."""
@@ -345,7 +314,7 @@ class Listeners:
                         self._news = True
 
     def ask(self, shard: Shard, now_us: int) -> Iterator[tuple[Listener, Questions]]:
-        """Take due transactions of every group that has a listener with room; to be put to it once durable."""
+        """Take due transactions of every group that has a listener with room; hand them over once durable."""
         if now_us < self.wake_us:
             return
         self._news = False
@@ -366,7 +335,7 @@ class Listeners:
         self._wake_us = wake_us
 
     def _disconnect_fenced(self, ledger: Ledger) -> None:
-        """Ask no session whose answers would be refused: each question would count, and come to nothing."""
+        """Close the listeners of fenced sessions: each question would be counted, and its answer refused."""
         with self._lock:
             listeners = self._all()
         sessions = np.array([listener.session for listener in listeners], np.int64)
@@ -375,24 +344,24 @@ class Listeners:
             self.leave(listeners[at])
 
     def _next_room_us(self, group: str) -> int:
-        """No listener of a group has room before this: 0, or when its oldest open question is given up."""
+        """Return the time before which no listener of a group has room: 0, or when the oldest question expires."""
         with self._lock:
             listeners = self._listeners.get(group, ())
             if any(len(m.open) < self._window for m in listeners):
                 return 0
-            return min(
-                (o for m in listeners if (o := m.oldest_us()) is not None), default=NEVER_US
-            ) + self._interval_us(group)
+            oldest = [asked_us for m in listeners if (asked_us := m.oldest_us()) is not None]
+            return min(oldest, default=NEVER_US) + self._interval_us(group)
 
     def assign(self, group: str, asked: Asked, now_us: int) -> list[tuple[Listener, Int64s]]:
-        """Whom to ask about what: listeners with row numbers into ``asked``, within their windows."""
+        """Reserve room for questions. Returns each listener with its row numbers of ``asked``."""
         with self._lock:
             listeners = list(self._listeners.get(group, ()))
             if not listeners:
                 return []
             free = np.array([self._window - len(m.open) for m in listeners])
-            shares = _share(listeners, free, asked.epochs, self._turns.get(group, 0))
-            self._turns[group] = self._turns.get(group, 0) + 1
+            turn = self._turns.get(group, 0)
+            self._turns[group] = turn + 1
+            shares = _share(listeners, free, asked.epochs, turn)
             given = [(m, np.sort(rows)) for m, rows in zip(listeners, shares, strict=True) if len(rows)]
             for listener, rows in given:
                 listener.reserve(asked.transactions[rows], now_us)
@@ -400,40 +369,26 @@ class Listeners:
 
 
 def _share(listeners: list[Listener], free: Int64s, epochs: Int64s, turn: int) -> list[Int64s]:
-    """Return rows for each listener: its own session's first, what is left in rotation, never more than it has room
-    for."""
+    """Return rows for each listener, at most ``free``: its own session's first, the rest in rotation."""
     shares: list[list[Int64s]] = [[] for _ in listeners]
     left = np.ones(len(epochs), bool)
 
     def give(to: int, rows: Int64s) -> int:
         taken = rows[: max(int(free[to]), 0)]
-        if len(taken):
-            shares[to].append(taken)
-            free[to] -= len(taken)
-            left[taken] = False
+        shares[to].append(taken)
+        free[to] -= len(taken)
+        left[taken] = False
         return len(taken)
 
-    sessions = {m.session for m in listeners}
-    for session in sessions & set(np.unique(epochs).tolist()):
+    for session in {m.session for m in listeners} & set(np.unique(epochs).tolist()):
         rows = np.flatnonzero(epochs == session)
         for to, listener in enumerate(listeners):
             if listener.session == session:
                 rows = rows[give(to, rows) :]
-    rest = np.flatnonzero(left)
-    while len(rest) and (free > 0).any():
+    while left.any() and (free > 0).any():
         able = np.flatnonzero(free > 0)
         able = np.roll(able, -(turn % len(able)))
-        for to, part in zip(able.tolist(), np.array_split(rest, len(able)), strict=True):
+        for to, part in zip(able.tolist(), np.array_split(np.flatnonzero(left), len(able)), strict=True):
             give(to, part)
-        rest = np.flatnonzero(left)
         turn += 1
-    return [np.concatenate(parts) if parts else np.empty(0, np.int64) for parts in shares]
-
-
-ANSWERED = np.frombuffer(flags(DONE), np.bool_)
-"""By code: whether this result of an end closes the question about its transaction."""
-
-
-def _column(event: Event, name: str) -> Int64s:
-    column: Int64s = event.batch.column(name).to_numpy()
-    return column
+    return [np.concatenate([np.empty(0, np.int64), *parts]) for parts in shares]

@@ -1,10 +1,8 @@
-"""Syncs one round of commands beside the writer, which decides the next one meanwhile, and gives the answers of the
-round before beside both.
+"""Syncs one round while the writer decides the next, and answers the round before at the same time.
 
-One sync is in the air at a time, and answers are given strictly in order, so none leaves before everything older is
-durable. Two threads take turns: while one gives the answers of a round the other syncs the next, because a disk that
-waits for answers to be given stands still. A third round waits with its sync until the first is answered; so what is
-synced and not answered is bounded.
+One sync runs at a time, and answers are given strictly in order, so none leaves before everything older is durable. Two
+threads take turns: while one answers a round the other syncs the next, because the disk would be idle otherwise. A
+third round is synced only when the first is answered, so synced rounds without answers are bounded.
 """
 
 from __future__ import annotations
@@ -14,33 +12,30 @@ import queue
 import threading
 from collections.abc import Callable
 
-_THREADS = 2
-
 logger = logging.getLogger(__name__)
 
-_Commit = tuple[Callable[[], object], Callable[[], object]]
+_Act = Callable[[], object]
 
 
 class Committer:
-    """Its threads begin when they are needed. All methods belong to the writer."""
+    """Two threads that start when they are needed. All methods belong to the writer."""
 
     def __init__(self) -> None:
-        self._commits: queue.Queue[_Commit | None] = queue.Queue()
+        self._commits: queue.Queue[tuple[_Act, _Act] | None] = queue.Queue()
         self._syncing = threading.Lock()  # from put until the round is synced, and its answers are being given
         self._answering = threading.Lock()  # while answers are given
         self._threads: list[threading.Thread] = []
 
-    def put(self, sync: Callable[[], object], tell: Callable[[], object]) -> None:
-        """Have a round synced after those before it, and its answers given after theirs. Waits while a sync is in the
-        air. Neither must raise."""
+    def put(self, sync: _Act, tell: _Act) -> None:
+        """Sync a round after those before it, then answer it after them. Waits while a sync runs. Neither may raise."""
         self._syncing.acquire()
-        if not self._threads or (self._answering.locked() and len(self._threads) < _THREADS):
+        if not self._threads or (self._answering.locked() and len(self._threads) < 2):
             self._threads.append(threading.Thread(target=self._work, name="escrowmq-committer", daemon=True))
             self._threads[-1].start()
         self._commits.put((sync, tell))
 
     def wait(self) -> bool:
-        """Wait until no sync is in the air; whether one was."""
+        """Wait until no sync runs. Returns whether one did."""
         if self._syncing.acquire(blocking=False):
             self._syncing.release()
             return False
@@ -53,7 +48,7 @@ class Committer:
             pass
 
     def close(self) -> None:
-        """Finish pending work, end the threads."""
+        """Finish pending work and end the threads."""
         self.drain()
         for _ in self._threads:
             self._commits.put(None)
@@ -76,7 +71,7 @@ class Committer:
             del commit, sync, tell  # not kept until the next comes
 
 
-def _run(act: Callable[[], object]) -> None:
+def _run(act: _Act) -> None:
     try:
         act()
     except Exception:  # a round that cannot answer must not keep the next ones from it

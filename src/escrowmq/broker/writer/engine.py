@@ -1,17 +1,17 @@
 """The engine: the one writer of a shard, its queue of waiting requests, and everything that happens by the clock.
 
-Each :meth:`Engine.step` is one round: pending work, what is due by broker time, questions to producers, waiting
-receives, one sync, then the answers. Without :meth:`start` there is no thread, and a test calls ``step`` itself.
+Each :meth:`Engine.step` is one round: pending work, what is due by broker time, check-backs, waiting receives, one
+sync, then the answers. Without :meth:`start` there is no thread, and a test calls ``step`` itself.
 
-Rounds run one at a time, on the writer's own thread; a lone request of a carrier whose thread is the broker's own runs
-on that (:meth:`Engine.run`). The threads of callers never run one: a signal, or their end, within a round would stop
-the shard for everybody. They may look, between rounds (:meth:`Engine.glance`).
+Rounds run one at a time on the writer's thread; a lone request of a carrier whose thread belongs to the broker runs on
+that thread (:meth:`Engine.run`). The threads of callers never run a round, because a signal or an exit within it would
+stop the shard for all callers. They may read the ledger between rounds (:meth:`Engine.glance`).
 
-Bounds: requests wait up to ``max_waiting_bytes``, then QUEUE_FULL; an eighth of it is left to those that bring no
-messages. One connection may have as many bytes of messages waiting as are left to the others, and no more than the disk
-writes of them in some seconds (``pace.py``). When more waits than a round takes, connections take turns (``line.py``),
-and what brings no messages goes first. Waiting receives are bounded by their callers' connections and their waiting
-time; questions by windows (see ``checkback.py``).
+Bounds: up to ``max_waiting_bytes`` of requests are queued, then QUEUE_FULL; an eighth is reserved for requests without
+messages. One connection may queue as many bytes of messages as are left to the others, and no more than the disk writes
+of them in some seconds (``pace.py``). If more is queued than a round takes, connections take turns (``line.py``), and
+requests without messages go first. Waiting receives are bounded by their connections and their waiting time;
+check-backs by windows (``checkback.py``).
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ import threading
 from collections import deque
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeVar
 
 from escrowmq.broker.failures import answer
-from escrowmq.broker.writer.checkback import Listener, Listeners, Questions
+from escrowmq.broker.writer.checkback import Asks, Listener, Listeners
 from escrowmq.broker.writer.committer import Committer
 from escrowmq.broker.writer.line import Line
 from escrowmq.broker.writer.pace import SEEN_BYTES, Pace
@@ -32,6 +32,7 @@ from escrowmq.broker.writer.recovery import Folded
 from escrowmq.broker.writer.rounds import (
     AnyRequest,
     Look,
+    Pairs,
     ParcelRequest,
     Request,
     WaitingLook,
@@ -51,29 +52,19 @@ from escrowmq.platform.clock import Clock
 from escrowmq.settings import BrokerSettings
 
 TICK_ROWS = 20_000
-PAUSE_US = 1_000_000
-"""After an act of the engine's own was refused (a full disk): before it tries again."""
+PAUSE_US = 1_000_000  # retry interval of an internal command that was refused (a full disk)
 ROUND_BYTES = 64 << 20
-LONE_BYTES = 1 << 20
-"""Larger requests are never worked on by the thread of a carrier."""
-LATE_BYTES = 256 << 10
-"""What may still enter a round that only waits for the sync before it: it is decided while the disk stands still, so it
-is little.
-"""
-MESSAGES = 7 / 8
-"""The part of what may wait that messages may have: acknowledgements, decisions and questions wait for nobody who
-sends.
-"""
+LONE_BYTES = 1 << 20  # larger requests never run on the thread of a carrier
+LATE_BYTES = 256 << 10  # of requests that join a round during the sync before it; little: the disk is idle meanwhile
+MESSAGES = 7 / 8  # the share of the queue that messages may fill: acknowledgements and decisions need the rest
 LONGEST_SLEEP = 60.0
 
-_Decided = tuple[list[tuple[AnyRequest, Any]], list[tuple[Listener, Questions]]]
-"""Requests and their answers, questions to producers."""
-
 logger = logging.getLogger(__name__)
+R = TypeVar("R", Request, ParcelRequest)
 
 
 class Engine:
-    """One shard at work. ``submit`` and ``look`` from any thread; answers are durable when they come."""
+    """One running shard. ``submit`` and ``look`` from any thread; an answer is durable when it is given."""
 
     def __init__(
         self,
@@ -88,31 +79,24 @@ class Engine:
         self.shard = Shard(log, clock, settings, folded, proof)
         self.clock: Clock = self.shard.clock
         self.shard.observers.append(self._on_event)
-        self.listeners = Listeners(
-            settings.checks_in_flight,
-            self._check_interval_us,
-            log.read,
-            log.shard,
-            self.poke,
-            lambda transaction: self.submit(Park(transaction)),
-        )
+        self.listeners = Listeners(settings.checks_in_flight, self.shard, self.poke, lambda at: self.submit(Park(at)))
         self.upkeep = Upkeep(self.shard, self.poke, self.listeners.sessions)
         self._committer = Committer()
         self._pause_us = 0
-        self._running: list[AnyRequest] = []  # this round's requests, for the case that it dies
-        self._lock = threading.RLock()  # around what follows: the queue, and the signals to the writer
+        self._running: list[AnyRequest] = []  # this round's requests, in case the writer dies
+        self._lock = threading.RLock()  # guards what follows: the queue, and the signals to the writer
         self._end = threading.Condition(self._lock)  # notified when the writer's thread has ended
         self._has_ended = False
-        self._bell = threading.Lock()  # the writer sleeps by taking it a second time; whoever wakes it lets it go
+        self._bell = threading.Lock()  # the writer sleeps by acquiring it a second time; releasing it wakes the writer
         self._bell.acquire()
         self._asleep = False
         self._asleep_until_us = 0
         self._carrier: int | None = None  # the thread that runs rounds, too: see run_rounds_here
         self._at_work = threading.RLock()  # around each round; a signal's handler may glance within a glance
         self._queue: deque[AnyRequest] = deque()
-        self._line = Line()  # messages that came earlier, and for which the last round had no room
+        self._line = Line()  # earlier messages for which the last round had no room
         self._queued_bytes = 0
-        self._of_source: dict[Hashable, int] = {}  # bytes of messages that wait, by connection
+        self._of_source: dict[Hashable, int] = {}  # queued bytes of messages, by connection
         self._pace = Pace(ROUND_BYTES)
         self.refusals = Refusals()
         self._poked = True
@@ -122,27 +106,26 @@ class Engine:
         self._looks = WaitingLooks()
         self.rounds = 0
 
-    # Asking
+    # Requests
 
     def submit(self, command: Command, *, early: bool = False, source: Hashable = None) -> Future[Any]:
-        """Have a command executed. The future raises EscrowError; QUEUE_FULL at once when too much waits, of all or of
+        """Execute a command. The future raises EscrowError; QUEUE_FULL at once if too much is queued, in total or of
         its ``source``."""
-        return self._enter(Request(command, early=early, source=source))
+        return self._enter(Request(command, early=early, source=source)).future
 
     def receive(self, command: Receive, wait_us: int) -> Future[Any]:
         """Lease messages, waiting up to ``wait_us`` for the first. Cancelling the future withdraws the request."""
-        return self._enter(WaitingReceive(command, wait_us=wait_us))
+        return self._enter(WaitingReceive(command, wait_us=wait_us)).future
 
     def look(self, look: Callable[[], Any]) -> Future[Any]:
-        """Run ``look`` on the writer, where the ledger may be read; its answer comes when what it saw is durable."""
-        return self._enter(Look(look=look))
+        """Run ``look`` on the writer, where the ledger may be read. The future is done when what it read is durable."""
+        return self._enter(Look(look=look)).future
 
     def glance(self, look: Callable[[], Any]) -> Future[Any]:
-        """As :meth:`look`, of what changes nothing, nothing derived either: on the calling thread while the writer
-        sleeps and all is durable, for to wake the writer and to be woken cost more than most questions do. The ledger
-        stands still meanwhile."""
+        """As :meth:`look`, for a query that changes nothing, derived data included. It runs on the calling thread if
+        the writer sleeps and everything is durable, because two thread switches cost more than most queries."""
         if self._asleep:
-            with self._at_work:  # which no signal parts from its end, as it would one that is only tried
+            with self._at_work:  # not a timed or tried acquire: a signal could separate that from its release
                 shard = self.shard
                 is_durable = self.log.durable_sequence >= self.log.next_sequence
                 if self._asleep and shard.failure is None and is_durable and shard.is_proved:
@@ -150,39 +133,30 @@ class Engine:
         return self.look(look)
 
     def wait_for(self, look: Callable[[], Any], wait_us: int) -> Future[Any]:
-        """As :meth:`look`, again whenever messages became visible, until it gives something; None after ``wait_us``."""
-        return self._enter(WaitingLook(look=look, wait_us=wait_us))
+        """As :meth:`look`, again whenever messages became visible, until it is not None; None after ``wait_us``."""
+        return self._enter(WaitingLook(look=look, wait_us=wait_us)).future
 
     def submit_parcel(self, request: ParcelRequest) -> None:
-        """Have a request of a few rows executed; its callback is given the answer, or why there is none, at once if too
-        much waits."""
-        if (refusal := self._enqueue(request)) is not None:
-            self._refuse(request, refusal)
+        """Execute a request of a few rows. Its callback gets the answer or the error; QUEUE_FULL at once."""
+        self._enter(request)
 
-    def _enter(self, request: Request) -> Future[Any]:
+    def _enter(self, request: R) -> R:
         if (refusal := self._enqueue(request)) is not None:
-            self._refuse(request, refusal)
-        return request.future
-
-    def _refuse(self, request: AnyRequest, refusal: EscrowError) -> None:
-        if refusal.code is Code.QUEUE_FULL:
-            self.refusals.saw(refusal.code)
-        request.answer(refusal)
+            if refusal.code is Code.QUEUE_FULL:
+                self.refusals.saw(refusal.code)
+            request.answer(refusal)
+        return request
 
     def _enqueue(self, request: AnyRequest) -> EscrowError | None:
-        """Let a request wait for its round; why it may not."""
-        size = request.size
+        """Queue a request for the next round. Returns the reason if it is refused, else None."""
         with self._lock:
             if self._stopping:
                 return error(Code.SHARD_STOPPED, "the broker is stopping")
-            waiting = self._queued_bytes + size
-            if request.writes:
-                if self._queued_bytes and not self._may_wait(request, waiting):
-                    return error(Code.QUEUE_FULL, retry_after=0.1)
-                source = request.source
-                self._of_source[source] = self._of_source.get(source, 0) + size
-            elif self._queued_bytes and waiting > self.settings.max_waiting_bytes:
+            waiting = self._queued_bytes + request.size
+            if self._queued_bytes and not self._has_room(request, waiting):
                 return error(Code.QUEUE_FULL, retry_after=0.1)
+            if request.writes:
+                self._of_source[request.source] = self._of_source.get(request.source, 0) + request.size
             if self._stopping:  # now: a signal's handler stopped the engine within this block
                 return error(Code.SHARD_STOPPED, "the broker is stopping")
             self._queue.append(request)
@@ -191,8 +165,10 @@ class Engine:
                 self._ring()
         return None
 
-    def _may_wait(self, request: AnyRequest, waiting: int) -> bool:
-        """Return whether messages may wait, too, when there will be ``waiting`` bytes. With the lock held."""
+    def _has_room(self, request: AnyRequest, waiting: int) -> bool:
+        """Return whether a request may be queued if that makes ``waiting`` bytes. With the lock held."""
+        if not request.writes:
+            return waiting <= self.settings.max_waiting_bytes
         most, own = MESSAGES * self.settings.max_waiting_bytes, self._of_source.get(request.source, 0)
         if waiting > most or not own or request.source is None:
             return waiting <= most
@@ -200,15 +176,14 @@ class Engine:
         return own <= most - self._queued_bytes and own <= self._pace.share(len(self._of_source))
 
     def run_rounds_here(self, thread: int | None = None) -> None:
-        """Mark the calling thread, or the one named, as one of the server's own: its submissions wake nobody until
-        it calls :meth:`run`, which it must do soon, whatever happens."""
+        """Mark the calling thread, or ``thread``, as one of the server's own: its submissions do not wake the writer
+        until it calls :meth:`run`, which it must do soon, whatever happens."""
         self._carrier = threading.get_ident() if thread is None else thread
 
     def run(self) -> None:
-        """On a carrier's thread: see that what it submitted is worked on. A lone request is, here and now, if the
-        writer sleeps and nothing is due by the clock: to wake a thread for it would cost as much again. Several are
-        left to the writer, so that the next are read beside their sync, and so is a large one: all connections would
-        wait for it."""
+        """Process what this thread of a carrier submitted. A lone request runs here if the writer sleeps and nothing is
+        due by the clock: waking a thread would double its cost. Several are left to the writer, so that the next are
+        read during their sync; a large one, too, because all connections would wait for it."""
         if not self._queue:
             return
         is_lone = len(self._queue) == 1 and self._queued_bytes <= LONE_BYTES
@@ -230,18 +205,14 @@ class Engine:
             self._asleep = False
             self._bell.release()
 
-    def _check_interval_us(self, group: str) -> int:
-        return self.shard.ledger.checkback.interval_us(group)
-
     def poke(self) -> None:
-        """Make the writer run a round: a listener came or left, or a snapshot was saved."""
+        """Make the writer run a round: a listener joined or left, or a snapshot was saved."""
         with self._lock:
             self._poked = True
             self._ring()
 
     def join(self, session: int) -> Listener:
-        """Make a producer session a listener, to be asked about its group's transactions. Rejected(UNKNOWN_SESSION),
-        Fenced."""
+        """Subscribe a producer session to the check-backs of its group. Rejected(UNKNOWN_SESSION), Fenced."""
 
         def group_of() -> str:
             ledger = self.shard.ledger
@@ -257,7 +228,7 @@ class Engine:
 
     @property
     def waiting(self) -> tuple[int, int]:
-        """Requests and bytes that wait for the writer."""
+        """Requests and bytes in the queue."""
         with self._lock:
             return len(self._queue) + self._line.count, self._queued_bytes
 
@@ -273,16 +244,15 @@ class Engine:
     # One round
 
     def step(self) -> None:
-        """One round, and a snapshot if it is time for one."""
+        """Run one round, and take a snapshot if it is time for one."""
         self._round()
         if self.upkeep.wants_snapshot:
             self._committer.drain()
             self.upkeep.after_round()
 
     def _round(self) -> None:
-        """Run one round: pending requests, and everything that is due. While the round before it is synced, who comes
-        meanwhile enters this one, if that is little: so nobody who
-        asks for little waits for more than two syncs, the one in the air and the next."""
+        """Run one round: pending requests, and everything that is due. Small requests that arrive during the sync of
+        the round before join it, so they never wait for more than two syncs."""
         self.rounds += 1
         self._running = []
         written = self.shard.log.bytes_written
@@ -296,23 +266,14 @@ class Engine:
         if self.shard.failure is not None:
             self._fail_waiting()
 
-    def _decide(self, requests: list[AnyRequest]) -> _Decided:
-        """Decide these, and what is due."""
+    def _decide(self, requests: list[AnyRequest]) -> tuple[Pairs, Asks]:
+        """Decide requests and everything that is due."""
         self._running = [*self._running, *requests]
         shard, now = self.shard, self.shard.begin()
-        receives: list[WaitingReceive] = []
-        looks: list[WaitingLook] = []
-        others: list[AnyRequest] = []
-        for request in requests:
-            kind = type(request)
-            if kind is WaitingReceive:
-                receives.append(request)  # type: ignore[arg-type]
-            elif kind is WaitingLook:
-                looks.append(request)  # type: ignore[arg-type]
-            else:
-                others.append(request)
-        pairs = shard.run(others)
-        asks: list[tuple[Listener, Questions]] = []
+        receives = [request for request in requests if isinstance(request, WaitingReceive)]
+        looks = [request for request in requests if isinstance(request, WaitingLook)]
+        pairs = shard.run([request for request in requests if not isinstance(request, WaitingReceive | WaitingLook)])
+        asks: Asks = []
         if shard.failure is None:
             if due := now >= self._clock_us():
                 self._own(self._tick)
@@ -323,21 +284,15 @@ class Engine:
             pairs += self._looks.serve(looks, now, shard.attempt)
             self._running = [*self._running, *(request for request, _ in pairs)]
         else:
-            pairs += [(r, shard.stop(shard.failure)) for r in [*receives, *looks]]
+            pairs += [(request, shard.refusal()) for request in [*receives, *looks]]
         return pairs, asks
 
-    def _commit(
-        self,
-        sync: Callable[[], bool],
-        tell: Callable[[], bool],
-        asks: list[tuple[Listener, Questions]],
-        size: int,
-    ) -> None:
-        """Sync and answer: here when no request waits, else beside the next round. ``size``: bytes that the round
+    def _commit(self, sync: Callable[[], bool], tell: Callable[[], bool], asks: Asks, size: int) -> None:
+        """Sync and answer: here when the queue is empty, else beside the next round. ``size``: bytes that the round
         appended."""
         beside = bool(self._queue or self._line.count) and self._thread is not None
 
-        def told() -> None:
+        def answer_all() -> None:
             if tell():
                 for listener, questions in asks:
                     listener.put(questions)
@@ -345,14 +300,14 @@ class Engine:
                 self.poke()  # the writer has receives to fail
 
         if beside:
-            self._committer.put(lambda: self._time_sync(sync, size), told)
+            self._committer.put(lambda: self._time_sync(sync, size), answer_all)
         else:
             self._committer.drain()
             self._time_sync(sync, size)
-            told()
+            answer_all()
 
     def _time_sync(self, sync: Callable[[], bool], size: int) -> None:
-        """``sync``; how long it takes says how fast the disk is, if anything is written."""
+        """Run ``sync``; if anything is written, its duration shows the speed of the disk."""
         if not size:
             sync()
             return
@@ -362,7 +317,7 @@ class Engine:
                 self._pace.saw(size, (self.clock.now_us() - began) / 1e6)
 
     def _drain(self, *, late: bool = False) -> list[AnyRequest]:
-        """Take pending requests, up to the bound of a round. ``late``: what may still enter a round."""
+        """Take pending requests, up to the bound of a round; ``late``: up to that of a round in progress."""
         with self._lock:
             self._poked = False
             requests = list(self._queue)
@@ -375,7 +330,7 @@ class Engine:
         return [r for r in requests if not r.withdrawn]
 
     def _in_turn(self, arrived: list[AnyRequest], late: bool) -> list[AnyRequest]:
-        """Of those that arrived and those that wait, what the next round takes. With the lock held."""
+        """Return those of the new and the waiting requests that the next round takes. With the lock held."""
         most_others = LATE_BYTES if late else ROUND_BYTES
         most = LATE_BYTES if late else min(self._pace.round(), ROUND_BYTES)
         requests = arrived
@@ -394,10 +349,8 @@ class Engine:
         self._queued_bytes -= taken
         for request in requests:
             if request.writes:
-                left = self._of_source[request.source] - request.size
-                if left:
-                    self._of_source[request.source] = left
-                else:
+                self._of_source[request.source] -= request.size
+                if not self._of_source[request.source]:
                     del self._of_source[request.source]
         return requests
 
@@ -420,26 +373,24 @@ class Engine:
         self.listeners.on_event(event)
 
     def _fail_waiting(self) -> None:
-        failure = self.shard.failure
-        assert failure is not None
-        self._receives.end(lambda: self.shard.stop(failure))
-        self._looks.end(lambda: self.shard.stop(failure))
+        self._receives.end(self.shard.refusal)
+        self._looks.end(self.shard.refusal)
 
     # Time
 
     @property
     def wake_us(self) -> int:
-        """The broker time before which no round is due, unless a request comes. A lower bound: a round that finds
-        nothing to do moves it."""
+        """The broker time before which no round is due without a request. A lower bound: a round that finds nothing to
+        do moves it."""
         return min(self._clock_us(), self._receives.wake_us, self._looks.wake_us)
 
     def _clock_us(self) -> int:
-        """Return the engine has nothing of its own to do before this."""
+        """Return the time before which no internal work is due."""
         wake_us = min(self.shard.ledger.wake_us, self.listeners.wake_us, self.upkeep.wake_us)
         return max(wake_us, self._pause_us)
 
     def start(self) -> None:
-        """Begin to work on a thread of its own."""
+        """Start the writer's thread."""
         self._thread = threading.Thread(target=self._work, name="escrowmq-writer", daemon=True)
         self._thread.start()
 
@@ -461,7 +412,7 @@ class Engine:
         self._abandon()
 
     def _sleep(self) -> bool:
-        """Wait for something to do; False when all is done and the engine is to stop."""
+        """Wait until a round is due. Returns False if the engine stops and all is done."""
         if self._queue or self._poked or self._line.count:
             return True
         wake_us = self.wake_us if self.shard.failure is None else NEVER_US
@@ -482,7 +433,7 @@ class Engine:
                 self._asleep = False
 
     def _abandon(self) -> None:
-        """Answer all requests that wait: there is no writer any more."""
+        """Fail all queued requests: the writer is dead."""
         with self._lock:
             self._stopping = True
             self._ring()
@@ -492,7 +443,7 @@ class Engine:
         self._fail_waiting()
 
     def stop(self) -> None:
-        """Refuse new requests, finish those that wait, save a snapshot, close the log. May be called again."""
+        """Refuse new requests, finish queued ones, save a snapshot, close the log. May be called again."""
         with self._lock:
             if self._stopping and self._thread is None:
                 return
@@ -504,9 +455,8 @@ class Engine:
                 self._end.wait_for(lambda: self._has_ended)
             self._thread.join()
             self._thread = None
-            # a carrier's thread may be within its last round, or a glance: none begins any more
-            self._at_work.acquire()
-            self._at_work.release()
+            with self._at_work:  # a carrier's thread may be within its last round, or a glance: none begins any more
+                pass
         else:
             while self._queue or self._line.count:
                 self.step()
@@ -515,7 +465,7 @@ class Engine:
         self._looks.end(lambda: None)
         clean = self.shard.failure is None
         if clean:
-            self._end_log(self.log.release)  # first: a snapshot may take long, and no other broker has to wait for it
+            self._end_log(self.log.release)  # first: another broker need not wait for the snapshot
         self.upkeep.finish(clean=clean)
         self.refusals.settle(last=True)
         self._end_log(lambda: self.log.close(clean=clean))

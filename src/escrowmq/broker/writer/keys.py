@@ -11,18 +11,11 @@ from escrowmq.log.seam import StoredLog
 from escrowmq.message.hashes import hash_keys
 
 
-class StoredKeys:
-    """Reads keys from a log; a function of positions (see :data:`escrowmq.ledger.groups.order.KeysOf`)."""
-
-    def __init__(self, log: StoredLog) -> None:
-        self._log = log
-
-    def __call__(self, positions: Int64s) -> Int64s:
-        """One number per position; UNKNOWN for what cannot be read. A damaged record hides no other's key."""
-        try:
-            return numbers(hash_keys(self._log.read(positions, ["key"]).column("key")))
-        except EscrowError:
-            if len(positions) == 1:
-                return np.full(1, UNKNOWN, np.int64)
-        half = len(positions) // 2
-        return np.concatenate([self(positions[:half]), self(positions[half:])])
+def stored_keys(log: StoredLog, positions: Int64s) -> Int64s:
+    """Return one number per position; UNKNOWN if it cannot be read. A damaged record hides no other key."""
+    try:
+        return numbers(hash_keys(log.read(positions, ["key"]).column("key")))
+    except EscrowError:
+        if len(positions) == 1:
+            return np.full(1, UNKNOWN, np.int64)
+    return np.concatenate([stored_keys(log, half) for half in np.array_split(positions, 2)])

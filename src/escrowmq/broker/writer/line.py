@@ -1,13 +1,11 @@
-"""Messages that wait for the writer, by the connection that brought them: whose turn it is when more waits than one
-round takes.
+"""A fair queue of the messages that wait for the writer, by connection, for rounds that cannot take all of them.
 
-Fair queueing: time is counted in the bytes that each connection has had. A request begins at the time at which the line
-stands when it comes, or behind what its connection has had, if that is later by more than ``AHEAD`` or if more of the
-connection waits; it ends as much later as it is large; and the one that ends first is next. So whoever sends little is
-in the next round, however much others have waiting; those that come again and again with one request each are served in
-the order in which they come; and who sends much gets an equal part of what is left. That time also continues by itself,
-slowly, so that connections that are always new do not keep the others waiting for ever. The messages of one source keep
-their order.
+Fair queueing: virtual time is counted in the bytes that each connection was given. A request begins at the current
+virtual time, or behind what its connection was given, if that is later by more than ``AHEAD`` or if more of the
+connection waits. It ends as much later as it is large, and the request that ends first is next. So a connection that
+sends little is in the next round, however much others have waiting; connections with one request at a time are served
+in the order of arrival; and a connection that sends much gets an equal part of the rest. Virtual time also moves slowly
+by itself, so that a series of new connections cannot starve the others. The messages of one source keep their order.
 """
 
 from __future__ import annotations
@@ -19,26 +17,23 @@ from heapq import heappop, heappush, heapreplace
 
 from escrowmq.broker.writer.rounds import AnyRequest
 
-AHEAD = 64 << 10
-"""So many bytes a connection may have had more than the others and still be served as one that had nothing."""
-SLOWLY = 16
-"""The line's time continues by one part in so many of what each connection would have had, were all served alike."""
+AHEAD = 64 << 10  # the lead (bytes) that a connection may have over the others and still count as new
+SLOWLY = 16  # virtual time moves by one part in so many of an equal share
 
 
 class Line:
-    """Not thread-safe: the engine's lock guards it."""
+    """A fair queue. Not thread-safe: the engine's lock guards it."""
 
     def __init__(self) -> None:
         self._waiting: dict[Hashable, deque[AnyRequest]] = {}
-        self._had: dict[Hashable, int] = {}  # until when each source had its part; those until now are as good as new
-        self._turns: list[tuple[int, int, int, Hashable]] = []  # a heap: when the first of a source ends, its size
+        self._had: dict[Hashable, int] = {}  # the virtual time up to which each source was served, if not yet over
+        self._turns: list[tuple[int, int, int, Hashable]] = []  # a heap: end of each source's first request, its size
         self._numbers = itertools.count()
         self._now = 0
-        self.count = 0
-        """Requests that wait here."""
+        self.count = 0  # requests in the queue
 
     def put(self, requests: Iterable[AnyRequest]) -> None:
-        """Let these wait behind those of their source."""
+        """Append requests, each behind those of its source."""
         for request in requests:
             source = request.source
             if (waiting := self._waiting.get(source)) is None:
@@ -49,8 +44,8 @@ class Line:
             self.count += 1
 
     def take(self, most: int, *, late: bool = False) -> list[AnyRequest]:
-        """Return those whose turn it is: ``most`` bytes and the rest of a request, at least one; ``late``: not more
-        than ``most``, and only of those who had nothing waiting."""
+        """Return the next requests: ``most`` bytes and the rest of a request, at least one. ``late``: not more than
+        ``most``, and only of sources that had nothing waiting."""
         taken: list[AnyRequest] = []
         size, now = 0, self._now
         while self._turns:
@@ -73,7 +68,7 @@ class Line:
         return taken
 
     def clear(self) -> list[AnyRequest]:
-        """Return all that wait; then nothing does."""
+        """Remove and return all requests."""
         left = [request for waiting in self._waiting.values() for request in waiting]
         self._waiting, self._had, self._turns, self._now, self.count = {}, {}, [], 0, 0
         return left

@@ -1,8 +1,8 @@
-"""Holds repeats against the log: a row gets the receipt of an earlier message only if it has that message's content.
+"""Compares repeats with the log: a row gets the receipt of an earlier message only if it has that message's content.
 
-Repeats are rare, a resend after a broken connection, so their messages are read from the log again, in one read for a
-request. A repeat of what stands in a damaged frame is answered with DAMAGED, because nobody can say any more whether it
-is the same. Where the message has left with retention since, its topic and id alone were compared.
+Repeats are rare (a resend after a broken connection), so their messages are read from the log again, in one read per
+request. A repeat of a message in a damaged frame is answered with DAMAGED, because the content can no longer be
+compared. If retention has removed the message, topic and id alone were compared.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DAMAGED = int(Code.DAMAGED)
 
 @dataclass(frozen=True, slots=True)
 class Unchecked:
-    """An answer of schema PRODUCED to ``batch``, of which some rows are repeats that were not compared yet."""
+    """An answer of schema PRODUCED to ``batch``, with repeats that were not compared yet."""
 
     answer: pa.RecordBatch
     batch: pa.RecordBatch
@@ -40,7 +40,7 @@ class Unchecked:
         return Unchecked(answer, self.batch.slice(start, rows), mine)
 
     def checked(self, log: StoredLog) -> pa.RecordBatch:
-        """Return the answer as it is to be given. Any thread, any time after the round's events are appended."""
+        """Return the final answer. Any thread, any time after the round's events are appended."""
         verdicts = judge(log, self.batch, self.repeats)
         answer = self.answer
         for status in np.unique(verdicts[verdicts != OK]).tolist():
@@ -49,29 +49,21 @@ class Unchecked:
 
 
 def judge(log: StoredLog, batch: pa.RecordBatch, repeats: Repeats) -> UInt8s:
-    """One code per repeat: OK (the same message), MESSAGE_ID_TAKEN or DAMAGED."""
-    given = batch.select(list(CONTENT)).take(pa.array(repeats.rows))
-    places = np.unique(repeats.positions)  # rising: one pass over the frames, each read once
-    at = np.searchsorted(places, repeats.positions)
+    """Return one code per repeat: OK (the same message), MESSAGE_ID_TAKEN or DAMAGED."""
+    return _judge(log, batch.select(list(CONTENT)).take(pa.array(repeats.rows)), repeats.positions)
+
+
+def _judge(log: StoredLog, given: pa.RecordBatch, positions: Int64s) -> UInt8s:
+    places, at = np.unique(positions, return_inverse=True)  # rising: one pass over the frames, each read once
     try:
-        return _compare(log, given, places, at)
-    except EscrowError:  # one has left the log just now: that says nothing of the others
-        judged = [_judge_one(log, given.slice(row, 1), place) for row, place in enumerate(repeats.positions.tolist())]
-        return np.array(judged, np.uint8)
-
-
-def _compare(log: StoredLog, given: pa.RecordBatch, places: Int64s, at: Int64s) -> UInt8s:
-    """``places``: positions to read; ``at``: which of them each row repeats."""
-    stored, damaged = log.salvage(places, CONTENT)
+        stored, damaged = log.salvage(places, CONTENT)
+    except EscrowError as problem:  # one has just left the log, which concerns no other
+        if len(positions) == 1:
+            return np.array([OK if problem.code is Code.RANGE_PURGED else DAMAGED], np.uint8)
+        singles = [_judge(log, given.slice(row, 1), one) for row, one in enumerate(positions[:, None])]
+        return np.concatenate(singles)
     if not np.array_equal(at, np.arange(len(places))):
         stored = stored.take(pa.array(at))
     verdicts = np.where(differing(given, stored), MESSAGE_ID_TAKEN, OK).astype(np.uint8)
     verdicts[np.isin(at, list(damaged))] = DAMAGED
     return verdicts
-
-
-def _judge_one(log: StoredLog, given: pa.RecordBatch, position: int) -> int:
-    try:
-        return int(_compare(log, given, np.array([position]), np.zeros(1, np.int64))[0])
-    except EscrowError as problem:
-        return OK if problem.code is Code.RANGE_PURGED else DAMAGED

@@ -1,12 +1,11 @@
 """The writer's request types, and how waiting requests are sorted and merged into commands for one round.
 
-Requests that wait at the same moment are concurrent: any order of them is one that their callers may see. Only those of
-one kind keep theirs, because a client pipelines within a kind. So a round runs control first, then half messages, plain
-messages, decisions and acknowledgements, each kind in its order of arrival, and merges what it can; receives come last
-and see all of it.
+Requests that wait at the same moment are concurrent, so any order of them is valid. Only requests of one kind keep
+their order, because a client pipelines within a kind. A round runs control commands first, then half messages, plain
+messages, decisions and acknowledgements, each kind in its order of arrival, and merges what it can. Receives come last
+and see the results of all others.
 
-A run of neighbours that are all parcels, and few rows together, is offered to the ledger as rows; any other is one
-batch.
+Neighbouring parcels with few rows together are offered to the ledger as rows; all other neighbours become one batch.
 """
 
 from __future__ import annotations
@@ -15,49 +14,37 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from escrowmq.errors import Code, EscrowError, error
-from escrowmq.ledger.commands import (
-    Command,
-    End,
-    EndRows,
-    Prepare,
-    PrepareRows,
-    Receive,
-    RowsCommand,
-    Send,
-    SendRows,
-    Settle,
-    SettleRows,
-)
+from escrowmq.broker.failures import answer
+from escrowmq.errors import Code, error
+from escrowmq.ledger import commands
+from escrowmq.ledger.columns.arrays import Int64s
+from escrowmq.ledger.commands import Command, End, Prepare, Receive, RowsCommand, Send, Settle
 from escrowmq.model import DecidedBy
 from escrowmq.wire import Exchange
-from escrowmq.wire.parcels import Done, Parcel, Row, answer_of, batch_of, merged_batch
+from escrowmq.wire.parcels import Done, Parcel, Row, answer_of, merged_batch
 
 MERGE_BYTES = 6 << 20
-"""What neighbours in a round may have together to become one command: copying a message costs less than the steps of
-one more command do, as long as the copy stays within what the allocator keeps (8 MiB).
+"""The most bytes of neighbours that become one command: copying a message costs less than one more command, as long as
+the copy stays within what the allocator keeps (8 MiB).
 """
 MERGE_ROWS = 32_768
-SMALLEST_REQUEST = 256
-"""Bytes that any waiting request counts for at least."""
-PLAIN_ROWS = 512
-"""Rows of one kind in a round that are decided as rows at most: above, columns are faster
-(docs/decisions/0029-rows-until-the-round.md).
-"""
+SMALLEST_REQUEST = 256  # bytes that any waiting request counts for at least
+PLAIN_ROWS = 512  # the most rows decided as rows: above, columns are faster (decisions/0029-rows-until-the-round.md)
 
-_ORDER: dict[type, int] = {Prepare: 1, Send: 2, End: 3, Settle: 4}
+_ORDER: dict[type, int] = {Prepare: 1, Send: 2, End: 3, Settle: 4, type(None): 5}  # looks have no command
 _KIND_ORDER = {Exchange.PREPARE: 1, Exchange.SEND: 2, Exchange.END: 3, Exchange.SETTLE: 4}
-
 _WRITES = (_KIND_ORDER[Exchange.PREPARE], _KIND_ORDER[Exchange.SEND])
 
 Lane = tuple[int, Any]
-"""Requests of one lane that stand next to each other become one command; by the order of their kind."""
+"""The order of a kind, and a detail. Neighbouring requests of one lane become one command."""
 
 logger = logging.getLogger(__name__)
 
@@ -71,28 +58,21 @@ class Request:
     future: Future[Any] = field(default_factory=Future)
     early: bool = False
     source: Hashable = None
-    size: int = field(init=False)
-    """Bytes that it holds while it waits; counted once, because Arrow walks every buffer for it."""
-    order: int = field(init=False)
-    """Of its kind within a round."""
-    writes: bool = field(init=False)
-    """Whether it brings messages."""
+    count: int = field(init=False)  # its rows; 0 without a batch
+    size: int = field(init=False)  # bytes held while it waits; counted once, because Arrow walks every buffer for it
+    order: int = field(init=False)  # of its kind within a round
+    writes: bool = field(init=False)  # whether it brings messages
 
     def __post_init__(self) -> None:
         batch = getattr(self.command, "batch", None)
-        self.size = SMALLEST_REQUEST if batch is None else SMALLEST_REQUEST + int(batch.nbytes)
+        self.count = 0 if batch is None else int(batch.num_rows)
+        self.size = SMALLEST_REQUEST + (0 if batch is None else int(batch.nbytes))
         self.order = _ORDER.get(type(self.command), 0)
         self.writes = self.order in _WRITES
 
     @property
-    def count(self) -> int:
-        """Its rows; 0 of a command without a batch."""
-        batch = getattr(self.command, "batch", None)
-        return 0 if batch is None else int(batch.num_rows)
-
-    @property
     def lane(self) -> Lane | None:
-        """See :data:`Lane`; None: it runs alone."""
+        """The lane in which it may be merged; None: it runs alone."""
         match self.command:
             case Prepare(replace=replace):
                 # What replaces runs alone: each sees what the one before it left.
@@ -107,18 +87,13 @@ class Request:
 
     @property
     def withdrawn(self) -> bool:
-        """Whether the caller is gone."""
+        """Whether the caller has cancelled it."""
         return self.future.cancelled()
 
     def answer(self, value: Any) -> None:
-        """Give the caller its answer, or an error if ``value`` is one; a caller who is gone is no problem."""
-        try:
-            if isinstance(value, EscrowError):
-                self.future.set_exception(value)
-            else:
-                self.future.set_result(value)
-        except InvalidStateError:
-            pass  # cancelled: the caller is gone
+        """Give the caller its answer, or an error if ``value`` is one; nothing if it was cancelled."""
+        with suppress(InvalidStateError):
+            answer(self.future, value)
 
 
 @dataclass(slots=True, eq=False)
@@ -131,30 +106,23 @@ class Look(Request):
 
 @dataclass(slots=True, eq=False)
 class WaitingLook(Look):
-    """A look that waits for an answer other than None, ``wait_us`` at most; run again when messages became visible."""
+    """A look that waits up to ``wait_us`` for an answer other than None; run again when messages became visible."""
 
     wait_us: int = 0
-    until_us: int = 0
-    """By broker time; set by the round that takes it."""
+    until_us: int = 0  # by broker time; set by the round that takes it
 
 
 @dataclass(slots=True, eq=False)
 class WaitingReceive(Request):
-    """A receive that may wait until there is something, ``wait_us`` have passed or the caller is gone."""
+    """A receive that waits for messages, up to ``wait_us`` or until it is cancelled."""
 
+    command: Receive
     wait_us: int = 0
-    until_us: int = 0
-    """By broker time; set by the round that takes it."""
-
-    @property
-    def group(self) -> str:
-        """The consumer group that waits."""
-        assert isinstance(self.command, Receive)  # Engine.receive is the only maker
-        return self.command.group
+    until_us: int = 0  # by broker time; set by the round that takes it
 
 
 class Terms(NamedTuple):
-    """The checked options of a parcel: how it is worked on. Made once for all parcels with the same options."""
+    """The checked options of a parcel, made once for all parcels with the same options."""
 
     kind: Exchange
     order: int
@@ -164,20 +132,18 @@ class Terms(NamedTuple):
 
     @classmethod
     def of(cls, kind: Exchange, options: Any) -> Terms:
-        """From options that are checked (``wire.OPTIONS[kind]``)."""
+        """Make terms from options that are checked (``wire.OPTIONS[kind]``)."""
         order, session, early = _KIND_ORDER[kind], options.get("session", 0), options.get("flush") == "async"
         detail: Any = early
         if kind is Exchange.END:
             detail = DecidedBy(options.get("by", DecidedBy.PRODUCER))
         elif kind is Exchange.SETTLE:
             detail = options["group"]
-        lane = None if options.get("replace") else (order, detail)
-        return cls(kind, order, lane, session, early)
+        return cls(kind, order, None if options.get("replace") else (order, detail), session, early)
 
 
 class ParcelRequest:
-    """A waiting request of a few rows, answered once by its callback. Its rows are sound: ``requests.check_parcel`` saw
-    them."""
+    """A waiting request of a few rows that ``requests.check_parcel`` has validated, answered once by its callback."""
 
     __slots__ = (
         "_done",
@@ -193,6 +159,7 @@ class ParcelRequest:
         "terms",
         "writes",
     )
+    withdrawn = False  # a parcel cannot be cancelled
 
     def __init__(self, parcel: Parcel, terms: Terms, size: int, done: Done, source: Hashable = None) -> None:
         self.rows: Sequence[Row] = parcel.rows
@@ -205,21 +172,14 @@ class ParcelRequest:
         self.size = SMALLEST_REQUEST + size
         self._done = [done]
 
-    withdrawn = False
-    """A parcel cannot be taken back."""
-
-    def batch(self) -> pa.RecordBatch:
-        """Its rows as columns. Rejected(BAD_BATCH) if they are none."""
-        return _columns(lambda: batch_of(Parcel(self.terms.kind, self.rows, {}, self.first_id)))
-
     @property
     def command(self) -> Command:
-        """The same as columns. Rejected(BAD_BATCH)."""
-        return _command([self], self.batch())
+        """Its rows as a command of columns. Rejected(BAD_BATCH)."""
+        return _command([self])
 
     def answer(self, value: Any) -> None:
         """Give the caller its answer (rows, or the batch that has the same), or an error if ``value`` is one. Any
-        thread; what comes after the first is passed over."""
+        thread; only the first call counts."""
         try:
             done = self._done.pop()
         except IndexError:
@@ -231,6 +191,8 @@ class ParcelRequest:
 
 
 AnyRequest = Request | ParcelRequest
+Pairs = list[tuple[AnyRequest, Any]]
+"""Requests with their answers (or the EscrowError), to be given once they are durable."""
 
 
 @dataclass(slots=True)
@@ -238,37 +200,31 @@ class Work:
     """Requests that become one command, row ranges in order."""
 
     requests: list[AnyRequest]
-    few: bool = False
-    """Whether all of them are parcels, and few rows: to be offered to the ledger as rows."""
+    rows: int
+
+    @property
+    def few(self) -> bool:
+        """Whether all of them are parcels, and few rows: to be offered to the ledger as rows."""
+        return self.rows <= PLAIN_ROWS and self.requests[0].lane is not None and bool(_parcels(self.requests))
 
     @property
     def command(self) -> Command:
-        """The command, of columns. Rejected(BAD_BATCH): a parcel among them is none."""
-        first = self.requests[0]
-        if len(self.requests) == 1:
-            return first.command
-        if parcels := _parcels(self.requests):
-            return _command(self.requests, _columns(lambda: _merge(parcels)))
-        batches = [r.batch() if isinstance(r, ParcelRequest) else r.command.batch for r in self.requests]  # type: ignore[union-attr]  # only what has a batch has a lane
-        return _command(self.requests, pa.concat_batches(batches))
+        """The command, of columns. Rejected(BAD_BATCH): the rows of a parcel make no batch."""
+        return self.requests[0].command if len(self.requests) == 1 else _command(self.requests)
 
     @property
     def rows_command(self) -> RowsCommand:
         """The command, of rows, of a work of few."""
         parts = _parcels(self.requests)
-        first = parts[0]
-        match first.terms.kind:
+        detail = parts[0].lane[1]  # type: ignore[index]  # few have a lane
+        match parts[0].terms.kind:
             case Exchange.PREPARE:
-                return PrepareRows(parts)
+                return commands.PrepareRows(parts)
             case Exchange.SEND:
-                return SendRows(parts)
+                return commands.SendRows(parts)
             case Exchange.END:
-                return EndRows(parts, first.lane[1])  # type: ignore[index]  # few have a lane
-        return SettleRows(first.lane[1], parts)  # type: ignore[index]
-
-    def alone(self) -> list[Work]:
-        """Each request as a work of its own."""
-        return [Work([request], self.few) for request in self.requests]
+                return commands.EndRows(parts, detail)
+        return commands.SettleRows(detail, parts)
 
     def answers(self, answer: Any) -> list[Any]:
         """Return the part of ``answer`` that belongs to each request."""
@@ -285,43 +241,25 @@ class Work:
 def arrange(requests: Sequence[AnyRequest]) -> list[Work]:
     """Return the round's commands in the order in which they run."""
     works: list[Work] = []
-    run: list[AnyRequest] = []
     lane: Lane | None = None
-    size = rows = 0
-    for request in sorted(requests, key=_order):
+    size = 0
+    for request in sorted(requests, key=attrgetter("order")):
         own, count = request.lane, request.count
-        bytes_ = request.size if count else 0
-        if run and own is not None and own == lane and size + bytes_ <= MERGE_BYTES and rows + count <= MERGE_ROWS:
-            run.append(request)
-            size, rows = size + bytes_, rows + count
-            continue
-        if run:
-            works.append(Work(run, _few(run, lane, rows)))
-        run, lane, size, rows = [request], own, bytes_, count
-    if run:
-        works.append(Work(run, _few(run, lane, rows)))
+        size += request.size if count else 0
+        if own is None or own != lane or size > MERGE_BYTES or works[-1].rows + count > MERGE_ROWS:
+            works.append(Work([request], count))
+            lane, size = own, request.size if count else 0
+        else:
+            works[-1].requests.append(request)
+            works[-1].rows += count
     return works
 
 
-def least_first(pairs: list[tuple[AnyRequest, Any]]) -> list[tuple[AnyRequest, Any]]:
-    """Order requests and their answers for a busy round: first those of connections with few requests, because an
-    answer may wait for the processor, and those behind it with it; receives last, because their messages are read
-    then. Those of one connection keep their order."""
+def least_first(pairs: Pairs) -> Pairs:
+    """Order the answers of a busy round: connections with few requests first, because an answer may wait for the
+    processor; receives last, because their messages are read then. Each connection's order is kept."""
     several = Counter(request.source for request, _ in pairs if request.source is not None)
-
-    def order(pair: tuple[AnyRequest, Any]) -> tuple[bool, int]:
-        request = pair[0]
-        return isinstance(request, WaitingReceive), several.get(request.source, 0)
-
-    return sorted(pairs, key=order)
-
-
-def _order(request: AnyRequest) -> int:
-    return request.order
-
-
-def _few(run: list[AnyRequest], lane: Lane | None, rows: int) -> bool:
-    return lane is not None and rows <= PLAIN_ROWS and bool(_parcels(run))
+    return sorted(pairs, key=lambda pair: (isinstance(pair[0], WaitingReceive), several.get(pair[0].source, 0)))
 
 
 def _parcels(requests: list[AnyRequest]) -> list[ParcelRequest]:
@@ -330,23 +268,20 @@ def _parcels(requests: list[AnyRequest]) -> list[ParcelRequest]:
     return parcels if len(parcels) == len(requests) else []
 
 
-def _merge(parcels: Sequence[ParcelRequest]) -> pa.RecordBatch:
-    kind = parcels[0].terms.kind
-    return merged_batch(kind, [(parcel.rows, parcel.first_id) for parcel in parcels])
-
-
-def _columns(make: Callable[[], pa.RecordBatch]) -> pa.RecordBatch:
-    """Build columns from rows with ``make``; convert its errors. Each value has its type, but may be out of range,
-    or text that is not Unicode."""
+def _batch(requests: list[AnyRequest]) -> pa.RecordBatch:
+    """Return the rows of requests of one lane as columns. Rejected(BAD_BATCH): a value is out of range or no Unicode;
+    its type is right."""
     try:
-        return make()
+        if parcels := _parcels(requests):
+            return merged_batch(parcels[0].terms.kind, [(parcel.rows, parcel.first_id) for parcel in parcels])
+        return pa.concat_batches(_batch([r]) if isinstance(r, ParcelRequest) else r.command.batch for r in requests)  # type: ignore[union-attr]  # only what has a batch has a lane
     except (ValueError, TypeError, OverflowError, pa.ArrowException) as problem:
         raise error(Code.BAD_BATCH, f"the rows of a parcel make no batch: {problem!r:.300}") from None
 
 
-def _command(requests: Sequence[AnyRequest], batch: pa.RecordBatch) -> Command:
-    """One command with the rows of several requests of one lane (or of one parcel)."""
-    first = requests[0]
+def _command(requests: list[AnyRequest]) -> Command:
+    """Return one command with the rows of several requests of one lane, or of one parcel."""
+    first, batch = requests[0], _batch(requests)
     detail: Any = first.lane[1] if first.lane is not None else None
     if first.order == _KIND_ORDER[Exchange.SETTLE]:
         return Settle(detail, batch)
@@ -358,8 +293,8 @@ def _command(requests: Sequence[AnyRequest], batch: pa.RecordBatch) -> Command:
     return Prepare(batch, sessions, replace=first.lane is None)
 
 
-def _sessions(request: AnyRequest) -> np.ndarray[Any, Any]:
+def _sessions(request: AnyRequest) -> Int64s:
     if isinstance(request, ParcelRequest):
         return np.full(request.count, request.session, np.int64)
-    sessions: np.ndarray[Any, Any] = request.command.sessions  # type: ignore[union-attr]  # of what has a lane
+    sessions: Int64s = request.command.sessions  # type: ignore[union-attr]  # of what has a lane
     return sessions

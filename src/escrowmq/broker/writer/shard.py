@@ -2,41 +2,40 @@
 
 Rules (no threads, no clock of its own: tests drive it with a memory log and a simulated clock):
 
-1. State changes in one order only: decide, reserve room for all its events, append and apply them; then one sync for
-   the round; then the answers; then what the log does without anybody waiting for it.
-2. Nothing is answered, shown or asked before it is durable (``early`` sends, named by their caller, excepted).
+1. State changes in one order only: decide, reserve room for all events, append and apply them; then one sync for the
+   round; then the answers; then the log's deferred work.
+2. Nothing is answered, shown or asked before it is durable, except sends with ``flush="async"`` (``early``).
 3. A full disk, and a process without descriptors, are found before anything is appended, and change nothing (deciding
    is pure). Writers of messages leave ``HEADROOM`` free, so that acknowledgements, leases and decisions continue for a
-   while. A round that appended nothing is answered from a ledger of which it is known that no other node has gone on
-   with its log (``Proof``).
-4. A failed append, sync or apply stops the shard: every answer of that round and after it is an error until it is
-   opened anew, because what the disk holds is no longer known (I34).
-5. Broker time never steps back, over restarts too: it starts at the time of the log's last frame.
+   while. A round that appended nothing is answered only with a ``Proof`` that no other node has continued the log.
+4. A failed append, sync or apply stops the shard: every answer of that round and after it is an error until the shard
+   is opened again, because what the disk holds is no longer known (I34).
+5. Broker time never steps back, also over restarts: it starts at the time of the log's last frame.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from escrowmq.broker.failures import broker_failed
-from escrowmq.broker.writer.keys import StoredKeys
-from escrowmq.broker.writer.recovery import Folded, recovered, size_of
+from escrowmq.broker.writer.keys import stored_keys
+from escrowmq.broker.writer.recovery import Folded, fold, size_of
 from escrowmq.broker.writer.repeats import Unchecked, judge
-from escrowmq.broker.writer.rounds import AnyRequest, Look, Work, arrange
-from escrowmq.broker.writer.telling import TOLD, tell_before
+from escrowmq.broker.writer.rounds import AnyRequest, Look, Pairs, Work, arrange
+from escrowmq.broker.writer.telling import LOGGED, log_before
 from escrowmq.errors import Code, EscrowError, Overloaded, error
 from escrowmq.ledger.columns.codes import OK
 from escrowmq.ledger.commands import (
     Command,
     Configure,
-    Cut,
     Prepare,
     PrepareRows,
     Retain,
@@ -73,46 +72,38 @@ def rules_of(settings: BrokerSettings) -> Rules:
 
 PACKED_ROWS = 256
 PACKED_BYTES = 128 << 10
-"""What is packed without Arrow at most. Arrow makes more rows in less time, and larger pieces of memory are mapped anew
-for each copy.
+"""The most that is packed without Arrow: Arrow is faster for more rows, and larger allocations are mapped anew for each
+copy.
 """
-
-
-def _contents(decision: Decision) -> list[Content]:
-    """Return the log content of each event. Raises ValueError, OverflowError or ArrowException if a value fits no
-    column."""
-    return [
-        pack(event.kind, event.content.columns)
-        if isinstance(event.content, Few) and _is_packed(event.kind, event.content)
-        else event.batch
-        for event in decision.events
-    ]
-
-
-def _is_packed(kind: Kind, few: Few) -> bool:
-    if few.num_rows > PACKED_ROWS or not can_pack(kind):
-        return False
-    return kind not in MESSAGES or sum(map(len, few.columns[_BODY])) <= PACKED_BYTES
 
 
 _BODY = STORED[Kind.PLAIN].names.index("body")
 
 
+def _content(event: Event) -> Content:
+    """Return the log content of an event. Raises ValueError, OverflowError or ArrowException if a value fits no
+    column."""
+    kind, few = event.kind, event.content
+    if isinstance(few, Few) and few.num_rows <= PACKED_ROWS and can_pack(kind):  # noqa: SIM102
+        if kind not in MESSAGES or sum(map(len, few.columns[_BODY])) <= PACKED_BYTES:
+            return pack(kind, few.columns)
+    return event.batch
+
+
 class Proof(Protocol):
-    """Whether this opener of the log is the newest one: with a log of its own that is certain, with one of several
-    nodes it is known as of some time."""
+    """Proof that this process is the newest opener of a log that other nodes may open, too."""
 
     def is_fresh(self) -> bool:
-        """Return whether it is known well enough to answer from the ledger alone."""
+        """Return whether the last proof is new enough to answer from the ledger alone."""
 
     def renew(self) -> None:
-        """Make sure of it, with the log's help. Overloaded(NOT_LEADER) if that cannot be done now; any other error
-        stops the shard."""
+        """Obtain a new proof from the log. Overloaded(NOT_LEADER) if that is impossible now; any other error stops the
+        shard."""
 
 
 class Shard:
-    """A log and its ledger, which is ``folded`` from it already if its caller has done so. One caller at a time.
-    ``proof``: needed where others may open the log without its opener's knowledge."""
+    """A log and its ledger. One caller at a time. ``folded``: the ledger, if its caller has it already.
+    ``proof``: required where other processes may open the log."""
 
     def __init__(
         self,
@@ -132,17 +123,15 @@ class Shard:
         self._dirty = False
         self._headroom = min(HEADROOM, settings.segment_bytes // 16)
         self._proof = proof
-        folded = folded or recovered(log)
+        folded = folded or fold(log)
         self.ledger = folded.ledger
-        self.ledger.ask_keys_of(StoredKeys(log))
+        self.ledger.ask_keys_of(partial(stored_keys, log))
         self._floor_us = max(log.last_time_us, folded.time_us)
         self.clock = ContinuedClock(clock, self._floor_us)
         """Broker time: the one clock of the shard, of its waiting, its listings and its metrics."""
         self._snapshot_bytes = folded.size
         self._snapshot_sequence = folded.sequence
-        self._looked = log.bytes_since_snapshot(), log.bytes_written
-        """Bytes since the last snapshot when they were asked for last (of every segment), and what was written until
-        then."""
+        self._counted = log.bytes_since_snapshot(), log.bytes_written  # the first is expensive: kept with the second
         self.time_us = 0
         self.begin()
         self.execute(Configure(rules_of(settings)))
@@ -156,12 +145,12 @@ class Shard:
         return self.clock.now_us()
 
     def begin(self) -> int:
-        """Take the round's time, microseconds."""
+        """Set and return the time of the round, microseconds."""
         self.time_us = self._floor_us = max(self._floor_us, self.now_us())
         return self.time_us
 
     def execute(self, command: Command) -> Any:
-        """Decide, reserve, append, apply; the answer, to be given once it is durable.
+        """Decide, reserve, append, apply. Returns the answer, to be given once it is durable.
 
         Raises EscrowError: a refusal of the whole command (nothing changed), Overloaded(DISK_FULL, OUT_OF_RESOURCES),
         or, once the shard has stopped, Unknown(SHARD_STOPPED).
@@ -169,12 +158,12 @@ class Shard:
         return self._decide(command).answer
 
     def _decide(self, command: Command) -> Decision:
-        self._running()
+        self._check_running()
         try:
             if isinstance(command, Prepare) and command.replace:
                 command = self._mark_repeats(command)
             decision = self.ledger.decide(command, self.time_us)
-            contents = _contents(decision)
+            contents = list(map(_content, decision.events))
         except EscrowError:
             raise
         except Exception as problem:  # a bug of ours; deciding changes nothing, so only this command is refused
@@ -183,13 +172,13 @@ class Shard:
         return decision
 
     def _decide_rows(self, command: RowsCommand) -> Decision | None:
-        """As :meth:`_decide`, of a few rows in a plain case; None: they are to be decided as columns."""
-        self._running()
+        """As :meth:`_decide`, for a few rows in a plain case; None: decide them as columns."""
+        self._check_running()
         try:
             decision = self.ledger.decide_rows(command, self.time_us)
-            contents = [] if decision is None else _contents(decision)
+            contents = [] if decision is None else list(map(_content, decision.events))
         except (ValueError, OverflowError, pa.ArrowException):
-            return None  # a value that no column takes: columns say whose it is
+            return None  # a value that fits no column: deciding as columns names the request
         except Exception:  # a bug of ours; deciding changes nothing, and columns are another way to the same answer
             logger.exception("deciding %s", type(command).__name__)
             return None
@@ -202,7 +191,7 @@ class Shard:
         if decision.events:
             self._reserve(sum(map(size_bound, contents)), writes=writes)
         for event, content in zip(decision.events, contents, strict=True):
-            self._take_in(event, content)
+            self._append(event, content)
 
     def _mark_repeats(self, command: Prepare) -> Prepare:
         """Mark the rows of a replacing PREPARE that equal what is stored; they are repeats."""
@@ -221,33 +210,23 @@ class Shard:
             raise
         except EscrowError as problem:
             raise self.stop(problem) from problem
-        if writes:
-            self._has_space()
-
-    def probe(self) -> None:
-        """When the disk was full: see whether there is space again, so that no caller has to send a message to find
-        out."""
-        try:
-            self.log.reserve(2 * self._headroom)
-            self._has_space()
-        except Overloaded:
-            pass
-        except EscrowError as problem:
-            raise self.stop(problem) from problem
-
-    def _has_space(self) -> None:
-        if self.full:
+        if writes and self.full:
             self.full = False
             tell(logging.WARNING, "space", "space: the disk takes messages again")
 
-    def _take_in(self, event: Event, content: Content) -> None:
+    def probe(self) -> None:
+        """Find out whether a full disk has space again, so that no caller has to send a message for that."""
+        with suppress(Overloaded):
+            self._reserve(self._headroom, writes=True)
+
+    def _append(self, event: Event, content: Content) -> None:
         try:
             position = self.log.append(event.kind, content, self.time_us)
             self._dirty = True
             if position != self.ledger.next_position:
                 raise error(Code.DAMAGED, f"log at position {position}, ledger at {self.ledger.next_position}")
-            if event.kind in TOLD:
-                tell_before(self.ledger, event)
+            if event.kind in LOGGED:
+                log_before(self.ledger, event)
             self.ledger.apply(event.kind, event.content, position, self.time_us, event.rows)
             for observe in self.observers:
                 observe(event)
@@ -255,8 +234,8 @@ class Shard:
             raise self.stop(problem) from problem
 
     def _flushing(self) -> Callable[[], None]:
-        """Take what the round appended out for writing; the function returned makes it durable, on any thread."""
-        self._running()
+        """Take what the round appended out for writing. Returns a function that makes it durable, on any thread."""
+        self._check_running()
         dirty, self._dirty = self._dirty, False
         try:
             write = self.log.hand_over() if dirty else None
@@ -267,13 +246,13 @@ class Shard:
             try:
                 if write is not None:
                     write()
-                elif not self.is_proved:
-                    self._prove()
+                elif self._proof is not None and not self._proof.is_fresh():
+                    self._proof.renew()
             except Exception as problem:
                 if isinstance(problem, EscrowError) and problem.code is Code.NOT_LEADER:
                     raise
                 raise self.stop(problem) from problem
-            self._running()
+            self._check_running()
 
         return flush
 
@@ -286,48 +265,34 @@ class Shard:
 
     @property
     def is_proved(self) -> bool:
-        """Whether what appends nothing may be answered from the ledger as it is."""
+        """Whether a round that appends nothing may be answered from the ledger as it is."""
         return self._proof is None or self._proof.is_fresh()
 
-    def _prove(self) -> None:
-        assert self._proof is not None  # without one nothing is to be proved
-        self._proof.renew()
-
     def stop(self, cause: BaseException) -> EscrowError:
-        """Refuse everything from now on; the error that says so."""
+        """Refuse everything from now on. Returns the error for callers."""
         if self.failure is None:
             tell(logging.ERROR, "stopped", f"the shard stopped: {cause}", cause=str(cause))
             self.failure = error(Code.SHARD_STOPPED, f"the shard stopped: {cause}")
-        return self._refusal()
+        return self.refusal()
 
-    def _refusal(self) -> EscrowError:
-        """Return a fresh error object for each caller: a shared one would collect tracebacks."""
-        assert self.failure is not None  # only asked of a stopped shard
+    def refusal(self) -> EscrowError:
+        """Return a new error of a stopped shard, one for each caller: a shared one would collect tracebacks."""
+        assert self.failure is not None
         return error(Code.SHARD_STOPPED, self.failure.message)
 
-    def _make_refusal(self, problem: EscrowError) -> EscrowError:
-        """Return the error that answers the requests of a round that failed with ``problem``."""
-        return self._refusal() if self.failure is not None else error(problem.code, problem.message)
-
-    def _running(self) -> None:
+    def _check_running(self) -> None:
         if self.failure is not None:
-            raise self._refusal()
+            raise self.refusal()
 
-    def run(self, requests: Sequence[AnyRequest]) -> list[tuple[AnyRequest, Any]]:
-        """Execute requests; pairs of request and answer (or EscrowError), to be given once they are durable."""
-        pairs: list[tuple[AnyRequest, Any]] = []
-        looks = [r for r in requests if isinstance(r, Look)]
-        for work in arrange([r for r in requests if not isinstance(r, Look)] if looks else requests):
-            pairs += self._run_work(work)
-        for look in looks:
-            pairs.append((look, self.attempt(look.look)))
-        return pairs
+    def run(self, requests: Sequence[AnyRequest]) -> Pairs:
+        """Execute requests. Returns their answers, to be given once they are durable."""
+        return [pair for work in arrange(requests) for pair in self._run_work(work)]
 
-    def _run_work(self, work: Work) -> list[tuple[AnyRequest, Any]]:
+    def _run_work(self, work: Work) -> Pairs:
         answer = self.attempt(lambda: self._answer_work(work))
         if isinstance(answer, EscrowError) and len(work.requests) > 1 and self.failure is None:
             # Refused as a whole: each request runs alone, so that only those at fault are refused.
-            return [pair for alone in work.alone() for pair in self._run_work(alone)]
+            return [pair for one in work.requests for pair in self._run_work(Work([one], one.count))]
         if isinstance(answer, EscrowError):
             return [(request, answer) for request in work.requests]
         pairs = list(zip(work.requests, work.answers(answer), strict=True))
@@ -338,11 +303,11 @@ class Shard:
 
     def _answer_work(self, work: Work) -> Any:
         """Return the answer to a work: as rows where that is a plain case, else as columns."""
-        if work.few and (decision := self._decide_rows(work.rows_command)) is not None:
-            return decision.answer
-        return self._answer(work.command)
-
-    def _answer(self, command: Command) -> Any:
+        if isinstance(look := work.requests[0], Look):
+            return look.look()
+        if work.few and (decided := self._decide_rows(work.rows_command)) is not None:
+            return decided.answer
+        command = work.command
         decision = self._decide(command)
         if decision.repeats is None:
             return decision.answer
@@ -350,7 +315,7 @@ class Shard:
         return Unchecked(decision.answer, command.batch, decision.repeats)
 
     def _check(self, answer: Any) -> Any:
-        """Return the answer of a request as it is given, or the error that came of comparing it."""
+        """Compare repeats, if there are any. Returns the final answer of a request, or an error."""
         return self.attempt(lambda: answer.checked(self.log)) if isinstance(answer, Unchecked) else answer
 
     @staticmethod
@@ -358,27 +323,24 @@ class Shard:
         """Return the result of ``act``, or the EscrowError that it raised."""
         try:
             return act()
-        except EscrowError as problem:
-            return problem
         except Exception as problem:
             return broker_failed("looking at the ledger", problem)
 
-    def finishing(self, pairs: Sequence[tuple[AnyRequest, Any]]) -> tuple[Callable[[], bool], Callable[[], bool]]:
-        """Return the round is complete; of the functions returned the first syncs it, the second answers, and both say
-        whether it is durable. They may be called on
-        other threads while the next round is decided. Nothing is answered unless every round before it is durable
-        too."""
+    def finishing(self, pairs: Pairs) -> tuple[Callable[[], bool], Callable[[], bool]]:
+        """End the round. Returns a function that syncs it and one that answers it; both return whether it is durable.
+        They may run on other threads while the next round is decided, in order: nothing is answered unless every
+        earlier round is durable, too."""
         flush: Callable[[], None] | None = None
         durable = False
         refusal = error(Code.SHARD_STOPPED, "the round was not synced")
-        with contextlib.suppress(EscrowError):
+        with suppress(EscrowError):
             flush = self._flushing()
 
         def sync() -> bool:
             nonlocal durable, refusal
             try:
                 if flush is None:
-                    raise self._refusal()
+                    raise self.refusal()
                 reach("broker.decided")
                 flush()
                 reach("broker.synced")
@@ -389,7 +351,10 @@ class Shard:
 
         def tell() -> bool:
             for request, answer in pairs:
-                request.answer(self._check(answer) if durable else self._make_refusal(refusal))
+                if durable:
+                    request.answer(self._check(answer))
+                else:
+                    request.answer(self.refusal() if self.failure else error(refusal.code, refusal.message))
             if durable:
                 reach("broker.answered")
                 self._settle()
@@ -402,13 +367,11 @@ class Shard:
     def snapshot_due(self) -> bool:
         """Return whether enough was written since the last snapshot: a fixed amount, and 20 times what a snapshot
         takes; or many frames, which take as long to replay when they are small, and twice what a snapshot takes."""
-        written, then = self._looked
-        if not self._is_much(
-            written + self.log.bytes_written - then
-        ):  # at least what it is: a newer snapshot makes it less
+        since, written = self._counted
+        if not self._is_much(since + self.log.bytes_written - written):  # at most: newer snapshots reduce it
             return False
-        self._looked = self.log.bytes_since_snapshot(), self.log.bytes_written
-        return self._is_much(self._looked[0])
+        self._counted = self.log.bytes_since_snapshot(), self.log.bytes_written
+        return self._is_much(self._counted[0])
 
     def _is_much(self, written: int) -> bool:
         frames = self.log.next_sequence - self._snapshot_sequence
@@ -417,26 +380,21 @@ class Shard:
         )
 
     def take_snapshot(self) -> Callable[[], Snapshot]:
-        """Return the state as of the last sync; call between rounds. The rest of the making, and the saving, may
-        happen on another thread."""
+        """Freeze the state as of the last sync; call between rounds. Returns a function that makes the snapshot, on any
+        thread."""
         tables, self._snapshot_sequence = self.ledger.freeze(), self.log.next_sequence
         place = (self.log.next_sequence, self.log.next_position, self._floor_us)
         return lambda: Snapshot(*place, tables())
 
     def save(self, taken: Callable[[], Snapshot]) -> None:
-        """Store it durably (any thread)."""
+        """Store a snapshot durably (any thread)."""
         snapshot = taken()
         self._snapshot_bytes = size_of(snapshot.tables)
         self.log.save_snapshot(snapshot.tables, snapshot.sequence, snapshot.position, snapshot.time_us)
 
-    def cut(self) -> int:
-        """Drop what is beyond the retention of its topic, within a round. Returns how many queues were cut."""
-        cut: int = self.execute(Cut(to_us(self.settings.retention)))
-        return cut
-
     def retain(self) -> int | None:
-        """Let go of what is older than the retention, within a round; the position below which the log may then be
-        dropped *once a newer snapshot is saved*, None when there is nothing to drop."""
+        """Release what is older than the retention, within a round. Returns the position below which the log may be
+        dropped *once a newer snapshot is saved*, None if there is nothing to drop."""
         retention_us = to_us(self.settings.retention)
         visible_us = self.time_us - retention_us
         limit = early = self.log.position_before(visible_us)

@@ -1,9 +1,7 @@
-"""Log lines for operators, as it happens: a transaction is parked, a message is dead, the disk is full and
-has space again, requests are refused.
+"""Log lines for operators: a transaction is parked, a message is dead, requests are refused.
 
-Each line has its facts as fields, too (``record.facts``), so that a log of JSON can be searched by them. One event
-tells of at most :data:`MOST_LINES` things by name, and of the others by number: whoever needs all asks ``escrowmq
-transactions list`` or ``dead-letters list``.
+Each line has its facts as fields, too (``record.facts``), for searches in a log of JSON. One event names at most
+:data:`MOST_LINES` items and counts the others; ``escrowmq transactions list`` and ``dead-letters list`` show all.
 """
 
 from __future__ import annotations
@@ -26,27 +24,22 @@ from escrowmq.schemas import Kind
 
 logger = logging.getLogger(EVENTS)
 
-TOLD = frozenset({Kind.PARKED, Kind.DEAD, Kind.BURIED})
+LOGGED = frozenset({Kind.PARKED, Kind.DEAD, Kind.BURIED})
 MOST_LINES = 20
-REFUSALS_SECONDS = 60.0
-"""Between two lines about refused requests."""
+REFUSALS_SECONDS = 60.0  # between two lines about refused requests
 
 
-def tell_before(ledger: Ledger, event: Event) -> None:
-    """Tell of an event of a kind in :data:`TOLD`, before it is applied: afterwards its leases may have gone. Never
-    raises."""
+def log_before(ledger: Ledger, event: Event) -> None:
+    """Log an event (:data:`LOGGED`) before it is applied: afterwards its leases may be gone. Never raises."""
     try:
-        if event.kind is Kind.PARKED:
-            _on_parked(ledger, event)
-        else:
-            _dead(ledger, event)
-    except Exception:  # a line less is no reason to stop
+        (_log_parked if event.kind is Kind.PARKED else _log_dead)(ledger, event)
+    except Exception:  # a missing line is no reason to stop
         logger.exception("an event cannot be told: %s", event.kind.name)
 
 
 class Refusals:
-    """Requests that were refused because there was too much of everything: the first is logged at once, the others are
-    counted and logged now and then. Thread-safe."""
+    """Requests that were refused because of overload: the first is logged at once, the others are counted and logged
+    at intervals. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -54,7 +47,7 @@ class Refusals:
         self._since = self._quiet_until = -inf
 
     def saw(self, code: Code) -> None:
-        """One more."""
+        """Count one refused request."""
         with self._lock:
             if not self._counts:
                 self._since = time.monotonic()
@@ -62,8 +55,8 @@ class Refusals:
         self.settle()
 
     def settle(self, *, last: bool = False) -> None:
-        """Tell how many there were, unless that was done within :data:`REFUSALS_SECONDS`; in the ``last`` call in any
-        case."""
+        """Log how many there were, unless that was done within :data:`REFUSALS_SECONDS` and this is not the ``last``
+        call."""
         if not self._counts:
             return
         now = time.monotonic()
@@ -81,46 +74,41 @@ class Refusals:
             tell(logging.WARNING, "refused", sentence, code=code.name, count=count, seconds=round(seconds, 3))
 
 
-def _on_parked(ledger: Ledger, event: Event) -> None:
+def _log_parked(ledger: Ledger, event: Event) -> None:
     positions = event.batch.column("transaction").to_numpy()
     table = ledger.transactions
     ordinals = table.find(positions[:MOST_LINES])
     epochs, checks = table.column("epoch", ordinals), table.column("checks", ordinals)
     groups = [ledger.sessions.groups.get(int(group)) for group in table.groups_of(ordinals)]
-    for position, epoch, asked, group in zip(
-        positions.tolist(), epochs.tolist(), checks.tolist(), groups, strict=False
-    ):
-        identity = str(TransactionId(ledger.shard, epoch, position))
-        sentence = (
-            f"parked: transaction {identity} of {group} is undecided after {asked} questions and waits for a person"
-        )
-        tell(logging.WARNING, "parked", sentence, transaction=identity, group=group, checks=asked)
-    _more("parked", "transactions", len(positions))
+    rows = zip(positions[:MOST_LINES].tolist(), epochs.tolist(), checks.tolist(), groups, strict=True)
+    for position, epoch, asked, group in rows:
+        name = str(TransactionId(ledger.shard, epoch, position))
+        sentence = f"parked: transaction {name} of {group} is undecided after {asked} questions and waits for a person"
+        tell(logging.WARNING, "parked", sentence, transaction=name, group=group, checks=asked)
+    _log_more("parked", "transactions", len(positions))
 
 
-def _dead(ledger: Ledger, event: Event) -> None:
+def _log_dead(ledger: Ledger, event: Event) -> None:
     count = 0
     for id, start, size, cause in zip(*(column.to_pylist() for column in event.batch.columns), strict=True):
         lease = ledger.groups.leases.live.get(id)
         if lease is None:
             continue
-        if count >= MOST_LINES:  # looked at no more: thousands may die at once, and a lease is as long
+        if count >= MOST_LINES:  # only counted: thousands may die at once, and a lease is as long
             count += size
             continue
-        pending = (
-            np.frombuffer(lease.copy_mask(), np.uint8)[start - lease.start : start - lease.start + size] == PENDING
-        )
-        offsets = start + np.flatnonzero(pending)
+        mask = np.frombuffer(lease.copy_mask(), np.uint8)[start - lease.start :][:size]
+        offsets = start + np.flatnonzero(mask == PENDING)
         place, group = ledger.topics.queues[lease.cursor.queue_id].place, ledger.groups.groups[lease.group].name
         for offset in offsets[: MOST_LINES - count].tolist():
             where = f"{place.topic}/{place.queue}/{offset}"
-            sentence = f"dead: {where} is a dead letter of {group}: {cause}"
             facts = {"topic": place.topic, "queue": place.queue, "offset": offset, "group": group}
+            sentence = f"dead: {where} is a dead letter of {group}: {cause}"
             tell(logging.WARNING, "dead", sentence, **facts, attempts=lease.attempt, cause=cause)
         count += len(offsets)
-    _more("dead", "messages", count)
+    _log_more("dead", "messages", count)
 
 
-def _more(what: str, things: str, count: int) -> None:
+def _log_more(what: str, things: str, count: int) -> None:
     if count > MOST_LINES:
         tell(logging.WARNING, what, f"{what}: {count - MOST_LINES:,} more {things} at once", more=count - MOST_LINES)

@@ -3,13 +3,13 @@
 Rules:
 
 1. Snapshots are taken between rounds, after a sync, and saved on another thread.
-2. Retention goes mark, save, drop: the ledger lets go by an event; then a snapshot is saved that no longer needs the
-   old segments; only then are they dropped. What is beyond the retention of its topic is released of before, also by an
-   event.
-3. Producers that were not used for ``producer_expiration`` are forgotten, a bounded number at a time. When they were
-   used is in the log, so it does not matter how often a broker is restarted; but for the first minute after a start
-   none is forgotten, because those that listen for questions may not be back yet.
-4. What fails here stops no request: it is tried again later.
+2. Retention goes mark, save, drop: an event releases messages in the ledger; then a snapshot is saved that no longer
+   needs the old segments; only then are they dropped. Before that, messages beyond the retention of their own topic are
+   released, also by an event.
+3. Producers that were not used for ``producer_expiration`` are forgotten, a bounded number at a time. The log has the
+   time of their last use, so restarts do not matter; but none is forgotten in the first minute after a start, because
+   listeners may not have reconnected yet.
+4. A failure here stops no request: it is retried later.
 """
 
 from __future__ import annotations
@@ -22,30 +22,23 @@ from escrowmq.broker.writer.shard import Shard
 from escrowmq.errors import EscrowError
 from escrowmq.ledger.columns.arrays import Int64s
 from escrowmq.ledger.columns.schedule import NEVER_US
-from escrowmq.ledger.commands import Forget
+from escrowmq.ledger.commands import Cut, Forget
 from escrowmq.platform.times import to_us
 
-CUT_US = 10_000_000
-"""Between two looks at what is beyond the retention of its topic."""
-RETENTION_US = 60_000_000
-"""Between two retention passes."""
-FIRST_US = 1_000_000
-"""From the start to the first retention pass."""
-FORGET_US = 60_000_000
-"""Between two looks for idle producers, and from the start to the first."""
-FORGET_ROWS = 10_000
-"""Sessions forgotten at a time; while there are more, the next look is ``PAUSE_US`` away."""
-PAUSE_US = 1_000_000
-"""Between two looks at a full disk."""
-RETRY_US = 10_000_000
-"""After a snapshot that could not be saved."""
+CUT_US = 10_000_000  # between two passes over topics with a retention of their own
+RETENTION_US = 60_000_000  # between two retention passes
+FIRST_US = 1_000_000  # from the start to the first retention pass
+FORGET_US = 60_000_000  # between two searches for idle producers, and from the start to the first
+FORGET_ROWS = 10_000  # sessions forgotten at a time; while there are more, the next search is PAUSE_US away
+PAUSE_US = 1_000_000  # between two probes of a full disk
+RETRY_US = 10_000_000  # after a snapshot that could not be saved
 
 logger = logging.getLogger(__name__)
 
 
 class Upkeep:
-    """The upkeep of one shard. All but the saving itself runs on the writer; ``poke`` wakes it when a save has ended;
-    ``connected`` are the producer sessions that listen for questions now."""
+    """The upkeep of one shard. Everything but the saving runs on the writer; ``poke`` wakes it when a save has ended.
+    ``connected`` returns the producer sessions that are listeners now."""
 
     def __init__(self, shard: Shard, poke: Callable[[], None], connected: Callable[[], Int64s]) -> None:
         self._shard = shard
@@ -58,12 +51,12 @@ class Upkeep:
         self._forget_us = shard.time_us + FORGET_US
         self._probe_us = 0
         self._save_us = 0
-        self._marked: int | None = None  # what retention has let go of, and below
+        self._marked: int | None = None  # retention has released the log below this position
         self._droppable: int | None = None  # the same, once a snapshot is saved that does not need it
         self.saving: Future[None] | None = None
 
     def within_round(self) -> None:
-        """Before the round's sync."""
+        """Do what is due, before the round's sync."""
         now = self._shard.time_us
         if self._shard.full and now >= self._probe_us:
             self._probe_us = now + PAUSE_US
@@ -71,11 +64,11 @@ class Upkeep:
         if self._droppable is not None:
             self._drop(self._droppable)
         topics = self._shard.ledger.topics
-        if self._altered != topics.altered:  # a person waits for the space
+        if self._altered != topics.altered:  # an operator needs the space
             self._altered, self._cut_us, self._retain_us = topics.altered, now, now
         if now >= self._cut_us:
             self._cut_us = now + CUT_US if topics.any_own else NEVER_US
-            self._shard.cut()
+            self._shard.execute(Cut(to_us(self._shard.settings.retention)))
         if now >= self._retain_us:
             self._retain_us = now + RETENTION_US
             self._marked = self._shard.retain()
@@ -110,14 +103,14 @@ class Upkeep:
             return False
 
     def after_round(self) -> None:
-        """After the sync of all rounds, if a snapshot is wanted: begin to save one."""
+        """Begin to save a snapshot if one is wanted; call after the sync of all rounds."""
         try:
             if self.wants_snapshot:
                 snapshot = self._shard.take_snapshot()
                 marked, self._marked = self._marked, None
                 self.saving = self._thread.submit(self._shard.save, snapshot)
                 self.saving.add_done_callback(lambda saving: self._on_saved(saving, marked))
-        except Exception:  # whatever it is, the log alone is enough to restart from
+        except Exception:  # the log alone is enough to restart from
             logger.exception("a snapshot could not be taken")
             self._save_us = self._shard.time_us + RETRY_US
 
@@ -132,7 +125,7 @@ class Upkeep:
 
     @property
     def wake_us(self) -> int:
-        """:meth:`within_round` has nothing to do before this."""
+        """The time before which :meth:`within_round` has nothing to do."""
         if self._droppable is not None or self._altered != self._shard.ledger.topics.altered:
             return 0
         wake_us = min(self._retain_us, self._cut_us, self._forget_us)
@@ -140,7 +133,7 @@ class Upkeep:
 
     def finish(self, *, clean: bool = False) -> None:
         """Wait for what is being saved; at a ``clean`` end save a last snapshot, so that the next start replays
-        nothing. No more after that."""
+        nothing."""
         self._thread.shutdown(wait=True)
         if not clean or not self._shard.log.bytes_since_snapshot():
             return

@@ -2,23 +2,22 @@
 
 Rules:
 
-1. How long one waits is counted by broker time, from the round that took it.
-2. Those that wait are served again when something changed that can bring them a message, and receives also when a time
-   has come (of a retry); else they cost a round nothing. ``wake_us`` is a lower bound of the time when the first must
-   be answered in any case.
-3. Receives of a group are served in the order in which they were asked, so that a member with several under way gets
-   its messages in that order (I20).
+1. Waiting times are measured by broker time, from the round that took the request.
+2. Waiting requests are served again when something changed that can bring them a message, and receives also when a
+   retry is due; otherwise they cost a round nothing. ``wake_us`` is a lower bound of the next timeout.
+3. Receives of a group are served in the order of their requests, so that a member with several under way gets its
+   messages in that order (I20).
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from escrowmq.broker.columns import releasing
-from escrowmq.broker.writer.rounds import AnyRequest, WaitingLook, WaitingReceive
+from escrowmq.broker.writer.rounds import Pairs, WaitingLook, WaitingReceive
 from escrowmq.broker.writer.shard import Shard
 from escrowmq.errors import EscrowError
 from escrowmq.ledger.columns.schedule import NEVER_US
@@ -27,7 +26,7 @@ from escrowmq.schemas import Kind
 
 _MAKES_VISIBLE = frozenset({Kind.PLAIN, Kind.DECIDED, Kind.BATCH_DECIDED, Kind.RELEASED, Kind.TOPIC})
 _VIEWED = frozenset({Kind.HALF, Kind.ACKED, Kind.DEAD, Kind.BURIED, Kind.DEAD_SETTLED, Kind.EDITED, Kind.GROUP_RESET})
-"""Events that bring something to those who follow a system view."""
+"""Events that add rows to a system view."""
 _BRINGS_NOTHING = frozenset(
     {
         Kind.HALF,
@@ -48,11 +47,9 @@ _BRINGS_NOTHING = frozenset(
         Kind.FAILED,
     }
 )
-"""Events after which no consumer group can be given more than before."""
+"""Events that make no message available to a consumer group."""
 
 logger = logging.getLogger(__name__)
-
-Pairs = list[tuple[AnyRequest, Any]]
 
 
 class WaitingReceives:
@@ -69,11 +66,11 @@ class WaitingReceives:
 
     def of(self, group: str) -> int:
         """Return how many of one group wait."""
-        return sum(not receive.future.cancelled() for receive in line.copy()) if (line := self._lines.get(group)) else 0
+        return sum(not receive.future.cancelled() for receive in self._lines.get(group, deque()).copy())
 
     @property
     def wake_us(self) -> int:
-        """Nothing is to be served before this, unless something changes."""
+        """The time before which nothing is to be served, unless something changes."""
         return 0 if self._changed else self._until_us
 
     def on_event(self, kind: Kind) -> None:
@@ -81,24 +78,23 @@ class WaitingReceives:
             self._changed = True
 
     def serve(self, fresh: Sequence[WaitingReceive], now_us: int, due: bool) -> Pairs:
-        """Give receives what there is: new ones in any case (they may ask for what does not exist), those that wait
-        when something changed or (``due``) a time has come. Those that are neither served nor over wait on."""
+        """Serve new receives in any case (they may be invalid), and waiting ones if something changed or (``due``) is
+        due by the clock. Returns the answers; the others wait on."""
         for receive in fresh:
             receive.until_us = now_us + receive.wait_us
-            self._lines.setdefault(receive.group, deque()).append(receive)
-        every = due or self._changed or now_us >= self._until_us
-        if not (every or fresh):
-            return []
-        groups: Iterable[str] = self._lines if every else {receive.group for receive in fresh}
-        if every:
+            self._lines.setdefault(receive.command.group, deque()).append(receive)
+        if due or self._changed or now_us >= self._until_us:
+            groups = list(self._lines)
             self._changed, self._until_us = False, NEVER_US
+        else:
+            groups = list({receive.command.group for receive in fresh})
         new = set(map(id, fresh))
-        return [pair for group in list(groups) for pair in self._serve_line(group, new, now_us)]
+        return [pair for group in groups for pair in self._serve_line(group, new, now_us)]
 
     def _serve_line(self, group: str, new: set[int], now_us: int) -> Pairs:
         pairs: Pairs = []
         kept: deque[WaitingReceive] = deque()
-        ready: bool | None = None  # not known: what was leased may have been all
+        ready: bool | None = None  # None: unknown, the last lease may have taken all
         for receive in self._lines[group]:
             if receive.future.cancelled():
                 continue
@@ -110,7 +106,7 @@ class WaitingReceives:
                     if receive.future.set_running_or_notify_cancel():
                         pairs.append((receive, answer))
                     else:
-                        self._release(receive, answer)  # withdrawn at the very moment
+                        self._release(receive, answer)  # cancelled at this moment
                     ready = None
                     continue
             if receive.until_us <= now_us:
@@ -132,21 +128,21 @@ class WaitingReceives:
         before = self._shard.ledger.next_position
         answer = self._shard.attempt(lambda: self._shard.execute(receive.command))
         if not isinstance(answer, EscrowError) and not len(answer.leases):
-            # Messages that the group's tags exclude were passed over, as many as one receive may: continue behind them.
+            # It passed over as many messages with other tags as one receive may: continue behind them.
             self._changed = self._changed or self._shard.ledger.next_position != before
         return answer
 
     def _release(self, receive: WaitingReceive, leased: Any) -> None:
-        """Give back what was leased for a caller who is gone."""
+        """Release what was leased for a cancelled receive."""
         if isinstance(leased, EscrowError):
             return
         try:
-            self._shard.execute(Settle(receive.group, releasing(leased)))
+            self._shard.execute(Settle(receive.command.group, releasing(leased)))
         except EscrowError as problem:
             logger.warning("a lease whose caller is gone ends by its time: %s", problem)
 
     def end(self, answer: Callable[[], Any]) -> None:
-        """Answer all of them, each with an answer of its own: the engine ends."""
+        """Answer all receives, each with a new answer, because the engine ends."""
         for line in self._lines.values():
             for receive in line:
                 receive.answer(answer())
@@ -154,8 +150,8 @@ class WaitingReceives:
 
 
 class WaitingLooks:
-    """The looks of one shard that wait: a reader without a group learns of a message as soon as it is durable, without
-    asking over and over. Runs on the writer."""
+    """The looks of one shard that wait, so that readers without a group need not poll for new messages. Runs on the
+    writer."""
 
     def __init__(self) -> None:
         self._waiting: list[WaitingLook] = []
@@ -166,7 +162,7 @@ class WaitingLooks:
         self._changed = self._changed or kind in _MAKES_VISIBLE or kind in _VIEWED
 
     def serve(self, fresh: Sequence[WaitingLook], now_us: int, attempt: Callable[[Callable[[], Any]], Any]) -> Pairs:
-        """Return answers to new looks and, if anything became visible, to those that wait; ``attempt`` runs one."""
+        """Return answers to new looks and, if anything became visible, to waiting ones. ``attempt`` runs one."""
         changed, self._changed = self._changed, False
         if not fresh and now_us < self.wake_us and not (changed and self._waiting):
             return []
@@ -187,7 +183,7 @@ class WaitingLooks:
         return pairs
 
     def end(self, answer: Callable[[], Any]) -> None:
-        """Answer all of them, each with an answer of its own: the engine ends."""
+        """Answer all looks, each with a new answer, because the engine ends."""
         for look in self._waiting:
             look.answer(answer())
         self._waiting = []
