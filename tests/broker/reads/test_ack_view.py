@@ -16,7 +16,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from escrowmq.broker.offline import OfflineShard
-from escrowmq.broker.reads import acks, chunks
+from escrowmq.broker.reads import chunks, group_views
 from escrowmq.broker.reads.views import open_view
 from escrowmq.errors import Code, Rejected
 from escrowmq.ledger.commands import CreateTopic, Fence, Join, Receive, SettleDead, nothing_leased
@@ -184,7 +184,7 @@ def _ok(offsets, codes):
 def parts_agree(rng, where, whole) -> None:
     """Ranges, columns and filters give what the whole holds of them; also in small chunks."""
     groups, times = whole["group"].to_pylist(), sorted(set(whole["acked_us"].to_pylist()))
-    with patch.object(chunks, "ROWS", 3), patch.object(acks, "GAP", rng.choice([0, 5, 256])):
+    with patch.object(chunks, "ROWS", 3), patch.object(group_views, "GAP", rng.choice([0, 5, 256])):
         assert read(where).equals(whole)
         group = rng.choice([*NAMES, "nobody"])
         assert read(where, group=group).equals(whole.filter(pc.equal(whole["group"], group)))
@@ -353,7 +353,7 @@ def test_retention_may_come_while_leases_are_looked_up(outlived):
     log = outlived.engine.log
     leases = read(Looking(outlived))["lease"].to_numpy()
     late = Late(log)
-    groups, queue_ids, attempts = acks.lease_rows(late, leases)
+    groups, queue_ids, attempts = group_views.lease_rows(late, leases)
     assert late.told == 2
     assert groups.tolist() == [-1, *[0] * (len(leases) - 1)]
     assert queue_ids.tolist() == groups.tolist()

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from escrowmq.broker.actions.answering import LONGEST_WAIT_MS, answers, looks, microseconds, submits
-from escrowmq.broker.reads.following import view_beyond, view_range
 from escrowmq.broker.reads.readable import Readable
+from escrowmq.broker.reads.system_views import view_beyond, view_range
 from escrowmq.broker.recording import recorded
 from escrowmq.broker.writer.engine import Engine
 from escrowmq.ledger.commands import AlterTopic, CreateTopic, DeleteTopic, TopicRules

@@ -1,108 +1,172 @@
-"""The system views of half messages, decisions, acknowledgements (in ``acks.py``) and acts on groups
-(``group_acts.py``), in log order.
+"""The system views of half messages, decisions and (``group_views.py``) consumer groups, in log order.
 
-The rows come from the log; what became of a transaction since is asked of the ledger, a chunk of rows at a time.
+The rows come from the log; the current state of a transaction comes from the ledger, a chunk of rows at a time.
+
+Readers follow a view as they follow a topic: it has one queue, numbered 0. Offsets in a view are log positions; in the
+dead letters of a group, which come and go, they are times of death, in microseconds since 1970.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import repeat
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from escrowmq.broker.reads.acks import read_acks
-from escrowmq.broker.reads.chunks import Chunk, kept, scan
+from escrowmq.broker.reads import group_views
+from escrowmq.broker.reads.chunks import Chunk, chunked, kept, range_of
 from escrowmq.broker.reads.filters import Filter
-from escrowmq.broker.reads.group_acts import GROUP_ACTS, read_group_acts
 from escrowmq.broker.reads.marking import lost_rows, shown
 from escrowmq.broker.reads.readable import Readable
 from escrowmq.errors import Code, error
-from escrowmq.ledger.columns.arrays import Int64s
+from escrowmq.ledger.columns.arrays import Bools, Int64s
+from escrowmq.ledger.groups.reports import last_death_us
+from escrowmq.log.seam import Frame
 from escrowmq.message.ids import transaction_ids
 from escrowmq.schemas import ID, STORED, Kind
-from escrowmq.wire import ACK_VIEW_NAME, GROUP_ACT_VIEW_NAME, HALF_VIEW_NAME, OP_VIEW_NAME, ReadRequest
-
-_OF_MESSAGES = frozenset({"topic", "key", "tag", "properties", "message_id", "queue", "born_us", "transaction"})
-_OF_DECISIONS = frozenset({"half_position", "transaction", "state", "decided_by"})
-"""The columns of a view that come from its own rows: what is lost when they are damaged (besides bodies)."""
-
-Read = Callable[[Readable, ReadRequest, Filter, pa.Schema], Iterator[pa.RecordBatch]]
-
-
-def _halves(engine: Readable, request: ReadRequest, wanted: Filter, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    used = {"transaction", "epoch", *schema.names, *wanted.columns}
-    columns = [name for name in STORED[Kind.HALF].names if name in used]
-    return (
-        _half_rows(engine, wanted, schema, chunk)
-        for chunk in scan(engine, VIEW_KINDS[HALF_VIEW_NAME], columns, request, schema)
-    )
+from escrowmq.settings import nearest
+from escrowmq.wire import (
+    ACK_VIEW_NAME,
+    DAMAGED_COLUMN,
+    DEAD_LETTER_PREFIX,
+    GROUP_ACT_VIEW_NAME,
+    HALF_VIEW_NAME,
+    OP_VIEW_NAME,
+    VIEWS,
+    ReadRequest,
+)
 
 
-def _half_rows(engine: Readable, wanted: Filter, schema: pa.Schema, chunk: Chunk) -> pa.RecordBatch:
-    if wanted.active:
-        chunk = kept(chunk, wanted.times(chunk[2]) & (wanted.content(chunk[1]) | lost_rows(chunk[1])))
+@dataclass(frozen=True, slots=True)
+class _View:
+    """How one of :data:`escrowmq.wire.VIEWS` is read."""
+
+    kinds: Sequence[Kind]  # of frames
+    stored: Callable[[set[str]], list[str]]  # the stored columns that some columns of the view require
+    make: Callable[[Readable, Chunk, set[str]], dict[str, pa.Array]]  # those columns of it that are not stored ones
+    own: frozenset[str]  # its columns that are lost with a damaged row (besides bodies)
+    mask: Callable[[Filter, pa.RecordBatch], Bools] | None = None  # which rows it shows; None: all
+    align: Callable[[Frame, list[str]], Frame] | None = None  # gives frames of all kinds the stored columns
+
+
+def read_view(engine: Readable, request: ReadRequest, wanted: Filter, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a system view from ``start`` to before ``end``, with the columns of ``schema``."""
+    name = request["source"]
+    if wanted.columns and name != HALF_VIEW_NAME:
+        raise error(Code.BAD_REQUEST, f"{name} has neither tags nor keys")
+    view, names = _VIEWS[name], {*schema.names, *wanted.columns, *(["group"] if wanted.group is not None else [])}
+    columns = view.stored(names)
+
+    def rows(chunk: Chunk) -> pa.RecordBatch:
+        mask = wanted.times(chunk[2])
+        if view.mask is not None:
+            mask &= view.mask(wanted, chunk[1]) | lost_rows(chunk[1])
+        chunk = chunk if mask.all() else kept(chunk, mask)
+        made = view.make(engine, chunk, names)
+        batch = shown(schema, {"position": pa.array(chunk[0]), **made}, chunk[1], view.own)
+        if wanted.group is None:
+            return batch
+        chosen = pc.fill_null(pc.equal(made["group"], wanted.group), False)
+        return batch.filter(pc.or_(chosen, pa.array(lost_rows(chunk[1]))))
+
+    first, durable = engine.log.first_position, engine.look(lambda: engine.log.next_position).result()
+    start, end = range_of(request, "position", first, durable)
+    marking = DAMAGED_COLUMN in schema.names
+    frames: Iterable[Frame] = engine.log.frames_at(start, view.kinds, end, damaged=marking) if start < end else ()
+    if view.align is not None:
+        frames = map(view.align, frames, repeat(columns))
+    return map(rows, chunked(frames, start, end, columns, marking))
+
+
+def _make_halves(engine: Readable, chunk: Chunk, names: set[str]) -> dict[str, pa.Array]:
     positions, stored, times = chunk
     states, checks, due, first, epochs = _half_states(engine, positions)
-    gone = first < 0
+    gone = first < 0  # the ledger has removed the transaction
     own, own_epochs = stored.column("transaction").to_numpy(), stored.column("epoch").to_numpy().astype(np.int64)
-    made = {
-        "position": pa.array(positions),
+    begun = np.where(gone, own, first).astype(np.int64)
+    ids = transaction_ids(engine.log.shard, np.where(gone, own_epochs, epochs), begun)
+    return {
         "stored_us": pa.array(times),
         "due_us": pa.array(np.where(gone, 0, due)),
-        "transaction": transaction_ids(
-            engine.log.shard, np.where(gone, own_epochs, epochs), np.where(gone, own, first).astype(np.int64)
-        ),
+        "transaction": pc.if_else(pa.array(gone & lost_rows(stored)), pa.scalar(None, ID), ids),
         "state": pa.array(states),
         "checks": pa.array(np.where(gone, 0, checks).astype(np.int32)),
     }
-    transactions = pc.if_else(pa.array(gone), pa.scalar(None, ID), made["transaction"])  # what the ledger knows
-    return shown(schema, made, stored, _OF_MESSAGES, {"transaction": transactions})
 
 
 def _half_states(engine: Readable, positions: Int64s) -> Any:
     return engine.look(lambda: engine.shard.ledger.half_states(positions)).result()
 
 
-def _decisions(engine: Readable, request: ReadRequest, wanted: Filter, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    if wanted.columns:
-        raise error(Code.BAD_REQUEST, f"{OP_VIEW_NAME} has neither tags nor keys")
-    columns = STORED[Kind.DECIDED].names  # a batch's decisions have more, which describe the batch
-    chunks = scan(engine, VIEW_KINDS[OP_VIEW_NAME], columns, request, schema)
-    return (_decision_rows(engine, wanted, schema, chunk) for chunk in chunks)
+def _make_decisions(engine: Readable, chunk: Chunk, names: set[str]) -> dict[str, pa.Array]:
+    _, decided, times = chunk
+    halves, own_epochs = decided.column("transaction"), decided.column("epoch").to_numpy().astype(np.int64)
+    _, _, _, first, epochs = _half_states(engine, halves.to_numpy())
+    ids = transaction_ids(engine.log.shard, np.where(first < 0, own_epochs, epochs), halves.to_numpy())
+    return {"half_position": halves, "transaction": ids, "decided_us": pa.array(times)}
 
 
-def _decision_rows(engine: Readable, wanted: Filter, schema: pa.Schema, chunk: Chunk) -> pa.RecordBatch:
-    # A batch of no transactions is a row without one.
-    mask = ((chunk[1].column("transaction").to_numpy() >= 0) | lost_rows(chunk[1])) & wanted.times(chunk[2])
-    positions, decided, times = chunk if mask.all() else kept(chunk, mask)
-    halves = decided.column("transaction").to_numpy()
-    _, _, _, first, epochs = _half_states(engine, halves)
-    own_epochs = decided.column("epoch").to_numpy().astype(np.int64)
-    made = {
-        "position": pa.array(positions),
-        "half_position": decided.column("transaction"),
-        "transaction": transaction_ids(engine.log.shard, np.where(first < 0, own_epochs, epochs), halves),
-        "decided_us": pa.array(times),
-    }
-    return shown(schema, made, decided, _OF_DECISIONS, {})
-
-
-VIEW_KINDS = {
-    HALF_VIEW_NAME: (Kind.HALF,),
-    OP_VIEW_NAME: (Kind.DECIDED, Kind.BATCH_DECIDED),
-    ACK_VIEW_NAME: (Kind.ACKED,),
-    GROUP_ACT_VIEW_NAME: GROUP_ACTS,
+_VIEWS = {
+    HALF_VIEW_NAME: _View(
+        (Kind.HALF,),
+        lambda names: [name for name in STORED[Kind.HALF].names if name in names | {"transaction", "epoch"}],
+        _make_halves,
+        frozenset({"topic", "key", "tag", "properties", "message_id", "queue", "born_us"}),
+        lambda wanted, rows: wanted.content(rows),
+    ),
+    OP_VIEW_NAME: _View(
+        (Kind.DECIDED, Kind.BATCH_DECIDED),
+        lambda _: STORED[Kind.DECIDED].names,  # a batch's decisions have more, which describe the batch
+        _make_decisions,
+        frozenset({"half_position", "transaction", "state", "decided_by"}),
+        lambda _, rows: rows.column("transaction").to_numpy() >= 0,  # a batch of no transactions is a row without one
+    ),
+    ACK_VIEW_NAME: _View(
+        (Kind.ACKED,), lambda _: STORED[Kind.ACKED].names, group_views.make_acks, group_views.OWN_OF_ACKS
+    ),
+    GROUP_ACT_VIEW_NAME: _View(
+        (Kind.DEAD_SETTLED, Kind.EDITED, Kind.GROUP_RESET),
+        group_views.stored_of_acts,
+        group_views.make_acts,
+        group_views.OWN_OF_ACTS,
+        align=group_views.align_acts,
+    ),
 }
-"""The kinds of frames that each view shows."""
-SYSTEM_VIEWS: dict[str, Read] = {
-    HALF_VIEW_NAME: _halves,
-    OP_VIEW_NAME: _decisions,
-    ACK_VIEW_NAME: read_acks,
-    GROUP_ACT_VIEW_NAME: read_group_acts,
-}
-"""How each view of :data:`escrowmq.wire.VIEWS` is read."""
 OF_GROUPS = (ACK_VIEW_NAME, GROUP_ACT_VIEW_NAME)
 """The views whose rows are of consumer groups, and can be filtered by them."""
+
+
+# Following a view
+
+
+def view_range(engine: Readable, view: str, time_us: int | None) -> dict[str, Any]:
+    """Return ``queue, head, end`` and, with a time, ``offset_at``, of a view. On the writer. UNKNOWN_TOPIC,
+    UNKNOWN_GROUP."""
+    if view in VIEWS:
+        line = {"queue": 0, "head": engine.log.first_position, "end": engine.log.next_position}
+        return line if time_us is None else {**line, "offset_at": engine.log.position_at(time_us)}
+    _last_death_us(engine, view)  # raises
+    end = engine.shard.time_us  # more may die in this very round
+    line = {"queue": 0, "head": 0, "end": end}
+    return line if time_us is None else {**line, "offset_at": min(time_us, end)}
+
+
+def view_beyond(engine: Readable, view: str, after: int) -> list[dict[str, Any]]:
+    """Return a list of one if the view has rows at ``after`` or later, else an empty list. At the end of a round,
+    when nothing can die in it any more."""
+    if view in VIEWS:
+        return [view_range(engine, view, None)] if engine.log.holds(after, _VIEWS[view].kinds) else []
+    last = _last_death_us(engine, view)
+    return [{"queue": 0, "head": 0, "end": last + 1}] if last >= after else []
+
+
+def _last_death_us(engine: Readable, view: str) -> int:
+    if not view.startswith(DEAD_LETTER_PREFIX):
+        names = [*VIEWS, DEAD_LETTER_PREFIX + "GROUP"]
+        hint = nearest(view, names) or f"there are {', '.join(names)}"
+        raise error(Code.UNKNOWN_TOPIC, f"no system view {view!r}", hint)
+    return last_death_us(engine.shard.ledger.groups.group(view[len(DEAD_LETTER_PREFIX) :]))

@@ -1,10 +1,10 @@
 """Streams topics, dead letters and system views (``system_views.py``) as batches, up to the last durable row.
 
-The ledger is asked on the writer for a few thousand rows at a time; bodies are read on the reader's thread, and only
-the columns that are asked for are touched.
+The ledger is read on the writer, a few thousand rows at a time; bodies are read on the reader's thread. Only the
+requested columns are read.
 
-Filters: tags are looked up in the queue's index and times in the log's, before anything is read; keys are compared
-first, and the rest is read of what has the right one.
+Filters: tags are found in the queue's index and times in the log's, before anything is read; keys are compared first,
+and the other columns are read only for matching rows.
 """
 
 from __future__ import annotations
@@ -21,28 +21,23 @@ from escrowmq.broker.reads.files import open_file
 from escrowmq.broker.reads.filters import Filter, chosen_columns, coalesced, limited
 from escrowmq.broker.reads.marking import marked, marks_of
 from escrowmq.broker.reads.readable import Readable
-from escrowmq.broker.reads.system_views import OF_GROUPS, SYSTEM_VIEWS
+from escrowmq.broker.reads.system_views import OF_GROUPS, read_view
 from escrowmq.broker.requests import checked
 from escrowmq.errors import Code, error
-from escrowmq.ledger.columns.arrays import Bools, Int64s
+from escrowmq.ledger.columns.arrays import Int64s
 from escrowmq.ledger.columns.schedule import NEVER_US
-from escrowmq.ledger.groups.dead.listing import Parts, died_between
+from escrowmq.ledger.groups.dead.listing import died_between
 from escrowmq.ledger.groups.receiving import matching, tag_numbers
 from escrowmq.ledger.groups.reports import positions_of
-from escrowmq.ledger.queues.queues import Place
+from escrowmq.ledger.queues.queues import Place, QueueIndex
 from escrowmq.log.report import RowDamage
-from escrowmq.schemas import DELIVERY
 from escrowmq.settings import nearest
 from escrowmq.wire import DAMAGED_COLUMN, DEAD_LETTER_PREFIX, FILE_PREFIX, VIEWS, BatchStream, ReadRequest
 
-SPAN = 65_536  # offsets asked of the ledger at a time
-PROBE_ROWS = 16
-"""Rows from whose size that of the first batch is estimated: a message may be as large as a quarter of a batch."""
+SPAN = 65_536  # offsets read from the ledger at a time
+PROBE_ROWS = 16  # rows whose size sizes the first batch: a message may be as large as a quarter of a batch
 FIRST_ROWS = 256  # rows of the first batch, at most
-SHARE = 1024
-"""Rows of one frame that are worth a batch of their own: parts of several frames must be joined, which copies every
-body.
-"""
+SHARE = 1024  # rows of one frame that make a batch of their own: joining parts of frames copies every body
 
 
 def open_view(engine: Readable, content: Mapping[str, object]) -> BatchStream:
@@ -55,7 +50,7 @@ def open_view(engine: Readable, content: Mapping[str, object]) -> BatchStream:
     if wanted.group is not None and source not in OF_GROUPS:
         raise error(Code.BAD_REQUEST, f"{source} has no consumer groups", f"{' and '.join(OF_GROUPS)} have")
     if source in VIEWS:
-        batches = SYSTEM_VIEWS[source](engine, request, wanted, schema)
+        batches = read_view(engine, request, wanted, schema)
     elif source.startswith(DEAD_LETTER_PREFIX):
         batches = _dead_letters(engine, request, _Rows(engine, schema, wanted))
     elif source.startswith("%"):
@@ -69,8 +64,8 @@ def open_view(engine: Readable, content: Mapping[str, object]) -> BatchStream:
     return BatchStream(schema, limited(batches, request.get("max_rows")))
 
 
-Known = Callable[[Int64s], dict[str, pa.Array]]
-"""Of positions: columns (``topic``, ``queue``) that are known without reading the rows."""
+PlacesOf = Callable[[Int64s], list[Place]]
+"""The queues of the messages at some positions, known without reading the rows."""
 _FROM_ROWS = frozenset({"topic", "key", "tag", "properties", "body", "message_id", "queue", "born_us", "transaction"})
 
 
@@ -86,15 +81,13 @@ class _Rows:
         self._marked = DAMAGED_COLUMN in schema.names
         self.tags = wanted.tags
 
-    def read(self, positions: Int64s, offsets: Int64s, known: Known, *, tagged: bool) -> Iterator[pa.RecordBatch]:
-        """Yield the rows that the filter wants; ``tagged``: those of other tags are left out already. ``known`` says
-        of positions what
-        is known of them though they are damaged."""
+    def read(self, positions: Int64s, offsets: Int64s, places: PlacesOf, *, tagged: bool) -> Iterator[pa.RecordBatch]:
+        """Yield the rows that the filter selects. ``tagged``: rows with other tags are left out already."""
         if self._wanted.timed and len(positions):
             mask = self._wanted.times(self._engine.log.time_at(positions))
             positions, offsets = positions[mask], offsets[mask]
-        looked_at = [name for name in self._wanted.columns if not (tagged and name == "tag")]
-        ends = self._shares(positions)
+        by_content = bool(set(self._wanted.columns) - ({"tag"} if tagged else set()))
+        ends = self._find_shares(positions)
         if not self._page and len(positions):
             few, _ = self._engine.log.salvage(positions[:PROBE_ROWS], self._columns)
             self._page = int(np.clip(BYTES * few.num_rows // max(few.nbytes, 1), 1, FIRST_ROWS))
@@ -102,31 +95,22 @@ class _Rows:
         while start < len(positions):
             part = slice(start, min(start + self._page, int(ends[np.searchsorted(ends, start, side="right")])))
             at, numbers = positions[part], offsets[part]
-            if looked_at:
-                mask = self._wants(at)
+            if by_content:
+                stored, damaged = self._stored(at, self._wanted.columns)
+                mask = self._wanted.content(stored)
+                mask[[row for row, damage in damaged.items() if not damage.body_only]] = True  # unknown: marked instead
                 at, numbers = at[mask], numbers[mask]
-            if self._marked:
-                stored, damaged = self._engine.log.salvage(at, self._columns)
-            else:
-                stored, damaged = self._engine.log.read(at, self._columns), {}
-            yield self._make_rows(stored, at, numbers, damaged, known)
+            stored, damaged = self._stored(at, self._columns)
+            yield self._make_rows(stored, at, numbers, damaged, places)
             start = part.stop
             row_bytes = max(stored.nbytes // max(stored.num_rows, 1), 1)
             self._page = int(np.clip(BYTES // row_bytes, 1, min(8 * self._page, ROWS)))
 
-    def _wants(self, positions: Int64s) -> Bools:
-        """Return which rows the filter wants by their content. Whether it wants a damaged one cannot be known: it
-        comes,
-        marked."""
-        columns = self._wanted.columns
-        if not self._marked:
-            return self._wanted.content(self._engine.log.read(positions, columns))
-        stored, damaged = self._engine.log.salvage(positions, columns)
-        mask = self._wanted.content(stored)
-        mask[[row for row, damage in damaged.items() if not damage.body_only]] = True
-        return mask
+    def _stored(self, positions: Int64s, columns: list[str]) -> tuple[pa.RecordBatch, Mapping[int, RowDamage]]:
+        log = self._engine.log
+        return log.salvage(positions, columns) if self._marked else (log.read(positions, columns), {})
 
-    def _shares(self, positions: Int64s) -> Int64s:
+    def _find_shares(self, positions: Int64s) -> Int64s:
         """Return where a batch must end: around every large share of one frame, and at the end."""
         if len(positions) < SHARE:
             return np.array([len(positions)])
@@ -141,38 +125,36 @@ class _Rows:
         positions: Int64s,
         offsets: Int64s,
         damaged: Mapping[int, RowDamage],
-        known: Known,
+        places_of: PlacesOf,
     ) -> pa.RecordBatch:
-        transactions = None
-        if "transaction" in self._schema.names:
-            transactions = owners_of(stored, positions, self._engine.log)
-        if not self._marked:
-            return delivered(stored, transactions, positions, offsets, schema=self._schema)
-        own = pa.schema([DELIVERY.field(name) for name in self._schema.names if name != DAMAGED_COLUMN])
+        has_ids = "transaction" in self._schema.names
+        transactions = owners_of(stored, positions, self._engine.log) if has_ids else None
+        own = pa.schema([field for field in self._schema if field.name != DAMAGED_COLUMN])
         rows = delivered(stored, transactions, positions, offsets, schema=own)
-        marks = marks_of(damaged, rows.num_rows)
-        return marked(rows, self._schema, marks, _FROM_ROWS, known(positions) if damaged else {})
+        if not self._marked:
+            return rows
+        known = {}
+        if damaged:
+            places = places_of(positions)
+            known["topic"] = pa.array([place.topic for place in places], pa.utf8())
+            known["queue"] = pa.array([place.queue for place in places], pa.int32())
+        return marked(rows, self._schema, marks_of(damaged, rows.num_rows), _FROM_ROWS, known)
 
 
 def _topic(engine: Readable, request: ReadRequest, rows: _Rows) -> Iterator[pa.RecordBatch]:
     """Yield a queue from ``start`` (its first offset) to ``end`` (its end now)."""
 
-    def bounds() -> tuple[int, int, int]:
-        queue_id = engine.shard.ledger.queue_id(request["source"], request.get("queue", 0))
-        queue = engine.shard.ledger.queue(queue_id)
-        return queue_id, queue.head, queue.end
+    def look() -> tuple[QueueIndex, int, int]:
+        ledger = engine.shard.ledger
+        queue = ledger.queue(ledger.queue_id(request["source"], request.get("queue", 0)))
+        return queue, queue.head, queue.end
 
-    queue_id, head, newest = engine.look(bounds).result()
-    return _queue_rows(engine, queue_id, *range_of(request, "offset", head, newest), rows)
+    queue, head, newest = engine.look(look).result()
+    return _queue_rows(engine, queue, *range_of(request, "offset", head, newest), rows)
 
 
-def _queue_rows(engine: Readable, queue_id: int, start: int, end: int, rows: _Rows) -> Iterator[pa.RecordBatch]:
+def _queue_rows(engine: Readable, queue: QueueIndex, start: int, end: int, rows: _Rows) -> Iterator[pa.RecordBatch]:
     topics = engine.shard.ledger.topics
-    queue = engine.shard.ledger.queue(queue_id)
-
-    def known(positions: Int64s) -> dict[str, pa.Array]:
-        return _partitions([queue.place] * len(positions))
-
     while start < end:
         stop = min(start + SPAN, end)
 
@@ -185,41 +167,32 @@ def _queue_rows(engine: Readable, queue_id: int, start: int, end: int, rows: _Ro
             mask = matching(queue, start, stop, tags)
             return positions[mask], offsets[mask]
 
-        yield from rows.read(*engine.look(stored).result(), known, tagged=True)
+        yield from rows.read(*engine.look(stored).result(), lambda some: [queue.place] * len(some), tagged=True)
         start = stop
 
 
 def _find_deaths(engine: Readable, group: str, start_us: int, end_us: int, rows: _Rows) -> Iterator[pa.RecordBatch]:
-    def parts() -> Parts:
-        ledger = engine.shard.ledger
-        return ledger.groups.dead(group, ledger.topics)
+    ledger = engine.shard.ledger
+    letters = engine.look(lambda: ledger.groups.dead(group, ledger.topics)).result()
+    queue_ids, offsets = died_between(letters, start_us, end_us)
 
     def look() -> Int64s:
-        ledger = engine.shard.ledger
         return positions_of(ledger.topics, queue_ids, offsets, ledger.groups.by_name.get(group))
 
-    queue_ids, offsets = died_between(engine.look(parts).result(), start_us, end_us)
     positions = engine.look(look).result()
     stored = positions >= 0
-    positions, queue_ids, offsets = positions[stored], queue_ids[stored], offsets[stored]
-    queues = engine.shard.ledger.topics.queues
-    where = dict(zip(positions.tolist(), queue_ids.tolist(), strict=True))
+    positions, offsets = positions[stored], offsets[stored]
+    where = dict(zip(positions.tolist(), queue_ids[stored].tolist(), strict=True))
 
-    def known(asked: Int64s) -> dict[str, pa.Array]:
-        return _partitions([queues[where[position]].place for position in asked.tolist()])
+    def places(some: Int64s) -> list[Place]:
+        return [ledger.topics.queues[where[position]].place for position in some.tolist()]
 
-    return rows.read(positions, offsets, known, tagged=False)
-
-
-def _partitions(places: list[Place]) -> dict[str, pa.Array]:
-    topics, queues = [place.topic for place in places], [place.queue for place in places]
-    return {"topic": pa.array(topics, pa.utf8()), "queue": pa.array(queues, pa.int32())}
+    return rows.read(positions, offsets, places, tagged=False)
 
 
 def _dead_letters(engine: Readable, request: ReadRequest, rows: _Rows) -> Iterator[pa.RecordBatch]:
-    """Yield the dead letters of a group: their offsets are those of their own queues. With ``start`` or ``end``, those
-    that died from
-    one time to before the other, in that order; else by queue and offset."""
+    """Yield the dead letters of a group, with the offsets of their own queues: by queue and offset; with ``start`` or
+    ``end``, those that died in that time, in that order."""
     group = request["source"][len(DEAD_LETTER_PREFIX) :]
     start_us, end_us = request.get("start"), request.get("end")
     if start_us or end_us is not None:
@@ -238,10 +211,10 @@ def _dead_letters(engine: Readable, request: ReadRequest, rows: _Rows) -> Iterat
             offsets = np.array([letter["offset"] for letter in letters], np.int64)
             where = {letter["position"]: Place(letter["topic"], letter["queue"]) for letter in letters}
 
-            def known(asked: Int64s, where: dict[int, Place] = where) -> dict[str, pa.Array]:
-                return _partitions([where[position] for position in asked.tolist()])
+            def places(some: Int64s, where: dict[int, Place] = where) -> list[Place]:
+                return [where[position] for position in some.tolist()]
 
-            yield from rows.read(positions, offsets, known, tagged=False)
+            yield from rows.read(positions, offsets, places, tagged=False)
             last = (letters[-1]["queue_id"], letters[-1]["offset"])
             letters = engine.look(lambda after=last: page(after)).result()  # type: ignore[misc]
 
