@@ -1,17 +1,18 @@
-"""Implements every call of :class:`escrowmq.wire.Link` on an engine, for embedded brokers and server processes."""
+"""Implements the calls of :class:`escrowmq.wire.Link` on an engine, for embedded brokers and server processes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from escrowmq.broker.actions import LONGEST_WAIT_MS, act
-from escrowmq.broker.columns import batch_of, releasing
+from escrowmq.broker.columns import releasing
 from escrowmq.broker.failures import answer, broker_failed
 from escrowmq.broker.reads.deliveries import Allowance, Deliveries
 from escrowmq.broker.reads.views import open_view
@@ -25,36 +26,31 @@ from escrowmq.ledger.commands import End, Leased, Prepare, Receive, Send, Settle
 from escrowmq.message.ids import records
 from escrowmq.model import DecidedBy
 from escrowmq.platform.times import to_us
-from escrowmq.schemas import PRODUCED, TRANSACTION_ID_DTYPE, empty
+from escrowmq.schemas import TRANSACTION_ID_DTYPE, empty
 from escrowmq.settings import BrokerSettings
 from escrowmq.wire import ANSWER, OPTIONS, BatchStream, Exchange, Json, Parcel
 from escrowmq.wire.actions.producers import Opened
 from escrowmq.wire.exchanges import EndOptions, ReceiveOptions
 from escrowmq.wire.parcels import Answer, Done
 
-MESSAGES = 1000  # messages that a receive gives unless it asks for another number
+MESSAGES = 1000  # messages per receive unless it requests another number
 _PARCELS = (Exchange.SEND, Exchange.PREPARE, Exchange.END, Exchange.SETTLE)
-_MOST_TERMS = 4096  # distinct options of parcels that are kept as checked
 _CHECK_ANSWERS = Terms.of(Exchange.END, {"by": DecidedBy.CHECK}).lane
 
 
 class Dispatcher(Protocol):
-    """The receiver of calls from the server: :class:`Calls` of one engine, or the door of a node whose
-    engine comes and goes (``replicas/door.py``)."""
+    """The receiver of calls from a server: :class:`Calls` of one engine, or the door of a replica, which has an engine
+    only while it leads (``replicas/door.py``)."""
 
-    @property
-    def settings(self) -> BrokerSettings: ...
-
-    @property
-    def beside(self) -> dict[str, Callable[[], Mapping[str, Any]]]: ...
+    settings: BrokerSettings
+    beside: dict[str, Callable[[], Mapping[str, Any]]]
 
     @property
     def engine(self) -> Engine | None:
-        """The engine; None on a node that does not lead."""
+        """The engine; None on a replica that does not lead."""
 
     @property
-    def identity(self) -> tuple[int, int]:
-        """Number of the shard, and how often its log was opened."""
+    def identity(self) -> tuple[int, int]: ...
 
     def refused(self, code: Code) -> None:
         """Count a call that the server refused with this code."""
@@ -81,26 +77,27 @@ class Dispatcher(Protocol):
     def give_back_unseen(self, group: str, delivery: pa.RecordBatch) -> None: ...
 
     def run_rounds_here(self) -> None:
-        """Mark the calling thread as one of the server's own, see
-        :meth:`escrowmq.broker.writer.engine.Engine.run_rounds_here`."""
+        """See :meth:`escrowmq.broker.writer.engine.Engine.run_rounds_here`."""
 
     def run(self) -> None:
-        """On a carrier's thread, after calls: see that they are worked on."""
+        """See :meth:`escrowmq.broker.writer.engine.Engine.run`."""
 
 
 class Calls:
-    """The calls of one engine; from any thread. Everything that is wrong with a request is an EscrowError."""
+    """The calls of one engine, from any thread. Each error of a request is an EscrowError."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.settings = engine.settings
         self.run_rounds_here = engine.run_rounds_here
         self.run = engine.run
-        self.refused = engine.refusals.saw
+        self.refused = engine.refusals.count
+        self.leave = engine.listeners.leave
         self._deliveries = Deliveries(engine)
+        self.give_back = self._deliveries.give_back
+        self.close = self._deliveries.close
         self.beside: dict[str, Callable[[], Mapping[str, Any]]] = {}
-        """What a carrier adds to the answers of actions, by the action's name."""
-        self._terms: dict[Any, Terms] = {}  # by kind and options; emptied when there are many
+        """What the server adds to the answers of actions, by the action's name."""
 
     @property
     def identity(self) -> tuple[int, int]:
@@ -116,8 +113,8 @@ class Calls:
         allowance: Allowance | None = None,
     ) -> Future[pa.RecordBatch]:
         """Start one exchange; the future's answer has schema ``ANSWER[kind]``. Cancelling withdraws a receive.
-        ``source``: the connection that it came over; messages of several take turns. ``allowance``: where the answer to
-        a receive has its room."""
+        ``source``: its connection; messages of several connections take turns. ``allowance``: the memory for the answer
+        to a receive."""
         try:
             if kind == Exchange.RECEIVE:
                 return self._receive(checked(ReceiveOptions, options), allowance)
@@ -139,20 +136,21 @@ class Calls:
             return self.engine.submit(prepare, source=source)
         if kind == Exchange.SEND:
             early = options.get("flush") == "async"
-            produced = self.engine.submit(Send(batch, sessions), early=early, source=source)
-            return _without_positions(produced) if early else produced
+            return self.engine.submit(Send(batch, sessions), early=early, source=source)
         return self._end(batch, sessions, options)
 
     def parcel(self, parcel: Parcel, done: Done, sound_bytes: int | None = None, source: Hashable = None) -> None:
         """Start a request of a few rows; ``done`` is called once, on any thread, and neither blocks nor raises.
-        ``sound_bytes``: what the rows take, from a carrier that has checked their types as it read them. ``source``:
-        see :meth:`exchange`."""
+        ``sound_bytes``: the size of the rows, if the caller has checked their types. ``source``: see
+        :meth:`exchange`."""
         try:
-            terms = self._terms_of(parcel)
+            given = parcel.kind, tuple(parcel.options.items()), tuple(map(type, parcel.options.values()))
+            try:
+                terms = _terms(*given)
+            except TypeError:  # a value that cannot be hashed is refused here
+                terms = _terms.__wrapped__(*given)
             size = check_parcel(parcel, self.engine.settings, sound_bytes)
-            if terms.early:
-                done = _without_places(done)
-            elif terms.lane == _CHECK_ANSWERS:
+            if terms.lane == _CHECK_ANSWERS:
                 done = self._closing_questions(parcel.rows, done)
         except Exception as problem:
             done(broker_failed("a parcel", problem))
@@ -162,31 +160,8 @@ class Calls:
         else:
             done(b"" if parcel.kind in (Exchange.END, Exchange.SETTLE) else [])
 
-    def _terms_of(self, parcel: Parcel) -> Terms:
-        """Return the checked options of a parcel. Most come with the same ones, so what was checked is kept."""
-        kind, options = parcel.kind, parcel.options
-        key: Any = None
-        try:
-            # With the types: True is equal to 1, and no session.
-            key = (kind, *options, *options.values(), *map(type, options.values()))
-            if (known := self._terms.get(key)) is not None:
-                return known
-        except TypeError:  # a value that cannot be a key is refused below
-            key = None
-        if kind not in _PARCELS:
-            raise error(Code.BAD_REQUEST, f"no parcels of {kind!r:.100}")
-        given: Any = checked(OPTIONS[kind], options)
-        if kind is Exchange.END and not given.get("session"):
-            raise _no_session()
-        terms = Terms.of(kind, given)
-        if key is not None:
-            if len(self._terms) >= _MOST_TERMS:
-                self._terms.clear()
-            self._terms[key] = terms
-        return terms
-
     def _closing_questions(self, rows: Sequence[tuple[Any, ...]], done: Done) -> Done:
-        """Before ``done``: close the questions that these answers were to, undecided ones too."""
+        """Return a callback that closes the questions of these check answers, undecided ones too, before ``done``."""
 
         def close(answer: Answer | EscrowError) -> None:
             if isinstance(answer, bytes):
@@ -205,11 +180,9 @@ class Calls:
         return ended
 
     def _on_answer(self, batch: pa.RecordBatch, done: Future[pa.RecordBatch]) -> None:
-        """Close the questions that these answers were to, undecided ones too."""
-        if done.cancelled() or done.exception() is not None:
-            return
-        transactions = records(batch.column("transaction")).tobytes()
-        self._close_questions(transactions, done.result().column("code").to_numpy())
+        if not done.cancelled() and done.exception() is None:
+            transactions = records(batch.column("transaction")).tobytes()
+            self._close_questions(transactions, done.result().column("code").to_numpy())
 
     def _close_questions(self, transactions: bytes, codes: UInt8s) -> None:
         positions = np.frombuffer(transactions, TRANSACTION_ID_DTYPE)["position"].astype(np.int64)
@@ -232,44 +205,31 @@ class Calls:
         return self._deliveries.receive(command, wait_us, max_bytes, options.get("return_rest", False), allowance)
 
     def action(self, name: str, request: Mapping[str, object]) -> Json:
-        """One JSON question."""
+        """Run an action."""
         with _guard():
             answer = act(self.engine, name, request)
             more = self.beside.get(name)
             return {**answer, **more()} if more is not None else answer
 
     def read(self, request: Mapping[str, object]) -> BatchStream:
-        """Browse a topic or a system view."""
+        """Read a topic or a view."""
         with _guard():
             return open_view(self.engine, request)
 
     def watch(self, session: object) -> Listener:
-        """Subscribe a session to check-backs; its carrier takes ``batches()`` and calls :meth:`leave` at the end."""
+        """Subscribe a session to check-backs; the caller takes ``batches()`` and calls :meth:`leave` at the end."""
         return self.engine.join(checked(Opened, {"session": session})["session"])
 
-    def leave(self, listener: Listener) -> None:
-        """Remove a check-back subscription whose connection is gone."""
-        self.engine.listeners.leave(listener)
-
-    def give_back(self) -> None:
-        """Release what was leased and has not left; to be called before the engine stops."""
-        self._deliveries.give_back()
-
     def give_back_unseen(self, group: str, delivery: pa.RecordBatch) -> None:
-        """Release what was leased for an answer that did not reach its consumer: it is redelivered at once, its attempt
-        not counted."""
+        """Release the messages of an answer that did not reach its consumer: redelivered at once, not counted."""
         leases, offsets = (delivery.column(name).to_numpy() for name in ("lease", "offset"))
         none = np.zeros(len(leases), np.int64)
         self.engine.submit(Settle(group, releasing(Leased(leases, none, offsets, none, none))))
 
-    def close(self) -> None:
-        """Finish reads that have begun."""
-        self._deliveries.close()
-
 
 @contextmanager
 def _guard() -> Iterator[None]:
-    """Around a call: turns whatever else goes wrong into an EscrowError, only those leave the broker."""
+    """Context manager: turns any exception within a call into an EscrowError."""
     try:
         yield
     except EscrowError:
@@ -278,31 +238,16 @@ def _guard() -> Iterator[None]:
         raise broker_failed("a call", problem) from problem
 
 
+@lru_cache(4096)
+def _terms(kind: Exchange, options: tuple[tuple[str, Any], ...], types: tuple[type, ...]) -> Terms:
+    """Return the checked options of a parcel. Most parcels have the same ones. ``types``: True equals 1 as a key."""
+    if kind not in _PARCELS:
+        raise error(Code.BAD_REQUEST, f"no parcels of {kind!r:.100}")
+    given: Any = checked(OPTIONS[kind], dict(options))
+    if kind is Exchange.END and not given.get("session"):
+        raise _no_session()
+    return Terms.of(kind, given)
+
+
 def _no_session() -> EscrowError:
     return error(Code.UNKNOWN_SESSION, "decisions come from a producer session", "transactions.settle is for operators")
-
-
-def _without_places(done: Done) -> Done:
-    """As :func:`_without_positions`, of a parcel."""
-
-    def change(answer: Answer | EscrowError) -> None:
-        if isinstance(answer, list):
-            answer = [(code, -1, queue, -1, None) for code, _, queue, _, _ in answer]
-        done(answer)
-
-    return change
-
-
-def _without_positions(early: Future[pa.RecordBatch]) -> Future[pa.RecordBatch]:
-    """Return an early answer names no position: a crash before the sync may give it to another message."""
-    changed: Future[pa.RecordBatch] = Future()
-
-    def change(done: Future[pa.RecordBatch]) -> None:
-        if (problem := done.exception()) is not None:
-            changed.set_exception(problem)
-            return
-        none = pa.array(np.full(done.result().num_rows, -1))
-        changed.set_result(batch_of(PRODUCED, {"position": none, "offset": none}, done.result()))
-
-    early.add_done_callback(change)
-    return changed

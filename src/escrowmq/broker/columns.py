@@ -18,17 +18,16 @@ from escrowmq.schemas import DELIVERY, SETTLING
 
 
 def owners_of(stored: pa.RecordBatch, positions: Int64s, log: StoredLog) -> pa.Array:
-    """Return the transaction column of stored messages: null for plain ones, and for those of which nothing can be
-    read.
+    """Return the transaction column of stored messages: null for plain and for unreadable ones.
 
-    An id carries the epoch of the session that *began* the transaction; a message that joined it from a later session
-    of the same group has another, so for those the first message is looked up.
+    An id has the epoch of the session that *began* the transaction. A message that joined from a later session of the
+    same group has another epoch, so the first message is looked up.
     """
     first = stored.column("transaction").to_numpy()
     epochs = stored.column("epoch").to_numpy().astype(np.int64)
     joined = np.flatnonzero((first >= 0) & (first != positions))
     if len(joined):
-        # Of a first message that left with retention, or is damaged, its own session is the best guess that is left.
+        # If the first message is gone or damaged, the message's own session is the best guess.
         joined = joined[first[joined] >= log.first_position]
         unique, inverse = np.unique(first[joined], return_inverse=True)
         with suppress(EscrowError):  # retention came in between
@@ -46,9 +45,9 @@ DELIVERED: dict[str, tuple[str, ...]] = {
     "attempt": (),
     "stored_us": (),
     "transaction": ("transaction", "epoch"),
-    "damaged": ("message_id",),  # any: it is looked at, and so are the checksums of its frame
+    "damaged": ("message_id",),  # any: reading it checks the checksums of its frame
 }
-"""The stored columns that a column of DELIVERY is made of, where it is not the stored one of its name."""
+"""The stored columns of which a column of DELIVERY is made, if it is not the stored one of its name."""
 
 
 def batch_of(schema: pa.Schema, made: Mapping[str, pa.Array], rows: pa.RecordBatch) -> pa.RecordBatch:
@@ -66,8 +65,7 @@ def delivered(
     attempts: Int64s | None = None,
     schema: pa.Schema = DELIVERY,
 ) -> pa.RecordBatch:
-    """Convert stored rows to rows of ``schema``, some columns of DELIVERY (``stored`` needs only what these
-    require); without ``leases`` for readers."""
+    """Convert stored rows to rows of ``schema``, some columns of DELIVERY; without ``leases`` for readers."""
     size = stored.num_rows
     made = {
         "offset": pa.array(offsets, pa.int64()),
@@ -80,12 +78,10 @@ def delivered(
 
 
 def releasing(leased: Leased) -> pa.RecordBatch:
-    """Acknowledgements that give everything leased back unseen: one row per lease, which a receive holds as one run of
-    offsets."""
-    _, firsts, counts = np.unique(leased.leases, return_index=True, return_counts=True)
-    lasts = firsts + counts - 1
+    """Return acknowledgements that release leased messages: one row per lease, which is one run of offsets."""
+    ids, firsts, counts = np.unique(leased.leases, return_index=True, return_counts=True)
     starts, size = leased.offsets[firsts], len(firsts)
-    runs = [leased.leases[firsts], starts, leased.offsets[lasts] - starts + 1]
+    runs = [ids, starts, leased.offsets[firsts + counts - 1] - starts + 1]
     acts, delays = np.full(size, Act.RELEASE, np.uint8), np.zeros(size, np.int64)
     columns = [*map(pa.array, (*runs, acts, delays)), pa.nulls(size, pa.utf8())]
     return pa.RecordBatch.from_arrays(columns, schema=SETTLING)

@@ -1,6 +1,4 @@
-"""A broker inside this process: the same calls as plain function calls. One engine per folder, shared by all who open
-it.
-"""
+"""A broker inside this process, called by plain function calls. One engine per folder, shared by all its links."""
 
 from __future__ import annotations
 
@@ -40,14 +38,18 @@ class _Shared:
     calls: Calls
     users: int = 0
 
+    def stop(self) -> None:
+        self.calls.engine.stop()
+        self.calls.close()
+
 
 _open: dict[Path, _Shared] = {}
 _opening = threading.Lock()
 
 
 def open_engine(folder: Path, settings: BrokerSettings, disk: Callable[[Path], Disk] = RealDisk) -> Engine:
-    """Return an engine on a folder, not started; ``disk`` gives what it is read and written through.
-    Misuse(FOLDER_IN_USE, NOT_A_DATA_FOLDER), Corrupt, Overloaded(DISK_FULL)."""
+    """Return an engine on a folder, not started. Misuse(FOLDER_IN_USE, NOT_A_DATA_FOLDER), Corrupt,
+    Overloaded(DISK_FULL)."""
     clock = SystemClock()
     log = open_log(
         disk(folder),
@@ -58,7 +60,7 @@ def open_engine(folder: Path, settings: BrokerSettings, disk: Callable[[Path], D
     )
     try:
         engine = Engine(log, clock, settings)
-        _tell_opened(log, engine)
+        _log_opened(log, engine)
         resolve(log.acts, engine.shard.ledger, engine.clock.now_us())
         return engine
     except BaseException:
@@ -66,7 +68,7 @@ def open_engine(folder: Path, settings: BrokerSettings, disk: Callable[[Path], D
         raise
 
 
-def _tell_opened(log: SegmentLog, engine: Engine) -> None:
+def _log_opened(log: SegmentLog, engine: Engine) -> None:
     facts = {"shard": log.shard, "epoch": log.epoch, "position": log.next_position}
     facts["undecided"] = sum(engine.shard.ledger.transactions.open.values())
     words = ", ".join(f"{name} {value}" for name, value in facts.items())
@@ -81,10 +83,8 @@ def _tell_opened(log: SegmentLog, engine: Engine) -> None:
 
 
 def open_embedded(folder: Path, settings: BrokerSettings) -> EmbeddedLink:
-    """Return a link to the engine of ``folder``, started by the first one; the last one's ``close`` stops it.
-
-    Misuse(BAD_SETTING) if it is open with other settings; else as :func:`open_engine`.
-    """
+    """Return a link to the engine of ``folder``. The first link starts the engine, closing the last one stops it.
+    Misuse(BAD_SETTING) if it is open with other settings; else as :func:`open_engine`."""
     folder = Path(folder).resolve()
     with _opening:
         shared = _open.get(folder)
@@ -94,37 +94,33 @@ def open_embedded(folder: Path, settings: BrokerSettings) -> EmbeddedLink:
             shared = _open[folder] = _Shared(Calls(engine))
             warm_up(engine)
         elif shared.calls.engine.settings != settings:
-            raise Misuse(
-                Code.BAD_SETTING, f"{folder} is open in this process with other settings", "open it with the same ones"
-            )
+            text = f"{folder} is open in this process with other settings"
+            raise Misuse(Code.BAD_SETTING, text, "open it with the same ones")
         shared.users += 1
         return EmbeddedLink(folder, shared.calls, lambda: _leave(folder))
 
 
 def _leave(folder: Path) -> None:
-    """One user of the engine of ``folder`` less; the last one stops it."""
+    """Remove one user of the engine of ``folder``; the last one stops it."""
     with _opening:
         shared = _open[folder]
         shared.users -= 1
         if not shared.users:
             del _open[folder]
             shared.calls.give_back()
-            shared.calls.engine.stop()
-            shared.calls.close()
+            shared.stop()
 
 
 @atexit.register
 def _exit() -> None:
-    """Stop what the program has left open: a thread that is within Arrow when Python is taken down brings the process
-    down."""
+    """Stop all engines: a thread that runs Arrow while the interpreter exits crashes the process."""
     for link in list(_links):
         link.end()
     with _opening:
         left = list(_open.values())
         _open.clear()
     for shared in left:
-        shared.calls.engine.stop()
-        shared.calls.close()
+        shared.stop()
 
 
 def lent_link(folder: Path, calls: Dispatcher, leave: Callable[[], None] = lambda: None) -> EmbeddedLink:
@@ -157,11 +153,11 @@ class _Watch:
 
     @property
     def problem(self) -> EscrowError | None:
-        """Why the broker asks no more."""
+        """Why the broker closed it."""
         return self._member.problem
 
     def close(self) -> None:
-        """Leave the list of those to ask."""
+        """End the subscription."""
         self._closed = True
         self._calls.leave(self._member)
         if self._thread is not threading.current_thread():
@@ -169,8 +165,7 @@ class _Watch:
 
 
 class EmbeddedLink:
-    """One user of an engine in this process; a :class:`escrowmq.wire.Link`. ``leave`` is called once, when it is
-    closed."""
+    """One user of an engine in this process; a :class:`escrowmq.wire.Link`. ``leave`` is called once, at its close."""
 
     def __init__(self, folder: Path, calls: Dispatcher, leave: Callable[[], None]) -> None:
         self._folder = folder
@@ -178,7 +173,7 @@ class EmbeddedLink:
         self._leave = leave
         self._closed = False
         self._lock = threading.Lock()
-        self._receives: set[Future[pa.RecordBatch]] = set()
+        self._receives: weakref.WeakSet[Future[pa.RecordBatch]] = weakref.WeakSet()  # not answered yet
         self._watches: list[_Watch] = []
         self._closed_because = "the connection is closed"
         tell_in_child(self)
@@ -189,7 +184,7 @@ class EmbeddedLink:
         self._closed = True
 
     def on_fork(self) -> None:
-        """In a forked child: closed. The engine and its folder are the parent's."""
+        """Close the link in a forked child: the engine and its folder are the parent's."""
         self._closed, self._closed_because = True, FORKED
         _open.clear()
 
@@ -202,12 +197,11 @@ class EmbeddedLink:
         """See :meth:`escrowmq.wire.Link.exchange`."""
         if self._closed:
             return answer(Future(), error(Code.CLOSED, self._closed_because))
-        begun = self._calls.exchange(kind, batch, options)
+        future = self._calls.exchange(kind, batch, options)
         if kind == Exchange.RECEIVE:
             with self._lock:
-                self._receives.add(begun)
-            begun.add_done_callback(self._on_received)
-        return begun
+                self._receives.add(future)
+        return future
 
     def parcel(self, parcel: Parcel, done: Done) -> None:
         """See :meth:`escrowmq.wire.Link.parcel`."""
@@ -216,34 +210,30 @@ class EmbeddedLink:
         else:
             self._calls.parcel(parcel, done)
 
-    def _on_received(self, done: Future[pa.RecordBatch]) -> None:
-        with self._lock:
-            self._receives.discard(done)
-
     def action(self, name: str, request: Mapping[str, object], timeout: float) -> Json:
-        """See :meth:`escrowmq.wire.Link.action`; nothing can get lost on the way, so ``timeout`` is of no use here."""
-        self._used()
+        """See :meth:`escrowmq.wire.Link.action`; a function call needs no ``timeout``."""
+        self._check_open()
         return self._calls.action(name, request)
 
     def read(self, request: ReadRequest) -> BatchStream:
         """See :meth:`escrowmq.wire.Link.read`."""
-        self._used()
+        self._check_open()
         return self._calls.read(request)
 
     def watch(self, session: int, on_checks: Callable[[pa.RecordBatch], None]) -> _Watch:
         """See :meth:`escrowmq.wire.Link.watch`."""
-        self._used()
+        self._check_open()
         watch = _Watch(self._calls, self._calls.watch(session), on_checks)
         with self._lock:
             self._watches.append(watch)
         return watch
 
-    def _used(self) -> None:
+    def _check_open(self) -> None:
         if self._closed:
             raise error(Code.CLOSED, self._closed_because)
 
     def close(self) -> None:
-        """Leave; the last one to leave stops the engine. Its own waiting receives are withdrawn."""
+        """Withdraw waiting receives, and leave; the last link stops the engine."""
         with self._lock:
             if self._closed:
                 return

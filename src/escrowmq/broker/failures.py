@@ -1,6 +1,4 @@
-"""Builds the error for a failed request, and sets the result or the error of a future. Bugs in the broker are
-logged, and are a code to the caller.
-"""
+"""Builds the error for a failed request, and sets the result or the error of a future."""
 
 from __future__ import annotations
 
@@ -16,11 +14,8 @@ logger = logging.getLogger(__name__)
 
 
 def broker_failed(what: str, problem: BaseException) -> EscrowError:
-    """Return the error for the caller of ``what`` (for the log), in which ``problem`` was raised.
-
-    An EscrowError is a refusal and stays what it is; anything else is a bug: logged with its traceback,
-    Unknown(BROKER_FAILED).
-    """
+    """Return the error for the caller of ``what`` (for the log): ``problem`` itself if it is an EscrowError. Anything
+    else is a bug: it is logged with its traceback, and is Unknown(BROKER_FAILED)."""
     if isinstance(problem, EscrowError):
         return problem
     logger.error("the broker failed: %s", what, exc_info=problem)
@@ -28,7 +23,7 @@ def broker_failed(what: str, problem: BaseException) -> EscrowError:
 
 
 def answer(future: Future[T], outcome: T | BaseException) -> Future[T]:
-    """Give ``outcome`` as the result of a future, or raise it there; the future."""
+    """Set the result or the exception of a future. Returns the future."""
     if isinstance(outcome, BaseException):
         future.set_exception(outcome)
     else:
@@ -37,11 +32,10 @@ def answer(future: Future[T], outcome: T | BaseException) -> Future[T]:
 
 
 def for_client(problem: EscrowError) -> EscrowError:
-    """Return the error as a client of a served broker sees it.
+    """Return the error as a client of a served broker gets it.
 
-    CLOSED means here that the broker stopped while it worked on the request. LOG_FAILED means that its log did: a disk
-    failed, or another node took the log over. Both are SHARD_STOPPED: the client finds the broker that leads, or waits
-    for a restart.
+    CLOSED means here that the broker stopped during the request, LOG_FAILED that its log did: a disk failed, or another
+    node took the log over. Both become SHARD_STOPPED: the client finds the leader, or waits for a restart.
     """
     if problem.code not in (Code.CLOSED, Code.LOG_FAILED):
         return problem

@@ -1,4 +1,4 @@
-"""Leased messages as columns: reads them from the log within a bound of bytes, and finds the damaged ones."""
+"""Reads leased messages from the log as columns, within a bound of bytes, and finds damaged ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Read:
 
 
 class LeaseReader:
-    """Reads leased messages of one log. Thread-safe; remembers about how many bytes a message takes."""
+    """Reads leased messages of one log, and estimates the size of a message. Thread-safe."""
 
     def __init__(self, log: StoredLog) -> None:
         self._log = log
@@ -37,13 +37,15 @@ class LeaseReader:
         taken = start = 0
         parts: list[pa.RecordBatch] = []
         buried: list[tuple[int, int, str]] = []
-        leased = self._drop_purged(leased)
+        purged = leased.positions < self._log.first_position
+        leased = pick(leased, np.flatnonzero(~purged)) if purged.any() else leased
         size = len(leased.leases)
         while start < size and (taken < max_bytes or not parts):
             count = int(np.clip((max_bytes - taken) / self.row_bytes, 1, size - start))
             part = leased if count == size else pick(leased, slice(start, start + count))
             stored, damaged = self._log.salvage(part.positions)
-            bytes_ = int(stored.nbytes) if size > 1 else _guess_bytes(stored)  # one is taken in any case
+            # nbytes walks every buffer: of a single message, which is taken in any case, a guess is enough
+            bytes_ = int(stored.nbytes) if size > 1 else len(stored.column("body")[0].as_buffer()) + _OVERHEAD
             fitting = count if size == 1 else _count_fitting(stored, bytes_, max_bytes - taken, 0 if parts else 1)
             if fitting < count:
                 stored, part = stored.slice(0, fitting), pick(part, slice(fitting))
@@ -63,11 +65,6 @@ class LeaseReader:
         rest = nothing_leased() if start == size else pick(leased, slice(start, None))
         return Read(parts, rest, buried)
 
-    def _drop_purged(self, leased: Leased) -> Leased:
-        """Return the lease without what retention has removed since."""
-        gone = leased.positions < self._log.first_position
-        return pick(leased, np.flatnonzero(~gone)) if gone.any() else leased
-
 
 def join_leased(parts: list[Leased]) -> Leased:
     """Return several leases as one."""
@@ -81,11 +78,6 @@ def pick(leased: Leased, rows: Int64s | slice) -> Leased:
 
 def _columns(leased: Leased) -> tuple[Int64s, ...]:
     return (leased.leases, leased.queue_ids, leased.offsets, leased.attempts, leased.positions)
-
-
-def _guess_bytes(stored: pa.RecordBatch) -> int:
-    """Return about how many bytes one row takes: Arrow walks every buffer to tell."""
-    return len(stored.column("body")[0].as_buffer()) + _OVERHEAD
 
 
 def _count_fitting(stored: pa.RecordBatch, bytes_: int, room: int, at_least: int) -> int:

@@ -1,8 +1,8 @@
-"""A data folder behind :class:`escrowmq.wire.Link` without a broker: reads and listings only, nothing is ever written.
+"""A data folder as a :class:`escrowmq.wire.Link` without a broker, read-only.
 
 For programs that read much: the audit, the Spark source. The ledger is folded from the newest snapshot and the frames
-after it, once; reads then run the same code as a broker's. A folder in use is seen as it was durable when it was
-opened: its broker is asked how far that is. If it cannot be asked, or the folder is behind, ``health`` and the log say
+after it, once; reads then run the same code as a broker's. Of a folder in use, the part that its broker reported as
+durable at the opening is read. If the broker does not answer, or the folder is behind, ``health`` and the log report
 what may be missing.
 """
 
@@ -33,10 +33,10 @@ from escrowmq.wire.actions.table import ACTIONS
 
 T = TypeVar("T")
 
-Ask = Callable[[str], Durable]  # ask the broker at a URL how far its log is durable. Raises EscrowError
+Ask = Callable[[str], Durable]
+"""Request from the broker at a URL how far its log is durable. Raises EscrowError."""
 
-LAG_SECONDS = 2.0
-"""How long a folder may be behind what its broker says: that of a node is written a moment after Kafka has it."""
+LAG_SECONDS = 2.0  # how long a folder may be behind its broker: a node writes it a moment after Kafka has the data
 _LAG_PAUSE = 0.02
 
 logger = logging.getLogger(__name__)
@@ -45,22 +45,18 @@ READ_ONLY = [action.name for action in ACTIONS.values() if action.reads_only]
 
 
 class _NoConnections:
-    """The producers that are connected to a folder: none."""
+    """No connected producers."""
 
     def count(self, group: str) -> int:
-        """None of any producer group."""
         return 0
 
     def about(self, transaction: int) -> tuple[int | None, int | None]:
-        """Return nothing: a folder asks nobody."""
         return None, None
 
 
 class OfflineShard:
-    """A :class:`~escrowmq.broker.reads.readable.Readable` of a log and the ledger folded from it.
-
-    ``missing``: what may not be seen, empty: nothing.
-    """
+    """A :class:`~escrowmq.broker.reads.readable.Readable` of a log and the ledger folded from it. ``missing``: what may
+    be missing in it, or empty."""
 
     failure: EscrowError | None = None
     full = False
@@ -78,7 +74,7 @@ class OfflineShard:
         self._lock = threading.Lock()
 
     def receiving(self, group: str) -> int:
-        """None of any consumer group."""
+        """Return 0."""
         return 0
 
     @property
@@ -87,7 +83,7 @@ class OfflineShard:
         return "damaged" if self.log.is_damaged else "ok"
 
     def look(self, look: Callable[[], T]) -> Future[T]:
-        """Run ``look`` at once; one at a time, as on a broker's writer."""
+        """Run ``look`` now; one at a time, as on a broker's writer."""
         with self._lock:
             try:
                 return answer(Future(), look())
@@ -99,39 +95,52 @@ class OfflineShard:
         return self.look(look)
 
     def wait_for(self, look: Callable[[], T], wait_us: int) -> Future[T]:
-        """As :meth:`look`: nothing will ever come."""
+        """As :meth:`look`, once."""
         return self.look(look)
 
 
 def open_shard(folder: Path, ask: Ask | None = None) -> OfflineShard:
-    """Open the shard in a folder; if the folder is in use, as far as ``ask`` says that its log is durable.
+    """Open the shard in a folder; if the folder is in use, the part that ``ask`` reports as durable.
 
     Raises Misuse(NOT_A_DATA_FOLDER), Corrupt(DAMAGED, NEWER_FORMAT).
     """
     disk, deadline = RealDisk(folder, read_only=True), time.monotonic() + LAG_SECONDS
     while True:
         holder = disk.holder()
-        durable, why = None, ""
-        if holder is not None:
-            durable, why = _ask_holder(holder, ask)
+        durable, why = (None, "") if holder is None else _ask_holder(holder, ask)
         log = open_offline(disk, in_use=holder is not None, durable=durable)
-        if disk.holder() == holder:  # else it was opened or closed meanwhile: what counts in it is another question
-            if holder is None:
-                return OfflineShard(log, _describe_mirror(folder) if log.is_mirror else "")
-            if durable is not None and durable.shard != log.shard:
-                why = f"{holder.url} is shard {durable.shard:08x}, and the folder {log.shard:08x}"
-                durable = None
-            if durable is None:
-                return OfflineShard(log, _describe_unasked(folder, holder, why))
-            if log.epoch == durable.epoch and log.next_position >= durable.position:
-                return OfflineShard(log)
-            if time.monotonic() > deadline:
-                return OfflineShard(log, _describe_lag(folder, log, durable))
+        if disk.holder() == holder:  # otherwise it was opened or closed meanwhile
+            missing, is_lag = _describe_missing(folder, log, holder, durable, why)
+            if not is_lag or time.monotonic() > deadline:
+                return OfflineShard(log, missing)
         time.sleep(_LAG_PAUSE)
 
 
+def _describe_missing(
+    folder: Path, log: OfflineLog, holder: Holder | None, durable: Durable | None, why: str
+) -> tuple[str, bool]:
+    """Return what may be missing in a folder, and whether it may come in a moment."""
+    if holder is None:
+        text = f"{folder} is a copy of a log on Kafka that no broker keeps up now: what came since may be missing"
+        return text if log.is_mirror else "", False
+    if durable is not None and durable.shard != log.shard:
+        why = f"{holder.url} is shard {durable.shard:08x}, and the folder {log.shard:08x}"
+    elif durable is not None:
+        is_whole = log.epoch == durable.epoch and log.next_position >= durable.position
+        text = (
+            f"{folder} has the log up to position {log.next_position} (opened {log.epoch} times), and its broker up to "
+            f"{durable.position} ({durable.epoch}): what lies between may be missing"
+        )
+        return "" if is_whole else text, not is_whole
+    text = (
+        f"{folder} is in use by process {holder.process}, which could not be asked how far its log is durable ({why}): "
+        "what it acknowledged last may be missing"
+    )
+    return text, False
+
+
 def _ask_holder(holder: Holder, ask: Ask | None) -> tuple[Durable | None, str]:
-    """Ask the broker that has a folder. Returns its answer, or None and the reason."""
+    """Request the durable end from the broker of a folder. Returns it, or None and the reason."""
     if ask is None or holder.url is None:
         return None, "it serves at no URL"
     try:
@@ -140,35 +149,17 @@ def _ask_holder(holder: Holder, ask: Ask | None) -> tuple[Durable | None, str]:
         return None, f"{holder.url}: {problem.message}"
 
 
-def _describe_unasked(folder: Path, holder: Holder, why: str) -> str:
-    return (
-        f"{folder} is in use by process {holder.process}, which could not be asked how far its log is durable ({why}): "
-        "what it acknowledged last may be missing"
-    )
-
-
-def _describe_lag(folder: Path, log: OfflineLog, durable: Durable) -> str:
-    return (
-        f"{folder} has the log up to position {log.next_position} (opened {log.epoch} times), and its broker up to "
-        f"{durable.position} ({durable.epoch}): what lies between may be missing"
-    )
-
-
-def _describe_mirror(folder: Path) -> str:
-    return f"{folder} is a copy of a log on Kafka that no broker keeps up now: what came since may be missing"
-
-
-_told: set[str] = set()  # what this process has logged: a stream opens its folder for each batch
+_logged: set[str] = set()  # by this process: a stream opens its folder for each batch
 
 
 class OfflineLink(ParcelsByExchange):
-    """A :class:`escrowmq.wire.Link` that only reads. Whatever would write raises Denied."""
+    """A :class:`escrowmq.wire.Link` that only reads. Calls that would write raise Denied."""
 
     def __init__(self, folder: Path, ask: Ask | None = None) -> None:
         self._folder = Path(folder).absolute()
         self._shard = open_shard(self._folder, ask)
-        if (missing := self._shard.missing) and missing not in _told:
-            _told.add(missing)
+        if (missing := self._shard.missing) and missing not in _logged:
+            _logged.add(missing)
             logger.warning("%s", missing)
 
     @property
@@ -181,16 +172,14 @@ class OfflineLink(ParcelsByExchange):
         return answer(Future(), self._deny(str(kind)))
 
     def action(self, name: str, request: Mapping[str, object], timeout: float) -> Json:
-        """Return the actions that only read; Denied for the others."""
+        """Run an action that only reads; Denied for the others."""
         if name not in READ_ONLY:
             raise self._deny(name)
-        answer = act(self._shard, name, request)
-        return self._add_missing(answer) if name == HEALTH.name and self._shard.missing else answer
-
-    def _add_missing(self, health: Json) -> Json:
-        missing = self._shard.missing
-        status = "incomplete" if health["status"] == "ok" else health["status"]
-        return {"status": status, "reason": "; ".join(filter(None, (health["reason"], missing))), "missing": missing}
+        answer, missing = act(self._shard, name, request), self._shard.missing
+        if name != HEALTH.name or not missing:
+            return answer
+        status = "incomplete" if answer["status"] == "ok" else answer["status"]
+        return {"status": status, "reason": "; ".join(filter(None, (answer["reason"], missing))), "missing": missing}
 
     def read(self, request: ReadRequest) -> BatchStream:
         """See :meth:`escrowmq.wire.Link.read`."""
@@ -205,4 +194,4 @@ class OfflineLink(ParcelsByExchange):
         return error(Code.DENIED, f"{self.address} is open for reading only: no {what!r}", there)
 
     def close(self) -> None:
-        """Do nothing: nothing is held."""
+        """Do nothing."""

@@ -1,9 +1,9 @@
-"""Recording of operator actions: before they run; after a crash, whether they took effect."""
+"""Records operator actions before they run, and resolves after a crash whether they took effect."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -23,14 +23,13 @@ from escrowmq.wire.actions import acts, brokers, dead_letters, groups, producers
 from escrowmq.wire.actions.action import Action
 
 
-@contextmanager
-def recorded(engine: Readable, action: Action[Any, Any], request: Mapping[str, Any], **more: Any) -> Iterator[Done]:
-    """Record an act, and do it in the block. What it is about is the ``request``, but for what ``more`` says better;
-    who and why are taken from it. Raises as :meth:`escrowmq.acts.Journal.act`: what cannot be recorded is not done."""
+def recorded(
+    engine: Readable, action: Action[Any, Any], request: Mapping[str, Any], **more: Any
+) -> AbstractContextManager[Done]:
+    """Record an action that runs in the block, with its ``request``, changed by ``more``. Raises as
+    :meth:`escrowmq.acts.Journal.act`: an action that cannot be recorded does not run."""
     what = {name: value for name, value in request.items() if name not in ("by", "why")} | more
-    now_us = engine.clock.now_us
-    with engine.log.acts.act(action.name, what, now_us, request.get("by"), request.get("why")) as done:
-        yield done
+    return engine.log.acts.act(action.name, what, engine.clock.now_us, request.get("by"), request.get("why"))
 
 
 def ending(answer: Mapping[str, Any]) -> dict[str, Any]:
@@ -39,8 +38,8 @@ def ending(answer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def named(engine: Readable, chosen: Int64s, died_us: Int64s) -> list[list[Any]]:
-    """Topic, queue, offset and time of death of dead letters, for the record; ``chosen`` are pairs of a queue's id and
-    an offset."""
+    """Return topic, queue, offset and time of death of dead letters, for the record. ``chosen``: pairs of a queue's id
+    and an offset."""
     ids = set(chosen[:, 0].tolist())
     places = engine.look(lambda: {id: engine.shard.ledger.topics.queues[id].place for id in ids}).result()
     return [
@@ -53,7 +52,7 @@ def named(engine: Readable, chosen: Int64s, died_us: Int64s) -> list[list[Any]]:
 
 
 def page(engine: Readable, request: acts.List, most: int) -> acts.Page:
-    """One page: as many acts as are asked for, or as go into one answer."""
+    """Return one page of recorded actions."""
     journal, newest = engine.log.acts, request.get("newest", False)
     found = journal.listed(request.get("after", 0), request.get("limit", most), newest=newest)
     answer = acts.Page(acts=[to_act(one) for one in found])
@@ -63,47 +62,37 @@ def page(engine: Readable, request: acts.List, most: int) -> acts.Page:
 
 
 def verified(engine: Readable) -> acts.Verified:
-    """Verify the chain of the record of operator actions."""
+    """Verify the chain of recorded actions."""
     count, last, breaks = engine.log.acts.verify()
     return {"shard": engine.log.shard, "records": count, "last": last, "broken": to_broken(breaks)}
 
 
 # After a crash
 
-FOUND_QUEUES = 100  # queues of which it is found where a group is
+FOUND_QUEUES = 100  # queues of a group whose places are recorded
 
 
 def resolve(journal: Journal, ledger: Ledger, now_us: int) -> int:
-    """Find out what became of the acts that the end of a broker interrupted, from what its log says; how many there
-    were."""
+    """Record what a crash left of unfinished actions, according to the log. Returns how many there were."""
     return journal.resolve(lambda record: {"interrupted": True, "found": _find_state(ledger, record)}, now_us)
 
 
 def _find_state(ledger: Ledger, record: Record) -> Any:
     """Return the current state of the action's subject, or the code of an error if it is unknown."""
     try:
-        return _LOOKS[record.act or ""](ledger, record.what)
+        return _STATES[record.act or ""](ledger, record.what)
     except EscrowError as problem:
         return problem.code.name
-    except (KeyError, TypeError, ValueError) as problem:  # a record that somebody edited
+    except (KeyError, TypeError, ValueError) as problem:  # an edited record
         return f"the record cannot be read: {problem!r:.100}"
 
 
-def _transactions(ledger: Ledger, what: Mapping[str, Any]) -> dict[str, Any]:
-    return results([_state(ledger, printed) for printed in what["ids"]])
-
-
-def _state(ledger: Ledger, printed: str) -> str:
+def _transaction(ledger: Ledger, printed: str) -> str:
     try:
         found = listings.transaction(ledger, TransactionId.parse(printed))
     except EscrowError as problem:
         return problem.code.name
     return f"{found['state']} by {found['decided_by']}" if "decided_by" in found else str(found["state"])
-
-
-def _describe_reveal(ledger: Ledger, what: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the transaction's state: showing its bodies changed nothing."""
-    return results([_state(ledger, what["id"])])
 
 
 def _dead_letters(ledger: Ledger, what: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,7 +103,7 @@ def _dead_letters(ledger: Ledger, what: Mapping[str, Any]) -> dict[str, Any]:
     return results(["dead" if have != NOT_DEAD and seen in (None, have) else "settled" for seen, have in now])
 
 
-def _describe_edit(ledger: Ledger, what: Mapping[str, Any]) -> str:
+def _edit(ledger: Ledger, what: Mapping[str, Any]) -> str:
     cursor = ledger.groups.group(what["group"]).cursor(ledger.queue_id(what["topic"], what["queue"]))
     edit = cursor.edited.get(what["offset"])
     if edit is not None and edit.message_id.hex() == what["message_id"]:
@@ -123,36 +112,24 @@ def _describe_edit(ledger: Ledger, what: Mapping[str, Any]) -> str:
     return "dead" if letter is not None and letter[0] == what["dead_us"] else "settled"
 
 
-def _group(ledger: Ledger, what: Mapping[str, Any]) -> Any:
-    return described(ledger.groups.group(what["group"]).subscription, ledger.rules)
-
-
 def _places(ledger: Ledger, what: Mapping[str, Any]) -> Any:
     group = ledger.groups.group(what["group"])
     cursors = [(ledger.topics.queues[id].place, cursor.place) for id, cursor in sorted(group.cursors.items())]
     return {"places": [[place.topic, place.queue, offset] for place, offset in cursors[:FOUND_QUEUES]]}
 
 
-def _describe_pause(ledger: Ledger, what: Mapping[str, Any]) -> Any:
+def _pause(ledger: Ledger, what: Mapping[str, Any]) -> Any:
     return {"paused": sorted(ledger.groups.group(what["group"]).paused)}
 
 
-def _describe_deletion(ledger: Ledger, what: Mapping[str, Any]) -> Any:
-    group = ledger.groups.group(what["group"])  # if it is gone, UNKNOWN_GROUP is what is found
+def _group_deletion(ledger: Ledger, what: Mapping[str, Any]) -> Any:
+    group = ledger.groups.group(what["group"])  # UNKNOWN_GROUP if it is deleted
     return {"number": group.ordinal, "dead_letters": sum(len(cursor.dead) for cursor in group.cursors.values())}
 
 
-def _member(ledger: Ledger, what: Mapping[str, Any]) -> Any:
+def _members(ledger: Ledger, what: Mapping[str, Any]) -> Any:
     members = ledger.groups.members(what["group"], ledger.topics)
     return [one for one in members if one.get("instance") == what["instance"]]
-
-
-def _producers(ledger: Ledger, what: Mapping[str, Any]) -> Any:
-    return [one for one in listings.producers_list(ledger) if one["group"] == what["group"]]
-
-
-def _writer(ledger: Ledger, what: Mapping[str, Any]) -> Any:
-    return {"batch": ledger.writers.last(message_id(what["writer"]))}
 
 
 def _topic(ledger: Ledger, what: Mapping[str, Any]) -> dict[str, Any]:
@@ -160,34 +137,36 @@ def _topic(ledger: Ledger, what: Mapping[str, Any]) -> dict[str, Any]:
     return {"queues": len(queues), **listings.retention_of(ledger.topics.by_name[what["name"]].rules)}
 
 
-def _describe_step_down(ledger: Ledger, what: Mapping[str, Any]) -> dict[str, Any]:
-    return {"led": what["url"], "opened_anew": True}  # nothing more can be known: whoever opened the log looks for it
-
-
-def _describe_topic_deletion(ledger: Ledger, what: Mapping[str, Any]) -> dict[str, Any]:
+def _topic_deletion(ledger: Ledger, what: Mapping[str, Any]) -> dict[str, Any]:
     if not ledger.topics.has(what["name"]):
         return {"deleted": True}
     _, halves = undecided_in(ledger.transactions, ledger.topics.queue_ids(what["name"]))
-    return {"deleted": False, "undecided": halves}  # none, if they were rolled back and the deletion itself was lost
+    return {"deleted": False, "undecided": halves}  # 0 if they were rolled back and the deletion itself was lost
 
 
-_LOOKS: dict[str, Callable[[Ledger, Mapping[str, Any]], Any]] = {
+def _transactions(ledger: Ledger, what: Mapping[str, Any]) -> Any:
+    return results([_transaction(ledger, printed) for printed in what["ids"]])
+
+
+_STATES: dict[str, Callable[[Ledger, Mapping[str, Any]], Any]] = {
     transactions.SETTLE.name: _transactions,
     transactions.RECHECK.name: _transactions,
-    transactions.REVEAL.name: _describe_reveal,
+    transactions.REVEAL.name: lambda ledger, what: results([_transaction(ledger, what["id"])]),
     dead_letters.SETTLE.name: _dead_letters,
-    dead_letters.EDIT.name: _describe_edit,
-    groups.ALTER.name: _group,
+    dead_letters.EDIT.name: _edit,
+    groups.ALTER.name: lambda ledger, what: described(ledger.groups.group(what["group"]).subscription, ledger.rules),
     groups.RESET.name: _places,
-    groups.PAUSE.name: _describe_pause,
-    groups.RESUME.name: _describe_pause,
-    groups.DELETE.name: _describe_deletion,
-    groups.FENCE.name: _member,
-    producers.ALTER.name: _producers,
+    groups.PAUSE.name: _pause,
+    groups.RESUME.name: _pause,
+    groups.DELETE.name: _group_deletion,
+    groups.FENCE.name: _members,
+    producers.ALTER.name: lambda ledger, what: [
+        one for one in listings.producers_list(ledger) if one["group"] == what["group"]
+    ],
     topics.ALTER.name: _topic,
-    topics.DELETE.name: _describe_topic_deletion,
-    writers.FORGET.name: _writer,
-    brokers.STEP_DOWN.name: _describe_step_down,
-    rights.RELOAD.name: lambda ledger, what: {"rights": what["rights"]},
+    topics.DELETE.name: _topic_deletion,
+    writers.FORGET.name: lambda ledger, what: {"batch": ledger.writers.last(message_id(what["writer"]))},
+    brokers.STEP_DOWN.name: lambda _, what: {"led": what["url"], "opened_anew": True},  # all that can be known
+    rights.RELOAD.name: lambda _, what: {"rights": what["rights"]},
 }
-"""The acts of operators, and what tells afterwards whether they were done."""
+"""By operator action: the state that shows whether it took effect."""

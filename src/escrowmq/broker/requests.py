@@ -1,6 +1,6 @@
-"""Validates requests before any work is done: batches against schemas and limits, JSON against its type.
+"""Validates requests before any work is done: batches by schemas and limits, JSON by its type.
 
-Limits of single rows (body, key, names) are the ledger's, because they are answered row by row.
+The ledger checks the limits of single rows (body, key, names), because it answers row by row.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from escrowmq.message.row import ROW_OVERHEAD
 from escrowmq.model import Act, Outcome, TransactionId
 from escrowmq.settings import BrokerSettings
 from escrowmq.wire import PARCEL_ROWS, REQUEST, Exchange, Parcel
-from escrowmq.wire.values import Bounds, Value, fields_of
+from escrowmq.wire.values import Value, fields_of
 
 T = TypeVar("T")
 
@@ -31,7 +31,7 @@ def check_schema(kind: Exchange, given: Any) -> None:
     """Rejected(BAD_BATCH) unless ``given`` is the schema of the kind's requests."""
     wanted = REQUEST[kind]
     if not isinstance(given, pa.Schema) or len(given) != len(wanted) or not given.equals(wanted):
-        raise error(Code.BAD_BATCH, f"{kind} wants {_words(REQUEST[kind])}; given {_words(given)}")
+        raise error(Code.BAD_BATCH, f"{kind} wants {_words(wanted)}; given {_words(given)}")
 
 
 def check_batch(kind: Exchange, batch: pa.RecordBatch, settings: BrokerSettings) -> None:
@@ -43,7 +43,7 @@ def check_batch(kind: Exchange, batch: pa.RecordBatch, settings: BrokerSettings)
         batch.validate(full=True)
     except (pa.ArrowException, ValueError) as problem:
         raise error(Code.BAD_BATCH, f"the batch is damaged: {problem}") from None
-    # What a slice holds is counted only where the whole buffers are too much: Arrow takes 20 times as long for it.
+    # nbytes of a slice only if its whole buffers are too large: it takes Arrow 20 times as long.
     if batch.get_total_buffer_size() > settings.max_batch_bytes < batch.nbytes:
         raise error(Code.BATCH_TOO_LARGE, f"{batch.nbytes} bytes; the limit is {settings.max_batch_bytes}")
     for field, column in zip(batch.schema, batch.columns, strict=True):
@@ -66,14 +66,14 @@ _SHAPES: dict[Exchange, frozenset[tuple[type, ...]]] = {
 """The types that the values of a parcel's rows may have."""
 _MOST_INSTANCE, _MOST_SEQUENCE = 1 << 64, (1 << 64) - PARCEL_ROWS
 _VALUE_BYTES = 8
+_ID_BYTES = 16
 
 
 def check_parcel(parcel: Parcel, settings: BrokerSettings, sound_bytes: int | None = None) -> int:
-    """Rejected(BAD_BATCH or BATCH_TOO_LARGE) unless the rows are sound: tuples of the kind's types, ids of 16 bytes.
-    Their bytes, about: ``sound_bytes`` if the types of all values are known to be right, then only how much it is is
-    looked at.
+    """Return about how many bytes the rows take: ``sound_bytes`` if given, because a carrier has checked all types.
+    Rejected(BAD_BATCH or BATCH_TOO_LARGE) unless they are tuples of the kind's types, with ids of 16 bytes.
 
-    Numbers out of range and text that is not Unicode show when columns are made, on the writer, and are refused there.
+    Numbers out of range and text that is not Unicode are refused by the writer, when columns are made of them.
     """
     rows = parcel.rows
     if len(rows) > min(PARCEL_ROWS, settings.max_batch_rows):
@@ -104,30 +104,20 @@ def _row_bytes(kind: Exchange, row: tuple[Any, ...]) -> int:
     if kind is Exchange.SETTLE:
         return ROW_OVERHEAD + (len(row[5]) if row[5] is not None else 0)
     topic, body, key, tag, pairs, identity, _, _, _, _, transaction = row
-    if (identity is not None and len(identity) != _ID_BYTES) or (
-        transaction is not None and len(transaction) != _ID_BYTES
-    ):
+    if any(one is not None and len(one) != _ID_BYTES for one in (identity, transaction)):
         raise error(Code.BAD_BATCH, "ids have 16 bytes")
-    size = len(topic) + len(body) + ROW_OVERHEAD
-    if key is not None:
-        size += len(key)
-    if tag is not None:
-        size += len(tag)
-    if pairs is not None:
-        for pair in pairs:
-            if type(pair) is not tuple or tuple(map(type, pair)) != (str, str):
-                raise error(Code.BAD_BATCH, f"{pair!r:.200} is no property")
-            size += len(pair[0]) + len(pair[1]) + _VALUE_BYTES
+    size = len(topic) + len(body) + len(key or "") + len(tag or "") + ROW_OVERHEAD
+    for pair in pairs or ():
+        if type(pair) is not tuple or tuple(map(type, pair)) != (str, str):
+            raise error(Code.BAD_BATCH, f"{pair!r:.200} is no property")
+        size += len(pair[0]) + len(pair[1]) + _VALUE_BYTES
     return size
-
-
-_ID_BYTES = 16
 
 
 def _words(schema: Any) -> str:
     if not isinstance(schema, pa.Schema):
         text = str(schema)
-    else:  # a stranger's may have a million columns
+    else:  # it may have a million columns
         first = [schema.field(number) for number in range(min(len(schema), MOST_SHOWN))]
         text = ", ".join(f"{f.name}: {f.type}" for f in first) + (", ..." if len(schema) > MOST_SHOWN else "")
     return (text if len(text) <= 600 else text[:600] + "...") or "no columns"
@@ -150,39 +140,44 @@ def checked(shape: type[T], content: Mapping[str, Any]) -> T:
 
 
 _Check = Callable[[str, Any], Any]
+"""A check of one type of value: takes the name for its errors and the value, and returns the value."""
 
 
 @cache
 def _checks(shape: Any) -> tuple[tuple[str, bool, _Check], ...]:
-    """Name, whether it is required, and check of every field."""
+    """Return the name of every field, whether it is required, and its check."""
     return tuple((field.name, field.required, _check_of(field.value)) for field in fields_of(shape))
 
 
 def _check_of(value: Value) -> _Check:
-    """Return the check for one type of value: it is given the name for its errors, and gives the value."""
-    if value.choices:
-        return partial(_choice, value.choices)
-    items = [_check_of(item) for item in value.items]
-    if get_origin(value.kind) is tuple:
-        return partial(_tuple, items)
-    if items:
-        return partial(_list, items[0])
-    if is_typeddict(value.kind):
-        return partial(_object, value.kind)
-    return partial(_whole, value.bounds) if value.kind is int else _PLAIN[value.kind]
+    kind, bounds, choices = value.kind, value.bounds, value.choices
+    if choices:
+        return _scalar(lambda given: given in choices, f"one of {', '.join(choices)}", str)
+    if is_typeddict(kind):
+        return partial(_object, kind)
+    if get_origin(kind) is tuple:
+        return partial(_tuple, [_check_of(item) for item in value.items])
+    if value.items:
+        return partial(_list, _check_of(value.items[0]))
+    if kind is int:
+        return _scalar(
+            lambda given: _is_number(given, int) and bounds.least <= given <= bounds.most,
+            f"a whole number from {bounds.least} to {bounds.most}",
+        )
+    return _PLAIN[kind]
 
 
-def _whole(bounds: Bounds, name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not bounds.least <= value <= bounds.most:
-        wanted = f"a whole number from {bounds.least} to {bounds.most}"
-        raise error(Code.BAD_REQUEST, f"{name!r} must be {wanted}, not {value!r:.100}")
-    return value
+def _is_number(given: Any, kind: Any) -> bool:
+    return isinstance(given, kind) and not isinstance(given, bool)
 
 
-def _seconds(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e10:
-        raise error(Code.BAD_REQUEST, f"{name!r} must be a number of seconds, not {value!r:.100}")
-    return float(value)
+def _scalar(is_valid: Callable[[Any], bool], wanted: str, make: Callable[[Any], Any] = lambda given: given) -> _Check:
+    def check(name: str, given: Any) -> Any:
+        if not is_valid(given):
+            raise error(Code.BAD_REQUEST, f"{name!r} must be {wanted}, not {given!r:.100}")
+        return make(given)
+
+    return check
 
 
 def _text(name: str, value: Any) -> str:
@@ -195,19 +190,11 @@ def _text(name: str, value: Any) -> str:
     return value
 
 
-def _flag(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise error(Code.BAD_REQUEST, f"{name!r} must be true or false")
-    return value
-
-
-_PLAIN: dict[type, _Check] = {float: _seconds, str: _text, bool: _flag}
-
-
-def _choice(choices: tuple[str, ...], name: str, value: Any) -> str:
-    if value not in choices:
-        raise error(Code.BAD_REQUEST, f"{name!r} must be one of {', '.join(choices)}, not {value!r:.100}")
-    return str(value)
+_PLAIN: dict[type, _Check] = {
+    float: _scalar(lambda given: _is_number(given, int | float) and 0 <= given < 1e10, "a number of seconds", float),
+    bool: _scalar(lambda given: isinstance(given, bool), "true or false"),
+    str: _text,
+}
 
 
 def _list(check: _Check, name: str, value: Any) -> list[Any]:

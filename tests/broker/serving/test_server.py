@@ -215,7 +215,7 @@ def test_a_connection_that_ends_takes_its_waiting_receives_along(shared):
         client.receive(60_000, name, member=1)
         client.send(frames.ping())
         assert client.next().kind == Kind.PONG
-    shared.until(lambda: shared.engine.waiting_receives == 0)
+    shared.until(lambda: shared.engine.receiving() == 0)
     with shared.client() as client:
         client.plain(b"alive", sequence=903)
         came = client.answer(client.receive(60_000, name, member=2), Exchange.RECEIVE).to_pylist()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from escrowmq.broker.writer.keys import stored_keys
+from escrowmq.broker.writer.repeats import stored_keys
 from escrowmq.errors import Code, error
 from escrowmq.ledger.groups.order import UNKNOWN
 

@@ -138,7 +138,7 @@ def run(pace, alone, each, rounds):
     for _ in range(rounds):
         size = pace.round()
         times.append(alone + each * size)
-        pace.saw(size, times[-1])
+        pace.record(size, times[-1])
     return times[-PROBE:]
 
 
@@ -160,7 +160,7 @@ class TestPace:
         for _ in range(600):
             size = pace.round()
             seconds = 0.05 + size / 20e6
-            pace.saw(size, seconds * (chance.uniform(1, 3) if chance.random() < 0.3 else chance.uniform(1, 1.1)))
+            pace.record(size, seconds * (chance.uniform(1, 3) if chance.random() < 0.3 else chance.uniform(1, 1.1)))
             sizes.append(size)
         usual = np.sort(sizes[100:])
         assert usual[-1] * 1 / 20e6 <= 0.1, "no sync of more than 0.15 s, by what the disk takes"
@@ -169,7 +169,7 @@ class TestPace:
     def test_no_round_is_long_however_long_the_first_syncs_took(self):
         pace = Pace(64 << 20)
         for _ in range(PROBE):
-            pace.saw(100_000, 3.0)
+            pace.record(100_000, 3.0)
         run(pace, 0.05, 1 / 20e6, 8)
         assert max(run(pace, 0.05, 1 / 20e6, 2 * PROBE)) <= 0.05 + LONGEST_SECONDS
 
@@ -189,7 +189,7 @@ class TestPace:
         pace = Pace(64 << 20)
         run(pace, 0.001, 1 / 1e9, 50)
         before = pace.share(1)
-        pace.saw(64 << 20, 5.0)
+        pace.record(64 << 20, 5.0)
         assert pace.share(1) >= 0.8 * before
         run(pace, 0.001, 1 / 1e9, 50)
         assert pace.round() > 32 << 20
@@ -197,7 +197,7 @@ class TestPace:
     def test_small_rounds_say_nothing_of_how_much_may_wait(self):
         pace = Pace(64 << 20)
         for _ in range(100):
-            pace.saw(70_000, 0.3)
+            pace.record(70_000, 0.3)
         assert pace.share(10) == float("inf")
 
     def test_all_connections_share_what_the_disk_writes_in_some_seconds(self):
@@ -211,7 +211,7 @@ class TestPace:
     def test_any_times_at_all_leave_it_within_its_bounds(self):
         pace, chance = Pace(64 << 20), np.random.default_rng(7)
         for _ in range(2000):
-            pace.saw(int(chance.integers(1, 64 << 20)), float(chance.choice([0.0, 1e-9, 0.01, 1.0, 1e4])))
+            pace.record(int(chance.integers(1, 64 << 20)), float(chance.choice([0.0, 1e-9, 0.01, 1.0, 1e4])))
             assert LEAST_ROUND // SMALL <= pace.round() <= 64 << 20
             assert pace.share(3) >= LEAST_WAITING
 

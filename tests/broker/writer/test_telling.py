@@ -70,7 +70,7 @@ def test_the_first_refusal_is_told_at_once_and_the_others_are_counted(
 ) -> None:
     refusals = Refusals()
     for _ in range(1000):
-        refusals.saw(Code.QUEUE_FULL)
+        refusals.count(Code.QUEUE_FULL)
     (first,) = facts(caplog, "refused")
     assert (first["code"], first["count"]) == ("QUEUE_FULL", 1)
     refusals.settle()

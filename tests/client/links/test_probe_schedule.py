@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from escrowmq.broker.replicas.asked import ASKS_PER_SECOND, Asked
+from escrowmq.broker.replicas.door import PROBES_PER_SECOND, ProbeLimit
 from escrowmq.client.links.state import (
     LAST_PAUSE,
     LONGEST_REQUESTED,
@@ -80,7 +80,7 @@ def test_what_a_broker_says_is_heeded_up_to_a_bound() -> None:
 @pytest.mark.parametrize("clients", [10, 300, 2000])
 def test_a_crowd_does_not_drown_the_node_that_is_about_to_lead(clients: int) -> None:
     """All lose their leader at one moment, and ask the same standby until they are told to wait."""
-    random, asked = Random(clients), Asked()
+    random, asked = Random(clients), ProbeLimit()
     links = [ProbeSchedule(True) for _ in range(clients)]
     due = [(random.random() * 0.02, number) for number in range(clients)]
     heapq.heapify(due)
@@ -91,18 +91,18 @@ def test_a_crowd_does_not_drown_the_node_that_is_about_to_lead(clients: int) -> 
         links[number].add_failure(now, random.random(), asked.again_ms(now) / 1000)
         heapq.heappush(due, (now + links[number].seconds_left(now), number))
     seconds = [sum(second <= ask < second + 1 for ask in asks) for second in range(20)]
-    assert all(count <= 1.5 * ASKS_PER_SECOND for count in seconds[1:])
-    assert seconds[0] <= clients + 1.5 * ASKS_PER_SECOND
-    assert max(seconds[1:5]) >= min(ASKS_PER_SECOND, clients / QUICK_PAUSE) / 2, "and nobody waits without need"
+    assert all(count <= 1.5 * PROBES_PER_SECOND for count in seconds[1:])
+    assert seconds[0] <= clients + 1.5 * PROBES_PER_SECOND
+    assert max(seconds[1:5]) >= min(PROBES_PER_SECOND, clients / QUICK_PAUSE) / 2, "and nobody waits without need"
 
 
 def test_who_is_asked_seldom_tells_nobody_to_wait() -> None:
-    asked = Asked()
+    asked = ProbeLimit()
     assert {asked.again_ms(second * 0.1) for second in range(1000)} == {0}
 
 
 def test_a_crowd_that_has_gone_is_forgotten() -> None:
-    asked = Asked()
+    asked = ProbeLimit()
     pauses = [asked.again_ms(number / 5000) for number in range(20_000)]
     assert 1000 < max(pauses) <= 1000 * LONGEST_REQUESTED
     assert asked.again_ms(10.0) == 0

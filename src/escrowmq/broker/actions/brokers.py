@@ -59,7 +59,7 @@ def _stats(engine: Engine, _: Nothing) -> dict[str, float]:
         "checks_answered_unknown_total": engine.listeners.answered_unknown,
         "waiting_requests": requests,
         "waiting_bytes": size,
-        "parked_receives": engine.waiting_receives,
+        "parked_receives": engine.receiving(),
         "rounds_total": engine.rounds,
         "log_bytes_total": engine.log.bytes_written,
         "log_stored_bytes": engine.log.stored_bytes(),

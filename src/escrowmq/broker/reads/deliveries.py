@@ -1,27 +1,27 @@
 """Deliveries: answers receives with leased messages, within a bound of bytes.
 
 Each member has a *line*: its waiting receives in their order, and the messages that are leased for it and not yet read.
-Everything that happens to a line (a receive, a lease, a withdrawal, the end of a read) is noted in it, and then
-:meth:`Deliveries._step` brings it forward: the only place that decides what to lease, read, answer and release.
+Each event of a line (a receive, a lease, a withdrawal, the end of a read) is recorded in it; then
+:meth:`Deliveries._step` alone decides what to lease, read, answer and release.
 
-1. A lease counts messages, because the ledger knows no sizes. What does not fit into ``max_bytes`` goes to the next
-   receive of the line, before anything that was leased later. So a member sees its messages in the order in which they
-   were leased (I20), and no receive waits while messages are ready.
-2. Ready messages are kept until half of their lease is over, then released; leases without a deadline keep them until
-   the member's next epoch. They are released at once when the last receive of a line is withdrawn, and when the broker
-   stops: a message that never left the broker was handed to nobody, so no attempt may count. They are kept in memory:
-   receives with an epoch from before the broker's start get DISCONNECTED, so that the member joins again and names what
-   it received. A receive with ``return_rest`` is for a caller who may never ask again (a gateway's client): the rest is
-   released, so that in an ordered group nobody else gets the later messages of a key beside the earlier ones.
-3. A line waits for at most as many leases as it has unanswered receives. What was leased for a receive that was
-   withdrawn meanwhile, and what could not be read, is released: redelivered at once, its attempt not counted.
-4. A damaged message is not handed out and hides no other: it becomes a dead letter of the group, with the place of the
-   damage as its cause and an attempt that is not counted. A receive that got nothing else leases again.
-5. A few messages that were stored just now are read by the thread that brings the lease, which has synced them: they
-   are in memory, and waking another thread takes longer than reading them. All others are read on threads of their own.
+1. A lease counts messages, because the ledger has no sizes. Messages beyond ``max_bytes`` go to the next receive of the
+   line, before anything that was leased later. So a member gets its messages in the order of their leases (I20), and no
+   receive waits while messages are ready.
+2. Ready messages are kept in memory until half of their lease is over, then released; leases without a deadline keep
+   them until the member's next epoch. They are released at once when the last receive of a line is withdrawn, and when
+   the broker stops: a message that never left the broker counts no attempt. A receive with an epoch from before the
+   broker's start gets DISCONNECTED, so that the member joins again and names what it received. A receive with
+   ``return_rest`` may be its caller's last (a gateway's client): the rest is released, so that no other member of an
+   ordered group gets later messages of a key at the same time as the earlier ones.
+3. A line waits for at most as many leases as it has unanswered receives. Messages that were leased for a withdrawn
+   receive, or could not be read, are released: redelivered at once, without an attempt.
+4. A damaged message hides no other: it becomes a dead letter of the group, with the place of the damage as its cause
+   and an attempt that is not counted. A receive that got nothing else leases again.
+5. A few new messages are read by the thread that brings the lease and has synced them: they are in memory, and waking
+   another thread takes longer than reading them. All others are read on threads of their own.
 6. When a group is paused, reset or deleted, the ready messages of its members are released.
-7. A receive that brings an :class:`Allowance` is read when that grants bytes, and no more than it grants, but one
-   message in any case; until then its messages stay ready. So answers are counted before they are in memory.
+7. A receive with an :class:`Allowance` is read when that grants bytes, up to the grant, but at least one message; until
+   then its messages stay ready. So answers are counted before they are in memory.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ from escrowmq.schemas import DELIVERY, Kind, empty
 
 NEVER_US = 1 << 62
 _STOPPING = frozenset({Kind.GROUP_PAUSED, Kind.GROUP_RESET, Kind.GROUP_DELETED})
-SWEEP_LINES = 256  # new lines between two searches for lines of members that are gone
+SWEEP_LINES = 256  # new lines between two searches for idle ones
 FEW = 4  # the most messages that the thread reads which brings their lease
 NEAR_ROWS = 100_000  # distance from the end of the log (rows) within which messages are in memory
 WITHHELD_SECONDS = 0.05  # retry interval (s) for lines whose allowance granted nothing
-LEAST_GRANT = 1 << 20  # the least that is asked of an allowance (bytes)
-MARGIN = 2  # an answer is given this many times the room that its messages are estimated to take
+LEAST_GRANT = 1 << 20  # bytes requested of an allowance, at least
+MARGIN = 2  # the requested room, in multiples of the estimated size of the messages
 
 
 class Allowance(Protocol):
@@ -77,32 +77,26 @@ class _Receive:
     max_bytes: int
     return_rest: bool
     answer: Future[pa.RecordBatch]
-    allowance: Allowance | None = None
+    allowance: Allowance | None
 
 
 @dataclass(slots=True, eq=False)
 class _Line:
-    """One member's receives; see the rules above. ``key``: group and member."""
+    """One member's receives; see the rules above."""
 
-    key: tuple[str, int]
+    group: str
+    member: int
     epoch: int | None
     receives: deque[_Receive] = field(default_factory=deque)
-    leasings: list[Future[Leased]] = field(default_factory=list)
-    """Leases that were requested, at most one for each receive."""
-    came: deque[tuple[Receive, Future[Leased]]] = field(default_factory=deque)
-    """Answers to such requests that were not looked at yet."""
-    ready: deque[tuple[Leased, int]] = field(default_factory=deque)
-    """Leased and not yet read, each with the time until which it is kept."""
+    leasings: list[Future[Leased]] = field(default_factory=list)  # requested leases, at most one for each receive
+    answers: deque[tuple[Receive, Future[Leased]]] = field(default_factory=deque)  # of such requests, not handled yet
+    ready: deque[tuple[Leased, int]] = field(default_factory=deque)  # leased and not read, and how long to keep it
     reading: bool = False
     stepping: bool = False
 
     @property
-    def group(self) -> str:
-        return self.key[0]
-
-    @property
-    def idle(self) -> bool:
-        return not (self.receives or self.leasings or self.came or self.ready or self.reading)
+    def is_idle(self) -> bool:
+        return not (self.receives or self.leasings or self.answers or self.ready or self.reading)
 
 
 @dataclass(slots=True, eq=False)
@@ -124,9 +118,9 @@ class Deliveries:
         self._reader = LeaseReader(engine.log)
         self._readers = ThreadPoolExecutor(2, "escrowmq-reader")
         self._lock = threading.RLock()
-        self._lines: dict[tuple[str, int], _Line] = {}
+        self._lines: dict[tuple[str, int], _Line] = {}  # by group and member
         self._born = engine.log.next_position
-        self._watching = False  # an alarm for ready messages is set
+        self._has_alarm = False  # for ready messages
         self._withheld: list[_Line] = []  # lines whose allowance granted nothing; while there are any, a timer runs
         engine.shard.observers.append(self._on_event)
 
@@ -145,10 +139,10 @@ class Deliveries:
             problem = error(Code.DISCONNECTED, "the broker restarted since this member joined", "join again, to resume")
             return answer(receive.answer, problem)
         with self._lock:
-            line = self._line_of((command.group, command.member), command.epoch)
+            line = self._line_of(command)
             line.receives.append(receive)
         self._run(line)
-        # an answer that its own callback held would stay in memory until the collector finds the cycle
+        # a weak reference: an answer that its own callback held would stay in memory until the next collection
         waiting = weakref.ref(receive)
         receive.answer.add_done_callback(lambda done: self._on_withdrawn(line, waiting()) if done.cancelled() else None)
         return receive.answer
@@ -160,13 +154,13 @@ class Deliveries:
                 self._release_ready(line)
 
     def close(self) -> None:
-        """Wait for reads under way."""
+        """Wait for reads in progress."""
         self._readers.shutdown(wait=True)
 
     # One line, step by step
 
     def _run(self, line: _Line) -> None:
-        """Bring a line as far as this thread may: what is in memory is read here, the rest on another thread."""
+        """Advance a line as far as this thread may: read what is in memory here, the rest on another thread."""
         while (reading := self._step(line)) is not None:
             if not self._is_near(reading.leased):
                 self._read_later(reading)
@@ -174,31 +168,34 @@ class Deliveries:
             self._read(reading)
 
     def _step(self, line: _Line) -> _Reading | None:
-        """Take in what came, match leases to receives, and return the messages to be read next, if any."""
+        """Handle answers, and match leases to receives. Returns the messages to be read next, if any."""
         with self._lock:
-            if line.stepping:  # called by the engine within _match_leases: the loop below takes it in
+            if line.stepping:  # called by the engine within _match_leases: the loop below handles it
                 return None
             line.stepping = True
             try:
                 reading = None
                 while True:
-                    while line.came:
-                        self._take_in(line, *line.came.popleft())
+                    while line.answers:
+                        self._handle(line, *line.answers.popleft())
                     self._drop_late(line)
                     reading = reading or self._next_reading(line)
                     self._match_leases(line)
-                    if not line.came:
+                    if not line.answers:
                         break
             finally:
                 line.stepping = False
             if line.ready:
                 self._set_alarm()
-            if line.idle and self._lines.get(line.key) is line:
-                del self._lines[line.key]
+            self._remove_if_idle(line)
             return reading
 
-    def _take_in(self, line: _Line, command: Receive, done: Future[Leased]) -> None:
-        """Take in the answer to a request for a lease."""
+    def _remove_if_idle(self, line: _Line) -> None:
+        if line.is_idle and self._lines.get((line.group, line.member)) is line:
+            del self._lines[line.group, line.member]
+
+    def _handle(self, line: _Line, command: Receive, done: Future[Leased]) -> None:
+        """Handle the answer to a request for a lease."""
         if done.cancelled():
             return
         if (problem := done.exception()) is not None:
@@ -209,7 +206,7 @@ class Deliveries:
         elif line.receives or line.ready or line.reading:
             half_us = self._engine.clock.now_us() + command.lease_us // 2
             line.ready.append((done.result(), half_us if command.epoch is None else NEVER_US))
-        else:  # nobody waits for it any more
+        else:
             self._release(line, done.result())
 
     def _next_reading(self, line: _Line) -> _Reading | None:
@@ -224,17 +221,17 @@ class Deliveries:
         """Cancel requests for leases without a receive; request one for each receive while nothing is ready."""
         for leasing in line.leasings[len(line.receives) :]:
             leasing.cancel()
-        while not line.ready and not line.came and len(line.leasings) < len(line.receives):
+        while not line.ready and not line.answers and len(line.leasings) < len(line.receives):
             receive = line.receives[len(line.leasings)]
-            command = receive.command  # not the receive: the round holds its requests, and with it the answer
-            leasing = self._engine.receive(command, receive.wait_us)
+            leasing = self._engine.receive(receive.command, receive.wait_us)
             line.leasings.append(leasing)
-            leasing.add_done_callback(partial(self._on_leased, line, command))
+            # not the receive: the round keeps its requests, and would keep the answer with it
+            leasing.add_done_callback(partial(self._on_leased, line, receive.command))
 
     def _on_leased(self, line: _Line, command: Receive, done: Future[Leased]) -> None:
         with self._lock:
             line.leasings.remove(done)
-            line.came.append((command, done))
+            line.answers.append((command, done))
         self._run(line)
 
     def _on_withdrawn(self, line: _Line, receive: _Receive | None) -> None:
@@ -253,9 +250,9 @@ class Deliveries:
         return len(leased.leases) <= FEW and all(position >= near for position in leased.positions.tolist())
 
     def _read_later(self, reading: _Reading) -> None:
-        """Read, and run the line, on another thread."""
+        """Read, and advance the line, on another thread."""
         try:
-            self._readers.submit(self._read_and_run, reading)
+            self._readers.submit(self._read_and_step, reading)
         except RuntimeError:  # closing
             with self._lock:
                 reading.line.reading = False
@@ -263,11 +260,10 @@ class Deliveries:
             if reading.receive.answer.set_running_or_notify_cancel():
                 answer(reading.receive.answer, error(Code.CLOSED))
 
-    def _read_and_run(self, reading: _Reading) -> None:
-        next_: _Reading | None = reading
-        while next_ is not None:
-            self._read(next_)
-            next_ = self._step(reading.line)
+    def _read_and_step(self, reading: _Reading | None) -> None:
+        while reading is not None:
+            self._read(reading)
+            reading = self._step(reading.line)
 
     def _read(self, reading: _Reading) -> None:
         """Read, and answer the receive; or put it back in front of the line if it got nothing (rule 4)."""
@@ -279,7 +275,10 @@ class Deliveries:
             failure = broker_failed("reading leased messages", problem)
             found = Read([], nothing_leased(), [])
             self._release(line, reading.leased)
-        self._bury(line.group, found.damaged)
+        if found.damaged:  # dead letters from now on: before the line leases again
+            for _, offset, cause in found.damaged:
+                logger.error("the message at offset %d is a dead letter of %s: %s", offset, line.group, cause)
+            self._engine.submit(Bury(line.group, found.damaged))
         with self._lock:
             line.reading = False
             if found.damaged and not found.parts and not receive.answer.cancelled():
@@ -296,13 +295,6 @@ class Deliveries:
             batch = found.parts[0] if len(found.parts) == 1 else joined(found.parts or [empty(DELIVERY)])
             answer(receive.answer, batch if failure is None else failure)
 
-    def _bury(self, group: str, damaged: list[tuple[int, int, str]]) -> None:
-        """Make dead letters of damaged messages: before the same lines lease again."""
-        if damaged:
-            for _, offset, cause in damaged:
-                logger.error("the message at offset %d is a dead letter of %s: %s", offset, group, cause)
-            self._engine.submit(Bury(group, damaged))
-
     @staticmethod
     def _answer_first(line: _Line, outcome: pa.RecordBatch | BaseException) -> None:
         while line.receives:
@@ -314,13 +306,13 @@ class Deliveries:
     # Room for answers
 
     def _grant(self, line: _Line) -> int:
-        """Return how many bytes the first receive may have of the ready messages; 0: none now, tried again soon."""
+        """Return how many bytes the first receive may have of the ready messages; 0: none now, it is retried."""
         receive = line.receives[0]
         if receive.allowance is None:
             return receive.max_bytes
         rows = min(sum(len(leased.leases) for leased, _ in line.ready), receive.command.max_messages)
         wanted, row_bytes = receive.max_bytes, self._reader.row_bytes
-        if row_bytes != FIRST_GUESS:  # else none was seen yet
+        if row_bytes != FIRST_GUESS:  # an estimate from messages
             wanted = min(max(int(MARGIN * rows * row_bytes), LEAST_GRANT), wanted)
         granted = receive.allowance.grant(wanted)
         if not granted and line not in self._withheld:
@@ -340,7 +332,7 @@ class Deliveries:
     # Ready messages
 
     def _take_ready(self, line: _Line, receive: _Receive) -> tuple[Leased, int]:
-        """Take up to ``max_messages`` ready messages. Also returns until when they may be kept."""
+        """Take up to ``max_messages`` ready messages. Returns them, and until when they may be kept."""
         taken: list[Leased] = []
         until_us, most = NEVER_US, receive.command.max_messages
         while line.ready and most > 0:
@@ -353,12 +345,10 @@ class Deliveries:
         return join_leased(taken), until_us
 
     def _keep(self, line: _Line, receive: _Receive, rest: Leased, until_us: int) -> None:
-        """Keep messages that did not go into the answer to ``receive`` for the member's next one, or release them."""
-        if not len(rest.leases):
-            return
-        if receive.return_rest:
+        """Keep the messages that did not fit into an answer for the member's next receive, or release them."""
+        if len(rest.leases) and receive.return_rest:
             self._release(line, rest)
-        else:
+        elif len(rest.leases):
             line.ready.appendleft((rest, until_us))
 
     def _release(self, line: _Line, leased: Leased) -> None:
@@ -376,48 +366,47 @@ class Deliveries:
     def _drop_late(self, line: _Line) -> None:
         """Release messages that were ready for too long."""
         if line.ready:
-            now = self._engine.clock.now_us()
-            late = [leased for leased, until_us in line.ready if until_us <= now]
-            line.ready = deque(entry for entry in line.ready if entry[1] > now)
-            for leased in late:
-                self._release(line, leased)
+            now, ready = self._engine.clock.now_us(), line.ready
+            line.ready = deque(entry for entry in ready if entry[1] > now)
+            for leased, until_us in ready:
+                if until_us <= now:
+                    self._release(line, leased)
 
-    def _line_of(self, key: tuple[str, int], epoch: int | None) -> _Line:
-        """Return a member's line, a new one for a new epoch. Now and then, drop lines of members that are gone."""
-        line = self._lines.get(key)
-        if line is None or line.epoch != epoch:
+    def _line_of(self, command: Receive) -> _Line:
+        """Return a member's line, a new one for a new epoch. From time to time, remove idle lines."""
+        line = self._lines.get((command.group, command.member))
+        if line is None or line.epoch != command.epoch:
             if len(self._lines) % SWEEP_LINES == SWEEP_LINES - 1:
                 for old in list(self._lines.values()):
                     self._drop_late(old)
-                    if old.idle:
-                        del self._lines[old.key]
-            line = self._lines[key] = _Line(key, epoch)
+                    self._remove_if_idle(old)
+            line = _Line(command.group, command.member, command.epoch)
+            self._lines[command.group, command.member] = line
         return line
 
     def _on_event(self, event: Event) -> None:
         """Apply rule 6."""
-        if event.kind not in _STOPPING:
-            return
-        names = self._engine.shard.ledger.groups.names()
-        stopped = {names[number] for number in event.batch.column("group").to_pylist()}
-        with self._lock:
-            for line in self._lines.values():
-                if line.group in stopped:
-                    self._release_ready(line)
+        if event.kind in _STOPPING:
+            names = self._engine.shard.ledger.groups.names()
+            stopped = {names[number] for number in event.batch.column("group").to_pylist()}
+            with self._lock:
+                for line in self._lines.values():
+                    if line.group in stopped:
+                        self._release_ready(line)
 
     def _set_alarm(self) -> None:
         """Run all lines when the first ready messages have been kept for long enough."""
-        if self._watching:
+        if self._has_alarm:
             return
         times = [until_us for line in self._lines.values() for _, until_us in line.ready if until_us < NEVER_US]
         if times:
-            self._watching = True
+            self._has_alarm = True
             wait_us = max(min(times) - self._engine.clock.now_us(), 0) + 1
             self._engine.wait_for(lambda: None, wait_us).add_done_callback(self._on_alarm)
 
     def _on_alarm(self, done: Future[None]) -> None:
         with self._lock:
-            self._watching = False
+            self._has_alarm = False
             if done.cancelled() or done.exception() is not None:  # the engine has stopped
                 return
             lines = list(self._lines.values())

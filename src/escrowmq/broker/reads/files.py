@@ -1,7 +1,6 @@
-"""Streams the bytes of the log's own files, for a backup: a piece at a time, read from the disk and not mapped.
+"""Streams the bytes of the log's own files for a backup: a piece at a time, read from the disk and not mapped.
 
-A backup reads what nobody has read for long. Where a disk does not give it, reading says so; a mapped page would end
-the process.
+A backup reads cold data. If the disk fails, a read reports it; a mapped page would end the process.
 """
 
 from __future__ import annotations
@@ -16,9 +15,7 @@ from escrowmq.schemas import FILE_PIECE
 from escrowmq.wire import FILE_PREFIX, BatchStream, ReadRequest
 
 PIECE_BYTES = 1 << 20
-MOST_BYTES = 64 << 20
-"""Of one read: a backup asks for the next when it has written these, so that a broker that stops waits for no backup.
-"""
+MOST_BYTES = 64 << 20  # of one read: a backup requests more when these are written, so a stopping broker waits for none
 _TAKEN = frozenset({"source", "start", "end"})
 
 
@@ -31,9 +28,7 @@ def open_file(engine: Readable, request: ReadRequest) -> BatchStream:
     if end is None or not 0 <= end - start <= MOST_BYTES:
         raise error(Code.BAD_REQUEST, f"'end' must be 'start' to 'start' + {MOST_BYTES}")
     name = request["source"].removeprefix(FILE_PREFIX)
-    first = engine.log.read_file(
-        name, start, min(PIECE_BYTES, end - start)
-    )  # now, so that what is wrong is said at once
+    first = engine.log.read_file(name, start, min(PIECE_BYTES, end - start))  # now, so that errors come at once
     return BatchStream(FILE_PIECE, _pieces(engine, name, start, end, first))
 
 

@@ -19,7 +19,7 @@ MAX_TAGS = 1000  # tags that one read may name
 @dataclass(frozen=True, slots=True)
 class Filter:
     """Rows with one of ``tags``, with ``key``, stored at ``from_us`` or later and before ``until_us``; None: any.
-    ``group``: of acknowledgements, those of a consumer group."""
+    ``group``: those of a consumer group, in views of groups."""
 
     tags: tuple[str, ...] | None = None
     key: str | None = None
@@ -33,13 +33,8 @@ class Filter:
         tags = tuple(dict.fromkeys(request["tags"])) if "tags" in request else None
         if tags is not None and not 0 < len(tags) <= MAX_TAGS:
             raise error(Code.BAD_REQUEST, f"'tags' must be 1 to {MAX_TAGS} tags", "leave it out to get all messages")
-        return cls(
-            tags,
-            request.get("key"),
-            request.get("stored_from_us"),
-            request.get("stored_until_us"),
-            request.get("group"),
-        )
+        times = request.get("stored_from_us"), request.get("stored_until_us")
+        return cls(tags, request.get("key"), *times, request.get("group"))
 
     @property
     def active(self) -> bool:
@@ -48,16 +43,16 @@ class Filter:
 
     @property
     def timed(self) -> bool:
-        """Whether it looks at times."""
+        """Whether it selects by time."""
         return self.from_us is not None or self.until_us is not None
 
     @property
     def columns(self) -> list[str]:
-        """The stored columns that :meth:`content` looks at."""
+        """The stored columns by which :meth:`content` selects."""
         return [name for name, value in (("tag", self.tags), ("key", self.key)) if value is not None]
 
     def times(self, stored_us: Int64s) -> Bools:
-        """Return which of these times it wants."""
+        """Return which of these times it selects."""
         mask = np.ones(len(stored_us), bool)
         if self.from_us is not None:
             mask &= stored_us >= self.from_us
@@ -68,20 +63,15 @@ class Filter:
     def content(self, rows: pa.RecordBatch) -> Bools:
         """Return which of these rows have one of its tags, and its key."""
         mask = np.ones(rows.num_rows, bool)
-        if self.tags is not None:
-            mask &= _as_mask(pc.is_in(rows.column("tag"), value_set=pa.array(self.tags, pa.utf8())))
-        if self.key is not None:
-            mask &= _as_mask(pc.equal(rows.column("key"), self.key))
+        for name, values in (("tag", self.tags), ("key", None if self.key is None else (self.key,))):
+            if values is not None:
+                found = pc.is_in(rows.column(name), value_set=pa.array(values, pa.utf8()))
+                mask &= found.to_numpy(zero_copy_only=False)
         return mask
 
 
-def _as_mask(found: pa.Array) -> Bools:
-    return np.asarray(pc.fill_null(found, False).to_numpy(zero_copy_only=False), bool)
-
-
 def chosen_columns(source: str, columns: list[str] | None) -> pa.Schema:
-    """Return the columns that a read asks for, in its order (None: the source's own); Rejected(BAD_REQUEST) for one
-    that is not there."""
+    """Return the requested columns, in their order (None: the source's own). Rejected(BAD_REQUEST) for unknown ones."""
     schema = read_schema(source, damaged=columns is not None and DAMAGED_COLUMN in columns)
     names = schema.names if columns is None else columns
     unknown = [name for name in names if name not in schema.names]
@@ -121,5 +111,5 @@ def coalesced(batches: Iterator[pa.RecordBatch], rows: int, size: int) -> Iterat
 
 
 def joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """One batch of these (at least one)."""
+    """Return one batch of these (at least one)."""
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)

@@ -1,12 +1,12 @@
 """The history of one message in its consumer groups, read from the log.
 
-The log says what happened to ranges of a queue, or of a lease, and a range may span messages that it does not hold. So
-each group's way is followed step by step: a lease holds the message only if the message was free then, and due, and of
-that attempt.
+The log records ranges of a queue, or of a lease, and a range may span messages that it does not hold. So the state of
+the message is followed step by step for each group: a lease holds the message only if the message was free then, and
+due, and had that attempt.
 
-Reading begins when the message came to its place, and ends as soon as every group stands as the ledger says it does; so
-what was acknowledged soon after it came costs little in a log of any size. If a group was reset since, it may have come
-to the same standing twice: all is read. At most :data:`MOST_FRAMES` frames are read; the answer says up to when.
+Reading begins when the message got its place, and ends as soon as its state for every group is that in the ledger; so a
+message that was acknowledged early costs little in a log of any size. If a group was reset since, it may have had the
+same state twice: everything is read. At most :data:`MOST_FRAMES` frames are read; the answer has the time reached.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _UNTOUCHED = ("waiting", "filtered", "skipped", "expired", "gone")
 
 
 class Known(NamedTuple):
-    """A group, and where the message stands for it now."""
+    """A group, and the present state of the message for it."""
 
     ordinal: int
     name: str
@@ -42,23 +42,22 @@ class Known(NamedTuple):
 
 @dataclass(slots=True)
 class _Way:
-    """A message's way through one group so far."""
+    """The progress of a message in one group."""
 
     name: str
     stands: AtGroup
     state: str = "waiting"
     lease: int | None = None
     deadline_us: int = NEVER_US
-    attempt: int | None = 1
-    """Of the next lease that may hold it, or of the one that does; None: that is not known."""
+    attempt: int | None = 1  # of the lease that holds it, or of the next one; None: unknown
     due_us: int = 0
     dead_us: int = 0
-    cause: str | None = None  # why its next failure happened, as its consumer said
+    cause: str | None = None  # of its next failure, as reported by its consumer
     events: list[Happened] = field(default_factory=list)
 
     @property
     def is_over(self) -> bool:
-        """Whether it has come to where the message stands now: nothing more can be found."""
+        """Whether it has reached the present state of the message, so that nothing more can be found."""
         now = self.stands
         if now["state"] != self.state:
             return now["state"] in _UNTOUCHED
@@ -70,9 +69,8 @@ class _Way:
 
     def note(self, frame: Frame, row: int, event: str, **more: Any) -> None:
         """Add an event of the message."""
-        happened: Any = {"group": self.name, "event": event, "time_us": frame.time_us, "position": frame.position + row}
-        happened.update(more)
-        self.events.append(happened)
+        place: Any = {"group": self.name, "event": event, "time_us": frame.time_us, "position": frame.position + row}
+        self.events.append(place | more)
 
 
 def read_history(
@@ -96,7 +94,7 @@ def read_history(
             if frame.damage is None:
                 _TAKES[frame.kind](reading, frame)
     except Rejected as problem:
-        if problem.code is not Code.RANGE_PURGED:  # retention came to it while it was read
+        if problem.code is not Code.RANGE_PURGED:  # by retention, while it was read
             raise
         until_us = placed_us
     events = [event for way in ways.values() for event in way.events]
@@ -104,20 +102,20 @@ def read_history(
 
 
 class _Reading:
-    """The ways of one message through all groups, frame by frame."""
+    """The progress of one message in all groups, frame by frame."""
 
     def __init__(self, queue_id: int, offset: int, ways: dict[int, _Way]) -> None:
         self.queue_id = queue_id
         self.offset = offset
         self.ways = ways
-        self.all = False  # whether groups may have come to where they stand more than once
+        self.all = False  # whether a group may have had its present state before
 
     def leased(self, frame: Frame) -> None:
-        """Note new leases, some of which may span the message."""
-        batch = frame.batch
-        rows = self._spanning(frame, batch.column("queue_id").to_numpy() == self.queue_id)
-        for row in rows:
-            lease, group, _, _, _, attempt, member, deadline_us = (column[row].as_py() for column in batch.columns)
+        """Record new leases that hold the message."""
+        for row in self._spanning(frame, frame.batch.column("queue_id").to_numpy() == self.queue_id):
+            lease, group, _, _, _, attempt, member, deadline_us = (
+                column[row].as_py() for column in frame.batch.columns
+            )
             way = self.ways.get(group)
             if way is None or way.state not in ("waiting", "retrying"):
                 continue
@@ -129,89 +127,67 @@ class _Reading:
             way.note(frame, row, "leased", attempt=attempt, lease=lease, member=member)
 
     def handed(self, frame: Frame) -> None:
-        """Leases that were handed to the next process of their member."""
+        """Record leases that were handed to the next process of their member."""
         for row, way in self._find_held(frame, "old"):
-            way.lease, way.attempt = (
-                frame.batch.column("lease")[row].as_py(),
-                frame.batch.column("attempt")[row].as_py(),
-            )
+            way.lease, way.attempt = (frame.batch.column(name)[row].as_py() for name in ("lease", "attempt"))
             way.note(frame, row, "leased", attempt=way.attempt, lease=way.lease)
 
     def extended(self, frame: Frame) -> None:
-        """Leases that end later."""
+        """Record extended leases."""
         for row, lease in enumerate(frame.batch.column("lease").to_pylist()):
             for way in self._of_lease(lease):
                 way.deadline_us = frame.batch.column("deadline_us")[row].as_py()
 
     def acked(self, frame: Frame) -> None:
-        """Acknowledgements."""
+        """Record acknowledgements."""
         for row, way in self._find_held(frame, "lease"):
             way.note(frame, row, "acked", attempt=way.attempt, lease=way.lease)
             way.state, way.lease = "acked", None
 
     def failed(self, frame: Frame) -> None:
-        """Note the cause of a failure; the failure itself follows."""
+        """Record the cause of a failure; the failure itself follows."""
         for row, way in self._find_held(frame, "lease"):
             way.cause = frame.batch.column("cause")[row].as_py()
 
     def retried(self, frame: Frame) -> None:
-        """Note messages that were given back, and those whose lease expired."""
+        """Record messages that were given back, and expired leases."""
         for row, way in self._find_held(frame, "lease"):
             due_us = frame.batch.column("due_us")[row].as_py()
+            more: dict[str, Any] = {"attempt": way.attempt, "lease": way.lease}
             if due_us in (RELEASED, UNSEEN):
-                way.note(frame, row, "released", attempt=way.attempt, lease=way.lease)
-                way.due_us = frame.time_us
-                way.attempt = way.attempt if due_us == UNSEEN else None
+                way.note(frame, row, "released", **more)
+                way.due_us, way.attempt = frame.time_us, way.attempt if due_us == UNSEEN else None
             else:
-                expired = frame.time_us >= way.deadline_us
-                more = {} if way.cause is None else {"cause": way.cause}
-                way.note(
-                    frame, row, "failed", attempt=way.attempt, lease=way.lease, due_us=due_us, expired=expired, **more
-                )
-                way.due_us = due_us
-                way.attempt = None if way.attempt is None else way.attempt + 1
+                more |= {"due_us": due_us, "expired": frame.time_us >= way.deadline_us}
+                way.note(frame, row, "failed", **more, **({} if way.cause is None else {"cause": way.cause}))
+                way.due_us, way.attempt = due_us, None if way.attempt is None else way.attempt + 1
             way.state, way.lease, way.cause = "retrying", None, None
 
     def dead(self, frame: Frame) -> None:
-        """Note messages that became dead letters."""
+        """Record messages that became dead letters."""
         for row, way in self._find_held(frame, "lease"):
             cause = frame.batch.column("cause")[row].as_py()
             way.note(frame, row, "dead", attempt=way.attempt, lease=way.lease, cause=cause)
             way.state, way.lease, way.dead_us = "dead", None, frame.time_us
 
     def dead_settled(self, frame: Frame) -> None:
-        """Note what an operator did to dead letters."""
-        columns = [column.to_numpy() for column in frame.batch.columns]
-        for row in np.flatnonzero((columns[1] == self.queue_id) & (columns[2] == self.offset)).tolist():
-            way = self.ways.get(int(columns[0][row]))
-            if way is None:
-                continue
-            discarded = int(columns[3][row]) == DISCARD
+        """Record what an operator did to dead letters."""
+        for row, way in self._named(frame, frame.batch.column("offset").to_numpy() == self.offset):
+            discarded = frame.batch.column("act")[row].as_py() == DISCARD
             way.note(frame, row, "discarded" if discarded else "retried")
             way.state, way.due_us, way.attempt = "discarded" if discarded else "retrying", frame.time_us, 1
 
     def edited(self, frame: Frame) -> None:
-        """Another message that a group gets in place of its dead letter."""
-        batch = frame.batch
-        mine = (batch.column("queue_id").to_numpy() == self.queue_id) & (
-            batch.column("offset").to_numpy() == self.offset
-        )
-        for row in np.flatnonzero(mine).tolist():
-            way = self.ways.get(batch.column("group")[row].as_py())
-            if way is None:
-                continue
-            way.note(frame, row, "edited", message_id=batch.column("message_id")[row].as_py().hex())
+        """Record edited messages that replace a dead letter."""
+        for row, way in self._named(frame, frame.batch.column("offset").to_numpy() == self.offset):
+            way.note(frame, row, "edited", message_id=frame.batch.column("message_id")[row].as_py().hex())
             way.state, way.due_us, way.attempt = "retrying", frame.time_us, 1
 
     def reset(self, frame: Frame) -> None:
-        """Note groups that an operator moved to another place of the queue."""
-        columns = [column.to_numpy() for column in frame.batch.columns]
-        for row in np.flatnonzero(columns[1] == self.queue_id).tolist():
-            way = self.ways.get(int(columns[0][row]))
-            if way is None:
-                continue
+        """Record groups that an operator moved to another place of the queue."""
+        for row, way in self._named(frame, True):
             way.note(frame, row, "reset")
-            if self.offset >= int(columns[2][row]):
+            if self.offset >= frame.batch.column("offset")[row].as_py():
                 way.state, way.attempt, way.due_us = "waiting", None, 0
             elif way.state in ("waiting", "leased", "retrying"):
                 way.state = "skipped"
@@ -222,13 +198,17 @@ class _Reading:
         found: list[int] = np.flatnonzero(among & (start <= self.offset) & (self.offset < start + count)).tolist()
         return found
 
+    def _named(self, frame: Frame, among: Any) -> list[tuple[int, _Way]]:
+        """Return rows about the queue, each with the group that it names."""
+        groups = frame.batch.column("group").to_numpy()
+        rows = np.flatnonzero(among & (frame.batch.column("queue_id").to_numpy() == self.queue_id)).tolist()
+        return [(row, self.ways[group]) for row in rows if (group := int(groups[row])) in self.ways]
+
     def _find_held(self, frame: Frame, column: str) -> list[tuple[int, _Way]]:
         """Return rows about the message, each with the group that has it leased."""
         leases = frame.batch.column(column).to_numpy()
         mine = [way.lease for way in self.ways.values() if way.lease is not None]
-        if not mine:
-            return []
-        rows = self._spanning(frame, np.isin(leases, mine))
+        rows = self._spanning(frame, np.isin(leases, mine)) if mine else []
         return [(row, way) for row in rows for way in self._of_lease(int(leases[row]))]
 
     def _of_lease(self, lease: int) -> list[_Way]:
@@ -248,4 +228,4 @@ _TAKES: dict[Kind, Callable[[_Reading, Frame], None]] = {
     Kind.EDITED: _Reading.edited,
     Kind.GROUP_RESET: _Reading.reset,
 }
-"""What each kind of frame says of the message."""
+"""How each kind of frame is read."""

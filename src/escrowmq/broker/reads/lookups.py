@@ -1,10 +1,11 @@
-"""Look-ups: the timeline of a transaction, which may scan the log, and messages by id, key or place, which do not."""
+"""Look-ups: the timeline of a transaction (may scan the log), and messages by id, key or place (do not)."""
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -24,11 +25,8 @@ from escrowmq.schemas import ID, Kind
 from escrowmq.wire.actions.messages import Found, FoundMessage, Message, MessageFields
 from escrowmq.wire.actions.transactions import Body, Event, Shown
 
-WARM_ROWS = 100_000
-"""A log that stores so many rows is looked into once when it is opened, which is not noticed: opening it takes many
-times as long.
-"""
-VIEWED = 64  # messages of one key whose states are looked at together
+WARM_ROWS = 100_000  # a log of so many rows is read once when it is opened, which takes many times as long anyway
+VIEWED = 64  # messages of one key whose states are read together
 NOWHERE: tuple[None, None] = (None, None)
 UNDONE = [TransactionState.ROLLED_BACK, TransactionState.EXPIRED]
 UNDONE_NAMES = [state.name.lower() for state in UNDONE]
@@ -37,8 +35,7 @@ _CHECKING = {Kind.CHECKED: "checked", Kind.PARKED: "parked", Kind.REOPENED: "reo
 
 
 def show_transaction(engine: Readable, identity: TransactionId) -> Shown:
-    """Return a transaction with its messages and what happened to it when. Rejected(UNKNOWN_TRANSACTION,
-    WRONG_SHARD)."""
+    """Return a transaction with its messages and its timeline. Rejected(UNKNOWN_TRANSACTION, WRONG_SHARD)."""
     found: Any = engine.look(lambda: transaction(engine.shard.ledger, identity)).result()
     positions: Int64s = found.pop("positions")
     end = engine.look(lambda: engine.log.next_position).result()
@@ -62,40 +59,37 @@ def bodies_of(engine: Readable, identity: TransactionId) -> list[Body]:
 
 def _withhold(message: Any, state: str) -> Any:
     """Remove the body of a message that was rolled back or has expired: its producer never released it."""
-    if state in ("rolled_back", "expired"):
-        return message | {"body_base64": None, "withheld": True}
-    return message
+    return message | {"body_base64": None, "withheld": True} if state in UNDONE_NAMES else message
 
 
 def _timeline(engine: Readable, identity: TransactionId, positions: Int64s, end: int) -> list[Event]:
-    times = engine.log.time_at(positions)
+    times, counts = np.unique(engine.log.time_at(positions), return_counts=True)
     events: list[Event] = [
-        {"time_us": int(time), "event": "prepared", "messages": int((times == time).sum())} for time in np.unique(times)
+        {"time_us": time_us, "event": "prepared", "messages": count}
+        for time_us, count in zip(times.tolist(), counts.tolist(), strict=True)
     ]
-    asked, decided = 0, False
+    asked = 0
     kinds = [*_CHECKING, Kind.DECIDED, Kind.BATCH_DECIDED]
     for frame in engine.log.frames_at(identity.position, kinds, end, damaged=True):
-        at = np.flatnonzero(frame.batch.column("transaction").to_numpy() == identity.position)
-        for row in at.tolist():
+        for row in np.flatnonzero(frame.batch.column("transaction").to_numpy() == identity.position).tolist():
             event: Any = {"time_us": frame.time_us, "position": frame.position + row}
-            if frame.kind not in _CHECKING:
-                decided = True
-                event["event"] = TransactionState(frame.batch.column("state")[row].as_py()).name.lower()
-                event["by"] = DecidedBy(frame.batch.column("decided_by")[row].as_py()).name.lower()
-                event["session"] = frame.batch.column("epoch")[row].as_py()
-            else:
-                event["event"] = _CHECKING[frame.kind]
-                asked = 0 if frame.kind == Kind.REOPENED else asked + (frame.kind == Kind.CHECKED)
-                if frame.kind == Kind.CHECKED:
-                    event["attempt"] = asked
             events.append(event)
-        if decided:  # the first decision is final, and nothing follows it
-            break
+            if frame.kind not in _CHECKING:
+                state, by, session = (
+                    frame.batch.column(name)[row].as_py() for name in ("state", "decided_by", "epoch")
+                )
+                event["event"] = TransactionState(state).name.lower()
+                event["by"], event["session"] = DecidedBy(by).name.lower(), session
+                return events  # the first decision is final, and nothing follows it
+            event["event"] = _CHECKING[frame.kind]
+            asked = 0 if frame.kind == Kind.REOPENED else asked + (frame.kind == Kind.CHECKED)
+            if frame.kind == Kind.CHECKED:
+                event["attempt"] = asked
     return events
 
 
 def warm_up(engine: Readable) -> None:
-    """Look up a message of a large log, just opened: so the first caller does not wait for what a process pays once."""
+    """Look up a message of a large, newly opened log, so that no caller waits for what a process pays once."""
     log = engine.log
     if log.next_position - log.first_position < WARM_ROWS:
         return
@@ -104,16 +98,15 @@ def warm_up(engine: Readable) -> None:
         queues = (queue for queue in engine.shard.ledger.topics.queues if queue.end > queue.head)
         return next((queue.positions(queue.end - 1, queue.end) for queue in queues), np.empty(0, np.int64))
 
-    with suppress(Exception):  # whatever it is, a look-up of that message reports it
+    with suppress(Exception):  # a look-up of that message reports it
         for row in _states(engine, engine.look(newest).result()):
             view_message(engine, row["topic"] or "", bytes(16), row["key"] or "")
 
 
 def find_messages(engine: Readable, message_id: bytes | None, key: str | None, topic: str | None, limit: int) -> Found:
-    """Return messages of an id, or with a key, newest first; each with its state and body. By its id also what one
-    group gets
-    in place of a dead letter. Damaged ones that cannot be compared are counted, but for the one of which the ledger
-    still knows that it has the id."""
+    """Return messages of an id, or with a key, newest first, each with its state and body; by id also those that
+    replace a dead letter of a group. Damaged messages that cannot be compared are counted, except the one that the
+    ledger still has under the id."""
     found: list[FoundMessage] = []
     unreadable = 0
     for positions, lost in _matches(engine, _end(engine), message_id, key, topic):
@@ -130,8 +123,8 @@ def find_messages(engine: Readable, message_id: bytes | None, key: str | None, t
 
 
 def _edits(engine: Readable, message_id: bytes, key: str | None, topic: str | None) -> list[FoundMessage]:
-    """Return the edited messages of an id: they stand in no topic, so no index has them. All edits that stand are
-    looked through; each was made manually."""
+    """Return the edited messages of an id. They are in no topic, so no index has them: all current edits are searched,
+    which are few, because operators make them."""
 
     def look() -> list[tuple[str, Place, int, int]]:
         ledger = engine.shard.ledger
@@ -139,29 +132,27 @@ def _edits(engine: Readable, message_id: bytes, key: str | None, topic: str | No
         for group in ledger.groups.groups.values():
             for queue_id, cursor in group.cursors.items():
                 offset = cursor.edited.find(message_id) if len(cursor.edited) else None
-                edit = None if offset is None else cursor.edited.get(offset)
-                if offset is not None and edit is not None:
+                if offset is not None and (edit := cursor.edited.get(offset)) is not None:
                     found.append((group.name, ledger.topics.queues[queue_id].place, offset, edit.position))
         return found
 
-    edits = [edit for edit in engine.glance(look).result() if topic in (None, edit[1].topic)]
-    edits = [edit for edit in edits if edit[3] >= engine.log.first_position]
+    first, edits = engine.log.first_position, engine.glance(look).result()
+    edits = [edit for edit in edits if topic in (None, edit[1].topic) and edit[3] >= first]
     rows = _rows(engine, np.array([edit[3] for edit in edits], np.int64)) if edits else []
-    told: list[FoundMessage] = []
+    found: list[FoundMessage] = []
     for row, (group, place, offset, _) in zip(rows, edits, strict=True):
-        if key is not None and not row["lost"] and row["key"] != key:
-            continue
         if row["lost"]:
             row |= {"topic": place.topic, "queue": place.queue}
+        elif key not in (None, row["key"]):
+            continue
         old = dict(row["properties"] or ()).get(EDITED_FROM)
-        told.append(_make_found(row, state="edited", offset=offset, visible=False, group=group, edited_from=old))
-    return told
+        found.append(_make_found(row, state="edited", offset=offset, visible=False, group=group, edited_from=old))
+    return found
 
 
 def view_message(engine: Readable, topic: str, message_id: bytes, key: str) -> FoundMessage | None:
-    """Return the message of a topic with an id, or else the newest with a key, that stands or still may: none that was
-    rolled back or has expired.
-    Corrupt(DAMAGED) if there is none, and a message that could not be compared may be it."""
+    """Return the message of a topic with an id, or else the newest with a key, that was neither rolled back nor has
+    expired. Corrupt(DAMAGED) if there is none, but a damaged message may be it."""
     end = _end(engine)
     unreadable = 0
     for identity, text in ((message_id, None), (None, key)):
@@ -189,13 +180,11 @@ def _standing_one(engine: Readable, positions: Int64s) -> FoundMessage | None:
 
 
 def _end(engine: Readable) -> int:
-    """Return the end of what there is, all of it durable. The writer is asked only if that is still being made so,
-    or has failed."""
+    """Return the end of the log once it is durable; the writer is involved only if it is not, or has failed."""
     end = engine.log.next_sequence
-    if engine.shard.failure is None and engine.log.durable_sequence >= end:
-        return end
-    asked: int = engine.look(lambda: engine.log.next_sequence).result()
-    return asked
+    if engine.shard.failure is not None or engine.log.durable_sequence < end:
+        end = engine.look(lambda: engine.log.next_sequence).result()
+    return end
 
 
 def _undone(engine: Readable, positions: Int64s) -> Bools:
@@ -211,20 +200,18 @@ def _undone(engine: Readable, positions: Int64s) -> Bools:
 def _matches(
     engine: Readable, end: int, message_id: bytes | None, key: str | None, topic: str | None
 ) -> Iterator[tuple[Int64s, int]]:
-    """Yield messages of an id, or with a key, or both: positions, newest first, and how many cannot be compared
-    that lie between them. Ends where retention has come meanwhile."""
-    known: Int64s | None = None
+    """Yield messages of an id, or with a key, or both: positions, newest first, and how many between them cannot be
+    compared. Ends where retention has removed messages meanwhile."""
     if message_id is None:
         matches = engine.log.find("key", key or "", topic, end=end)
     else:
         matches = engine.log.find("message_id", message_id, topic, end=end)
+    find_known = cache(partial(_find_known, engine, message_id))
     try:
         for match in matches:
             positions, lost = match.positions, 0
             if match.lost:
-                if known is None:
-                    known = _find_known(engine, message_id)
-                positions = positions[np.isin(positions, known)]
+                positions = positions[np.isin(positions, find_known())]
                 lost = len(match.positions) - len(positions)
             elif message_id is not None and key is not None:
                 keys = engine.log.salvage(positions, ["key"])[0].column("key")
@@ -236,51 +223,44 @@ def _matches(
 
 
 def _find_known(engine: Readable, message_id: bytes | None) -> Int64s:
-    """Return where the ledger remembers messages of this id, in whatever topic; nowhere if it is None."""
+    """Return the positions at which the ledger has an id, in any topic; none for None."""
 
     def look() -> Int64s:
         topics = engine.shard.ledger.topics.by_name.values()
         numbers = np.array([topic.number for topic in topics], np.int32)
         return engine.shard.ledger.dedup.find(pa.array([message_id] * len(numbers), ID), numbers).positions
 
-    nowhere = np.empty(0, np.int64)
-    return nowhere if message_id is None else engine.look(look).result()
+    return np.empty(0, np.int64) if message_id is None else engine.look(look).result()
 
 
 def _states(engine: Readable, positions: Int64s) -> list[FoundMessage]:
-    """Return the messages at these positions, with what became of them; without those that are beyond the retention
-    of their topic, or whose topic is deleted."""
+    """Return the messages at these positions with their states, without those beyond the retention of their topic or
+    in deleted topics."""
     if not len(positions):
         return []
     rows = _rows(engine, positions)
     half = np.array([row["half"] for row in rows])
 
-    def look() -> tuple[list[int], list[tuple[Place | None, int | None]], Bools]:
+    def look() -> tuple[list[str], list[tuple[Place | None, int | None]], Bools]:
         ledger = engine.shard.ledger
-        states = ledger.half_states(positions[half])[0].tolist() if half.any() else []
-        of_halves = iter(states)
-        placed = [not row["half"] or next(of_halves) == TransactionState.COMMITTED or row["lost"] for row in rows]
-        standing = [_standing(ledger, row) if stands else NOWHERE for row, stands in zip(rows, placed, strict=True)]
-        gone = np.array(
-            [
-                not row["lost"] and (ledger.topics.is_gone(row["queue_id"]) or (stands and place is NOWHERE))
-                for row, stands, place in zip(rows, placed, standing, strict=True)
-            ]
-        )
+        of_halves = iter(ledger.half_states(positions[half])[0].tolist() if half.any() else ())
+        states = [TransactionState(next(of_halves)).name.lower() if row["half"] else "plain" for row in rows]
+        standing, gone = [], np.zeros(len(rows), bool)
+        for at, (row, state) in enumerate(zip(rows, states, strict=True)):
+            is_placed = state in ("plain", "committed") or row["lost"]
+            standing.append(_standing(ledger, row) if is_placed else NOWHERE)
+            if not row["lost"]:
+                gone[at] = ledger.topics.is_gone(row["queue_id"]) or (is_placed and standing[-1] is NOWHERE)
         if gone.any():
             gone[gone] = ledger.delays.queue_ids_of(positions[gone]) < 0
         return states, standing, gone
 
-    states, standing, gone = engine.glance(look).result()
-    of_halves = iter(states)
     found: list[FoundMessage] = []
-    for row, (place, offset), left in zip(rows, standing, gone.tolist(), strict=True):
-        state: Any = TransactionState(next(of_halves)).name.lower() if row["half"] else "plain"
-        if left:
-            continue
+    for row, state, (place, offset), left in zip(rows, *engine.glance(look).result(), strict=True):
         if place is not None and row["lost"]:
             row |= {"topic": place.topic, "queue": place.queue}
-        found.append(_make_found(row, state=state, offset=offset, visible=offset is not None))
+        if not left:
+            found.append(_make_found(row, state=state, offset=offset, visible=offset is not None))
     return found
 
 
@@ -290,31 +270,29 @@ def _make_found(row: dict[str, Any], **standing: Any) -> FoundMessage:
 
 
 def _standing(ledger: Ledger, row: dict[str, Any]) -> tuple[Place | None, int | None]:
-    """Return the queue in which a row stands, and its offset there. Of a row that is lost every queue is asked."""
+    """Return the queue of a row and its offset there. For a lost row every queue is searched."""
     queues = ledger.topics.queues if row["lost"] else [ledger.queue(row["queue_id"])]
     for queue in queues:
         since_us = 0 if row["lost"] else max(row["stored_us"], row["visible_us"])
         if (offset := queue.find(row["position"], since_us)) is not None:
             return queue.place, offset
-    return NOWHERE  # also what waits for its time
+    return NOWHERE  # or delayed
 
 
 def _rows(engine: Readable, positions: Int64s) -> list[dict[str, Any]]:
-    """Return stored messages as dicts, with ``position, transaction, half, damaged`` (the place or None) and
-    ``lost`` (all of it is)."""
+    """Return stored messages as dicts, with ``position, transaction, half, damaged`` (the place or None) and ``lost``
+    (not only its body)."""
     stored, damaged = engine.log.salvage(positions)
     kinds = np.asarray(engine.log.kind_at(positions))
     transactions = owners_of(stored, positions, engine.log)
     rows: list[dict[str, Any]] = stored.to_pylist()
     for number, (row, owner) in enumerate(zip(rows, transactions.to_pylist(), strict=True)):
-        damage = damaged.get(number)
         row["position"] = int(positions[number])
         row["half"] = bool(kinds[number] == Kind.HALF)
         row["transaction"] = None if owner is None else str(TransactionId.from_bytes(owner))
-        row["damaged"] = None if damage is None else str(damage)
-        row["lost"] = damage is not None and not damage.body_only
-        if damage is not None:
-            row["body"] = None
+        row["damaged"], row["lost"] = None, False
+        if (damage := damaged.get(number)) is not None:
+            row |= {"damaged": str(damage), "lost": not damage.body_only, "body": None}
         if row["lost"]:
             row |= {"topic": None, "message_id": None}
     return rows
@@ -323,16 +301,15 @@ def _rows(engine: Readable, positions: Int64s) -> list[dict[str, Any]]:
 def describe(row: dict[str, Any]) -> Message:
     """One stored message for JSON."""
     identity, body = row["message_id"], row["body"]
-    message: Message = {name: row[name] for name in MessageFields.__annotations__} | {  # type: ignore[assignment]
-        "properties": dict(row["properties"] or ()),
-        "message_id": None if identity is None else identity.hex(),
-        "body_base64": None if body is None else base64.b64encode(body).decode(),
-    }
-    return message
+    message: Any = {name: row[name] for name in MessageFields.__annotations__}
+    message["properties"] = dict(row["properties"] or ())
+    message["message_id"] = None if identity is None else identity.hex()
+    message["body_base64"] = None if body is None else base64.b64encode(body).decode()
+    return message  # type: ignore[no-any-return]
 
 
 def damaged_places(engine: Readable, group: str, places: Int64s) -> Bools:
-    """Return which of these (queue id, offset) cannot be delivered to a group, because their content is lost."""
+    """Return which of these (queue id, offset) have lost their content and cannot be delivered to a group."""
 
     def look() -> Int64s:
         ledger = engine.shard.ledger

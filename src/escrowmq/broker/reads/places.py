@@ -11,10 +11,8 @@ from escrowmq.broker.reads.readable import Readable
 from escrowmq.errors import Code, error
 from escrowmq.ledger.groups import order, receiving, subscriptions
 from escrowmq.ledger.groups.cursors import Cursor, State
-from escrowmq.ledger.groups.failed import SparseOffsets
 from escrowmq.ledger.groups.group import Group
 from escrowmq.ledger.ledger import Ledger
-from escrowmq.ledger.queues.queues import QueueIndex
 from escrowmq.schemas import Kind
 from escrowmq.wire.actions.standing import AskOfMessage, AtGroup, OfMessage
 
@@ -30,13 +28,11 @@ def message_standing(engine: Readable, request: AskOfMessage) -> OfMessage:
         ledger = engine.shard.ledger
         queue_id = ledger.queue_id(request["topic"], request["queue"])
         queue = ledger.queue(queue_id)
+        place = f"{request['topic']}/{request['queue']}"
         if offset >= queue.end:
-            raise error(Code.NOT_FOUND, f"{request['topic']}/{request['queue']} ends before offset {offset}")
+            raise error(Code.NOT_FOUND, f"{place} ends before offset {offset}")
         if offset < queue.head:
-            text = (
-                f"offset {offset} of {request['topic']}/{request['queue']} has left the log; the first is {queue.head}"
-            )
-            raise error(Code.RANGE_PURGED, text)
+            raise error(Code.RANGE_PURGED, f"offset {offset} of {place} has left the log; the first is {queue.head}")
         concerned = [group for group in ledger.groups.groups.values() if _concerns(ledger, group, queue_id)]
         stands = [_at_group(ledger, group, queue_id, offset) for group in concerned[:MOST_GROUPS]]
         position = int(queue.positions(offset, offset + 1)[0])
@@ -74,22 +70,20 @@ def _at_group(ledger: Ledger, group: Group, queue_id: int, offset: int) -> AtGro
         "receiving": 0,
         "paused": group.is_paused(queue.place.topic),
     }
+    more: Any = {}
     if offset >= cursor.next:
-        more: Any = {
-            "before": offset - max(cursor.next, queue.head),
-            "chosen": _is_chosen(ledger, group, queue, offset),
-        }
+        tags = receiving.tag_numbers(subscription.tags, ledger.topics)
+        chosen = tags is None or bool(receiving.matching(queue, offset, offset + 1, tags)[0])
+        more = {"before": offset - max(cursor.next, queue.head), "chosen": chosen}
     else:
         state = _state(cursor, offset)
-        more = {"state": state.name.lower()}
         if state is State.LEASED:
-            more |= _lease(group, cursor, offset)
+            more = _lease(group, cursor, offset)
         elif state is State.RETRYING:
-            more |= _retry(cursor, offset, subscription.ordered)
-        elif state is State.DEAD:
-            letter = cursor.dead.letter(offset)
-            assert letter is not None
-            more |= {"dead_us": letter[0], "attempt": letter[1], "cause": letter[2]}
+            more = _retry(cursor, offset, subscription.ordered)
+        elif state is State.DEAD and (letter := cursor.dead.letter(offset)) is not None:
+            more = dict(zip(("dead_us", "attempt", "cause"), letter, strict=True))
+        more["state"] = state.name.lower()
     return {**stands, **more}
 
 
@@ -100,19 +94,13 @@ def _state(cursor: Cursor, offset: int) -> State:
     return State(int(states[int(np.searchsorted(starts, offset, side="right")) - 1]))
 
 
-def _is_chosen(ledger: Ledger, group: Group, queue: QueueIndex, offset: int) -> bool:
-    tags = receiving.tag_numbers(group.subscription.tags, ledger.topics)
-    return tags is None or bool(receiving.matching(queue, offset, offset + 1, tags)[0])
-
-
 def _lease(group: Group, cursor: Cursor, offset: int) -> dict[str, Any]:
     lease = next(one for one in cursor.leases.values() if one.holds(offset))
     member = group.members.get(lease.member)
-    by_time = not subscriptions.holds(group.subscription)
     return {
         "lease": lease.id,
         "attempt": lease.attempt,
-        "deadline_us": lease.deadline_us if by_time else None,
+        "deadline_us": None if subscriptions.holds(group.subscription) else lease.deadline_us,
         "member": lease.member,
         "instance": None if member is None else member.name,
         "in_doubt": offset >= lease.doubt,
@@ -121,17 +109,13 @@ def _lease(group: Group, cursor: Cursor, offset: int) -> dict[str, Any]:
 
 def _retry(cursor: Cursor, offset: int, ordered: bool) -> dict[str, Any]:
     rows = order.waiting(cursor)
-    row = _row(cursor.retries, offset)
+    row = cursor.retries.span(offset, offset)[0]
     found = {"attempt": int(rows.attempts[row]), "due_us": int(rows.due_us[row])}
     if ordered:
         of_key = rows.keys[:row] == rows.keys[row] if rows.knows_all else np.ones(row, bool)
         if of_key.any():
             found["behind"] = int(rows.offsets[int(of_key.argmax())])
     return found
-
-
-def _row(offsets: SparseOffsets, offset: int) -> int:
-    return offsets.span(offset, offset)[0]
 
 
 def _read_lease_time(engine: Readable, lease: int) -> int | None:

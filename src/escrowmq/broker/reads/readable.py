@@ -26,19 +26,20 @@ class HoldsLedger(Protocol):
 
 
 class Connected(Protocol):
-    """Which producers are connected."""
+    """The producers that are connected."""
 
     def count(self, group: str) -> int:
         """Return how many of a producer group."""
-        ...
 
     def about(self, transaction: int) -> tuple[int | None, int | None]:
         """Return the session that is asked about a transaction now, and when UNKNOWN was last answered about it."""
-        ...
 
 
 class Readable(Protocol):
     """A shard whose ledger and log can be read."""
+
+    settings: BrokerSettings
+    clock: Clock
 
     @property
     def log(self) -> StoredLog: ...
@@ -52,21 +53,14 @@ class Readable(Protocol):
     @property
     def status(self) -> str: ...
 
-    settings: BrokerSettings
-    clock: Clock
-
     def receiving(self, group: str) -> int:
-        """Return how many receives of a consumer group wait for messages now."""
-        ...
+        """Return how many receives of a consumer group wait for messages."""
 
     def look(self, look: Callable[[], T]) -> Future[T]:
-        """Run ``look`` where the ledger may be read; its answer comes when what it saw is durable."""
-        ...
+        """Run ``look`` where the ledger may be read. The future is done when what it read is durable."""
 
     def glance(self, look: Callable[[], T]) -> Future[T]:
-        """As :meth:`look`, of what changes nothing, nothing derived either; perhaps on the calling thread."""
-        ...
+        """As :meth:`look`, for a query that changes nothing, derived data included; perhaps on the calling thread."""
 
     def wait_for(self, look: Callable[[], T], wait_us: int) -> Future[T]:
-        """As :meth:`look`, again until it gives something; None after ``wait_us``."""
-        ...
+        """As :meth:`look`, again until it is not None; None after ``wait_us``."""

@@ -1,16 +1,13 @@
-"""The state of every topic and group: for the metrics with labels. One look at the ledger, then the times of a few
-positions.
-"""
+"""The state of every topic and group, for metrics with labels: one look at the ledger, then the times of positions."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
 from escrowmq.broker.reads.readable import HoldsLedger, Readable
-from escrowmq.ledger.groups.cursors import Cursor, State
+from escrowmq.ledger.groups.cursors import State
 from escrowmq.ledger.groups.group import Group
 from escrowmq.ledger.groups.subscriptions import queue_ids
 from escrowmq.ledger.listings import producers_list, topics_list
@@ -18,17 +15,16 @@ from escrowmq.ledger.listings import producers_list, topics_list
 
 @dataclass(slots=True)
 class Standing:
-    """One thing: its labels by name, and its numbers by name."""
+    """One topic or group: its labels and its numbers by name."""
 
     labels: dict[str, str]
     numbers: dict[str, float]
-    oldest: int = field(default=-1)  # position of the oldest message that is not done; -1: all are
+    oldest: int = -1  # position of the oldest message that is not done; -1: all are
 
 
 def standing(engine: Readable) -> dict[str, list[Standing]]:
-    """Collect the state of topics and groups, by kind: ``topic`` (stored, end), ``consumer`` (of each group and
-    topic: lag, leased, retrying, dead, lag_seconds), ``producer`` (of each group: open, parked, oldest_seconds,
-    connected)."""
+    """Collect the state by kind: ``topic`` (stored, end), ``consumer`` (for each group and topic: lag, leased,
+    retrying, dead, lag_seconds) and ``producer`` (for each group: open, parked, oldest_seconds, connected)."""
     found: dict[str, list[Standing]] = engine.look(lambda: _look(engine.shard)).result()
     now_us = engine.clock.now_us()
     behind = [one for one in found["consumer"] if one.oldest >= engine.log.first_position]
@@ -50,18 +46,15 @@ def _look(shard: HoldsLedger) -> dict[str, list[Standing]]:
         numbers = {"stored": sum(end - head for head, end in ends), "end": sum(end for _, end in ends)}
         topics.append(Standing({"topic": topic["name"]}, numbers))
     consumers = [one for group in ledger.groups.groups.values() for one in _of_group(shard, group)]
-    producers = [
-        Standing(
-            {"group": one["group"]},
-            {"open": one["open"], "parked": one["parked"], "oldest_us": one["oldest_us"] or 0},
-        )
-        for one in producers_list(ledger)
-    ]
+    producers = []
+    for one in producers_list(ledger):
+        numbers = {"open": one["open"], "parked": one["parked"], "oldest_us": one["oldest_us"] or 0}
+        producers.append(Standing({"group": one["group"]}, numbers))
     return {"topic": topics, "consumer": consumers, "producer": producers}
 
 
 def _of_group(shard: HoldsLedger, group: Group) -> list[Standing]:
-    """Return a group in each of its topics."""
+    """Return the state of a group in each of its topics."""
     found: dict[str, Standing] = {}
     topics = shard.ledger.topics
     for id in {*group.cursors, *queue_ids(group.subscription.topics, topics)}:
@@ -74,20 +67,12 @@ def _of_group(shard: HoldsLedger, group: Group) -> list[Standing]:
         one.numbers["paused"] = float(group.is_paused(name))
         for number, count in zip(_COUNTED, counts, strict=True):
             one.numbers[number] += count
-        offset = _oldest(cursor, waiting, queue.head)
-        if offset is not None and queue.head <= offset < queue.end:
+        unfinished = [max(cursor.next, queue.head)] if waiting else []
+        unfinished += [lease.start for lease in cursor.leases.values()] + cursor.retries.offsets[:1].tolist()
+        if unfinished and queue.head <= (offset := min(unfinished)) < queue.end:
             position = int(queue.positions(offset, offset + 1)[0])
             one.oldest = position if one.oldest < 0 else min(one.oldest, position)
     return list(found.values())
 
 
 _COUNTED = ("lag", "leased", "retrying", "dead", "lag_seconds")
-
-
-def _oldest(cursor: Cursor, waiting: int, head: int) -> int | None:
-    """Return the first offset that is to be consumed still."""
-    candidates: list[Any] = [max(cursor.next, head)] if waiting else []
-    candidates += [lease.start for lease in cursor.leases.values()]
-    if len(cursor.retries.offsets):
-        candidates.append(int(cursor.retries.offsets[0]))
-    return min(candidates, default=None)

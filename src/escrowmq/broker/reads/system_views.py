@@ -18,9 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from escrowmq.broker.reads import group_views
-from escrowmq.broker.reads.chunks import Chunk, chunked, kept, range_of
+from escrowmq.broker.reads.chunks import Chunk, chunked, kept, lost_rows, range_of, shown
 from escrowmq.broker.reads.filters import Filter
-from escrowmq.broker.reads.marking import lost_rows, shown
 from escrowmq.broker.reads.readable import Readable
 from escrowmq.errors import Code, error
 from escrowmq.ledger.columns.arrays import Bools, Int64s

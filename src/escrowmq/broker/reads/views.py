@@ -16,10 +16,9 @@ import numpy as np
 import pyarrow as pa
 
 from escrowmq.broker.columns import DELIVERED, delivered, owners_of
-from escrowmq.broker.reads.chunks import BYTES, ROWS, purged, range_of
+from escrowmq.broker.reads.chunks import BYTES, ROWS, marked, marks_of, purged, range_of
 from escrowmq.broker.reads.files import open_file
 from escrowmq.broker.reads.filters import Filter, chosen_columns, coalesced, limited
-from escrowmq.broker.reads.marking import marked, marks_of
 from escrowmq.broker.reads.readable import Readable
 from escrowmq.broker.reads.system_views import OF_GROUPS, read_view
 from escrowmq.broker.requests import checked

@@ -1,8 +1,8 @@
-"""The calls of a node: to its engine while it leads; refused, with who leads, while it does not.
+"""Entry point of a replica: forwards calls to the engine while leading, otherwise rejects them with the leader's URL.
 
-Carriers keep one door for as long as the process runs. ``hello``, ``health`` and ``stats`` are answered in every role.
-Everything else is refused by NOT_LEADER while the node follows: surely not applied, and the hint is the leader's URL,
-if it is known.
+A server keeps one door for the life of the process. ``hello``, ``health`` and ``stats`` are answered in every role.
+All other calls to a standby are rejected with NOT_LEADER: they were not applied, and the hint is the leader's URL, if
+it is known.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -21,7 +21,6 @@ from escrowmq.broker.calls import Calls
 from escrowmq.broker.failures import answer
 from escrowmq.broker.reads.deliveries import Allowance
 from escrowmq.broker.recording import recorded
-from escrowmq.broker.replicas.asked import Asked
 from escrowmq.broker.replicas.candidate import rank_of
 from escrowmq.broker.requests import checked
 from escrowmq.broker.writer.checkback import Listener
@@ -34,14 +33,31 @@ from escrowmq.wire.actions import brokers
 from escrowmq.wire.actions.action import Nothing
 from escrowmq.wire.parcels import Done
 
-RETRY_SECONDS = 0.2  # when a caller who was refused may ask again
+RETRY_SECONDS = 0.2  # retry interval of rejected callers
 HAND_OVER_SECONDS = 10.0  # how long the answer to `step_down` waits for another leader
 LEADER, STANDBY = "leader", "standby"
+PROBES_PER_SECOND = 500.0
+USUAL_SECONDS = 0.15  # probe interval of clients without advice; shorter ones need no advice
+LONGEST_SECONDS = 5.0  # the end of the schedule: later probes share its last slots
+
+
+class ProbeLimit:
+    """The interval that a standby advises to clients that probe it, so that thousands do not overload the node that is
+    about to lead: each ``hello`` gets the next free slot, ``PROBES_PER_SECOND`` a second. One thread at a time."""
+
+    def __init__(self) -> None:
+        self._free = 0.0  # when the next free slot comes; seconds of a monotonic clock
+
+    def again_ms(self, now: float) -> int:
+        """Count one probe. Returns when this client may probe again (ms); 0: at any time."""
+        self._free = min(max(self._free, now) + 1 / PROBES_PER_SECOND, now + LONGEST_SECONDS)
+        ahead = self._free - now
+        return round(ahead * 1000) if ahead > USUAL_SECONDS else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """The knowledge of a standby. ``time_us``: its clock, then; ``away``: Kafka does not answer."""
+    """The state of a standby. ``time_us``: its clock at that time; ``away``: Kafka does not answer."""
 
     leader: str | None = None
     shard: int = 0
@@ -70,7 +86,7 @@ class Door:
         self._in_doubt = False
         self._followed = Followed(problem="it has not reached the log yet")
         self._carrier: int | None = None
-        self._asked = Asked()
+        self._probes = ProbeLimit()
 
     # The node
 
@@ -78,8 +94,8 @@ class Door:
         """Return this node's place among the followers of a leader."""
         return rank_of(self.url, self._replicas, leader)
 
-    def leads(self, calls: Calls) -> None:
-        """From now on calls are taken, by these."""
+    def begin_leading(self, calls: Calls) -> None:
+        """Accept calls, and forward them to ``calls``."""
         with self._lock:
             if self._carrier is not None:
                 calls.engine.run_rounds_here(self._carrier)
@@ -88,31 +104,27 @@ class Door:
             self._led, self._in_doubt = calls, False
             self._lock.notify_all()
 
-    def follows(self, followed: Followed) -> None:
-        """From now on calls are refused; what is known meanwhile."""
+    def begin_following(self, followed: Followed) -> None:
+        """Reject calls from now on, with what is known of the log."""
         with self._lock:
             self._led, self._followed = None, followed
             self._lock.notify_all()
 
-    def doubts(self, in_doubt: bool) -> None:
-        """Whether it is too long ago that this node surely led. Then another one may lead: calls are refused, and
-        clients whose answers will not come are released, to look for it. The engine stays: if nobody else leads, it
-        goes on."""
+    def set_doubt(self, in_doubt: bool) -> None:
+        """Set whether the last proof of leading is too old. Then another node may lead: calls are rejected, and waiting
+        clients are disconnected, so that they look for it. The engine stays, and continues if no other node leads."""
         with self._lock:
             led, new = self._led, in_doubt and not self._in_doubt
             if led is not None and new:
-                log = led.engine.log
                 text = "it does not know any more whether it leads: Kafka does not answer"
-                self._followed = Followed(
-                    None, log.shard, log.epoch, log.next_position, led.engine.clock.now_us(), 0.0, True, text
-                )
+                self._followed = replace(_last_state(led), away=True, problem=text)
             self._in_doubt = in_doubt
         if new:
             self.on_doubt()
 
     @property
     def _calls(self) -> Calls | None:
-        """The calls of the engine, while they are taken."""
+        """The calls of the engine, while they are accepted."""
         return None if self._in_doubt else self._led
 
     @property
@@ -122,7 +134,7 @@ class Door:
         return calls.engine if calls is not None else None
 
     def wait_for_leader(self, timeout: float) -> str | None:
-        """Return the URL of who leads, when somebody does; None after ``timeout`` seconds."""
+        """Wait for a leader. Returns its URL, or None after ``timeout`` seconds."""
         with self._lock:
             self._lock.wait_for(lambda: self._leader() is not None, timeout)
             return self._leader()
@@ -130,7 +142,7 @@ class Door:
     def _leader(self) -> str | None:
         return self.url if self._calls is not None else self._followed.leader
 
-    # What carriers call
+    # Calls of the server
 
     @property
     def identity(self) -> tuple[int, int]:
@@ -141,7 +153,7 @@ class Door:
     def refused(self, code: Code) -> None:
         """Count a call that the server refused with this code."""
         calls = self._calls
-        (calls.refused if calls is not None else self._refusals.saw)(code)
+        (calls.refused if calls is not None else self._refusals.count)(code)
 
     def exchange(
         self,
@@ -152,21 +164,19 @@ class Door:
         allowance: Allowance | None = None,
     ) -> Future[pa.RecordBatch]:
         """See :meth:`escrowmq.broker.calls.Calls.exchange`."""
-        calls = self._calls
-        if calls is None:
+        if (calls := self._calls) is None:
             return answer(Future(), self._refusal())
         return calls.exchange(kind, batch, options, source, allowance)
 
     def parcel(self, parcel: Parcel, done: Done, sound_bytes: int | None = None, source: Hashable = None) -> None:
         """See :meth:`escrowmq.broker.calls.Calls.parcel`."""
-        calls = self._calls
-        if calls is None:
+        if (calls := self._calls) is None:
             done(self._refusal())
         else:
             calls.parcel(parcel, done, sound_bytes, source)
 
     def action(self, name: str, request: Mapping[str, object]) -> Json:
-        """One JSON question."""
+        """See :meth:`escrowmq.broker.calls.Calls.action`."""
         calls = self._calls
         if name == brokers.STEP_DOWN.name:
             return self._step_down(request)
@@ -191,38 +201,33 @@ class Door:
         return self._leading().watch(session)
 
     def leave(self, listener: Listener) -> None:
-        """Remove a check-back subscription whose connection is gone; a stopped engine has closed its own."""
-        calls = self._led
-        if calls is not None:
+        """See :meth:`escrowmq.broker.calls.Calls.leave`."""
+        if (calls := self._led) is not None:
             calls.leave(listener)
         else:
             listener.close()
 
     def give_back_unseen(self, group: str, delivery: pa.RecordBatch) -> None:
-        """See :meth:`escrowmq.broker.calls.Calls.give_back_unseen`. The leases are in the log: the leader now knows
-        them, and their time ends them."""
-        calls = self._led
-        if calls is not None:
+        """See :meth:`escrowmq.broker.calls.Calls.give_back_unseen`. Without leading, the leases just expire."""
+        if (calls := self._led) is not None:
             calls.give_back_unseen(group, delivery)
 
     def run_rounds_here(self) -> None:
-        """Mark the calling thread as one of the server's own."""
+        """See :meth:`escrowmq.broker.calls.Dispatcher.run_rounds_here`."""
         with self._lock:
             self._carrier = threading.get_ident()
             if self._led is not None:
                 self._led.engine.run_rounds_here(self._carrier)
 
     def run(self) -> None:
-        """See that what the carrier's thread submitted is worked on."""
-        calls = self._led
-        if calls is not None:
+        """See :meth:`escrowmq.broker.calls.Dispatcher.run`."""
+        if (calls := self._led) is not None:
             calls.run()
 
     # Answers of its own
 
     def _leading(self) -> Calls:
-        calls = self._calls
-        if calls is None:
+        if (calls := self._calls) is None:
             raise self._refusal()
         return calls
 
@@ -233,47 +238,40 @@ class Door:
         return error(Code.NOT_LEADER, f"this broker follows; {leader} leads", leader, RETRY_SECONDS)
 
     def _step_down(self, request: Mapping[str, object]) -> Json:
-        asked = checked(brokers.STEP_DOWN.request, request)
+        given = checked(brokers.STEP_DOWN.request, request)
         calls = self._leading()
         epoch = calls.engine.log.epoch
-        if asked["epoch"] != epoch:
-            text = f"the log was opened again: this is epoch {epoch}, not {asked['epoch']}"
+        if given["epoch"] != epoch:
+            text = f"the log was opened again: this is epoch {epoch}, not {given['epoch']}"
             raise error(Code.BAD_REQUEST, text, "it was handed over already; ask `hello` who leads")
-        with recorded(calls.engine, brokers.STEP_DOWN, asked, url=self.url) as done:
+        with recorded(calls.engine, brokers.STEP_DOWN, given, url=self.url) as done:
             with self._lock:
                 if self._calls is not calls:
                     raise self._refusal()
-                self._led, self._followed = None, self._stood(calls)
+                self._led, self._followed = None, _last_state(calls)
             done.ended = {"epoch": epoch, "stepped_down": True}
         began = time.monotonic()
         self.on_step_down()
         leader = self.wait_for_leader(HAND_OVER_SECONDS)
-        said: Json = {"epoch": epoch, "seconds": time.monotonic() - began}
-        return said if leader is None else {**said, "leader": leader}
-
-    def _stood(self, calls: Calls) -> Followed:
-        log = calls.engine.log
-        return Followed(None, log.shard, log.epoch, log.next_position, calls.engine.clock.now_us())
+        return {"epoch": epoch, "seconds": time.monotonic() - began} | _named(leader)
 
     def _hello(self) -> Json:
         known = self._followed
         if not known.shard:
             raise error(Code.NOT_LEADER, "this broker has not yet read the beginning of the log", "", RETRY_SECONDS)
-        said: Json = dict(described(self.settings, known.shard, known.epoch, known.time_us))
         with self._lock:
-            again_ms = self._asked.again_ms(time.monotonic())
-        return {**said, "again_ms": again_ms} if again_ms else said
+            again_ms = self._probes.again_ms(time.monotonic())
+        more = {"again_ms": again_ms} if again_ms else {}
+        return {**described(self.settings, known.shard, known.epoch, known.time_us), **more}
 
     def _role(self) -> Json:
-        leading, leader = self._calls is not None, self._leader()
-        said: Json = {"role": LEADER if leading else STANDBY, "replicas": self.replicas}
-        return said if leader is None else {**said, "leader": leader}
+        role = LEADER if self._calls is not None else STANDBY
+        return {"role": role, "replicas": self.replicas} | _named(self._leader())
 
     @property
     def replicas(self) -> list[str]:
-        """URLs of the nodes: those that were configured, this one, and the one that leads."""
-        leader = self._leader()
-        return list(dict.fromkeys([*self._replicas, self.url, *([leader] if leader is not None else [])]))
+        """URLs of the nodes: those in the configuration, this one, and the leader."""
+        return [url for url in dict.fromkeys([*self._replicas, self.url, self._leader()]) if url is not None]
 
     def _health(self) -> Json:
         known = self._followed
@@ -285,18 +283,23 @@ class Door:
 
     def _stats(self) -> Json:
         known = self._followed
-        return {
-            "log_position": known.position,
-            "log_epoch": known.epoch,
-            "log_silent_seconds": known.silent_for if known.silent_for < 1e9 else -1.0,
-        }
+        silent = known.silent_for if known.silent_for < 1e9 else -1.0
+        return {"log_position": known.position, "log_epoch": known.epoch, "log_silent_seconds": silent}
 
     def _numbers(self) -> Json:
         calls = self._calls
-        said: Json = {"leads": float(calls is not None), "take_overs_total": self.take_overs}
-        if calls is not None:
-            said |= {"log_epoch": calls.engine.log.epoch, "log_silent_seconds": 0.0}
-        return said
+        more = {} if calls is None else {"log_epoch": calls.engine.log.epoch, "log_silent_seconds": 0.0}
+        return {"leads": float(calls is not None), "take_overs_total": self.take_overs, **more}
+
+
+def _last_state(led: Calls) -> Followed:
+    """Return the state of a node that led."""
+    log = led.engine.log
+    return Followed(None, log.shard, log.epoch, log.next_position, led.engine.clock.now_us())
+
+
+def _named(leader: str | None) -> Json:
+    return {} if leader is None else {"leader": leader}
 
 
 _ANSWERED: dict[str, tuple[Callable[[Door], Json], Callable[[Door], Json]]] = {
@@ -304,4 +307,4 @@ _ANSWERED: dict[str, tuple[Callable[[Door], Json], Callable[[Door], Json]]] = {
     brokers.HEALTH.name: (Door._health, lambda _: {}),
     brokers.STATS.name: (Door._stats, Door._numbers),
 }
-"""By the action's name: the answer of a node that follows, and what is added in every role."""
+"""By the action's name: the answer of a standby, and the additions in every role."""

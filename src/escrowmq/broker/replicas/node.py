@@ -1,12 +1,11 @@
 """One node of a shard: standby → leader → standby, in one process, on a thread of its own.
 
-Each *term* begins with opening the replica in the folder and folding its ledger. The node follows until it is time to
-claim (``candidate.py``), takes over with the ledger that it has kept warm, and leads until its shard stops: because
-another node claimed the log, because the log failed, because it was asked to step down, or because the process ends.
-Whatever the ledger of a leader has applied and the log did not take is thrown away with it: the next term folds anew
-from what counts.
+Each *term* begins with opening the replica in the folder and folding its ledger. The node follows until it may claim
+(``candidate.py``), takes over with its warm ledger, and leads until its shard stops, because another node claimed the
+log, the log failed, it steps down, or the process ends. Events that the ledger of a leader has applied and the log did
+not accept are discarded with it: the next term folds the log again.
 
-What does not pass by itself (a folder of something else, a damaged log) ends the node: :attr:`Node.failure`.
+A permanent error (a folder of something else, a damaged log) ends the node: :attr:`Node.failure`.
 """
 
 from __future__ import annotations
@@ -34,26 +33,20 @@ from escrowmq.platform.failpoints import reach
 from escrowmq.platform.logs import tell
 from escrowmq.settings import BrokerSettings
 
-LOOK_SECONDS = 0.05  # between two looks of the node's thread at its orders and at the log's state
-PAUSE_SECONDS = 0.5  # after a term that ended by a fault, before the next begins
-DOUBT = 1.25
-"""A leader without a proof for so many times the silence lets its clients look for another one: as long as a standby
-waits at most that goes by the same.
-"""
-HOLDS_BACK = 3.0
-"""A node that stepped down claims nothing for so many times the silence, unless another one leads before."""
-BEGIN_SECONDS = 5.0
-"""How long a start waits for the folder to be opened; a Kafka that is away is waited for by the node, not by its start.
-"""
+LOOK_SECONDS = 0.05  # poll interval of the node's thread for orders and the state of the log
+PAUSE_SECONDS = 0.5  # after a term that ended by a fault
+DOUBT = 1.25  # age of a proof, in silences, at which a leader disconnects clients: the longest wait of a standby
+HOLDS_BACK = 3.0  # silences for which a node that stepped down claims nothing, unless another one leads before
+BEGIN_SECONDS = 5.0  # how long a start waits for the folder to be opened; only the node itself waits for Kafka
 AWAY = "Kafka does not answer: nobody claims the log meanwhile"
-LEAST_SILENCE = 1.0  # leaders give a sign of life every half second
+LEAST_SILENCE = 1.0  # leaders send a heartbeat every half second
 
 logger = logging.getLogger(__name__)
 
 
 class Node:
-    """A node over a folder. ``opening`` opens its replica; ``door`` is what its carriers ask. ``give_up``, called from
-    another thread, ends what the opened one, or the one that is being opened, waits for."""
+    """A node over a folder. ``opening`` opens its replica; ``door`` receives its calls. ``give_up``, from another
+    thread, ends the waiting of the replica, or of its opening."""
 
     def __init__(
         self,
@@ -80,8 +73,7 @@ class Node:
         self._holds_back = 0.0
         self._told_silence = 0.0
         self._leading = False
-        self._followed = False
-        """Whether it has followed the log in this process: what is wrong with its settings would have been said."""
+        self._followed = False  # whether it has followed the log in this process, so its settings are right
         self._told = ""  # the last problem that was logged
         self._thread = threading.Thread(target=self._work, name="escrowmq-node", daemon=True)
         self._begun = threading.Event()
@@ -91,8 +83,7 @@ class Node:
     # Orders
 
     def start(self) -> None:
-        """Open the folder and follow, on a thread; waits a moment for what is wrong with folder or log, and raises
-        that."""
+        """Open the folder and follow, on a thread. Waits a moment for errors of folder or log, and raises them."""
         self._thread.start()
         self._begun.wait(BEGIN_SECONDS)
         if isinstance(self.failure, EscrowError):
@@ -100,11 +91,11 @@ class Node:
             raise self.failure
 
     def stop(self) -> None:
-        """Lead no more, or follow no more; a leader releases the log."""
+        """Stop leading or following; a leader releases the log."""
         self._stopping.set()
         self._rung.set()
         if not self._leading:
-            self._give_up()  # a Kafka that is away is not waited for
+            self._give_up()  # of waiting for Kafka
         if self._thread.ident is not None:
             self._thread.join()
 
@@ -128,20 +119,21 @@ class Node:
                     if not self._stopping.is_set():
                         if not passes(problem, self._followed):
                             raise
-                        self._trouble("term", f"it cannot follow the log, and tries again: {problem}")
-                        self._door.follows(Followed(problem=f"it cannot follow the log, and tries again: {problem}"))
+                        text = f"it cannot follow the log, and tries again: {problem}"
+                        self._log_trouble("term", text)
+                        self._door.begin_following(Followed(problem=text))
                         self._begun.set()
                         self._stopping.wait(PAUSE_SECONDS)
         except BaseException as problem:
             self.failure = problem
-            if not isinstance(problem, EscrowError):  # which its process raises
+            if not isinstance(problem, EscrowError):  # its process raises an EscrowError
                 logger.error("the node ended: %s", problem, exc_info=True)
-            self._door.follows(Followed(problem=f"the node ended: {problem}"))
+            self._door.begin_following(Followed(problem=f"the node ended: {problem}"))
         finally:
             self._begun.set()
 
-    def _trouble(self, event: str, what: str = "") -> None:
-        """Tell what keeps the node from its work, once, and when it is over."""
+    def _log_trouble(self, event: str, what: str = "") -> None:
+        """Log a problem once, and its end."""
         if what and what != self._told:
             tell(logging.WARNING, event, what, cause=what)
         elif self._told and not what:
@@ -153,12 +145,12 @@ class Node:
         warm, log = None, None
         try:
             warm = WarmLedger(replica, self._settings.snapshot_bytes)
-            self._say(replica, warm)
-            self._trouble("term")
+            self._report(replica, warm)
+            self._log_trouble("term")
             self._followed = True
             self._begun.set()
             if self._follow(replica, warm):
-                self._say(replica, warm)
+                self._report(replica, warm)
                 log = replica.take_over(version("escrowmq"), self._silence)
         finally:
             if log is None:
@@ -174,15 +166,15 @@ class Node:
                 warm.close()
 
     def _follow(self, replica: Replica, warm: WarmLedger) -> bool:
-        """Until it is time to claim: True; or to end."""
+        """Follow until it is time to claim (True) or to stop."""
         candidate = Candidate(self._silence, self._random, time.monotonic(), self._holds_back)
         self._holds_back = 0.0
         away, leader = False, replica.leader
         while not self._stopping.is_set():
-            self._say(replica, warm, away)
+            self._report(replica, warm, away)
             silent_for, silence = replica.silent_for(), replica.leaders_silence
             leader = replica.leader or leader  # one that released the log does not claim it
-            self._see_silence(leader, silence)
+            self._check_silence(leader, silence)
             if replica.leader not in (None, self._door.url):
                 candidate.another_leads()
             step, seconds = candidate.next(silent_for, time.monotonic(), silence, self._door.rank(leader))
@@ -193,33 +185,32 @@ class Node:
             if step is Step.ASK:
                 behind = replica.is_behind()
                 away = behind is None
-                self._trouble("away", AWAY if away else "")
+                self._log_trouble("away", AWAY if away else "")
                 candidate.answered(behind, time.monotonic())
             else:
                 warm.take(replica.follow(min(seconds, LOOK_SECONDS)))
                 warm.keep()
         return False
 
-    def _see_silence(self, leader: str | None, silence: float) -> None:
-        """Two nodes with two settings: the longer counts, and an operator should know."""
-        if silence and silence != self._silence and silence != self._told_silence:
-            text = (
-                f"{leader} was started with --silence {silence:g}, this broker with {self._silence:g}: the longer "
-                "counts"
-            )
+    def _check_silence(self, leader: str | None, silence: float) -> None:
+        """Warn if the leader has another setting: the longer one applies."""
+        if silence not in (0.0, self._silence, self._told_silence):
+            own = f"{self._silence:g}"
+            text = f"{leader} was started with --silence {silence:g}, this broker with {own}: the longer counts"
             tell(logging.WARNING, "silence", text, leader=leader, its=silence, own=self._silence)
         self._told_silence = silence
 
-    def _say(self, replica: Replica, warm: WarmLedger, away: bool = False) -> None:
-        log, silent = replica.log, replica.silent_for()
+    def _report(self, replica: Replica, warm: WarmLedger, away: bool = False) -> None:
+        log, now_us = replica.log, self._clock.now_us()
         leader = replica.leader if replica.leader != self._door.url else None  # an earlier run of this node
-        known = Followed(leader, log.shard, log.epoch, warm.position, self._clock.now_us(), silent, away)
-        self._door.follows(known)
+        self._door.begin_following(
+            Followed(leader, log.shard, log.epoch, warm.position, now_us, replica.silent_for(), away)
+        )
 
     # Leading
 
     def _lead(self, log: ReplicatedLog, warm: WarmLedger) -> None:
-        """From the claim to the end of this term."""
+        """Lead from the claim to the end of this term."""
         try:
             folded = warm.lead(log)
             reach("node.claimed")
@@ -231,7 +222,7 @@ class Node:
             raise
         calls = Calls(engine)
         engine.start()
-        self._door.leads(calls)
+        self._door.begin_leading(calls)
         facts = {"shard": log.shard, "epoch": log.epoch, "position": log.next_position}
         tell(logging.INFO, "leads", f"leads: shard {log.shard:08x}, epoch {log.epoch}", **facts)
         try:
@@ -241,19 +232,19 @@ class Node:
             self._end(engine, calls, log)
 
     def _watch(self, engine: Engine, log: ReplicatedLog, proof: LeaderProof) -> None:
-        """Until this term of leading is to end."""
+        """Wait until this term of leading must end."""
         while not (self._stopping.is_set() or self._steps_down or log.ended or engine.shard.failure is not None):
-            self._door.doubts(proof.age > DOUBT * self._silence)
+            self._door.set_doubt(proof.age > DOUBT * self._silence)
             self._rung.wait(LOOK_SECONDS)
             self._rung.clear()
 
     def _end(self, engine: Engine, calls: Calls, log: ReplicatedLog) -> None:
-        """Take no more calls, answer those under way, and let the log go; it is released unless it has failed."""
-        self._door.follows(Followed(None, log.shard, log.epoch, log.next_position, self._clock.now_us()))
+        """Reject calls, answer those in progress, and close the log; it is released unless it has failed."""
+        self._door.begin_following(Followed(None, log.shard, log.epoch, log.next_position, self._clock.now_us()))
         if log.fenced and engine.shard.failure is None:
             engine.shard.stop(error(Code.LOG_FAILED, "another broker leads the shard now"))
         elif (ended := log.ended) is not None and engine.shard.failure is None:
-            engine.shard.stop(ended)  # noticed by a sign of life, before anybody appended
+            engine.shard.stop(ended)  # found by a heartbeat
         failed = engine.shard.failure
         if failed is None:
             calls.give_back()
@@ -269,8 +260,8 @@ class Node:
 
 
 def passes(problem: EscrowError, followed: bool) -> bool:
-    """Return whether what ended a term may be over in a moment, so that the node begins another one. What one that has
-    ``followed`` the log is refused, or does not find, somebody changed at the log's keepers, and can change again."""
+    """Return whether the error that ended a term may be temporary, so that the node begins another one. If it has
+    ``followed`` the log, a denied or missing topic was changed at Kafka, and may be changed back."""
     if problem.code in (Code.DENIED, Code.UNKNOWN_TOPIC):
         return followed
     if isinstance(problem, Misuse | Denied):

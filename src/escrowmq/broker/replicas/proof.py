@@ -1,10 +1,9 @@
 """Proof of leading: a request that appends nothing is answered only while the proof is recent.
 
-A frame is acknowledged only if no other node has claimed the log, so whatever appends needs no further proof. A look, a
-receive that finds nothing and a refusal append nothing: they could be given by a leader that was stopped, or cut off,
-and does not know yet that another one leads. Every acknowledged record, signs of life included, proves that this node
-led when the record was sent. How long ago that is, is measured by a clock that runs while the machine is suspended: a
-leader that wakes must find its proof old.
+A frame is acknowledged only if no other node has claimed the log, so a request that appends needs no further proof. A
+look, an empty receive and a refusal append nothing: they could come from a leader that was suspended or cut off while
+another node took over. Every acknowledged record, heartbeats included, proves that this node led when the record was
+sent. Its age is measured by a clock that runs while the machine is suspended.
 """
 
 from __future__ import annotations
@@ -14,15 +13,14 @@ from escrowmq.log.seam import ReplicatedLog
 from escrowmq.platform.clock import uptime
 
 SHARE = 0.5
-"""An answer that appends nothing may be as old as this part of the silence after which a standby claims: so whoever
-claims by the clock finds that its predecessor has stopped answering, with as much again for clocks that run at
-different speeds and for messages under way.
+"""The age of a valid proof, at most, as a part of the silence after which a standby claims. So a leader stops answering
+before that, with as much again for clocks of different speeds and messages in flight.
 """
-CONFIRM_SECONDS = 1.0  # how long such an answer waits for a proof when the last one is too old
+CONFIRM_SECONDS = 1.0  # how long an answer waits for a new proof
 
 
 class LeaderProof:
-    """Of one time of leading; a :class:`escrowmq.broker.writer.shard.Proof`."""
+    """The proof for one term of leading; a :class:`escrowmq.broker.writer.shard.Proof`."""
 
     def __init__(self, log: ReplicatedLog, silence: float) -> None:
         self._log = log
@@ -34,11 +32,11 @@ class LeaderProof:
         return uptime() - self._log.proved_at
 
     def is_fresh(self) -> bool:
-        """Return whether the last proof is young enough."""
+        """Return whether the last proof is recent enough."""
         return self.age <= self._bound and not self._log.fenced
 
     def renew(self) -> None:
-        """Have the log prove it. Overloaded(NOT_LEADER) if those who keep it do not answer."""
+        """Obtain a new proof from the log. Overloaded(NOT_LEADER) if its brokers do not answer."""
         try:
             self._log.confirm(CONFIRM_SECONDS)
         except EscrowError as problem:

@@ -1,7 +1,6 @@
-"""The ledger of a node that follows: computed as the frames come, so that a take-over need not read the log first.
+"""The ledger of a standby: computed as frames arrive, so that a take-over need not read the log first.
 
-It saves snapshots of its own now and then, into its own folder: the leader's are the leader's. Saving happens on
-another thread.
+It saves snapshots of its own in its own folder, on another thread.
 """
 
 from __future__ import annotations
@@ -14,23 +13,22 @@ from escrowmq.broker.writer.recovery import Folded, fold, size_of
 from escrowmq.errors import Code, error
 from escrowmq.log.seam import Frame, Replica, ReplicatedLog, StoredLog
 
-SIZES = 20
-"""A snapshot is taken when the frames since the last one are so many times as large as it is; as on a leader."""
+SIZES = 20  # a snapshot is due when the frames since the last one are so many times as large; as on a leader
 
 logger = logging.getLogger(__name__)
 
 
 class WarmLedger:
-    """One for each time of following. For the thread that follows."""
+    """The ledger for one term of following. For the thread that follows."""
 
     def __init__(self, replica: Replica, snapshot_bytes: int) -> None:
         self._replica = replica
         self._snapshot_bytes = snapshot_bytes
         self._thread = ThreadPoolExecutor(1, "escrowmq-standby-snapshot")
         self._saving: Future[None] | None = None
-        self._looked = 0  # bytes of frames when the folder was asked for its snapshots last
+        self._checked = 0  # bytes of frames at the last check of the folder's snapshots
         self._bytes = 0
-        self._folded: Folded | None = None  # none: the copy does not yet reach its base's snapshot
+        self._folded: Folded | None = None  # None: the copy does not yet reach its base's snapshot
         self._begin(replica.log)
 
     def _begin(self, log: StoredLog) -> None:
@@ -39,7 +37,7 @@ class WarmLedger:
         self.position, self.time_us = log.next_position, log.last_time_us
 
     def take(self, frames: Iterable[Frame]) -> None:
-        """Apply new frames; begin anew if the copy did. Corrupt(DAMAGED) if they do not follow what is known."""
+        """Apply new frames; begin anew if the copy did. Corrupt(DAMAGED) if there is a gap."""
         log = self._replica.log
         if self._replica.restarted() or log is not self._log or self._folded is None:
             self._begin(log)  # the frames are in the copy already
@@ -47,7 +45,7 @@ class WarmLedger:
             self._apply(self._folded, frames)
 
     def lead(self, log: ReplicatedLog) -> Folded:
-        """Return the ledger as of the log that was taken over, for the engine that continues from it."""
+        """Return the ledger of the log that was taken over, for the engine."""
         frames = log.caught_up()
         if log is not self._log or self._folded is None:
             return fold(log)
@@ -65,10 +63,11 @@ class WarmLedger:
             self._bytes += frame.batch.nbytes
 
     def keep(self) -> None:
-        """Save a snapshot if it is time for one and none is being saved."""
-        if self._bytes - self._looked < self._snapshot_bytes or (self._saving is not None and not self._saving.done()):
+        """Save a snapshot if one is due and none is being saved."""
+        is_saving = self._saving is not None and not self._saving.done()
+        if is_saving or self._bytes - self._checked < self._snapshot_bytes:
             return
-        self._looked, folded = self._bytes, self._folded
+        self._checked, folded = self._bytes, self._folded
         if folded is None or self._replica.bytes_since_snapshot() < max(self._snapshot_bytes, SIZES * folded.size):
             return
         log, ledger, tables = self._replica.log, folded.ledger, folded.ledger.snapshot()

@@ -98,10 +98,6 @@ class Listener:
         while self._asked and self._asked[0][0] <= before_us:
             self.open.difference_update(self._asked.popleft()[1])
 
-    def oldest_us(self) -> int | None:
-        """Return when the oldest open question was asked."""
-        return self._asked[0][0] if self._asked and self.open else None
-
     def reserve(self, transactions: Int64s, now_us: int) -> None:
         """Count questions as open."""
         asked = transactions.tolist()
@@ -349,8 +345,8 @@ class Listeners:
             listeners = self._listeners.get(group, ())
             if any(len(m.open) < self._window for m in listeners):
                 return 0
-            oldest = [asked_us for m in listeners if (asked_us := m.oldest_us()) is not None]
-            return min(oldest, default=NEVER_US) + self._interval_us(group)
+            oldest = min((m._asked[0][0] for m in listeners if m._asked and m.open), default=NEVER_US)
+            return oldest + self._interval_us(group)
 
     def assign(self, group: str, asked: Asked, now_us: int) -> list[tuple[Listener, Int64s]]:
         """Reserve room for questions. Returns each listener with its row numbers of ``asked``."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -96,7 +96,7 @@ class Engine:
         self._queue: deque[AnyRequest] = deque()
         self._line = Line()  # earlier messages for which the last round had no room
         self._queued_bytes = 0
-        self._of_source: dict[Hashable, int] = {}  # queued bytes of messages, by connection
+        self._of_source: Counter[Hashable] = Counter()  # queued bytes of messages, by connection
         self._pace = Pace(ROUND_BYTES)
         self.refusals = Refusals()
         self._poked = True
@@ -143,7 +143,7 @@ class Engine:
     def _enter(self, request: R) -> R:
         if (refusal := self._enqueue(request)) is not None:
             if refusal.code is Code.QUEUE_FULL:
-                self.refusals.saw(refusal.code)
+                self.refusals.count(refusal.code)
             request.answer(refusal)
         return request
 
@@ -156,7 +156,7 @@ class Engine:
             if self._queued_bytes and not self._has_room(request, waiting):
                 return error(Code.QUEUE_FULL, retry_after=0.1)
             if request.writes:
-                self._of_source[request.source] = self._of_source.get(request.source, 0) + request.size
+                self._of_source[request.source] += request.size
             if self._stopping:  # now: a signal's handler stopped the engine within this block
                 return error(Code.SHARD_STOPPED, "the broker is stopping")
             self._queue.append(request)
@@ -169,7 +169,7 @@ class Engine:
         """Return whether a request may be queued if that makes ``waiting`` bytes. With the lock held."""
         if not request.writes:
             return waiting <= self.settings.max_waiting_bytes
-        most, own = MESSAGES * self.settings.max_waiting_bytes, self._of_source.get(request.source, 0)
+        most, own = MESSAGES * self.settings.max_waiting_bytes, self._of_source[request.source]
         if waiting > most or not own or request.source is None:
             return waiting <= most
         own += request.size
@@ -189,7 +189,7 @@ class Engine:
         is_lone = len(self._queue) == 1 and self._queued_bytes <= LONE_BYTES
         if is_lone and self._asleep and self._at_work.acquire(blocking=False):
             try:
-                if self._asleep and self.shard.now_us() < self._asleep_until_us:
+                if self._asleep and self.clock.now_us() < self._asleep_until_us:
                     self._round()
                     if not self._queue and self.wake_us >= self._asleep_until_us and not self.upkeep.wants_snapshot:
                         return
@@ -232,14 +232,9 @@ class Engine:
         with self._lock:
             return len(self._queue) + self._line.count, self._queued_bytes
 
-    @property
-    def waiting_receives(self) -> int:
-        """Receives that wait for messages."""
-        return len(self._receives)
-
-    def receiving(self, group: str) -> int:
-        """Receives of a consumer group that wait for messages."""
-        return self._receives.of(group)
+    def receiving(self, group: str | None = None) -> int:
+        """Return how many receives wait for messages, of one consumer group or of all."""
+        return self._receives.count(group)
 
     # One round
 
@@ -276,7 +271,8 @@ class Engine:
         asks: Asks = []
         if shard.failure is None:
             if due := now >= self._clock_us():
-                self._own(self._tick)
+                if shard.ledger.wake_us <= now:
+                    self._own(lambda: shard.execute(Tick(TICK_ROWS)))
                 self._own(lambda: asks.extend(self.listeners.ask(shard, now)))
                 self._own(self.upkeep.within_round)
                 self.refusals.settle()
@@ -314,7 +310,7 @@ class Engine:
         began = self.clock.now_us()
         if sync():
             with self._lock:
-                self._pace.saw(size, (self.clock.now_us() - began) / 1e6)
+                self._pace.record(size, (self.clock.now_us() - began) / 1e6)
 
     def _drain(self, *, late: bool = False) -> list[AnyRequest]:
         """Take pending requests, up to the bound of a round; ``late``: up to that of a round in progress."""
@@ -331,30 +327,26 @@ class Engine:
 
     def _in_turn(self, arrived: list[AnyRequest], late: bool) -> list[AnyRequest]:
         """Return those of the new and the waiting requests that the next round takes. With the lock held."""
-        most_others = LATE_BYTES if late else ROUND_BYTES
         most = LATE_BYTES if late else min(self._pace.round(), ROUND_BYTES)
-        requests = arrived
         if self._queued_bytes > most:
             self._line.put(request for request in arrived if request.writes)
-            others, taken = deque(request for request in arrived if not request.writes), 0
-            requests = []
-            while others and taken < most_others:
-                requests.append(others.popleft())
+            requests, taken = [], 0
+            self._queue = deque(request for request in arrived if not request.writes)
+            while self._queue and taken < (LATE_BYTES if late else ROUND_BYTES):
+                requests.append(self._queue.popleft())
                 taken += requests[-1].size
-            self._queue = others
             requests += self._line.take(most, late=late)
-        elif self._line.count:
+        else:
             requests = [*self._line.clear(), *arrived]
-        taken = sum(request.size for request in requests)
-        self._queued_bytes -= taken
         for request in requests:
+            self._queued_bytes -= request.size
             if request.writes:
                 self._of_source[request.source] -= request.size
                 if not self._of_source[request.source]:
                     del self._of_source[request.source]
         return requests
 
-    def _own(self, act: Callable[[], None]) -> None:
+    def _own(self, act: Callable[[], object]) -> None:
         """Run an internal command; retry it after a pause if it is refused."""
         try:
             act()
@@ -362,10 +354,6 @@ class Engine:
             if self.shard.failure is None:
                 logger.warning("put off: %s", problem)
                 self._pause_us = self.shard.time_us + PAUSE_US
-
-    def _tick(self) -> None:
-        if self.shard.ledger.wake_us <= self.shard.time_us:
-            self.shard.execute(Tick(TICK_ROWS))
 
     def _on_event(self, event: Event) -> None:
         self._receives.on_event(event.kind)
@@ -407,9 +395,16 @@ class Engine:
                 self._end.notify_all()
 
     def _die(self, problem: BaseException) -> None:
+        """Stop the shard and fail all queued requests."""
         self.shard.stop(problem)
         logger.error("the writer died", exc_info=problem)
-        self._abandon()
+        with self._lock:
+            self._stopping = True
+            self._ring()
+            left, self._queue = [*self._line.clear(), *self._queue], deque()
+        for request in [*self._running, *left]:
+            request.answer(error(Code.SHARD_STOPPED))
+        self._fail_waiting()
 
     def _sleep(self) -> bool:
         """Wait until a round is due. Returns False if the engine stops and all is done."""
@@ -422,7 +417,7 @@ class Engine:
                     return True
                 if self._stopping:
                     return False
-                seconds = (wake_us - self.shard.now_us()) / 1e6
+                seconds = (wake_us - self.clock.now_us()) / 1e6
                 if seconds <= 0:
                     return True
                 self._asleep, self._asleep_until_us = True, wake_us
@@ -431,16 +426,6 @@ class Engine:
                 if not (rung or self._asleep):  # rung just after the time was over
                     self._bell.acquire()
                 self._asleep = False
-
-    def _abandon(self) -> None:
-        """Fail all queued requests: the writer is dead."""
-        with self._lock:
-            self._stopping = True
-            self._ring()
-            left, self._queue = [*self._line.clear(), *self._queue], deque()
-        for request in [*self._running, *left]:
-            request.answer(error(Code.SHARD_STOPPED))
-        self._fail_waiting()
 
     def stop(self) -> None:
         """Refuse new requests, finish queued ones, save a snapshot, close the log. May be called again."""

@@ -51,7 +51,7 @@ class Pace:
         """Return bytes that one of so many connections may have waiting."""
         return max(self._rate * PATIENCE_SECONDS / sources, LEAST_WAITING)
 
-    def saw(self, size: int, seconds: float) -> None:
+    def record(self, size: int, seconds: float) -> None:
         """Record how long a round of ``size`` bytes took to write and sync."""
         if size <= max(LEAST_ROUND, self._limit // SMALL):
             self._small.append(seconds)

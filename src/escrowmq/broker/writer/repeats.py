@@ -1,8 +1,9 @@
-"""Compares repeats with the log: a row gets the receipt of an earlier message only if it has that message's content.
+"""What the writer reads back from the log: the contents of repeated messages, and keys.
 
-Repeats are rare (a resend after a broken connection), so their messages are read from the log again, in one read per
-request. A repeat of a message in a damaged frame is answered with DAMAGED, because the content can no longer be
-compared. If retention has removed the message, topic and id alone were compared.
+A row gets the receipt of an earlier message only if it has that message's content. Repeats are rare (a resend after a
+broken connection), so their messages are read from the log again, in one read per request. A repeat of a message in a
+damaged frame is answered with DAMAGED, because the content can no longer be compared. If retention has removed the
+message, topic and id alone were compared.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from escrowmq.errors import Code, EscrowError
 from escrowmq.ledger.columns.arrays import Int64s, UInt8s
 from escrowmq.ledger.columns.codes import MESSAGE_ID_TAKEN, OK
 from escrowmq.ledger.events import Repeats
+from escrowmq.ledger.groups.order import UNKNOWN, numbers
 from escrowmq.ledger.messages.contents import CONTENT, differing, refused
 from escrowmq.log.seam import StoredLog
+from escrowmq.message.hashes import hash_keys
 
 DAMAGED = int(Code.DAMAGED)
 
@@ -67,3 +70,14 @@ def _judge(log: StoredLog, given: pa.RecordBatch, positions: Int64s) -> UInt8s:
     verdicts = np.where(differing(given, stored), MESSAGE_ID_TAKEN, OK).astype(np.uint8)
     verdicts[np.isin(at, list(damaged))] = DAMAGED
     return verdicts
+
+
+def stored_keys(log: StoredLog, positions: Int64s) -> Int64s:
+    """Return a number for the key at each position, for ordered groups; UNKNOWN if it cannot be read. A damaged record
+    hides no other key."""
+    try:
+        return numbers(hash_keys(log.read(positions, ["key"]).column("key")))
+    except EscrowError:
+        if len(positions) == 1:
+            return np.full(1, UNKNOWN, np.int64)
+    return np.concatenate([stored_keys(log, half) for half in np.array_split(positions, 2)])

@@ -74,9 +74,8 @@ class Request:
     def lane(self) -> Lane | None:
         """The lane in which it may be merged; None: it runs alone."""
         match self.command:
-            case Prepare(replace=replace):
-                # What replaces runs alone: each sees what the one before it left.
-                return None if replace else (self.order, False)
+            case Prepare(replace=False):  # a replacing one runs alone: it must see what the one before it left
+                return self.order, False
             case Send():
                 return self.order, self.early
             case End(by=by):
@@ -217,14 +216,12 @@ class Work:
         """The command, of rows, of a work of few."""
         parts = _parcels(self.requests)
         detail = parts[0].lane[1]  # type: ignore[index]  # few have a lane
-        match parts[0].terms.kind:
-            case Exchange.PREPARE:
-                return commands.PrepareRows(parts)
-            case Exchange.SEND:
-                return commands.SendRows(parts)
-            case Exchange.END:
-                return commands.EndRows(parts, detail)
-        return commands.SettleRows(detail, parts)
+        kind = parts[0].terms.kind
+        if kind is Exchange.END:
+            return commands.EndRows(parts, detail)
+        if kind is Exchange.SETTLE:
+            return commands.SettleRows(detail, parts)
+        return commands.PrepareRows(parts) if kind is Exchange.PREPARE else commands.SendRows(parts)
 
     def answers(self, answer: Any) -> list[Any]:
         """Return the part of ``answer`` that belongs to each request."""

@@ -25,10 +25,10 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
+from escrowmq.broker.columns import batch_of
 from escrowmq.broker.failures import broker_failed
-from escrowmq.broker.writer.keys import stored_keys
 from escrowmq.broker.writer.recovery import Folded, fold, size_of
-from escrowmq.broker.writer.repeats import Unchecked, judge
+from escrowmq.broker.writer.repeats import Unchecked, judge, stored_keys
 from escrowmq.broker.writer.rounds import AnyRequest, Look, Pairs, Work, arrange
 from escrowmq.broker.writer.telling import LOGGED, log_before
 from escrowmq.errors import Code, EscrowError, Overloaded, error
@@ -51,7 +51,7 @@ from escrowmq.platform.clock import Clock, ContinuedClock
 from escrowmq.platform.failpoints import reach
 from escrowmq.platform.logs import tell
 from escrowmq.platform.times import to_us
-from escrowmq.schemas import MESSAGES, STORED, Kind
+from escrowmq.schemas import MESSAGES, PRODUCED, STORED, Kind
 from escrowmq.settings import BrokerSettings
 
 HEADROOM = 4 << 20
@@ -88,6 +88,16 @@ def _content(event: Event) -> Content:
         if kind not in MESSAGES or sum(map(len, few.columns[_BODY])) <= PACKED_BYTES:
             return pack(kind, few.columns)
     return event.batch
+
+
+def _without_positions(answer: Any) -> Any:
+    """Return an early answer without positions: after a crash before the sync, other messages may get them."""
+    if isinstance(answer, list):
+        return [(code, -1, queue, -1, None) for code, _, queue, _, _ in answer]
+    if isinstance(answer, EscrowError):
+        return answer
+    none = pa.array(np.full(answer.num_rows, -1))
+    return batch_of(PRODUCED, {"position": none, "offset": none}, answer)
 
 
 class Proof(Protocol):
@@ -128,7 +138,7 @@ class Shard:
         self.ledger.ask_keys_of(partial(stored_keys, log))
         self._floor_us = max(log.last_time_us, folded.time_us)
         self.clock = ContinuedClock(clock, self._floor_us)
-        """Broker time: the one clock of the shard, of its waiting, its listings and its metrics."""
+        """Broker time: the only clock of the shard. It never steps back behind the log's last frame."""
         self._snapshot_bytes = folded.size
         self._snapshot_sequence = folded.sequence
         self._counted = log.bytes_since_snapshot(), log.bytes_written  # the first is expensive: kept with the second
@@ -140,13 +150,9 @@ class Shard:
 
     # One round
 
-    def now_us(self) -> int:
-        """Broker time, microseconds; where the clock is behind the log's last frame, it continues from that."""
-        return self.clock.now_us()
-
     def begin(self) -> int:
         """Set and return the time of the round, microseconds."""
-        self.time_us = self._floor_us = max(self._floor_us, self.now_us())
+        self.time_us = self._floor_us = max(self._floor_us, self.clock.now_us())
         return self.time_us
 
     def execute(self, command: Command) -> Any:
@@ -160,8 +166,11 @@ class Shard:
     def _decide(self, command: Command) -> Decision:
         self._check_running()
         try:
-            if isinstance(command, Prepare) and command.replace:
-                command = self._mark_repeats(command)
+            if isinstance(command, Prepare) and command.replace:  # its rows that equal what is stored are repeats
+                same = np.zeros(command.batch.num_rows, np.bool_)
+                if (repeats := self.ledger.repeats_of(command)) is not None:
+                    same[repeats.rows] = judge(self.log, command.batch, repeats) == OK
+                command = dataclasses.replace(command, same=same)
             decision = self.ledger.decide(command, self.time_us)
             contents = list(map(_content, decision.events))
         except EscrowError:
@@ -192,13 +201,6 @@ class Shard:
             self._reserve(sum(map(size_bound, contents)), writes=writes)
         for event, content in zip(decision.events, contents, strict=True):
             self._append(event, content)
-
-    def _mark_repeats(self, command: Prepare) -> Prepare:
-        """Mark the rows of a replacing PREPARE that equal what is stored; they are repeats."""
-        same = np.zeros(command.batch.num_rows, np.bool_)
-        if (repeats := self.ledger.repeats_of(command)) is not None:
-            same[repeats.rows] = judge(self.log, command.batch, repeats) == OK
-        return dataclasses.replace(command, same=same)
 
     def _reserve(self, size: int, *, writes: bool) -> None:
         try:
@@ -298,7 +300,7 @@ class Shard:
         pairs = list(zip(work.requests, work.answers(answer), strict=True))
         for request, part in pairs:
             if request.early:
-                request.answer(self._check(part))
+                request.answer(_without_positions(self._check(part)))
         return pairs
 
     def _answer_work(self, work: Work) -> Any:

@@ -46,7 +46,7 @@ class Refusals:
         self._counts: Counter[Code] = Counter()
         self._since = self._quiet_until = -inf
 
-    def saw(self, code: Code) -> None:
+    def count(self, code: Code) -> None:
         """Count one refused request."""
         with self._lock:
             if not self._counts:

@@ -74,15 +74,12 @@ class Upkeep:
             self._marked = self._shard.retain()
         if now >= self._forget_us:
             self._forget_us = now + FORGET_US
-            self._forget(now)
-
-    def _forget(self, now: int) -> None:
-        before_us = now - to_us(self._shard.settings.producer_expiration)
-        count = self._shard.execute(Forget(before_us, self._connected(), FORGET_ROWS))
-        if count:
-            logger.info("forgot %d idle producer sessions", count)
-        if count == FORGET_ROWS:
-            self._forget_us = now + PAUSE_US
+            before_us = now - to_us(self._shard.settings.producer_expiration)
+            count = self._shard.execute(Forget(before_us, self._connected(), FORGET_ROWS))
+            if count:
+                logger.info("forgot %d idle producer sessions", count)
+            if count == FORGET_ROWS:
+                self._forget_us = now + PAUSE_US
 
     def _drop(self, position: int) -> None:
         self._droppable = None

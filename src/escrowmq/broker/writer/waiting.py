@@ -27,33 +27,16 @@ from escrowmq.schemas import Kind
 _MAKES_VISIBLE = frozenset({Kind.PLAIN, Kind.DECIDED, Kind.BATCH_DECIDED, Kind.RELEASED, Kind.TOPIC})
 _VIEWED = frozenset({Kind.HALF, Kind.ACKED, Kind.DEAD, Kind.BURIED, Kind.DEAD_SETTLED, Kind.EDITED, Kind.GROUP_RESET})
 """Events that add rows to a system view."""
-_BRINGS_NOTHING = frozenset(
-    {
-        Kind.HALF,
-        Kind.CHECKED,
-        Kind.PARKED,
-        Kind.REOPENED,
-        Kind.SESSION,
-        Kind.OWNED,
-        Kind.FORGOTTEN,
-        Kind.PRODUCERS,
-        Kind.TOPIC,
-        Kind.TOPIC_ALTERED,
-        Kind.GROUP,
-        Kind.LEASED,
-        Kind.HANDED,
-        Kind.EXTENDED,
-        Kind.KEYED,
-        Kind.FAILED,
-    }
-)
+_OF_PRODUCERS = {Kind.HALF, Kind.CHECKED, Kind.PARKED, Kind.REOPENED, Kind.SESSION, Kind.OWNED, Kind.PRODUCERS}
+_OF_LEASES = {Kind.LEASED, Kind.HANDED, Kind.EXTENDED, Kind.KEYED, Kind.FAILED}
+_BRINGS_NOTHING = frozenset({Kind.FORGOTTEN, Kind.TOPIC, Kind.TOPIC_ALTERED, Kind.GROUP} | _OF_PRODUCERS | _OF_LEASES)
 """Events that make no message available to a consumer group."""
 
 logger = logging.getLogger(__name__)
 
 
 class WaitingReceives:
-    """The receives of one shard that wait, by consumer group. Runs on the writer, ``len`` on any thread."""
+    """The receives of one shard that wait, by consumer group. Runs on the writer, ``count`` on any thread."""
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
@@ -61,12 +44,10 @@ class WaitingReceives:
         self._changed = False
         self._until_us = NEVER_US
 
-    def __len__(self) -> int:
-        return sum(not receive.future.cancelled() for line in list(self._lines.values()) for receive in line.copy())
-
-    def of(self, group: str) -> int:
-        """Return how many of one group wait."""
-        return sum(not receive.future.cancelled() for receive in self._lines.get(group, deque()).copy())
+    def count(self, group: str | None = None) -> int:
+        """Return how many wait, of one group or of all."""
+        lines = list(self._lines.values()) if group is None else [self._lines.get(group, deque())]
+        return sum(not receive.future.cancelled() for line in lines for receive in line.copy())
 
     @property
     def wake_us(self) -> int:
