@@ -33,8 +33,7 @@ from escrowmq.wire.actions.table import ACTIONS
 
 T = TypeVar("T")
 
-Ask = Callable[[str], Durable]
-"""Request from the broker at a URL how far its log is durable. Raises EscrowError."""
+Ask = Callable[[str], Durable]  # requests from the broker at a URL how far its log is durable; raises EscrowError
 
 LAG_SECONDS = 2.0  # how long a folder may be behind its broker: a node writes it a moment after Kafka has the data
 _LAG_PAUSE = 0.02
@@ -90,9 +89,7 @@ class OfflineShard:
             except EscrowError as problem:
                 return answer(Future(), problem)
 
-    def glance(self, look: Callable[[], T]) -> Future[T]:
-        """As :meth:`look`."""
-        return self.look(look)
+    glance = look
 
     def wait_for(self, look: Callable[[], T], wait_us: int) -> Future[T]:
         """As :meth:`look`, once."""

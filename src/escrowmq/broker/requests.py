@@ -66,7 +66,6 @@ _SHAPES: dict[Exchange, frozenset[tuple[type, ...]]] = {
 """The types that the values of a parcel's rows may have."""
 _MOST_INSTANCE, _MOST_SEQUENCE = 1 << 64, (1 << 64) - PARCEL_ROWS
 _VALUE_BYTES = 8
-_ID_BYTES = 16
 
 
 def check_parcel(parcel: Parcel, settings: BrokerSettings, sound_bytes: int | None = None) -> int:
@@ -98,13 +97,13 @@ def _check_bytes(parcel: Parcel) -> int:
 
 def _row_bytes(kind: Exchange, row: tuple[Any, ...]) -> int:
     if kind is Exchange.END:
-        if len(row[0]) != _ID_BYTES:
+        if len(row[0]) != 16:
             raise error(Code.BAD_BATCH, "a transaction id has 16 bytes")
         return ROW_OVERHEAD
     if kind is Exchange.SETTLE:
         return ROW_OVERHEAD + (len(row[5]) if row[5] is not None else 0)
     topic, body, key, tag, pairs, identity, _, _, _, _, transaction = row
-    if any(one is not None and len(one) != _ID_BYTES for one in (identity, transaction)):
+    if (identity is not None and len(identity) != 16) or (transaction is not None and len(transaction) != 16):
         raise error(Code.BAD_BATCH, "ids have 16 bytes")
     size = len(topic) + len(body) + len(key or "") + len(tag or "") + ROW_OVERHEAD
     for pair in pairs or ():
@@ -139,8 +138,7 @@ def checked(shape: type[T], content: Mapping[str, Any]) -> T:
     return cast(T, found)
 
 
-_Check = Callable[[str, Any], Any]
-"""A check of one type of value: takes the name for its errors and the value, and returns the value."""
+_Check = Callable[[str, Any], Any]  # of one type: takes the name for its errors and a value, and returns the value
 
 
 @cache

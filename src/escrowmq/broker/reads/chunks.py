@@ -23,8 +23,7 @@ from escrowmq.wire import DAMAGED_COLUMN, ReadRequest
 ROWS = 8192  # rows of one batch, at most
 BYTES = 16 << 20  # bytes of one batch, about
 
-Chunk = tuple[Int64s, pa.RecordBatch, Int64s]
-"""Neighbouring rows of some kinds: their positions, columns and times."""
+Chunk = tuple[Int64s, pa.RecordBatch, Int64s]  # positions, columns and times of neighbouring rows of some kinds
 
 
 def range_of(request: ReadRequest, what: str, first: int, newest: int) -> tuple[int, int]:

@@ -45,10 +45,13 @@ from escrowmq.broker.writer.engine import Engine
 from escrowmq.errors import Code, error
 from escrowmq.ledger.commands import Bury, Leased, Receive, Settle, nothing_leased
 from escrowmq.ledger.events import Event
+from escrowmq.platform.times import to_us
 from escrowmq.schemas import DELIVERY, Kind, empty
+from escrowmq.wire.exchanges import ReceiveOptions
 
 NEVER_US = 1 << 62
 _STOPPING = frozenset({Kind.GROUP_PAUSED, Kind.GROUP_RESET, Kind.GROUP_DELETED})
+MESSAGES = 1000  # messages per receive unless it requests another number
 SWEEP_LINES = 256  # new lines between two searches for idle ones
 FEW = 4  # the most messages that the thread reads which brings their lease
 NEAR_ROWS = 100_000  # distance from the end of the log (rows) within which messages are in memory
@@ -124,16 +127,19 @@ class Deliveries:
         self._withheld: list[_Line] = []  # lines whose allowance granted nothing; while there are any, a timer runs
         engine.shard.observers.append(self._on_event)
 
-    def receive(
-        self,
-        command: Receive,
-        wait_us: int,
-        max_bytes: int,
-        return_rest: bool = False,
-        allowance: Allowance | None = None,
-    ) -> Future[pa.RecordBatch]:
+    def receive(self, options: ReceiveOptions, wait_us: int, allowance: Allowance | None) -> Future[pa.RecordBatch]:
         """Lease and read. Cancelling the future before it is answered withdraws the receive. ``allowance``: rule 7."""
-        until_us = self._engine.clock.now_us() + wait_us
+        settings, lease_ms = self._engine.settings, options.get("lease_ms")
+        command = Receive(
+            group=options["group"],
+            member=options["member"],
+            max_messages=min(options.get("max_messages", MESSAGES), settings.max_receive_rows),
+            lease_us=to_us(settings.lease_seconds) if lease_ms is None else lease_ms * 1000,
+            epoch=options.get("epoch"),
+            one_by_one=options.get("one_by_one", False),
+        )
+        max_bytes = min(options.get("max_bytes", settings.max_batch_bytes), settings.max_batch_bytes)
+        until_us, return_rest = self._engine.clock.now_us() + wait_us, options.get("return_rest", False)
         receive = _Receive(command, wait_us, until_us, max_bytes, return_rest, Future(), allowance)
         if command.epoch is not None and command.epoch < self._born:
             problem = error(Code.DISCONNECTED, "the broker restarted since this member joined", "join again, to resume")

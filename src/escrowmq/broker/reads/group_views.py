@@ -35,8 +35,7 @@ from escrowmq.message.names import EDITED_FROM
 from escrowmq.schemas import GROUP_ACT_VIEW, STORED, Kind
 
 NONE = -1
-GAP = 256
-"""Positions between two leases that are read over: seeking in the log costs as much as reading some frames."""
+GAP = 256  # positions between two leases that are read over: a seek in the log costs as much as some frames
 
 _LEASE_ROW = ("group", "queue_id", "attempt", "old")
 _LEASE_COLUMNS = {

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -32,17 +32,9 @@ MOST_EVENTS = 1_000
 _UNTOUCHED = ("waiting", "filtered", "skipped", "expired", "gone")
 
 
-class Known(NamedTuple):
-    """A group, and the present state of the message for it."""
-
-    ordinal: int
-    name: str
-    stands: AtGroup
-
-
 @dataclass(slots=True)
-class _Way:
-    """The progress of a message in one group."""
+class Way:
+    """The progress of a message in one group. ``stands``: its present state there."""
 
     name: str
     stands: AtGroup
@@ -74,11 +66,10 @@ class _Way:
 
 
 def read_history(
-    engine: Readable, queue_id: int, offset: int, placed_us: int, known: list[Known]
+    engine: Readable, queue_id: int, offset: int, placed_us: int, ways: dict[int, Way]
 ) -> tuple[list[Happened], int | None]:
-    """Read the events of the message at a place, oldest first. Also returns the time up to which the log was read,
-    or None for all of it."""
-    ways = {one.ordinal: _Way(one.name, one.stands) for one in known}
+    """Read the events of the message at a place, oldest first; ``ways``: by group. Also returns the time up to which
+    the log was read, or None for all of it."""
     reading = _Reading(queue_id, offset, ways)
     until_us: int | None = None
     log = engine.log
@@ -104,7 +95,7 @@ def read_history(
 class _Reading:
     """The progress of one message in all groups, frame by frame."""
 
-    def __init__(self, queue_id: int, offset: int, ways: dict[int, _Way]) -> None:
+    def __init__(self, queue_id: int, offset: int, ways: dict[int, Way]) -> None:
         self.queue_id = queue_id
         self.offset = offset
         self.ways = ways
@@ -198,20 +189,20 @@ class _Reading:
         found: list[int] = np.flatnonzero(among & (start <= self.offset) & (self.offset < start + count)).tolist()
         return found
 
-    def _named(self, frame: Frame, among: Any) -> list[tuple[int, _Way]]:
+    def _named(self, frame: Frame, among: Any) -> list[tuple[int, Way]]:
         """Return rows about the queue, each with the group that it names."""
         groups = frame.batch.column("group").to_numpy()
         rows = np.flatnonzero(among & (frame.batch.column("queue_id").to_numpy() == self.queue_id)).tolist()
         return [(row, self.ways[group]) for row in rows if (group := int(groups[row])) in self.ways]
 
-    def _find_held(self, frame: Frame, column: str) -> list[tuple[int, _Way]]:
+    def _find_held(self, frame: Frame, column: str) -> list[tuple[int, Way]]:
         """Return rows about the message, each with the group that has it leased."""
         leases = frame.batch.column(column).to_numpy()
         mine = [way.lease for way in self.ways.values() if way.lease is not None]
         rows = self._spanning(frame, np.isin(leases, mine)) if mine else []
         return [(row, way) for row in rows for way in self._of_lease(int(leases[row]))]
 
-    def _of_lease(self, lease: int) -> list[_Way]:
+    def _of_lease(self, lease: int) -> list[Way]:
         return [way for way in self.ways.values() if way.lease == lease]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from escrowmq.broker.reads.history import Known, read_history
+from escrowmq.broker.reads.history import Way, read_history
 from escrowmq.broker.reads.readable import Readable
 from escrowmq.errors import Code, error
 from escrowmq.ledger.groups import order, receiving, subscriptions
@@ -24,7 +24,7 @@ def message_standing(engine: Readable, request: AskOfMessage) -> OfMessage:
     RANGE_PURGED)."""
     offset = request["offset"]
 
-    def look() -> tuple[OfMessage, int, list[Known]]:
+    def look() -> tuple[OfMessage, int, dict[int, Way]]:
         ledger = engine.shard.ledger
         queue_id = ledger.queue_id(request["topic"], request["queue"])
         queue = ledger.queue(queue_id)
@@ -33,29 +33,26 @@ def message_standing(engine: Readable, request: AskOfMessage) -> OfMessage:
             raise error(Code.NOT_FOUND, f"{place} ends before offset {offset}")
         if offset < queue.head:
             raise error(Code.RANGE_PURGED, f"offset {offset} of {place} has left the log; the first is {queue.head}")
-        concerned = [group for group in ledger.groups.groups.values() if _concerns(ledger, group, queue_id)]
-        stands = [_at_group(ledger, group, queue_id, offset) for group in concerned[:MOST_GROUPS]]
+        known, topic = ledger.groups.groups.values(), request["topic"]
+        groups = [one for one in known if queue_id in one.cursors or topic in one.subscription.topics]
+        ways = {one.ordinal: Way(one.name, _at_group(ledger, one, queue_id, offset)) for one in groups[:MOST_GROUPS]}
         position = int(queue.positions(offset, offset + 1)[0])
+        stands = [way.stands for way in ways.values()]
         answer: OfMessage = {"position": position, "placed_us": queue.visible_us(offset), "groups": stands}
-        if len(concerned) > MOST_GROUPS:
-            answer["more"] = len(concerned) - MOST_GROUPS
-        known = [Known(group.ordinal, group.name, at) for group, at in zip(concerned, stands, strict=False)]
-        return answer, queue_id, known
+        if len(groups) > MOST_GROUPS:
+            answer["more"] = len(groups) - MOST_GROUPS
+        return answer, queue_id, ways
 
-    answer, queue_id, known = engine.look(look).result()
+    answer, queue_id, ways = engine.look(look).result()
     for at in answer["groups"]:
         at["receiving"] = engine.receiving(at["group"])
         if "lease" in at:
             at["leased_us"] = _read_lease_time(engine, at["lease"])
     if request.get("history", False):
-        answer["events"], until_us = read_history(engine, queue_id, offset, answer["placed_us"], known)
+        answer["events"], until_us = read_history(engine, queue_id, offset, answer["placed_us"], ways)
         if until_us is not None:
             answer["until_us"] = until_us
     return answer
-
-
-def _concerns(ledger: Ledger, group: Group, queue_id: int) -> bool:
-    return queue_id in group.cursors or ledger.topics.queues[queue_id].place.topic in group.subscription.topics
 
 
 def _at_group(ledger: Ledger, group: Group, queue_id: int, offset: int) -> AtGroup:

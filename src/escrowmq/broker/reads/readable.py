@@ -43,13 +43,10 @@ class Readable(Protocol):
 
     @property
     def log(self) -> StoredLog: ...
-
     @property
     def shard(self) -> HoldsLedger: ...
-
     @property
     def listeners(self) -> Connected: ...
-
     @property
     def status(self) -> str: ...
 

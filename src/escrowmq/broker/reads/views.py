@@ -63,8 +63,7 @@ def open_view(engine: Readable, content: Mapping[str, object]) -> BatchStream:
     return BatchStream(schema, limited(batches, request.get("max_rows")))
 
 
-PlacesOf = Callable[[Int64s], list[Place]]
-"""The queues of the messages at some positions, known without reading the rows."""
+PlacesOf = Callable[[Int64s], list[Place]]  # the queues of messages by position, known without reading rows
 _FROM_ROWS = frozenset({"topic", "key", "tag", "properties", "body", "message_id", "queue", "born_us", "transaction"})
 
 

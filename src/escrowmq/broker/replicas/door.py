@@ -213,14 +213,14 @@ class Door:
             calls.give_back_unseen(group, delivery)
 
     def run_rounds_here(self) -> None:
-        """See :meth:`escrowmq.broker.calls.Dispatcher.run_rounds_here`."""
+        """See :meth:`escrowmq.broker.writer.engine.Engine.run_rounds_here`."""
         with self._lock:
             self._carrier = threading.get_ident()
             if self._led is not None:
                 self._led.engine.run_rounds_here(self._carrier)
 
     def run(self) -> None:
-        """See :meth:`escrowmq.broker.calls.Dispatcher.run`."""
+        """See :meth:`escrowmq.broker.writer.engine.Engine.run`."""
         if (calls := self._led) is not None:
             calls.run()
 

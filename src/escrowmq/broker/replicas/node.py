@@ -68,19 +68,19 @@ class Node:
         self._clock = clock or SystemClock()
         self._random = rng or random.Random()
         self._stopping = threading.Event()
-        self._rung = threading.Event()
+        self._wake = threading.Event()
         self._steps_down = False
         self._holds_back = 0.0
-        self._told_silence = 0.0
+        self._logged_silence = 0.0
         self._leading = False
         self._followed = False  # whether it has followed the log in this process, so its settings are right
-        self._told = ""  # the last problem that was logged
+        self._logged = ""  # the last problem that was logged
         self._thread = threading.Thread(target=self._work, name="escrowmq-node", daemon=True)
         self._begun = threading.Event()
         self.failure: BaseException | None = None  # why it ended by itself
         door.on_step_down = self._step_down
 
-    # Orders
+    # Control
 
     def start(self) -> None:
         """Open the folder and follow, on a thread. Waits a moment for errors of folder or log, and raises them."""
@@ -93,7 +93,7 @@ class Node:
     def stop(self) -> None:
         """Stop leading or following; a leader releases the log."""
         self._stopping.set()
-        self._rung.set()
+        self._wake.set()
         if not self._leading:
             self._give_up()  # of waiting for Kafka
         if self._thread.ident is not None:
@@ -106,7 +106,7 @@ class Node:
 
     def _step_down(self) -> None:
         self._steps_down = True
-        self._rung.set()
+        self._wake.set()
 
     # Terms
 
@@ -134,11 +134,11 @@ class Node:
 
     def _log_trouble(self, event: str, what: str = "") -> None:
         """Log a problem once, and its end."""
-        if what and what != self._told:
+        if what and what != self._logged:
             tell(logging.WARNING, event, what, cause=what)
-        elif self._told and not what:
+        elif self._logged and not what:
             tell(logging.WARNING, "over", "it follows the log again")
-        self._told = what
+        self._logged = what
 
     def _term(self) -> None:
         replica = self._opening()
@@ -194,11 +194,11 @@ class Node:
 
     def _check_silence(self, leader: str | None, silence: float) -> None:
         """Warn if the leader has another setting: the longer one applies."""
-        if silence not in (0.0, self._silence, self._told_silence):
+        if silence not in (0.0, self._silence, self._logged_silence):
             own = f"{self._silence:g}"
             text = f"{leader} was started with --silence {silence:g}, this broker with {own}: the longer counts"
             tell(logging.WARNING, "silence", text, leader=leader, its=silence, own=self._silence)
-        self._told_silence = silence
+        self._logged_silence = silence
 
     def _report(self, replica: Replica, warm: WarmLedger, away: bool = False) -> None:
         log, now_us = replica.log, self._clock.now_us()
@@ -235,8 +235,8 @@ class Node:
         """Wait until this term of leading must end."""
         while not (self._stopping.is_set() or self._steps_down or log.ended or engine.shard.failure is not None):
             self._door.set_doubt(proof.age > DOUBT * self._silence)
-            self._rung.wait(LOOK_SECONDS)
-            self._rung.clear()
+            self._wake.wait(LOOK_SECONDS)
+            self._wake.clear()
 
     def _end(self, engine: Engine, calls: Calls, log: ReplicatedLog) -> None:
         """Reject calls, answer those in progress, and close the log; it is released unless it has failed."""

@@ -45,8 +45,7 @@ KEPT_UNKNOWN = 10_000  # UNKNOWN answers that are kept for display
 _FIRST_READ = 16
 _LONGEST_READ = 4096
 
-ANSWERED = np.frombuffer(flags(DONE), np.bool_)
-"""By code: whether this result of an end closes the question about its transaction."""
+ANSWERED = np.frombuffer(flags(DONE), np.bool_)  # by code: whether an end with this result closes its question
 
 logger = logging.getLogger(__name__)
 
@@ -81,8 +80,7 @@ class Listener:
         self._asked: deque[tuple[int, list[int]]] = deque()
         self._waiting: deque[Questions] = deque()
         self._changed = threading.Condition()
-        self.closed = False
-        """Whether there will be no more questions."""
+        self.closed = False  # whether there will be no more questions
         self.on_news: Callable[[], None] = lambda: None
         """Called when there are questions to take, or the listener is closed; neither blocks nor raises."""
         self.problem: EscrowError | None = None  # why the broker closed it
@@ -176,8 +174,7 @@ class Listener:
         yield batch_of(CHECKS, {"transaction": ids, "attempt": attempts}, stored)
 
 
-Asks = list[tuple[Listener, Questions]]
-"""Questions to hand over once they are durable."""
+Asks = list[tuple[Listener, Questions]]  # to hand over once they are durable
 
 
 class Listeners:
@@ -189,7 +186,7 @@ class Listeners:
         self._poke = poke
         self._park = park
         self._interval_us = shard.ledger.checkback.interval_us
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._listeners: dict[str, list[Listener]] = {}
         self._turns: dict[str, int] = {}
         self._news = False  # a listener joined or left, or has room again
@@ -226,13 +223,12 @@ class Listeners:
         self._poke()
 
     def _all(self) -> list[Listener]:
-        return [listener for group in self._listeners.values() for listener in group]
+        with self._lock:
+            return [listener for group in self._listeners.values() for listener in group]
 
     def close(self) -> None:
         """Disconnect all listeners."""
-        with self._lock:
-            listeners = self._all()
-        for listener in listeners:
+        for listener in self._all():
             self.leave(listener)
 
     def groups(self) -> list[str]:
@@ -247,14 +243,12 @@ class Listeners:
 
     def sessions(self) -> Int64s:
         """Return the sessions of all listeners."""
-        with self._lock:
-            return np.array([m.session for m in self._all()], np.int64)
+        return np.array([m.session for m in self._all()], np.int64)
 
     @property
     def unanswered(self) -> int:
         """Open questions of all listeners."""
-        with self._lock:
-            return sum(len(m.open) for m in self._all())
+        return sum(len(m.open) for m in self._all())
 
     def note_unknown(self, transactions: Int64s, now_us: int) -> None:
         """Record that questions about these were answered UNKNOWN."""
@@ -332,8 +326,7 @@ class Listeners:
 
     def _disconnect_fenced(self, ledger: Ledger) -> None:
         """Close the listeners of fenced sessions: each question would be counted, and its answer refused."""
-        with self._lock:
-            listeners = self._all()
+        listeners = self._all()
         sessions = np.array([listener.session for listener in listeners], np.int64)
         for at in np.flatnonzero(ledger.sessions.fenced(sessions)).tolist():
             listeners[at].problem = error(Code.FENCED)

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -31,10 +31,7 @@ from escrowmq.model import DecidedBy
 from escrowmq.wire import Exchange
 from escrowmq.wire.parcels import Done, Parcel, Row, answer_of, merged_batch
 
-MERGE_BYTES = 6 << 20
-"""The most bytes of neighbours that become one command: copying a message costs less than one more command, as long as
-the copy stays within what the allocator keeps (8 MiB).
-"""
+MERGE_BYTES = 6 << 20  # of neighbours that become one command: a copy costs less, up to the allocator's limit (8 MiB)
 MERGE_ROWS = 32_768
 SMALLEST_REQUEST = 256  # bytes that any waiting request counts for at least
 PLAIN_ROWS = 512  # the most rows decided as rows: above, columns are faster (decisions/0029-rows-until-the-round.md)
@@ -43,8 +40,8 @@ _ORDER: dict[type, int] = {Prepare: 1, Send: 2, End: 3, Settle: 4, type(None): 5
 _KIND_ORDER = {Exchange.PREPARE: 1, Exchange.SEND: 2, Exchange.END: 3, Exchange.SETTLE: 4}
 _WRITES = (_KIND_ORDER[Exchange.PREPARE], _KIND_ORDER[Exchange.SEND])
 
-Lane = tuple[int, Any]
-"""The order of a kind, and a detail. Neighbouring requests of one lane become one command."""
+Lane = tuple[int, Any]  # the order of a kind, and a detail: neighbours of one lane become one command
+CHECK_ANSWERS: Lane = (_KIND_ORDER[Exchange.END], DecidedBy.CHECK)
 
 logger = logging.getLogger(__name__)
 
@@ -121,7 +118,7 @@ class WaitingReceive(Request):
 
 
 class Terms(NamedTuple):
-    """The checked options of a parcel, made once for all parcels with the same options."""
+    """The checked options of a request."""
 
     kind: Exchange
     order: int
@@ -131,14 +128,27 @@ class Terms(NamedTuple):
 
     @classmethod
     def of(cls, kind: Exchange, options: Any) -> Terms:
-        """Make terms from options that are checked (``wire.OPTIONS[kind]``)."""
+        """Make terms from checked options (``wire.OPTIONS[kind]``). Rejected(UNKNOWN_SESSION)."""
         order, session, early = _KIND_ORDER[kind], options.get("session", 0), options.get("flush") == "async"
         detail: Any = early
+        if kind is Exchange.END and not session:
+            text = "decisions come from a producer session"
+            raise error(Code.UNKNOWN_SESSION, text, "transactions.settle is for operators")
         if kind is Exchange.END:
             detail = DecidedBy(options.get("by", DecidedBy.PRODUCER))
         elif kind is Exchange.SETTLE:
             detail = options["group"]
         return cls(kind, order, None if options.get("replace") else (order, detail), session, early)
+
+    def command(self, batch: pa.RecordBatch, sessions: Int64s | None = None) -> Command:
+        """Return the command for the rows of ``batch``. ``sessions``: one per row, if they have several."""
+        sessions = np.full(batch.num_rows, self.session, np.int64) if sessions is None else sessions
+        if self.kind is Exchange.SEND:
+            return Send(batch, sessions)
+        if self.lane is None or self.kind is Exchange.PREPARE:
+            return Prepare(batch, sessions, replace=self.lane is None)
+        detail = self.lane[1]
+        return End(batch, sessions, detail) if self.kind is Exchange.END else Settle(detail, batch)
 
 
 class ParcelRequest:
@@ -190,8 +200,7 @@ class ParcelRequest:
 
 
 AnyRequest = Request | ParcelRequest
-Pairs = list[tuple[AnyRequest, Any]]
-"""Requests with their answers (or the EscrowError), to be given once they are durable."""
+Pairs = list[tuple[AnyRequest, Any]]  # with their answers, or the EscrowError, to be given once they are durable
 
 
 @dataclass(slots=True)
@@ -279,19 +288,10 @@ def _batch(requests: list[AnyRequest]) -> pa.RecordBatch:
 def _command(requests: list[AnyRequest]) -> Command:
     """Return one command with the rows of several requests of one lane, or of one parcel."""
     first, batch = requests[0], _batch(requests)
-    detail: Any = first.lane[1] if first.lane is not None else None
-    if first.order == _KIND_ORDER[Exchange.SETTLE]:
-        return Settle(detail, batch)
-    sessions = np.concatenate([_sessions(request) for request in requests])
-    if first.order == _KIND_ORDER[Exchange.END]:
-        return End(batch, sessions, detail)
-    if first.order == _KIND_ORDER[Exchange.SEND]:
-        return Send(batch, sessions)
-    return Prepare(batch, sessions, replace=first.lane is None)
-
-
-def _sessions(request: AnyRequest) -> Int64s:
-    if isinstance(request, ParcelRequest):
-        return np.full(request.count, request.session, np.int64)
-    sessions: Int64s = request.command.sessions  # type: ignore[union-attr]  # of what has a lane
-    return sessions
+    more: Any = {}
+    if first.order != _KIND_ORDER[Exchange.SETTLE]:
+        each = [np.full(r.count, r.session) if isinstance(r, ParcelRequest) else r.command.sessions for r in requests]  # type: ignore[union-attr]  # only what has a batch has a lane
+        more["sessions"] = np.concatenate(each, dtype=np.int64)
+    if isinstance(first, ParcelRequest):
+        return first.terms.command(batch, **more)
+    return replace(first.command, batch=batch, **more)

@@ -71,12 +71,7 @@ def rules_of(settings: BrokerSettings) -> Rules:
 
 
 PACKED_ROWS = 256
-PACKED_BYTES = 128 << 10
-"""The most that is packed without Arrow: Arrow is faster for more rows, and larger allocations are mapped anew for each
-copy.
-"""
-
-
+PACKED_BYTES = 128 << 10  # packed without Arrow at most: it is faster for more rows; larger copies map memory anew
 _BODY = STORED[Kind.PLAIN].names.index("body")
 
 
@@ -128,21 +123,19 @@ class Shard:
         self.failure: EscrowError | None = None
         self.full = False
         self.full_because = ""
-        self.observers: list[Callable[[Event], None]] = []
-        """Called with every event when it is applied (not during recovery), before it is durable."""
+        self.observers: list[Callable[[Event], None]] = []  # called with each applied event, before it is durable
         self._dirty = False
         self._headroom = min(HEADROOM, settings.segment_bytes // 16)
         self._proof = proof
         folded = folded or fold(log)
         self.ledger = folded.ledger
         self.ledger.ask_keys_of(partial(stored_keys, log))
-        self._floor_us = max(log.last_time_us, folded.time_us)
-        self.clock = ContinuedClock(clock, self._floor_us)
+        self.time_us = max(log.last_time_us, folded.time_us)
+        self.clock = ContinuedClock(clock, self.time_us)
         """Broker time: the only clock of the shard. It never steps back behind the log's last frame."""
         self._snapshot_bytes = folded.size
         self._snapshot_sequence = folded.sequence
         self._counted = log.bytes_since_snapshot(), log.bytes_written  # the first is expensive: kept with the second
-        self.time_us = 0
         self.begin()
         self.execute(Configure(rules_of(settings)))
         self._flushing()()
@@ -152,7 +145,7 @@ class Shard:
 
     def begin(self) -> int:
         """Set and return the time of the round, microseconds."""
-        self.time_us = self._floor_us = max(self._floor_us, self.clock.now_us())
+        self.time_us = max(self.time_us, self.clock.now_us())
         return self.time_us
 
     def execute(self, command: Command) -> Any:
@@ -332,35 +325,32 @@ class Shard:
         """End the round. Returns a function that syncs it and one that answers it; both return whether it is durable.
         They may run on other threads while the next round is decided, in order: nothing is answered unless every
         earlier round is durable, too."""
-        flush: Callable[[], None] | None = None
-        durable = False
-        refusal = error(Code.SHARD_STOPPED, "the round was not synced")
-        with suppress(EscrowError):
+        refusal: EscrowError | None = error(Code.SHARD_STOPPED, "the round was not synced")
+        flush: Callable[[], None] = self._check_running
+        with suppress(EscrowError):  # the shard has stopped: flush raises that again
             flush = self._flushing()
 
         def sync() -> bool:
-            nonlocal durable, refusal
+            nonlocal refusal
             try:
-                if flush is None:
-                    raise self.refusal()
                 reach("broker.decided")
                 flush()
                 reach("broker.synced")
-                durable = True
+                refusal = None
             except EscrowError as problem:
                 refusal = problem
-            return durable
+            return refusal is None
 
         def tell() -> bool:
             for request, answer in pairs:
-                if durable:
+                if refusal is None:
                     request.answer(self._check(answer))
                 else:
                     request.answer(self.refusal() if self.failure else error(refusal.code, refusal.message))
-            if durable:
+            if refusal is None:
                 reach("broker.answered")
                 self._settle()
-            return durable
+            return refusal is None
 
         return sync, tell
 
@@ -385,7 +375,7 @@ class Shard:
         """Freeze the state as of the last sync; call between rounds. Returns a function that makes the snapshot, on any
         thread."""
         tables, self._snapshot_sequence = self.ledger.freeze(), self.log.next_sequence
-        place = (self.log.next_sequence, self.log.next_position, self._floor_us)
+        place = (self.log.next_sequence, self.log.next_position, self.time_us)
         return lambda: Snapshot(*place, tables())
 
     def save(self, taken: Callable[[], Snapshot]) -> None:

@@ -25,12 +25,11 @@ from escrowmq.ledger.commands import Settle, nothing_leased
 from escrowmq.schemas import Kind
 
 _MAKES_VISIBLE = frozenset({Kind.PLAIN, Kind.DECIDED, Kind.BATCH_DECIDED, Kind.RELEASED, Kind.TOPIC})
-_VIEWED = frozenset({Kind.HALF, Kind.ACKED, Kind.DEAD, Kind.BURIED, Kind.DEAD_SETTLED, Kind.EDITED, Kind.GROUP_RESET})
-"""Events that add rows to a system view."""
+_ADDS_TO_VIEWS = {Kind.HALF, Kind.ACKED, Kind.DEAD, Kind.BURIED, Kind.DEAD_SETTLED, Kind.EDITED, Kind.GROUP_RESET}
+# events by which no message becomes available to a consumer group
 _OF_PRODUCERS = {Kind.HALF, Kind.CHECKED, Kind.PARKED, Kind.REOPENED, Kind.SESSION, Kind.OWNED, Kind.PRODUCERS}
 _OF_LEASES = {Kind.LEASED, Kind.HANDED, Kind.EXTENDED, Kind.KEYED, Kind.FAILED}
 _BRINGS_NOTHING = frozenset({Kind.FORGOTTEN, Kind.TOPIC, Kind.TOPIC_ALTERED, Kind.GROUP} | _OF_PRODUCERS | _OF_LEASES)
-"""Events that make no message available to a consumer group."""
 
 logger = logging.getLogger(__name__)
 
@@ -140,7 +139,7 @@ class WaitingLooks:
         self.wake_us = NEVER_US
 
     def on_event(self, kind: Kind) -> None:
-        self._changed = self._changed or kind in _MAKES_VISIBLE or kind in _VIEWED
+        self._changed = self._changed or kind in _MAKES_VISIBLE or kind in _ADDS_TO_VIEWS
 
     def serve(self, fresh: Sequence[WaitingLook], now_us: int, attempt: Callable[[Callable[[], Any]], Any]) -> Pairs:
         """Return answers to new looks and, if anything became visible, to waiting ones. ``attempt`` runs one."""
