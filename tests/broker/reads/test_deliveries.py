@@ -247,3 +247,23 @@ def test_what_could_not_be_read_is_not_counted(link, monkeypatch):
         with pytest.raises(Unknown, match="BROKER_FAILED"):
             receive(link).result(30)
     assert seen(receive(link)) == [(0, 1), (1, 1)]
+
+
+@pytest.mark.invariant("I25")
+def test_what_could_not_be_read_for_a_withdrawn_receive_is_leased_anew(link, monkeypatch):
+    """Its lease was released: the next receive must not get the messages under that lease."""
+    real = LeaseReader.read
+    withdrawn, waiting = [receive(link)], receive(link)
+
+    def read(self, *args):
+        if withdrawn:
+            withdrawn.pop().cancel()
+            raise RuntimeError("a bug")
+        return real(self, *args)
+
+    monkeypatch.setattr(LeaseReader, "read", read)
+    send(link, 1)
+    batch = waiting.result(30)
+    row = {"lease": batch["lease"][0].as_py(), "start": 0, "count": 1, "act": 0, "delay_us": 0, "cause": None}
+    settle = pa.RecordBatch.from_pylist([row], schema=SETTLING)
+    assert link.exchange(Exchange.SETTLE, settle, {"group": "g"}).result(30)["code"].to_pylist() == [0]

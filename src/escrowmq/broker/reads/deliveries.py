@@ -294,7 +294,8 @@ class Deliveries:
                     line.ready.appendleft((found.rest, reading.until_us))
                 return
             waits = receive.answer.set_running_or_notify_cancel()
-            self._keep(line, receive, found.rest if waits else reading.leased, reading.until_us)
+            is_released = failure is not None
+            self._keep(line, receive, found.rest if waits or is_released else reading.leased, reading.until_us)
             if not waits:  # it was withdrawn while it was read
                 self._release_if_last(line)
         if waits:
