@@ -7,16 +7,16 @@ Each event of a line (a receive, a lease, a withdrawal, the end of a read) is re
 1. A lease counts messages, because the ledger has no sizes. Messages beyond ``max_bytes`` go to the next receive of the
    line, before anything that was leased later. So a member gets its messages in the order of their leases (I20), and no
    receive waits while messages are ready.
-2. Ready messages are kept in memory until half of their lease is over, then released; leases without a deadline keep
-   them until the member's next epoch. They are released at once when the last receive of a line is withdrawn, and when
-   the broker stops: a message that never left the broker counts no attempt. A receive with an epoch from before the
-   broker's start gets DISCONNECTED, so that the member joins again and names what it received. A receive with
-   ``return_rest`` may be its caller's last (a gateway's client): the rest is released, so that no other member of an
-   ordered group gets later messages of a key at the same time as the earlier ones.
+2. Ready messages are kept in memory until half of their lease is over (without a deadline, until the member's next
+   epoch), then released; at once when the last receive of a line is withdrawn, and when the broker stops: a message
+   that never left the broker counts no attempt. A receive with an epoch from before the broker's start gets
+   DISCONNECTED, so that the member joins again and names what it received. A receive with ``return_rest`` may be its
+   caller's last (a gateway's client): the rest is released, so that no other member of an ordered group gets later
+   messages of a key at the same time as the earlier ones.
 3. A line waits for at most as many leases as it has unanswered receives. Messages that were leased for a withdrawn
    receive, or could not be read, are released: redelivered at once, without an attempt.
-4. A damaged message hides no other: it becomes a dead letter of the group, with the place of the damage as its cause
-   and an attempt that is not counted. A receive that got nothing else leases again.
+4. A damaged message hides no other: it becomes a dead letter, with the place of the damage as its cause and an attempt
+   that is not counted. A receive that got nothing else leases again.
 5. A few new messages are read by the thread that brings the lease and has synced them: they are in memory, and waking
    another thread takes longer than reading them. All others are read on threads of their own.
 6. When a group is paused, reset or deleted, the ready messages of its members are released.

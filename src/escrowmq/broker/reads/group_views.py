@@ -1,19 +1,15 @@
 """The views of consumer groups: ``%acks``, what consumers acknowledged, one row per run of offsets; and
 ``%group-acts``, what operators did to places of groups.
 
-Acknowledgements:
+An acknowledgement in the log names a lease and a run. Its group and queue are in the row that made the lease, whose
+position is the lease's id: the rows of a chunk's leases are looked up together. The row of a lease that was handed over
+(HANDED, of a group with ``in_doubt="hold"``) has its attempt and names the lease before it: the chain is followed back
+to a LEASED row, one hand-over of all leases at a time. Only the log is read, so a range gives the same rows as long as
+it is stored. If a lease's row is dropped or damaged, its group, topic, queue and attempt are null.
 
-1. The log stores the lease and the run of an acknowledgement. Its group and queue are in the row that made the lease:
-   the lease's id is that row's position. So the rows of a chunk's leases are looked up together.
-2. A lease of a group with ``in_doubt="hold"`` may have been handed over (HANDED). Its row has its attempt and names the
-   lease before it: the chain is followed back to a LEASED row, one hand-over of all leases at a time.
-3. Only the log is read, never the leases that the ledger still has. So a range gives the same rows as long as it is
-   stored. If retention has dropped a lease's own row, or it is damaged, its group, topic, queue and attempt are null.
-
-Operator actions: a dead letter was retried, discarded or replaced by an edited message, or the group was set to
-continue at a place. Together with the topic they give the messages that a group must have handled, for the audit. They
-come in log order: of two on one place the later one counts. The view has the id of the message that an edited one
-replaces, which is one of its properties, as a column.
+An operator retries, discards or edits a dead letter, or resets a group to a place. With the topic, these rows give the
+messages that a group must have handled, for the audit. Of two on one place the later one counts. The id of the message
+that an edited one replaces, which is one of its properties, is a column.
 """
 
 from __future__ import annotations

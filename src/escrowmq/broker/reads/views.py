@@ -1,4 +1,4 @@
-"""Streams topics, dead letters and system views (``system_views.py``) as batches, up to the last durable row.
+"""Streams topics, dead letters, files and system views (``system_views.py``) as batches, up to the last durable row.
 
 The ledger is read on the writer, a few thousand rows at a time; bodies are read on the reader's thread. Only the
 requested columns are read.
@@ -17,7 +17,6 @@ import pyarrow as pa
 
 from escrowmq.broker.columns import DELIVERED, delivered, owners_of
 from escrowmq.broker.reads.chunks import BYTES, ROWS, marked, marks_of, purged, range_of
-from escrowmq.broker.reads.files import open_file
 from escrowmq.broker.reads.filters import Filter, chosen_columns, coalesced, limited
 from escrowmq.broker.reads.readable import Readable
 from escrowmq.broker.reads.system_views import OF_GROUPS, read_view
@@ -30,12 +29,15 @@ from escrowmq.ledger.groups.receiving import matching, tag_numbers
 from escrowmq.ledger.groups.reports import positions_of
 from escrowmq.ledger.queues.queues import Place, QueueIndex
 from escrowmq.log.report import RowDamage
+from escrowmq.schemas import FILE_PIECE
 from escrowmq.settings import nearest
 from escrowmq.wire import DAMAGED_COLUMN, DEAD_LETTER_PREFIX, FILE_PREFIX, VIEWS, BatchStream, ReadRequest
 
 SPAN = 65_536  # offsets read from the ledger at a time
 PROBE_ROWS = 16  # rows whose size sizes the first batch: a message may be as large as a quarter of a batch
 FIRST_ROWS = 256  # rows of the first batch, at most
+PIECE_BYTES = 1 << 20
+FILE_BYTES = 64 << 20  # of a file in one read: a backup writes these before it requests more, so a stop need not wait
 SHARE = 1024  # rows of one frame that make a batch of their own: joining parts of frames copies every body
 
 
@@ -44,7 +46,7 @@ def open_view(engine: Readable, content: Mapping[str, object]) -> BatchStream:
     request = checked(ReadRequest, content)
     source = request["source"]
     if source.startswith(FILE_PREFIX):
-        return open_file(engine, request)
+        return _open_file(engine, request)
     schema, wanted = chosen_columns(source, request.get("columns")), Filter.of(request)
     if wanted.group is not None and source not in OF_GROUPS:
         raise error(Code.BAD_REQUEST, f"{source} has no consumer groups", f"{' and '.join(OF_GROUPS)} have")
@@ -217,3 +219,26 @@ def _dead_letters(engine: Readable, request: ReadRequest, rows: _Rows) -> Iterat
             letters = engine.look(lambda after=last: page(after)).result()  # type: ignore[misc]
 
     return batches()
+
+
+# Files of the log
+
+
+def _open_file(engine: Readable, request: ReadRequest) -> BatchStream:
+    """Return the bytes of ``%file.NAME`` from ``start`` to before ``end``, for a backup. They are read from disk and
+    not mapped: if it fails, a read reports that, while a mapped page would end the process."""
+    if others := sorted(set(request) - {"source", "start", "end"}):
+        raise error(Code.BAD_REQUEST, f"a file is read whole: no {others[0]!r}")
+    start, end = request.get("start") or 0, request.get("end")
+    if end is None or not 0 <= end - start <= FILE_BYTES:
+        raise error(Code.BAD_REQUEST, f"'end' must be 'start' to 'start' + {FILE_BYTES}")
+    name = request["source"].removeprefix(FILE_PREFIX)
+    first = engine.log.read_file(name, start, min(PIECE_BYTES, end - start))  # now, so that errors come at once
+    return BatchStream(FILE_PIECE, _pieces(engine, name, start, end, first))
+
+
+def _pieces(engine: Readable, name: str, start: int, end: int, piece: bytes) -> Iterator[pa.RecordBatch]:
+    while piece:
+        yield pa.RecordBatch.from_arrays([pa.array([start]), pa.array([piece], pa.binary())], schema=FILE_PIECE)
+        start += len(piece)
+        piece = engine.log.read_file(name, start, min(PIECE_BYTES, end - start)) if start < end else b""

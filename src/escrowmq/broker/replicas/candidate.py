@@ -1,19 +1,16 @@
 """Decides when a standby claims the log. Pure: no clock, no thread; its caller passes events with times.
 
-Rules:
-
 1. A standby follows while anything arrives from a leader. It claims after ``silence`` seconds without a record, its own
-   setting or the leader's, whichever is longer, because a leader answers looks until half of its own has passed. Of
-   several standbys one is first, and the others read its claim: each waits longer by its ``rank`` among the named
-   replicas, or, if none are named, by a random part of ``SPREAD``. Two claims at once are harmless: one node follows
-   again.
-2. Before it claims it checks whether the log has more than it has followed. If so, it is behind, and reads on. If
-   the log's brokers do not answer, the silence is theirs, not the leader's: it starts again when they answer.
+   setting or the leader's, whichever is longer, because a leader answers looks until half of its own has passed. To
+   spread the claims of several standbys, each waits longer by its ``rank`` among the named replicas, or, if none are
+   named, by a random part of ``SPREAD``. Two claims at once are harmless: one node follows again.
+2. Before it claims it checks whether the log has more than it has followed. If so, it reads on. If the log's brokers do
+   not answer, the silence is theirs, not the leader's: it starts again when they answer.
 3. A released log is claimed at once, or after a part of ``RELEASED_SECONDS`` by rank or chance, with the same check.
 4. A node that stepped down claims nothing for a while, so that another one can, or until another one leads.
 
-A claim at a wrong moment loses nothing, because the log decides whose records count: it only makes an unnecessary
-leader. So none of these rules is needed for safety (docs/decisions/0054-standby-and-failover.md).
+A claim at a wrong moment loses nothing, because the log decides whose records count
+(docs/decisions/0054-standby-and-failover.md).
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
 """Delivery of check-backs: which producers are connected, which of them is asked, and how many questions each has open.
 
-Rules:
-
 1. The ledger decides *what* is due and counts the question durably; this file decides *whom* to ask: a *listener*, a
-   connected producer session. Without a listener that has room in its window, the ledger takes nothing, so no attempt
-   is spent (I11).
-2. The session that sent a half message is asked first; if it is gone or has no room, the others of its group in
-   rotation.
+   connected producer session. Without a listener that has room in its window, no attempt is spent (I11).
+2. The session that sent a half message is asked first, then the others of its group in rotation.
 3. A listener has at most ``window`` open questions. A question is closed by any answer about its transaction, by its
    decision from any side, or after the group's ``interval_us``, when the ledger may ask again.
 4. A waiting question is two numbers; bodies are read when it leaves, on the listener's own thread. So a slow listener

@@ -1,11 +1,11 @@
 """Bounds on the bytes of one round and of one connection's waiting messages, by the measured speed of the disk.
 
-The time of a sync is taken as a fixed part and a part for each byte. The fixed part is the shortest of the last syncs
-of rounds so small that their bytes hardly count; the time of a byte is the median of the last larger rounds, without
-the fixed part. Noise (a busy machine, a snapshot that is being written) only makes a sync longer, so it hardly affects
-the shortest sync and the median. A round takes what the disk writes and syncs in ``ROUND_SECONDS``, or in twice the
-fixed part if that is longer, so that small rounds do not make a slow disk much slower; but never more than it writes in
-``LONGEST_SECONDS``. The first rounds are small, and each may be twice as large as the one before.
+A sync takes a fixed time and a time for each byte. The fixed time is the shortest of the last syncs of rounds so small
+that their bytes hardly count; the time of a byte is the median of the last larger rounds, without the fixed time. Noise
+(a busy machine, a snapshot) only makes a sync longer, so it hardly affects the shortest and the median. A round takes
+what the disk writes and syncs in ``ROUND_SECONDS``, or in twice the fixed time if that is longer, so that small rounds
+do not make a slow disk much slower; but never more than ``LONGEST_SECONDS`` of writing. The first rounds are small, and
+each may be twice as large as the one before.
 
 A connection may have as much waiting as the disk writes of it in ``PATIENCE_SECONDS``, if all connections with waiting
 messages get an equal part. Its client would take anything older for lost and send it again.

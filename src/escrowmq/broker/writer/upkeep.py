@@ -1,14 +1,11 @@
 """Upkeep of a shard: snapshots, retention, expiry of idle producers, probing a full disk. Part of the writer's rounds.
 
-Rules:
-
 1. Snapshots are taken between rounds, after a sync, and saved on another thread.
 2. Retention goes mark, save, drop: an event releases messages in the ledger; then a snapshot is saved that no longer
-   needs the old segments; only then are they dropped. Before that, messages beyond the retention of their own topic are
-   released, also by an event.
+   needs the old segments; only then are they dropped. Messages beyond the retention of their own topic are released
+   before that, also by an event.
 3. Producers that were not used for ``producer_expiration`` are forgotten, a bounded number at a time. The log has the
-   time of their last use, so restarts do not matter; but none is forgotten in the first minute after a start, because
-   listeners may not have reconnected yet.
+   time of their last use. None is forgotten in the first minute after a start: listeners may not have reconnected.
 4. A failure here stops no request: it is retried later.
 """
 

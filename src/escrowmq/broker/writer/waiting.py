@@ -1,7 +1,5 @@
 """Long polls that wait on the writer: receives without messages yet, and state queries without an answer yet.
 
-Rules:
-
 1. Waiting times are measured by broker time, from the round that took the request.
 2. Waiting requests are served again when something changed that can bring them a message, and receives also when a
    retry is due; otherwise they cost a round nothing. ``wake_us`` is a lower bound of the next timeout.
@@ -74,12 +72,13 @@ class WaitingReceives:
     def _serve_line(self, group: str, new: set[int], now_us: int) -> Pairs:
         pairs: Pairs = []
         kept: deque[WaitingReceive] = deque()
+        shard = self._shard
         ready: bool | None = None  # None: unknown, the last lease may have taken all
         for receive in self._lines[group]:
             if receive.future.cancelled():
                 continue
             if ready is None:
-                ready = self._has_work(group, now_us)
+                ready = shard.failure is None and shard.ledger.groups.has_work(group, shard.ledger.topics, now_us)
             if ready or id(receive) in new:
                 answer = self._lease(receive)
                 if isinstance(answer, EscrowError) or len(answer.leases):
@@ -99,10 +98,6 @@ class WaitingReceives:
         else:
             del self._lines[group]
         return pairs
-
-    def _has_work(self, group: str, now_us: int) -> bool:
-        ledger = self._shard.ledger
-        return self._shard.failure is None and ledger.groups.has_work(group, ledger.topics, now_us)
 
     def _lease(self, receive: WaitingReceive) -> Any:
         before = self._shard.ledger.next_position
