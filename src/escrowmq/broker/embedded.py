@@ -43,6 +43,7 @@ class _Shared:
         self.calls.close()
 
 
+CLOSED = "the connection is closed"
 _open: dict[Path, _Shared] = {}
 _opening = threading.Lock()
 
@@ -168,35 +169,29 @@ class EmbeddedLink:
     """One user of an engine in this process; a :class:`escrowmq.wire.Link`. ``leave`` is called once, at its close."""
 
     def __init__(self, folder: Path, calls: Dispatcher, leave: Callable[[], None]) -> None:
-        self._folder = folder
+        self.address = f"file:{folder}"
         self._calls = calls
         self._leave = leave
-        self._closed = False
+        self._closed = ""  # the reason for refusing calls
         self._lock = threading.Lock()
         self._receives: weakref.WeakSet[Future[pa.RecordBatch]] = weakref.WeakSet()  # not answered yet
         self._watches: list[_Watch] = []
-        self._closed_because = "the connection is closed"
         tell_in_child(self)
         _links.add(self)
 
     def end(self) -> None:
         """Refuse all further calls, because the process ends."""
-        self._closed = True
+        self._closed = CLOSED
 
     def on_fork(self) -> None:
         """Close the link in a forked child: the engine and its folder are the parent's."""
-        self._closed, self._closed_because = True, FORKED
+        self._closed = FORKED
         _open.clear()
-
-    @property
-    def address(self) -> str:
-        """``file:FOLDER``."""
-        return f"file:{self._folder}"
 
     def exchange(self, kind: Exchange, batch: pa.RecordBatch, options: ExchangeOptions) -> Future[pa.RecordBatch]:
         """See :meth:`escrowmq.wire.Link.exchange`."""
         if self._closed:
-            return answer(Future(), error(Code.CLOSED, self._closed_because))
+            return answer(Future(), error(Code.CLOSED, self._closed))
         future = self._calls.exchange(kind, batch, options)
         if kind == Exchange.RECEIVE:
             with self._lock:
@@ -206,7 +201,7 @@ class EmbeddedLink:
     def parcel(self, parcel: Parcel, done: Done) -> None:
         """See :meth:`escrowmq.wire.Link.parcel`."""
         if self._closed:
-            done(error(Code.CLOSED, self._closed_because))
+            done(error(Code.CLOSED, self._closed))
         else:
             self._calls.parcel(parcel, done)
 
@@ -230,14 +225,14 @@ class EmbeddedLink:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise error(Code.CLOSED, self._closed_because)
+            raise error(Code.CLOSED, self._closed)
 
     def close(self) -> None:
         """Withdraw waiting receives, and leave; the last link stops the engine."""
         with self._lock:
             if self._closed:
                 return
-            self._closed = True
+            self._closed = CLOSED
             receives, watches = list(self._receives), self._watches
         for receive in receives:
             receive.cancel()

@@ -153,16 +153,12 @@ class OfflineLink(ParcelsByExchange):
     """A :class:`escrowmq.wire.Link` that only reads. Calls that would write raise Denied."""
 
     def __init__(self, folder: Path, ask: Ask | None = None) -> None:
-        self._folder = Path(folder).absolute()
-        self._shard = open_shard(self._folder, ask)
+        folder = Path(folder).absolute()
+        self.address = f"file:{folder}"
+        self._shard = open_shard(folder, ask)
         if (missing := self._shard.missing) and missing not in _logged:
             _logged.add(missing)
             logger.warning("%s", missing)
-
-    @property
-    def address(self) -> str:
-        """``file:FOLDER``."""
-        return f"file:{self._folder}"
 
     def exchange(self, kind: Exchange, batch: pa.RecordBatch, options: ExchangeOptions) -> Future[pa.RecordBatch]:
         """Denied."""

@@ -100,10 +100,10 @@ class _Rows:
                 mask = self._wanted.content(stored)
                 mask[[row for row, damage in damaged.items() if not damage.body_only]] = True  # unknown: marked instead
                 at, numbers = at[mask], numbers[mask]
-            stored, damaged = self._stored(at, self._columns)
-            yield self._make_rows(stored, at, numbers, damaged, places)
+            batch = self._rows_at(at, numbers, places)
+            yield batch
             start = part.stop
-            row_bytes = max(stored.nbytes // max(stored.num_rows, 1), 1)
+            row_bytes = max(batch.nbytes // max(batch.num_rows, 1), 1)
             self._page = int(np.clip(BYTES // row_bytes, 1, min(8 * self._page, ROWS)))
 
     def _stored(self, positions: Int64s, columns: list[str]) -> tuple[pa.RecordBatch, Mapping[int, RowDamage]]:
@@ -119,14 +119,8 @@ class _Rows:
         large = np.flatnonzero(np.diff(edges) >= SHARE)
         return np.unique(np.concatenate((edges[large], edges[large + 1], edges[-1:])))
 
-    def _make_rows(
-        self,
-        stored: pa.RecordBatch,
-        positions: Int64s,
-        offsets: Int64s,
-        damaged: Mapping[int, RowDamage],
-        places_of: PlacesOf,
-    ) -> pa.RecordBatch:
+    def _rows_at(self, positions: Int64s, offsets: Int64s, places_of: PlacesOf) -> pa.RecordBatch:
+        stored, damaged = self._stored(positions, self._columns)
         has_ids = "transaction" in self._schema.names
         transactions = owners_of(stored, positions, self._engine.log) if has_ids else None
         own = pa.schema([field for field in self._schema if field.name != DAMAGED_COLUMN])
