@@ -56,6 +56,23 @@ def test_every_step_is_told_in_its_order(bus: mq.Bus) -> None:
     assert at["placed_us"] <= times[0]
 
 
+def test_a_lease_that_passes_over_a_message_is_not_one_of_it(bus: mq.Bus) -> None:
+    """In an ordered group the lease of 1, 2, 4 spans 3, which waits behind the failed message of its key."""
+    bus.producer("shop").send_batch([mq.Message("orders", b"", key=key) for key in "abcab"])
+    with bus.consumer("cart", "orders", ordered=True, max_attempts=5, retry_backoff=60.0) as consumer:
+        (first,) = consumer.receive(1, wait=5.0)
+        first.nack()
+        consumer.flush()
+        taken = consumer.receive(4, wait=5.0)
+        assert [message.offset for message in taken] == [1, 2, 4]
+        for message in taken:
+            message.ack()
+        consumer.flush()
+        assert standing(bus, 3)["state"] == "retrying"
+        assert events(bus, 3) == []
+        assert events(bus, 4) == ["leased", "acked"]
+
+
 def test_an_ended_lease_is_told_from_what_was_given_back(tmp_path: Path) -> None:
     with mq.connect(f"file:{tmp_path / 'data'}", default_queues=1, lease_seconds=0.05, retry_backoff=0.0) as bus:
         bus.producer("shop").send("orders", b"one")

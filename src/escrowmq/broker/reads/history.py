@@ -59,6 +59,13 @@ class Way:
             return self.due_us == now.get("due_us") and self.attempt in (None, now.get("attempt"))
         return self.state != "dead" or self.dead_us == now.get("dead_us")
 
+    def undo_lease(self) -> None:
+        """Undo a lease of an ordered group that ended without the message: it passed over it, because its key waits."""
+        if self.state == "leased" and self.stands["ordered"]:
+            self.state, self.lease = "retrying" if self.due_us else "waiting", None
+            while self.events and self.events[-1]["event"] == "leased":
+                self.events.pop()
+
     def note(self, frame: Frame, row: int, event: str, **more: Any) -> None:
         """Add an event of the message."""
         place: Any = {"group": self.name, "event": event, "time_us": frame.time_us, "position": frame.position + row}
@@ -88,6 +95,9 @@ def read_history(
         if problem.code is not Code.RANGE_PURGED:  # by retention, while it was read
             raise
         until_us = placed_us
+    for way in ways.values():
+        if until_us is None and way.stands["state"] != "leased":
+            way.undo_lease()
     events = [event for way in ways.values() for event in way.events]
     return sorted(events, key=lambda event: event["position"]), until_us
 
@@ -102,7 +112,9 @@ class _Reading:
         self.all = False  # whether a group may have had its present state before
 
     def leased(self, frame: Frame) -> None:
-        """Record new leases that hold the message."""
+        """Record new leases that hold the message. An ordered group has one lease of a queue at a time."""
+        for _, earlier in self._named(frame, True):
+            earlier.undo_lease()
         for row in self._spanning(frame, frame.batch.column("queue_id").to_numpy() == self.queue_id):
             lease, group, _, _, _, attempt, member, deadline_us = (
                 column[row].as_py() for column in frame.batch.columns
