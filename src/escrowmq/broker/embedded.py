@@ -78,7 +78,7 @@ def _log_opened(log: SegmentLog, engine: Engine) -> None:
         cut = {"file": log.cut.file, "offset": log.cut.offset, "bytes": log.cut.size, "what": log.cut.what}
         sentence = (
             f"recovered: {log.cut.size} bytes at {log.cut.offset} of {log.cut.file} were cut off: "
-            f"{log.cut.what}; nobody was told of them"
+            f"{log.cut.what}; they were never acknowledged"
         )
         tell(logging.INFO, "recovered", sentence, **cut)
 

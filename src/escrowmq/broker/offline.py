@@ -118,7 +118,7 @@ def _describe_missing(
 ) -> tuple[str, bool]:
     """Return what may be missing in a folder, and whether it may come in a moment."""
     if holder is None:
-        text = f"{folder} is a copy of a log on Kafka that no broker keeps up now: what came since may be missing"
+        text = f"{folder} is a copy of a log on Kafka that no broker updates now: newer messages may be missing"
         return text if log.is_mirror else "", False
     if durable is not None and durable.shard != log.shard:
         why = f"{holder.url} is shard {durable.shard:08x}, and the folder {log.shard:08x}"
@@ -126,11 +126,11 @@ def _describe_missing(
         is_whole = log.epoch == durable.epoch and log.next_position >= durable.position
         text = (
             f"{folder} has the log up to position {log.next_position} (opened {log.epoch} times), and its broker up to "
-            f"{durable.position} ({durable.epoch}): what lies between may be missing"
+            f"{durable.position} ({durable.epoch}): the rest may be missing"
         )
         return "" if is_whole else text, not is_whole
     text = (
-        f"{folder} is in use by process {holder.process}, which could not be asked how far its log is durable ({why}): "
+        f"{folder} is in use by process {holder.process}, which did not report how far its log is durable ({why}): "
         "what it acknowledged last may be missing"
     )
     return text, False

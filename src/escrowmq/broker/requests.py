@@ -31,7 +31,7 @@ def check_schema(kind: Exchange, given: Any) -> None:
     """Rejected(BAD_BATCH) unless ``given`` is the schema of the kind's requests."""
     wanted = REQUEST[kind]
     if not isinstance(given, pa.Schema) or len(given) != len(wanted) or not given.equals(wanted):
-        raise error(Code.BAD_BATCH, f"{kind} wants {_words(wanted)}; given {_words(given)}")
+        raise error(Code.BAD_BATCH, f"{kind} requires {_words(wanted)}; given {_words(given)}")
 
 
 def check_batch(kind: Exchange, batch: pa.RecordBatch, settings: BrokerSettings) -> None:

@@ -116,7 +116,7 @@ class Door:
         with self._lock:
             led, new = self._led, in_doubt and not self._in_doubt
             if led is not None and new:
-                text = "it does not know any more whether it leads: Kafka does not answer"
+                text = "it cannot prove that it still leads: Kafka does not answer"
                 self._followed = replace(_last_state(led), away=True, problem=text)
             self._in_doubt = in_doubt
         if new:
@@ -234,8 +234,8 @@ class Door:
     def _refusal(self) -> EscrowError:
         leader = self._followed.leader
         if leader is None:
-            return error(Code.NOT_LEADER, "this broker follows, and nobody leads just now", retry_after=RETRY_SECONDS)
-        return error(Code.NOT_LEADER, f"this broker follows; {leader} leads", leader, RETRY_SECONDS)
+            return error(Code.NOT_LEADER, "this broker is a standby; no broker leads now", retry_after=RETRY_SECONDS)
+        return error(Code.NOT_LEADER, f"this broker is a standby; {leader} leads", leader, RETRY_SECONDS)
 
     def _step_down(self, request: Mapping[str, object]) -> Json:
         given = checked(brokers.STEP_DOWN.request, request)
@@ -243,7 +243,7 @@ class Door:
         epoch = calls.engine.log.epoch
         if given["epoch"] != epoch:
             text = f"the log was opened again: this is epoch {epoch}, not {given['epoch']}"
-            raise error(Code.BAD_REQUEST, text, "it was handed over already; ask `hello` who leads")
+            raise error(Code.BAD_REQUEST, text, "it was handed over already; `hello` names the leader")
         with recorded(calls.engine, brokers.STEP_DOWN, given, url=self.url) as done:
             with self._lock:
                 if self._calls is not calls:
@@ -277,7 +277,7 @@ class Door:
         known = self._followed
         if known.problem:
             return {"status": STANDBY, "reason": known.problem}
-        who = f"{known.leader} leads" if known.leader is not None else "nobody leads just now"
+        who = f"{known.leader} leads" if known.leader is not None else "no broker leads now"
         away = "; Kafka does not answer" if known.away else ""
         return {"status": STANDBY, "reason": f"{who}; followed to position {known.position:,}{away}"}
 

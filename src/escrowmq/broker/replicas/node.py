@@ -15,6 +15,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack, closing
 from importlib.metadata import version
 from math import inf
 
@@ -38,7 +39,7 @@ PAUSE_SECONDS = 0.5  # after a term that ended by a fault
 DOUBT = 1.25  # age of a proof, in silences, at which a leader disconnects clients: the longest wait of a standby
 HOLDS_BACK = 3.0  # silences for which a node that stepped down claims nothing, unless another one leads before
 BEGIN_SECONDS = 5.0  # how long a start waits for the folder to be opened; only the node itself waits for Kafka
-AWAY = "Kafka does not answer: nobody claims the log meanwhile"
+AWAY = "Kafka does not answer: no broker can claim the log"
 LEAST_SILENCE = 1.0  # leaders send a heartbeat every half second
 
 logger = logging.getLogger(__name__)
@@ -142,28 +143,23 @@ class Node:
 
     def _term(self) -> None:
         replica = self._opening()
-        warm, log = None, None
-        try:
-            warm = WarmLedger(replica, self._settings.snapshot_bytes)
-            self._report(replica, warm)
-            self._log_trouble("term")
-            self._followed = True
-            self._begun.set()
-            if self._follow(replica, warm):
+        with ExitStack() as unclaimed:
+            unclaimed.callback(replica.close)
+            with closing(WarmLedger(replica, self._settings.snapshot_bytes)) as warm:
+                self._report(replica, warm)
+                self._log_trouble("term")
+                self._followed = True
+                self._begun.set()
+                if not self._follow(replica, warm):
+                    return
                 self._report(replica, warm)
                 log = replica.take_over(version("escrowmq"), self._silence)
-        finally:
-            if log is None:
-                if warm is not None:
-                    warm.close()
-                replica.close()
-        if log is not None and warm is not None:
-            try:
+                unclaimed.pop_all()  # the log closes the replica
                 self._leading = True
-                self._lead(log, warm)
-            finally:
-                self._leading = False
-                warm.close()
+                try:
+                    self._lead(log, warm)
+                finally:
+                    self._leading = False
 
     def _follow(self, replica: Replica, warm: WarmLedger) -> bool:
         """Follow until it is time to claim (True) or to stop."""
@@ -179,7 +175,7 @@ class Node:
                 candidate.another_leads()
             step, seconds = candidate.next(silent_for, time.monotonic(), silence, self._door.rank(leader))
             if step is Step.CLAIM:
-                why = "nobody has it" if silent_for == inf else f"nothing was heard for {silent_for:.2f} s"
+                why = "it was released" if silent_for == inf else f"no record for {silent_for:.2f} s"
                 tell(logging.INFO, "claims", f"claims the log: {why}", silent_for=silent_for)
                 return True
             if step is Step.ASK:
@@ -196,16 +192,14 @@ class Node:
         """Warn if the leader has another setting: the longer one applies."""
         if silence not in (0.0, self._silence, self._logged_silence):
             own = f"{self._silence:g}"
-            text = f"{leader} was started with --silence {silence:g}, this broker with {own}: the longer counts"
+            text = f"{leader} was started with --silence {silence:g}, this broker with {own}: the longer one applies"
             tell(logging.WARNING, "silence", text, leader=leader, its=silence, own=self._silence)
         self._logged_silence = silence
 
     def _report(self, replica: Replica, warm: WarmLedger, away: bool = False) -> None:
-        log, now_us = replica.log, self._clock.now_us()
+        log, now_us, silent = replica.log, self._clock.now_us(), replica.silent_for()
         leader = replica.leader if replica.leader != self._door.url else None  # an earlier run of this node
-        self._door.begin_following(
-            Followed(leader, log.shard, log.epoch, warm.position, now_us, replica.silent_for(), away)
-        )
+        self._door.begin_following(Followed(leader, log.shard, log.epoch, warm.position, now_us, silent, away))
 
     # Leading
 
@@ -254,7 +248,7 @@ class Node:
             self._steps_down, self._holds_back = False, HOLDS_BACK * self._silence
         if failed is not None:
             cause = "another broker leads" if log.fenced else failed.message
-            tell(logging.WARNING, "follows", f"leads no more, and follows: {cause}", cause=cause)
+            tell(logging.WARNING, "follows", f"stopped leading, and follows: {cause}", cause=cause)
             if not log.fenced:
                 self._stopping.wait(PAUSE_SECONDS)
 

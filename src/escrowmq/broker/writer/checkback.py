@@ -156,7 +156,7 @@ class Listener:
             stored = self._read(questions.positions)
         except EscrowError as problem:
             if count == 1:
-                logger.error("cannot ask about the transaction at %d: %s", questions.transactions[0], problem)
+                logger.error("cannot read the transaction at %d to check it: %s", questions.transactions[0], problem)
                 if problem.code is Code.DAMAGED:
                     self._park(int(questions.transactions[0]))
                 return

@@ -352,7 +352,7 @@ class Engine:
             act()
         except EscrowError as problem:
             if self.shard.failure is None:
-                logger.warning("put off: %s", problem)
+                logger.warning("an internal command was refused, and is retried: %s", problem)
                 self._pause_us = self.shard.time_us + PAUSE_US
 
     def _on_event(self, event: Event) -> None:

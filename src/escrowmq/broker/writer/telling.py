@@ -34,7 +34,7 @@ def log_before(ledger: Ledger, event: Event) -> None:
     try:
         (_log_parked if event.kind is Kind.PARKED else _log_dead)(ledger, event)
     except Exception:  # a missing line is no reason to stop
-        logger.exception("an event cannot be told: %s", event.kind.name)
+        logger.exception("cannot log an event: %s", event.kind.name)
 
 
 class Refusals:

@@ -114,7 +114,7 @@ class WaitingReceives:
         try:
             self._shard.execute(Settle(receive.command.group, releasing(leased)))
         except EscrowError as problem:
-            logger.warning("a lease whose caller is gone ends by its time: %s", problem)
+            logger.warning("the lease of a cancelled receive is not released, and expires: %s", problem)
 
     def end(self, answer: Callable[[], Any]) -> None:
         """Answer all receives, each with a new answer, because the engine ends."""
