@@ -81,6 +81,9 @@ class _Receive:
     return_rest: bool
     answer: Future[pa.RecordBatch]
     allowance: Allowance | None
+    leased: Leased = field(default_factory=nothing_leased)  # to be read for it
+    granted: int = 0  # bytes of them
+    kept_us: int = 0  # how long to keep those that do not fit
 
 
 @dataclass(slots=True, eq=False)
@@ -100,17 +103,6 @@ class _Line:
     @property
     def is_idle(self) -> bool:
         return not (self.receives or self.leasings or self.answers or self.ready or self.reading)
-
-
-@dataclass(slots=True, eq=False)
-class _Reading:
-    """Messages to be read for one receive."""
-
-    line: _Line
-    receive: _Receive
-    max_bytes: int
-    leased: Leased
-    until_us: int
 
 
 class Deliveries:
@@ -167,25 +159,25 @@ class Deliveries:
 
     def _run(self, line: _Line) -> None:
         """Advance a line as far as this thread may: read what is in memory here, the rest on another thread."""
-        while (reading := self._step(line)) is not None:
-            if not self._is_near(reading.leased):
-                self._read_later(reading)
+        while (receive := self._step(line)) is not None:
+            if not self._is_near(receive.leased):
+                self._read_later(line, receive)
                 return
-            self._read(reading)
+            self._read(line, receive)
 
-    def _step(self, line: _Line) -> _Reading | None:
-        """Handle answers, and match leases to receives. Returns the messages to be read next, if any."""
+    def _step(self, line: _Line) -> _Receive | None:
+        """Handle answers, and match leases to receives. Returns the receive to read for next, if any."""
         with self._lock:
             if line.stepping:  # called by the engine within _match_leases: the loop below handles it
                 return None
             line.stepping = True
             try:
-                reading = None
+                receive = None
                 while True:
                     while line.answers:
                         self._handle(line, *line.answers.popleft())
                     self._drop_late(line)
-                    reading = reading or self._next_reading(line)
+                    receive = receive or self._next_to_read(line)
                     self._match_leases(line)
                     if not line.answers:
                         break
@@ -194,7 +186,7 @@ class Deliveries:
             if line.ready:
                 self._set_alarm()
             self._remove_if_idle(line)
-            return reading
+            return receive
 
     def _remove_if_idle(self, line: _Line) -> None:
         if line.is_idle and self._lines.get((line.group, line.member)) is line:
@@ -215,13 +207,14 @@ class Deliveries:
         else:
             self._release(line, done.result())
 
-    def _next_reading(self, line: _Line) -> _Reading | None:
-        """Return what to read for the first receive, if messages are ready and its answer has room."""
-        if not line.receives or not line.ready or line.reading or not (max_bytes := self._grant(line)):
+    def _next_to_read(self, line: _Line) -> _Receive | None:
+        """Return the first receive, if messages are ready and its answer has room."""
+        if not line.receives or not line.ready or line.reading or not (granted := self._grant(line)):
             return None
         line.reading = True
         receive = line.receives.popleft()
-        return _Reading(line, receive, max_bytes, *self._take_ready(line, receive))
+        receive.granted, (receive.leased, receive.kept_us) = granted, self._take_ready(line, receive)
+        return receive
 
     def _match_leases(self, line: _Line) -> None:
         """Cancel requests for leases without a receive; request one for each receive while nothing is ready."""
@@ -255,32 +248,31 @@ class Deliveries:
         near = self._engine.log.next_position - NEAR_ROWS
         return len(leased.leases) <= FEW and all(position >= near for position in leased.positions.tolist())
 
-    def _read_later(self, reading: _Reading) -> None:
+    def _read_later(self, line: _Line, receive: _Receive) -> None:
         """Read, and advance the line, on another thread."""
         try:
-            self._readers.submit(self._read_and_step, reading)
+            self._readers.submit(self._read_and_step, line, receive)
         except RuntimeError:  # closing
             with self._lock:
-                reading.line.reading = False
-            self._release(reading.line, reading.leased)
-            if reading.receive.answer.set_running_or_notify_cancel():
-                answer(reading.receive.answer, error(Code.CLOSED))
+                line.reading = False
+            self._release(line, receive.leased)
+            if receive.answer.set_running_or_notify_cancel():
+                answer(receive.answer, error(Code.CLOSED))
 
-    def _read_and_step(self, reading: _Reading | None) -> None:
-        while reading is not None:
-            self._read(reading)
-            reading = self._step(reading.line)
+    def _read_and_step(self, line: _Line, receive: _Receive | None) -> None:
+        while receive is not None:
+            self._read(line, receive)
+            receive = self._step(line)
 
-    def _read(self, reading: _Reading) -> None:
+    def _read(self, line: _Line, receive: _Receive) -> None:
         """Read, and answer the receive; or put it back in front of the line if it got nothing (rule 4)."""
-        line, receive = reading.line, reading.receive
         failure = None
         try:
-            found = self._reader.read(reading.leased, reading.max_bytes)
+            found = self._reader.read(receive.leased, receive.granted)
         except Exception as problem:
             failure = broker_failed("reading leased messages", problem)
             found = Read([], nothing_leased(), [])
-            self._release(line, reading.leased)
+            self._release(line, receive.leased)
         if found.damaged:  # dead letters from now on: before the line leases again
             for _, offset, cause in found.damaged:
                 logger.error("the message at offset %d is a dead letter of %s: %s", offset, line.group, cause)
@@ -291,11 +283,11 @@ class Deliveries:
                 receive.wait_us = max(receive.until_us - self._engine.clock.now_us(), 0)
                 line.receives.appendleft(receive)
                 if len(found.rest.leases):
-                    line.ready.appendleft((found.rest, reading.until_us))
+                    line.ready.appendleft((found.rest, receive.kept_us))
                 return
             waits = receive.answer.set_running_or_notify_cancel()
             is_released = failure is not None
-            self._keep(line, receive, found.rest if waits or is_released else reading.leased, reading.until_us)
+            self._keep(line, receive, found.rest if waits or is_released else receive.leased, receive.kept_us)
             if not waits:  # it was withdrawn while it was read
                 self._release_if_last(line)
         if waits:
