@@ -35,8 +35,7 @@ _PARCELS = (Exchange.SEND, Exchange.PREPARE, Exchange.END, Exchange.SETTLE)
 
 
 class Dispatcher(Protocol):
-    """The receiver of calls from a server, as documented by :class:`Calls` (of one engine) and its engine; or the door
-    of a replica, which has an engine only while it leads (``replicas/door.py``)."""
+    """The receiver of a server's calls (see :class:`Calls`): of one engine, or the door of a replica."""
 
     settings: BrokerSettings
     beside: dict[str, Callable[[], Mapping[str, Any]]]

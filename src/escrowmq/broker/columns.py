@@ -18,11 +18,9 @@ from escrowmq.schemas import DELIVERY, SETTLING
 
 
 def owners_of(stored: pa.RecordBatch, positions: Int64s, log: StoredLog) -> pa.Array:
-    """Return the transaction column of stored messages: null for plain and for unreadable ones.
-
-    An id has the epoch of the session that *began* the transaction. A message that joined from a later session of the
-    same group has another epoch, so the first message is looked up.
-    """
+    """Return the transaction column of stored messages: null for plain and for unreadable ones. An id has the epoch of
+    the session that *began* the transaction. A message that joined from a later session of the same group has another
+    epoch, so the first message is looked up."""
     first = stored.column("transaction").to_numpy()
     epochs = stored.column("epoch").to_numpy().astype(np.int64)
     joined = np.flatnonzero((first >= 0) & (first != positions))

@@ -49,8 +49,7 @@ _opening = threading.Lock()
 
 
 def open_engine(folder: Path, settings: BrokerSettings, disk: Callable[[Path], Disk] = RealDisk) -> Engine:
-    """Return an engine on a folder, not started. Misuse(FOLDER_IN_USE, NOT_A_DATA_FOLDER), Corrupt,
-    Overloaded(DISK_FULL)."""
+    """Open an engine, not started. Misuse(FOLDER_IN_USE, NOT_A_DATA_FOLDER), Corrupt, Overloaded(DISK_FULL)."""
     clock = SystemClock()
     log = open_log(
         disk(folder),

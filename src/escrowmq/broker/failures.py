@@ -32,11 +32,9 @@ def answer(future: Future[T], outcome: T | BaseException) -> Future[T]:
 
 
 def for_client(problem: EscrowError) -> EscrowError:
-    """Return the error as a client of a served broker gets it.
-
-    CLOSED means here that the broker stopped during the request, LOG_FAILED that its log did: a disk failed, or another
-    node took the log over. Both become SHARD_STOPPED: the client finds the leader, or waits for a restart.
-    """
+    """Return the error as a client of a served broker gets it. CLOSED means here that the broker stopped during the
+    request, LOG_FAILED that its log did: a disk failed, or another node took the log over. Both become SHARD_STOPPED:
+    the client finds the leader, or waits for a restart."""
     if problem.code not in (Code.CLOSED, Code.LOG_FAILED):
         return problem
     return error(Code.SHARD_STOPPED, f"the broker is stopping: {problem.message}")

@@ -54,8 +54,7 @@ class _NoConnections:
 
 
 class OfflineShard:
-    """A :class:`~escrowmq.broker.reads.readable.Readable` of a log and the ledger folded from it. ``missing``: what may
-    be missing in it, or empty."""
+    """A :class:`.Readable` of a log and the ledger folded from it. ``missing``: what may be missing in it, or empty."""
 
     failure: EscrowError | None = None
     full = False
@@ -97,10 +96,8 @@ class OfflineShard:
 
 
 def open_shard(folder: Path, ask: Ask | None = None) -> OfflineShard:
-    """Open the shard in a folder; if the folder is in use, the part that ``ask`` reports as durable.
-
-    Raises Misuse(NOT_A_DATA_FOLDER), Corrupt(DAMAGED, NEWER_FORMAT).
-    """
+    """Open the shard in a folder; if it is in use, the part that ``ask`` reports as durable. Misuse(NOT_A_DATA_FOLDER),
+    Corrupt(DAMAGED, NEWER_FORMAT)."""
     disk, deadline = RealDisk(folder, read_only=True), time.monotonic() + LAG_SECONDS
     while True:
         holder = disk.holder()

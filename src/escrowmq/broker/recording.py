@@ -38,8 +38,7 @@ def ending(answer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def named(engine: Readable, chosen: Int64s, died_us: Int64s) -> list[list[Any]]:
-    """Return topic, queue, offset and time of death of dead letters, for the record. ``chosen``: pairs of a queue's id
-    and an offset."""
+    """Return topic, queue, offset and time of death of dead letters. ``chosen``: pairs of queue id and offset."""
     ids = set(chosen[:, 0].tolist())
     places = engine.look(lambda: {id: engine.shard.ledger.topics.queues[id].place for id in ids}).result()
     return [

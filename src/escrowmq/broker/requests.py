@@ -70,10 +70,8 @@ _VALUE_BYTES = 8
 
 def check_parcel(parcel: Parcel, settings: BrokerSettings, sound_bytes: int | None = None) -> int:
     """Return about how many bytes the rows take: ``sound_bytes`` if given, because a carrier has checked all types.
-    Rejected(BAD_BATCH or BATCH_TOO_LARGE) unless they are tuples of the kind's types, with ids of 16 bytes.
-
-    Numbers out of range and text that is not Unicode are refused by the writer, when columns are made of them.
-    """
+    Rejected(BAD_BATCH or BATCH_TOO_LARGE) unless they are tuples of the kind's types, with ids of 16 bytes. The writer
+    refuses numbers out of range and text that is not Unicode, when it makes columns of them."""
     rows = parcel.rows
     if len(rows) > min(PARCEL_ROWS, settings.max_batch_rows):
         raise error(Code.BATCH_TOO_LARGE, f"a parcel of {len(rows)} rows; the limit is {PARCEL_ROWS}")
@@ -123,11 +121,9 @@ def _words(schema: Any) -> str:
 
 
 def checked(shape: type[T], content: Mapping[str, Any]) -> T:
-    """Return the fields of TypedDict ``shape`` that ``content`` gives, each of its type and within its bounds.
-
-    Null is the same as absent, and unknown names are left out. Raises Rejected(BAD_REQUEST) that names the field,
-    Rejected(BATCH_TOO_LARGE) for a list of more than ``MAX_IDS``.
-    """
+    """Return the fields of TypedDict ``shape`` that ``content`` has, each of its type and within its bounds. Null is
+    the same as absent; unknown names are left out. Rejected(BAD_REQUEST) names the field; Rejected(BATCH_TOO_LARGE):
+    a list of more than ``MAX_IDS``."""
     found: dict[str, Any] = {}
     for name, required, check in _checks(cast(Any, shape)):
         value = content.get(name)

@@ -83,8 +83,7 @@ LOST_COLUMN = "%lost"  # a column of chunks beside `damaged`: whether all of the
 
 
 def marks_of(damaged: Mapping[int, RowDamage], rows: int) -> tuple[pa.Array, Bools]:
-    """Return for each of ``rows`` rows its place if it is damaged (else null), and whether more than its body is
-    lost."""
+    """Return the place of each damaged row (else null), and which rows have lost more than their bodies."""
     texts: list[str | None] = [None] * rows
     lost = np.zeros(rows, np.bool_)
     for row, damage in damaged.items():

@@ -45,8 +45,7 @@ OWN_OF_ACTS = frozenset({"group", "topic", "queue", "offset", "act", "edited_fro
 
 
 def _names(engine: Readable, groups: Int64s, queue_ids: Int64s, *, reused: bool) -> dict[str, pa.Array]:
-    """Return group, topic and queue by their numbers, null for -1. ``reused``: keep the name of a deleted group that
-    another group has now."""
+    """Return group, topic and queue by number, null for -1. ``reused``: also names that another group has now."""
     group_ids, group_index = np.unique(groups, return_inverse=True)
     unique_ids, queue_index = np.unique(queue_ids, return_inverse=True)
 

@@ -123,8 +123,7 @@ def find_messages(engine: Readable, message_id: bytes | None, key: str | None, t
 
 
 def _edits(engine: Readable, message_id: bytes, key: str | None, topic: str | None) -> list[FoundMessage]:
-    """Return the edited messages of an id. They are in no topic, so no index has them: all current edits are searched,
-    which are few, because operators make them."""
+    """Return the edited messages of an id. No index has them, so all current edits are searched; they are few."""
 
     def look() -> list[tuple[str, Place, int, int]]:
         ledger = engine.shard.ledger
@@ -175,7 +174,12 @@ def _standing_one(engine: Readable, positions: Int64s) -> FoundMessage | None:
     if first and first[0]["state"] not in UNDONE_NAMES:
         return first[0]
     others = positions[1:]
-    others = others[~_undone(engine, others)]
+    undone = np.asarray(engine.log.kind_at(others) == Kind.HALF)
+    if undone.any():
+        halves = others[undone]
+        states: UInt8s = engine.glance(lambda: engine.shard.ledger.half_states(halves)[0]).result()
+        undone[undone] = np.isin(states, UNDONE)
+    others = others[~undone]
     return next(iter(_states(engine, others[:1]) or _states(engine, others[1:])), None)
 
 
@@ -185,16 +189,6 @@ def _end(engine: Readable) -> int:
     if engine.shard.failure is not None or engine.log.durable_sequence < end:
         end = engine.look(lambda: engine.log.next_sequence).result()
     return end
-
-
-def _undone(engine: Readable, positions: Int64s) -> Bools:
-    """Return which messages were rolled back, or have expired."""
-    mask: Bools = np.asarray(engine.log.kind_at(positions) == Kind.HALF)
-    halves = positions[mask]
-    if len(halves):
-        states: UInt8s = engine.glance(lambda: engine.shard.ledger.half_states(halves)[0]).result()
-        mask[mask] = np.isin(states, UNDONE)
-    return mask
 
 
 def _matches(
@@ -234,8 +228,7 @@ def _find_known(engine: Readable, message_id: bytes | None) -> Int64s:
 
 
 def _states(engine: Readable, positions: Int64s) -> list[FoundMessage]:
-    """Return the messages at these positions with their states, without those beyond the retention of their topic or
-    in deleted topics."""
+    """Return the messages at these positions with their states, without those removed by retention or deletion."""
     if not len(positions):
         return []
     rows = _rows(engine, positions)
@@ -280,8 +273,7 @@ def _standing(ledger: Ledger, row: dict[str, Any]) -> tuple[Place | None, int | 
 
 
 def _rows(engine: Readable, positions: Int64s) -> list[dict[str, Any]]:
-    """Return stored messages as dicts, with ``position, transaction, half, damaged`` (the place or None) and ``lost``
-    (not only its body)."""
+    """Return messages, with ``position, transaction, half, damaged`` (its place), ``lost`` (not only the body)."""
     stored, damaged = engine.log.salvage(positions)
     kinds = np.asarray(engine.log.kind_at(positions))
     transactions = owners_of(stored, positions, engine.log)

@@ -20,8 +20,7 @@ MOST_GROUPS = 1_000  # groups of one answer
 
 
 def message_standing(engine: Readable, request: AskOfMessage) -> OfMessage:
-    """See :data:`escrowmq.wire.actions.standing.OF_MESSAGE`. Rejected(UNKNOWN_TOPIC, BAD_QUEUE, NOT_FOUND,
-    RANGE_PURGED)."""
+    """See :data:`~escrowmq.wire.actions.standing.OF_MESSAGE`. UNKNOWN_TOPIC, BAD_QUEUE, NOT_FOUND, RANGE_PURGED."""
     offset = request["offset"]
 
     def look() -> tuple[OfMessage, int, dict[int, Way]]:

@@ -143,8 +143,7 @@ OF_GROUPS = (ACK_VIEW_NAME, GROUP_ACT_VIEW_NAME)
 
 
 def view_range(engine: Readable, view: str, time_us: int | None) -> dict[str, Any]:
-    """Return ``queue, head, end`` and, with a time, ``offset_at``, of a view. On the writer. UNKNOWN_TOPIC,
-    UNKNOWN_GROUP."""
+    """Return ``queue, head, end`` of a view and, with a time, ``offset_at``. UNKNOWN_TOPIC, UNKNOWN_GROUP."""
     if view in VIEWS:
         line = {"queue": 0, "head": engine.log.first_position, "end": engine.log.next_position}
         return line if time_us is None else {**line, "offset_at": engine.log.position_at(time_us)}
@@ -155,8 +154,7 @@ def view_range(engine: Readable, view: str, time_us: int | None) -> dict[str, An
 
 
 def view_beyond(engine: Readable, view: str, after: int) -> list[dict[str, Any]]:
-    """Return a list of one if the view has rows at ``after`` or later, else an empty list. At the end of a round,
-    when nothing can die in it any more."""
+    """Return the range in a list if the view has rows at ``after`` or later, else []. At the end of a round."""
     if view in VIEWS:
         return [view_range(engine, view, None)] if engine.log.holds(after, _VIEWS[view].kinds) else []
     last = _last_death_us(engine, view)

@@ -29,7 +29,6 @@ from escrowmq.ledger.columns.arrays import Int64s
 from escrowmq.ledger.columns.schedule import NEVER_US
 from escrowmq.ledger.commands import AskChecks, Asked
 from escrowmq.ledger.events import Event
-from escrowmq.ledger.ledger import Ledger
 from escrowmq.ledger.listings import messages_of
 from escrowmq.message.ids import transaction_ids
 from escrowmq.schemas import CHECKS, Kind
@@ -257,8 +256,7 @@ class Listeners:
                 del self._unknown[next(iter(self._unknown))]
 
     def about(self, transaction: int) -> tuple[int | None, int | None]:
-        """Return the session that has a question about a transaction open, and when UNKNOWN was answered last, or None
-        for each."""
+        """Return the session asked about a transaction now, and when UNKNOWN was answered last, or None for each."""
         with self._lock:
             asked = next((one.session for one in self._all() if transaction in one.open), None)
             return asked, self._unknown.get(transaction)
@@ -304,9 +302,12 @@ class Listeners:
         if now_us < self.wake_us:
             return
         self._news = False
-        if self._taken_over:
-            self._taken_over = False
-            self._disconnect_fenced(shard.ledger)
+        if self._taken_over:  # close fenced sessions: each question would be counted, and its answer refused
+            self._taken_over, listeners = False, self._all()
+            sessions = np.array([listener.session for listener in listeners], np.int64)
+            for at in np.flatnonzero(shard.ledger.sessions.fenced(sessions)).tolist():
+                listeners[at].problem = error(Code.FENCED)
+                self.leave(listeners[at])
         self._wake_us = 0  # until this is done: it may be refused
         ledger, wake_us = shard.ledger, NEVER_US
         for group in self.groups():
@@ -319,14 +320,6 @@ class Listeners:
                         yield listener, questions.take(rows)
             wake_us = min(wake_us, max(ledger.checkback.ask_us(group), self._next_room_us(group)))
         self._wake_us = wake_us
-
-    def _disconnect_fenced(self, ledger: Ledger) -> None:
-        """Close the listeners of fenced sessions: each question would be counted, and its answer refused."""
-        listeners = self._all()
-        sessions = np.array([listener.session for listener in listeners], np.int64)
-        for at in np.flatnonzero(ledger.sessions.fenced(sessions)).tolist():
-            listeners[at].problem = error(Code.FENCED)
-            self.leave(listeners[at])
 
     def _next_room_us(self, group: str) -> int:
         """Return the time before which no listener of a group has room: 0, or when the oldest question expires."""

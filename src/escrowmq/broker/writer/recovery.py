@@ -31,10 +31,8 @@ def size_of(tables: dict[str, pa.Table]) -> int:
 
 
 def fold(log: StoredLog) -> Folded:
-    """Return the ledger that follows from ``log``.
-
-    A snapshot of an unknown version is ignored; if frames that it stands for have left the log, Corrupt(NEWER_FORMAT).
-    """
+    """Return the ledger that follows from ``log``. A snapshot of an unknown version is ignored; Corrupt(NEWER_FORMAT)
+    if frames that it stands for have left the log."""
     snapshot = log.load_snapshot()
     if snapshot is not None and not Ledger.can_restore(snapshot.tables):
         if log.first_position > 0:

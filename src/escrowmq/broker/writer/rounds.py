@@ -187,8 +187,7 @@ class ParcelRequest:
         return _command([self])
 
     def answer(self, value: Any) -> None:
-        """Give the caller its answer (rows, or the batch that has the same), or an error if ``value`` is one. Any
-        thread; only the first call counts."""
+        """Give the caller rows (or the same as a batch), or an error. Any thread; only the first call counts."""
         try:
             done = self._done.pop()
         except IndexError:
@@ -275,8 +274,7 @@ def _parcels(requests: list[AnyRequest]) -> list[ParcelRequest]:
 
 
 def _batch(requests: list[AnyRequest]) -> pa.RecordBatch:
-    """Return the rows of requests of one lane as columns. Rejected(BAD_BATCH): a value is out of range or no Unicode;
-    its type is right."""
+    """Return the rows of requests of one lane as columns. Rejected(BAD_BATCH): out of range, or not Unicode."""
     try:
         if parcels := _parcels(requests):
             return merged_batch(parcels[0].terms.kind, [(parcel.rows, parcel.first_id) for parcel in parcels])

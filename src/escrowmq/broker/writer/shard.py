@@ -76,8 +76,7 @@ _BODY = STORED[Kind.PLAIN].names.index("body")
 
 
 def _content(event: Event) -> Content:
-    """Return the log content of an event. Raises ValueError, OverflowError or ArrowException if a value fits no
-    column."""
+    """Return the log content of an event. ValueError, OverflowError, ArrowException: a value fits no column."""
     kind, few = event.kind, event.content
     if isinstance(few, Few) and few.num_rows <= PACKED_ROWS and can_pack(kind):  # noqa: SIM102
         if kind not in MESSAGES or sum(map(len, few.columns[_BODY])) <= PACKED_BYTES:
@@ -102,8 +101,7 @@ class Proof(Protocol):
         """Return whether the last proof is new enough to answer from the ledger alone."""
 
     def renew(self) -> None:
-        """Obtain a new proof from the log. Overloaded(NOT_LEADER) if that is impossible now; any other error stops the
-        shard."""
+        """Obtain a new proof. Overloaded(NOT_LEADER) if that is impossible now; other errors stop the shard."""
 
 
 class Shard:
@@ -149,11 +147,9 @@ class Shard:
         return self.time_us
 
     def execute(self, command: Command) -> Any:
-        """Decide, reserve, append, apply. Returns the answer, to be given once it is durable.
-
-        Raises EscrowError: a refusal of the whole command (nothing changed), Overloaded(DISK_FULL, OUT_OF_RESOURCES),
-        or, once the shard has stopped, Unknown(SHARD_STOPPED).
-        """
+        """Decide, reserve, append, apply. Returns the answer, to be given once it is durable. Raises EscrowError: a
+        refusal of the whole command (nothing changed), Overloaded(DISK_FULL, OUT_OF_RESOURCES), or, once the shard has
+        stopped, Unknown(SHARD_STOPPED)."""
         return self._decide(command).answer
 
     def _decide(self, command: Command) -> Decision:
@@ -372,8 +368,7 @@ class Shard:
         )
 
     def take_snapshot(self) -> Callable[[], Snapshot]:
-        """Freeze the state as of the last sync; call between rounds. Returns a function that makes the snapshot, on any
-        thread."""
+        """Freeze the state of the last sync, between rounds. Returns what makes the snapshot, on any thread."""
         tables, self._snapshot_sequence = self.ledger.freeze(), self.log.next_sequence
         place = (self.log.next_sequence, self.log.next_position, self.time_us)
         return lambda: Snapshot(*place, tables())

@@ -55,8 +55,7 @@ class Refusals:
         self.settle()
 
     def settle(self, *, last: bool = False) -> None:
-        """Log how many there were, unless that was done within :data:`REFUSALS_SECONDS` and this is not the ``last``
-        call."""
+        """Log how many there were, if :data:`REFUSALS_SECONDS` have passed or this is the ``last`` call."""
         if not self._counts:
             return
         now = time.monotonic()

@@ -126,8 +126,7 @@ class Upkeep:
         return min(wake_us, self._probe_us) if self._shard.full else wake_us
 
     def finish(self, *, clean: bool = False) -> None:
-        """Wait for what is being saved; at a ``clean`` end save a last snapshot, so that the next start replays
-        nothing."""
+        """Wait for what is being saved; at a ``clean`` end save a last snapshot, so that a start replays nothing."""
         self._thread.shutdown(wait=True)
         if not clean or not self._shard.log.bytes_since_snapshot():
             return

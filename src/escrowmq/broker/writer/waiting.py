@@ -125,8 +125,7 @@ class WaitingReceives:
 
 
 class WaitingLooks:
-    """The looks of one shard that wait, so that readers without a group need not poll for new messages. Runs on the
-    writer."""
+    """The looks of one shard that wait, so that readers need not poll for messages. Runs on the writer."""
 
     def __init__(self) -> None:
         self._waiting: list[WaitingLook] = []
