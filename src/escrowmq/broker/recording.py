@@ -86,12 +86,15 @@ def _find_state(ledger: Ledger, record: Record) -> Any:
         return f"the record cannot be read: {problem!r:.100}"
 
 
-def _transaction(ledger: Ledger, printed: str) -> str:
-    try:
-        found = listings.transaction(ledger, TransactionId.parse(printed))
-    except EscrowError as problem:
-        return problem.code.name
-    return f"{found['state']} by {found['decided_by']}" if "decided_by" in found else str(found["state"])
+def _transactions(ledger: Ledger, ids: list[str]) -> dict[str, Any]:
+    def state(printed: str) -> str:
+        try:
+            found = listings.transaction(ledger, TransactionId.parse(printed))
+        except EscrowError as problem:
+            return problem.code.name
+        return f"{found['state']} by {found['decided_by']}" if "decided_by" in found else str(found["state"])
+
+    return results([state(printed) for printed in ids])
 
 
 def _dead_letters(ledger: Ledger, what: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,18 +120,9 @@ def _places(ledger: Ledger, what: Mapping[str, Any]) -> Any:
     return {"places": [[place.topic, place.queue, offset] for place, offset in cursors[:FOUND_QUEUES]]}
 
 
-def _pause(ledger: Ledger, what: Mapping[str, Any]) -> Any:
-    return {"paused": sorted(ledger.groups.group(what["group"]).paused)}
-
-
 def _group_deletion(ledger: Ledger, what: Mapping[str, Any]) -> Any:
     group = ledger.groups.group(what["group"])  # UNKNOWN_GROUP if it is deleted
     return {"number": group.ordinal, "dead_letters": sum(len(cursor.dead) for cursor in group.cursors.values())}
-
-
-def _members(ledger: Ledger, what: Mapping[str, Any]) -> Any:
-    members = ledger.groups.members(what["group"], ledger.topics)
-    return [one for one in members if one.get("instance") == what["instance"]]
 
 
 def _topic(ledger: Ledger, what: Mapping[str, Any]) -> dict[str, Any]:
@@ -143,22 +137,20 @@ def _topic_deletion(ledger: Ledger, what: Mapping[str, Any]) -> dict[str, Any]:
     return {"deleted": False, "undecided": halves}  # 0 if they were rolled back and the deletion itself was lost
 
 
-def _transactions(ledger: Ledger, what: Mapping[str, Any]) -> Any:
-    return results([_transaction(ledger, printed) for printed in what["ids"]])
-
-
 _STATES: dict[str, Callable[[Ledger, Mapping[str, Any]], Any]] = {
-    transactions.SETTLE.name: _transactions,
-    transactions.RECHECK.name: _transactions,
-    transactions.REVEAL.name: lambda ledger, what: results([_transaction(ledger, what["id"])]),
+    transactions.SETTLE.name: lambda ledger, what: _transactions(ledger, what["ids"]),
+    transactions.RECHECK.name: lambda ledger, what: _transactions(ledger, what["ids"]),
+    transactions.REVEAL.name: lambda ledger, what: _transactions(ledger, [what["id"]]),
     dead_letters.SETTLE.name: _dead_letters,
     dead_letters.EDIT.name: _edit,
     groups.ALTER.name: lambda ledger, what: described(ledger.groups.group(what["group"]).subscription, ledger.rules),
     groups.RESET.name: _places,
-    groups.PAUSE.name: _pause,
-    groups.RESUME.name: _pause,
+    groups.PAUSE.name: lambda ledger, what: {"paused": sorted(ledger.groups.group(what["group"]).paused)},
+    groups.RESUME.name: lambda ledger, what: {"paused": sorted(ledger.groups.group(what["group"]).paused)},
     groups.DELETE.name: _group_deletion,
-    groups.FENCE.name: _members,
+    groups.FENCE.name: lambda ledger, what: [
+        one for one in ledger.groups.members(what["group"], ledger.topics) if one.get("instance") == what["instance"]
+    ],
     producers.ALTER.name: lambda ledger, what: [
         one for one in listings.producers_list(ledger) if one["group"] == what["group"]
     ],

@@ -148,7 +148,7 @@ def _check_of(value: Value) -> _Check:
     if choices:
         return _scalar(lambda given: given in choices, f"one of {', '.join(choices)}", str)
     if is_typeddict(kind):
-        return partial(_object, kind)
+        return _scalar(lambda given: isinstance(given, dict), "an object", partial(checked, kind))
     if get_origin(kind) is tuple:
         return partial(_tuple, [_check_of(item) for item in value.items])
     if value.items:
@@ -203,12 +203,6 @@ def _tuple(checks: list[_Check], name: str, value: Any) -> tuple[Any, ...]:
     if not isinstance(value, list | tuple) or len(value) != len(checks):
         raise error(Code.BAD_REQUEST, f"{name!r} must be a list of {len(checks)}")
     return tuple(check(name, item) for check, item in zip(checks, value, strict=True))
-
-
-def _object(shape: type, name: str, value: Any) -> Any:
-    if not isinstance(value, dict):
-        raise error(Code.BAD_REQUEST, f"{name!r} must be an object")
-    return checked(shape, value)
 
 
 def transaction_id(text: str) -> TransactionId:

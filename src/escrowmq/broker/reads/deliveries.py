@@ -160,7 +160,8 @@ class Deliveries:
     def _run(self, line: _Line) -> None:
         """Advance a line as far as this thread may: read what is in memory here, the rest on another thread."""
         while (receive := self._step(line)) is not None:
-            if not self._is_near(receive.leased):
+            near, positions = self._engine.log.next_position - NEAR_ROWS, receive.leased.positions
+            if len(positions) > FEW or min(positions.tolist()) < near:  # rule 5
                 self._read_later(line, receive)
                 return
             self._read(line, receive)
@@ -242,11 +243,6 @@ class Deliveries:
         self._run(line)
 
     # Reading
-
-    def _is_near(self, leased: Leased) -> bool:
-        """Return whether these are few, and in memory (rule 5)."""
-        near = self._engine.log.next_position - NEAR_ROWS
-        return len(leased.leases) <= FEW and all(position >= near for position in leased.positions.tolist())
 
     def _read_later(self, line: _Line, receive: _Receive) -> None:
         """Read, and advance the line, on another thread."""

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from escrowmq import wire
 from escrowmq.broker.reads import group_views
 from escrowmq.broker.reads.chunks import Chunk, chunked, kept, lost_rows, range_of, shown
 from escrowmq.broker.reads.filters import Filter
@@ -28,16 +29,6 @@ from escrowmq.log.seam import Frame
 from escrowmq.message.ids import transaction_ids
 from escrowmq.schemas import ID, STORED, Kind
 from escrowmq.settings import nearest
-from escrowmq.wire import (
-    ACK_VIEW_NAME,
-    DAMAGED_COLUMN,
-    DEAD_LETTER_PREFIX,
-    GROUP_ACT_VIEW_NAME,
-    HALF_VIEW_NAME,
-    OP_VIEW_NAME,
-    VIEWS,
-    ReadRequest,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +43,12 @@ class _View:
     align: Callable[[Frame, list[str]], Frame] | None = None  # gives frames of all kinds the stored columns
 
 
-def read_view(engine: Readable, request: ReadRequest, wanted: Filter, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def read_view(
+    engine: Readable, request: wire.ReadRequest, wanted: Filter, schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a system view from ``start`` to before ``end``, with the columns of ``schema``."""
     name = request["source"]
-    if wanted.columns and name != HALF_VIEW_NAME:
+    if wanted.columns and name != wire.HALF_VIEW_NAME:
         raise error(Code.BAD_REQUEST, f"{name} has neither tags nor keys")
     view, names = _VIEWS[name], {*schema.names, *wanted.columns, *(["group"] if wanted.group is not None else [])}
     columns = view.stored(names)
@@ -74,7 +67,7 @@ def read_view(engine: Readable, request: ReadRequest, wanted: Filter, schema: pa
 
     first, durable = engine.log.first_position, engine.look(lambda: engine.log.next_position).result()
     start, end = range_of(request, "position", first, durable)
-    marking = DAMAGED_COLUMN in schema.names
+    marking = wire.DAMAGED_COLUMN in schema.names
     frames: Iterable[Frame] = engine.log.frames_at(start, view.kinds, end, damaged=marking) if start < end else ()
     if view.align is not None:
         frames = map(view.align, frames, repeat(columns))
@@ -110,24 +103,24 @@ def _make_decisions(engine: Readable, chunk: Chunk, names: set[str]) -> dict[str
 
 
 _VIEWS = {
-    HALF_VIEW_NAME: _View(
+    wire.HALF_VIEW_NAME: _View(
         (Kind.HALF,),
         lambda names: [name for name in STORED[Kind.HALF].names if name in names | {"transaction", "epoch"}],
         _make_halves,
         frozenset({"topic", "key", "tag", "properties", "message_id", "queue", "born_us"}),
         lambda wanted, rows: wanted.content(rows),
     ),
-    OP_VIEW_NAME: _View(
+    wire.OP_VIEW_NAME: _View(
         (Kind.DECIDED, Kind.BATCH_DECIDED),
         lambda _: STORED[Kind.DECIDED].names,  # a batch's decisions have more, which describe the batch
         _make_decisions,
         frozenset({"half_position", "transaction", "state", "decided_by"}),
         lambda _, rows: rows.column("transaction").to_numpy() >= 0,  # a batch of no transactions is a row without one
     ),
-    ACK_VIEW_NAME: _View(
+    wire.ACK_VIEW_NAME: _View(
         (Kind.ACKED,), lambda _: STORED[Kind.ACKED].names, group_views.make_acks, group_views.OWN_OF_ACKS
     ),
-    GROUP_ACT_VIEW_NAME: _View(
+    wire.GROUP_ACT_VIEW_NAME: _View(
         (Kind.DEAD_SETTLED, Kind.EDITED, Kind.GROUP_RESET),
         group_views.stored_of_acts,
         group_views.make_acts,
@@ -135,7 +128,7 @@ _VIEWS = {
         align=group_views.align_acts,
     ),
 }
-OF_GROUPS = (ACK_VIEW_NAME, GROUP_ACT_VIEW_NAME)
+OF_GROUPS = (wire.ACK_VIEW_NAME, wire.GROUP_ACT_VIEW_NAME)
 """The views whose rows are of consumer groups, and can be filtered by them."""
 
 
@@ -144,7 +137,7 @@ OF_GROUPS = (ACK_VIEW_NAME, GROUP_ACT_VIEW_NAME)
 
 def view_range(engine: Readable, view: str, time_us: int | None) -> dict[str, Any]:
     """Return ``queue, head, end`` of a view and, with a time, ``offset_at``. UNKNOWN_TOPIC, UNKNOWN_GROUP."""
-    if view in VIEWS:
+    if view in wire.VIEWS:
         line = {"queue": 0, "head": engine.log.first_position, "end": engine.log.next_position}
         return line if time_us is None else {**line, "offset_at": engine.log.position_at(time_us)}
     _last_death_us(engine, view)  # raises
@@ -155,15 +148,15 @@ def view_range(engine: Readable, view: str, time_us: int | None) -> dict[str, An
 
 def view_beyond(engine: Readable, view: str, after: int) -> list[dict[str, Any]]:
     """Return the range in a list if the view has rows at ``after`` or later, else []. At the end of a round."""
-    if view in VIEWS:
+    if view in wire.VIEWS:
         return [view_range(engine, view, None)] if engine.log.holds(after, _VIEWS[view].kinds) else []
     last = _last_death_us(engine, view)
     return [{"queue": 0, "head": 0, "end": last + 1}] if last >= after else []
 
 
 def _last_death_us(engine: Readable, view: str) -> int:
-    if not view.startswith(DEAD_LETTER_PREFIX):
-        names = [*VIEWS, DEAD_LETTER_PREFIX + "GROUP"]
+    if not view.startswith(wire.DEAD_LETTER_PREFIX):
+        names = [*wire.VIEWS, wire.DEAD_LETTER_PREFIX + "GROUP"]
         hint = nearest(view, names) or f"there are {', '.join(names)}"
         raise error(Code.UNKNOWN_TOPIC, f"no system view {view!r}", hint)
-    return last_death_us(engine.shard.ledger.groups.group(view[len(DEAD_LETTER_PREFIX) :]))
+    return last_death_us(engine.shard.ledger.groups.group(view[len(wire.DEAD_LETTER_PREFIX) :]))
