@@ -36,8 +36,8 @@ def connect(url: str, **options: Any) -> Bus:
       port 7700). With ``?replicas=listed`` no other addresses are used, even if the brokers name some.
     - ``escrows://``: the same over TLS. The brokers' certificates must be trusted by the system (or by the file in the
       variable SSL_CERT_FILE); ``tls=`` is a PEM file with the authorities to trust instead, or an ``ssl.SSLContext``,
-      and makes ``escrow://`` the same as ``escrows://``. ``certificate=(CERTIFICATE, KEY)``, two PEM files, is presented
-      to the broker.
+      and makes ``escrow://`` the same as ``escrows://``. ``certificate=(CERTIFICATE, KEY)``, two PEM files, is
+      presented to the broker.
     - ``token=`` or ``token_file=`` authenticates the client; otherwise the variables ESCROWMQ_TOKEN and
       ESCROWMQ_TOKEN_FILE do, if one is set. The file is read at each connection. A token is never sent to another
       machine without TLS.
