@@ -490,7 +490,7 @@ def accept_a_lost_lease(monkeypatch):
 
 @planted(searched_from(3))
 def forget_acks(monkeypatch):
-    monkeypatch.setitem(Groups._row_acts, Kind.ACKED, lambda self, rows, time_us, topics, rules: None)
+    monkeypatch.setitem(Groups._row_acts, Kind.ACKED, lambda self, rows, at: None)
 
 
 @planted(lambda: dead_letters().test_cause())
@@ -529,18 +529,18 @@ def let_an_older_process_receive(monkeypatch):
 
 @planted(held)
 def fence_without_shutting_out(monkeypatch):
-    monkeypatch.setitem(Groups._acts, Kind.FENCED, lambda self, batch, time_us, topics, rules: None)
+    monkeypatch.setitem(Groups._row_acts, Kind.FENCED, lambda self, rows, at: None)
 
 
 @planted(test_members.test_a_process_that_lost_an_answer_keeps_what_reached_it)
 def keep_what_never_came(monkeypatch):
-    def keep_all(self, batch, time_us, topics, rules):
-        for id in batch.column("lease").to_pylist():
+    def keep_all(self, rows, at):
+        for id, _ in rows:
             lease = self.leases.live[id]
             lease.doubt = lease.end
             self._on_change(lease)
 
-    monkeypatch.setitem(Groups._acts, Kind.KEPT, keep_all)
+    monkeypatch.setitem(Groups._row_acts, Kind.KEPT, keep_all)
 
 
 # The tests

@@ -281,7 +281,7 @@ def let_a_late_request_for_a_session_fence(monkeypatch):
 @bug("ledger")
 def alter_nothing(monkeypatch):
     """What a group is altered to is answered, and not applied."""
-    monkeypatch.setitem(Groups._acts, Kind.ALTERED, lambda self, *_: None)
+    monkeypatch.setitem(Groups._row_acts, Kind.ALTERED, lambda self, *_: None)
 
 
 @bug("client")

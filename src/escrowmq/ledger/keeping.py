@@ -152,4 +152,4 @@ class Keeping:
         """Kind.TOPIC_DELETED."""
         for name, queue_ids in self.topics.apply_deleted(batch, position):
             self.delays.drop(queue_ids)
-            self.groups.lose(name, queue_ids)
+            self.groups.remove_topic(name, queue_ids)

@@ -62,7 +62,7 @@ class Consuming:
         if (group := self._groups.by_name.get(cmd.group)) is not None:
             had, events = group.subscription, list[Event]()
             if not had.topics:
-                had = subscriptions.taken_up(had, cmd.subscription, topics)
+                had = subscriptions.take_up(had, cmd.subscription, topics)
                 events.append(event_of(Kind.ALTERED, [group.ordinal], [subscriptions.dump(had)]))
             if wrong := subscriptions.differences(had, cmd.subscription, rules):
                 raise error(Code.SUBSCRIPTION_MISMATCH, f"the consumer group {cmd.group!r} has {wrong}")
@@ -77,7 +77,7 @@ class Consuming:
         """Give a group another subscription; ``topics``: as they will be. UNKNOWN_GROUP, UNKNOWN_TOPIC, BAD_REQUEST;
         CONFLICT for another order, or another fate of what is in doubt, while something is leased."""
         group = self._groups.group(cmd.group)
-        altered = subscriptions.altered(group.subscription, cmd)
+        altered = subscriptions.alter(group.subscription, cmd)
         subscriptions.check(cmd.group, dataclasses.replace(altered, start=cmd.start), topics)
         was = group.subscription
         if group.leases and (altered.ordered, altered.in_doubt) != (was.ordered, was.in_doubt):

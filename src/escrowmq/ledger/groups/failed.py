@@ -125,7 +125,7 @@ class Retries(SparseOffsets):
         self.remove(offsets)
         return offsets
 
-    def tell_keys(self, offsets: Int64s, keys: Int64s) -> None:
+    def set_keys(self, offsets: Int64s, keys: Int64s) -> None:
         """Note the keys of those ``offsets`` that are here."""
         self._on_change()
         at = locate(self.offsets, offsets)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from escrowmq.ledger.columns.schedule import NEVER_US
 from escrowmq.ledger.commands import Subscription
@@ -30,7 +31,7 @@ class Member:
     """Leases with something in doubt, by id."""
 
     def note(self, lease: Lease) -> None:
-        """Keep ``doubted`` true after a change of ``lease``."""
+        """Update ``doubted`` after a change of ``lease``."""
         if lease.pending and lease.pending_from(lease.doubt):
             self.doubted[lease.id] = lease
         else:
@@ -52,25 +53,34 @@ class Group:
     served: int = -1
     """The queue id that was served last."""
     paused: dict[str, int] = field(default_factory=dict)
-    """Topics of which nothing is handed out, and since when; ``ALL``: of none."""
+    """Paused topics, and since when; ``ALL``: the whole group."""
 
     def cursor(self, queue_id: int) -> Cursor:
-        """Return the cursor of a queue, or a new one for a queue that the group has not met: it is not kept."""
+        """Return the cursor of a queue; a new one, which is not kept, if the group has none."""
         return self.cursors.get(queue_id) or Cursor(queue_id, 0)
 
     def meet(self, queue_id: int) -> Cursor:
-        """Return the cursor of a queue, made and kept if the group has not met it."""
+        """Return the cursor of a queue, created if the group has none."""
         return self.cursors.setdefault(queue_id, self.cursor(queue_id))
 
+    def add_cursors(self, starts: Mapping[Any, int]) -> None:
+        """Add cursors of queues that the group has not met, by queue id (or its text): the first offset."""
+        for id, start in starts.items():
+            self.cursors.setdefault(int(id), Cursor(int(id), start))
+
+    def note(self, lease: Lease) -> None:
+        """Update the named member that holds ``lease`` after a change of it."""
+        if (member := self.members.get(lease.member)) is not None:
+            member.note(lease)
+
     def is_paused(self, topic: str) -> bool:
-        """Return whether nothing of a topic is handed out."""
+        """Return whether a topic is paused."""
         return ALL in self.paused or topic in self.paused
 
     @property
     def flowing(self) -> tuple[str, ...]:
-        """The topics of which messages are handed out."""
-        topics = self.subscription.topics
-        return tuple(topic for topic in topics if not self.is_paused(topic)) if self.paused else topics
+        """The topics that are not paused."""
+        return tuple(topic for topic in self.subscription.topics if not self.is_paused(topic))
 
     def leases_of(self, member: int) -> list[Lease]:
         """Return the live leases of a member, oldest first."""
@@ -82,7 +92,7 @@ class Leases:
     """All leases of a shard by id, and by deadline.
 
     A lease lives while a message of it is pending. Ended ones with acks are remembered for a while (``MAX_ENDED``), so
-    that an acknowledgement that is sent again after a lost answer still gets its OK.
+    that an acknowledgement that is repeated after a lost response still gets OK.
     """
 
     __slots__ = ("_deadlines", "_first", "ended", "live")
@@ -90,13 +100,12 @@ class Leases:
     def __init__(self) -> None:
         self.live: dict[int, Lease] = {}
         self.ended: dict[int, Lease] = {}
-        self._deadlines: list[
-            tuple[int, int]
-        ] = []  # sorted, from _first on; an entry is stale if it is not the lease's own
         self._first = 0
+        # Sorted, from _first on; an entry is stale if it is not the current deadline of a live lease.
+        self._deadlines: list[tuple[int, int]] = []
 
     def add(self, lease: Lease) -> None:
-        """Let ``lease`` live."""
+        """Add a live lease."""
         self.live[lease.id] = lease
         lease.cursor.leases[lease.id] = lease
         self._note(lease)
@@ -124,7 +133,7 @@ class Leases:
         self._drop_stale()
 
     def forget(self, cursors: Collection[Cursor]) -> None:
-        """Remember nothing of ended leases of these cursors: a repeated acknowledgement is a late one."""
+        """Forget ended leases of these cursors: their acknowledgements cannot be repeated."""
         gone = set(map(id, cursors))
         self.ended = {number: lease for number, lease in self.ended.items() if id(lease.cursor) not in gone}
 
@@ -162,12 +171,11 @@ class Leases:
             self._deadlines.insert(place, entry)
 
     def _is_current(self, index: int) -> bool:
-        deadline, id = self._deadlines[index]
-        lease = self.live.get(id)
-        return lease is not None and lease.deadline_us == deadline
+        deadline_us, id = self._deadlines[index]
+        return id in self.live and self.live[id].deadline_us == deadline_us
 
     def _drop_stale(self) -> None:
-        """Keep the first entry a live one, and the list at most twice as long as it must be."""
+        """Make the first entry a live one, and limit the stale entries in the list."""
         while self._first < len(self._deadlines) and not self._is_current(self._first):
             self._first += 1
         if len(self._deadlines) > 64 + 2 * len(self.live):

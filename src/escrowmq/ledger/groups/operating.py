@@ -1,17 +1,16 @@
-"""Decides what operators do to a whole consumer group: set where it continues, pause it, delete it. Reads the state,
-changes nothing.
+"""Decides operator actions on a whole consumer group: set where it continues, pause it, delete it. Changes no state.
 
 Rules of a reset:
 
-1. Each of its queues gets one offset from which all waits. What a member was given before is redelivered as a repeat,
-   its attempts counted anew (``again.py``). What lies below and was still to be delivered is passed over (SKIPPED).
-2. All leases of these queues end, and with them what is remembered of ended ones: whatever is settled of them
-   afterwards is LEASE_LOST (I27). No progress that is acknowledged afterwards is of a lease from before.
+1. Each of its queues gets one offset from which all waits. What a member received before is redelivered as a repeat,
+   its attempts counted anew (``again.py``). Undelivered messages below are passed over (SKIPPED).
+2. All leases of these queues end, and ended ones are forgotten: whatever is settled of them afterwards is LEASE_LOST
+   (I27). No progress that is acknowledged afterwards is of a lease from before.
 3. Dead letters below stay: a reset is no discard. Those from the offset on wait as all others.
-4. What a group with ``in_doubt="hold"`` has handed out is nobody else's until its member is back or fenced; so there
+4. A group with ``in_doubt="hold"`` keeps leased messages for their member until it is back or fenced. So a reset is a
    CONFLICT while something of these queues is leased, unless it is forced.
 
-While a group is paused nothing is leased, but what is out can be settled; what ends by time is given back without being
+While a group is paused nothing is leased, but leased messages can be settled; expired ones are given back without being
 counted.
 """
 
@@ -26,34 +25,42 @@ from escrowmq.ledger.groups import subscriptions
 from escrowmq.ledger.groups.cursors import Cursor, State
 from escrowmq.ledger.groups.group import ALL, Group
 from escrowmq.ledger.groups.groups import Groups
+from escrowmq.ledger.groups.reports import describe_place
 from escrowmq.ledger.queues.queues import QueueIndex
 from escrowmq.ledger.queues.topics import Topics
 from escrowmq.schemas import Kind
 
 
 def decide_reset(groups: Groups, cmd: ResetGroup, topics: Topics) -> Decision:
-    """See the rules. The answer has for each queue ``queue_id, topic, queue, end``; ``was`` and ``now``, the first
-    offset that is to be delivered; and messages: ``again`` were settled and wait now, ``skipped`` are passed over,
-    ``leased`` were held by members, ``dead`` were dead letters and wait now. UNKNOWN_GROUP, UNKNOWN_TOPIC, BAD_QUEUE,
-    BAD_REQUEST, CONFLICT."""
-    group = groups.group(cmd.group)
-    chosen = _choose(group, cmd, topics)
-    places = dict(cmd.places or ())
-    pairs = [(group.cursor(id), _target(group.cursor(id), topics.queues[id], cmd, places.get(id))) for id in chosen]
-    held = sum(len(cursor.leases) for cursor, _ in pairs)
+    """Decide where a group continues, by the rules above. UNKNOWN_GROUP, UNKNOWN_TOPIC, BAD_QUEUE, BAD_REQUEST,
+    CONFLICT.
+
+    Answer, for each queue: ``queue_id, topic, queue, end``; ``was`` and ``now``, the first offset to deliver; and how
+    many messages were settled and wait ``again``, are ``skipped``, were ``leased``, or were ``dead`` letters and wait.
+    """
+    group, places = groups.group(cmd.group), dict(cmd.places or ())
+    moves = []
+    for id in _choose(group, cmd, topics):
+        cursor, queue = group.cursor(id), topics.queues[id]
+        moves.append((cursor, queue, _target(cursor, queue, cmd, places.get(id))))
+    held = sum(len(cursor.leases) for cursor, _, _ in moves)
     if held and subscriptions.holds(group.subscription) and not cmd.force:
         hint = (
             "pause the group and wait until they are done, fence their members, or force it: others are given the "
             "same then"
         )
         raise error(Code.CONFLICT, f"members of consumer group {cmd.group!r} hold {held} leases there", hint)
-    rows = [(group.ordinal, cursor.queue_id, target) for cursor, target in pairs if _changes(cursor, target)]
-    moves = [_move(cursor, topics.queues[cursor.queue_id], target) for cursor, target in pairs]
-    return Decision((event_of_rows(Kind.GROUP_RESET, rows),) if rows else (), moves)
+    rows = [
+        (group.ordinal, cursor.queue_id, target)
+        for cursor, _, target in moves
+        if target != cursor.next or cursor.leases or len(cursor.retries)
+    ]
+    events = (event_of_rows(Kind.GROUP_RESET, rows),) if rows else ()
+    return Decision(events, [_describe_move(*move) for move in moves])
 
 
 def _choose(group: Group, cmd: ResetGroup, topics: Topics) -> list[int]:
-    """Return the queues that are meant."""
+    """Return the ids of the queues to reset."""
     if sum(way is not None for way in (cmd.start, cmd.offset, cmd.shift, cmd.places)) != 1:
         ways = "to a start, to an offset, by a number of offsets, or to places: one of these"
         raise error(Code.BAD_REQUEST, f"a reset is {ways}")
@@ -70,70 +77,56 @@ def _choose(group: Group, cmd: ResetGroup, topics: Topics) -> list[int]:
     if cmd.topic is None:
         return all_of_them
     _check_topic(group, cmd.topic)
-    if cmd.queue is None:
-        return topics.queue_ids(cmd.topic)
-    return [topics.queue_id(cmd.topic, cmd.queue)]
+    return topics.queue_ids(cmd.topic) if cmd.queue is None else [topics.queue_id(cmd.topic, cmd.queue)]
 
 
 def _check_topic(group: Group, topic: str) -> None:
     if topic not in group.subscription.topics:
-        named = ", ".join(group.subscription.topics)
-        raise error(
-            Code.UNKNOWN_TOPIC, f"the topic {topic!r} is none of consumer group {group.name!r}", f"it has {named}"
-        )
+        hint = f"it has {', '.join(group.subscription.topics)}"
+        raise error(Code.UNKNOWN_TOPIC, f"the topic {topic!r} is none of consumer group {group.name!r}", hint)
 
 
 def _target(cursor: Cursor, queue: QueueIndex, cmd: ResetGroup, place: int | None) -> int:
-    """Return where the group continues in a queue."""
-    if place is not None:
-        return min(max(place, queue.head), queue.end)
+    """Return the offset at which the group continues in a queue."""
     if cmd.offset is not None:
         if not queue.head <= cmd.offset <= queue.end:
             stored = f"it has {queue.head} to {queue.end - 1}" if queue.end > queue.head else "it is empty"
             where = f"{queue.place.topic}/{queue.place.queue}"
-            raise error(
-                Code.BAD_REQUEST,
-                f"the offset {cmd.offset} is not in queue {where}",
-                f"{stored}; its end is {queue.end}",
-            )
+            hint = f"{stored}; its end is {queue.end}"
+            raise error(Code.BAD_REQUEST, f"the offset {cmd.offset} is not in queue {where}", hint)
         return cmd.offset
     if cmd.shift is not None:
-        return min(max(_place(cursor, queue) + cmd.shift, queue.head), queue.end)
-    if cmd.start == "earliest":
-        return queue.head
-    return queue.end if cmd.start == "latest" else queue.offset_at(int(cmd.start or 0))
+        place = _place(cursor, queue) + cmd.shift
+    if place is not None:
+        return min(max(place, queue.head), queue.end)
+    return queue.offset_of_start(cmd.start or "0")
 
 
 def _place(cursor: Cursor, queue: QueueIndex) -> int:
     return max(cursor.place, queue.head)
 
 
-def _changes(cursor: Cursor, target: int) -> bool:
-    return bool(target != cursor.next or cursor.leases or len(cursor.retries))
-
-
-def _move(cursor: Cursor, queue: QueueIndex, target: int) -> dict[str, Any]:
+def _describe_move(cursor: Cursor, queue: QueueIndex, target: int) -> dict[str, Any]:
     above, below = cursor.counts_from(target), cursor.counts_from(0)
-    for state in (State.LEASED, State.RETRYING):
-        below[state] -= above[state]
+    undone = sum(below[state] - above[state] for state in (State.LEASED, State.RETRYING))
     return {
-        "queue_id": cursor.queue_id,
-        "topic": queue.place.topic,
-        "queue": queue.place.queue,
+        **describe_place(queue, cursor.queue_id),
         "end": queue.end,
         "was": _place(cursor, queue),
         "now": target,
         "again": above[State.ACKED] + above[State.DISCARDED],
-        "skipped": below[State.LEASED] + below[State.RETRYING] + max(target - max(cursor.next, queue.head), 0),
+        "skipped": undone + max(target - max(cursor.next, queue.head), 0),
         "leased": cursor.counts[State.LEASED],
         "dead": above[State.DEAD],
     }
 
 
 def decide_pause(groups: Groups, cmd: PauseGroup) -> Decision:
-    """Answer: whether ``all`` is paused, the ``topics`` that are so by name, and the messages that are ``leased``, in
-    those that are paused or not. UNKNOWN_GROUP, UNKNOWN_TOPIC; CONFLICT for one topic of a group that is paused as a
-    whole, which is to continue."""
+    """Pause or resume a group or some topics. UNKNOWN_GROUP, UNKNOWN_TOPIC; CONFLICT for a topic of a group paused as a
+    whole.
+
+    Answer: whether ``all`` is paused, the ``topics`` paused by name, and the number of ``leased`` messages.
+    """
     group = groups.group(cmd.group)
     for topic in cmd.topics:
         _check_topic(group, topic)
@@ -149,8 +142,9 @@ def decide_pause(groups: Groups, cmd: PauseGroup) -> Decision:
 
 
 def decide_delete(groups: Groups, cmd: DeleteGroup, next_position: int) -> Decision:
-    """Forget a group. The answer: its ``number``, and what goes with it: ``leased, retrying, dead_letters, members``.
-    UNKNOWN_GROUP, CONFLICT."""
+    """Delete a group. Answer: its ``number``, and counts of what goes: ``leased, retrying, dead_letters, members``.
+    UNKNOWN_GROUP, CONFLICT.
+    """
     group = groups.group(cmd.group)
     if cmd.number not in (None, group.ordinal):
         raise error(Code.UNKNOWN_GROUP, f"the consumer group {cmd.group!r} is another one now", "look at it again")

@@ -209,7 +209,7 @@ def _first_match(queue: QueueIndex, start: int, last: int, tags: list[int]) -> i
     step = 256
     while start < last:
         end = min(last, start + step)
-        found = matching(queue, start, end, tags)
+        found = match_tags(queue, start, end, tags)
         if found.any():
             return start + int(found.argmax())
         start, step = end, min(2 * step, SPAN)
@@ -226,7 +226,7 @@ def _search(queue: QueueIndex, start: int, last: int, tags: list[int] | None, mo
     last, end, step = min(last, start + SPAN), start, 2 * most
     while end < last and most > 0:
         begin, end = end, min(last, end + step)
-        chosen = np.flatnonzero(matching(queue, begin, end, tags)) + begin
+        chosen = np.flatnonzero(match_tags(queue, begin, end, tags)) + begin
         if len(chosen) >= most:
             chosen = chosen[:most]
             end = int(chosen[-1]) + 1
@@ -242,7 +242,7 @@ def tag_numbers(tags: Sequence[str], topics: Topics) -> list[int] | None:
     return [number for tag in tags if (number := topics.tag_number(tag)) is not None]
 
 
-def matching(queue: QueueIndex, start: int, end: int, tags: list[int]) -> Bools:
+def match_tags(queue: QueueIndex, start: int, end: int, tags: list[int]) -> Bools:
     """Return which of the offsets ``start`` .. ``end``-1 have one of the tags."""
     found = queue.tags(start, end)
     if len(tags) == 1:

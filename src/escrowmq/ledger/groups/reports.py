@@ -14,14 +14,13 @@ from escrowmq.ledger.groups.cursors import Cursor, State
 from escrowmq.ledger.groups.dead.letters import NOT_DEAD
 from escrowmq.ledger.groups.dead.listing import Letters
 from escrowmq.ledger.groups.group import ALL, Group
+from escrowmq.ledger.queues.queues import QueueIndex
 from escrowmq.ledger.queues.topics import Topics
-
-_UNDONE = (State.LEASED, State.RETRYING, State.DEAD)
 
 
 def described(subscription: Subscription, rules: Rules) -> dict[str, Any]:
-    """``topics, tags, ordered, in_doubt, start, max_attempts, retry_backoff, retry_backoff_max, retry_delays``
-    (seconds) as they count for a group."""
+    """Return ``topics, tags, ordered, in_doubt, start, max_attempts, retry_backoff, retry_backoff_max, retry_delays``
+    as they apply to a group; times in seconds."""
     times = subscriptions.redelivery(subscription, rules)
     return {
         "topics": list(subscription.topics),
@@ -37,13 +36,13 @@ def described(subscription: Subscription, rules: Rules) -> dict[str, Any]:
 
 
 def describe(group: Group, topics: Topics, rules: Rules) -> dict[str, Any]:
-    """``group`` (its ordinal), ``name``, what :func:`described` says, ``leases, dead_letters, queues``.
+    """Return ``group`` (its ordinal), ``name``, the fields of :func:`described`, ``leases, dead_letters, queues``.
 
     ``queues`` has one dict per queue: ``queue_id, topic, queue, head, end, floor`` (everything below is done), ``next``
-    (everything from there on waits), then counts of messages: ``waiting`` and one per state, in lower case. Queues of a
-    topic that the group left are among them while something of them is not done.
+    (everything from there on waits), then counts of messages: ``waiting`` and one per state, in lower case. It includes
+    unfinished queues of a topic that the group left.
     """
-    left = [id for id, cursor in group.cursors.items() if any(cursor.counts[state] for state in _UNDONE)]
+    left = [id for id, cursor in group.cursors.items() if cursor.unfinished]
     ids = sorted({*subscriptions.queue_ids(group.subscription.topics, topics), *left})
     queues = [_describe_queue(group.cursor(queue_id), topics) for queue_id in ids]
     return {
@@ -59,12 +58,15 @@ def describe(group: Group, topics: Topics, rules: Rules) -> dict[str, Any]:
     }
 
 
+def describe_place(queue: QueueIndex, queue_id: int) -> dict[str, Any]:
+    """Return ``queue_id, topic, queue`` of a queue."""
+    return {"queue_id": queue_id, "topic": queue.place.topic, "queue": queue.place.queue}
+
+
 def _describe_queue(cursor: Cursor, topics: Topics) -> dict[str, Any]:
     queue = topics.queues[cursor.queue_id]
     return {
-        "queue_id": cursor.queue_id,
-        "topic": queue.place.topic,
-        "queue": queue.place.queue,
+        **describe_place(queue, cursor.queue_id),
         "head": queue.head,
         "end": queue.end,
         "floor": cursor.floor,
@@ -75,9 +77,7 @@ def _describe_queue(cursor: Cursor, topics: Topics) -> dict[str, Any]:
 
 
 def positions_of(topics: Topics, queue_ids: Int64s, offsets: Int64s, group: Group | None) -> Int64s:
-    """Return where in the log the messages of a group at these places stand; -1 for what has left it. ``group`` None:
-    one that
-    is gone."""
+    """Return the log positions of a group's messages; -1 if they left the log. ``group`` None: it was deleted."""
     positions = np.full(len(offsets), -1, np.int64)
     for queue_id in np.unique(queue_ids).tolist():
         rows = np.flatnonzero(queue_ids == queue_id)
@@ -88,8 +88,7 @@ def positions_of(topics: Topics, queue_ids: Int64s, offsets: Int64s, group: Grou
 
 
 def deaths(group: Group, queue_ids: Int64s, offsets: Int64s) -> tuple[Int64s, Int64s]:
-    """Return when what stands at these places died for a group, and after how many attempts; ``NOT_DEAD`` where
-    there is no dead letter."""
+    """Return the times of the dead letters at these places, and their attempts; ``NOT_DEAD`` where there is none."""
     died_us, attempts = np.empty(len(offsets), np.int64), np.empty(len(offsets), np.int64)
     for queue_id in np.unique(queue_ids).tolist():
         rows = np.flatnonzero(queue_ids == queue_id)
@@ -98,36 +97,24 @@ def deaths(group: Group, queue_ids: Int64s, offsets: Int64s) -> tuple[Int64s, In
 
 
 def last_death_us(group: Group) -> int:
-    """Return when the last of a group's dead letters died; -1 without any."""
+    """Return the time of the latest dead letter of a group; -1 without any."""
     return max((cursor.dead.last_us for cursor in group.cursors.values() if len(cursor.dead)), default=NOT_DEAD)
 
 
 def dead_letters(letters: Letters, topics: Topics, group: Group | None) -> list[dict[str, Any]]:
-    """Of each ``queue_id, topic, queue, offset, position, attempts, cause, dead_us``, without those that have left the
-    log."""
-    positions = positions_of(topics, letters.queue_ids, letters.offsets, group).tolist()
-    places = {queue_id: topics.queues[queue_id].place for queue_id in np.unique(letters.queue_ids).tolist()}
-    columns = (letters.queue_ids.tolist(), letters.offsets.tolist(), positions, letters.attempts.tolist())
+    """Return ``queue_id, topic, queue, offset, position, attempts, cause, dead_us`` of those still in the log."""
+    positions = positions_of(topics, letters.queue_ids, letters.offsets, group)
+    columns = (letters.queue_ids, letters.offsets, positions, letters.attempts, letters.causes, letters.dead_us)
+    names = ("offset", "position", "attempts", "cause", "dead_us")
     return [
-        {
-            "queue_id": queue_id,
-            "topic": places[queue_id].topic,
-            "queue": places[queue_id].queue,
-            "offset": offset,
-            "position": position,
-            "attempts": attempts,
-            "cause": cause,
-            "dead_us": dead_us,
-        }
-        for queue_id, offset, position, attempts, cause, dead_us in zip(
-            *columns, letters.causes.tolist(), letters.dead_us.tolist(), strict=True
-        )
-        if position >= 0
+        {**describe_place(topics.queues[queue_id], queue_id), **dict(zip(names, values, strict=True))}
+        for queue_id, *values in zip(*(column.tolist() for column in columns), strict=True)
+        if values[1] >= 0
     ]
 
 
 def consuming(groups: Iterable[Group], topic: str, queue_ids: Sequence[int]) -> list[str]:
-    """Return the groups that consume a topic, or left it and have something of it to do."""
+    """Return the groups that consume a topic, or left it with unfinished messages."""
     return [
         group.name
         for group in groups
@@ -137,6 +124,6 @@ def consuming(groups: Iterable[Group], topic: str, queue_ids: Sequence[int]) -> 
 
 
 def dead_in(groups: Iterable[Group], queue_ids: Sequence[int]) -> int:
-    """Dead letters of groups in these queues."""
+    """Return the number of dead letters of groups in these queues."""
     found = (group.cursors.get(id) for group in groups for id in queue_ids)
     return sum(len(cursor.dead) for cursor in found if cursor is not None)

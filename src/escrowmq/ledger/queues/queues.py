@@ -101,6 +101,11 @@ class QueueIndex:
         index = int(np.searchsorted(times, time_us, side="left"))
         return max(int(self._times["offset"][index]), self.head) if index < len(times) else self.end
 
+    def offset_of_start(self, start: str) -> int:
+        """Return the offset of ``"earliest"``, ``"latest"`` or a time in microseconds as text."""
+        ends = {"earliest": self.head, "latest": self.end}
+        return ends[start] if start in ends else self.offset_at(int(start))
+
     def offset_within(self, size: int) -> int:
         """Return the first offset from which on at most ``size`` bytes are kept; but what came last is always among
         them."""
