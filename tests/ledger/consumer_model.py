@@ -136,7 +136,7 @@ class Consumer:
 
     def _unreached(self, live: dict[int, list[Entry]], over: set[int]) -> set[int]:
         """Leases at their last attempt that their one member cannot have come to: nothing in them was settled, and
-        before them it was given another that is not done (ledger/groups/reaching.py)."""
+        before them it was given another that is not done (ledger/groups/members.py)."""
         found = set()
         for lease, held in live.items():
             before = [one for one in live if one < lease and self.deadlines[one] != self.deadlines[lease]]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from escrowmq.ledger import listings, waiting
+from escrowmq.ledger import listings
 from escrowmq.ledger.commands import Park, Recheck
 from escrowmq.ledger.transactions import oldest
 from escrowmq.model import COMMIT, DecidedBy
@@ -47,7 +47,7 @@ def checked(driver: LedgerDriver) -> None:
     for cause in ("not_due", "due", "unanswered", "asked_out", "aged"):
         for row in listed(driver, cause=cause, state="undecided"):
             expected.setdefault((row["group"], cause), []).append(row)
-    told = waiting.undecided(driver.ledger, None, -1, 10, 2, driver.now_us)
+    told = listings.undecided(driver.ledger, None, -1, 10, 2, driver.now_us)
     found = {(line["group"], cause.pop("cause")): cause for line in told for cause in line["causes"]}
     assert found == {
         key: {
@@ -96,7 +96,7 @@ def test_sums_and_the_oldest_are_what_the_listing_has(steps):
 def test_a_sum_ends_though_producers_go_on(driver):
     session = driver.session("one")
     driver.prepare(session, *[{}] * 5)
-    found, looks = waiting.Waiting(driver.ledger, None, -1, 10, 1, driver.now_us), 1
+    found, looks = listings.Waiting(driver.ledger, None, -1, 10, 1, driver.now_us), 1
     while found.look(driver.ledger):
         driver.prepare(session, *[{}] * 5)
         looks += 1

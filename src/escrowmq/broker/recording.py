@@ -17,7 +17,6 @@ from escrowmq.ledger.columns.arrays import Int64s
 from escrowmq.ledger.groups.dead.letters import NOT_DEAD
 from escrowmq.ledger.groups.reports import deaths, described
 from escrowmq.ledger.ledger import Ledger
-from escrowmq.ledger.transactions.spanning import undecided_in
 from escrowmq.model import TransactionId, message_id
 from escrowmq.wire.actions import acts, brokers, dead_letters, groups, producers, rights, topics, transactions, writers
 from escrowmq.wire.actions.action import Action
@@ -133,7 +132,7 @@ def _topic(ledger: Ledger, what: Mapping[str, Any]) -> dict[str, Any]:
 def _topic_deletion(ledger: Ledger, what: Mapping[str, Any]) -> dict[str, Any]:
     if not ledger.topics.has(what["name"]):
         return {"deleted": True}
-    _, halves = undecided_in(ledger.transactions, ledger.topics.queue_ids(what["name"]))
+    _, halves = ledger.transactions.undecided_in(ledger.topics.queue_ids(what["name"]))
     return {"deleted": False, "undecided": halves}  # 0 if they were rolled back and the deletion itself was lost
 
 

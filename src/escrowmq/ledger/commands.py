@@ -10,22 +10,88 @@ import numpy as np
 import pyarrow as pa
 
 from escrowmq.ledger.columns.arrays import Bools, Int64s
-from escrowmq.ledger.rules import ProducerRules as ProducerRules
-from escrowmq.ledger.rules import Rules as Rules
-from escrowmq.ledger.rules import TopicRules as TopicRules
 from escrowmq.model import DecidedBy
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """The settings that the fold of the log depends on. They are events themselves, so replay needs no settings."""
+
+    transaction_timeout_us: int = 6_000_000
+    check_interval_us: int = 30_000_000
+    check_max: int = 15
+    half_retention_us: int = 72 * 3600 * 1_000_000
+    exhausted_rollback: bool = False
+    reject_transactional: bool = False
+    mixed_groups: bool = False
+    auto_create_topics: bool = True
+    default_queues: int = 4
+    max_attempts: int = 16
+    retry_backoff_us: int = 1_000_000
+    retry_backoff_max_us: int = 300_000_000
+    dedup_window_us: int = 3_600_000_000
+    dedup_max: int = 1 << 20
+    max_body_bytes: int = 4 << 20
+    max_key_bytes: int = 1024
+    max_tag_bytes: int = 128
+    max_tags: int = 65_536
+    max_properties_bytes: int = 32 << 10
+    max_delay_us: int = 40 * 86400 * 1_000_000
+    max_topics: int = 4096
+    max_queues: int = 1024
+    max_groups: int = 4096
+    max_open_transactions: int = 4_000_000
+    max_transaction_messages: int = 10_000
+    max_leases: int = 10_000
+    max_writers: int = 1_000_000
+    max_sessions: int = 2_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerRules:
+    """One producer group's own rules instead of the shard's :class:`Rules`; None: nothing.
+
+    ``kind`` is ``"plain"``, ``"transactional"`` or ``"mixed"``; None: what the group did first says it (or
+    ``mixed_groups``).
+    """
+
+    kind: str | None = None
+    transaction_timeout_us: int | None = None
+    check_interval_us: int | None = None
+    check_max: int | None = None
+    exhausted_rollback: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicRules:
+    """One topic's own rules: how long messages stay after they became visible (None: as long as the log keeps
+    them), and how many bytes each of its queues keeps at most (None: any)."""
+
+    retention_us: int | None = None
+    retention_bytes: int | None = None
+
+    @property
+    def is_own(self) -> bool:
+        """Whether there is any."""
+        return self.retention_us is not None or self.retention_bytes is not None
+
+
+class Command:
+    """A request that :meth:`Ledger.decide` answers."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
-class Configure:
-    """Make ``rules`` those of the ledger. Answer: None."""
+class Configure(Command):
+    """Set the rules of the ledger. Answer: None."""
 
     rules: Rules
 
 
 @dataclass(frozen=True, slots=True)
-class CreateTopic:
-    """Make a topic, or give it more queues. ``queues`` None: the default. Answer: {"name", "queues"}."""
+class CreateTopic(Command):
+    """Create a topic, or give it more queues. ``queues`` None: the default. Answer: {"name", "queues"}."""
 
     name: str
     queues: int | None = None
@@ -33,10 +99,9 @@ class CreateTopic:
 
 
 @dataclass(frozen=True, slots=True)
-class AlterTopic:
-    """Give a topic more queues, or a retention of its own: what of ``rules`` is not None, while those named in
-    ``reset`` go back to the broker's. What is beyond it then is released at once. Answer: {"name", "queues", "rules"}.
-    """
+class AlterTopic(Command):
+    """Give a topic more queues, or its own retention: ``rules`` that are not None are set, those named in ``reset``
+    return to the broker's. Messages beyond it are dropped at once. Answer: {"name", "queues", "rules"}."""
 
     name: str
     queues: int | None = None
@@ -45,11 +110,11 @@ class AlterTopic:
 
 
 @dataclass(frozen=True, slots=True)
-class DeleteTopic:
-    """Delete a topic. CONFLICT if it has undecided half messages, or groups consume it, unless ``force``: then the
-    transactions are rolled back by an operator, at most ``limit`` of them, and the groups lose its queues. ``check``:
-    only refuse, and do nothing. Answer: {"name", "deleted", "queues", "messages", "delayed", "rolled_back", "groups",
-    "dead_letters"}; not "deleted": there were more transactions, ask again."""
+class DeleteTopic(Command):
+    """Delete a topic. CONFLICT if it has undecided half messages, or groups consume it, unless ``force``: then at most
+    ``limit`` transactions are rolled back by an operator, and the groups lose its queues. ``check``: validate only.
+    Answer: {"name", "deleted", "queues", "messages", "delayed", "rolled_back", "groups", "dead_letters"}; not
+    "deleted": there are more transactions, repeat the command."""
 
     name: str
     force: bool = False
@@ -58,19 +123,19 @@ class DeleteTopic:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """Let go of what is beyond the retention of its topic; ``retention_us``: of topics without one. Answer: how many
-    queues were cut (int)."""
+class Cut(Command):
+    """Drop messages beyond the retention of their topic; ``retention_us``: of topics without one. Answer: the number of
+    queues cut (int)."""
 
     retention_us: int
 
 
 @dataclass(frozen=True, slots=True)
-class OpenSession:
-    """Begin a producer session; a newer one of the same group and instance fences the older. ``resume``: an epoch of
-    this process that is forgotten; Fenced if a newer process has the name. ``rules``: what a new group is made with,
-    and one that exists must have. ``process``: a random number of the process's own; a repeat is given the same
-    session, and a process that a newer one has fenced is refused. Answer: epoch (int)."""
+class OpenSession(Command):
+    """Open a producer session; it fences an older one of the same group and instance. ``resume``: the forgotten epoch
+    of this process; FENCED if a newer process has the name. ``rules``: those a new group gets, and an existing one must
+    have. ``process``: a random number of the process; a repeat gets the same session, a fenced process is rejected.
+    Answer: epoch (int)."""
 
     group: str
     instance: str
@@ -81,10 +146,9 @@ class OpenSession:
 
 
 @dataclass(frozen=True, slots=True)
-class AlterProducers:
-    """Give a producer group rules of its own, which is made if it does not exist: those of ``rules`` that are not None,
-    while those named in ``reset`` go back to the shard's. Answer: the rules that it has now (:class:`ProducerRules`).
-    """
+class AlterProducers(Command):
+    """Give a producer group its own rules (it is created if missing): ``rules`` that are not None are set, those named
+    in ``reset`` return to the shard's. Answer: its own rules now (:class:`ProducerRules`)."""
 
     group: str
     rules: ProducerRules
@@ -92,7 +156,7 @@ class AlterProducers:
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class Send(Command):
     """Plain messages: ``batch`` of schema OUTGOING, ``sessions`` one epoch per row (0: none). Answer: PRODUCED."""
 
     batch: pa.RecordBatch
@@ -100,10 +164,10 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepare:
+class Prepare(Command):
     """Half messages, else as :class:`Send`. ``replace``: only the last prepare of an id counts, while it is undecided
-    (see ``messages/producing.py``); ``same``: the rows whose content is that of the message that their id names already
-    (None: none is), found out by whoever has the log."""
+    (see ``messages/producing.py``); ``same``: rows whose content equals the stored message of their id, as the holder
+    of the log found (None: no row)."""
 
     batch: pa.RecordBatch
     sessions: Int64s
@@ -112,7 +176,7 @@ class Prepare:
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class End(Command):
     """Decisions: ``batch`` of schema ENDING, ``sessions`` one epoch per row (0: an operator's). Answer: ENDED."""
 
     batch: pa.RecordBatch
@@ -121,19 +185,18 @@ class End:
 
 
 class Part(Protocol):
-    """The rows of one caller in a command of rows: sound ones, as :mod:`escrowmq.wire.parcels` has them."""
+    """The rows of one caller in a command of rows, validated by :mod:`escrowmq.wire.parcels`."""
 
     @property
     def rows(self) -> Sequence[tuple[Any, ...]]: ...
     @property
     def session(self) -> int:
-        """The epoch under which they come; 0: none."""
+        """The epoch of the rows; 0: none."""
         ...
 
     @property
     def first_id(self) -> tuple[int, int]:
-        """SEND and PREPARE: the message id of the first row that has none, as instance and sequence; the others count
-        on."""
+        """SEND and PREPARE: instance and sequence for the first row without a message id; the next rows count on."""
         ...
 
 
@@ -168,13 +231,12 @@ class SettleRows:
 
 
 RowsCommand = SendRows | PrepareRows | EndRows | SettleRows
-"""Commands of a few rows. :meth:`Ledger.decide_rows` decides their plain cases; whatever is not plain goes as columns.
-"""
+"""Commands of a few rows. :meth:`Ledger.decide_rows` decides the plain ones; others are decided as columns."""
 
 
 @dataclass(frozen=True, slots=True)
-class AskChecks:
-    """Take up to ``limit`` due transactions of a producer group for asking. Answer: :class:`Asked`."""
+class AskChecks(Command):
+    """Choose up to ``limit`` due transactions of a producer group to check. Answer: :class:`Asked`."""
 
     group: str
     limit: int
@@ -182,7 +244,7 @@ class AskChecks:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Transactions to ask about (arrays of one length): positions, session epochs, attempt numbers from 1."""
+    """Transactions to check (arrays of one length): positions, session epochs, attempt numbers from 1."""
 
     transactions: Int64s
     epochs: Int64s
@@ -190,34 +252,32 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
-    """Do what is due by the clock, except questions: delayed messages released, leases ended, transactions parked or
-    rolled back whose checks are exhausted or whose half_retention is over. At most ``limit`` rows per kind. Answer:
-    None."""
+class Tick(Command):
+    """Do what is due by the clock, except checks: release delayed messages, end leases, park or roll back transactions
+    after their last check or ``half_retention``. At most ``limit`` rows per kind. Answer: None."""
 
     limit: int = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class Park:
-    """Park a transaction (the position of its first half message) of which nobody can be asked, if it is open. Answer:
-    whether it was."""
+class Park(Command):
+    """Park an open transaction (the position of its first half message) that nobody can check. Answer: whether it was
+    open."""
 
     transaction: int
 
 
 @dataclass(frozen=True, slots=True)
-class Recheck:
-    """Open parked or undecided transactions anew: no checks spent, due now. Answer: codes (uint8 array)."""
+class Recheck(Command):
+    """Reopen parked or undecided transactions: no checks spent, due now. Answer: codes (uint8 array)."""
 
     transactions: pa.Array  # fixed_size_binary(16)
 
 
 @dataclass(frozen=True, slots=True)
-class CommitBatch:
-    """Commit ``transactions`` as batch ``number`` of ``writer`` (16 bytes), once; see
-    :mod:`escrowmq.ledger.transactions.writers`. Answer: {"status": COMMITTED or ALREADY_COMMITTED, "last": the writer's
-    last batch, "rolled_back": losers}."""
+class CommitBatch(Command):
+    """Commit ``transactions`` as batch ``number`` of ``writer`` (16 bytes), once; see ``transactions/writers.py``.
+    Answer: {"status": COMMITTED or ALREADY_COMMITTED, "last": the writer's last batch, "rolled_back": losers}."""
 
     writer: bytes
     number: int
@@ -226,19 +286,19 @@ class CommitBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Subscribe:
-    """Make a consumer group, or join it (same subscription). Answer: {"group": ordinal, "created": bool, "start": where
-    the group began}."""
+class Subscribe(Command):
+    """Create a consumer group, or join it (same subscription). Answer: {"group": ordinal, "created": bool, "start":
+    where the group began}."""
 
     group: str
     subscription: Subscription
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AlterGroup:
-    """Give a consumer group another subscription; None: as it is. Its redelivery is one thing: whoever names delays
-    takes the back-off away, and the other way round, and ``default_redelivery`` begins with the rules'. In queues that
-    are new to the group it begins at ``start``. Answer: the :class:`Subscription`."""
+class AlterGroup(Command):
+    """Change a consumer group's subscription; None: unchanged. Delays and a back-off exclude each other: setting one
+    removes the other, and ``default_redelivery`` removes both first. ``start``: where the group begins in queues that
+    are new to it. Answer: the :class:`Subscription`."""
 
     group: str
     topics: tuple[str, ...] | None = None
@@ -254,11 +314,11 @@ class AlterGroup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResetGroup:
-    """Set where a consumer group continues, in all its queues, in those of ``topic``, or in one ``queue`` of it: at
-    ``start`` (as of :class:`Subscription`), at the ``offset`` of that queue, by ``shift`` offsets from where it is, or
-    at ``places`` (queue id and offset); one of the four. ``force``: end leases of a group that holds what is in doubt,
-    too. Answer: a dict for each queue (see ``groups/operating.py``)."""
+class ResetGroup(Command):
+    """Set where a consumer group continues, in all its queues, those of ``topic``, or one ``queue`` of it: at ``start``
+    (as of :class:`Subscription`), at the ``offset`` of that queue, by ``shift`` offsets, or at ``places`` (queue id and
+    offset); one of the four. ``force``: also end leases of a group that holds what is in doubt. Answer: a dict for each
+    queue (see ``groups/operating.py``)."""
 
     group: str
     topic: str | None = None
@@ -271,9 +331,9 @@ class ResetGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class PauseGroup:
-    """Hand out nothing of these ``topics`` to a consumer group (none: of any), or continue with them (none: with all).
-    Answer: what is paused now: {"all", "topics", "leased"}."""
+class PauseGroup(Command):
+    """Pause these ``topics`` for a consumer group (empty: all), or resume them. Answer: what is paused now: {"all",
+    "topics", "leased"}."""
 
     group: str
     topics: tuple[str, ...] = ()
@@ -281,9 +341,9 @@ class PauseGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class DeleteGroup:
-    """Forget a consumer group with all that it did. ``number``: UNKNOWN_GROUP if that is not its number. ``force``:
-    also while consumers hold messages. Answer: what went with it."""
+class DeleteGroup(Command):
+    """Delete a consumer group with its state. ``number``: UNKNOWN_GROUP if that is not its number. ``force``: also
+    while consumers hold messages. Answer: what was deleted."""
 
     group: str
     number: int | None = None
@@ -291,11 +351,10 @@ class DeleteGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class Join:
-    """Be the named member of a group that holds what is in doubt; see :mod:`escrowmq.ledger.groups.members`.
-    ``process`` is a random number of the process's own; ``resume``: it is the member already and lost an answer.
-    ``keep``: leases that it has, with the offset behind the last message that reached it. Answer: {"member", "epoch"}.
-    """
+class Join(Command):
+    """Become the named member of a group that holds what is in doubt; see ``groups/members.py``. ``process``: a random
+    number of the process; ``resume``: it is the member already and lost a response. ``keep``: its leases, each with the
+    offset after the last message received. Answer: {"member", "epoch"}."""
 
     group: str
     instance: str
@@ -305,29 +364,29 @@ class Join:
 
 
 @dataclass(frozen=True, slots=True)
-class Fence:
-    """Give what a named member holds back to its group. Answer: {"member", "messages"}, how many it held."""
+class Fence(Command):
+    """Give back the messages that a named member holds. Answer: {"member", "messages"}, how many it held."""
 
     group: str
     instance: str
 
 
 @dataclass(frozen=True, slots=True)
-class Receive:
-    """Lease messages to a member. Answer: :class:`Leased` (empty when nothing is there)."""
+class Receive(Command):
+    """Lease messages to a member. Answer: :class:`Leased` (empty when nothing is available)."""
 
     group: str
     member: int
     max_messages: int
     lease_us: int
     queue_ids: Sequence[int] | None = None  # restrict to these
-    epoch: int | None = None  # of the member's Join; groups that hold what is in doubt want it
-    one_by_one: bool = False  # the member takes messages one after the other (groups/reaching.py)
+    epoch: int | None = None  # of the member's Join; required by groups that hold what is in doubt
+    one_by_one: bool = False  # the member handles messages one after the other (groups/members.py)
 
 
 @dataclass(frozen=True, slots=True)
 class Leased:
-    """Leased messages (arrays of one length), in the order they are to be delivered."""
+    """Leased messages (arrays of one length), in the order of delivery."""
 
     leases: Int64s
     queue_ids: Int64s
@@ -343,28 +402,26 @@ def nothing_leased() -> Leased:
 
 
 @dataclass(frozen=True, slots=True)
-class Settle:
-    """Acknowledgements of one consumer group: ``batch`` of schema SETTLING. Answer: ENDED (OK, LEASE_LOST,
-    BAD_REQUEST)."""
+class Settle(Command):
+    """Acknowledgements of a group: ``batch`` of schema SETTLING. Answer: ENDED (OK, LEASE_LOST, BAD_REQUEST)."""
 
     group: str
     batch: pa.RecordBatch
 
 
 @dataclass(frozen=True, slots=True)
-class Bury:
-    """Make dead letters of leased messages that cannot be handed out, each a lease, an offset and a cause. The attempt
-    is not counted. Answer: how many (int)."""
+class Bury(Command):
+    """Make dead letters of leased messages that cannot be delivered: lease, offset and cause of each. The attempt is
+    not counted. Answer: how many (int)."""
 
     group: str
     rows: Sequence[tuple[int, int, str]]
 
 
 @dataclass(frozen=True, slots=True)
-class SettleDead:
-    """Retry (deliver again, attempts counted anew) or discard dead letters. ``dead_us``: when each of them died, as
-    whoever decided about it saw it; one that died at another time is not touched (None: whichever death it is). Answer:
-    codes (uint8 array)."""
+class SettleDead(Command):
+    """Retry (attempts counted anew) or discard dead letters. ``dead_us``: when each died, as the caller saw it; others
+    are not changed (None: no such check). Answer: codes (uint8 array)."""
 
     group: str
     queue_ids: Int64s
@@ -374,10 +431,9 @@ class SettleDead:
 
 
 @dataclass(frozen=True, slots=True)
-class EditDead:
-    """Give a group another message in place of a dead letter: ``batch``, one row of schema OUTGOING with a message id
-    of its own. ``dead_us``: as of :class:`SettleDead`. Answer: OK, or ALREADY_EXISTS if the edit of this id was done
-    before (code)."""
+class EditDead(Command):
+    """Replace a dead letter for one group: ``batch``, one row of schema OUTGOING with a message id of its own.
+    ``dead_us``: as of :class:`SettleDead`. Answer: OK, or ALREADY_EXISTS if this id was applied before (code)."""
 
     group: str
     queue_id: int
@@ -387,10 +443,10 @@ class EditDead:
 
 
 @dataclass(frozen=True, slots=True)
-class Retain:
-    """Let go of what is older than ``visible_us``. ``limit_position``: segments reach no further; ``early_position``:
-    as far as they may go before that time, where topics keep less. Answer: position (int) below which the log may drop
-    whole segments; undecided half messages below it have been expired by the events."""
+class Retain(Command):
+    """Drop what is older than ``visible_us``. ``limit_position``: where the last complete segment ends;
+    ``early_position``: how far to go before that time if topics keep less. Answer: the position (int) below which the
+    log may drop whole segments; the events expire undecided half messages below it."""
 
     visible_us: int
     limit_position: int
@@ -398,9 +454,9 @@ class Retain:
 
 
 @dataclass(frozen=True, slots=True)
-class Forget:
-    """Forget up to ``limit`` producer sessions that were used last before ``before_us``, but for those ``connected``
-    (epochs); see :mod:`escrowmq.ledger.transactions.forgetting`. Answer: how many (int)."""
+class Forget(Command):
+    """Forget up to ``limit`` producer sessions last used before ``before_us``, except ``connected`` ones (epochs); see
+    ``transactions/forgetting.py``. Answer: how many (int)."""
 
     before_us: int
     connected: Int64s
@@ -408,54 +464,20 @@ class Forget:
 
 
 @dataclass(frozen=True, slots=True)
-class ForgetWriter:
+class ForgetWriter(Command):
     """Forget a writer (16 bytes) now, with its producer group. Answer: {"group", "sessions"}."""
 
     writer: bytes
-
-
-Command = (
-    Configure
-    | CreateTopic
-    | AlterTopic
-    | DeleteTopic
-    | Cut
-    | OpenSession
-    | AlterProducers
-    | Send
-    | Prepare
-    | End
-    | AskChecks
-    | Tick
-    | Recheck
-    | Park
-    | CommitBatch
-    | Subscribe
-    | AlterGroup
-    | ResetGroup
-    | PauseGroup
-    | DeleteGroup
-    | Join
-    | Fence
-    | Receive
-    | Settle
-    | Bury
-    | SettleDead
-    | EditDead
-    | Retain
-    | Forget
-    | ForgetWriter
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subscription:
     """The subscription of a consumer group, the same for all its members.
 
-    ``start`` is ``"earliest"``, ``"latest"`` or microseconds since 1970 as a string; it is resolved once, when the
-    group first meets a queue. ``max_attempts`` and the back-offs None: the rules'. ``retry_delays_us`` not empty: what
-    to wait after each attempt, the last for all that follow, instead of a back-off; there is one attempt more than
-    delays unless ``max_attempts`` says otherwise. ``tags`` empty: all.
+    ``start`` is ``"earliest"``, ``"latest"`` or microseconds since 1970 as a string, resolved when the group first
+    meets a queue. ``max_attempts`` and back-offs None: the rules'. ``retry_delays_us``, if not empty, replace the
+    back-off: the delay after each attempt, the last one repeated; the default ``max_attempts`` is then one more than
+    delays. ``tags`` empty: all.
     """
 
     topics: tuple[str, ...]
@@ -466,8 +488,8 @@ class Subscription:
     retry_backoff_us: int | None = None
     retry_backoff_max_us: int | None = None
     in_doubt: str = "redeliver"
-    """What becomes of messages whose consumer is silent: ``"redeliver"`` when their lease ends, or ``"hold"`` until it
-    comes back or is fenced."""
+    """For messages whose consumer is silent: ``"redeliver"`` when the lease ends, or ``"hold"`` until it returns or is
+    fenced."""
     starts: dict[str, int] = field(default_factory=dict)
-    """Resolved first offsets by queue id (as text, for JSON); filled by ``decide``, never by a caller."""
+    """Resolved first offsets by queue id (as text, for JSON); set by ``decide``, never by a caller."""
     retry_delays_us: tuple[int, ...] = ()

@@ -1,8 +1,8 @@
 """The ledger: ``decide(command, now) → events and answer``, ``apply(event)``; state is nothing but applied events.
 
-Both are pure in the sense of the design: no clock, disk, socket or randomness, and ``decide`` changes no state. Times
-come in with the call, keys of stored messages (which never change) from the holder (:meth:`Ledger.ask_keys_of`).
-Whoever holds a ledger appends a decision's events to the log in order, makes them durable, applies them, and answers.
+Both are pure: no clock, disk, socket or randomness, and ``decide`` changes no state. Times come with the call, keys of
+stored messages (which never change) from the holder (:meth:`Ledger.ask_keys_of`). The holder appends a decision's
+events to the log in order, makes them durable, applies them, and answers.
 """
 
 from __future__ import annotations
@@ -29,10 +29,8 @@ from escrowmq.ledger.groups.order import KeysOf
 from escrowmq.ledger.keeping import Keeping
 from escrowmq.ledger.messages.admission import group_by_queue
 from escrowmq.ledger.messages.by_rows import ProducingRows
-from escrowmq.ledger.messages.dedup import Dedup
+from escrowmq.ledger.messages.dedup import Dedup, places_of
 from escrowmq.ledger.messages.editing import decide_edit
-from escrowmq.ledger.messages.entering import EnteringRows
-from escrowmq.ledger.messages.places import places_of
 from escrowmq.ledger.messages.producing import Producing
 from escrowmq.ledger.queues.delays import Delays
 from escrowmq.ledger.queues.queues import QueueIndex
@@ -46,10 +44,9 @@ from escrowmq.ledger.transactions.writers import Writers
 from escrowmq.schemas import Kind
 
 FORMAT = 4
-"""Of snapshots; 1 had every session that ever was, 1 and 2 message ids without topics and no rules of producer groups,
-1 to 3 consumer groups numbered as they are listed, no deleted topics and no retention of topics. A newer one is not
-read: the frames are, or, where they left with retention, the log is refused.
-"""
+"""Of snapshots. 1 had every session ever opened; 1 and 2 message ids without topics and no rules of producer groups; 1
+to 3 consumer groups numbered as listed, no deleted topics and no retention of topics. A newer one is not read: recovery
+replays the frames instead, or, where they left with retention, rejects the log."""
 
 
 _POSITIONS = ("next_position", "trimmed_position", "last_time_us")
@@ -84,8 +81,7 @@ class Ledger:
         self.groups = Groups()
         self._consuming = Consuming(self.groups, self.topics)
         self._producing = Producing(self.topics, self.sessions, self.dedup, self.delays, self.transactions)
-        self._producing_rows = ProducingRows(self.topics, self.sessions, self.dedup, self.transactions)
-        self._entering = EnteringRows(
+        self._by_rows = ProducingRows(
             self.topics, self.sessions, self.dedup, self.delays, self.transactions, self.checkback, self.counters
         )
         self._ending = Ending(self.transactions, self.sessions)
@@ -93,115 +89,52 @@ class Ledger:
         self._forgetting = Forgetting(self.sessions, self.transactions, self.checkback, self.writers)
 
     def ask_keys_of(self, keys_of: KeysOf) -> None:
-        """Ask ``keys_of`` for the keys of stored messages when ordered groups need them; see
-        :mod:`escrowmq.ledger.groups.order`.
-
-        Deciding only: what was decided names the keys, and applying asks nobody. Without it no key is known, and an
-        ordered group's whole queue waits for a message that failed.
-        """
+        """Set the source of the keys of stored messages, which ordered groups need to decide; see
+        :mod:`escrowmq.ledger.groups.order`. Without it a failed message blocks the whole queue of an ordered group."""
         self._consuming.keys_of = keys_of
 
     # Deciding
 
     def decide(self, command: Command, now_us: int) -> Decision:
-        """Decide what follows from ``command`` at ``now_us``. Raises EscrowError when the command as a whole is
-        refused."""
-        match command:
-            case commands.Send() | commands.Prepare():
-                return self._producing.decide(command, self.rules, now_us, self.next_position, self.trimmed_position)
-            case commands.End():
-                return self._ending.decide_end(command, self.rules)
-            case commands.Receive():
-                return self._consuming.decide_receive(command, self.rules, now_us, self.next_position)
-            case commands.Join():
-                return self._consuming.decide_join(command, self.rules, self.next_position)
-            case commands.Fence():
-                return self._consuming.decide_fence(command, self.rules, now_us, self.next_position)
-            case commands.Settle():
-                return self._consuming.decide_settle(command, self.rules, now_us)
-            case commands.Bury():
-                return self._consuming.decide_bury(command)
-            case commands.AskChecks():
-                return self.checkback.decide_ask(command, now_us)
-            case commands.Tick():
-                return self._decide_tick(now_us, command.limit)
-            case commands.OpenSession():
-                return self.sessions.decide_open(command, self.rules)
-            case commands.AlterProducers():
-                return self.sessions.decide_alter(command, self.rules)
-            case commands.Subscribe():
-                return self._decide_subscribe(command)
-            case commands.AlterGroup():
-                return self._with_topics(
-                    command.topics or (), lambda known: self._consuming.decide_alter(command, known)
-                )
-            case commands.ResetGroup():
-                return operating.decide_reset(self.groups, command, self.topics)
-            case commands.PauseGroup():
-                return operating.decide_pause(self.groups, command)
-            case commands.DeleteGroup():
-                return operating.decide_delete(self.groups, command, self.next_position)
-            case commands.CreateTopic():
-                return self.topics.decide_create(command, self.rules)
-            case commands.CommitBatch():
-                return self.writers.decide_commit(command, self.rules)
-            case commands.Park():
-                return self.checkback.decide_park(command)
-            case commands.Recheck():
-                return self.checkback.decide_recheck(command.transactions)
-            case commands.SettleDead():
-                return self._consuming.decide_settle_dead(command)
-            case commands.EditDead():
-                return decide_edit(command, self.groups, self.topics, self.dedup, self.rules, self.next_position)
-            case commands.Retain():
-                return self._keeping.decide_retain(command, self.trimmed_position)
-            case commands.Cut():
-                return self._keeping.decide_cut(command, now_us)
-            case commands.AlterTopic():
-                return self._keeping.decide_alter(command, self.rules, now_us)
-            case commands.DeleteTopic():
-                return self._keeping.decide_delete(command)
-            case commands.Forget():
-                return self._forgetting.decide_forget(command)
-            case commands.ForgetWriter():
-                return self._forgetting.decide_forget_writer(command)
-            case commands.Configure():
-                return self._decide_configure(command)
+        """Decide ``command`` at ``now_us``. Raises EscrowError if the command as a whole is rejected."""
+        return self._deciders[type(command)](self, command, now_us)
 
     def decide_rows(self, command: RowsCommand, now_us: int) -> Decision | None:
-        """As :meth:`decide`, of a few rows, if they are a plain case; None: decide them as columns.
+        """As :meth:`decide`, of a few rows, if all of them are a plain case; None: decide them as columns.
 
-        The events carry what applying them needs; :meth:`apply` takes it, or only the batch, to the same effect. So a
-        log is replayed by columns alone.
+        The events carry what applying them needs; :meth:`apply` of the batch alone has the same effect, as in replay.
         """
         match command:
-            case commands.SendRows() | commands.PrepareRows():
-                return self._producing_rows.decide(command, self.rules, now_us, self.next_position)
             case commands.EndRows():
                 return self._ending.decide_few(command, self.rules)
             case commands.SettleRows():
                 return self._consuming.decide_settle_few(command, self.rules, now_us)
-        return None
+        return self._by_rows.decide(command, self.rules, now_us, self.next_position)
 
-    def _decide_configure(self, command: commands.Configure) -> Decision:
+    def _decide_messages(self, command: commands.Send | commands.Prepare, now_us: int) -> Decision:
+        return self._producing.decide(command, self.rules, now_us, self.next_position, self.trimmed_position)
+
+    def _decide_configure(self, command: commands.Configure, _now_us: int) -> Decision:
         if command.rules == self.rules:
             return Decision()
         text = json.dumps(dataclasses.asdict(command.rules), sort_keys=True)
         return Decision((event_of(Kind.RULES, [text]),))
 
-    def _decide_tick(self, now_us: int, limit: int) -> Decision:
-        events = self.delays.decide_release(now_us, limit)
-        events += self.checkback.decide_tick(now_us, limit)
-        events += self._consuming.decide_tick(self.rules, now_us, limit)
+    def _decide_tick(self, command: commands.Tick, now_us: int) -> Decision:
+        events = self.delays.decide_release(now_us, command.limit)
+        events += self.checkback.decide_tick(now_us, command.limit)
+        events += self._consuming.decide_tick(self.rules, now_us, command.limit)
         return Decision(tuple(events))
 
-    def _decide_subscribe(self, command: commands.Subscribe) -> Decision:
-        topics, consuming = command.subscription.topics, self._consuming
-        return self._with_topics(topics, lambda known: consuming.decide_subscribe(command, known, self.rules))
+    def _decide_subscribe(self, command: commands.Subscribe, _now_us: int) -> Decision:
+        decide = self._consuming.decide_subscribe
+        return self._with_topics(command.subscription.topics, lambda known: decide(command, known, self.rules))
+
+    def _decide_alter_group(self, command: commands.AlterGroup, _now_us: int) -> Decision:
+        return self._with_topics(command.topics or (), lambda known: self._consuming.decide_alter(command, known))
 
     def _with_topics(self, names: Sequence[str], decide: Callable[[Topics], Decision]) -> Decision:
-        """Return a subscription makes topics that are missing, if the rules say so, and begins at their first
-        message."""
+        """Decide about a subscription with its missing topics, which are created first if the rules allow it."""
         missing = [name for name in names if not self.topics.has(name) and self.topics.may_be_made(name)]
         if not missing or not self.rules.auto_create_topics:
             return decide(self.topics)
@@ -212,12 +145,49 @@ class Ledger:
         decision = decide(self.topics.with_created(creation))
         return Decision((creation, *decision.events), decision.answer)
 
+    _deciders: ClassVar[dict[type[Command], Callable[[Ledger, Any, int], Decision]]] = {
+        commands.Send: _decide_messages,
+        commands.Prepare: _decide_messages,
+        commands.End: lambda self, cmd, _: self._ending.decide_end(cmd, self.rules),
+        commands.Receive: lambda self, cmd, now: self._consuming.decide_receive(
+            cmd, self.rules, now, self.next_position
+        ),
+        commands.Join: lambda self, cmd, _: self._consuming.decide_join(cmd, self.rules, self.next_position),
+        commands.Fence: lambda self, cmd, now: self._consuming.decide_fence(cmd, self.rules, now, self.next_position),
+        commands.Settle: lambda self, cmd, now: self._consuming.decide_settle(cmd, self.rules, now),
+        commands.Bury: lambda self, cmd, _: self._consuming.decide_bury(cmd),
+        commands.AskChecks: lambda self, cmd, now: self.checkback.decide_ask(cmd, now),
+        commands.Tick: _decide_tick,
+        commands.OpenSession: lambda self, cmd, _: self.sessions.decide_open(cmd, self.rules),
+        commands.AlterProducers: lambda self, cmd, _: self.sessions.decide_alter(cmd, self.rules),
+        commands.Subscribe: _decide_subscribe,
+        commands.AlterGroup: _decide_alter_group,
+        commands.ResetGroup: lambda self, cmd, _: operating.decide_reset(self.groups, cmd, self.topics),
+        commands.PauseGroup: lambda self, cmd, _: operating.decide_pause(self.groups, cmd),
+        commands.DeleteGroup: lambda self, cmd, _: operating.decide_delete(self.groups, cmd, self.next_position),
+        commands.CreateTopic: lambda self, cmd, _: self.topics.decide_create(cmd, self.rules),
+        commands.CommitBatch: lambda self, cmd, _: self.writers.decide_commit(cmd, self.rules),
+        commands.Park: lambda self, cmd, _: self.checkback.decide_park(cmd),
+        commands.Recheck: lambda self, cmd, _: self.checkback.decide_recheck(cmd.transactions),
+        commands.SettleDead: lambda self, cmd, _: self._consuming.decide_settle_dead(cmd),
+        commands.EditDead: lambda self, cmd, _: decide_edit(
+            cmd, self.groups, self.topics, self.dedup, self.rules, self.next_position
+        ),
+        commands.Retain: lambda self, cmd, _: self._keeping.decide_retain(cmd, self.trimmed_position),
+        commands.Cut: lambda self, cmd, now: self._keeping.decide_cut(cmd, now),
+        commands.AlterTopic: lambda self, cmd, now: self._keeping.decide_alter(cmd, self.rules, now),
+        commands.DeleteTopic: lambda self, cmd, _: self._keeping.decide_delete(cmd),
+        commands.Forget: lambda self, cmd, _: self._forgetting.decide_forget(cmd),
+        commands.ForgetWriter: lambda self, cmd, _: self._forgetting.decide_forget_writer(cmd),
+        commands.Configure: _decide_configure,
+    }
+
     # Applying
 
     def apply(self, kind: Kind, batch: pa.RecordBatch | Few, position: int, time_us: int, rows: Any = None) -> None:
-        """Take one event of the log in. ``position`` is that of its first row, ``time_us`` the broker's time of it;
-        ``rows``: of an event that was decided as rows, the same as the batch, of which then nothing but the number of
-        rows is looked at."""
+        """Apply one event of the log. ``position`` is that of its first row, ``time_us`` the broker's time of it;
+        ``rows``: the same as the batch, of an event that was decided as rows; then only the length of the batch is
+        used."""
         self.next_position = position + batch.num_rows
         self.last_time_us = time_us
         if kind in Groups.KINDS:
@@ -242,9 +212,8 @@ class Ledger:
         self.checkback.begin(begun, time_us)
 
     def _enter(self, batch: pa.RecordBatch, position: int, time_us: int, *, half: bool) -> Int32s:
-        """Update what every new message changes: remembered ids, the rotation of its topic, the last use of its
-        session. The
-        tag number of each row."""
+        """Update remembered ids, queue rotation and session use for new messages. Returns the tag number of each
+        row."""
         self.sessions.note(batch.column("epoch").to_numpy(), time_us)
         of_row = batch.column("queue_id").to_numpy()
         one = all_equal(of_row)
@@ -258,7 +227,7 @@ class Ledger:
     def _place(
         self, positions: Int64s, queue_ids: Int32s, tags: Int32s, visible: Int64s, sizes: Int32s, time_us: int
     ) -> None:
-        """Put messages at the end of their queues; those with a time still to come wait for it."""
+        """Append messages to their queues; those visible later are delayed."""
         late = visible > time_us
         if np.count_nonzero(late):
             self.delays.add(positions[late], queue_ids[late], tags[late], visible[late], sizes[late])
@@ -286,23 +255,14 @@ class Ledger:
             self.counters[_STATE_COUNTERS[state]] += 1
 
     def _place_few(self, messages: Sequence[tuple[int, int, int, int]], time_us: int) -> None:
-        """As :meth:`_place`, of the half messages of a few transactions: position, queue id, tag and size of each."""
-        if self.transactions.holds_back and messages:
-            positions, *others = (np.array(column, np.int64) for column in zip(*messages, strict=True))
-            queue_ids, tags, sizes = (column.astype(np.int32) for column in others)
-            self._place(positions, queue_ids, tags, self.transactions.visible_us(positions), sizes, time_us)
+        """As :meth:`_place`, of half messages: position, queue id, tag and size of each."""
+        if not messages:
             return
-        by_queue: dict[int, tuple[list[int], list[int], list[int]]] = {}
-        for position, queue_id, tag, size in messages:
-            places = by_queue.get(queue_id)
-            if places is None:
-                by_queue[queue_id] = ([position], [tag], [size])
-            else:
-                places[0].append(position)
-                places[1].append(tag)
-                places[2].append(size)
-        for number, (at, numbers, sizes_) in by_queue.items():
-            self.topics.queues[number].append(at, numbers, time_us, sum(sizes_))
+        positions, queue_ids, tags, sizes = zip(*messages, strict=True)
+        visible = None
+        if self.transactions.holds_back:
+            visible = self.transactions.visible_us(np.array(positions, np.int64)).tolist()
+        self._by_rows.place(positions, queue_ids, tags, sizes, visible, time_us)
 
     def _apply_batch_decided(self, batch: pa.RecordBatch, position: int, time_us: int) -> None:
         self.sessions.note(batch.column("epoch").to_numpy(), time_us)
@@ -356,8 +316,8 @@ class Ledger:
     }
 
     _row_acts: ClassVar[dict[Kind, Callable[[Ledger, Any, int, int], None]]] = {
-        Kind.PLAIN: lambda self, rows, position, time_us: self._entering.apply(rows, position, time_us, self.rules),
-        Kind.HALF: lambda self, rows, position, time_us: self._entering.apply(rows, position, time_us, self.rules),
+        Kind.PLAIN: lambda self, rows, position, time_us: self._by_rows.apply(rows, position, time_us, self.rules),
+        Kind.HALF: lambda self, rows, position, time_us: self._by_rows.apply(rows, position, time_us, self.rules),
         Kind.DECIDED: _apply_few_decided,
     }
     """As ``_acts``, of what :meth:`decide_rows` gave with its events."""
@@ -365,12 +325,11 @@ class Ledger:
     # Snapshots
 
     def snapshot(self) -> dict[str, pa.Table]:
-        """Return the whole state as Arrow tables (copies: they may be written while the ledger continues)."""
+        """Return copies of the whole state as Arrow tables."""
         return self.freeze()()
 
     def freeze(self) -> Callable[[], dict[str, pa.Table]]:
-        """Return the snapshot as of now. What takes long, and is of parts that never change, is done when it is
-        called: on any thread, while the ledger continues."""
+        """Return the snapshot as of now. Slow copies of immutable parts are made when it is called, on any thread."""
         scalars = {
             "format": FORMAT,
             **{name: getattr(self, name) for name in _POSITIONS},
@@ -390,7 +349,7 @@ class Ledger:
 
     @classmethod
     def restore(cls, shard: int, tables: dict[str, pa.Table]) -> Ledger:
-        """Return a ledger that is equal to the one that gave the snapshot."""
+        """Return a ledger equal to the one that made the snapshot."""
         ledger = cls(shard)
         scalars = json.loads(tables["ledger"]["state"][0].as_py())
         for name in _POSITIONS:
@@ -410,12 +369,12 @@ class Ledger:
 
     @property
     def wake_us(self) -> int:
-        """:class:`~escrowmq.ledger.commands.Tick` has nothing to do before this; ``NEVER_US``: nothing waits for a
-        time. A Tick that finds nothing moves it."""
+        """A lower bound of the time of the next work of a :class:`~escrowmq.ledger.commands.Tick`; ``NEVER_US``: none.
+        A Tick that finds nothing moves it."""
         return min(self.delays.wake_us, self.checkback.wake_us, self.groups.wake_us)
 
     def repeats_of(self, command: commands.Prepare) -> Repeats | None:
-        """Return the rows of a command whose message ids are known, and where their messages stand in the log."""
+        """Return the rows whose message ids are known, and the log positions of those messages."""
         return self._producing.repeats_of(command, self.trimmed_position)
 
     def queue_id(self, topic: str, queue: int) -> int:
@@ -427,9 +386,9 @@ class Ledger:
         return self.topics.queues[queue_id]
 
     def half_states(self, positions: Int64s) -> tuple[UInt8s, Int32s, Int64s, Int64s, Int64s]:
-        """For half messages: state, checks, due_us, first position and epoch of their transactions.
+        """Return state, checks, due_us, first position and epoch of the transactions of half messages.
 
-        Those that left with retention come as EXPIRED with position -1 (nothing undecided ever leaves).
+        Those that left with retention are EXPIRED with position -1 (nothing undecided ever leaves).
         """
         owners = self.transactions.owner_of(positions)
         known = owners != NONE
@@ -440,10 +399,13 @@ class Ledger:
             return values
 
         states, checks = column("state", EXPIRED, np.uint8), column("checks", 0, np.int32)
-        due, first, epochs = (
-            column(name, gone, np.int64) for name, gone in (("due_us", 0), ("first", NONE), ("epoch", 0))
+        return (
+            states,
+            checks,
+            column("due_us", 0, np.int64),
+            column("first", NONE, np.int64),
+            column("epoch", 0, np.int64),
         )
-        return states, checks, due, first, epochs
 
     def open_transactions(self, session: int) -> int:
         """Return the undecided transactions of a session's producer group. From any thread."""
@@ -473,7 +435,7 @@ class Ledger:
 
 
 def sizes_of(bodies: pa.Array) -> Int32s:
-    """Return the bytes of each body; 0 of one that is damaged."""
+    """Return the size of each body in bytes; 0 if it is damaged."""
     sizes = pc.binary_length(bodies)
     sizes = sizes.fill_null(0) if sizes.null_count else sizes
     return np.asarray(sizes.to_numpy(zero_copy_only=False), np.int32)
@@ -483,6 +445,6 @@ _STATE_COUNTERS = {COMMITTED: "committed_total", ROLLED_BACK: "rolled_back_total
 
 
 def _read_rules(values: dict[str, Any]) -> Rules:
-    """Rules by name; a name that this version does not know is of no effect, a missing one has its default."""
+    """Return rules by name; unknown names are ignored, missing ones have their default."""
     known = {f.name for f in dataclasses.fields(Rules)}
     return Rules(**{name: value for name, value in values.items() if name in known})

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from escrowmq.ledger.groups.dead import letters
-from escrowmq.ledger.groups.dead.causes import MOST_TEXT, kind_of
-from escrowmq.ledger.groups.dead.letters import NOT_DEAD, DeadLetters, block_of
+from escrowmq.ledger.groups.dead.letters import MOST_TEXT, NOT_DEAD, DeadLetters, block_of, kind_of
 from escrowmq.ledger.groups.dead.listing import Wanted, died_between, page, summary
 
 CAUSES = ["no stock for order 17", "no stock for order 4", "timeout after 30 s", "poison", "ValueError: x\nat line 4"]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from escrowmq.errors import Code, EscrowError
 from escrowmq.ledger.columns.schedule import NEVER_US
-from escrowmq.ledger.groups.again import MAX_RUNS, Again
+from escrowmq.ledger.groups.cursors import MAX_RUNS, Again
 from escrowmq.model import member_id
 
 

@@ -10,7 +10,7 @@ from escrowmq.errors import Code
 from escrowmq.ledger import listings
 from escrowmq.ledger.commands import Receive, Recheck, Retain, Rules, Subscribe, Subscription
 from escrowmq.ledger.ledger import Ledger
-from escrowmq.ledger.transactions import undecided
+from escrowmq.ledger.transactions import table
 from escrowmq.model import COMMIT, ROLLBACK, DecidedBy, TransactionId, TransactionState
 from escrowmq.schemas import Kind
 from escrowmq.testing.ledgers import LedgerDriver, tables_equal
@@ -150,7 +150,7 @@ def test_i12_whoever_comes_after_retention_hears_that_it_expired(driver):
 
 
 def test_what_expired_is_remembered_within_a_bound(driver, monkeypatch):
-    monkeypatch.setattr(undecided, "MAX_EXPIRED", 2)
+    monkeypatch.setattr(table, "MAX_EXPIRED", 2)
     session = driver.session()
     receipts = driver.prepare(session, {}, {}, {})
     driver.advance(10)

@@ -15,8 +15,7 @@ from escrowmq.broker.recording import recorded
 from escrowmq.broker.requests import transaction_id
 from escrowmq.broker.writer.engine import Engine
 from escrowmq.ledger.commands import End, Recheck
-from escrowmq.ledger.listings import Wanted, some_transactions
-from escrowmq.ledger.waiting import Waiting
+from escrowmq.ledger.listings import Waiting, Wanted, some_transactions
 from escrowmq.model import DecidedBy, Outcome
 from escrowmq.schemas import ENDING
 from escrowmq.wire.actions import transactions

@@ -69,7 +69,7 @@ def _at_group(ledger: Ledger, group: Group, queue_id: int, offset: int) -> AtGro
     more: Any = {}
     if offset >= cursor.next:
         tags = receiving.tag_numbers(subscription.tags, ledger.topics)
-        chosen = tags is None or bool(receiving.matching(queue, offset, offset + 1, tags)[0])
+        chosen = tags is None or bool(receiving.match_tags(queue, offset, offset + 1, tags)[0])
         more = {"before": offset - max(cursor.next, queue.head), "chosen": chosen}
     else:
         state = _state(cursor, offset)

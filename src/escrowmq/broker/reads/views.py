@@ -25,7 +25,7 @@ from escrowmq.errors import Code, error
 from escrowmq.ledger.columns.arrays import Int64s
 from escrowmq.ledger.columns.schedule import NEVER_US
 from escrowmq.ledger.groups.dead.listing import died_between
-from escrowmq.ledger.groups.receiving import matching, tag_numbers
+from escrowmq.ledger.groups.receiving import match_tags, tag_numbers
 from escrowmq.ledger.groups.reports import positions_of
 from escrowmq.ledger.queues.queues import Place, QueueIndex
 from escrowmq.log.report import RowDamage
@@ -158,7 +158,7 @@ def _queue_rows(engine: Readable, queue: QueueIndex, start: int, end: int, rows:
             positions, offsets = queue.positions(start, stop), np.arange(start, stop)
             if (tags := tag_numbers(rows.tags or (), topics)) is None:
                 return positions, offsets
-            mask = matching(queue, start, stop, tags)
+            mask = match_tags(queue, start, stop, tags)
             return positions[mask], offsets[mask]
 
         yield from rows.read(*engine.look(stored).result(), lambda some: [queue.place] * len(some), tagged=True)

@@ -30,7 +30,7 @@ from escrowmq.ledger.commands import (
     Subscribe,
 )
 from escrowmq.ledger.events import Decision, Event, event_of, event_of_rows, rows_of
-from escrowmq.ledger.groups import members, order, reaching, receiving, subscriptions
+from escrowmq.ledger.groups import members, order, receiving, subscriptions
 from escrowmq.ledger.groups.cursors import Lease
 from escrowmq.ledger.groups.dead.letters import NOT_DEAD
 from escrowmq.ledger.groups.group import Group
@@ -141,7 +141,7 @@ class Consuming:
         return Decision((fenced, *settling.events()), {"member": member.id, "messages": held})
 
     def _plan_last(self, plan: receiving.Plan, group: Group, queue_ids: list[int], now_us: int, rules: Rules) -> bool:
-        """Plan what is given for the last time, alone (``reaching.py``); whether there was such a thing."""
+        """Plan what is given for the last time, alone (``members.py``); whether there was such a thing."""
         tags = receiving.tag_numbers(group.subscription.tags, self._topics)
         attempts = subscriptions.redelivery(group.subscription, rules).attempts
         for queue_id in queue_ids:
@@ -253,7 +253,7 @@ class Consuming:
         for ordinal, leases in found.items():
             group = self._groups.groups[ordinal]
             settling = self._settling(group, rules, now_us)
-            unseen = reaching.unreached(group, leases, settling.redelivery.attempts)
+            unseen = members.unreached(group, leases, settling.redelivery.attempts)
             for lease in unseen:
                 settling.give_up(lease)
             for lease in leases:

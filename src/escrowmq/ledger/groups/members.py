@@ -19,6 +19,7 @@ all of a lease at once, even if that is more than was asked for: a rest could be
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,7 +30,7 @@ from escrowmq.ledger.columns.arrays import Int64s
 from escrowmq.ledger.columns.schedule import NEVER_US
 from escrowmq.ledger.commands import Join, Receive, Rules
 from escrowmq.ledger.events import Event, event_of, event_of_rows
-from escrowmq.ledger.groups.cursors import PENDING, Lease, pending_runs
+from escrowmq.ledger.groups.cursors import NOT_LEASED, PENDING, Lease, pending_runs
 from escrowmq.ledger.groups.group import Group, Member
 from escrowmq.ledger.groups.receiving import Piece, Plan
 from escrowmq.ledger.groups.subscriptions import holds
@@ -203,3 +204,40 @@ def _describe_lease(lease: Lease, topics: Topics) -> dict[str, Any]:
         "attempt": lease.attempt,
         "deadline_us": None if lease.deadline_us == NEVER_US else lease.deadline_us,
     }
+
+
+def unreached(group: Group, expired: Sequence[Lease], attempts: int) -> list[Lease]:
+    """Return the leases of rule 2, as ``expired`` end; those among them that end now, and others."""
+    over = {lease.id for lease in expired}
+    found: list[Lease] = []
+    for leases in _by_member(group, {lease.member for lease in expired}).values():
+        if all(lease.attempt < attempts for lease in leases):
+            continue
+        before: set[int] = set()  # deadlines of what the member was given before
+        ended: set[int] = set()  # and of those of them that end now
+        for lease in leases:
+            if lease.attempt >= attempts and _is_untouched(lease):
+                earlier = before if lease.id in over else ended
+                if earlier - {lease.deadline_us}:
+                    found.append(lease)
+            before.add(lease.deadline_us)
+            if lease.id in over:
+                ended.add(lease.deadline_us)
+    return found
+
+
+def _by_member(group: Group, members: set[int]) -> dict[int, list[Lease]]:
+    """Return the live leases of these members, oldest first."""
+    held: dict[int, list[Lease]] = {}
+    for cursor in group.cursors.values():
+        for lease in cursor.leases.values():
+            if lease.member in members:
+                held.setdefault(lease.member, []).append(lease)
+    for leases in held.values():
+        leases.sort(key=lambda lease: lease.id)
+    return held
+
+
+def _is_untouched(lease: Lease) -> bool:
+    mask = lease.mask
+    return mask is None or mask.count(PENDING) + mask.count(NOT_LEASED) == len(mask)

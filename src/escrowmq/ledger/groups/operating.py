@@ -3,7 +3,7 @@
 Rules of a reset:
 
 1. Each of its queues gets one offset from which all waits. What a member received before is redelivered as a repeat,
-   its attempts counted anew (``again.py``). Undelivered messages below are passed over (SKIPPED).
+   its attempts counted anew (``cursors.py``). Undelivered messages below are passed over (SKIPPED).
 2. All leases of these queues end, and ended ones are forgotten: whatever is settled of them afterwards is LEASE_LOST
    (I27). No progress that is acknowledged afterwards is of a lease from before.
 3. Dead letters below stay: a reset is no discard. Those from the offset on wait as all others.

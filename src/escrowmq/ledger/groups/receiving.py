@@ -6,8 +6,7 @@ Rules:
    the queues, beginning after the queue that was served last, so that no queue starves another.
 2. A first delivery takes the next offsets of its queue as one range. What the tags exclude lies inside the range and is
    done with it; what lies before the first match is a range of its own, which holds nothing and makes no lease.
-3. What a reset brings again (``again.py``) is leased apart from what is delivered for the first time: a lease has one
-   attempt.
+3. Redeliveries after a reset (``cursors.Again``) are leased apart from first deliveries: a lease has one attempt.
 4. In an ordered group a queue has one lease at a time, and while it has retries nothing but they is leased: no message
    overtakes one of its key that failed (``order.py``).
 """

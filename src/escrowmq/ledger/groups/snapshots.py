@@ -12,8 +12,7 @@ import pyarrow as pa
 
 from escrowmq.ledger.columns.arrays import empty_table, int64s, table_of
 from escrowmq.ledger.groups import subscriptions
-from escrowmq.ledger.groups.again import Again
-from escrowmq.ledger.groups.cursors import Cursor, Lease
+from escrowmq.ledger.groups.cursors import Again, Cursor, Lease
 from escrowmq.ledger.groups.dead.edited import Edit
 from escrowmq.ledger.groups.dead.letters import Block
 from escrowmq.ledger.groups.group import Group, Leases, Member

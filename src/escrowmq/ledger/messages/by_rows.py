@@ -1,19 +1,19 @@
 """The plain case of SEND and PREPARE, as rows: what ``producing.py`` would decide, without columns until the event is
 built.
 
-Plain is what nearly every small request is: topics that exist, sessions that may act, ids that are new, transactions
-that are open and of the group, everything within its limits. A row that is anything else makes the whole command *not
-plain*: it is decided as columns, by the rules of ``producing.py``, so none of them stands here a second time. What
-stands here is only that a plain row is accepted, and what it does: the same events, the same answers, the same state,
-which ``tests/ledger/test_ways.py`` holds against columns.
+Plain is what nearly every small request is: topics that exist, sessions that may act, new ids, open transactions of the
+group, everything within its limits. Any other row makes the whole command *not plain*: it is decided as columns, by the
+rules of ``producing.py``, so no rule is stated here a second time. A plain row is accepted, with the same events,
+answers and state as columns; ``tests/ledger/test_ways.py`` compares the two.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
-from typing import Any
+from itertools import chain, pairwise, repeat
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,103 +21,104 @@ from escrowmq.ledger.columns import codes as code
 from escrowmq.ledger.commands import Part, PrepareRows, Rules, SendRows
 from escrowmq.ledger.events import Decision, Event, Few
 from escrowmq.ledger.messages.dedup import Dedup, Run
-from escrowmq.ledger.messages.entering import Entering
+from escrowmq.ledger.queues.delays import Delays
+from escrowmq.ledger.queues.queues import NO_TAG
 from escrowmq.ledger.queues.topics import Topic, Topics
-from escrowmq.ledger.transactions.halves import Halves
+from escrowmq.ledger.transactions.checkback import CheckBack
 from escrowmq.ledger.transactions.sessions import Sessions
-from escrowmq.ledger.transactions.table import NONE, OPEN, TransactionTable
+from escrowmq.ledger.transactions.table import NONE, OPEN, Halves, TransactionTable
 from escrowmq.message.hashes import hash_key
 from escrowmq.message.ids import fill_ids, transaction_id
 from escrowmq.message.immunity import PROPERTY
 from escrowmq.schemas import Kind
 
-_OWN_ID = slice(0, 8), slice(8, 16)
+
+class _Rows(NamedTuple):
+    """The columns of a command's rows, as of :mod:`escrowmq.wire.parcels`."""
+
+    names: Sequence[str]
+    bodies: Sequence[bytes]
+    keys: Sequence[str | None]
+    tags: Sequence[str | None]
+    pairs: Sequence[list[tuple[str, str]] | None]
+    ids: Sequence[bytes | None]
+    queues: Sequence[int]
+    born: Sequence[int]
+    delays: Sequence[int]
+    immunities: Sequence[int]
+    joins: Sequence[bytes | None]
 
 
-@dataclass(slots=True)
-class _Sender:
-    """One session of a command, and its part in it."""
+@dataclass(frozen=True, slots=True)
+class Entering:
+    """What applying messages that were decided as rows needs; a list has one item for each message."""
 
-    group: int
-    first_us: int
-    begins: int = 0
+    sessions: Sequence[int]  # each once, without 0
+    topics: Sequence[Topic]
+    runs: Sequence[Run]
+    tags: Sequence[str | None]
+    queue_ids: Sequence[int]
+    sizes: Sequence[int]  # of the bodies
+    visible_us: Sequence[int] | None  # not before this; 0: at once. None: all at once
+    halves: Halves | None = None  # of half messages
 
 
+_Senders = dict[int, tuple[int, int]]  # by session: its group, and the time before the first check
+
+
+@dataclass(frozen=True, slots=True)
 class ProducingRows:
-    """Decides the plain cases of SEND and PREPARE. It has no state of its own."""
+    """Decides and applies the plain cases of SEND and PREPARE. It has no state of its own; ``counters`` are the
+    ledger's."""
 
-    def __init__(self, topics: Topics, sessions: Sessions, dedup: Dedup, transactions: TransactionTable) -> None:
-        self._topics = topics
-        self._sessions = sessions
-        self._dedup = dedup
-        self._transactions = transactions
+    topics: Topics
+    sessions: Sessions
+    dedup: Dedup
+    delays: Delays
+    transactions: TransactionTable
+    checkback: CheckBack
+    counters: dict[str, int]
 
     def decide(self, command: SendRows | PrepareRows, rules: Rules, now_us: int, next_position: int) -> Decision | None:
-        """One event, and a row of the answer for each message; None: not plain."""
-        half = isinstance(command, PrepareRows)
-        parts = command.parts
-        senders = self._senders(parts, half, rules)
-        rows = parts[0].rows if len(parts) == 1 else list(chain.from_iterable(part.rows for part in parts))
-        names, bodies, keys, tags, pairs, given, wished, born, delays, immunities, joins = zip(*rows, strict=True)
-        if senders is None or not self._within_limits(bodies, keys, tags, pairs, delays, immunities, half, rules):
+        """Return one event, and a row of the answer for each message; None: not plain."""
+        half, parts = isinstance(command, PrepareRows), command.parts
+        listed = parts[0].rows if len(parts) == 1 else list(chain.from_iterable(part.rows for part in parts))
+        rows, size = _Rows(*zip(*listed, strict=True)), len(listed)
+        senders, topics = self._senders(parts, half, rules), self._find_topics(rows.names)
+        if senders is None or topics is None or not self._within_limits(rows, half, rules):
             return None
-        topics = self._find_named(names)
-        queues = None if topics is None else _queues(topics, names, keys, wished)
-        runs = None if topics is None else self._runs(parts, topics, names, given)
-        if topics is None or queues is None or runs is None:
+        queues, runs = _choose_queues(topics, rows), self._find_runs(parts, topics, rows)
+        if queues is None or runs is None or not (half or rows.joins.count(None) == size):
             return None
-        queue_ids = [topics[name].queue_ids[queue] for name, queue in zip(names, queues, strict=True)]
-        visible = [now_us + delay if delay else 0 for delay in delays] if any(delays) else None
-        size = len(rows)
+        queue_ids = [topics[name].queue_ids[queue] for name, queue in zip(rows.names, queues, strict=True)]
+        visible = [now_us + delay if delay else 0 for delay in rows.delays] if any(rows.delays) else None
         epochs: Sequence[int] = [parts[0].session] * size
         if len(senders) > 1:
             epochs = [part.session for part in parts for _ in part.rows]
-        halves, dues, firsts = None, None, None
+        positions, zeros = range(next_position, next_position + size), [0] * size
+        halves, dues, firsts = None, zeros, [NONE] * size
         if half:
-            halves = self._halves(epochs, senders, joins, immunities, rules, now_us)
-            if halves is None:
+            if (halves := self._halves(epochs, senders, rows, rules, now_us)) is None:
                 return None
-            dues, firsts = halves.due_us, self._firsts(halves, next_position)
-        elif joins.count(None) < size:
-            return None
-        columns = (
-            names,
-            keys,
-            tags,
-            pairs,
-            bodies,
-            b"".join([fill_ids([row[5] for row in part.rows], *part.first_id) for part in parts]),
-            queues,
-            queue_ids,
-            born,
-            [0] * size if visible is None else visible,
-            [0] * size if dues is None else dues,
-            [NONE] * size if firsts is None else firsts,
-            epochs,
-        )
-        kind = Kind.HALF if half else Kind.PLAIN
-        entering = Entering(
-            [epoch for epoch in senders if epoch],
-            list(topics.values()),
-            runs,
-            tags if tags.count(None) < size else None,
-            queue_ids,
-            list(map(len, bodies)),
-            visible,
-            halves,
-        )
-        positions = range(next_position, next_position + size)
-        if halves is not None:
-            answer = self._half_answers(positions, queues, halves)
+            begins = self._begins(halves, positions)
+            dues, firsts = list(halves.due_us), [first for first, _ in begins]
+            named = [transaction_id(self.transactions.shard, epoch, first) for first, epoch in begins]
+            answer = [(code.OK, *row) for row in zip(positions, queues, repeat(NONE, size), named, strict=True)]
         else:
-            answer = self._plain_answers(positions, queues, queue_ids, delays)
+            answer = self._plain_answers(positions, queues, queue_ids, rows.delays)
+        ids = b"".join([fill_ids([row[5] for row in part.rows], *part.first_id) for part in parts])
+        texts = (rows.names, rows.keys, rows.tags, rows.pairs, rows.bodies)
+        columns = (*texts, ids, queues, queue_ids, rows.born, visible or zeros, dues, firsts, epochs)
+        used, sizes = [epoch for epoch in senders if epoch], list(map(len, rows.bodies))
+        entering = Entering(used, list(topics.values()), runs, rows.tags, queue_ids, sizes, visible, halves)
+        kind = Kind.HALF if half else Kind.PLAIN
         return Decision((Event(kind, Few(kind, columns), entering),), answer)
 
-    # What makes it plain
+    # Whether it is plain
 
-    def _senders(self, parts: Sequence[Part], half: bool, rules: Rules) -> dict[int, _Sender] | None:
+    def _senders(self, parts: Sequence[Part], half: bool, rules: Rules) -> _Senders | None:
         """Return the sessions, if they may act."""
-        sessions, senders = self._sessions, dict[int, _Sender]()
+        sessions, senders = self.sessions, _Senders()
         if half and rules.reject_transactional:
             return None
         for part in parts:
@@ -126,57 +127,41 @@ class ProducingRows:
                 if sessions.status(epoch, transactional=half, rules=rules) != code.OK:
                     return None
                 group = sessions.group(epoch)
-                senders[epoch] = _Sender(group, sessions.first_us(group, rules) if half else 0)
+                senders[epoch] = (group, sessions.first_us(group, rules) if half else 0)
         return senders
 
-    def _within_limits(
-        self,
-        bodies: Sequence[bytes],
-        keys: Sequence[str | None],
-        tags: Sequence[str | None],
-        pairs: Sequence[list[tuple[str, str]] | None],
-        delays: Sequence[int],
-        immunities: Sequence[int],
-        half: bool,
-        rules: Rules,
-    ) -> bool:
-        size = len(bodies)
-        if max(map(len, bodies)) > rules.max_body_bytes:
+    def _within_limits(self, rows: _Rows, half: bool, rules: Rules) -> bool:
+        size, tags = len(rows.bodies), rows.tags
+        if max(map(len, rows.bodies)) > rules.max_body_bytes:
             return False
-        if keys.count(None) < size and max(map(_bytes, keys)) > rules.max_key_bytes:
+        if rows.keys.count(None) < size and max(map(_count_bytes, rows.keys)) > rules.max_key_bytes:
             return False
         if tags.count(None) < size:
-            if max(map(_bytes, tags)) > rules.max_tag_bytes:
+            if max(map(_count_bytes, tags)) > rules.max_tag_bytes:
                 return False
-            topics = self._topics
-            fresh = sum(topics.tag_number(tag) is None for tag in {*tags} - {None} if tag is not None)
-            if fresh and topics.tag_count + fresh > rules.max_tags:
+            fresh = sum(self.topics.tag_number(tag) is None for tag in {*tags} if tag is not None)
+            if fresh and self.topics.tag_count + fresh > rules.max_tags:
                 return False
-        if pairs.count(None) < size:
-            for properties in pairs:
-                if properties and sum(_bytes(a) + _bytes(b) for a, b in properties) > rules.max_properties_bytes:
+        if rows.pairs.count(None) < size:
+            for pairs in filter(None, rows.pairs):
+                if sum(_count_bytes(a) + _count_bytes(b) for a, b in pairs) > rules.max_properties_bytes:
                     return False
-                if half and properties and any(name == PROPERTY for name, _ in properties):
-                    return False  # an immunity, to be read
-        if any(delays) and not 0 <= min(delays) <= max(delays) <= rules.max_delay_us:
+                if half and any(name == PROPERTY for name, _ in pairs):
+                    return False  # an immunity, to be parsed
+        if any(rows.delays) and not 0 <= min(rows.delays) <= max(rows.delays) <= rules.max_delay_us:
             return False
-        return not any(immunities) or 0 <= min(immunities) <= max(immunities) <= rules.half_retention_us
+        return not any(rows.immunities) or 0 <= min(rows.immunities) <= max(rows.immunities) <= rules.half_retention_us
 
-    def _find_named(self, names: Sequence[str]) -> dict[str, Topic] | None:
-        """Return the topics that are named, if all of them exist."""
-        by_name, found = self._topics.by_name, dict[str, Topic]()
-        for name in set(names) if len(names) > 1 else names:
-            if (topic := by_name.get(name)) is None:
-                return None
-            found[name] = topic
-        return found
+    def _find_topics(self, names: Sequence[str]) -> dict[str, Topic] | None:
+        """Return the topics by name, if all of them exist."""
+        by_name = self.topics.by_name
+        found = {name: by_name.get(name) for name in (set(names) if len(names) > 1 else names)}
+        return None if None in found.values() else found  # type: ignore[return-value]
 
-    def _runs(
-        self, parts: Sequence[Part], topics: dict[str, Topic], names: Sequence[str], given: Sequence[bytes | None]
-    ) -> list[Run] | None:
+    def _find_runs(self, parts: Sequence[Part], topics: dict[str, Topic], rows: _Rows) -> list[Run] | None:
         """Return the message ids as runs of consecutive ones, if all of them are new."""
         runs: list[list[int]] = []  # instance, first sequence, count
-        own = given.count(None) < len(given)
+        own = rows.ids.count(None) < len(rows.ids)
         for part in parts:
             instance, sequence = part.first_id
             if not own:
@@ -187,21 +172,17 @@ class ProducingRows:
                     _lengthen(runs, instance, sequence, 1)
                     sequence += 1
                 else:
-                    high, low = (int.from_bytes(identity[half], "big") for half in _OWN_ID)
-                    _lengthen(runs, high, low, 1)
-        if any(self._dedup.knows(*run) for run in runs):
+                    _lengthen(runs, int.from_bytes(identity[:8], "big"), int.from_bytes(identity[8:], "big"), 1)
+        if any(self.dedup.knows(*run) for run in runs):
             return None
-        if len(runs) > 1:
-            ordered = sorted(runs)
-            for one, other in pairwise(ordered):
-                if one[0] == other[0] and one[1] + one[2] > other[1]:
-                    return None  # an id that stands here twice
+        if any(one[0] == other[0] and one[1] + one[2] > other[1] for one, other in pairwise(sorted(runs))):
+            return None  # an id appears twice
         if len(topics) == 1:
             (topic,) = topics.values()
             return [Run(instance, first, count, topic.number) for instance, first, count in runs]
         found, at = list[Run](), 0
         for instance, first, count in runs:
-            numbers = [topics[name].number for name in names[at : at + count]]
+            numbers = [topics[name].number for name in rows.names[at : at + count]]
             same = numbers.count(numbers[0]) == count
             found.append(Run(instance, first, count, numbers[0] if same else np.array(numbers, np.int32)))
             at += count
@@ -210,102 +191,121 @@ class ProducingRows:
     # Half messages
 
     def _halves(
-        self,
-        epochs: Sequence[int],
-        senders: dict[int, _Sender],
-        joins: Sequence[bytes | None],
-        immunities: Sequence[int],
-        rules: Rules,
-        now_us: int,
+        self, epochs: Sequence[int], senders: _Senders, rows: _Rows, rules: Rules, now_us: int
     ) -> Halves | None:
-        """Return the transactions that they begin and join, if they may."""
-        size = len(epochs)
-        owners = None
-        if joins.count(None) < size and (owners := self._owners(epochs, senders, joins, rules)) is None:
+        """Return the transactions that the rows begin and join, if they may."""
+        size, owners = len(epochs), None
+        if rows.joins.count(None) < size and (owners := self._owners(epochs, senders, rows.joins, rules)) is None:
             return None
-        begins: dict[int, int] = {}
-        if owners is None and len(senders) == 1:
-            begins[senders[epochs[0]].group] = size
-        else:
-            for row, epoch in enumerate(epochs):
-                if owners is None or owners[row] == NONE:
-                    group = senders[epoch].group
-                    begins[group] = begins.get(group, 0) + 1
+        group, first_us = senders[epochs[0]]
+        begins: dict[int, int] = {group: size}
+        if owners is not None or len(senders) > 1:
+            pairs = zip(epochs, owners or repeat(NONE), strict=False)
+            begins = Counter(senders[epoch][0] for epoch, owner in pairs if owner == NONE)
         for group, count in begins.items():
-            if count > rules.max_open_transactions - self._transactions.open.get(group, 0):
+            if count > rules.max_open_transactions - self.transactions.open.get(group, 0):
                 return None
-        if any(immunities):
-            pairs = zip(epochs, immunities, strict=True)
-            dues = [now_us + (immunity or senders[epoch].first_us) for epoch, immunity in pairs]
-        elif len(senders) == 1:
-            dues = [now_us + senders[epochs[0]].first_us] * size
-        else:
-            dues = [now_us + senders[epoch].first_us for epoch in epochs]
+        dues = [now_us + first_us] * size
+        if any(rows.immunities) or len(senders) > 1:
+            waits = zip(rows.immunities, epochs, strict=True)
+            dues = [now_us + (immunity or senders[epoch][1]) for immunity, epoch in waits]
         return Halves(epochs, dues, owners, begins)
 
     def _owners(
-        self, epochs: Sequence[int], senders: dict[int, _Sender], joins: Sequence[bytes | None], rules: Rules
+        self, epochs: Sequence[int], senders: _Senders, joins: Sequence[bytes | None], rules: Rules
     ) -> list[int] | None:
         """Return the transaction (ordinal) that each row joins, if it may; ``NONE``: none."""
-        table, added = self._transactions, dict[int, int]()
-        owners = []
+        table = self.transactions
+        if (found := table.find_few([identity for identity in joins if identity is not None])) is None:
+            return None
+        ours, owners = iter(found), list[int]()
         for epoch, identity in zip(epochs, joins, strict=True):
             if identity is None:
                 owners.append(NONE)
                 continue
-            owner = table.find_id(identity)
-            if owner == NONE or table.value("state", owner) != OPEN:
+            row, _, owner_epoch, state = next(ours)
+            if state != OPEN or self.sessions.group(owner_epoch) != senders[epoch][0]:
                 return None
-            if self._sessions.group(int(table.value("epoch", owner))) != senders[epoch].group:
-                return None
-            added[owner] = added.get(owner, 0) + 1
-            owners.append(owner)
-        for owner, count in added.items():
-            if table.value("messages", owner) + count > rules.max_transaction_messages:
+            owners.append(row + table.rows.first)
+        for owner, count in Counter(owners).items():
+            if owner != NONE and table.value("messages", owner) + count > rules.max_transaction_messages:
                 return None
         return owners
 
-    def _firsts(self, halves: Halves, next_position: int) -> Sequence[int]:
-        """Return the position of the first message of each row's transaction."""
-        own = range(next_position, next_position + len(halves.epochs))
+    def _begins(self, halves: Halves, positions: range) -> list[tuple[int, int]]:
+        """Return the position of the first message of each row's transaction, and the session of that one."""
+        own = zip(positions, halves.epochs, strict=True)
         if halves.owners is None:
-            return own
-        value = self._transactions.value
+            return list(own)
+        value = self.transactions.value
         return [
-            at if owner == NONE else int(value("first", owner)) for at, owner in zip(own, halves.owners, strict=True)
+            begun if owner == NONE else (int(value("first", owner)), int(value("epoch", owner)))
+            for begun, owner in zip(own, halves.owners, strict=True)
         ]
-
-    # Answers
-
-    def _half_answers(self, positions: range, queues: Sequence[int], halves: Halves) -> list[tuple[Any, ...]]:
-        shard, value = self._transactions.shard, self._transactions.value
-        answers: list[tuple[Any, ...]] = []
-        owners = halves.owners or [NONE] * len(positions)
-        for position, queue, epoch, owner in zip(positions, queues, halves.epochs, owners, strict=True):
-            if owner == NONE:
-                identity = transaction_id(shard, epoch, position)
-            else:
-                identity = transaction_id(shard, int(value("epoch", owner)), int(value("first", owner)))
-            answers.append((code.OK, position, queue, NONE, identity))
-        return answers
 
     def _plain_answers(
         self, positions: range, queues: Sequence[int], queue_ids: Sequence[int], delays: Sequence[int]
     ) -> list[tuple[Any, ...]]:
-        """Return plain messages have the offset that they will get; delayed ones have none yet."""
-        ends = {queue_id: self._topics.queues[queue_id].end for queue_id in set(queue_ids)}
+        """Return the answers of plain messages with the offset that they will get; delayed ones have none yet."""
+        ends = {queue_id: self.topics.queues[queue_id].end for queue_id in set(queue_ids)}
         answers: list[tuple[Any, ...]] = []
         for position, queue, queue_id, delay in zip(positions, queues, queue_ids, delays, strict=True):
-            offset = NONE
-            if not delay:
-                offset = ends[queue_id]
-                ends[queue_id] = offset + 1
-            answers.append((code.OK, position, queue, offset, None))
+            answers.append((code.OK, position, queue, NONE if delay else ends[queue_id], None))
+            ends[queue_id] += not delay
         return answers
 
+    # Applying
 
-def _bytes(text: str | None) -> int:
-    """Return bytes of a text. Raises UnicodeEncodeError, which makes it not plain."""
+    def apply(self, entering: Entering, position: int, time_us: int, rules: Rules) -> None:
+        """Apply Kind.PLAIN or Kind.HALF as rows."""
+        halves, queue_ids, visible = entering.halves, entering.queue_ids, entering.visible_us
+        plain = halves is None
+        for epoch in entering.sessions:
+            self.sessions.note_one(epoch, time_us, sent=plain)
+        self.dedup.add_runs(entering.runs, position, time_us, rules, half=not plain)
+        for topic in entering.topics:
+            topic.turn += 1
+        self.counters["messages_total" if plain else "half_messages_total"] += len(queue_ids)
+        number = self.topics.number_tag
+        tags = [NO_TAG if tag is None else number(tag) for tag in entering.tags]
+        positions = range(position, position + len(queue_ids))
+        if halves is None:
+            self.place(positions, queue_ids, tags, entering.sizes, visible, time_us)
+            return
+        if visible is not None:
+            late = [(at, visible_us) for at, visible_us in zip(positions, visible, strict=True) if visible_us]
+            self.transactions.hold_back(*zip(*late, strict=True))
+        self.transactions.note_time(position, time_us)
+        begun = self.transactions.enter_rows(halves, queue_ids, tags, entering.sizes, position)
+        self.checkback.begin_rows(begun, halves, time_us)
+
+    def place(
+        self,
+        positions: Sequence[int],
+        queue_ids: Sequence[int],
+        tags: Sequence[int],
+        sizes: Sequence[int],
+        visible: Sequence[int] | None,
+        time_us: int,
+    ) -> None:
+        """Append a few messages to their queues; those visible later are delayed (None: none is)."""
+        if visible is None and queue_ids.count(queue_ids[0]) == len(queue_ids):
+            self.topics.queues[queue_ids[0]].append(positions, tags, time_us, sum(sizes))
+            return
+        by_queue: dict[int, list[tuple[int, int, int]]] = {}
+        times = visible or repeat(0)
+        for position, queue_id, tag, size, visible_us in zip(positions, queue_ids, tags, sizes, times, strict=False):
+            if visible_us > time_us:
+                self.delays.add_one(position, queue_id, tag, visible_us, size)
+            else:
+                by_queue.setdefault(queue_id, []).append((position, tag, size))
+        for queue_id, messages in by_queue.items():
+            at, numbers, bytes_ = zip(*messages, strict=True)
+            self.topics.queues[queue_id].append(at, numbers, time_us, sum(bytes_))
+
+
+def _count_bytes(text: str | None) -> int:
+    """Return the size of a text. Raises UnicodeEncodeError, which makes it not plain."""
     if text is None:
         return 0
     return len(text) if text.isascii() else len(text.encode())
@@ -313,30 +313,24 @@ def _bytes(text: str | None) -> int:
 
 def _lengthen(runs: list[list[int]], instance: int, sequence: int, count: int) -> None:
     """Add ids to the runs: to the last one, if they follow it."""
-    if runs:
-        last = runs[-1]
-        if last[0] == instance and last[1] + last[2] == sequence:
-            last[2] += count
-            return
-    runs.append([instance, sequence, count])
+    if runs and runs[-1][0] == instance and runs[-1][1] + runs[-1][2] == sequence:
+        runs[-1][2] += count
+    else:
+        runs.append([instance, sequence, count])
 
 
-def _queues(
-    topics: dict[str, Topic], names: Sequence[str], keys: Sequence[str | None], wished: Sequence[int]
-) -> list[int] | None:
-    """Return the number of each row's queue, if it exists: the one named, else by key, else the one whose turn it
-    is."""
-    size = len(names)
-    if len(topics) == 1 and wished.count(-1) == size and keys.count(None) == size:
+def _choose_queues(topics: dict[str, Topic], rows: _Rows) -> list[int] | None:
+    """Return each row's queue number: the one named, if it exists, else by key, else by rotation."""
+    size = len(rows.names)
+    if len(topics) == 1 and rows.queues.count(-1) == size and rows.keys.count(None) == size:
         (topic,) = topics.values()
         return [topic.turn % len(topic.queue_ids)] * size
     queues = []
-    for name, key, wish in zip(names, keys, wished, strict=True):
-        topic = topics[name]
-        count = len(topic.queue_ids)
-        if wish == -1:
-            wish = topic.turn % count if key is None else hash_key(key) % count
-        elif not 0 <= wish < count:
+    for name, key, queue in zip(rows.names, rows.keys, rows.queues, strict=True):
+        topic, count = topics[name], len(topics[name].queue_ids)
+        if queue == -1:
+            queue = topic.turn % count if key is None else hash_key(key) % count
+        elif not 0 <= queue < count:
             return None
-        queues.append(wish)
+        queues.append(queue)
     return queues

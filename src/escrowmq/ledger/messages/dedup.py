@@ -24,8 +24,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from escrowmq.ledger.columns.arrays import Bools, Columns, Int32s, Int64s, all_equal, all_true
+from escrowmq.ledger.columns.arrays import Bools, Columns, Int32s, Int64s, all_equal, all_true, locate
 from escrowmq.ledger.commands import Rules
+from escrowmq.ledger.queues.delays import Delays
+from escrowmq.ledger.queues.topics import Topics
+from escrowmq.ledger.transactions.table import TransactionTable
 from escrowmq.message.ids import records
 from escrowmq.schemas import MESSAGE_ID_DTYPE
 
@@ -346,3 +349,26 @@ class Dedup:
                 topic = int(mine[0]) if all_equal(mine) else mine
                 place = (instance, sequence + start, end - start, topic, bool(kinds[start]), position + start)
                 self._add_run(*place, time_us, rules)
+
+
+def places_of(topics: Topics, delays: Delays, transactions: TransactionTable) -> Places:
+    """Return what a restored ledger knows of positions: the topic (-1: removed by retention) and whether it was
+    half."""
+    queues = [(queue.positions(queue.head, queue.end), queue_id) for queue_id, queue in enumerate(topics.queues)]
+    plain, plain_ids = [p for p, _ in queues], [np.full(len(p), queue_id) for p, queue_id in queues]
+    waiting, waiting_ids = delays.held()
+    halves, half_ids = transactions.halves()
+    positions = np.concatenate([halves, waiting, *plain]).astype(np.int64)
+    queue_ids = np.concatenate([half_ids, waiting_ids, *plain_ids]).astype(np.int32)
+    rising, first = np.unique(positions, return_index=True)  # the first of equals: a half message before its place
+    of_queue = np.broadcast_to(topics.numbers_of_queues(queue_ids[first]), len(first))
+    half = first < len(halves)
+
+    def places(wanted: Int64s) -> tuple[Int32s, Bools]:
+        at = locate(rising, wanted)
+        known = at >= 0
+        found, kinds = np.full(len(wanted), -1, np.int32), np.zeros(len(wanted), np.bool_)
+        found[known], kinds[known] = of_queue[at[known]], half[at[known]]
+        return found, kinds
+
+    return places

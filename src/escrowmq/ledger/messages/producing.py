@@ -32,7 +32,6 @@ from escrowmq.ledger.messages.dedup import Dedup, Found
 from escrowmq.ledger.queues.delays import Delays
 from escrowmq.ledger.queues.topics import Topics
 from escrowmq.ledger.transactions.sessions import Sessions
-from escrowmq.ledger.transactions.spanning import queue_ids_of
 from escrowmq.ledger.transactions.table import NONE, OPEN, PARKED, ROLLED_BACK, TransactionTable, decided
 from escrowmq.message.ids import transaction_ids
 from escrowmq.message.immunity import read_immunities
@@ -270,7 +269,7 @@ class Producing:
         answers.positions[rows] = positions
         answers.transactions[rows] = first[~taken]
         answers.epochs[rows] = self._transactions.column("epoch", owners)
-        answers.queues[rows] = self._topics.numbers_of(queue_ids_of(self._transactions, positions, owners))
+        answers.queues[rows] = self._topics.numbers_of(self._transactions.queue_ids_of(positions, owners))
 
     def _follow(self, command: Send | Prepare, answers: _Answers, rows: Int64s, leaders: Int64s) -> None:
         """Half messages that repeat an earlier row of their batch: they must be of its group and transaction."""

@@ -6,7 +6,7 @@ Rules:
    (``topics.py``); rows are only added at the end (I18).
 2. Appending is the only way in: a plain message when it is applied, a half message when its COMMIT is applied, a
    delayed one when its release is applied.
-3. ``head`` is the first offset still stored; it moves only by retention: of the log, or of the topic (``cutting.py``).
+3. ``head`` is the first offset still stored; it moves only by retention: of the log, or of the topic (``keeping.py``).
 4. When offsets became visible, and how many bytes came before them, is noted once for all that came at one time.
 """
 

@@ -31,10 +31,9 @@ from escrowmq.ledger.columns.arrays import Bools, Int64s, all_equal
 from escrowmq.ledger.columns.schedule import NEVER_US, DueIndex
 from escrowmq.ledger.commands import AskChecks, Asked, Park, Rules
 from escrowmq.ledger.events import Decision, Event, event_of
-from escrowmq.ledger.transactions.halves import Halves
 from escrowmq.ledger.transactions.policies import Asking, asking
 from escrowmq.ledger.transactions.sessions import OPERATOR, Sessions
-from escrowmq.ledger.transactions.table import BY_OPERATOR, OPEN, PARKED, ROLLED_BACK, TransactionTable, decided
+from escrowmq.ledger.transactions.table import BY_OPERATOR, OPEN, PARKED, ROLLED_BACK, Halves, TransactionTable, decided
 from escrowmq.model import DecidedBy
 from escrowmq.schemas import Kind
 

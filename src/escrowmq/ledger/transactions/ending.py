@@ -129,7 +129,7 @@ class Ending:
                     return None
                 last = session
             for _, outcome in part.rows:
-                first, epoch, state = next(ours)
+                _, first, epoch, state = next(ours)
                 foreign = epoch != session and self._sessions.group(epoch) != group
                 if foreign or not UNKNOWN <= outcome <= ROLLBACK:
                     return None

@@ -1,16 +1,16 @@
 """The transaction table: the columns, how a transaction or a half message is found in them, and the one way to change a
 state.
 
-A transaction is one row: the position of its first half message, the session that prepared it, its state. Further half
-messages of it are rows of a second table that hang on it as a chain. Positions rise, so a transaction is found from its
-id by binary search; nothing is kept per message but these columns. Of a transaction that left with retention nothing is
-kept, unless it was undecided until then: that it EXPIRED is remembered for late requests. What may
-become of a row is ruled in ``ending.py`` and ``checkback.py``.
+A transaction is one row: the position of its first half message, its session, its state. Further half messages are a
+chain of rows in a second table. Positions rise, so a transaction is found from its id by binary search. Retention drops
+transactions; those undecided until then are remembered as EXPIRED for late requests. ``ending.py`` and ``checkback.py``
+have the rules of the states.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -31,10 +31,8 @@ from escrowmq.ledger.columns.arrays import (
     with_zeros,
 )
 from escrowmq.ledger.events import Event, event_of
-from escrowmq.ledger.transactions.halves import Halves
 from escrowmq.ledger.transactions.oldest import OldestOpen
 from escrowmq.ledger.transactions.sessions import NO_GROUP, Sessions
-from escrowmq.ledger.transactions.undecided import LeftUndecided
 from escrowmq.message.ids import records, split_transaction_id
 from escrowmq.model import DecidedBy, Outcome, TransactionState
 from escrowmq.schemas import Kind
@@ -43,12 +41,26 @@ OPEN, COMMITTED, ROLLED_BACK, PARKED, EXPIRED = (int(s) for s in TransactionStat
 UNKNOWN, COMMIT, ROLLBACK = (int(o) for o in Outcome)
 BY_OPERATOR = int(DecidedBy.OPERATOR)
 NONE = -1
+MAX_EXPIRED = 1 << 20
+"""Half messages remembered that left the log undecided (at most 20 MiB, more than a weekend's); then the oldest go."""
+_EXPIRED_COLUMNS = {"position": np.int64, "first": np.int64, "epoch": np.uint32}
+
+
+@dataclass(frozen=True, slots=True)
+class Halves:
+    """The transactions of half messages that were decided as rows; a list has one item for each message."""
+
+    epochs: Sequence[int]
+    due_us: Sequence[int]
+    owners: Sequence[int] | None
+    """The transaction (ordinal) to join; ``NONE``: a new one. None: all begin one."""
+    begins: dict[int, int]
+    """The number of new transactions by producer group."""
 
 
 def decided(first: Int64s, state: UInt8s | int, by: DecidedBy, epochs: Int64s | int) -> Event:
     """Return the decisions of the transactions that begin at the positions ``first``."""
-    size = len(first)
-    columns = (np.broadcast_to(np.asarray(column), size) for column in (state, int(by), epochs))
+    columns = (np.broadcast_to(np.asarray(column), len(first)) for column in (state, int(by), epochs))
     return event_of(Kind.DECIDED, first, *columns)
 
 
@@ -58,6 +70,7 @@ class TransactionTable:
     def __init__(self, shard: int, sessions: Sessions) -> None:
         self.shard = shard
         self._sessions = sessions
+        message = {"queue_id": np.int32, "tag": np.int32, "size": np.int32}  # size of its body
         self.rows = Columns(
             {
                 "first": np.int64,  # position of the first half message; rises
@@ -66,168 +79,103 @@ class TransactionTable:
                 "by": np.uint8,
                 "checks": np.int32,
                 "messages": np.int32,
-                "due_us": np.int64,  # the next ask; after the last ask, the end of waiting
-                "queue_id": np.int32,  # of the first half message, as are tag and (elsewhere) visible_us
-                "tag": np.int32,
-                "size": np.int32,  # of its body
+                "due_us": np.int64,  # the next check; after the last check, the end of waiting
+                **message,  # of the first half message
                 "last": np.int64,  # newest row of `joined`, -1 none
             }
         )
-        self.joined = Columns(
-            {
-                "position": np.int64,
-                "owner": np.int64,
-                "before": np.int64,
-                "queue_id": np.int32,
-                "tag": np.int32,
-                "size": np.int32,
-            }
-        )
+        self.joined = Columns({"position": np.int64, "owner": np.int64, "before": np.int64, **message})
         self._delayed = Columns({"position": np.int64, "visible_us": np.int64})  # half messages with a delay
         self.times = Columns({"position": np.int64, "time_us": np.int64})  # when positions were prepared
-        self._expired = LeftUndecided()
+        self._expired = Columns(_EXPIRED_COLUMNS)  # half messages that left the log undecided
         self.open: dict[int, int] = {}
         """OPEN transactions of each producer group, as ``parked`` has those that are PARKED."""
         self.parked: dict[int, int] = {}
         self._floor = 0  # no OPEN transaction below this ordinal
         self.oldest = OldestOpen(self.rows, self.groups_of)
 
-    # Entering
+    # Adding
 
     def enter(self, batch: pa.RecordBatch, tags: Int32s, sizes: Int32s, position: int, time_us: int) -> Int64s:
-        """Store half messages (rows of Kind.HALF) with the ``sizes`` of their bodies; the ordinals of the transactions
-        that they begin."""
+        """Store half messages (rows of Kind.HALF) with the ``sizes`` of their bodies. Returns the ordinals of the new
+        transactions."""
+        names = ("transaction", "visible_us", "epoch", "due_us", "queue_id")
+        owner, visible, epochs, due_us, queue_ids = (batch.column(name).to_numpy() for name in names)
         own = np.arange(position, position + batch.num_rows)
-        owner = batch.column("transaction").to_numpy()
-        visible = batch.column("visible_us").to_numpy()
-        self._note_time(position, time_us)
+        self.note_time(position, time_us)
         late = np.flatnonzero(visible > 0)
         if len(late):
-            self._delayed.extend(len(late), position=own[late], visible_us=visible[late])
+            self.hold_back(own[late], visible[late])
         begins = owner == own
         if all_true(begins):
-            return self._begin(batch, tags, sizes, own, slice(None))
-        begun = self._begin(batch, tags, sizes, own, np.flatnonzero(begins))
-        self._join(batch, tags, sizes, own, owner, np.flatnonzero(~begins))
+            begun = self._begin(own, epochs, due_us, queue_ids, tags, sizes)
+        else:
+            at = np.flatnonzero(begins)
+            begun = self._begin(*(column[at] for column in (own, epochs, due_us, queue_ids, tags, sizes)))
+            at = np.flatnonzero(~begins)
+            self._join(*(column[at] for column in (own, owner, queue_ids, tags, sizes)))
+            epochs = epochs[begins]
+        self._count(self.open, epochs, 1)
         return begun
 
-    def _note_time(self, position: int, time_us: int) -> None:
+    def note_time(self, position: int, time_us: int) -> None:
+        """Note that half messages from ``position`` on became durable at ``time_us``."""
         times = self.times
         if not len(times) or times.item("time_us", len(times) - 1) < time_us:
             times.extend(1, position=position, time_us=time_us)
 
-    def _begin(self, batch: pa.RecordBatch, tags: Int32s, sizes: Int32s, own: Int64s, at: slice | Int64s) -> Int64s:
-        first, epochs = own[at], batch.column("epoch").to_numpy()[at]
-        ordinal = self.rows.extend(
-            len(first),
-            first=first,
-            epoch=epochs,
-            state=OPEN,
-            by=0,
-            checks=0,
-            messages=1,
-            due_us=batch.column("due_us").to_numpy()[at],
-            queue_id=batch.column("queue_id").to_numpy()[at],
-            tag=tags[at],
-            size=sizes[at],
-            last=NONE,
-        )
-        self._count(self.open, epochs, 1)
+    def _begin(self, first: Any, epochs: Any, due_us: Any, queue_ids: Any, tags: Any, sizes: Any) -> Int64s:
+        """Add transactions: sequences or arrays of one length, or one value for all. Returns their ordinals."""
+        message = {"queue_id": queue_ids, "tag": tags, "size": sizes}
+        new = {"state": OPEN, "by": 0, "checks": 0, "messages": 1, "last": NONE}
+        ordinal = self.rows.extend(len(first), first=first, epoch=epochs, due_us=due_us, **message, **new)
         return np.arange(ordinal, ordinal + len(first))
 
-    def _join(self, batch: pa.RecordBatch, tags: Int32s, sizes: Int32s, own: Int64s, owner: Int64s, at: Int64s) -> None:
-        owners = self.find(owner[at])
+    def _join(self, positions: Any, owner: Any, queue_ids: Any, tags: Any, sizes: Any) -> None:
+        owners = self.find(owner)
+        rows, ordinals = owners - self.rows.first, np.arange(len(owners)) + self.joined.end
+        before = self.rows["last"][rows]
         order = np.argsort(owners, kind="stable")
-        at, owners = at[order], owners[order]
-        rows = owners - self.rows.first
-        begins = np.concatenate(([True], owners[1:] != owners[:-1]))
-        by_position = np.argsort(own[at], kind="stable")
-        ordinals = np.empty(len(at), np.int64)
-        ordinals[by_position] = np.arange(self.joined.end, self.joined.end + len(at))
-        before = np.where(begins, self.rows["last"][rows], np.concatenate(([NONE], ordinals[:-1])))
-        self.joined.extend(
-            len(at),
-            position=own[at][by_position],
-            owner=owners[by_position],
-            before=before[by_position],
-            queue_id=batch.column("queue_id").to_numpy()[at][by_position],
-            tag=tags[at][by_position],
-            size=sizes[at][by_position],
-        )
-        ends = np.append(begins[1:], True)
-        self.rows["last"][rows[ends]] = ordinals[ends]
+        same = owners[order][1:] == owners[order][:-1]
+        before[order[1:][same]] = ordinals[order[:-1][same]]
+        message = {"queue_id": queue_ids, "tag": tags, "size": sizes}
+        self.joined.extend(len(owners), position=positions, owner=owners, before=before, **message)
+        np.maximum.at(self.rows["last"], rows, ordinals)
         np.add.at(self.rows["messages"], rows, 1)
 
     def enter_rows(
-        self,
-        halves: Halves,
-        queue_ids: Sequence[int],
-        tags: Sequence[int] | int,
-        sizes: Sequence[int],
-        position: int,
-        time_us: int,
+        self, halves: Halves, queue_ids: Sequence[int], tags: Sequence[int], sizes: Sequence[int], position: int
     ) -> Int64s:
-        """As :meth:`enter`, of what was decided as rows."""
-        own, owners = range(position, position + len(queue_ids)), halves.owners
-        self._note_time(position, time_us)
-        first: Sequence[int] = own
-        epochs, due_us = halves.epochs, halves.due_us
-        if owners is not None:
-            self._join_rows(owners, own, queue_ids, tags, sizes)
-            at = [row for row, owner in enumerate(owners) if owner == NONE]
-            columns = (own, epochs, due_us, queue_ids, sizes)
-            first, epochs, due_us, queue_ids, sizes = ([of[row] for row in at] for of in columns)
-            tags = tags if isinstance(tags, int) else [tags[row] for row in at]
-        ordinal = self.rows.extend(
-            len(first),
-            first=first,
-            epoch=epochs,
-            state=OPEN,
-            by=0,
-            checks=0,
-            messages=1,
-            due_us=due_us,
-            queue_id=queue_ids,
-            tag=tags,
-            size=sizes,
-            last=NONE,
-        )
+        """As :meth:`enter`, of messages that were decided as rows, apart from their times and delays."""
+        own = range(position, position + len(queue_ids))
+        columns: Sequence[Sequence[int]] = (own, halves.epochs, halves.due_us, queue_ids, tags, sizes)
+        if halves.owners is not None:
+            self._join_rows(halves.owners, own, queue_ids, tags, sizes)
+            at = [row for row, owner in enumerate(halves.owners) if owner == NONE]
+            columns = [[column[row] for row in at] for column in columns]
         for group, count in halves.begins.items():
             self.open[group] = self.open.get(group, 0) + count
-        return np.arange(ordinal, ordinal + len(first))
+        return self._begin(*columns)
 
     def _join_rows(
-        self,
-        owners: Sequence[int],
-        own: range,
-        queue_ids: Sequence[int],
-        tags: Sequence[int] | int,
-        sizes: Sequence[int],
+        self, owners: Sequence[int], own: range, queue_ids: Sequence[int], tags: Sequence[int], sizes: Sequence[int]
     ) -> None:
         last, messages = self.rows["last"], self.rows["messages"]
-        for row, owner in enumerate(owners):
+        for position, owner, queue_id, tag, size in zip(own, owners, queue_ids, tags, sizes, strict=True):
             if owner != NONE:
                 of = owner - self.rows.first
-                tag = tags if isinstance(tags, int) else tags[row]
-                last[of] = self.joined.extend(
-                    1,
-                    position=own[row],
-                    owner=owner,
-                    before=last[of],
-                    queue_id=queue_ids[row],
-                    tag=tag,
-                    size=sizes[row],
-                )
+                message = {"queue_id": queue_id, "tag": tag, "size": size}
+                last[of] = self.joined.extend(1, position=position, owner=owner, before=last[of], **message)
                 messages[of] += 1
 
-    def hold_back(self, positions: Sequence[int], visible_us: Sequence[int]) -> None:
-        """Set the delay of these half messages: they are not visible before then."""
+    def hold_back(self, positions: Int64s | Sequence[int], visible_us: Int64s | Sequence[int]) -> None:
+        """Set the time before which half messages are not visible."""
         self._delayed.extend(len(positions), position=positions, visible_us=visible_us)
 
     # States
 
     def decide(self, ordinals: Int64s, states: UInt8s, by: UInt8s) -> None:
-        """Undecided transactions get their final states."""
+        """Set the final states of undecided transactions."""
         self._change(ordinals, states)
         self.rows["by"][ordinals - self.rows.first] = by
 
@@ -246,12 +194,12 @@ class TransactionTable:
         return rows
 
     def park(self, ordinals: Int64s) -> None:
-        """OPEN transactions become PARKED."""
+        """Change OPEN transactions to PARKED."""
         self._change(ordinals, PARKED)
         self._count(self.parked, self.column("epoch", ordinals), 1)
 
     def reopen(self, ordinals: Int64s) -> None:
-        """Undecided transactions become OPEN."""
+        """Change undecided transactions to OPEN."""
         self._change(ordinals, OPEN)
         self._count(self.open, self.column("epoch", ordinals), 1)
         self._floor = min(self._floor, int(ordinals.min()))
@@ -267,23 +215,19 @@ class TransactionTable:
         self.rows["state"][rows] = states
 
     def _count(self, counts: dict[int, int], epochs: npt.NDArray[np.uint32], sign: int) -> None:
-        """Transactions of these sessions are one more, or one less, among those of their groups."""
+        """Add transactions of these sessions to the counts of their groups, or subtract them."""
         if not len(epochs):
             return
-        if all_equal(epochs):
-            group = int(self._sessions.groups_of(epochs[:1].astype(np.int64))[0])
-            counts[group] = counts.get(group, 0) + sign * len(epochs)
-            return
-        groups, sizes = np.unique(self._sessions.groups_of(epochs.astype(np.int64)), return_counts=True)
-        for group, size in zip(groups.tolist(), sizes.tolist(), strict=True):
-            counts[group] = counts.get(group, 0) + sign * size
+        distinct, sizes = (epochs[:1], [len(epochs)]) if all_equal(epochs) else np.unique(epochs, return_counts=True)
+        for group, size in zip(self._sessions.groups_of(distinct.astype(np.int64)).tolist(), sizes, strict=True):
+            counts[group] = counts.get(group, 0) + sign * int(size)
 
     def forget_group(self, group: int) -> None:
-        """Forget a producer group, which has nothing undecided."""
+        """Forget a producer group without undecided transactions."""
         self.open.pop(group, None)
         self.parked.pop(group, None)
 
-    # What is undecided
+    # Undecided transactions
 
     def oldest_open(self) -> int:
         """Return the lowest ordinal that is OPEN; ``rows.end`` when none is."""
@@ -291,8 +235,7 @@ class TransactionTable:
         return self._floor
 
     def first_open(self, ordinal: int, *, reopened: bool) -> int:
-        """Return the lowest ordinal from ``ordinal`` on that is OPEN; ``rows.end`` when none is. ``reopened``: as
-        of :meth:`open_rows`."""
+        """Return the lowest OPEN ordinal from ``ordinal`` on; ``rows.end`` when none is; see :meth:`open_rows`."""
         ordinal = max(ordinal, self.rows.first)
         while ordinal < self.rows.end:
             start = ordinal - self.rows.first
@@ -303,29 +246,36 @@ class TransactionTable:
         return ordinal
 
     def open_rows(self, start: int, end: int, *, reopened: bool) -> Bools:
-        """Return which rows of a range are OPEN; ``reopened``: whether those count that a person opened anew."""
+        """Return which rows of a range are OPEN; ``reopened``: including those that an operator reopened."""
         found: Bools = self.rows["state"][start:end] == OPEN
         return found if reopened else found & (self.rows["by"][start:end] != BY_OPERATOR)
 
-    def undecided(self) -> Int64s:
-        """Row numbers of all OPEN and PARKED transactions, rising."""
-        states = self.rows["state"]
-        return np.flatnonzero((states == OPEN) | (states == PARKED))
+    def undecided(self, low: int = 0) -> Int64s:
+        """Return the row numbers of OPEN and PARKED transactions from ``low`` on, rising."""
+        states = self.rows["state"][low:]
+        return np.flatnonzero((states == OPEN) | (states == PARKED)) + low
 
     def undecided_of(self, group: int) -> Int64s:
         """Return ordinals of a producer group's OPEN and PARKED transactions, rising."""
         if not self.open.get(group) and not self.parked.get(group):
             return np.empty(0, np.int64)
         low = 0 if self.parked.get(group) else max(self._floor - self.rows.first, 0)
-        states = self.rows["state"][low:]
-        ordinals = np.flatnonzero((states == OPEN) | (states == PARKED)) + low + self.rows.first
+        ordinals = self.undecided(low) + self.rows.first
         own: Int64s = ordinals[self.groups_of(ordinals) == group]
         return own
 
     def undecided_epochs(self) -> Int64s:
-        """Sessions that began what is OPEN or PARKED, each once."""
+        """Return the sessions that began OPEN or PARKED transactions, each once."""
         epochs: Int64s = np.unique(self.rows["epoch"][self.undecided()]).astype(np.int64)
         return epochs
+
+    def undecided_in(self, queue_ids: Sequence[int]) -> tuple[Int64s, int]:
+        """Return ordinals of undecided transactions with messages for these queues, rising, and the number of these
+        messages."""
+        ordinals = self.undecided() + self.rows.first
+        index, _, of_message, *_ = self.messages_of(ordinals)
+        chosen = index[np.isin(of_message, queue_ids)]
+        return ordinals[np.unique(chosen)], len(chosen)
 
     # Finding
 
@@ -335,57 +285,43 @@ class TransactionTable:
         return np.where(index >= 0, index + self.rows.first, NONE)
 
     def find_ids(self, ids: pa.Array) -> tuple[Int64s, UInt8s]:
-        """Return ordinals of transaction ids, and one code per row: OK, WRONG_SHARD, UNKNOWN_TRANSACTION, or
-        EXPIRED of what left undecided."""
+        """Return ordinals of transaction ids, and a code per row: OK, WRONG_SHARD, UNKNOWN_TRANSACTION, EXPIRED."""
         raw = records(ids)
         codes = np.zeros(len(ids), np.uint8)
-        ordinals = self.find(raw["position"].astype(np.int64))
+        positions, epochs = raw["position"].astype(np.int64), raw["epoch"]
+        ordinals = self.find(positions)
         known = np.flatnonzero(ordinals != NONE)
-        wrong = self.rows["epoch"][ordinals[known] - self.rows.first] != raw["epoch"][known]
-        ordinals[known[wrong]] = NONE
+        ordinals[known[self.column("epoch", ordinals[known]) != epochs[known]]] = NONE
         lost = np.flatnonzero(ordinals == NONE)
         codes[lost] = code.UNKNOWN_TRANSACTION
-        codes[lost[self._expired.begin_with(raw[lost])]] = code.EXPIRED
+        if len(lost) and len(self._expired):
+            at = locate(self._expired["position"], positions[lost])
+            same = (self._expired["epoch"][at] == epochs[lost]) & (self._expired["first"][at] == positions[lost])
+            codes[lost[(at >= 0) & same]] = code.EXPIRED
         foreign = raw["shard"] != self.shard
         codes[foreign], ordinals[foreign] = code.WRONG_SHARD, NONE
         return ordinals, codes
 
-    def find_id(self, identity: bytes) -> int:
-        """As :meth:`find_ids`, of one id; ``NONE`` where that has another code than OK."""
-        shard, epoch, position = split_transaction_id(identity)
-        firsts = self.rows["first"]
-        if shard != self.shard or not len(firsts) or position > firsts[-1]:
-            return NONE
-        row = int(firsts.searchsorted(position))
-        known = firsts[row] == position and self.rows["epoch"][row] == epoch
-        return row + self.rows.first if known else NONE
-
-    def value(self, name: str, ordinal: int) -> Any:
-        """As :meth:`column`, of one transaction."""
-        return self.rows[name][ordinal - self.rows.first]
-
-    def find_few(self, ids: Sequence[bytes]) -> list[tuple[int, int, int]] | None:
-        """Position, epoch and state of each of a few transactions; None when one of them is not here (see
-        :meth:`find_ids`)."""
+    def find_few(self, ids: Sequence[bytes]) -> list[tuple[int, int, int, int]] | None:
+        """Return row number, position, epoch and state of each transaction; None if one of them is not here."""
         named = [split_transaction_id(id) for id in ids]
-        firsts, size = self.rows["first"], len(self.rows)
+        firsts, epochs, states = (self.rows[name] for name in ("first", "epoch", "state"))
         positions = [position for _, _, position in named]
-        if not size or max(positions) > firsts.item(-1):
+        if not len(firsts) or max(positions) > firsts.item(-1):
             return None
         found = []
-        epochs, states = self.rows["epoch"], self.rows["state"]
         for row, (shard, epoch, position) in zip(places_of_few(firsts, positions), named, strict=True):
             if shard != self.shard or firsts.item(row) != position or epochs.item(row) != epoch:
                 return None
-            found.append((position, epoch, states.item(row)))
+            found.append((row, position, epoch, states.item(row)))
         return found
 
     def expired(self, positions: Int64s) -> Bools:
         """Return which half messages left the log undecided."""
-        return self._expired.holds(positions)
+        return np.asarray(locate(self._expired["position"], positions) >= 0, bool)
 
     def owner_of(self, positions: Int64s) -> Int64s:
-        """Return ordinals of the transactions that half messages belong to; -1 where there is none (any more)."""
+        """Return ordinals of the transactions of half messages; -1 where there is none (any more)."""
         owners = self.find(positions)
         joined = locate(self.joined["position"], positions)
         hit = (owners == NONE) & (joined >= 0)
@@ -393,27 +329,48 @@ class TransactionTable:
         owners[owners < self.rows.first] = NONE
         return owners
 
+    def queue_ids_of(self, positions: Int64s, owners: Int64s) -> Int64s:
+        """Return the queue ids of half messages of the transactions ``owners``."""
+        ids = self.column("queue_id", owners).astype(np.int64)
+        hanging = self.column("first", owners) != positions
+        ids[hanging] = self.joined["queue_id"][np.searchsorted(self.joined["position"], positions[hanging])]
+        return ids
+
+    def halves(self) -> tuple[Int64s, Int32s]:
+        """Return the positions and queue ids of all half messages."""
+        positions = np.concatenate((self.rows["first"], self.joined["position"]))
+        return positions, np.concatenate((self.rows["queue_id"], self.joined["queue_id"]))
+
     def groups_of(self, ordinals: Int64s) -> Int64s:
         """Return the producer groups of transactions; ``NO_GROUP`` for decided ones whose session is forgotten."""
         return self._sessions.groups_of(self.column("epoch", ordinals).astype(np.int64))
 
     def foreign(self, ordinals: Int64s, groups: Int64s | int) -> Bools:
-        """Return which transactions belong to another group than ``groups``. Those of forgotten sessions are decided,
-        and any
-        group may learn how."""
+        """Return which transactions belong to another group than ``groups``. Those of forgotten sessions do not: they
+        are decided, and any group may read how."""
         owners = self.groups_of(ordinals)
         others: Bools = (owners != groups) & (owners != NO_GROUP)
         return others
 
     def column(self, name: str, ordinals: Int64s) -> npt.NDArray[Any]:
-        """One column at some ordinals."""
+        """Return one column at some ordinals."""
         return self.rows[name][ordinals - self.rows.first]
+
+    def value(self, name: str, ordinal: int) -> Any:
+        """As :meth:`column`, of one transaction."""
+        return self.rows[name][ordinal - self.rows.first]
 
     def prepared_us(self, positions: Int64s) -> Int64s:
         """Return when half messages became durable."""
-        times = self.times
-        index = np.searchsorted(times["position"], positions, side="right") - 1
-        return times["time_us"][np.maximum(index, 0)]
+        index = np.searchsorted(self.times["position"], positions, side="right") - 1
+        return self.times["time_us"][np.maximum(index, 0)]
+
+    def count_prepared(self, before_us: int) -> int:
+        """Return how many rows, from the first one on, were prepared before a time."""
+        index = int(np.searchsorted(self.times["time_us"], before_us))
+        if index == len(self.times):
+            return len(self.rows)
+        return int(np.searchsorted(self.rows["first"], self.times["position"][index]))
 
     def messages_of(self, ordinals: Int64s) -> tuple[Int64s, Int64s, Int32s, Int32s, Int32s]:
         """Return all half messages of transactions: index into ``ordinals``, position, queue id, tag, size; by
@@ -439,14 +396,12 @@ class TransactionTable:
         found = []
         for row in rows:
             found.append((first.item(row), queue_id.item(row), tag.item(row), size.item(row)))
-            link = last.item(row)
-            if link != NONE:
+            if (link := last.item(row)) != NONE:
                 found += self._chain(link)[::-1]
         return found
 
     def _chain(self, link: int) -> list[tuple[int, int, int, int]]:
-        """Position, queue id, tag and size of the messages that joined a transaction, the last of them being ``link``;
-        newest first."""
+        """Return the messages that joined a transaction, from the row ``link`` of ``joined`` back."""
         names = ("position", "queue_id", "tag", "size", "before")
         position, queue_id, tag, size, before = (self.joined[name] for name in names)
         found = []
@@ -457,7 +412,7 @@ class TransactionTable:
         return found
 
     def visible_us(self, positions: Int64s) -> Int64s:
-        """Until when half messages are to be held back; 0: not at all."""
+        """Return the time before which half messages are not visible; 0: none."""
         if not len(self._delayed):
             return np.zeros(len(positions), np.int64)
         at = locate(self._delayed["position"], positions)
@@ -470,8 +425,22 @@ class TransactionTable:
 
     # Storage
 
+    def whole_below(self, position: int) -> int:
+        """Return the highest position up to ``position`` that splits no transaction."""
+        if not len(self.joined):
+            return position
+        firsts = self.column("first", self.joined["owner"]).astype(np.int64)
+        ends = self.joined["position"]
+        if not ((firsts < position) & (ends >= position)).any():
+            return position
+        order = np.argsort(firsts, kind="stable")
+        firsts, reached = firsts[order], np.maximum.accumulate(ends[order])
+        before = np.searchsorted(firsts, firsts, side="left")  # how many begin before each
+        whole = (before == 0) | (reached[before - 1] < firsts)
+        return int(firsts[whole & (firsts <= position)][-1])
+
     def trim(self, position: int) -> None:
-        """Let go of everything below ``position``; all of it is decided."""
+        """Drop everything below ``position``; all of it is decided."""
         gone = int(np.searchsorted(self.rows["first"], position))
         self._remember(np.flatnonzero(self.rows["state"][:gone] == EXPIRED) + self.rows.first)
         self.rows.trim(self.rows.first + gone)
@@ -485,26 +454,35 @@ class TransactionTable:
         if not len(ordinals):
             return
         index, positions, *_ = self.messages_of(ordinals)
-        firsts, epochs = (self.column(name, ordinals)[index] for name in ("first", "epoch"))
-        self._expired.add(positions, firsts, epochs)
+        new = (positions, *(self.column(name, ordinals)[index] for name in ("first", "epoch")))
+        known = (self._expired[name] for name in _EXPIRED_COLUMNS)
+        columns = [np.concatenate(both) for both in zip(known, new, strict=True)]
+        order = np.argsort(columns[0], kind="stable")[-MAX_EXPIRED:]
+        self._expired = Columns(_EXPIRED_COLUMNS)
+        values = {name: column[order] for name, column in zip(_EXPIRED_COLUMNS, columns, strict=True)}
+        self._expired.extend(len(order), **values)
 
-    def snapshot(self) -> dict[str, pa.Table]:
+    @property
+    def _stored(self) -> dict[str, Columns]:
+        """The tables of a snapshot."""
         return {
-            "transactions": self.rows.to_table(),
-            "joined": self.joined.to_table(),
-            "delayed_halves": self._delayed.to_table(),
-            "prepare_times": self.times.to_table(),
-            "expired_halves": self._expired.to_table(),
+            "transactions": self.rows,
+            "joined": self.joined,
+            "delayed_halves": self._delayed,
+            "prepare_times": self.times,
+            "expired_halves": self._expired,
         }
 
+    def snapshot(self) -> dict[str, pa.Table]:
+        return {name: columns.to_table() for name, columns in self._stored.items()}
+
     def restore(self, tables: dict[str, pa.Table]) -> None:
-        """Become what :meth:`snapshot` gave; the counts are rebuilt from the rows."""
-        self.rows.load(with_zeros(tables["transactions"], "size", np.int32))  # older snapshots have no sizes
-        self.joined.load(with_zeros(tables["joined"], "size", np.int32))
-        self._delayed.load(tables["delayed_halves"])
-        self.times.load(tables["prepare_times"])
-        if "expired_halves" in tables:  # since format 3
-            self._expired.load(tables["expired_halves"])
+        """Restore :meth:`snapshot`; the counts are rebuilt. Older snapshots have no sizes and no expired halves."""
+        sized = {name: with_zeros(tables[name], "size", np.int32) for name in ("transactions", "joined")}
+        tables = tables | sized
+        for name, columns in self._stored.items():
+            if name in tables:
+                columns.load(tables[name])
         self._floor = self.rows.first
         for counts, state in ((self.parked, PARKED), (self.open, OPEN)):
             self._count(counts, self.rows["epoch"][self.rows["state"] == state], 1)

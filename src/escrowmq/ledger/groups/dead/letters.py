@@ -7,8 +7,11 @@ thread, while the ledger continues.
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -16,7 +19,37 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from escrowmq.ledger.columns.arrays import Int32s, Int64s, locate
-from escrowmq.ledger.groups.dead.causes import cause_and_kind
+
+MOST_TEXT = 200
+"""Characters of a kind."""
+
+_ATTEMPT = re.compile(r",? attempt \d+ of \d+\s*$")
+_TRACEBACK = "Traceback (most recent call last)"
+_HEX = r"[0-9a-fA-F]"
+_IDS = re.compile(
+    rf"\b{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}\b"  # a UUID
+    rf"|\b(?={_HEX}*[0-9]){_HEX}{{8,}}\b"
+    r"|\b(?=\w*\d)\w{16,}\b"
+    r"|\d+"
+)
+_JOINED = re.compile(r"#(?:[.,:/-]#)+")
+
+
+@lru_cache(4096)
+def cause_and_kind(text: str) -> tuple[str, str]:
+    """Return a cause as one and the same text for equal ones, mostly, and its kind as one and the same object for
+    equal ones, always: kinds can be compared by their addresses, however many causes there are."""
+    return text, sys.intern(kind_of(text))
+
+
+def kind_of(cause: str) -> str:
+    """Return the first line (of a traceback the last one) without the attempt, ``#`` instead of numbers and ids, at
+    most :data:`MOST_TEXT` characters. The kind of a kind is itself."""
+    lines = [line for line in cause.splitlines() if line.strip()] or [""]
+    line = lines[-1 if lines[0].startswith(_TRACEBACK) else 0]
+    masked = _JOINED.sub("#", _IDS.sub("#", _ATTEMPT.sub("", line)))
+    return " ".join(masked.split())[:MOST_TEXT].strip()
+
 
 NOT_DEAD = -1
 """Instead of the time of a death, and of a number of attempts: there is no dead letter at this offset."""
@@ -54,7 +87,7 @@ class Block:
     dead_us: Int64s
     causes: Texts
     kinds: Texts
-    """Of the causes (``causes.py``). Equal kinds are one object, equal causes mostly are."""
+    """Of the causes. Equal kinds are one object, equal causes mostly are."""
     _counted: Kinds | None = field(default=None, init=False, repr=False, compare=False)
 
     def __len__(self) -> int:

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from escrowmq.ledger.columns.arrays import Bools, Int32s, Int64s
-from escrowmq.ledger.groups.dead.causes import cause_and_kind
-from escrowmq.ledger.groups.dead.letters import Block, Texts, addresses
+from escrowmq.ledger.groups.dead.letters import Block, Texts, addresses, cause_and_kind
 
 Parts = Mapping[int, Sequence[Block]]
 """The dead letters of a group by queue id."""
