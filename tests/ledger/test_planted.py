@@ -182,12 +182,12 @@ def let_any_group_decide(monkeypatch):
 
 @planted(walked)
 def let_a_fenced_session_act(monkeypatch):
-    def check_one(self, epoch, transactional, rules):
-        code = real(self, epoch, transactional, rules)
+    def status(self, epoch, **options):
+        code = real(self, epoch, **options)
         return Code.OK if code == Code.FENCED else code
 
-    real = Sessions._check_one
-    monkeypatch.setattr(Sessions, "_check_one", check_one)
+    real = Sessions.status
+    monkeypatch.setattr(Sessions, "status", status)
 
 
 @planted(walked)

@@ -20,10 +20,12 @@ from escrowmq.ledger.commands import (
     PrepareRows,
     ProducerRules,
     Receive,
+    RowsCommand,
     Subscribe,
     Subscription,
     Tick,
 )
+from escrowmq.ledger.events import Decision
 from escrowmq.ledger.ledger import Ledger
 from escrowmq.log.frames import Packed, pack
 from escrowmq.message.hashes import hash_key, hash_keys
@@ -261,14 +263,17 @@ def test_one_key_has_the_hash_of_its_column(key):
 class Forgetful(Ledger):
     """A planted bug: the rows' way takes who was fenced for somebody who may act."""
 
-    def __init__(self, shard: int) -> None:
-        super().__init__(shard)
+    def decide_rows(self, command: RowsCommand, now_us: int) -> Decision | None:
         status = self.sessions.status
 
         def unfenced(epoch: int, **given: Any) -> int:
             return int(Code.OK) if (found := status(epoch, **given)) == Code.FENCED else found
 
         self.sessions.status = unfenced  # type: ignore[method-assign]
+        try:
+            return super().decide_rows(command, now_us)
+        finally:
+            del self.sessions.status
 
 
 def prepares(shop: Shop, session: int) -> tuple[Exchange, Part]:

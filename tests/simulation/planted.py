@@ -275,7 +275,7 @@ def end_a_value_a_byte_too_late(monkeypatch):
 
 @bug("ledger")
 def let_a_late_request_for_a_session_fence(monkeypatch):
-    monkeypatch.setattr(Sessions, "_find_opened", lambda self, command, rules: None)
+    monkeypatch.setattr(Sessions, "_find_opened", lambda self, *_: None)
 
 
 @bug("ledger")

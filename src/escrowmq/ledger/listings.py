@@ -28,11 +28,11 @@ def causes_of(ledger: Ledger, rows: Int64s, now_us: int) -> Int64s:
     """Return why each transaction waits, by row number, as an index of :data:`CAUSES`."""
     table = ledger.transactions
     state, checks, due_us = (table.rows[name][rows] for name in ("state", "checks", "due_us"))
-    most = np.full(len(rows), policies.asking(None, ledger.rules).most, np.int64)
+    most = np.full(len(rows), policies.check_rules(None, ledger.rules).most, np.int64)
     if ledger.sessions.own:
         groups = table.groups_of(rows + table.rows.first)
         for group, own in ledger.sessions.own.items():
-            most[groups == group] = policies.asking(own, ledger.rules).most
+            most[groups == group] = policies.check_rules(own, ledger.rules).most
     spent = checks >= most
     of_open = np.where(~spent & (due_us <= now_us), _DUE, np.where(checks > 0, _UNANSWERED, _NOT_DUE))
     of_parked = np.where(spent, _ASKED_OUT, _AGED)
@@ -104,7 +104,7 @@ def producers_list(ledger: Ledger) -> list[dict[str, Any]]:
         {
             "group": name,
             **policies.described(
-                sessions.own.get(ordinal), rules, sessions.kind(ordinal, rules), sessions.is_transactional(ordinal)
+                sessions.own.get(ordinal), rules, sessions.kind(ordinal, rules), ordinal in sessions.transactional
             ),
             "open": ledger.transactions.open.get(ordinal, 0),
             "parked": ledger.transactions.parked.get(ordinal, 0),

@@ -31,7 +31,7 @@ from escrowmq.ledger.columns.arrays import Bools, Int64s, all_equal
 from escrowmq.ledger.columns.schedule import NEVER_US, DueIndex
 from escrowmq.ledger.commands import AskChecks, Asked, Park, Rules
 from escrowmq.ledger.events import Decision, Event, event_of
-from escrowmq.ledger.transactions.policies import Asking, asking
+from escrowmq.ledger.transactions.policies import CheckRules, check_rules
 from escrowmq.ledger.transactions.sessions import OPERATOR, Sessions
 from escrowmq.ledger.transactions.table import BY_OPERATOR, OPEN, PARKED, ROLLED_BACK, Halves, TransactionTable, decided
 from escrowmq.model import DecidedBy
@@ -180,18 +180,18 @@ class CheckBack:
     def interval_us(self, group: str) -> int:
         """Time between two questions about one transaction of a producer group."""
         ordinal = self._sessions.ordinal(group)
-        return asking(None if ordinal is None else self._sessions.own.get(ordinal), self._rules).interval_us
+        return check_rules(None if ordinal is None else self._sessions.own.get(ordinal), self._rules).interval_us
 
-    def _of(self, ordinals: Int64s, value: Callable[[Asking], int]) -> Int64s:
+    def _of(self, ordinals: Int64s, value: Callable[[CheckRules], int]) -> Int64s:
         """Return one check-back rule for each transaction, by its group.
 
         Decided ones whose group is forgotten get the shard's.
         """
         own = self._sessions.own
         if not own:
-            return np.broadcast_to(np.int64(value(asking(None, self._rules))), len(ordinals))
+            return np.broadcast_to(np.int64(value(check_rules(None, self._rules))), len(ordinals))
         groups, row = np.unique(self._table.groups_of(ordinals), return_inverse=True)
-        values = [value(asking(own.get(group), self._rules)) for group in groups.tolist()]
+        values = [value(check_rules(own.get(group), self._rules)) for group in groups.tolist()]
         return np.array(values, np.int64)[row]
 
     # Keeping the indexes

@@ -1,8 +1,7 @@
-"""Rules that one producer group has instead of the shard's: which messages it serves, and how its check-back goes.
+"""Rules that one producer group has instead of the shard's: which messages it serves, and its check-back.
 
-A group's own rules come with the process that makes it, or by an operator's action; each is one event that names all of
-them. They hold for everything that is undecided from then on. What a group has not of its own follows the shard's
-settings.
+They are set by the process that creates the group, or by an operator; each event has all of them. They apply to
+everything that is undecided from then on. Unset ones are the shard's settings.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ FIELDS = dict(
 _MOST_CHECKS = 1 << 30
 
 
-class Asking(NamedTuple):
-    """How a group's check-back goes: until the first question, between two, how many, and what follows the last."""
+class CheckRules(NamedTuple):
+    """The check-back of a group: until the first check, between two, how many, and whether to roll back after them."""
 
     first_us: int
     interval_us: int
@@ -32,85 +31,68 @@ class Asking(NamedTuple):
     rollback: bool
 
 
-def asking(own: ProducerRules | None, rules: Rules) -> Asking:
-    """Return the rules that count for a group with these of its own."""
+def check_rules(own: ProducerRules | None, rules: Rules) -> CheckRules:
+    """Return the rules that apply to a group with these of its own."""
     if own is None:
-        return Asking(rules.transaction_timeout_us, rules.check_interval_us, rules.check_max, rules.exhausted_rollback)
-    return Asking(*(_first(getattr(own, name), getattr(rules, name)) for name in NAMES if name != "kind"))
-
-
-def _first(own: Any, other: Any) -> Any:
-    return other if own is None else own
+        return CheckRules(
+            rules.transaction_timeout_us, rules.check_interval_us, rules.check_max, rules.exhausted_rollback
+        )
+    given = ((getattr(own, name), getattr(rules, name)) for name in NAMES if name != "kind")
+    return CheckRules(*(default if value is None else value for value, default in given))
 
 
 def check(own: ProducerRules, rules: Rules) -> None:
-    """BAD_REQUEST for what makes no sense, BAD_DELAY for a first question that ``half_retention`` would forestall."""
+    """Validate the rules of a group. BAD_REQUEST, or BAD_DELAY for times beyond ``half_retention``."""
     if own.kind is not None and own.kind not in KINDS:
-        raise error(
-            Code.BAD_REQUEST, f"{own.kind!r:.100} is not a kind of producer group", f"one of {', '.join(KINDS)}"
-        )
+        hint = f"one of {', '.join(KINDS)}"
+        raise error(Code.BAD_REQUEST, f"{own.kind!r:.100} is not a kind of producer group", hint)
     if own.check_max is not None and not 1 <= own.check_max <= _MOST_CHECKS:
         raise error(Code.BAD_REQUEST, "check_max is at least 1")
-    if any(time is not None and time < 1 for time in (own.transaction_timeout_us, own.check_interval_us)):
+    times = {"transaction_timeout": own.transaction_timeout_us, "check_interval": own.check_interval_us}
+    if any(time is not None and time < 1 for time in times.values()):
         raise error(Code.BAD_REQUEST, "transaction_timeout and check_interval are longer than nothing")
-    for name, time in (("transaction_timeout", own.transaction_timeout_us), ("check_interval", own.check_interval_us)):
+    for name, time in times.items():
         if time is not None and time > rules.half_retention_us:
-            longest = rules.half_retention_us / 1e6
-            raise error(
-                Code.BAD_DELAY,
-                f"{name} {time / 1e6} is longer than half_retention, {longest} seconds",
-                "half_retention",
-            )
+            why = f"{name} {time / 1e6} is longer than half_retention, {rules.half_retention_us / 1e6} seconds"
+            raise error(Code.BAD_DELAY, why, "half_retention")
 
 
-def altered(had: ProducerRules, command: AlterProducers) -> ProducerRules:
-    """Return a group's own rules after an act. BAD_REQUEST for a name in ``reset`` that is none."""
+def alter(had: ProducerRules, command: AlterProducers) -> ProducerRules:
+    """Apply an operator's changes to a group's own rules. BAD_REQUEST for an unknown name in ``reset``."""
     if unknown := set(command.reset) - set(NAMES):
         raise error(Code.BAD_REQUEST, f"no rule {sorted(unknown)[0]!r:.100} that could be reset")
-    given = {name: value for name, value in dataclasses.asdict(command.rules).items() if value is not None}
+    given = _given(command.rules)
     if both := given.keys() & set(command.reset):
         raise error(Code.BAD_REQUEST, f"{sorted(both)[0]!r} is both given and reset")
     return dataclasses.replace(had, **dict.fromkeys(command.reset), **given)
 
 
+def _given(own: ProducerRules) -> dict[str, Any]:
+    return {name: value for name, value in dataclasses.asdict(own).items() if value is not None}
+
+
 def effective(own: ProducerRules | None, rules: Rules, kind: str | None) -> ProducerRules:
-    """Return all rules that count for a group, of its own or not; its ``kind`` as it is."""
-    first, interval, most, rollback = asking(own, rules)
-    return ProducerRules(
-        kind=kind,
-        transaction_timeout_us=first,
-        check_interval_us=interval,
-        check_max=most,
-        exhausted_rollback=rollback,
-    )
+    """Return all rules that apply to a group of this ``kind``, its own or not."""
+    return ProducerRules(**dict(zip(NAMES, (kind, *check_rules(own, rules)), strict=True)))
 
 
 def differences(wanted: ProducerRules, have: ProducerRules) -> str:
-    """In words, where a group is not as it is wanted; empty if it is."""
+    """Describe where a group differs from what is wanted; empty if it does not."""
     shown, asked = described_values(have), described_values(wanted)
-    return ", ".join(
-        f"{name} {shown[name]}, not {value}"
-        for name, value in asked.items()
-        if value is not None and value != shown[name]
-    )
+    pairs = [(name, shown[name], value) for name, value in asked.items() if value is not None]
+    return ", ".join(f"{name} {has}, not {value}" for name, has, value in pairs if value != has)
 
 
 def described_values(own: ProducerRules) -> dict[str, Any]:
-    """Rules by the names of the settings, times in seconds; None: not set."""
-    rollback = own.exhausted_rollback
-    values = (
-        own.kind,
-        _seconds(own.transaction_timeout_us),
-        _seconds(own.check_interval_us),
-        own.check_max,
-        None if rollback is None else "rollback" if rollback else "park",
-    )
-    return dict(zip(FIELDS, values, strict=True))
+    """Return rules by the names of the settings, times in seconds; None: not set."""
+    times = (None if us is None else us / 1e6 for us in (own.transaction_timeout_us, own.check_interval_us))
+    after = {None: None, True: "rollback", False: "park"}[own.exhausted_rollback]
+    return dict(zip(FIELDS, (own.kind, *times, own.check_max, after), strict=True))
 
 
 def described(own: ProducerRules | None, rules: Rules, kind: str | None, transactional: bool) -> dict[str, Any]:
-    """Describe the rules of a group: those that apply to it, and which of them are its own. ``transactional``: it had
-    a session for half messages."""
+    """Describe the rules that apply to a group, and which are its own. ``transactional``: it had a session for half
+    messages."""
     own_values = described_values(own or ProducerRules())
     return {
         "transactional": transactional or kind == TRANSACTIONAL,
@@ -119,16 +101,11 @@ def described(own: ProducerRules | None, rules: Rules, kind: str | None, transac
     }
 
 
-def _seconds(time_us: int | None) -> float | None:
-    return None if time_us is None else time_us / 1e6
-
-
 def dump(own: ProducerRules) -> str:
-    """Return the rules as JSON, those that are not set left out."""
-    given = {name: value for name, value in dataclasses.asdict(own).items() if value is not None}
-    return json.dumps(given, sort_keys=True, separators=(",", ":"))
+    """Return the rules as JSON without those that are not set."""
+    return json.dumps(_given(own), sort_keys=True, separators=(",", ":"))
 
 
 def load(text: str) -> ProducerRules:
-    """Return the rules from their JSON; a name that this version does not know is of no effect."""
+    """Return the rules from their JSON; unknown names are ignored."""
     return ProducerRules(**{name: value for name, value in json.loads(text).items() if name in NAMES})

@@ -2,23 +2,23 @@
 
 Rules:
 
-1. Epochs count up from 1 over the whole shard; an epoch is never given twice, nor is the number of a group.
-2. Opening a session of a (group, instance) fences the session of the same pair before it: from then on every act under
-   the older epoch is refused (I7). A request may be repeated, come late, or after a later one; so it names its
-   *process* by a random number. One of the process that has the newest session is given that session again (it becomes
-   transactional, if that is asked now), one of a process that was fenced is refused. Older clients send no number: each
-   of their requests fences.
-3. What a group does first says its kind: a transactional session makes it transactional, a plain message plain. From
-   then on it serves no other kind of message (systems.md 1.10), and it is the other kind that is refused: a plain
-   message of a transactional group, a transactional session of a plain one. The group's own rules come before that
-   (``policies.py``), and ``mixed_groups`` lets every group without a kind of its own do both.
-4. Every act of a session says when it was used last, by the time of its frame. What is not used is forgotten after a
-   while (``forgetting.py``), and a group with its last session. A process that comes back *resumes*: it gets a new
-   session, unless a newer process has its name. A group that has rules of its own stays, without sessions, until a
-   person takes them away.
+1. Epochs count up from 1 over the whole shard; an epoch is never reused, nor is the number of a group.
+2. Opening a session of a (group, instance) fences the previous one of the same pair: every later request under the
+   older epoch fails (I7). A request may be repeated, late, or out of order, so it names its *process* by a random
+   number. The process of the newest session gets that session again (which becomes transactional if requested now); a
+   fenced process is rejected. Older clients send no number: each of their requests fences.
+3. The first use of a group sets its kind: a transactional session makes it transactional, a plain message plain. From
+   then on it serves no other kind of message (systems.md 1.10): plain messages of a transactional group and
+   transactional sessions of a plain one are rejected. The group's own rules (``policies.py``) come before that, and
+   ``mixed_groups`` lets every group without a kind of its own do both.
+4. The time of the frame of each request of a session is its last use. Unused sessions are forgotten after a while
+   (``forgetting.py``), and a group with its last session. A process that returns *resumes*: it gets a new session,
+   unless a newer process has its name. A group with rules of its own stays until an operator removes the rules.
 """
 
 from __future__ import annotations
+
+from itertools import compress
 
 import numpy as np
 import numpy.typing as npt
@@ -28,9 +28,9 @@ from escrowmq.errors import Code, error
 from escrowmq.ledger.columns import codes as code
 from escrowmq.ledger.columns.arrays import Bools, Columns, Int64s, UInt8s, all_equal, locate
 from escrowmq.ledger.commands import AlterProducers, OpenSession, ProducerRules, Rules
-from escrowmq.ledger.events import Decision, Event, event_of_rows
+from escrowmq.ledger.events import Decision, Event, event_of_rows, rows_of
 from escrowmq.ledger.transactions import policies
-from escrowmq.ledger.transactions.policies import MIXED, PLAIN, TRANSACTIONAL
+from escrowmq.ledger.transactions.policies import MIXED, PLAIN, TRANSACTIONAL, check_rules
 from escrowmq.message.names import is_name, is_text
 from escrowmq.schemas import Kind
 
@@ -51,7 +51,8 @@ class Sessions:
         self._ordinals: dict[str, int] = {}
         self.own: dict[int, ProducerRules] = {}
         """The rules that groups have of their own."""
-        self._transactional: set[int] = set()  # groups that had a transactional session
+        self.transactional: set[int] = set()
+        """Groups that had a transactional session."""
         self._plain: set[int] = set()  # groups that sent a plain message
         self._sizes: dict[int, int] = {}  # sessions of each group
         self._instances: dict[tuple[int, str], int] = {}  # the newest of each name, so none that is fenced
@@ -67,24 +68,17 @@ class Sessions:
     # Finding
 
     def ordinal(self, group: str) -> int | None:
-        """Return the group's number; None if it has no session."""
+        """Return the group's number; None if it does not exist."""
         return self._ordinals.get(group)
 
-    def is_transactional(self, ordinal: int) -> bool:
-        """Return whether the group has had a transactional session."""
-        return ordinal in self._transactional
-
     def kind(self, ordinal: int, rules: Rules) -> str | None:
-        """Return which messages a group serves: ``"plain"``, ``"transactional"`` or ``"mixed"``; None: it has done
-        neither yet."""
+        """Return the messages a group serves: ``"plain"``, ``"transactional"`` or ``"mixed"``; None: not known yet."""
         own = self.own.get(ordinal)
         if own is not None and own.kind is not None:
             return own.kind
         if rules.mixed_groups:
             return MIXED
-        if ordinal in self._transactional:
-            return TRANSACTIONAL
-        return PLAIN if ordinal in self._plain else None
+        return TRANSACTIONAL if ordinal in self.transactional else PLAIN if ordinal in self._plain else None
 
     def instance(self, epoch: int) -> str | None:
         """Return the instance name of a session; None if it is forgotten."""
@@ -99,14 +93,11 @@ class Sessions:
         return self.groups.get(self.group_number(epoch))
 
     def groups_of(self, epochs: Int64s) -> Int64s:
-        """Return the group number of each epoch; ``NO_GROUP`` where it is not known."""
+        """Return the group number of each epoch; ``NO_GROUP`` if unknown."""
         if len(epochs) and all_equal(epochs):
-            row = self._row(int(epochs[0]))
-            return np.full(len(epochs), NO_GROUP if row < 0 else self._rows["group"][row], np.int64)
-        rows = self._rows_of(epochs)
-        known = rows >= 0
-        groups = np.full(len(epochs), NO_GROUP, np.int64)
-        groups[known] = self._rows["group"][rows[known]]
+            return np.full(len(epochs), self.group(int(epochs[0])), np.int64)
+        rows, groups = self._rows_of(epochs), np.full(len(epochs), NO_GROUP, np.int64)
+        groups[rows >= 0] = self._rows["group"][rows[rows >= 0]]
         return groups
 
     def of_group(self, ordinal: int) -> Int64s:
@@ -115,12 +106,12 @@ class Sessions:
         return epochs
 
     def idle(self, before_us: int) -> Int64s:
-        """Return the epochs that were used last before that time, rising."""
+        """Return the epochs last used before that time, rising."""
         epochs: Int64s = self._rows["epoch"][self._rows["used_us"] < before_us]
         return epochs
 
     def used_us(self) -> dict[int, int]:
-        """Return when the sessions of each group did something last."""
+        """Return the last use of each group."""
         groups, row = np.unique(self._rows["group"], return_inverse=True)
         times = np.zeros(len(groups), np.int64)
         np.maximum.at(times, row, self._rows["used_us"])
@@ -128,48 +119,44 @@ class Sessions:
 
     def _row(self, epoch: int) -> int:
         """Return the row of an epoch; -1 if there is none."""
-        rows = self._rows
-        size = len(rows)
+        rows, size = self._rows, len(self._rows)
         if not size:
             return -1
-        row: int = epoch - rows.item("epoch", 0)  # right while none between was forgotten
-        if 0 <= row < size and rows.item("epoch", row) == epoch:
-            return row
-        epochs = rows["epoch"]
-        row = int(epochs.searchsorted(epoch))
-        return row if row < size and epochs.item(row) == epoch else -1
+        row: int = epoch - rows.item("epoch", 0)  # right unless one between was forgotten
+        if not (0 <= row < size and rows.item("epoch", row) == epoch):
+            row = int(rows["epoch"].searchsorted(epoch))
+        return row if row < size and rows.item("epoch", row) == epoch else -1
 
     def _rows_of(self, epochs: Int64s) -> Int64s:
         return locate(self._rows["epoch"], epochs)
 
-    # What they may do
+    # Permissions
 
     def check(self, epochs: Int64s, *, transactional: bool | None, rules: Rules) -> UInt8s:
-        """Check what each row's session may do: OK, UNKNOWN_SESSION, FENCED or GROUP_KIND. Epoch 0 stands for no
-        session.
-
-        ``transactional``: the kind of message that is sent, None when none is.
-        """
+        """Return a code for each row's session: OK, UNKNOWN_SESSION, FENCED or GROUP_KIND. Epoch 0: no session.
+        ``transactional``: the kind of message that is sent, None when none is."""
         if len(epochs) and all_equal(epochs):
-            return np.full(len(epochs), self._check_one(int(epochs[0]), transactional, rules), np.uint8)
+            status = self.status(int(epochs[0]), transactional=transactional, rules=rules)
+            return np.full(len(epochs), status, np.uint8)
         unique, inverse = np.unique(epochs, return_inverse=True)
-        codes = [self._check_one(int(epoch), transactional, rules) for epoch in unique]
+        codes = [self.status(epoch, transactional=transactional, rules=rules) for epoch in unique.tolist()]
         return np.array(codes, np.uint8)[inverse]
 
     def group_that_may(self, epoch: int, rules: Rules) -> int | None:
-        """Return the group number of a producer session that may decide; None of any other."""
+        """Return the group number of a producer session that may decide, else None."""
         if epoch == OPERATOR or self.status(epoch, transactional=None, rules=rules) != code.OK:
             return None
         return self.group(epoch)
 
     def group_of(self, epoch: int, rules: Rules, *, transactional: bool | None = None) -> int:
         """Return the group number of one session that may act. Raises UNKNOWN_SESSION, FENCED, GROUP_KIND."""
-        status = code.UNKNOWN_SESSION if epoch == OPERATOR else self._check_one(epoch, transactional, rules)
-        if status != code.OK:
-            raise error(Code(status))
-        return int(self._rows["group"][self._row(epoch)])
+        status = self.status(epoch, transactional=transactional, rules=rules)
+        if epoch == OPERATOR or status != code.OK:
+            raise error(Code.UNKNOWN_SESSION if epoch == OPERATOR else Code(status))
+        return self.group(epoch)
 
-    def _check_one(self, epoch: int, transactional: bool | None, rules: Rules) -> int:
+    def status(self, epoch: int, *, transactional: bool | None, rules: Rules) -> int:
+        """As :meth:`check`, of one session."""
         if epoch == OPERATOR:
             return code.UNKNOWN_SESSION if transactional else code.OK
         row = self._row(epoch)
@@ -184,73 +171,65 @@ class Sessions:
         refused = half_refused if transactional else kind == TRANSACTIONAL
         return code.GROUP_KIND if refused else code.OK
 
-    def status(self, epoch: int, *, transactional: bool | None, rules: Rules) -> int:
-        """As :meth:`check`, of one session."""
-        return self._check_one(epoch, transactional, rules)
-
     def group(self, epoch: int) -> int:
         """As :meth:`groups_of`, of one session."""
         row = self._row(epoch)
         return NO_GROUP if row < 0 else self._rows.item("group", row)
 
     def first_us(self, group: int, rules: Rules) -> int:
-        """Return how long the transactions of a group wait for their first question."""
-        own = self.own.get(group)
-        return rules.transaction_timeout_us if own is None else policies.asking(own, rules).first_us
+        """Return the time before the first check of a group's transactions."""
+        return check_rules(self.own.get(group), rules).first_us
 
     def fenced(self, epochs: Int64s) -> Bools:
-        """Return which of these sessions a newer one of their instance has taken over."""
-        rows = self._rows_of(epochs)
-        if not len(rows) or not len(self._rows["fenced"]):
-            return np.zeros(len(rows), bool)
-        return np.asarray((rows >= 0) & self._rows["fenced"][rows].astype(bool))
+        """Return which of these sessions a newer one of their instance has fenced."""
+        rows, fenced = self._rows_of(epochs), np.zeros(len(epochs), bool)
+        fenced[rows >= 0] = self._rows["fenced"][rows[rows >= 0]]
+        return fenced
 
     def timeouts_us(self, epochs: Int64s, rules: Rules) -> Int64s | int:
-        """Return the time before the first check of these sessions' transactions: one number for all, or each."""
+        """As :meth:`first_us`, of sessions: one number for all, or each."""
         if not self.own:
             return rules.transaction_timeout_us
         groups, row = np.unique(self.groups_of(epochs), return_inverse=True)
-        times = [policies.asking(self.own.get(group), rules).first_us for group in groups.tolist()]
-        return np.array(times, np.int64)[row]
+        return np.array([self.first_us(group, rules) for group in groups.tolist()], np.int64)[row]
 
     # Opening
 
     def decide_open(self, command: OpenSession, rules: Rules) -> Decision:
-        """Return a new session, and before it the rules of a group that is made with some. A transactional one in a
-        plain group is
-        refused; a plain one in a transactional group only when it sends."""
-        if not is_name(command.group):
-            raise error(Code.BAD_GROUP_NAME, f"{command.group!r} is not a group name")
+        """Open a session, and create its group with rules if given. A transactional session of a plain group is
+        rejected; a plain one of a transactional group only when it sends."""
         if len(command.instance.encode(errors="replace")) > 255 or not is_text(command.instance):
             raise error(Code.BAD_GROUP_NAME, "an instance name is text of at most 255 bytes")
-        if (again := self._find_opened(command, rules)) is not None:
+        group = self._check_group(command.group, rules)
+        if (again := self._find_opened(command, group, rules)) is not None:
             return again
-        if command.group not in self._ordinals and len(self.groups) >= rules.max_groups:
-            raise error(Code.TOO_MANY, f"there are {len(self.groups)} producer groups", "max_groups")
         if len(self) >= rules.max_sessions:
             raise error(Code.TOO_MANY, f"there are {len(self)} producer sessions", "max_sessions, producer_expiration")
-        made = self._choose_rules(command, rules)
-        kind = made.kind if made is not None else self.kind(self._ordinals.get(command.group, NO_GROUP), rules)
-        self._check_half(command, kind, rules)
-        newest = self._instances.get((self._ordinals.get(command.group, NO_GROUP), command.instance), OPERATOR)
-        if command.resume is not None and newest > command.resume:
+        made = self._choose_rules(command, group, rules)
+        self._check_half(command, self.kind(group, rules) if made is None else made.kind, rules)
+        if command.resume is not None and self._instances.get((group, command.instance), OPERATOR) > command.resume:
             raise error(Code.FENCED)
-        events = [] if made is None else [self._alter(command.group, made)]
+        events = [] if made is None else [_make_rules(command.group, made)]
         row = (self.next_epoch, command.group, command.instance, command.transactional)
         events.append(event_of_rows(Kind.SESSION, [row]))
         if command.process is not None:
             events.append(_make_owned(self.next_epoch, command.process, command.transactional))
         return Decision(tuple(events), self.next_epoch)
 
-    def _find_opened(self, command: OpenSession, rules: Rules) -> Decision | None:
-        """Return the answer to a process that has a session of this name already; None if it has none. FENCED: a newer
-        process has the
-        name. NO_PERMISSION, GROUP_KIND: its session cannot become transactional."""
-        group = self._ordinals.get(command.group, NO_GROUP)
+    def _check_group(self, name: str, rules: Rules) -> int:
+        """Return the number of a group, ``NO_GROUP`` if it can be created. BAD_GROUP_NAME, TOO_MANY."""
+        if not is_name(name):
+            raise error(Code.BAD_GROUP_NAME, f"{name!r} is not a group name")
+        if name not in self._ordinals and len(self.groups) >= rules.max_groups:
+            raise error(Code.TOO_MANY, f"there are {len(self.groups)} producer groups", "max_groups")
+        return self._ordinals.get(name, NO_GROUP)
+
+    def _find_opened(self, command: OpenSession, group: int, rules: Rules) -> Decision | None:
+        """Return the session of this name that a process has already, or None. FENCED: a newer process has the name.
+        NO_PERMISSION, GROUP_KIND: it cannot become transactional."""
         if command.process is None:
             return None
-        epoch = self._of_process.get((group, command.instance, command.process))
-        if epoch is None:
+        if (epoch := self._of_process.get((group, command.instance, command.process))) is None:
             return None
         row = self._row(epoch)
         if self._rows.item("fenced", row):
@@ -261,26 +240,24 @@ class Sessions:
         return Decision((_make_owned(epoch, command.process, True),), epoch)
 
     def _check_half(self, command: OpenSession, kind: str | None, rules: Rules) -> None:
-        """Refuse a transactional session where there can be none: NO_PERMISSION, GROUP_KIND."""
+        """Reject a transactional session where none is allowed: NO_PERMISSION, GROUP_KIND."""
         if command.transactional and rules.reject_transactional:
             raise error(Code.NO_PERMISSION)
         if command.transactional and kind == PLAIN:
-            raise error(
-                Code.GROUP_KIND,
-                f"producer group {command.group!r} serves plain messages",
+            hint = (
                 "prepare under another producer group; should this one be transactional: "
-                f"`escrowmq groups alter-producers {command.group} --kind transactional`",
+                f"`escrowmq groups alter-producers {command.group} --kind transactional`"
             )
+            raise error(Code.GROUP_KIND, f"producer group {command.group!r} serves plain messages", hint)
 
-    def _choose_rules(self, command: OpenSession, rules: Rules) -> ProducerRules | None:
-        """Return the rules that a new group is made with. One that exists must have them: GROUP_RULES."""
+    def _choose_rules(self, command: OpenSession, group: int, rules: Rules) -> ProducerRules | None:
+        """Return the rules for a new group, or None. An existing group must have the same: GROUP_RULES."""
         if command.rules is None:
             return None
         policies.check(command.rules, rules)
-        ordinal = self._ordinals.get(command.group)
-        if ordinal is None:
+        if group == NO_GROUP:
             return command.rules
-        have = policies.effective(self.own.get(ordinal), rules, self.kind(ordinal, rules))
+        have = policies.effective(self.own.get(group), rules, self.kind(group, rules))
         if wrong := policies.differences(command.rules, have):
             raise error(Code.GROUP_RULES, f"producer group {command.group!r} has {wrong}")
         return None
@@ -289,27 +266,19 @@ class Sessions:
 
     def decide_alter(self, command: AlterProducers, rules: Rules) -> Decision:
         """Give a group rules of its own. BAD_GROUP_NAME, BAD_REQUEST, BAD_DELAY; TOO_MANY for one too many groups."""
-        if not is_name(command.group):
-            raise error(Code.BAD_GROUP_NAME, f"{command.group!r} is not a group name")
-        ordinal = self._ordinals.get(command.group)
-        if ordinal is None and len(self.groups) >= rules.max_groups:
-            raise error(Code.TOO_MANY, f"there are {len(self.groups)} producer groups", "max_groups")
-        had = ProducerRules() if ordinal is None else self.own.get(ordinal, ProducerRules())
-        made = policies.altered(had, command)
+        had = self.own.get(self._check_group(command.group, rules), ProducerRules())
+        made = policies.alter(had, command)
         policies.check(made, rules)
         if made == had and "kind" not in command.reset:
             return Decision((), made)
-        return Decision((self._alter(command.group, made),), made)
-
-    def _alter(self, group: str, own: ProducerRules) -> Event:
-        return event_of_rows(Kind.PRODUCERS, [(group, policies.dump(own))])
+        return Decision((_make_rules(command.group, made),), made)
 
     def apply_producers(self, batch: pa.RecordBatch) -> None:
-        """Kind.PRODUCERS. A group without a kind of its own begins anew: what it does next says what it is."""
-        for row in batch.to_pylist():
-            group, own = self._number(row["group"]), policies.load(row["rules"])
+        """Apply Kind.PRODUCERS. A group that loses its own kind gets one by its next use."""
+        for name, text in rows_of(batch):
+            group, own = self._number(name), policies.load(text)
             if own.kind is None and self.own.get(group, own).kind is not None:
-                self._transactional.discard(group)
+                self.transactional.discard(group)
                 self._plain.discard(group)
             self.own[group] = own
             if own == ProducerRules():
@@ -318,7 +287,7 @@ class Sessions:
                     self._leave(group)
 
     def _number(self, name: str) -> int:
-        """Return the number of a group, made if it does not exist."""
+        """Return the number of a group, created if missing."""
         group = self._ordinals.setdefault(name, self._next_group)
         if group == self._next_group:
             self._next_group += 1
@@ -329,28 +298,27 @@ class Sessions:
         del self._ordinals[self.groups.pop(group)]
 
     def apply_session(self, batch: pa.RecordBatch, time_us: int) -> None:
-        for row in batch.to_pylist():
-            group = self._number(row["group"])
-            if row["transactional"]:
-                self._transactional.add(group)
-            before = self._instances.get((group, row["instance"]))
-            if before is not None:
-                self._rows["fenced"][self._row(before)] = True
-            self._rows.extend(
-                1, epoch=row["epoch"], group=group, fenced=False, transactional=row["transactional"], used_us=time_us
-            )
-            self._remember(row["epoch"], group, row["instance"])
-            self.next_epoch = row["epoch"] + 1
+        for epoch, name, instance, transactional in rows_of(batch):
+            group = self._number(name)
+            if transactional:
+                self.transactional.add(group)
+            if (before := self._instances.get((group, instance))) is not None:
+                self._rows.put("fenced", self._row(before), True)
+            row = {"epoch": epoch, "group": group, "transactional": transactional, "used_us": time_us}
+            self._rows.extend(1, fenced=False, **row)
+            self._remember(epoch, group, instance)
+            self.next_epoch = epoch + 1
 
     def apply_owned(self, batch: pa.RecordBatch, time_us: int) -> None:
-        """Kind.OWNED: the processes of sessions, and whether they prepare."""
-        for row in batch.to_pylist():
-            epoch, at = row["epoch"], self._row(row["epoch"])
+        """Apply Kind.OWNED: the processes of sessions, and whether they prepare."""
+        for epoch, process, transactional in rows_of(batch):
+            at = self._row(epoch)
+            group = self._rows.item("group", at)
             self._rows.put("used_us", at, time_us)
-            self._own(epoch, self._rows.item("group", at), row["process"])
-            if row["transactional"]:
+            self._own(epoch, group, process)
+            if transactional:
                 self._rows.put("transactional", at, True)
-                self._transactional.add(self._rows.item("group", at))
+                self.transactional.add(group)
 
     def _own(self, epoch: int, group: int, process: int) -> None:
         self._processes[epoch] = process
@@ -362,21 +330,18 @@ class Sessions:
         self._group_of[epoch] = group
         self._sizes[group] = self._sizes.get(group, 0) + 1
 
-    # Using and forgetting
+    # Use and expiry
 
     def note(self, epochs: npt.NDArray[np.uint32], time_us: int) -> None:
-        """Note that these sessions (``OPERATOR`` among them) did something."""
-        if all_equal(epochs):
-            if len(epochs) and epochs[0] != OPERATOR:
-                self._rows["used_us"][self._row(int(epochs[0]))] = time_us
-            return
-        self._rows["used_us"][self._rows_of(epochs[epochs != OPERATOR].astype(np.int64))] = time_us
+        """Note the use of these sessions (``OPERATOR`` among them)."""
+        distinct = epochs[:1] if all_equal(epochs) else epochs
+        self._rows["used_us"][self._rows_of(distinct[distinct != OPERATOR].astype(np.int64))] = time_us
 
     def sent(self, epochs: npt.NDArray[np.uint32]) -> None:
         """Note that these sessions (``OPERATOR`` among them) sent plain messages."""
         for epoch in epochs[:1].tolist() if all_equal(epochs) else np.unique(epochs).tolist():
             if epoch != OPERATOR:
-                self._plain.add(int(self._rows["group"][self._row(epoch)]))
+                self._plain.add(self.group(epoch))
 
     def note_one(self, epoch: int, time_us: int, *, sent: bool = False) -> None:
         """As :meth:`note` and, if it sent plain messages, :meth:`sent`, of one session that is known."""
@@ -386,9 +351,8 @@ class Sessions:
             self._plain.add(self._rows.item("group", row))
 
     def forget(self, epochs: Int64s) -> list[int]:
-        """Remove sessions. Returns the groups that lost their last one, and have no rules of their own."""
+        """Remove sessions. Returns the groups that lost their last one."""
         rows = self._rows_of(epochs)
-        gone = []
         for epoch, group in zip(epochs.tolist(), self._rows["group"][rows].tolist(), strict=True):
             instance = self._names.pop(epoch)
             del self._group_of[epoch]
@@ -397,32 +361,28 @@ class Sessions:
             if (process := self._processes.pop(epoch, None)) is not None:
                 del self._of_process[group, instance, process]
             self._sizes[group] -= 1
-            if not self._sizes[group]:
-                gone.append(group)
-        self._drop(rows)
+        old, self._rows = self._rows, Columns(_COLUMNS)
+        kept = {name: np.delete(old[name], rows) for name in _COLUMNS}
+        self._rows.extend(len(kept["epoch"]), **kept)
+        gone = [group for group, size in self._sizes.items() if not size]
         for group in gone:
             del self._sizes[group]
-            self._transactional.discard(group)
+            self.transactional.discard(group)
             self._plain.discard(group)
             if group not in self.own:
                 self._leave(group)
         return gone
 
-    def _drop(self, rows: Int64s) -> None:
-        keep = np.ones(len(self._rows), np.bool_)
-        keep[rows] = False
-        old, self._rows = self._rows, Columns(_COLUMNS)
-        self._rows.extend(int(keep.sum()), **{name: old[name][keep] for name in _COLUMNS})
-
     # Snapshots
 
     def snapshot(self) -> dict[str, pa.Table]:
+        rules = [policies.dump(self.own[group]) if group in self.own else None for group in self.groups]
         groups = {
             "name": pa.array(self.groups.values(), pa.utf8()),
-            "transactional": pa.array([group in self._transactional for group in self.groups], pa.bool_()),
+            "transactional": pa.array([group in self.transactional for group in self.groups], pa.bool_()),
             "ordinal": pa.array(self.groups, pa.int64()),
             "plain": pa.array([group in self._plain for group in self.groups], pa.bool_()),
-            "rules": pa.array([self._own_text(group) for group in self.groups], pa.utf8()),
+            "rules": pa.array(rules, pa.utf8()),
         }
         rows = self._rows.to_table().append_column("instance", pa.array(self._names.values(), pa.utf8()))
         processes = [self._processes.get(epoch) for epoch in self._names]
@@ -430,48 +390,41 @@ class Sessions:
         next_ones = {"next_epoch": str(self.next_epoch), "next_group": str(self._next_group)}
         return {"producer_groups": pa.table(groups), "sessions": rows.replace_schema_metadata(next_ones)}
 
-    def _own_text(self, group: int) -> str | None:
-        return policies.dump(self.own[group]) if group in self.own else None
-
     def restore(self, tables: dict[str, pa.Table], time_us: int) -> None:
-        """Become what :meth:`snapshot` gave. Those of format 1 held every session, and not when it was used: let that
-        be ``time_us``, the time of the snapshot. Before format 3 nobody noted who sent plain messages: let it be every
-        group that is not transactional, for its sessions were opened to send."""
-        groups, sessions = tables["producer_groups"], tables["sessions"]
-        names = groups["name"].to_pylist()
+        """Restore :meth:`snapshot`. Format 1 had every session, without its last use: it becomes ``time_us``, the time
+        of the snapshot. Before format 3 senders of plain messages were not noted: they are all groups that are not
+        transactional, for their sessions were opened to send."""
+        groups, sessions = tables["producer_groups"].to_pydict(), tables["sessions"]
+        names, transactional = groups["name"], groups["transactional"]
+        metadata = sessions.schema.metadata
         if "epoch" not in sessions.column_names:
-            first, size = int(sessions.schema.metadata[b"first"]), sessions.num_rows
-            groups = groups.append_column("ordinal", pa.array(np.arange(len(names))))
+            first, size = int(metadata[b"first"]), sessions.num_rows
             sessions = sessions.append_column("epoch", pa.array(np.arange(first, first + size)))
             sessions = sessions.append_column("used_us", pa.array(np.full(size, time_us)))
-            sessions = sessions.replace_schema_metadata(
-                {"next_epoch": str(first + size), "next_group": str(len(names))}
-            )
-        ordinals = groups["ordinal"].to_pylist()
-        self.next_epoch = int(sessions.schema.metadata[b"next_epoch"])
-        self._next_group = int(sessions.schema.metadata[b"next_group"])
+            metadata = {b"next_epoch": first + size, b"next_group": len(names)}
+        self.next_epoch, self._next_group = int(metadata[b"next_epoch"]), int(metadata[b"next_group"])
+        ordinals = groups.get("ordinal", range(len(names)))
         self.groups = dict(zip(ordinals, names, strict=True))
         self._ordinals = dict(zip(names, ordinals, strict=True))
-        transactional = groups["transactional"].to_pylist()
-        self._transactional = {n for n, is_one in zip(ordinals, transactional, strict=True) if is_one}
-        if "plain" in groups.column_names:
-            plain, own = groups["plain"].to_pylist(), groups["rules"].to_pylist()
-            self.own = {n: policies.load(text) for n, text in zip(ordinals, own, strict=True) if text is not None}
-        else:
-            plain = [not is_one for is_one in transactional]
-        self._plain = {n for n, is_one in zip(ordinals, plain, strict=True) if is_one}
+        plain = groups.get("plain", [not is_one for is_one in transactional])
+        self.transactional, self._plain = ({*compress(ordinals, kinds)} for kinds in (transactional, plain))
+        rules = groups.get("rules", [None] * len(names))
+        self.own = {n: policies.load(text) for n, text in zip(ordinals, rules, strict=True) if text is not None}
         self._rows.load(sessions)
-        columns = (sessions[name].to_pylist() for name in ("epoch", "group", "instance", "fenced"))
-        for epoch, group, instance, fenced in zip(*columns, strict=True):
+        listed = sessions.to_pydict()
+        processes = listed.get("process", [None] * len(sessions))  # absent before processes had numbers
+        columns = (listed[name] for name in ("epoch", "group", "instance", "fenced"))
+        for epoch, group, instance, fenced, process in zip(*columns, processes, strict=True):
             self._remember(epoch, group, instance)
             if fenced:
                 del self._instances[(group, instance)]
-        if "process" in sessions.column_names:  # not in those of before processes had numbers
-            owners = (sessions[name].to_pylist() for name in ("epoch", "group", "process"))
-            for epoch, group, process in zip(*owners, strict=True):
-                if process is not None:
-                    self._own(epoch, group, process)
+            if process is not None:
+                self._own(epoch, group, process)
 
 
 def _make_owned(epoch: int, process: int, transactional: bool) -> Event:
     return event_of_rows(Kind.OWNED, [(epoch, process, transactional)])
+
+
+def _make_rules(group: str, own: ProducerRules) -> Event:
+    return event_of_rows(Kind.PRODUCERS, [(group, policies.dump(own))])
