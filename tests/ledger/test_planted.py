@@ -393,7 +393,7 @@ def forget_the_connected(monkeypatch):
     real = Sessions.idle
 
     def careless(self, command):
-        epochs = np.setdiff1d(real(self._sessions, command.before_us), self._table.undecided_epochs())
+        epochs = np.setdiff1d(real(self.sessions, command.before_us), self.table.undecided_epochs())
         return Decision(forgetting._events(epochs[: command.limit]), len(epochs[: command.limit]))
 
     monkeypatch.setattr(Forgetting, "decide_forget", careless)

@@ -187,7 +187,8 @@ def some_transactions(
         raise error(Code.UNKNOWN_GROUP, f"no producer group {wanted.group!r}")
     first = table.rows["first"]
     start = int(np.searchsorted(first, after, side="right")) + table.rows.first
-    end = _count_prepared(ledger, wanted.before_us) + table.rows.first
+    before = wanted.before_us
+    end = table.rows.end if before is None else table.count_prepared(before) + table.rows.first
     rows, place = some_rows(ledger, start, end, states)
     if ordinal is not None:
         rows = rows[table.groups_of(rows + table.rows.first) == ordinal]
@@ -222,17 +223,6 @@ SPAN = 65_536
 """Transactions that one look tells of, about: some milliseconds of the writer."""
 LOOKED = 64 * SPAN
 """Transactions of which one look reads the states."""
-
-
-def _count_prepared(ledger: Ledger, before_us: int | None) -> int:
-    """Return how many rows, from the first one on, were prepared before a time."""
-    table = ledger.transactions
-    if before_us is None:
-        return len(table.rows)
-    index = int(np.searchsorted(table.times["time_us"], before_us))
-    if index == len(table.times):
-        return len(table.rows)
-    return int(np.searchsorted(table.rows["first"], table.times["position"][index]))
 
 
 UNDECIDED = (OPEN, PARKED)

@@ -1,12 +1,10 @@
 """Decides that a group gets another message in place of a dead letter.
 
-One event has the new message and the place for which it stands, so both are done or neither; and an edit whose message
-id is known is the repeat of one that was done.
+One event has the new message and its place, so both are stored or neither; an edit whose message id is known is a
+repeat.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,16 +22,14 @@ from escrowmq.ledger.messages.dedup import Dedup
 from escrowmq.ledger.queues.topics import Topics
 from escrowmq.ledger.transactions.table import NONE
 from escrowmq.message.hashes import hash_keys
-from escrowmq.schemas import OUTGOING, STORED, Kind
-
-_COPIED = [name for name in STORED[Kind.EDITED].names if name in OUTGOING.names]
+from escrowmq.schemas import STORED, Kind
 
 
 def decide_edit(
     command: EditDead, groups: Groups, topics: Topics, dedup: Dedup, rules: Rules, next_position: int
 ) -> Decision:
-    """Answer: OK, or ALREADY_EXISTS for a repeat. UNKNOWN_GROUP, NOT_FOUND, CONFLICT, MESSAGE_ID_TAKEN, or the limit
-    that the message does not keep."""
+    """Edit a dead letter. Answer: OK, or ALREADY_EXISTS for a repeat. UNKNOWN_GROUP, NOT_FOUND, CONFLICT,
+    MESSAGE_ID_TAKEN, or the limit that the message exceeds."""
     group = groups.group(command.group)
     queue_id, offset, batch = command.queue_id, command.offset, command.batch
     cursor, place = group.cursor(queue_id), topics.queues[queue_id].place
@@ -46,33 +42,18 @@ def decide_edit(
     if letter is None:
         raise error(Code.NOT_FOUND, f"{where} is no dead letter of {command.group}")
     if command.dead_us not in (None, letter[0]):
-        raise error(
-            Code.CONFLICT,
-            f"{where} was delivered to {command.group} and died again since it was shown",
-            "look at it again: `escrowmq dead-letters show`",
-        )
+        why = f"{where} was delivered to {command.group} and died again since it was shown"
+        raise error(Code.CONFLICT, why, "look at it again: `escrowmq dead-letters show`")
     if refused := int(check_limits(batch, topics, rules)[0]):
         raise error(Code(refused))
     if dedup.find(identity, topics_of(batch, topics).numbers).positions[0] != NONE:
         raise error(Code.MESSAGE_ID_TAKEN)
-    made: dict[str, Any] = {
-        **{name: batch.column(name) for name in _COPIED},
-        "queue": [place.queue],
-        "queue_id": [queue_id],
-        "visible_us": [0],
-        "due_us": [0],
-        "transaction": [NONE],
-        "epoch": [0],
-        "group": [group.ordinal],
-        "offset": [offset],
-        "position": [next_position],
-    }
-    columns = [
-        made[field.name] if isinstance(made[field.name], pa.Array) else pa.array(made[field.name], field.type)
-        for field in STORED[Kind.EDITED]
-    ]
-    events = [Event(Kind.EDITED, pa.RecordBatch.from_arrays(columns, schema=STORED[Kind.EDITED]))]
+    at = {"queue": place.queue, "queue_id": queue_id, "offset": offset, "position": next_position}
+    made: dict[str, int] = {"visible_us": 0, "due_us": 0, "transaction": NONE, "epoch": 0, "group": group.ordinal, **at}
+    schema = STORED[Kind.EDITED]
+    columns = [pa.array([made[f.name]], f.type) if f.name in made else batch.column(f.name) for f in schema]
+    events = [Event(Kind.EDITED, pa.RecordBatch.from_arrays(columns, schema=schema))]
     if group.subscription.ordered:
-        at: Int64s = np.array([offset], np.int64)
-        events += keyed_events([(group.ordinal, queue_id, at, numbers(hash_keys(batch.column("key"))))])
+        offsets: Int64s = np.array([offset], np.int64)
+        events += keyed_events([(group.ordinal, queue_id, offsets, numbers(hash_keys(batch.column("key"))))])
     return Decision(tuple(events), Code(code.OK))

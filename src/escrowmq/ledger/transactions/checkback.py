@@ -1,21 +1,17 @@
-"""Check-back scheduling: which transaction is asked about when, and what follows when no answer comes.
+"""Check-back scheduling: when a transaction is checked, and what follows when no answer comes.
 
-Theory of operation. Each OPEN transaction waits for one thing: its next question, or, after the last one, the end of
-waiting. Both are due times, kept in indexes that are derived from the table's columns. Beside them stands
-``half_retention``, an age. Who is connected, and so can be asked at all, is the broker's affair
-(``broker/writer/checkback.py``).
+Each OPEN transaction waits for one thing: its next check, or, after the last one, the end of waiting. Both are due
+times, in indexes derived from the table's columns. ``half_retention`` is an age. Which producers are connected is known
+to the broker (``broker/writer/checkback.py``).
 
 Rules:
 
-1. Only OPEN transactions past their time are asked about (I10), at most ``check_max`` times, each question an event
-   before it is an act (I11). The caller asks for a group only when somebody is there, so an absent producer costs no
-   attempt.
-2. After the last question an interval passes; then the transaction is parked or rolled back, as the rules say (I12).
-   The same at ``half_retention``, asked or not; but one that a person opened anew is past that age on purpose, and is
-   asked about again in full instead.
-3. A producer group may have an interval, a number of questions and an end of waiting of its own (``policies.py``). They
-   count for all that it has undecided from then on; the next question that is due already comes at the time that it
-   had.
+1. Only OPEN transactions past their time are checked (I10), at most ``check_max`` times, each check an event before it
+   is sent (I11). The caller asks for checks of connected groups only, so an absent producer costs no attempt.
+2. After the last check an interval passes; then the transaction is parked or rolled back, as the rules say (I12). The
+   same at ``half_retention``, checked or not; but one that an operator reopened is checked in full again instead.
+3. A producer group may have its own interval, number of checks and end of waiting (``policies.py``). They apply to all
+   that it has undecided from then on; a check that is due already keeps its time.
 """
 
 from __future__ import annotations
@@ -33,7 +29,16 @@ from escrowmq.ledger.commands import AskChecks, Asked, Park, Rules
 from escrowmq.ledger.events import Decision, Event, event_of
 from escrowmq.ledger.transactions.policies import CheckRules, check_rules
 from escrowmq.ledger.transactions.sessions import OPERATOR, Sessions
-from escrowmq.ledger.transactions.table import BY_OPERATOR, OPEN, PARKED, ROLLED_BACK, Halves, TransactionTable, decided
+from escrowmq.ledger.transactions.table import (
+    BY_OPERATOR,
+    NONE,
+    OPEN,
+    PARKED,
+    ROLLED_BACK,
+    Halves,
+    TransactionTable,
+    decided,
+)
 from escrowmq.model import DecidedBy
 from escrowmq.schemas import Kind
 
@@ -45,60 +50,52 @@ class CheckBack:
         self._table = table
         self._sessions = sessions
         self._rules = Rules()
-        self._due: dict[int, DueIndex] = {}  # who waits for a question, by producer group
-        self._last_waits = DueIndex(partial(self._alive, last=True))  # the last question is out
-        self._young = 0  # none that half_retention concerns below this ordinal
-        self._aged_us = NEVER_US  # none comes to half_retention before this time
+        self._due: dict[int, DueIndex] = {}  # waiting for a check, by producer group
+        self._last_waits = DueIndex(partial(self._alive, last=True))  # waiting after the last check
+        self._young = 0  # below this ordinal half_retention concerns none
+        self._aged_us = NEVER_US  # before this time half_retention concerns none
 
-    # When there is something to do
+    # Timers
 
     @property
     def wake_us(self) -> int:
-        """:meth:`decide_tick` has nothing to do before this; ``NEVER_US``: nothing waits for it."""
+        """A lower bound of the next work of :meth:`decide_tick`; ``NEVER_US``: none."""
         return min(self._last_waits.wake_us, self._aged_us)
 
     def ask_us(self, group: str) -> int:
-        """Return a producer group has nothing to be asked about before this; ``NEVER_US``: nothing of it is open."""
+        """Return a lower bound of the next check of a producer group; ``NEVER_US``: none of its transactions is
+        open."""
         ordinal = self._sessions.ordinal(group)
         if ordinal is None or not self._table.open.get(ordinal) or ordinal not in self._due:
             return NEVER_US
         return self._due[ordinal].wake_us
 
-    # Questions
+    # Checks
 
     def begin(self, ordinals: Int64s, time_us: int) -> None:
-        """Transactions begin at ``time_us``, each with a first due time."""
+        """Add transactions that began at ``time_us``, each with its first due time."""
         self._schedule(ordinals, self._table.column("due_us", ordinals))
         self._aged_us = min(self._aged_us, time_us + self._rules.half_retention_us)
 
     def begin_rows(self, ordinals: Int64s, halves: Halves, time_us: int) -> None:
-        """As :meth:`begin`, of what was decided as rows."""
-        if (
-            len(halves.begins) != 1
-            or halves.owners is not None
-            or halves.due_us.count(halves.due_us[0]) < len(ordinals)
-        ):
-            if len(ordinals):
-                self.begin(ordinals, time_us)
-            return
-        (group,) = halves.begins
-        index = self._due.get(group)
-        if index is None:
-            index = self._due[group] = DueIndex(self._alive)
-        index.put(ordinals, halves.due_us[0], self._table.open.get(group, 0))
-        self._aged_us = min(self._aged_us, time_us + self._rules.half_retention_us)
+        """As :meth:`begin`, of transactions that were decided as rows."""
+        due_us = halves.due_us
+        if len(halves.begins) == 1 and halves.owners is None and due_us.count(due_us[0]) == len(ordinals):
+            (group,) = halves.begins
+            self._index(group).put(ordinals, due_us[0], self._table.open.get(group, 0))
+            self._aged_us = min(self._aged_us, time_us + self._rules.half_retention_us)
+        elif len(ordinals):
+            self.begin(ordinals, time_us)
 
     def decide_ask(self, command: AskChecks, now_us: int) -> Decision:
         """Choose the transactions of a group to check now; CHECKED is logged before the producer is asked."""
         group = self._sessions.ordinal(command.group)
         index = None if group is None else self._due.get(group)
         due = np.empty(0, np.int64) if index is None else index.due(now_us, command.limit)
-        if not len(due):
-            return Decision((), Asked(due, due, due))
         first, epochs, checks = (
             self._table.column(name, due).astype(np.int64) for name in ("first", "epoch", "checks")
         )
-        return Decision((event_of(Kind.CHECKED, first),), Asked(first, epochs, checks + 1))
+        return Decision((event_of(Kind.CHECKED, first),) if len(due) else (), Asked(first, epochs, checks + 1))
 
     def apply_checked(self, batch: pa.RecordBatch, time_us: int) -> None:
         table = self._table
@@ -114,7 +111,7 @@ class CheckBack:
             self._due[group].done()
 
     def decide_recheck(self, ids: pa.Array) -> Decision:
-        """Open parked or undecided transactions anew. Answer: one code per row."""
+        """Reopen parked or undecided transactions. Answer: one code per row."""
         ordinals, codes = self._table.find_ids(ids)
         rows = np.flatnonzero(codes == code.OK)
         undecided = np.isin(self._table.column("state", ordinals[rows]), (OPEN, PARKED))
@@ -133,25 +130,22 @@ class CheckBack:
         table.rows["due_us"][rows] = time_us
         self._schedule(ordinals, np.full(len(ordinals), time_us))
 
-    # The end of waiting
+    # After the last check
 
     def decide_tick(self, now_us: int, limit: int) -> list[Event]:
-        """Park, or roll back, what was asked about for the last time an interval ago or has come to half_retention."""
+        """Park or roll back transactions an interval after their last check, or at half_retention."""
         asked_out = self._last_waits.due(now_us, limit)
         ordinals = np.unique(np.concatenate((asked_out, self._find_aged(now_us, limit))))
         if not len(ordinals):
             return []
         first = self._table.column("first", ordinals)
         rolled_back = self._of(ordinals, lambda rules: rules.rollback).astype(np.bool_)
-        events = []
-        if rolled_back.any():
-            events.append(decided(first[rolled_back], ROLLED_BACK, DecidedBy.EXHAUSTED, OPERATOR))
-        if not rolled_back.all():
-            events.append(event_of(Kind.PARKED, first[~rolled_back]))
-        return events
+        lost, parked = first[rolled_back], first[~rolled_back]
+        events = [decided(lost, ROLLED_BACK, DecidedBy.EXHAUSTED, OPERATOR)] if len(lost) else []
+        return [*events, event_of(Kind.PARKED, parked)] if len(parked) else events
 
     def _find_aged(self, now_us: int, limit: int) -> Int64s:
-        """OPEN transactions that have come to half_retention, but for those that a person opened anew."""
+        """Return OPEN transactions that reached half_retention, except reopened ones."""
         table, age_us = self._table, self._rules.half_retention_us
         self._young = table.first_open(self._young, reopened=False)
         low = self._young - table.rows.first
@@ -159,17 +153,15 @@ class CheckBack:
         self._aged_us = int(oldest[0]) + age_us if len(oldest) else NEVER_US
         if now_us < self._aged_us:
             return np.empty(0, np.int64)
-        index = int(np.searchsorted(table.times["time_us"], now_us - age_us, side="right"))
-        whole = index == len(table.times)
-        high = len(table.rows) if whole else int(np.searchsorted(table.rows["first"], table.times["position"][index]))
+        high = table.count_prepared(now_us - age_us + 1)
         return np.flatnonzero(table.open_rows(low, high, reopened=False))[:limit] + self._young
 
     def decide_park(self, cmd: Park) -> Decision:
-        """Park one that cannot be asked about; see :class:`~escrowmq.ledger.commands.Park`."""
-        ordinals = self._table.find(np.array([cmd.transaction], np.int64))
-        if ordinals[0] < self._table.rows.first or self._table.column("state", ordinals)[0] != OPEN:
+        """Park a transaction that cannot be checked; see :class:`~escrowmq.ledger.commands.Park`."""
+        (ordinal,) = self._table.find(np.array([cmd.transaction], np.int64))
+        if ordinal == NONE or self._table.value("state", ordinal) != OPEN:
             return Decision((), False)
-        return Decision((event_of(Kind.PARKED, self._table.column("first", ordinals)),), True)
+        return Decision((event_of(Kind.PARKED, [self._table.value("first", ordinal)]),), True)
 
     def apply_parked(self, batch: pa.RecordBatch) -> None:
         self._table.park(self._table.find(batch.column("transaction").to_numpy()))
@@ -178,15 +170,12 @@ class CheckBack:
     # Rules of groups
 
     def interval_us(self, group: str) -> int:
-        """Time between two questions about one transaction of a producer group."""
+        """Return the time between two checks of a transaction of a producer group."""
         ordinal = self._sessions.ordinal(group)
         return check_rules(None if ordinal is None else self._sessions.own.get(ordinal), self._rules).interval_us
 
     def _of(self, ordinals: Int64s, value: Callable[[CheckRules], int]) -> Int64s:
-        """Return one check-back rule for each transaction, by its group.
-
-        Decided ones whose group is forgotten get the shard's.
-        """
+        """Return one check-back rule for each transaction, by its group; the shard's if the group is forgotten."""
         own = self._sessions.own
         if not own:
             return np.broadcast_to(np.int64(value(check_rules(None, self._rules))), len(ordinals))
@@ -194,7 +183,7 @@ class CheckBack:
         values = [value(check_rules(own.get(group), self._rules)) for group in groups.tolist()]
         return np.array(values, np.int64)[row]
 
-    # Keeping the indexes
+    # Indexes
 
     def _alive(self, ordinals: Int64s, due_us: Int64s | int, *, last: bool = False) -> Bools:
         table, rows = self._table, ordinals - self._table.rows.first
@@ -208,33 +197,36 @@ class CheckBack:
 
     def _schedule(self, ordinals: Int64s, due_us: Int64s) -> None:
         for group, mine in self._by_group(ordinals):
-            index = self._due.setdefault(group, DueIndex(self._alive))
-            index.put(ordinals[mine], due_us[mine], self._table.open.get(group, 0))
+            self._index(group).put(ordinals[mine], due_us[mine], self._table.open.get(group, 0))
+
+    def _index(self, group: int) -> DueIndex:
+        if (index := self._due.get(group)) is None:
+            index = self._due[group] = DueIndex(self._alive)
+        return index
 
     def _by_group(self, ordinals: Int64s) -> Iterator[tuple[int, slice | Bools]]:
         """Yield the producer groups of transactions, and which of ``ordinals`` belong to each."""
         epochs = self._table.column("epoch", ordinals).astype(np.int64)
         if len(epochs) and all_equal(epochs):
-            yield int(self._sessions.groups_of(epochs[:1])[0]), slice(None)
+            yield self._sessions.group(int(epochs[0])), slice(None)
         else:
             groups = self._sessions.groups_of(epochs)
             yield from ((group, groups == group) for group in np.unique(groups).tolist())
 
     def forget_group(self, group: int) -> None:
-        """Forget a producer group, which has nothing undecided."""
+        """Forget a producer group without undecided transactions."""
         self._due.pop(group, None)
 
     def restore(self, rules: Rules) -> None:
-        """Begin with the transactions of a restored table."""
+        """Rebuild the indexes from a restored table."""
         self._young = self._table.rows.first
         self.apply_rules(rules)
 
     def apply_rules(self, rules: Rules) -> None:
-        """Apply the rules of the shard or of a group. Who waits for a question and who for the end of waiting depends
-        on how many
-        questions there are."""
+        """Apply changed rules of the shard or of a group. They decide which transactions wait for a check, so the
+        indexes are rebuilt."""
         self._rules = rules
-        self._aged_us = 0  # look at once: half_retention may be another
+        self._aged_us = 0  # check at once: half_retention may have changed
         self._due, self._last_waits = {}, DueIndex(partial(self._alive, last=True))
         waiting = np.flatnonzero(self._table.rows["state"] == OPEN)
         last = self._table.rows["checks"][waiting] >= self._of(waiting + self._table.rows.first, lambda of: of.most)

@@ -1,6 +1,6 @@
 """Ending transactions: commits, rollbacks and expiry; the first decision of each is final.
 
-States and what may follow them::
+States and their transitions::
 
     from \\ event    COMMIT       ROLLBACK      checks exhausted        retention     recheck
     OPEN            COMMITTED    ROLLED_BACK   PARKED / ROLLED_BACK    EXPIRED       OPEN, no checks spent
@@ -9,17 +9,16 @@ States and what may follow them::
     ROLLED_BACK     (conflict)   (already)     -                       -             (decided)
     EXPIRED         (expired)    (expired)     -                       -             (decided)
 
-The first decision in the log is final (I5); "checks exhausted" is the last ask unanswered for an interval, or
-``half_retention``. Answers not named here say that the decision took effect.
+"checks exhausted" is an interval without a decision after the last check, or ``half_retention``. Answers not named here
+say that the decision took effect.
 
 Rules:
 
-1. The first decision in the log is final (I5). A decision names position *and* epoch, so it can hit no other
+1. The first decision in the log is final (I5). A decision names position *and* epoch, so it affects no other
    transaction (I6), and comes from a session of the group that prepared it (I15).
-2. Who is asked when no decision comes, and what follows the last question, is ruled in ``checkback.py``.
-3. A few decisions are taken row by row when all of them are *plain*: of a session that may act, about transactions of
-   its group that are here, none named twice. Whatever is not plain is not ruled there: all of them are decided as
-   columns.
+2. ``checkback.py`` has the rules for checks when no decision comes, and for what follows the last one.
+3. A few decisions are taken row by row when all of them are *plain*: of a session that may act, about known
+   transactions of its group, none named twice. All others are decided as columns.
 """
 
 from __future__ import annotations
@@ -94,15 +93,14 @@ class Ending:
         winners = rows[outcomes[rows] != UNKNOWN]
         if len(winners) and not (np.diff(ordinals[rows]) > 0).all():
             winners = _first_deciders(rows, winners, ordinals, outcomes, codes)
-        answer = pa.RecordBatch.from_arrays([pa.array(codes)], schema=ENDED)
-        if not len(winners):
-            return Decision((), answer)
-        first = self._table.column("first", ordinals[winners])
-        event = decided(first, BECOMES[outcomes[winners]], command.by, command.sessions[winners])
-        return Decision((event,), answer)
+        events: tuple[Event, ...] = ()
+        if len(winners):
+            first = self._table.column("first", ordinals[winners])
+            events = (decided(first, BECOMES[outcomes[winners]], command.by, command.sessions[winners]),)
+        return Decision(events, pa.RecordBatch.from_arrays([pa.array(codes)], schema=ENDED))
 
     def _find_owned(self, rows: Int64s, ordinals: Int64s, sessions: Int64s, codes: UInt8s) -> Int64s:
-        """Return the rows whose session is of the transaction's group; the others get their code."""
+        """Return the rows whose session is of the transaction's group; set the codes of the others."""
         anonymous = sessions[rows] == OPERATOR
         codes[rows[anonymous]] = code.UNKNOWN_SESSION
         rows = rows[~anonymous]
@@ -119,15 +117,13 @@ class Ending:
         found = self._table.find_few([row[0] for part in parts for row in part.rows])
         if found is None or len(set(found)) < len(found):
             return None
-        codes, winners = bytearray(), list[DecidedRow]()
-        ours = iter(found)
+        codes, winners, ours = bytearray(), list[DecidedRow](), iter(found)
         group, last = None, -1  # most are of one session
         for part in parts:
             session = part.session
-            if session != last:
-                if (group := self._sessions.group_that_may(session, rules)) is None:
-                    return None
-                last = session
+            if session != last and (group := self._sessions.group_that_may(session, rules)) is None:
+                return None
+            last = session
             for _, outcome in part.rows:
                 _, first, epoch, state = next(ours)
                 foreign = epoch != session and self._sessions.group(epoch) != group
@@ -143,15 +139,12 @@ class Ending:
         return Decision(events, bytes(codes))
 
     def apply_few(self, decided: Sequence[DecidedRow]) -> list[tuple[int, int, int, int]]:
-        """Kind.DECIDED as rows: position, queue id, tag and size of what became visible, as :meth:`apply_decided` has
-        them."""
-        rows = self._table.decide_few(decided)
-        return self._table.messages_of_few(
-            [row for row, (_, state, _, _) in zip(rows, decided, strict=True) if state == COMMITTED]
-        )
+        """As :meth:`apply_decided`, of rows. Returns position, queue id, tag and size of the visible messages."""
+        rows = zip(self._table.decide_few(decided), decided, strict=True)
+        return self._table.messages_of_few([row for row, (_, state, _, _) in rows if state == COMMITTED])
 
     def apply_decided(self, batch: pa.RecordBatch) -> tuple[Int64s, Int64s, Int32s, Int32s, Int32s]:
-        """Kind.DECIDED. What became visible by it, as of :meth:`TransactionTable.messages_of`."""
+        """Apply Kind.DECIDED. Returns what became visible, as of :meth:`TransactionTable.messages_of`."""
         ordinals = self._table.find(batch.column("transaction").to_numpy())
         states = batch.column("state").to_numpy()
         self._table.decide(ordinals, states, batch.column("decided_by").to_numpy())
@@ -159,8 +152,8 @@ class Ending:
         return self._table.messages_of(ordinals if committed.all() else ordinals[committed])
 
     def decide_expire(self, visible_us: int, limit_position: int) -> tuple[int, list[Event]]:
-        """Return how far retention may go for undecided transactions, and the EXPIRED decisions that it needs for
-        that: those prepared before ``visible_us`` are expired, a younger one is a stop."""
+        """Return how far retention may go, and the decisions for that: undecided transactions prepared before
+        ``visible_us`` expire, a younger one is the limit."""
         first = self._table.rows["first"][self._table.undecided()]
         old = self._table.prepared_us(first) < visible_us if len(first) else np.empty(0, np.bool_)
         stops = first[~old]
@@ -170,8 +163,7 @@ class Ending:
 
 
 def _first_deciders(rows: Int64s, deciding: Int64s, ordinals: Int64s, outcomes: UInt8s, codes: UInt8s) -> Int64s:
-    """Return a transaction may stand in one batch twice: its first deciding row decides, the rows after it come too
-    late."""
+    """Return the first deciding row of each transaction; set the codes of later rows of it."""
     owners, index = np.unique(ordinals[deciding], return_index=True)
     winners = deciding[index]
     winner = winners[np.minimum(np.searchsorted(owners, ordinals[rows]), len(owners) - 1)]

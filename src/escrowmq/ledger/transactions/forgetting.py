@@ -1,22 +1,22 @@
 """Expires idle producer sessions, their groups and writers.
 
-Theory of operation. Every process that ever produced left a session, every Spark query and every batch write under a
-name a group and a writer. They are small, and there is no end of them. So a session that has done nothing for long is
-forgotten by an event that names its epoch; a group goes with its last session, and with the group what its writer
-decided last.
+Every process that ever produced left a session; every Spark query and named batch write a group and a writer. So idle
+sessions are forgotten by an event with their epochs; a group goes with its last session, and its writer with the group.
 
 Rules:
 
-1. When a session was used last is the time of the last frame of its own: its opening, a message, a decision. So it is
-   part of the fold, and a restart neither forgets it nor begins anew.
-2. A session that prepared something undecided stays: its transaction's group is asked, and decides. So does one whose
-   process listens for questions now.
-3. What is decided needs no session. A transaction whose session is forgotten answers late decisions of any group by its
-   state: the first decision stands (I5), and nothing can change it. Message ids are remembered without sessions (I9).
-4. Manually a writer is forgotten at once, with all sessions of its group; not while anything is undecided there.
+1. The last use of a session is the time of the last frame of its own: its opening, a message, a decision. So it is part
+   of the fold, and a restart neither forgets it nor resets it.
+2. A session with undecided transactions stays: its group is checked, and decides. So does one whose process is
+   connected for check-backs.
+3. Decided transactions need no session: late decisions of any group are answered by the state (I5). Message ids are
+   remembered without sessions (I9).
+4. An operator can forget a writer at once, with all sessions of its group, unless something is undecided there.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -32,40 +32,39 @@ from escrowmq.ledger.transactions.writers import Writers
 from escrowmq.schemas import Kind
 
 
+@dataclass(frozen=True, slots=True)
 class Forgetting:
-    """Which sessions and writers may go, and everything that goes with them."""
+    """Decides and applies the expiry of sessions and writers. It has no state of its own."""
 
-    def __init__(self, sessions: Sessions, table: TransactionTable, checkback: CheckBack, writers: Writers) -> None:
-        self._sessions = sessions
-        self._table = table
-        self._checkback = checkback
-        self._writers = writers
+    sessions: Sessions
+    table: TransactionTable
+    checkback: CheckBack
+    writers: Writers
 
     def decide_forget(self, command: Forget) -> Decision:
-        """Forget what is idle, the oldest sessions first."""
-        idle = self._sessions.idle(command.before_us)
+        """Forget idle sessions, the oldest first."""
+        idle = self.sessions.idle(command.before_us)
         if not len(idle):
             return Decision((), 0)
-        needed = np.concatenate((command.connected, self._table.undecided_epochs()))
+        needed = np.concatenate((command.connected, self.table.undecided_epochs()))
         idle = np.setdiff1d(idle, needed, assume_unique=False)[: command.limit]
         return Decision(_events(idle), len(idle))
 
     def decide_forget_writer(self, command: ForgetWriter) -> Decision:
         """Forget one writer. Raises NOT_FOUND, CONFLICT while something is undecided."""
-        group = self._writers.group(command.writer)
+        group = self.writers.group(command.writer)
         if group is None:
             raise error(Code.NOT_FOUND, "no such writer on this broker")
-        name = self._sessions.groups[group]
-        undecided = self._table.open.get(group, 0) + self._table.parked.get(group, 0)
-        if undecided:
+        name = self.sessions.groups[group]
+        if undecided := self.table.open.get(group, 0) + self.table.parked.get(group, 0):
             sentence = f"the writer's group {name!r} has {undecided} undecided transactions"
             raise error(Code.CONFLICT, sentence, "decide them first: escrowmq transactions list --state undecided")
-        epochs = self._sessions.of_group(group)
+        epochs = self.sessions.of_group(group)
         return Decision(_events(epochs), {"group": name, "sessions": len(epochs)})
 
     def apply(self, batch: pa.RecordBatch) -> None:
-        for group in self._sessions.forget(batch.column("epoch").to_numpy().astype(np.int64)):
-            for part in (self._table, self._checkback, self._writers):
+        for group in self.sessions.forget(batch.column("epoch").to_numpy().astype(np.int64)):
+            for part in (self.table, self.checkback, self.writers):
                 part.forget_group(group)
 
 

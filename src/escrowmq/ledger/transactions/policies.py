@@ -73,7 +73,8 @@ def _given(own: ProducerRules) -> dict[str, Any]:
 
 def effective(own: ProducerRules | None, rules: Rules, kind: str | None) -> ProducerRules:
     """Return all rules that apply to a group of this ``kind``, its own or not."""
-    return ProducerRules(**dict(zip(NAMES, (kind, *check_rules(own, rules)), strict=True)))
+    values: tuple[Any, ...] = (kind, *check_rules(own, rules))
+    return ProducerRules(**dict(zip(NAMES, values, strict=True)))
 
 
 def differences(wanted: ProducerRules, have: ProducerRules) -> str:

@@ -1,21 +1,21 @@
 """Writers of numbered batches (a Spark query): one event commits all transactions of a batch, exactly once.
 
-Theory of operation. A job prepares the rows of batch *n* in many processes, some of them more than once (a task is
-repeated, or runs twice at a time). Its driver then names the transactions that count and commits them as (writer, n).
-The ledger keeps the last batch of every writer.
+A job prepares the rows of batch *n* in many processes, some of them more than once (a task is repeated, or runs twice).
+Its driver then names the valid transactions and commits them as (writer, n). The ledger keeps the last batch of each
+writer.
 
 Rules:
 
-1. A writer has a producer group of its own, and its batches come one after the other: so whatever is undecided in the
-   group when a batch is committed, and is not named, was prepared by an attempt that lost.
-2. The first commit of (writer, n) is one frame: what it names becomes visible, all of it or, crash or not, none;
-   everything else that is undecided in the group is rolled back.
-3. A commit of (writer, n) when the writer's last batch is n or later changes nothing that is decided: it is the repeat
-   of a driver that died before it noted its success. All that is undecided in the group is rolled back.
-4. A commit that names anything that cannot be committed (another group's, unknown, rolled back, expired) is refused as
-   a whole.
+1. A writer has a producer group of its own, and its batches follow each other: so transactions of the group that are
+   undecided when a batch is committed, and not named, are of an attempt that lost.
+2. The first commit of (writer, n) is one frame: all named transactions become visible or, after a crash, none; all
+   others that are undecided in the group are rolled back.
+3. A commit of (writer, n) when the writer's last batch is n or later changes no decision: it is the repeat of a driver
+   that crashed before it noted its success. All undecided transactions of the group are rolled back.
+4. A commit that names a transaction that cannot be committed (of another group, unknown, rolled back, expired) is
+   rejected as a whole.
 5. Batches of a writer rise; gaps are allowed.
-6. A writer is forgotten with its producer group, which is when it was not used for long (``forgetting.py``).
+6. A writer is forgotten with its producer group, after long disuse (``forgetting.py``).
 """
 
 from __future__ import annotations
@@ -61,37 +61,32 @@ class Writers:
         return None if known is None else known[0]
 
     def listed(self, after: bytes, limit: int) -> list[tuple[bytes, int, int, int]]:
-        """Writers from ``after`` (not included) on, by their bytes: writer, producer group, last batch, when it was
+        """Return writers after ``after``, by their bytes: writer, producer group, last batch, and when it was
         decided."""
         chosen = heapq.nsmallest(limit, (writer for writer in self._last if writer > after))
         return [(writer, *self._last[writer]) for writer in chosen]
 
     def decide_commit(self, command: CommitBatch, rules: Rules) -> Decision:
-        """Commit a batch, or roll the repeat of one back. Raises UNKNOWN_SESSION, FENCED, WRONG_GROUP, CONFLICT, ..."""
+        """Commit a batch, or answer its repeat. Raises UNKNOWN_SESSION, FENCED, WRONG_GROUP, CONFLICT, ..."""
         group = self._sessions.group_of(command.session, rules, transactional=True)
-        known = self._last.get(command.writer)
-        if known is None and len(self._last) >= rules.max_writers:
+        owner, last, _ = self._last.get(command.writer, (group, NONE, 0))
+        if command.writer not in self._last and len(self._last) >= rules.max_writers:
             raise error(Code.TOO_MANY, f"there are {len(self._last)} writers", "max_writers")
-        if self._writers.get(group, command.writer) != command.writer or (known is not None and known[0] != group):
-            raise error(
-                Code.WRONG_GROUP,
-                "a writer has a producer group of its own, and this is another",
-                "`escrowmq writers list` shows it; `escrowmq writers forget WRITER` lets the writer begin anew",
-            )
-        repeated = known is not None and known[1] >= command.number
+        if self._writers.get(group, command.writer) != command.writer or owner != group:
+            hint = "`escrowmq writers list` shows it; `escrowmq writers forget WRITER` lets the writer begin anew"
+            raise error(Code.WRONG_GROUP, "a writer has a producer group of its own, and this is another", hint)
+        repeated = command.writer in self._last and last >= command.number
         ordinals = self._list_owned(command, group, skip_unknown=repeated)
         undecided = self._table.undecided_of(group)
-        if not repeated:
-            missing = len(ordinals) - int(np.isin(ordinals, undecided, assume_unique=True).sum())
-            if missing:
-                raise error(Code.CONFLICT, f"{missing} transactions of the batch are already decided")
-        lost = undecided if repeated else np.setdiff1d(undecided, ordinals, assume_unique=True)
+        if repeated:
+            ordinals, lost = ordinals[:0], undecided
+        elif missing := len(np.setdiff1d(ordinals, undecided, assume_unique=True)):
+            raise error(Code.CONFLICT, f"{missing} transactions of the batch are already decided")
+        else:
+            last, lost = command.number, np.setdiff1d(undecided, ordinals, assume_unique=True)
         status = Code.ALREADY_COMMITTED if repeated else Code.COMMITTED
-        last = known[1] if repeated and known else command.number
-        answer = {"status": status.name, "last": last, "rolled_back": len(lost)}
-        if repeated and not len(lost):
-            return Decision((), answer)
-        return Decision((self._event(command, ordinals[:0] if repeated else ordinals, lost),), answer)
+        events = () if repeated and not len(lost) else (self._event(command, ordinals, lost),)
+        return Decision(events, {"status": status.name, "last": last, "rolled_back": len(lost)})
 
     def _list_owned(self, command: CommitBatch, group: int, *, skip_unknown: bool) -> Int64s:
         """Return ordinals of the batch's transactions, each once. Of a repeat, some may have left with retention."""
@@ -106,7 +101,7 @@ class Writers:
         return ordinals
 
     def _event(self, command: CommitBatch, winners: Int64s, losers: Int64s) -> Event:
-        """One row per transaction; a batch of none is one row without a transaction, so that it is remembered too."""
+        """Return a row per transaction; a batch of none is one row without a transaction, so that it is remembered."""
         first = self._table.column("first", np.concatenate((winners, losers))).astype(np.int64)
         states = np.repeat(np.array([COMMITTED, ROLLED_BACK], np.uint8), (len(winners), len(losers)))
         if not len(first):
@@ -116,10 +111,9 @@ class Writers:
         return event_of(Kind.BATCH_DECIDED, first, states, by, epochs, [command.writer] * size, numbers)
 
     def apply_decided(self, batch: pa.RecordBatch, time_us: int) -> None:
-        """Kind.BATCH_DECIDED, the writer's part of it."""
-        writer, number = batch.column("writer")[0].as_py(), batch.column("batch")[0].as_py()
-        group = int(self._sessions.groups_of(np.array([batch.column("epoch")[0].as_py()], np.int64))[0])
-        known = self._last.get(writer)
+        """Apply the writer's part of Kind.BATCH_DECIDED."""
+        writer, number, epoch = (batch.column(name)[0].as_py() for name in ("writer", "batch", "epoch"))
+        group, known = self._sessions.group(epoch), self._last.get(writer)
         if known is None or known[1] < number:
             self._last[writer] = (group, number, time_us)
             self._writers[group] = writer
