@@ -495,8 +495,8 @@ def forget_acks(monkeypatch):
 
 @planted(lambda: dead_letters().test_cause())
 def deliver_for_ever(monkeypatch):
-    def settler(self, group, rules, now_us):
-        made = real(self, group, rules, now_us)
+    def settler(self, *arguments, **shared):
+        made = real(self, *arguments, **shared)
         made.redelivery = made.redelivery._replace(attempts=made.redelivery.attempts + 1)
         return made
 

@@ -17,8 +17,8 @@ from escrowmq.schemas import ID, STORED, Kind
 
 
 class Few:
-    """Some rows of schema ``STORED[kind]`` as sequences, in the order of the schema; of message ids their bytes one
-    after the other."""
+    """A few rows of schema ``STORED[kind]`` as sequences, in the order of the schema; message ids as concatenated
+    bytes."""
 
     __slots__ = ("columns", "kind", "num_rows")
 
@@ -29,7 +29,8 @@ class Few:
 
     @property
     def batch(self) -> pa.RecordBatch:
-        """The same as a batch. Raises ValueError, OverflowError or ArrowException if a value fits no column."""
+        """The same as a batch. Raises ValueError, OverflowError or ArrowException if a value does not fit its
+        column."""
         arrays = [_array(column, *types) for column, types in zip(self.columns, _COLUMNS[self.kind], strict=True)]
         return pa.RecordBatch.from_arrays(arrays, schema=STORED[self.kind])
 
@@ -40,9 +41,7 @@ class Event:
 
     kind: Kind
     content: pa.RecordBatch | Few
-    rows: Any = None
-    """Of an event decided as rows: what applying it needs, so that the batch is not read again (see
-    ``Ledger.decide_rows``)."""
+    rows: Any = None  # of an event decided as rows: what applying it needs (see ``Ledger.decide_rows``)
 
     @property
     def batch(self) -> pa.RecordBatch:
@@ -57,9 +56,8 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Repeats:
-    """Rows of a command that were answered with the receipt of an earlier message of their topic and id, and where that
-    one stands (arrays of one length). Whether it is the same message is decided by the contents: see
-    ``messages/contents.py``."""
+    """Rows answered with the receipt of an earlier message of their topic and id, and its position (arrays of one
+    length). ``messages/contents.py`` compares the contents."""
 
     rows: Int64s
     positions: Int64s
@@ -67,18 +65,16 @@ class Repeats:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The result of ``decide``: events to append and apply *in this order*, and the answer to give once they are
-    durable.
+    """Events to append and apply *in this order*, and the answer to give once they are durable.
 
-    An event's rows that hold positions of their own frame (a new transaction's id, a lease's id) assume that the
-    events are appended next, the first at the ledger's ``next_position``; nothing may come between.
+    Rows with positions of their own frame (a new transaction's id, a lease's id) assume that the events are appended
+    next, the first at the ledger's ``next_position``.
     """
 
     events: tuple[Event, ...] = ()
     answer: Any = None
     repeats: Repeats | None = None
-    """Of SEND and PREPARE: what is to be held against the log, when the events are appended, before the answer is
-    given."""
+    """Of SEND and PREPARE: to be compared with the log after the events are appended, before the answer is given."""
 
 
 def _plan(schema: pa.Schema) -> list[tuple[pa.DataType, Any]]:
@@ -86,18 +82,18 @@ def _plan(schema: pa.Schema) -> list[tuple[pa.DataType, Any]]:
 
 
 _COLUMNS = {kind: _plan(schema) for kind, schema in STORED.items()}
-"""The types of each kind's columns, and their NumPy types if they are numbers; asking Arrow each time is slow."""
+"""The types of each kind's columns, and their NumPy types if they are numbers; cached, because Arrow is slow."""
 _TYPECODES = {np.int32: "i", np.int64: "q", np.uint32: "I", np.uint8: "B"}
 
 
 def event_of(kind: Kind, *columns: Sequence[Any] | np.ndarray[Any, Any]) -> Event:
-    """Return an event with these columns: sequences or arrays of one length, in the order of the schema."""
+    """Return an event with these columns (sequences or arrays of one length, in the order of the schema)."""
     arrays = [_array(column, *types) for column, types in zip(columns, _COLUMNS[kind], strict=True)]
     return Event(kind, pa.RecordBatch.from_arrays(arrays, schema=STORED[kind]))
 
 
 def event_of_rows(kind: Kind, rows: Sequence[Sequence[Any]], *, keep: bool = False) -> Event:
-    """Return an event with these rows (at least one). ``keep``: as rows too, to be applied so."""
+    """Return an event with these rows (at least one). ``keep``: also keep the rows, to apply them."""
     columns = tuple(zip(*rows, strict=True))
     return Event(kind, Few(kind, columns), rows) if keep else event_of(kind, *columns)
 

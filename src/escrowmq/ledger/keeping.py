@@ -39,8 +39,7 @@ from escrowmq.ledger.transactions.table import ROLLED_BACK, TransactionTable, de
 from escrowmq.model import DecidedBy
 from escrowmq.schemas import Kind
 
-NAMED = 5
-"""Groups that a rejection names."""
+NAMED = 5  # groups that a rejection names
 
 
 @dataclass(frozen=True, slots=True)

@@ -319,8 +319,7 @@ class Ledger:
         Kind.PLAIN: lambda self, rows, position, time_us: self._by_rows.apply(rows, position, time_us, self.rules),
         Kind.HALF: lambda self, rows, position, time_us: self._by_rows.apply(rows, position, time_us, self.rules),
         Kind.DECIDED: _apply_few_decided,
-    }
-    """As ``_acts``, of what :meth:`decide_rows` gave with its events."""
+    }  # as ``_acts``, of what :meth:`decide_rows` gave with its events
 
     # Snapshots
 

@@ -1,9 +1,11 @@
-"""Lists topics, producer groups, writers and transactions of a ledger as plain dicts for JSON."""
+"""Lists topics, producer groups, writers and transactions of a ledger as plain dicts for JSON, and summarizes undecided
+transactions by producer group and cause, in steps: producers continue between two of them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -12,20 +14,20 @@ from escrowmq.errors import Code, error
 from escrowmq.ledger.columns.arrays import Int64s, all_true, locate
 from escrowmq.ledger.commands import TopicRules
 from escrowmq.ledger.ledger import Ledger
+from escrowmq.ledger.queues.queues import QueueIndex
 from escrowmq.ledger.transactions import policies
 from escrowmq.ledger.transactions.table import NONE, OPEN, PARKED
 from escrowmq.model import DecidedBy, TransactionId, TransactionState
 
 CAUSES: Final = ("not_due", "due", "unanswered", "asked_out", "aged", "decided")
-"""Why a transaction waits: its first question is not due; one is due, and nobody was there to be asked; it was asked
-about, and another question or the end of waiting comes; it is parked after its last question; it is parked before that
-(``half_retention``, or it cannot be read).
-"""
+"""Why a transaction waits: its first check is not due; a check is due, and no producer was connected; it was checked,
+and another check or the end of waiting follows; it is parked after its last check; it is parked before that
+(``half_retention``, or it cannot be read)."""
 _NOT_DUE, _DUE, _UNANSWERED, _ASKED_OUT, _AGED, _DECIDED = range(len(CAUSES))
 
 
 def causes_of(ledger: Ledger, rows: Int64s, now_us: int) -> Int64s:
-    """Return why each transaction waits, by row number, as an index of :data:`CAUSES`."""
+    """Return why each transaction (a row number) waits, as an index of :data:`CAUSES`."""
     table = ledger.transactions
     state, checks, due_us = (table.rows[name][rows] for name in ("state", "checks", "due_us"))
     most = np.full(len(rows), policies.check_rules(None, ledger.rules).most, np.int64)
@@ -40,25 +42,18 @@ def causes_of(ledger: Ledger, rows: Int64s, now_us: int) -> Int64s:
 
 
 def topics_list(ledger: Ledger) -> list[dict[str, Any]]:
-    """Return topics with their queues' first and next offsets."""
-    queues = ledger.topics.queues
-    return [
-        {
-            "name": topic.name,
-            "queues": [
-                {
-                    "queue": number,
-                    "queue_id": queue_id,
-                    "head": queues[queue_id].head,
-                    "end": queues[queue_id].end,
-                    "bytes": queues[queue_id].bytes_kept,
-                }
-                for number, queue_id in enumerate(topic.queue_ids)
-            ],
-            **retention_of(topic.rules),
-        }
-        for topic in ledger.topics.by_name.values()
-    ]
+    """List topics with their queues' first and next offsets."""
+    listed = []
+    for topic in ledger.topics.by_name.values():
+        indexes = [(queue_id, ledger.queue(queue_id)) for queue_id in topic.queue_ids]
+        queues = [{"queue_id": id, **describe_queue(index), "bytes": index.bytes_kept} for id, index in indexes]
+        listed.append({"name": topic.name, "queues": queues, **retention_of(topic.rules)})
+    return listed
+
+
+def describe_queue(queue: QueueIndex) -> dict[str, int]:
+    """Return ``queue, head, end`` of a queue."""
+    return {"queue": queue.place.queue, "head": queue.head, "end": queue.end}
 
 
 def retention_of(rules: TopicRules) -> dict[str, float]:
@@ -72,51 +67,48 @@ def retention_of(rules: TopicRules) -> dict[str, float]:
 
 
 def queue_offsets(ledger: Ledger, topic: str, queue: int | None, time_us: int | None) -> list[dict[str, Any]]:
-    """``queue, head, end`` and, with a time, ``offset_at`` (the first offset that became visible then or later, ``end``
-    without one) of one queue of a topic, or of all. Rejected(UNKNOWN_TOPIC, BAD_QUEUE)."""
+    """Return ``queue, head, end`` and, with a time, ``offset_at`` (the first offset visible then or later, else
+    ``end``) of one queue of a topic, or of all. Rejected(UNKNOWN_TOPIC, BAD_QUEUE)."""
     first = ledger.queue_id(topic, queue or 0)  # raises
-    ids = [first] if queue is not None else ledger.topics.queue_ids(topic)
-    listed = []
-    for queue_id in ids:
-        index = ledger.queue(queue_id)
-        line = {"queue": index.place.queue, "head": index.head, "end": index.end}
-        listed.append(line if time_us is None else {**line, "offset_at": index.offset_at(time_us)})
-    return listed
+    indexes = [ledger.queue(id) for id in ([first] if queue is not None else ledger.topics.queue_ids(topic))]
+    at = [{} if time_us is None else {"offset_at": index.offset_at(time_us)} for index in indexes]
+    return [{**describe_queue(index), **offset} for index, offset in zip(indexes, at, strict=True)]
 
 
 def queues_beyond(ledger: Ledger, topic: str, after: Mapping[int, int], every: bool) -> list[dict[str, int]]:
-    """``queue, head, end`` of a topic's queues that have offsets from those of ``after`` (by queue) on; ``every``: also
-    of queues not named there, from their first on, and a topic that does not exist is no error. Rejected(UNKNOWN_TOPIC,
+    """Return ``queue, head, end`` of a topic's queues with offsets from those of ``after`` (by queue) on; ``every``:
+    also of other queues, from their first offset on; then the topic need not exist. Rejected(UNKNOWN_TOPIC,
     BAD_QUEUE)."""
     places = dict(after)
     if every:
         ids = ledger.topics.queue_ids(topic) if ledger.topics.has(topic) else []
         places = {number: after.get(number, ledger.queue(id).head) for number, id in enumerate(ids)}
     indexes = [(ledger.queue(ledger.queue_id(topic, queue)), offset) for queue, offset in sorted(places.items())]
-    return [{"queue": i.place.queue, "head": i.head, "end": i.end} for i, offset in indexes if i.end > offset]
+    return [describe_queue(index) for index, offset in indexes if index.end > offset]
 
 
 def producers_list(ledger: Ledger) -> list[dict[str, Any]]:
     """List producer groups with their undecided transactions; ``oldest_us``: when the oldest was prepared, or None."""
-    oldest = _oldest_open(ledger)
-    sessions, rules = ledger.sessions, ledger.rules
-    return [
-        {
-            "group": name,
-            **policies.described(
-                sessions.own.get(ordinal), rules, sessions.kind(ordinal, rules), ordinal in sessions.transactional
-            ),
-            "open": ledger.transactions.open.get(ordinal, 0),
-            "parked": ledger.transactions.parked.get(ordinal, 0),
-            "oldest_us": oldest.get(ordinal),
-        }
-        for ordinal, name in sessions.groups.items()
-    ]
+    sessions, rules, table = ledger.sessions, ledger.rules, ledger.transactions
+    found = table.oldest.find(table.open, table.oldest_open())
+    firsts = table.column("first", np.array([*found.values()], np.int64)).astype(np.int64)
+    oldest = dict(zip(found, table.prepared_us(firsts).tolist(), strict=True))
+    listed = []
+    for number, name in sessions.groups.items():
+        kind, transactional = sessions.kind(number, rules), number in sessions.transactional
+        described = policies.described(sessions.own.get(number), rules, kind, transactional)
+        listed.append({"group": name, **described, **_count_undecided(ledger, number), "oldest_us": oldest.get(number)})
+    return listed
+
+
+def _count_undecided(ledger: Ledger, group: int) -> dict[str, int]:
+    table = ledger.transactions
+    return {"open": table.open.get(group, 0), "parked": table.parked.get(group, 0)}
 
 
 def writers_list(ledger: Ledger, after: bytes, limit: int) -> list[dict[str, Any]]:
-    """Writers of numbered batches from ``after`` (not included) on, by their ids: the last batch and when it was
-    decided, when anything was done under its producer group, and what is undecided there."""
+    """List writers of numbered batches after ``after``, by their ids: the last batch and when it was decided, the last
+    use of its producer group, and its undecided transactions."""
     used = ledger.sessions.used_us()
     return [
         {
@@ -125,48 +117,26 @@ def writers_list(ledger: Ledger, after: bytes, limit: int) -> list[dict[str, Any
             "batch": batch,
             "decided_us": decided_us,
             "used_us": used[group],
-            "open": ledger.transactions.open.get(group, 0),
-            "parked": ledger.transactions.parked.get(group, 0),
+            **_count_undecided(ledger, group),
         }
         for writer, group, batch, decided_us in ledger.writers.listed(after, limit)
     ]
 
 
-def _oldest_open(ledger: Ledger) -> dict[int, int]:
-    """Return when each group's oldest OPEN transaction was prepared."""
-    table = ledger.transactions
-    found = table.oldest.find(table.open, table.oldest_open())
-    firsts = table.column("first", np.array([*found.values()], np.int64)).astype(np.int64)
-    return dict(zip(found, table.prepared_us(firsts).tolist(), strict=True))
-
-
-def transactions(
-    ledger: Ledger,
-    *,
-    state: str | None = None,
-    group: str | None = None,
-    before_us: int | None = None,
-    limit: int = 100,
-    after: int = -1,
-    cause: str | None = None,
-    now_us: int = 0,
-) -> list[dict[str, Any]]:
-    """Return transactions in the order of their prepare, from position ``after`` (not included) on.
-
-    ``state``: a name of TransactionState, or "undecided" for OPEN and PARKED; ``before_us``: prepared before that time;
-    ``cause``: one of :data:`CAUSES` at ``now_us``. Rejected(UNKNOWN_GROUP), Rejected(BAD_REQUEST).
-    """
-    wanted = Wanted(state, group, before_us, cause, now_us)
-    found, place = some_transactions(ledger, wanted, limit, after)
+def transactions(ledger: Ledger, *, limit: int = 100, after: int = -1, **wanted: Any) -> list[dict[str, Any]]:
+    """Return transactions (fields of :class:`Wanted`) by the time of their prepare, after position ``after``.
+    Rejected(UNKNOWN_GROUP), Rejected(BAD_REQUEST)."""
+    found, place = some_transactions(ledger, Wanted(**wanted), limit, after)
     while place is not None and len(found) < limit:
-        more, place = some_transactions(ledger, wanted, limit - len(found), place)
+        more, place = some_transactions(ledger, Wanted(**wanted), limit - len(found), place)
         found += more
     return found
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which transactions, as :func:`transactions` names them."""
+    """A selection of transactions. ``state``: a name of TransactionState, or "undecided" for OPEN and PARKED;
+    ``before_us``: prepared before that time; ``cause``: one of :data:`CAUSES` at ``now_us``."""
 
     state: str | None = None
     group: str | None = None
@@ -178,8 +148,8 @@ class Wanted:
 def some_transactions(
     ledger: Ledger, wanted: Wanted, limit: int, after: int
 ) -> tuple[list[dict[str, Any]], int | None]:
-    """Return the first of them, at most ``limit``, and not more than a look may take the writer's time for; and the
-    position after which it continues, None if there are no more."""
+    """Return the first of them, at most ``limit`` and what one step may read; and the position after which to continue,
+    None if there are no more."""
     table = ledger.transactions
     states = None if wanted.state is None else _states(wanted.state)
     ordinal = None if wanted.group is None else ledger.sessions.ordinal(wanted.group)
@@ -201,9 +171,8 @@ def some_transactions(
 
 
 def some_rows(ledger: Ledger, start: int, end: int, states: Sequence[int] | None) -> tuple[Int64s, int]:
-    """Row numbers of transactions in one of ``states`` (None: any) from the ordinal ``start`` to before ``end``: of the
-    first :data:`LOOKED` transactions, but if there are more than :data:`SPAN`, of some fewer; and the ordinal from
-    which it continues."""
+    """Return row numbers of transactions in one of ``states`` (None: any) from the ordinal ``start`` to before ``end``,
+    of at most :data:`LOOKED` transactions and about :data:`SPAN` results; and the ordinal from which to continue."""
     rows = ledger.transactions.rows
     at, found = max(start, rows.first), list[Int64s]()
     count, most = 0, min(end, max(start, rows.first) + LOOKED)
@@ -219,10 +188,8 @@ def some_rows(ledger: Ledger, start: int, end: int, states: Sequence[int] | None
     return np.concatenate([*found, np.empty(0, np.int64)]), max(at, start)
 
 
-SPAN = 65_536
-"""Transactions that one look tells of, about: some milliseconds of the writer."""
-LOOKED = 64 * SPAN
-"""Transactions of which one look reads the states."""
+SPAN = 65_536  # results of one step, about: some milliseconds of the writer
+LOOKED = 64 * SPAN  # transactions whose states one step reads
 
 
 UNDECIDED = (OPEN, PARKED)
@@ -239,24 +206,21 @@ def _states(name: str) -> Sequence[int]:
 
 
 def transaction(ledger: Ledger, identity: TransactionId) -> dict[str, Any]:
-    """One transaction, with ``positions``: those of its half messages. Rejected(UNKNOWN_TRANSACTION, WRONG_SHARD)."""
+    """Return one transaction with ``positions``, those of its half messages. Rejected(UNKNOWN_TRANSACTION,
+    WRONG_SHARD)."""
     if identity.shard != ledger.shard:
         raise error(Code.WRONG_SHARD, f"{identity} lives on another broker")
-    ordinal = int(ledger.transactions.find(np.array([identity.position]))[0])
-    if ordinal == NONE or int(ledger.transactions.column("epoch", np.array([ordinal]))[0]) != identity.epoch:
+    ordinals = ledger.transactions.find(np.array([identity.position]))
+    if ordinals[0] == NONE or ledger.transactions.column("epoch", ordinals)[0] != identity.epoch:
         raise error(Code.UNKNOWN_TRANSACTION, f"no transaction {identity} on this broker")
-    _, positions, *_ = ledger.transactions.messages_of(np.array([ordinal]))
-    return {**_describe(ledger, ordinal), "positions": positions}
+    _, positions, *_ = ledger.transactions.messages_of(ordinals)
+    return {**described(ledger, ordinals)[0], "positions": positions}
 
 
 def messages_of(ledger: Ledger, first: Int64s) -> tuple[Int64s, Int64s]:
     """Return all half messages of the transactions with these first positions: positions, and index into ``first``."""
     index, positions, *_ = ledger.transactions.messages_of(ledger.transactions.find(first))
     return positions, index
-
-
-def _describe(ledger: Ledger, ordinal: int) -> dict[str, Any]:
-    return described(ledger, np.array([ordinal]))[0]
 
 
 def described(ledger: Ledger, ordinals: Int64s) -> list[dict[str, Any]]:
@@ -289,32 +253,20 @@ def described(ledger: Ledger, ordinals: Int64s) -> list[dict[str, Any]]:
 
 @dataclass(slots=True)
 class _Alike:
-    """Transactions of one group that wait for the same reason."""
+    """Transactions of one group that wait for the same cause."""
 
     state: str
     cause: str
-    count: int = 0
-    oldest_us: int = 0
-    newest_us: int = 0
-    least: int = 0
-    most: int = 0
+    count: int
+    oldest_us: int
+    newest_us: int
+    checks: list[int]  # least and most
     samples: list[dict[str, Any]] = field(default_factory=list)
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "state": self.state,
-            "cause": self.cause,
-            "count": self.count,
-            "oldest_us": self.oldest_us,
-            "newest_us": self.newest_us,
-            "checks": [self.least, self.most],
-            "samples": self.samples,
-        }
 
 
 class Waiting:
-    """A sum in the making. What is prepared after it was begun is not in it; what is decided between two looks may be,
-    or not."""
+    """A summary in progress. It leaves out what is prepared after its begin; what is decided between two steps may be
+    included or not."""
 
     def __init__(self, ledger: Ledger, group: str | None, after: int, limit: int, samples: int, now_us: int) -> None:
         """Of the groups with numbers above ``after``, at most ``limit``. Rejected(UNKNOWN_GROUP)."""
@@ -329,7 +281,7 @@ class Waiting:
         self._next, self._end = table.rows.first, table.rows.end
 
     def look(self, ledger: Ledger) -> bool:
-        """Take some more in; whether anything is left."""
+        """Add some more transactions. Returns whether any are left."""
         table = ledger.transactions
         if self._chosen:
             rows, self._next = some_rows(ledger, self._next, self._end, UNDECIDED)
@@ -352,22 +304,21 @@ class Waiting:
             oldest_us, newest_us = table.prepared_us(table.rows["first"][part[[0, -1]]]).tolist()
             checks = table.rows["checks"][part]
             least, most = int(checks.min()), int(checks.max())
-            one = self._alike[place].get(cause)
-            if one is None:
+            if (one := self._alike[place].get(cause)) is None:
                 state = TransactionState(int(table.rows["state"][part[0]])).name.lower()
-                one = self._alike[place][cause] = _Alike(state, CAUSES[cause], 0, oldest_us, newest_us, least, most)
+                one = _Alike(state, CAUSES[cause], 0, oldest_us, newest_us, [least, most])
+                self._alike[place][cause] = one
             one.count += len(part)
             one.newest_us = newest_us
-            one.least, one.most = min(one.least, least), max(one.most, most)
-            if len(one.samples) < self._samples:
-                few = part[: self._samples - len(one.samples)]
-                one.samples += described(ledger, few + table.rows.first)
+            one.checks = [min(one.checks[0], least), max(one.checks[1], most)]
+            few = part[: max(self._samples - len(one.samples), 0)]
+            one.samples += described(ledger, few + table.rows.first)
 
     def to_json(self) -> list[dict[str, Any]]:
         """Return ``number``, ``group`` and ``causes`` of each group. A cause has ``state, cause, count, oldest_us,
         newest_us, checks`` (least and most), and ``samples``, the oldest."""
         return [
-            {"number": number, "group": name, "causes": [causes[cause].to_json() for cause in sorted(causes)]}
+            {"number": number, "group": name, "causes": [asdict(causes[cause]) for cause in sorted(causes)]}
             for number, name, causes in zip(self._chosen, self._names, self._alike, strict=True)
         ]
 

@@ -82,7 +82,7 @@ def test_blocks_are_what_a_dict_would_be(steps):
             dead.remove_range(*what)
             model = {offset: one for offset, one in model.items() if not what[0] <= offset < what[1]}
         else:
-            offsets, attempts, dead_us, causes = dead.arrays()
+            offsets, attempts, dead_us, causes = (dead[name] for name in ("offsets", "attempts", "dead_us", "causes"))
             dead = DeadLetters()
             dead.load(offsets, attempts, dead_us, pa.array(causes.tolist(), pa.utf8()))
         assert [block.offsets.tolist() for block in before] == shown, "who read them goes on reading them"

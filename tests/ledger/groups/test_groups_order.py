@@ -459,7 +459,7 @@ def test_the_acknowledgements_of_a_careless_consumer_are_refused(seed: int) -> N
 
 @pytest.mark.invariant("I20")
 def test_planted_a_nack_lets_nothing_go(monkeypatch):
-    monkeypatch.setattr(settling.Settling, "_let_go", lambda *_: None)
+    monkeypatch.setattr(settling.Settling, "_release_later", lambda *_: None)
     with pytest.raises(AssertionError):
         walked(Careless)
 

@@ -9,7 +9,7 @@ from groups_driver import Driver, FakeTopics, pairs
 
 from escrowmq.errors import Code, EscrowError
 from escrowmq.ledger.columns.schedule import NEVER_US
-from escrowmq.ledger.groups.failed import backoff_us
+from escrowmq.ledger.groups.failed import Redelivery
 from escrowmq.ledger.groups.groups import Groups
 from escrowmq.model import Act, member_id
 from escrowmq.schemas import Kind
@@ -659,8 +659,8 @@ def test_snapshots_share_no_memory():
 
 
 def test_back_off_does_not_overflow():
-    assert [backoff_us(n, 100, 1000) for n in (1, 2, 4, 5, 10_000)] == [100, 200, 800, 1000, 1000]
-    assert backoff_us(100, 0, 1000) == 0
+    assert [Redelivery(9, 100, 1000).wait_us(n) for n in (1, 2, 4, 5, 10_000)] == [100, 200, 800, 1000, 1000]
+    assert Redelivery(9, 0, 1000).wait_us(100) == 0
 
 
 def test_a_million_messages_in_runs_stay_runs():

@@ -1,6 +1,4 @@
-"""Arrays and tables of the ledger: names for NumPy arrays, growing columns with a head that can be let go, Arrow
-tables.
-"""
+"""Arrays and tables of the ledger: names for NumPy arrays, growing columns whose head can be dropped, Arrow tables."""
 
 from __future__ import annotations
 
@@ -32,8 +30,7 @@ def locate(rising: Int64s, wanted: Int64s) -> Int64s:
 
 
 def places_of_few(rising: Int64s, wanted: list[int]) -> list[int]:
-    """Return where each wanted value stands among rising ones, or would: one is looked for as a number, at a third
-    of what a list of one costs."""
+    """Return where each wanted value stands among rising ones, or would; faster for one value."""
     if len(wanted) == 1:
         return [int(rising.searchsorted(wanted[0]))]
     places: list[int] = rising.searchsorted(wanted).tolist()
@@ -51,7 +48,7 @@ def all_equal(values: npt.NDArray[Any]) -> bool:
 
 
 def unique_in_order(ordinals: Int64s) -> Int64s:
-    """Without repeats, in order of first appearance."""
+    """Return the distinct values, in order of first appearance."""
     if (ordinals[1:] > ordinals[:-1]).all():
         return ordinals
     _, index = np.unique(ordinals, return_index=True)
@@ -59,11 +56,11 @@ def unique_in_order(ordinals: Int64s) -> Int64s:
 
 
 class Columns:
-    """Rows numbered by ordinal ``first`` .. ``end``-1, one array per column, amortised growth at the end, trim at the
-    head.
+    """Rows numbered by ordinal ``first`` .. ``end``-1, one array per column; growth at the end is amortised, trim drops
+    the head.
 
-    Ordinals never change. ``columns["name"]`` is the live part as an array (index 0 is ordinal ``first``); it is a
-    view, valid until the next append or trim.
+    Ordinals never change. ``columns["name"]`` is the live part as an array (index 0 is ordinal ``first``), a view until
+    the next append or trim.
     """
 
     __slots__ = ("_arrays", "_size", "_start", "first")
@@ -86,33 +83,30 @@ class Columns:
         return self._arrays[name][self._start : self._start + self._size]
 
     def extend(self, count: int, /, **values: Any) -> int:
-        """Add ``count`` rows; each value is an array of that length or a scalar. The first new ordinal."""
+        """Add ``count`` rows; each value is an array of that length or a scalar. Returns the first new ordinal."""
+        if self._start + self._size + count > len(next(iter(self._arrays.values()))):
+            self._move(max(2 * self._size, self._size + count, 64))
         begin = self._start + self._size
-        if begin + count > len(next(iter(self._arrays.values()))):
-            self._grow(count)
-            begin = self._start + self._size
-        if count == 1:  # a number into a place: a tenth of what a slice costs
-            for name, array in self._arrays.items():
-                value = values[name]
+        for name, array in self._arrays.items():
+            value = values[name]
+            if count == 1:  # a number into a place: a tenth of the cost of a slice
                 array[begin] = value if isinstance(value, int | np.generic) else value[0]
-        else:
-            for name, array in self._arrays.items():
-                array[begin : begin + count] = values[name]
-        ordinal = self.first + self._size
+            else:
+                array[begin : begin + count] = value
         self._size += count
-        return ordinal
+        return self.end - count
 
     def item(self, name: str, row: int) -> int:
-        """One value, as ``columns[name][row]``, of a column of numbers: nothing is made for it but the number."""
+        """Return one value of a column of numbers, as ``columns[name][row]``, without a view."""
         value: int = self._arrays[name].item(self._start + row)
         return value
 
     def put(self, name: str, row: int, value: int) -> None:
-        """Change one value, as ``columns[name][row] = value``."""
+        """Set one value, as ``columns[name][row] = value``."""
         self._arrays[name][self._start + row] = value
 
     def trim(self, first: int) -> None:
-        """Let rows below ordinal ``first`` go."""
+        """Drop rows below ordinal ``first``."""
         gone = min(max(first - self.first, 0), self._size)
         self.first += gone
         self._start += gone
@@ -122,11 +116,11 @@ class Columns:
             self._move(max(2 * self._size, 64))
 
     def cut(self, end: int) -> None:
-        """Let rows from ordinal ``end`` on go."""
+        """Drop rows from ordinal ``end`` on."""
         self._size = min(max(end - self.first, 0), self._size)
 
     def to_table(self) -> pa.Table:
-        """Return the live rows as a copy; the first ordinal stands in the schema's metadata."""
+        """Return a copy of the live rows; the first ordinal is in the schema's metadata."""
         if self._size:
             table = pa.table({name: pa.array(self[name].copy()) for name in self._arrays})
         else:
@@ -134,15 +128,12 @@ class Columns:
         return table.replace_schema_metadata({"first": str(self.first)})
 
     def load(self, table: pa.Table) -> None:
-        """Become what :meth:`to_table` gave."""
+        """Restore :meth:`to_table`."""
         self.first = int((table.schema.metadata or {}).get(b"first", b"0"))
         self._start = 0
         self._size = table.num_rows
         for name, array in self._arrays.items():
             self._arrays[name] = np.array(table.column(name).to_numpy(), dtype=array.dtype)
-
-    def _grow(self, count: int) -> None:
-        self._move(max(2 * self._size, self._size + count, 64))
 
     def _move(self, capacity: int) -> None:
         for name, array in self._arrays.items():
@@ -158,19 +149,19 @@ def _without_rows(columns: tuple[tuple[str, np.dtype[Any]], ...]) -> pa.Table:
 
 
 def with_zeros(table: pa.Table, name: str, dtype: type[np.generic]) -> pa.Table:
-    """Return the table of an older snapshot with a column that it does not have, of zeros."""
+    """Return the table of an older snapshot with a missing column as zeros."""
     if name in table.column_names:
         return table
     return table.append_column(name, pa.array(np.zeros(table.num_rows, dtype)))
 
 
 def int64s(*names: str) -> list[tuple[str, pa.DataType]]:
-    """Fields of a schema, all of them int64."""
+    """Return int64 fields of a schema."""
     return [(name, pa.int64()) for name in names]
 
 
 def table_of(schema: pa.Schema, rows: Sequence[Sequence[Any]]) -> pa.Table:
-    """Return a table with these rows, values in the order of the schema; there may be none."""
+    """Return a table with these rows (maybe none), values in the order of the schema."""
     if not rows:
         return empty_table(schema)
     return pa.table([pa.array(c, f.type) for c, f in zip(zip(*rows, strict=True), schema, strict=True)], schema=schema)
@@ -178,6 +169,5 @@ def table_of(schema: pa.Schema, rows: Sequence[Sequence[Any]]) -> pa.Table:
 
 @functools.cache
 def empty_table(schema: pa.Schema) -> pa.Table:
-    """Return a table without rows: one for all who ask, as nobody can change it, and most tables of a snapshot are
-    empty."""
+    """Return a table without rows; cached, because most tables of a snapshot are empty."""
     return schema.empty_table()

@@ -1,4 +1,4 @@
-"""Result codes as plain integers: comparing a column with an ``IntEnum`` member costs NumPy six times as much."""
+"""Result codes as plain integers: NumPy compares a column with an ``IntEnum`` member six times slower."""
 
 from typing import Final
 

@@ -1,15 +1,14 @@
-"""An index of due times: entries of equal time share a bucket, so finding what is due needs no full scan.
+"""An index of due times: entries of equal time share a bucket, so what is due is found without a full scan.
 
 Rules:
 
-1. Putting a batch of equal times in costs one bucket, whatever its size.
-2. Nothing is taken out when it is decided: an entry counts only while its owner says that it still stands for that very
-   time (*alive*). The dead are dropped when they are met, and by ``put`` when they are far more than can be alive. So
-   the index is derived: it can be rebuilt from its owner's columns at any moment, and looking at it changes no state.
-   An entry that comes back to a time that it had before is there twice; the repeat is dropped when that time has come.
-3. ``wake_us`` is a lower bound: nothing is due before it. The entry of that time may be dead, but a look
-   (:meth:`DueIndex.due`) that finds nothing moves the bound, so a caller that sleeps until it and then looks always
-   gets on.
+1. Adding a batch of equal times costs one bucket, whatever its size.
+2. Entries are not removed when they are decided: an entry counts only while its owner confirms that it waits for that
+   very time (*alive*). Dead ones are dropped when they are met, and by ``put`` when they are far more than can be
+   alive. So the index is derived: it can be rebuilt at any moment, and reading it changes no state. An entry that
+   returns to an earlier time of its own is there twice; the repeat is dropped when that time has come.
+3. ``wake_us`` is a lower bound: nothing is due before it. The entry of that time may be dead, but a call of
+   :meth:`DueIndex.due` that finds nothing moves the bound, so a caller that sleeps until it always makes progress.
 """
 
 from __future__ import annotations
@@ -20,17 +19,15 @@ from typing import Final
 
 import numpy as np
 
-from escrowmq.ledger.columns.arrays import Bools, Int64s, unique_in_order
+from escrowmq.ledger.columns.arrays import Bools, Int64s, all_equal, unique_in_order
 
 Alive = Callable[[Int64s, Int64s | int], Bools]
 """``alive(entries, due_us)`` → which entries still wait for that time (one for all, or one each)."""
 
-NEVER_US: Final = 1 << 62
-"""The time of what has no time: later than any other."""
+NEVER_US: Final = 1 << 62  # the time of what has no time: later than any other
 
 _CHUNK = 8192
-_SKIPPED = 64
-"""Buckets of dead entries that one look may drop ahead of their time; bounds its work."""
+_SKIPPED = 64  # buckets of dead entries that one call may drop ahead of their time; bounds its work
 
 
 class DueIndex:
@@ -53,16 +50,14 @@ class DueIndex:
         return self._heap[0] if self._heap else NEVER_US
 
     def put(self, entries: Int64s, due_us: Int64s | int, alive: int = NEVER_US) -> None:
-        """Add entries with their times (one for all, or one each). ``alive``: how many can be alive, these included."""
+        """Add entries with their times (one for all, or one each). ``alive``: an upper bound of those alive, these
+        included."""
         if self._size > 2 * alive + _CHUNK:
             self._drop_dead()
         if not len(entries):
             return
-        if isinstance(due_us, int):
-            self._put(entries, due_us)
-            return
-        if due_us[0] == due_us[-1] and (due_us == due_us[0]).all():
-            self._put(entries, int(due_us[0]))
+        if isinstance(due_us, int) or all_equal(due_us):
+            self._put(entries, due_us if isinstance(due_us, int) else int(due_us[0]))
             return
         order = np.argsort(due_us, kind="stable")
         sorted_due = due_us[order]
@@ -71,17 +66,14 @@ class DueIndex:
             self._put(part, int(due))
 
     def _put(self, entries: Int64s, due_us: int) -> None:
-        bucket = self._buckets.get(due_us)
-        if bucket is None:
-            bucket = self._buckets[due_us] = []
+        if due_us not in self._buckets:
             heapq.heappush(self._heap, due_us)
-        bucket.extend(entries[at : at + _CHUNK] for at in range(0, len(entries), _CHUNK))
+        self._buckets.setdefault(due_us, []).extend(_split(entries))
         self._size += len(entries)
 
     def due(self, now_us: int, limit: int) -> Int64s:
         """Return up to ``limit`` entries alive and due at ``now_us``, the longest overdue first. They stay until they
-        are
-        dead."""
+        are dead."""
         while self._heap and self._heap[0] <= now_us:
             self._open_bucket(heapq.heappop(self._heap))
         found: list[Int64s] = []
@@ -101,7 +93,7 @@ class DueIndex:
         return np.concatenate(found) if found else np.empty(0, np.int64)
 
     def _open_bucket(self, due_us: int) -> None:
-        """Make the entries of a bucket overdue, each once, because its time has come."""
+        """Make the distinct entries of a bucket overdue."""
         chunks = self._buckets.pop(due_us)
         while self._overdue and self._overdue[-1][0] == due_us:
             chunks.insert(0, self._overdue.pop()[1])
@@ -109,11 +101,11 @@ class DueIndex:
             entries = np.concatenate(chunks)
             distinct = unique_in_order(entries)
             self._size -= len(entries) - len(distinct)
-            chunks = [distinct[at : at + _CHUNK] for at in range(0, len(distinct), _CHUNK)]
+            chunks = _split(distinct)
         self._overdue.extend((due_us, chunk) for chunk in chunks)
 
     def done(self) -> None:
-        """Move ``wake_us`` past what was due, because the owner has dealt with it."""
+        """Move ``wake_us`` past entries that the owner has handled."""
         while self._overdue:
             due_us, chunk = self._overdue[0]
             if len(live := self._living(chunk, due_us)):
@@ -139,13 +131,14 @@ class DueIndex:
             del self._buckets[heapq.heappop(self._heap)]
 
     def _drop_dead(self) -> None:
-        chunks = [
-            *self._overdue,
-            *((due_us, chunk) for due_us in sorted(self._heap) for chunk in self._buckets[due_us]),
-        ]
-        entries = np.concatenate([chunk for _, chunk in chunks])
-        due = np.repeat([due_us for due_us, _ in chunks], [len(chunk) for _, chunk in chunks])
+        waiting = ((due_us, chunk) for due_us in sorted(self._heap) for chunk in self._buckets[due_us])
+        times, chunks = zip(*self._overdue, *waiting, strict=True)
+        entries, due = np.concatenate(chunks), np.repeat(times, [len(chunk) for chunk in chunks])
         living = np.flatnonzero(self._alive(entries, due))
         living = living[np.sort(np.unique(entries[living], return_index=True)[1])]
         self._heap, self._buckets, self._overdue, self._size = [], {}, [], 0
         self.put(entries[living], due[living])
+
+
+def _split(entries: Int64s) -> list[Int64s]:
+    return [entries[at : at + _CHUNK] for at in range(0, len(entries), _CHUNK)]

@@ -1,13 +1,14 @@
 """Decides the commands of consumer groups. Reads the state of the groups, changes nothing.
 
-What may be leased next is ruled in ``receiving.py``, what acknowledgements come to in ``settling.py``, what becomes of
-silent members in ``members.py``.
+``receiving.py`` has the rules for leases, ``settling.py`` those for acknowledgements, ``members.py`` those for silent
+members.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -15,51 +16,39 @@ import numpy as np
 import pyarrow as pa
 
 from escrowmq.errors import Code, error
+from escrowmq.ledger import commands
 from escrowmq.ledger.columns.arrays import Int64s
 from escrowmq.ledger.columns.schedule import NEVER_US
-from escrowmq.ledger.commands import (
-    AlterGroup,
-    Bury,
-    Fence,
-    Join,
-    Receive,
-    Rules,
-    Settle,
-    SettleDead,
-    SettleRows,
-    Subscribe,
-)
+from escrowmq.ledger.commands import Rules
 from escrowmq.ledger.events import Decision, Event, event_of, event_of_rows, rows_of
 from escrowmq.ledger.groups import members, order, receiving, subscriptions
-from escrowmq.ledger.groups.cursors import Lease
+from escrowmq.ledger.groups.cursors import Cursor, Lease
 from escrowmq.ledger.groups.dead.letters import NOT_DEAD
 from escrowmq.ledger.groups.group import Group
 from escrowmq.ledger.groups.groups import DISCARD, RETRY, Groups
 from escrowmq.ledger.groups.order import UNKNOWN, KeysOf
 from escrowmq.ledger.groups.settling import RELEASED, Settling, keyed_events
+from escrowmq.ledger.queues.queues import QueueIndex
 from escrowmq.ledger.queues.topics import Topics
 from escrowmq.message.limits import MAX_CAUSE
 from escrowmq.model import member_id
 from escrowmq.schemas import ENDED, Kind
 
 
+@dataclass(slots=True)
 class Consuming:
-    """Decides for consumer groups. It has no state of its own.
+    """Decides for consumer groups. It has no state of its own. ``keys_of`` maps log positions to the keys of messages,
+    which never change (None: unknown)."""
 
-    ``keys_of`` gives the keys of messages by their log positions (None: nobody knows them). What it gives must never
-    change.
-    """
+    groups: Groups
+    topics: Topics
+    keys_of: KeysOf | None = None
 
-    def __init__(self, groups: Groups, topics: Topics, keys_of: KeysOf | None = None) -> None:
-        self._groups = groups
-        self._topics = topics
-        self.keys_of = keys_of
-
-    def decide_subscribe(self, cmd: Subscribe, topics: Topics, rules: Rules) -> Decision:
-        """Make a group or join it; ``topics``: as they will be. BAD_GROUP_NAME, UNKNOWN_TOPIC, BAD_REQUEST,
+    def decide_subscribe(self, cmd: commands.Subscribe, topics: Topics, rules: Rules) -> Decision:
+        """Create a group or join it; ``topics``: as they will be. BAD_GROUP_NAME, UNKNOWN_TOPIC, BAD_REQUEST,
         SUBSCRIPTION_MISMATCH or TOO_MANY."""
         subscriptions.check(cmd.group, cmd.subscription, topics)
-        if (group := self._groups.by_name.get(cmd.group)) is not None:
+        if (group := self.groups.by_name.get(cmd.group)) is not None:
             had, events = group.subscription, list[Event]()
             if not had.topics:
                 had = subscriptions.take_up(had, cmd.subscription, topics)
@@ -67,69 +56,73 @@ class Consuming:
             if wrong := subscriptions.differences(had, cmd.subscription, rules):
                 raise error(Code.SUBSCRIPTION_MISMATCH, f"the consumer group {cmd.group!r} has {wrong}")
             return Decision(tuple(events), {"group": group.ordinal, "created": False, "start": had.start})
-        if len(self._groups.groups) >= rules.max_groups:
-            raise error(Code.TOO_MANY, f"there are {len(self._groups.groups)} consumer groups", "max_groups")
+        if len(self.groups.groups) >= rules.max_groups:
+            raise error(Code.TOO_MANY, f"there are {len(self.groups.groups)} consumer groups", "max_groups")
         text = subscriptions.dump(subscriptions.resolve(cmd.subscription, topics))
-        answer = {"group": self._groups.next_ordinal, "created": True, "start": cmd.subscription.start}
+        answer = {"group": self.groups.next_ordinal, "created": True, "start": cmd.subscription.start}
         return Decision((event_of(Kind.GROUP, [cmd.group], [text]),), answer)
 
-    def decide_alter(self, cmd: AlterGroup, topics: Topics) -> Decision:
-        """Give a group another subscription; ``topics``: as they will be. UNKNOWN_GROUP, UNKNOWN_TOPIC, BAD_REQUEST;
-        CONFLICT for another order, or another fate of what is in doubt, while something is leased."""
-        group = self._groups.group(cmd.group)
+    def decide_alter(self, cmd: commands.AlterGroup, topics: Topics) -> Decision:
+        """Change a group's subscription; ``topics``: as they will be. UNKNOWN_GROUP, UNKNOWN_TOPIC, BAD_REQUEST;
+        CONFLICT for a change of order or ``in_doubt`` while messages are leased."""
+        group = self.groups.group(cmd.group)
         altered = subscriptions.alter(group.subscription, cmd)
         subscriptions.check(cmd.group, dataclasses.replace(altered, start=cmd.start), topics)
         was = group.subscription
         if group.leases and (altered.ordered, altered.in_doubt) != (was.ordered, was.in_doubt):
-            raise error(
-                Code.CONFLICT,
-                f"consumers of group {cmd.group!r} hold {group.leases} leases",
-                "stop them, and wait for their leases to end (`escrowmq groups members`, `escrowmq groups fence`)",
-            )
+            hint = "stop them, and wait for their leases to end (`escrowmq groups members`, `escrowmq groups fence`)"
+            raise error(Code.CONFLICT, f"consumers of group {cmd.group!r} hold {group.leases} leases", hint)
         new = subscriptions.resolve(dataclasses.replace(altered, start=cmd.start), topics)
         starts = {id: start for id, start in new.starts.items() if int(id) not in group.cursors}
         altered = dataclasses.replace(new, start=was.start, starts=was.starts | starts)
-        if altered == was:
-            return Decision((), altered)
-        return Decision((event_of(Kind.ALTERED, [group.ordinal], [subscriptions.dump(altered)]),), altered)
+        event = event_of(Kind.ALTERED, [group.ordinal], [subscriptions.dump(altered)])
+        return Decision(() if altered == was else (event,), altered)
 
-    def decide_receive(self, cmd: Receive, rules: Rules, now_us: int, next_position: int) -> Decision:
-        """Lease what ``receiving.py`` rules. UNKNOWN_GROUP, BAD_QUEUE (not a queue of the group's), BAD_REQUEST; in a
-        group that holds what is in doubt also FENCED, and what the member has in doubt comes first."""
-        group = self._groups.group(cmd.group)
+    def decide_receive(self, cmd: commands.Receive, rules: Rules, now_us: int, next_position: int) -> Decision:
+        """Lease messages by the rules of ``receiving.py``. UNKNOWN_GROUP, BAD_QUEUE (not a queue of the group's),
+        BAD_REQUEST; in a group that holds what is in doubt also FENCED, and the member's messages in doubt first."""
+        group = self.groups.group(cmd.group)
         if cmd.lease_us < 1:
             raise error(Code.BAD_REQUEST, "a lease is longer than nothing")
-        known = subscriptions.queue_ids(group.subscription.topics, self._topics)
+        known = subscriptions.queue_ids(group.subscription.topics, self.topics)
         if cmd.queue_ids is not None:
             if not set(cmd.queue_ids) <= set(known):
                 raise error(Code.BAD_QUEUE, f"not a queue of the topics of consumer group {cmd.group!r}")
             known = sorted(set(cmd.queue_ids))
         if group.paused:
             known = [queue_id for queue_id in known if not self._is_paused(group, queue_id)]
-        plan = receiving.Plan(budget=cmd.max_messages, room=rules.max_leases - group.leases)
+        attempts = subscriptions.redelivery(group.subscription, rules).attempts
+        plan = receiving.Plan(
+            group=group.ordinal,
+            ordered=group.subscription.ordered,
+            tags=receiving.tag_numbers(group.subscription.tags, self.topics),
+            now_us=now_us,
+            repeated=min(2, attempts),
+            keys_of=self._keys_of(group),
+            budget=cmd.max_messages,
+            room=rules.max_leases - group.leases,
+        )
         handing, deadline_us = members.Handing(), now_us + cmd.lease_us
         if subscriptions.holds(group.subscription):
             member, deadline_us = members.member_of(group, cmd), NEVER_US
-            attempts = subscriptions.redelivery(group.subscription, rules).attempts
-            handing = members.hand_over(plan, group, member, self._topics, attempts)
+            handing = members.hand_over(plan, group, member, self.topics, attempts)
         if not plan.full:
             queue_ids = receiving.rotated(known, group.served)
-            if not (cmd.one_by_one and self._plan_last(plan, group, queue_ids, now_us, rules)):
-                self._plan(plan, group, queue_ids, now_us, subscriptions.repeated(group.subscription, rules))
+            met = [(group.cursor(queue_id), self.topics.queues[queue_id]) for queue_id in queue_ids]
+            if not (cmd.one_by_one and _plan_last(plan, met, attempts)):
+                plan.fill(met)
         events = [*handing.events(next_position), *keyed_events(plan.keyed)]
         position = next_position + sum(event.count for event in events)
-        if (event := plan.event(group.ordinal, cmd.member, deadline_us, position)) is not None:
-            events.append(event)
-        pieces = [*handing.pieces(next_position), *plan.pieces(position)]
-        return Decision(tuple(events), receiving.leased(pieces))
+        events += plan.event(cmd.member, deadline_us, position)
+        return Decision(tuple(events), receiving.leased([*handing.pieces(next_position), *plan.pieces(position)]))
 
-    def decide_join(self, cmd: Join, rules: Rules, next_position: int) -> Decision:
+    def decide_join(self, cmd: commands.Join, rules: Rules, next_position: int) -> Decision:
         """See :func:`escrowmq.ledger.groups.members.decide_join`; UNKNOWN_GROUP."""
-        return Decision(*members.decide_join(self._groups.group(cmd.group), cmd, rules, next_position))
+        return Decision(*members.decide_join(self.groups.group(cmd.group), cmd, rules, next_position))
 
-    def decide_fence(self, cmd: Fence, rules: Rules, now_us: int, next_position: int) -> Decision:
-        """Give back what a named member holds. UNKNOWN_GROUP, NOT_FOUND."""
-        group = self._groups.group(cmd.group)
+    def decide_fence(self, cmd: commands.Fence, rules: Rules, now_us: int, next_position: int) -> Decision:
+        """Give back the messages that a named member holds. UNKNOWN_GROUP, NOT_FOUND."""
+        group = self.groups.group(cmd.group)
         member = group.members.get(member_id(group.name, cmd.instance))
         if member is None or member.name != cmd.instance:
             raise error(Code.NOT_FOUND, f"consumer group {group.name!r} has no member {cmd.instance!r}")
@@ -140,86 +133,45 @@ class Consuming:
         held = sum(lease.pending for lease in group.leases_of(member.id))
         return Decision((fenced, *settling.events()), {"member": member.id, "messages": held})
 
-    def _plan_last(self, plan: receiving.Plan, group: Group, queue_ids: list[int], now_us: int, rules: Rules) -> bool:
-        """Plan what is given for the last time, alone (``members.py``); whether there was such a thing."""
-        tags = receiving.tag_numbers(group.subscription.tags, self._topics)
-        attempts = subscriptions.redelivery(group.subscription, rules).attempts
-        for queue_id in queue_ids:
-            cursor, queue = group.cursor(queue_id), self._topics.queues[queue_id]
-            if not len(cursor.retries) or int(cursor.retries["attempt"].max()) < attempts:
-                continue
-            if group.subscription.ordered:
-                next_one = None if cursor.leases else order.next_attempt(order.waiting(cursor), now_us)
-                if next_one is not None and next_one >= attempts:
-                    repeated = min(2, attempts)
-                    receiving.add_in_order(
-                        plan, group.ordinal, cursor, queue, tags, now_us, repeated, self._keys_of(group)
-                    )
-                    return True
-            elif receiving.add_last(plan, cursor, queue, now_us, attempts):
-                return True
-        return False
-
     def _is_paused(self, group: Group, queue_id: int) -> bool:
-        return group.is_paused(self._topics.queues[queue_id].place.topic)
+        return group.is_paused(self.topics.queues[queue_id].place.topic)
 
-    def _plan(self, plan: receiving.Plan, group: Group, queue_ids: list[int], now_us: int, repeated: int) -> None:
-        topics, ordered = self._topics, group.subscription.ordered
-        tags = receiving.tag_numbers(group.subscription.tags, topics)
-        met = [(group.cursor(queue_id), topics.queues[queue_id]) for queue_id in queue_ids]
-        for cursor, queue in met:
-            if not len(cursor.retries):
-                continue
-            if plan.full:
-                return
-            if ordered:
-                receiving.add_in_order(plan, group.ordinal, cursor, queue, tags, now_us, repeated, self._keys_of(group))
-            else:
-                receiving.add_retries(plan, cursor, queue, now_us)
-        for cursor, queue in met:
-            if cursor.next < queue.end:
-                if plan.full:
-                    return
-                receiving.add_fresh(plan, cursor, queue, ordered, tags, repeated)
-
-    def decide_settle(self, cmd: Settle, rules: Rules, now_us: int) -> Decision:
+    def decide_settle(self, cmd: commands.Settle, rules: Rules, now_us: int) -> Decision:
         """Settle row by row; the codes are OK, LEASE_LOST, BAD_DELAY and BAD_REQUEST. UNKNOWN_GROUP for the whole."""
-        codes, events = self._settle(self._groups.group(cmd.group), rows_of(cmd.batch), rules, now_us)
+        codes, events = self._settle(self.groups.group(cmd.group), rows_of(cmd.batch), rules, now_us)
         return Decision(events, pa.RecordBatch.from_arrays([pa.array(codes, pa.uint8())], schema=ENDED))
 
-    def decide_settle_few(self, cmd: SettleRows, rules: Rules, now_us: int) -> Decision | None:
+    def decide_settle_few(self, cmd: commands.SettleRows, rules: Rules, now_us: int) -> Decision | None:
         """As :meth:`decide_settle`, of rows; None for UNKNOWN_GROUP."""
-        if (group := self._groups.by_name.get(cmd.group)) is None:
+        if (group := self.groups.by_name.get(cmd.group)) is None:
             return None
         codes, events = self._settle(group, chain.from_iterable(part.rows for part in cmd.parts), rules, now_us)
         return Decision(events, bytes(codes))
 
     def _settle(
-        self, group: Group, rows: Iterable[tuple[Any, ...]], shard: Rules, now_us: int
+        self, group: Group, rows: Iterable[tuple[Any, ...]], rules: Rules, now_us: int
     ) -> tuple[list[Code], tuple[Event, ...]]:
-        settling, find = self._settling(group, shard, now_us), self._groups.leases.find
-        codes = []
+        settling, find, codes = self._settling(group, rules, now_us), self.groups.leases.find, []
         for id, start, count, act, delay_us, cause in rows:
             lease = find(id)
-            if lease is not None and lease.group != group.ordinal:
-                lease = None
-            codes.append(settling.settle(lease, start, count, act, delay_us, cause))
+            mine = lease if lease is not None and lease.group == group.ordinal else None
+            codes.append(settling.settle(mine, start, count, act, delay_us, cause))
         return codes, settling.events()
 
-    def decide_bury(self, cmd: Bury) -> Decision:
-        """Dead letters of what is pending in its lease; what is not is passed over. UNKNOWN_GROUP."""
-        group = self._groups.group(cmd.group)
+    def decide_bury(self, cmd: commands.Bury) -> Decision:
+        """Make dead letters of messages that are pending in their lease; others are skipped. UNKNOWN_GROUP."""
+        group = self.groups.group(cmd.group)
         rows = []
         for id, offset, cause in cmd.rows:
-            lease = self._groups.leases.live.get(id)
+            lease = self.groups.leases.live.get(id)
             if lease is not None and lease.group == group.ordinal and lease.holds(offset):
                 rows.append((id, offset, 1, cause[:MAX_CAUSE]))
         return Decision((event_of_rows(Kind.BURIED, rows),) if rows else (), len(rows))
 
-    def decide_settle_dead(self, cmd: SettleDead) -> Decision:
-        """Answer: one code per row: OK, NOT_FOUND (no dead letter there, or named twice), or CONFLICT (it is another
-        death now). UNKNOWN_GROUP for the whole."""
-        group = self._groups.group(cmd.group)
+    def decide_settle_dead(self, cmd: commands.SettleDead) -> Decision:
+        """Retry or discard dead letters. Answer: a code per row: OK, NOT_FOUND (no dead letter, or named twice), or
+        CONFLICT (it died at another time). UNKNOWN_GROUP for the whole."""
+        group = self.groups.group(cmd.group)
         found = np.zeros(len(cmd.offsets), bool)
         codes = np.full(len(cmd.offsets), Code.NOT_FOUND, np.uint8)
         for queue_id in np.unique(cmd.queue_ids).tolist():
@@ -243,44 +195,55 @@ class Consuming:
         return Decision(tuple(events), codes)
 
     def decide_tick(self, rules: Rules, now_us: int, limit: int) -> list[Event]:
-        """End leases whose time is over, at most ``limit`` of them. While a group is paused that counts no attempt."""
+        """End at most ``limit`` expired leases. While a group is paused that counts no attempt."""
         found: dict[int, list[Lease]] = {}
-        for lease in self._groups.expired(now_us, limit):
+        for lease in self.groups.expired(now_us, limit):
             found.setdefault(lease.group, []).append(lease)
-        retried: list[list[int]] = []
-        dead: list[tuple[int, int, int, str]] = []
-        keyed: list[tuple[int, int, Int64s, Int64s]] = []
+        shared: dict[str, list[Any]] = {"retried": [], "dead": [], "keyed": []}
+        events: tuple[Event, ...] = ()
         for ordinal, leases in found.items():
-            group = self._groups.groups[ordinal]
-            settling = self._settling(group, rules, now_us)
+            group = self.groups.groups[ordinal]
+            settling = self._settling(group, rules, now_us, **shared)
             unseen = members.unreached(group, leases, settling.redelivery.attempts)
             for lease in unseen:
                 settling.give_up(lease)
             for lease in leases:
                 if lease in unseen:
                     continue
-                if group.paused and self._is_paused(group, lease.cursor.queue_id):
+                if self._is_paused(group, lease.cursor.queue_id):
                     settling.give_up(lease, RELEASED)
                 else:
                     settling.expire(lease)
-            retried += settling.retried
-            dead += settling.dead
-            keyed += settling.keyed
-        events = [event_of_rows(kind, rows) for kind, rows in ((Kind.RETRIED, retried), (Kind.DEAD, dead)) if rows]
-        return events + keyed_events(keyed)
+            events = settling.events()
+        return list(events)
 
-    def _settling(self, group: Group, rules: Rules, now_us: int) -> Settling:
+    def _settling(self, group: Group, rules: Rules, now_us: int, **shared: list[Any]) -> Settling:
         redelivery, ordered = subscriptions.redelivery(group.subscription, rules), group.subscription.ordered
-        return Settling(redelivery, ordered, now_us, rules.max_delay_us, self._keys_of(group))
+        return Settling(redelivery, ordered, now_us, rules.max_delay_us, self._keys_of(group), **shared)
 
     def _keys_of(self, group: Group) -> Callable[[int, Int64s], Int64s]:
-        """Asks for the keys of what a group gets at stored offsets of a queue."""
+        """Return a function that reads the keys of a group's messages at stored offsets of a queue."""
 
         def keys(queue_id: int, offsets: Int64s) -> Int64s:
             if self.keys_of is None or not len(offsets):
                 return np.full(len(offsets), UNKNOWN)
             first = int(offsets.min())
-            positions = self._topics.queues[queue_id].positions(first, int(offsets.max()) + 1)[offsets - first]
+            positions = self.topics.queues[queue_id].positions(first, int(offsets.max()) + 1)[offsets - first]
             return self.keys_of(group.cursor(queue_id).edited.instead(offsets, positions))
 
         return keys
+
+
+def _plan_last(plan: receiving.Plan, met: Sequence[tuple[Cursor, QueueIndex]], attempts: int) -> bool:
+    """Plan the first message due for its last attempt, alone (``members.py``). Returns whether there is one."""
+    for cursor, queue in met:
+        if not len(cursor.retries) or int(cursor.retries["attempt"].max()) < attempts:
+            continue
+        if plan.ordered:
+            attempt = None if cursor.leases else order.next_attempt(order.waiting(cursor), plan.now_us)
+            if attempt is not None and attempt >= attempts:
+                plan.add_in_order(cursor, queue)
+                return True
+        elif plan.add_last(cursor, queue, attempts):
+            return True
+    return False

@@ -33,8 +33,7 @@ from escrowmq.ledger.groups.dead.edited import Edited
 from escrowmq.ledger.groups.dead.letters import DeadLetters
 from escrowmq.ledger.groups.failed import Retries
 
-MAX_RUNS = 1024
-"""Runs of one queue."""
+MAX_RUNS = 1024  # runs of one queue
 HANDED_OUT, NOT, EITHER = 1, 0, 2
 """Of offsets: members were given them, or not, or it does not matter: the tags exclude them, and they join what is
 around.
@@ -104,8 +103,7 @@ MAX_HISTORY_RUNS = 4096
 NOT_LEASED = 0
 PENDING = 1
 ACKED = 2
-TAKEN = 3
-"""Given back, dead or expired: no longer this lease's."""
+TAKEN = 3  # given back, dead or expired: no longer this lease's
 
 
 class State(IntEnum):
@@ -115,16 +113,11 @@ class State(IntEnum):
     RETRYING = 2
     DEAD = 3
     ACKED = 4
-    FILTERED = 5
-    """Passed over: its tag is not the group's."""
-    DISCARDED = 6
-    """A dead letter that an operator discarded."""
-    EXPIRED = 7
-    """Left the log by retention before the group was done with it."""
-    SKIPPED = 8
-    """Before the group's start, or passed over by a reset."""
-    GONE = 9
-    """Final, and left the log so long ago that only its count is stored."""
+    FILTERED = 5  # passed over: its tag is not the group's
+    DISCARDED = 6  # A dead letter that an operator discarded
+    EXPIRED = 7  # left the log by retention before the group was done with it
+    SKIPPED = 8  # before the group's start, or passed over by a reset
+    GONE = 9  # final, and left the log so long ago that only its count is stored
 
 
 _STATES = max(State) + 1
@@ -137,8 +130,7 @@ _UNDONE = (State.LEASED, State.RETRYING, State.DEAD)
 
 _HANDED = np.full(_STATES, NOT, np.uint8)
 _HANDED[[State.LEASED, State.RETRYING, State.DEAD, State.ACKED, State.DISCARDED]] = HANDED_OUT
-_HANDED[State.FILTERED] = EITHER
-"""Whether members received the messages in a state (:class:`Again`)."""
+_HANDED[State.FILTERED] = EITHER  # whether members received the messages in a state (:class:`Again`)
 
 
 class Cursor:
@@ -345,8 +337,7 @@ class Lease:
     member: int
     deadline_us: int
     mask: bytearray | None = None
-    doubt: int = field(init=False)
-    """The first offset in doubt; ``end``: none is."""
+    doubt: int = field(init=False)  # the first offset in doubt; ``end``: none is
     pending: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -364,6 +355,11 @@ class Lease:
         if self.mask is None:
             return max(self.end - offset, 0) if self.pending else 0
         return self.mask.count(PENDING, max(offset - self.start, 0))
+
+    def pending_offsets(self, start: int) -> Int64s:
+        """Return the pending offsets from ``start`` on."""
+        first = max(start - self.start, 0)
+        return np.flatnonzero(np.frombuffer(self.copy_mask(), np.uint8)[first:] == PENDING) + first + self.start
 
     def holds(self, offset: int) -> bool:
         """Return whether an offset is pending."""

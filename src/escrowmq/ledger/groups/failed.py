@@ -1,8 +1,7 @@
-"""Failed messages of a group in one queue: offsets that wait for their next delivery (dead letters have a room of their
-own).
+"""Failed messages of a group in one queue: offsets that wait for their next delivery.
 
-They are a sparse set of offsets, kept sorted in NumPy arrays. Adding and taking are batch operations; taking from the
-low end, the common case, copies nothing.
+They are a sparse set of offsets in sorted NumPy arrays. Adding and taking are batch operations; taking from the low
+end, the common case, copies nothing. Dead letters are in ``dead/``.
 """
 
 from __future__ import annotations
@@ -13,22 +12,33 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from escrowmq.ledger.columns.arrays import Bools, Int64s, locate
+from escrowmq.ledger.columns.arrays import Int64s, locate
 
 MAX_GAP = 256
 """Neighbours further apart than this are leased apart, so that a lease's mask stays in proportion to its messages."""
 
 _CHUNK = 16_384
+_COLUMNS = {"attempt": np.int32, "due_us": np.int64, "key": np.int64}
 
 
-class SparseOffsets:
-    """Distinct offsets in rising order with one array per column; ``table["name"]`` is a view until the next change."""
+class Retries:
+    """The retries of one group in one queue: distinct rising ``offsets`` with an array per column.
 
-    __slots__ = ("_columns", "offsets")
+    ``retries["attempt"]``, ``["due_us"]`` and ``["key"]`` (-1: unknown, see ``order.py``) are views until the next
+    change.
+    """
 
-    def __init__(self, dtypes: dict[str, Any]) -> None:
+    __slots__ = ("_columns", "_least_due", "offsets", "quiet_until_us")
+
+    def __init__(self) -> None:
         self.offsets: Int64s = np.empty(0, np.int64)
-        self._columns: dict[str, npt.NDArray[Any]] = {name: np.empty(0, dtype) for name, dtype in dtypes.items()}
+        self._columns: dict[str, npt.NDArray[Any]] = {name: np.empty(0, dtype) for name, dtype in _COLUMNS.items()}
+        self._on_change()
+
+    def _on_change(self) -> None:
+        self._least_due: int | None = None
+        self.quiet_until_us = 0
+        """In order: a lower bound of the next delivery until the next change. Derived, not state."""
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -41,17 +51,19 @@ class SparseOffsets:
         return [self.offsets, *self._columns.values()]
 
     def load(self, offsets: Int64s, *columns: npt.NDArray[Any]) -> None:
-        """Become what :meth:`arrays` gave (this one being new)."""
+        """Restore the result of :meth:`arrays` into this new object."""
         self.put(offsets, **dict(zip(self._columns, columns, strict=True)))
 
     def put(self, offsets: Int64s, **values: npt.NDArray[Any]) -> None:
-        """Add ``offsets`` (none of them here yet, any order) with one array of the same length per column."""
-        if len(offsets) > 1 and not bool(np.all(offsets[1:] > offsets[:-1])):
+        """Add new ``offsets`` in any order, with an array of the same length per column (``key`` may be missing)."""
+        self._on_change()
+        if not len(offsets):
+            return
+        values.setdefault("key", np.full(len(offsets), -1, np.int64))
+        if not bool(np.all(offsets[1:] > offsets[:-1])):
             order = np.argsort(offsets)
             offsets = offsets[order]
             values = {name: value[order] for name, value in values.items()}
-        if not len(offsets):
-            return
         if not len(self) or offsets[0] > self.offsets[-1]:
             self.offsets = np.concatenate([self.offsets, offsets])
             for name, column in self._columns.items():
@@ -68,85 +80,45 @@ class SparseOffsets:
         return int(first), int(last)
 
     def cut(self, first: int, last: int) -> Int64s:
-        """Take out the rows with index ``first`` .. ``last``-1; their offsets."""
+        """Remove the rows with index ``first`` .. ``last``-1. Returns their offsets."""
+        self._on_change()
         taken = self.offsets[first:last]
         self.offsets = _without(self.offsets, first, last)
         for name, column in self._columns.items():
             self._columns[name] = _without(column, first, last)
         return taken
 
-    def holds(self, offsets: Int64s) -> Bools:
-        """For each of ``offsets`` whether it is here."""
-        return locate(self.offsets, offsets) >= 0
-
-    def remove(self, offsets: Int64s) -> None:
-        """Take out ``offsets``, each of them here, each once."""
-        keep = np.ones(len(self), bool)
-        keep[np.searchsorted(self.offsets, offsets)] = False
-        self.offsets = self.offsets[keep]
-        for name, column in self._columns.items():
-            self._columns[name] = column[keep]
-
-    def trim(self, head: int) -> None:
-        """Let offsets below ``head`` go."""
-        self.cut(0, int(np.searchsorted(self.offsets, head)))
-
-
-def _without(array: npt.NDArray[Any], first: int, last: int) -> npt.NDArray[Any]:
-    if first == 0:
-        return array[last:]
-    if last == len(array):
-        return array[:first]
-    return np.concatenate([array[:first], array[last:]])
-
-
-class Retries(SparseOffsets):
-    """The retry set of one group in one queue. ``key`` is -1 until it is known (ordered groups, see ``order.py``)."""
-
-    __slots__ = ("_least_due", "quiet_until_us")
-
-    def __init__(self) -> None:
-        super().__init__({"attempt": np.int32, "due_us": np.int64, "key": np.int64})
-        self._least_due: int | None = None
-        self.quiet_until_us = 0
-        """In order: nothing is free before this, unless they change. Not state: what was found at the last look."""
-
-    def _on_change(self) -> None:
-        self._least_due, self.quiet_until_us = None, 0
-
-    def put(self, offsets: Int64s, **values: npt.NDArray[Any]) -> None:
-        self._on_change()
-        values.setdefault("key", np.full(len(offsets), -1, np.int64))
-        super().put(offsets, **values)
-
     def take(self, offsets: Int64s) -> Int64s:
-        """Take out ``offsets``, each of them here; they are returned."""
+        """Remove and return ``offsets``, each of them present, each once."""
         self._on_change()
-        self.remove(offsets)
+        at = np.searchsorted(self.offsets, offsets)
+        self.offsets = np.delete(self.offsets, at)
+        for name, column in self._columns.items():
+            self._columns[name] = np.delete(column, at)
         return offsets
 
+    def trim(self, head: int) -> None:
+        """Remove offsets below ``head``."""
+        self.cut(*self.span(0, head))
+
     def set_keys(self, offsets: Int64s, keys: Int64s) -> None:
-        """Note the keys of those ``offsets`` that are here."""
+        """Set the keys of those ``offsets`` that are present."""
         self._on_change()
         at = locate(self.offsets, offsets)
         self._columns["key"][at[at >= 0]] = keys[at >= 0]
 
-    def cut(self, first: int, last: int) -> Int64s:
-        self._on_change()
-        return super().cut(first, last)
-
     @property
     def least_due_us(self) -> int:
-        """When the first of them is due, whatever its offset. There must be one."""
+        """The earliest due time. There must be a retry."""
         if self._least_due is None:
             self._least_due = int(self["due_us"].min())
         return self._least_due
 
     def due_runs(self, now_us: int) -> Iterator[tuple[int, int]]:
-        """Index ranges of neighbours that are due and come to the same attempt, lowest offset first.
+        """Yield index ranges of due neighbours with equal attempts, lowest offset first.
 
-        No entry lies between two of a run, so a lease of the range from its first to its last offset holds exactly it.
-        A run ends at a chunk's border at the latest.
+        No other retry lies within a range, so a lease from its first to its last offset holds exactly these. A range
+        ends at a chunk's border at the latest.
         """
         if not len(self) or self.least_due_us > now_us:
             return
@@ -164,9 +136,13 @@ class Retries(SparseOffsets):
                     yield base + first, base + last
 
 
+def _without(array: npt.NDArray[Any], first: int, last: int) -> npt.NDArray[Any]:
+    return array[last:] if first == 0 else np.delete(array, slice(first, last))
+
+
 class Redelivery(NamedTuple):
-    """When a group gets a message again that failed, and how often: after ``delays_us``, if there are any (the last for
-    all that follow), else after a back-off."""
+    """When and how often a group retries a failed message: after ``delays_us``, if any (the last one repeated), else
+    after a back-off."""
 
     attempts: int
     first_us: int
@@ -174,13 +150,7 @@ class Redelivery(NamedTuple):
     delays_us: tuple[int, ...] = ()
 
     def wait_us(self, attempt: int) -> int:
-        """Return how long to wait after ``attempt`` (from 1) failed."""
+        """Return the delay after ``attempt`` (from 1): of the back-off doubled each time, at most ``most_us``."""
         if self.delays_us:
             return self.delays_us[min(attempt, len(self.delays_us)) - 1]
-        return backoff_us(attempt, self.first_us, self.most_us)
-
-
-def backoff_us(attempt: int, first_us: int, most_us: int) -> int:
-    """Return how long to wait after ``attempt`` (from 1) failed: ``first_us``, doubled each time, at most
-    ``most_us``."""
-    return min(first_us << min(attempt - 1, 50), most_us)
+        return min(self.first_us << min(attempt - 1, 50), self.most_us)

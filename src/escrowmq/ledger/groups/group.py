@@ -1,4 +1,4 @@
-"""The data classes of a consumer group and of its named members, and the leases of a shard."""
+"""A consumer group, its named members, and the leases of a shard."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from escrowmq.ledger.columns.schedule import NEVER_US
 from escrowmq.ledger.commands import Subscription
 from escrowmq.ledger.groups.cursors import ACKED, TAKEN, Cursor, Lease
 
-ALL = ""
-"""Of a paused group: all its topics. No topic has this name."""
-MAX_ENDED = 4096
-"""Ended leases remembered for repeated acknowledgements."""
+ALL = ""  # of a paused group: all its topics. No topic has this name.
+MAX_ENDED = 4096  # ended leases remembered for repeated acknowledgements
 
 
 @dataclass(slots=True, eq=False)
@@ -27,8 +25,7 @@ class Member:
     process: int
     joined_us: int
     fenced: bool = False
-    doubted: dict[int, Lease] = field(default_factory=dict)
-    """Leases with something in doubt, by id."""
+    doubted: dict[int, Lease] = field(default_factory=dict)  # leases with something in doubt, by id
 
     def note(self, lease: Lease) -> None:
         """Update ``doubted`` after a change of ``lease``."""
@@ -46,14 +43,10 @@ class Group:
     name: str
     subscription: Subscription
     cursors: dict[int, Cursor] = field(default_factory=dict)
-    members: dict[int, Member] = field(default_factory=dict)
-    """The named members of a group that holds what is in doubt."""
-    leases: int = 0
-    """How many of its leases live."""
-    served: int = -1
-    """The queue id that was served last."""
-    paused: dict[str, int] = field(default_factory=dict)
-    """Paused topics, and since when; ``ALL``: the whole group."""
+    members: dict[int, Member] = field(default_factory=dict)  # the named members of a group that holds what is in doubt
+    leases: int = 0  # how many of its leases live
+    served: int = -1  # the queue id that was served last
+    paused: dict[str, int] = field(default_factory=dict)  # paused topics, and since when; ``ALL``: the whole group
 
     def cursor(self, queue_id: int) -> Cursor:
         """Return the cursor of a queue; a new one, which is not kept, if the group has none."""

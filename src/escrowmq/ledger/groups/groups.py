@@ -38,12 +38,10 @@ from escrowmq.ledger.groups.settling import RELEASED, UNSEEN
 from escrowmq.ledger.queues.topics import Topics
 from escrowmq.schemas import Kind
 
-RETRY: Final = 0
-"""An act of a DEAD_SETTLED row, as is ``DISCARD``."""
+RETRY: Final = 0  # an act of a DEAD_SETTLED row, as is ``DISCARD``
 DISCARD: Final = 1
 
-Rows: TypeAlias = Iterable[Sequence[Any]]
-"""Rows of an event, values in the order of its schema."""
+Rows: TypeAlias = Iterable[Sequence[Any]]  # rows of an event, values in the order of its schema
 
 
 class At(NamedTuple):
@@ -58,15 +56,12 @@ class Groups:
     """All consumer groups of a shard."""
 
     def __init__(self) -> None:
-        self.groups: dict[int, Group] = {}
-        """By number, in the order of creation."""
+        self.groups: dict[int, Group] = {}  # by number, in the order of creation
         self.by_name: dict[str, Group] = {}
         self.next_ordinal = 0
-        self.deleted: dict[int, tuple[str, int]] = {}
-        """By number: the name, and the log position of the deletion."""
+        self.deleted: dict[int, tuple[str, int]] = {}  # by number: the name, and the log position of the deletion
         self.leases = Leases()
-        self.delivered = 0
-        """Deliveries so far, repeats included."""
+        self.delivered = 0  # deliveries so far, repeats included
         self.acked = 0
         self._retry_times: list[int] = []  # a heap of times still to come; a hint for the caller's timer, not state
 
@@ -330,8 +325,7 @@ class Groups:
         Kind.EXTENDED: _apply_extended,
     }
 
-    KINDS: ClassVar = frozenset({*_acts, *_row_acts})
-    """The events of consumer groups."""
+    KINDS: ClassVar = frozenset({*_acts, *_row_acts})  # the events of consumer groups
 
     # Reading
 

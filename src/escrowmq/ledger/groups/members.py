@@ -1,20 +1,30 @@
-"""Named members (``in_doubt="hold"``): their epochs, and leases of unknown outcome handed to a restarted member.
+"""Named members (``in_doubt="hold"``), and members that stopped: what a lease of theirs leaves.
 
-Theory of operation:
+Rules of named members:
 
-1. Leases of such a group do not end by time. What a silent member was handed is given to no other member: its effect
-   may be done, or about to be.
-2. Members have names. JOINED begins a new *epoch* of a member (its position is the epoch); an older one may receive no
-   more (FENCED). All that the member held is then *in doubt*: its old process can settle it no more (LEASE_LOST), and
-   it is handed to the new one first, as HANDED: a new lease, one attempt later; after the last attempt it is a dead
-   letter.
-3. A process that merely lost answers (its broker restarted, the connection broke) joins again and names the leases that
-   reached it, with how far: KEPT, they are not in doubt. So nothing that was lost on the way stays leased to a process
-   that does not have it.
-4. FENCED gives everything a member holds back to the group at once, each as a failed attempt, and ends its epoch.
+1. Leases of such a group do not end by time. Messages of a silent member are given to no other member: their effect may
+   be done, or about to be.
+2. JOINED begins a new *epoch* of a member (its position is the epoch); an older one cannot receive (FENCED). All
+   messages that the member held are then *in doubt*: its old process cannot settle them (LEASE_LOST), and the new one
+   gets them first, as HANDED: a new lease, one attempt later; after the last attempt they are dead letters.
+3. A process that merely lost responses (its broker restarted, the connection broke) joins again and names the leases
+   that reached it, with how far: KEPT, they are not in doubt. So messages lost on the way stay leased to no process.
+4. FENCED gives all messages of a member back to the group at once, each as a failed attempt, and ends its epoch.
+5. In an ordered group messages in doubt of a queue are handed over when the member settled the earlier ones, and all
+   of a lease at once, even beyond the requested number: the rest could be overtaken.
 
-In an ordered group what is in doubt in a queue is handed out when the member has settled what it got of it before, and
-all of a lease at once, even if that is more than was asked for: a rest could be overtaken.
+Expired leases: which messages the consumer cannot have started. These never become dead letters. A lease counts an
+attempt for all its messages, though a member works on few of them. When its process dies again and again on one
+message, the attempts of its neighbours would be used up. So:
+
+1. A member that handles messages one by one gets a message for the last time alone in its response (in order: with the
+   later ones that are released with it). So no other message dies with it.
+2. A member works on its responses in order, which the deadlines of leases distinguish. So a lease at its last attempt
+   without a settled message was not started if the member has an older, unfinished one: when either of the two ends by
+   time, its messages are given back, and the attempt does not count (UNSEEN).
+
+The oldest lease may have been lost on the way to the member, or not started; that counts, so that a message which kills
+its consumers does die in the end. Leases of members that take whole batches die together.
 """
 
 from __future__ import annotations
@@ -22,8 +32,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
-
-import numpy as np
 
 from escrowmq.errors import Code, EscrowError, error
 from escrowmq.ledger.columns.arrays import Int64s
@@ -41,8 +49,8 @@ from escrowmq.schemas import Kind
 
 
 def decide_join(group: Group, cmd: Join, rules: Rules, position: int) -> tuple[tuple[Event, ...], dict[str, int]]:
-    """Events and answer. BAD_REQUEST for a bad name or a group without members, TOO_MANY; FENCED for a ``resume`` after
-    another process, or an operator, took the member over."""
+    """Return events and answer. BAD_REQUEST for a bad name or a group without members, TOO_MANY; FENCED for a
+    ``resume`` after another process, or an operator, took the member over."""
     if not holds(group.subscription):
         hint = 'only groups with in_doubt="hold" have named members'
         raise error(Code.BAD_REQUEST, f"consumer group {group.name!r} gives back what is in doubt", hint)
@@ -58,14 +66,14 @@ def decide_join(group: Group, cmd: Join, rules: Rules, position: int) -> tuple[t
         raise _make_fenced(group, cmd.instance, fenced=known is not None and known.fenced)
     joined = event_of(Kind.JOINED, [position], [group.ordinal], [id], [cmd.process], [cmd.instance])
     reached = dict(cmd.keep)
-    ends = ((x, min(reached.get(x.id, 0), x.doubt)) for x in group.leases_of(id))
+    ends = ((lease, min(reached.get(lease.id, 0), lease.doubt)) for lease in group.leases_of(id))
     kept = [(lease.id, end) for lease, end in ends if end > lease.start]
     events = (joined, event_of_rows(Kind.KEPT, kept)) if kept else (joined,)
     return events, {"member": id, "epoch": position}
 
 
 def member_of(group: Group, cmd: Receive) -> Member:
-    """Return the member that receives. BAD_REQUEST if it never joined, FENCED if it is not its newest epoch."""
+    """Return the receiving member. BAD_REQUEST if it never joined, FENCED if it is not its newest epoch."""
     member = group.members.get(cmd.member)
     if member is None or cmd.epoch is None:
         hint = 'give bus.consumer(..., instance="NAME", in_doubt="hold")'
@@ -83,32 +91,24 @@ def _make_fenced(group: Group, name: str, *, fenced: bool) -> EscrowError:
 
 @dataclass(slots=True)
 class Handing:
-    """Redelivery to a member: rows of a HANDED event, what they hold, and what had its last attempt."""
+    """Redelivery to a member: rows of a HANDED event, their messages, and dead letters."""
 
     dead: list[tuple[int, int, int, str]] = field(default_factory=list)
     rows: list[tuple[int, int, int, int]] = field(default_factory=list)  # old lease, start, count, attempt
-    held: list[tuple[int, Int64s, Int64s]] = field(default_factory=list)  # queue id, offsets, positions: one a row
+    held: list[tuple[int, int, Int64s, Int64s]] = field(default_factory=list)  # queue, attempt, offsets, positions
 
     def events(self, position: int) -> list[Event]:
-        """DEAD, then HANDED, the first row standing at ``position``."""
-        events = [event_of_rows(Kind.DEAD, self.dead)] if self.dead else []
-        if self.rows:
-            olds, starts, counts, attempts = zip(*self.rows, strict=True)
-            ids = range(position + len(self.dead), position + len(self.dead) + len(self.rows))
-            events.append(event_of(Kind.HANDED, ids, olds, starts, counts, attempts))
-        return events
+        """Return DEAD, then HANDED, the first row at ``position``."""
+        handed = [(id, *row) for id, row in enumerate(self.rows, position + len(self.dead))]
+        return [event_of_rows(kind, rows) for kind, rows in ((Kind.DEAD, self.dead), (Kind.HANDED, handed)) if rows]
 
     def pieces(self, position: int) -> list[Piece]:
         """Return the content of the rows; the first event's first row gets ``position``."""
-        first = position + len(self.dead)
-        return [
-            Piece(first + number, queue_id, row[3], offsets, positions)
-            for number, (row, (queue_id, offsets, positions)) in enumerate(zip(self.rows, self.held, strict=True))
-        ]
+        return [Piece(id, *messages) for id, messages in enumerate(self.held, position + len(self.dead))]
 
 
 def in_doubt(group: Group, member: Member, topics: Topics) -> list[Lease]:
-    """Return the leases with something in doubt of ``member`` that may be handed out, oldest first."""
+    """Return the leases of ``member`` with messages in doubt that may be handed over, oldest first."""
     found = sorted(member.doubted.values(), key=lambda lease: lease.id)
     if not group.paused:
         return found
@@ -116,21 +116,20 @@ def in_doubt(group: Group, member: Member, topics: Topics) -> list[Lease]:
 
 
 def hand_over(plan: Plan, group: Group, member: Member, topics: Topics, max_attempts: int) -> Handing:
-    """Hand over what is in doubt of ``member``, up to the plan's bounds, which it lowers (in order: to the end of a
-    lease)."""
+    """Hand over what is in doubt of ``member``, up to the plan's limits, which it lowers (in order: whole leases)."""
     handing, ordered = Handing(), group.subscription.ordered
     for lease in in_doubt(group, member, topics):
         if plan.budget <= 0:
             break
-        if ordered and _is_busy(lease):
-            continue
-        first = max(lease.doubt - lease.start, 0)
-        offsets = np.flatnonzero(np.frombuffer(lease.copy_mask(), np.uint8)[first:] == PENDING) + first + lease.start
-        attempt = lease.attempt + 1
-        left = lease.pending
+        if ordered and any(x.pending - x.pending_from(x.doubt) for x in lease.cursor.leases.values()):
+            continue  # the member still works on earlier messages of the queue
+        offsets, attempt, left = lease.pending_offsets(lease.doubt), lease.attempt + 1, lease.pending
         if attempt > max_attempts:
             failed, attempt = (1 if ordered else len(offsets)), lease.attempt
-            handing.dead += _dead(lease, int(offsets[0]), int(offsets[failed - 1]) + 1, max_attempts)
+            start, end = int(offsets[0]) - lease.start, int(offsets[failed - 1]) + 1 - lease.start
+            cause = f"in doubt when its consumer came back, attempt {lease.attempt} of {max_attempts}"
+            runs = pending_runs(lease.copy_mask(), start, end)
+            handing.dead += [(lease.id, lease.start + a, b - a, cause) for a, b in runs]
             offsets, left = offsets[failed:], left - failed
             plan.room += not left
         chosen = offsets if ordered else offsets[: plan.budget]
@@ -146,44 +145,24 @@ def _hand(handing: Handing, plan: Plan, lease: Lease, chosen: Int64s, attempt: i
     queue_id = lease.cursor.queue_id
     handing.rows.append((lease.id, start, end - start, attempt))
     positions = topics.queues[queue_id].positions(start, end)[chosen - start]
-    handing.held.append((queue_id, chosen, lease.cursor.edited.instead(chosen, positions)))
+    handing.held.append((queue_id, attempt, chosen, lease.cursor.edited.instead(chosen, positions)))
     plan.budget -= len(chosen)
-
-
-def _is_busy(lease: Lease) -> bool:
-    """Return whether a message of the lease's queue is being worked on, so that in order nothing may follow yet."""
-    working = (x.pending - x.pending_from(x.doubt) for x in lease.cursor.leases.values())
-    return any(working)
-
-
-def _dead(lease: Lease, start: int, end: int, max_attempts: int) -> list[tuple[int, int, int, str]]:
-    cause = f"in doubt when its consumer came back, attempt {lease.attempt} of {max_attempts}"
-    runs = pending_runs(lease.copy_mask(), start - lease.start, end - lease.start)
-    return [(lease.id, lease.start + a, b - a, cause) for a, b in runs]
 
 
 def describe(group: Group, topics: Topics) -> list[dict[str, Any]]:
     """List what each member holds: ``member, leases, messages, in_doubt`` (messages), ``held`` (one dict per lease,
     oldest first: ``lease, topic, queue, first, last`` offset, ``messages, in_doubt, attempt``, ``deadline_us`` or
     None); of named members also ``instance, epoch, fenced, joined_us``."""
-    found: dict[int, list[Lease]] = {member: [] for member in group.members}
-    for cursor in group.cursors.values():
-        for lease in cursor.leases.values():
-            found.setdefault(lease.member, []).append(lease)
+    names = {"instance": "name", "epoch": "epoch", "fenced": "fenced", "joined_us": "joined_us"}
     listed = []
-    for id, leases in found.items():
-        member = group.members.get(id)
-        held = [_describe_lease(lease, topics) for lease in sorted(leases, key=lambda lease: lease.id)]
+    for id, leases in _by_member(group, list(group.members)).items():
+        held = [_describe_lease(lease, topics) for lease in leases]
         listed.append(
             {
                 "member": id,
-                "instance": member.name if member else None,
-                "epoch": member.epoch if member else None,
-                "fenced": member.fenced if member else None,
-                "joined_us": member.joined_us if member else None,
+                **{key: getattr(group.members.get(id), name, None) for key, name in names.items()},
                 "leases": len(held),
-                "messages": sum(line["messages"] for line in held),
-                "in_doubt": sum(line["in_doubt"] for line in held),
+                **{count: sum(line[count] for line in held) for count in ("messages", "in_doubt")},
                 "held": held,
             }
         )
@@ -191,8 +170,7 @@ def describe(group: Group, topics: Topics) -> list[dict[str, Any]]:
 
 
 def _describe_lease(lease: Lease, topics: Topics) -> dict[str, Any]:
-    place = topics.queues[lease.cursor.queue_id].place
-    pending = np.flatnonzero(np.frombuffer(lease.copy_mask(), np.uint8) == PENDING) + lease.start
+    place, pending = topics.queues[lease.cursor.queue_id].place, lease.pending_offsets(lease.start)
     return {
         "lease": lease.id,
         "topic": place.topic,
@@ -207,13 +185,11 @@ def _describe_lease(lease: Lease, topics: Topics) -> dict[str, Any]:
 
 
 def unreached(group: Group, expired: Sequence[Lease], attempts: int) -> list[Lease]:
-    """Return the leases of rule 2, as ``expired`` end; those among them that end now, and others."""
+    """Return the leases that were not started (rule 2 above) when ``expired`` end; some of these, or others."""
     over = {lease.id for lease in expired}
-    found: list[Lease] = []
-    for leases in _by_member(group, {lease.member for lease in expired}).values():
-        if all(lease.attempt < attempts for lease in leases):
-            continue
-        before: set[int] = set()  # deadlines of what the member was given before
+    held, found = _by_member(group), list[Lease]()
+    for leases in (held[member] for member in dict.fromkeys(lease.member for lease in expired)):
+        before: set[int] = set()  # deadlines of the member's earlier leases
         ended: set[int] = set()  # and of those of them that end now
         for lease in leases:
             if lease.attempt >= attempts and _is_untouched(lease):
@@ -226,16 +202,13 @@ def unreached(group: Group, expired: Sequence[Lease], attempts: int) -> list[Lea
     return found
 
 
-def _by_member(group: Group, members: set[int]) -> dict[int, list[Lease]]:
-    """Return the live leases of these members, oldest first."""
-    held: dict[int, list[Lease]] = {}
+def _by_member(group: Group, members: Sequence[int] = ()) -> dict[int, list[Lease]]:
+    """Return the live leases by member, oldest first; ``members`` come first, even without leases."""
+    held: dict[int, list[Lease]] = {member: [] for member in members}
     for cursor in group.cursors.values():
         for lease in cursor.leases.values():
-            if lease.member in members:
-                held.setdefault(lease.member, []).append(lease)
-    for leases in held.values():
-        leases.sort(key=lambda lease: lease.id)
-    return held
+            held.setdefault(lease.member, []).append(lease)
+    return {member: sorted(leases, key=lambda lease: lease.id) for member, leases in held.items()}
 
 
 def _is_untouched(lease: Lease) -> bool:

@@ -1,16 +1,15 @@
-"""Order by key: what an ordered group may be given while messages of some keys wait for their next delivery.
+"""Order by key: what an ordered group may receive while messages of some keys wait for their next delivery.
 
 Rules:
 
 1. A queue has one lease at a time. While it has no retries, a lease takes the next offsets, whatever their keys.
-2. While it has retries, nothing but retries is leased. What follows in the queue is first *taken up* into them with its
-   key (KEYED), in order, so that the messages of all other keys continue; those of a key that failed wait behind it.
+2. While it has retries, only retries are leased. The messages that follow are first *taken up* into them with their
+   keys (KEYED), in order, so that messages of all other keys continue; those of a failed key wait behind it.
 3. Of the retries of one key the lowest offset is delivered first, once it is due; others of the key only together with
-   all that are lower, in one lease.
-4. A lease has one attempt number: that of the free retry which has been due for the longest time. So keys take turns.
-5. The ledger does not store the keys of messages. It asks its holder for those of the messages that fail, and of those
-   that are taken up; they stand in the log then, so replay asks nobody. Messages without a key are one key of their
-   queue.
+   all lower ones, in one lease.
+4. A lease has one attempt number: that of the free retry that has been due for the longest time. So keys take turns.
+5. The ledger does not store keys. Its holder provides those of failed messages and of those taken up; they are in the
+   log then, for replay. Messages without a key are one key of their queue.
 6. A retry whose key is UNKNOWN (its record is damaged, or its frames are those of version 0.1.0) might be of any key:
    as long as there is one, all retries of the queue count as one key, and nothing is taken up.
 """
@@ -26,22 +25,19 @@ from escrowmq.ledger.columns.arrays import Bools, Int32s, Int64s
 from escrowmq.ledger.groups.cursors import Cursor
 from escrowmq.message.hashes import UInt64s
 
-UNKNOWN = -1
-"""The key of a message whose key nobody can tell."""
+UNKNOWN = -1  # the key of a message whose key cannot be read
 
 MAX_BEHIND = 16_384
-"""Retries of a queue beyond which nothing is taken up: then the whole queue waits for those that failed."""
+"""Retries of a queue beyond which nothing is taken up: then the whole queue waits for the failed ones."""
 
-TAKE_UP = 256
-"""Messages that one receive takes up of a queue: their keys are read on the writer's thread."""
+TAKE_UP = 256  # messages of a queue taken up by one receive: their keys are read on the writer's thread
 
 KeysOf = Callable[[Int64s], Int64s]
-"""Numbers of the keys of messages, by their log positions: :func:`numbers` of their hashes, or UNKNOWN."""
+"""Maps log positions to the keys of messages: :func:`numbers` of their hashes, or UNKNOWN."""
 
 
 def numbers(hashes: UInt64s) -> Int64s:
-    """Key hashes as they are stored: 63 bits, never negative. Keys of equal numbers count as one key, which delays, no
-    more."""
+    """Return key hashes as they are stored: 63 bits, never negative. Keys of equal numbers only delay each other."""
     return (hashes >> np.uint64(1)).astype(np.int64)
 
 
@@ -66,14 +62,9 @@ def waiting(cursor: Cursor) -> Waiting:
 
 
 def with_taken(rows: Waiting, offsets: Int64s, attempts: Int32s, keys: Int64s, now_us: int) -> Waiting:
-    """``rows`` as they will be once ``offsets`` are taken up, to be delivered as ``attempts``."""
-    size = len(offsets)
-    return Waiting(
-        np.concatenate([rows.offsets, offsets]),
-        np.concatenate([rows.attempts, attempts]),
-        np.concatenate([rows.due_us, np.full(size, now_us)]),
-        np.concatenate([rows.keys, keys]),
-    )
+    """Return ``rows`` as they will be once ``offsets`` are taken up, to be delivered as ``attempts``."""
+    taken = (offsets, attempts, np.full(len(offsets), now_us), keys)
+    return Waiting(*(np.concatenate(pair) for pair in zip(rows, taken, strict=True)))
 
 
 def free(rows: Waiting, ready: Bools) -> Bools:
@@ -89,10 +80,9 @@ def free(rows: Waiting, ready: Bools) -> Bools:
     return np.asarray(ready & ~behind, bool)
 
 
-def fresh(rows: Waiting, now_us: int) -> int:
-    """Return how many a lease of first deliveries could hold. Where they are few, more is taken up, whatever else is
-    due: so a
-    key that fails again at once holds up no other."""
+def count_fresh(rows: Waiting, now_us: int) -> int:
+    """Return the size of a lease of first deliveries. If it is small, more is taken up whatever else is due, so that a
+    key that fails again at once blocks no other."""
     return int(np.count_nonzero(deliverable(rows, 1, now_us)))
 
 
@@ -104,7 +94,7 @@ def heads(rows: Waiting) -> Int64s:
 
 
 def next_attempt(rows: Waiting, now_us: int) -> int | None:
-    """Return the attempt number of the next lease (rule 4); None while nothing is free."""
+    """Return the attempt number of the next lease (rule 4); None while no retry is free."""
     due = heads(rows)
     due = due[rows.due_us[due] <= now_us]
     return int(rows.attempts[due[rows.due_us[due].argmin()]]) if len(due) else None
@@ -116,12 +106,12 @@ def deliverable(rows: Waiting, attempt: int, now_us: int) -> Bools:
 
 
 def may_take_up(cursor: Cursor, end: int) -> bool:
-    """Return whether messages that follow in the queue, which ends at ``end``, may be taken up."""
+    """Return whether the next messages of a queue that ends at ``end`` may be taken up."""
     return cursor.next < end and len(cursor.retries) < MAX_BEHIND and waiting(cursor).knows_all
 
 
 def has_work(cursor: Cursor, end: int, now_us: int) -> bool:
-    """Return whether a receive would lease or take up something of a queue with retries."""
+    """Return whether a receive would lease or take up messages of a queue with retries."""
     if cursor.leases:
         return False
     if may_take_up(cursor, end):

@@ -1,4 +1,4 @@
-"""Consumer groups as Arrow tables and back. States are runs: a steadily consumed queue is one row or two."""
+"""Consumer groups as Arrow tables and back. States are runs: a steadily consumed queue has one or two rows."""
 
 from __future__ import annotations
 
@@ -18,42 +18,21 @@ from escrowmq.ledger.groups.dead.letters import Block
 from escrowmq.ledger.groups.group import Group, Leases, Member
 from escrowmq.ledger.groups.order import UNKNOWN
 
-_LIST = pa.schema(
-    [
-        ("name", pa.utf8()),
-        ("subscription", pa.utf8()),
-        ("turn", pa.int64()),
-        ("group", pa.int32()),  # its number; absent, as is paused, in older snapshots, where groups were counted
-        ("paused", pa.utf8()),  # JSON
-    ]
-)
+_NAME, _GROUP = ("name", pa.utf8()), ("group", pa.int32())
+_LIST = pa.schema([_NAME, ("subscription", pa.utf8()), ("turn", pa.int64()), _GROUP, ("paused", pa.utf8())])
 _TOTALS = pa.schema(int64s("next_group", "delivered", "acked"))  # older ones: in each row of the list
-_DELETED = pa.schema([("group", pa.int32()), ("name", pa.utf8()), ("position", pa.int64())])
+_DELETED = pa.schema([_GROUP, _NAME, ("position", pa.int64())])
+# Absent in older snapshots: group, paused, totals, deleted, again, edited, members, the keys of retries (-1: unknown),
+# the doubt of leases. Causes were texts alone.
+_CAUSE = ("cause", pa.dictionary(pa.int32(), pa.utf8()))
+
 _PLACE = [("group", pa.int32()), ("queue_id", pa.int32())]
 _CURSORS = pa.schema([*_PLACE, *int64s("base", "next"), ("counts", pa.list_(pa.int64()))])
 _RUNS = pa.schema([*_PLACE, ("start", pa.int64()), ("state", pa.uint8())])
 _AGAIN = pa.schema([*_PLACE, *int64s("start", "end")])
-_RETRIES = pa.schema(
-    [
-        *_PLACE,
-        ("offset", pa.int64()),
-        ("attempt", pa.int32()),
-        ("due_us", pa.int64()),
-        ("key", pa.int64()),  # -1: not known; absent in older snapshots
-    ]
-)
-_DEAD = pa.schema(
-    [
-        *_PLACE,
-        ("offset", pa.int64()),
-        ("attempts", pa.int32()),
-        ("dead_us", pa.int64()),
-        ("cause", pa.dictionary(pa.int32(), pa.utf8())),  # texts alone in older snapshots
-    ]
-)
-_EDITED = pa.schema(
-    [*_PLACE, *int64s("offset", "position"), ("message_id", pa.binary(16))]
-)  # absent in older snapshots
+_RETRIES = pa.schema([*_PLACE, ("offset", pa.int64()), ("attempt", pa.int32()), *int64s("due_us", "key")])
+_DEAD = pa.schema([*_PLACE, ("offset", pa.int64()), ("attempts", pa.int32()), ("dead_us", pa.int64()), _CAUSE])
+_EDITED = pa.schema([*_PLACE, *int64s("offset", "position"), ("message_id", pa.binary(16))])
 _LEASES = pa.schema(
     [
         *_PLACE,
@@ -62,7 +41,7 @@ _LEASES = pa.schema(
         *int64s("member", "deadline_us"),
         ("live", pa.bool_()),  # the ended ones follow, in the order in which they ended
         ("mask", pa.binary()),  # null: all pending, or (ended) all acked
-        ("doubt", pa.int64()),  # the first offset in doubt; absent in older snapshots
+        ("doubt", pa.int64()),  # the first offset in doubt
     ]
 )
 _NAMED = [("group", pa.int32()), ("member", pa.int64()), ("instance", pa.utf8())]
@@ -70,7 +49,7 @@ _MEMBERS = pa.schema([*_NAMED, *int64s("epoch", "process", "joined_us"), ("fence
 
 
 class State(Protocol):
-    """The state of all groups, as :class:`escrowmq.ledger.groups.groups.Groups` has it."""
+    """The state of all groups: :class:`escrowmq.ledger.groups.groups.Groups`."""
 
     groups: dict[int, Group]
     leases: Leases
@@ -81,50 +60,41 @@ class State(Protocol):
 
 
 def freeze(state: State) -> Callable[[], dict[str, pa.Table]]:
-    """Return the tables of a snapshot; they share no memory with the state. Of the dead letters only the blocks are
-    taken now, which never change: to turn the
-    causes of a million into a column takes long."""
+    """Return the tables of a snapshot; they share no memory with the state. Of the dead letters only the blocks, which
+    never change, are taken now: a column of a million causes takes long."""
     groups, leases = list(state.groups.values()), state.leases
     listed = [
         (g.name, subscriptions.dump(g.subscription), g.served, g.ordinal, json.dumps(g.paused, sort_keys=True))
         for g in groups
     ]
-    cursors = [(g, c) for g in groups for _, c in sorted(g.cursors.items())]
+    cursors = [(g.ordinal, c) for g in groups for _, c in sorted(g.cursors.items())]
     members = [
         (g.ordinal, m.id, m.name, m.epoch, m.process, m.joined_us, m.fenced) for g in groups for m in g.members.values()
     ]
-    dead = [(g, c, list(c.dead.blocks)) for g, c in cursors if len(c.dead)]
+    edited = [(g, c.queue_id, *row) for g, c in cursors if len(c.edited) for row in c.edited.rows()]
+    blocks = [(g, c.queue_id, block) for g, c in cursors for block in c.dead.blocks]
     tables = {
         "groups_list": table_of(_LIST, listed),
         "groups_totals": table_of(_TOTALS, [(state.next_ordinal, state.delivered, state.acked)]),
         "groups_deleted": table_of(_DELETED, [(number, *known) for number, known in state.deleted.items()]),
-        "groups_cursors": table_of(_CURSORS, [(g.ordinal, c.queue_id, c.base, c.next, c.counts) for g, c in cursors]),
-        "groups_runs": _stack(_RUNS, [(g, c, list(c.runs())) for g, c in cursors]),
-        "groups_again": _stack(_AGAIN, [(g, c, [c.again.starts, c.again.ends]) for g, c in cursors]),
-        "groups_retries": _stack(_RETRIES, [(g, c, c.retries.arrays()) for g, c in cursors]),
-        "groups_edited": table_of(
-            _EDITED, [(g.ordinal, c.queue_id, *row) for g, c in cursors if len(c.edited) for row in c.edited.rows()]
-        ),
+        "groups_cursors": table_of(_CURSORS, [(g, c.queue_id, c.base, c.next, c.counts) for g, c in cursors]),
+        "groups_runs": _stack(_RUNS, [(g, c.queue_id, c.runs()) for g, c in cursors]),
+        "groups_again": _stack(_AGAIN, [(g, c.queue_id, [c.again.starts, c.again.ends]) for g, c in cursors]),
+        "groups_retries": _stack(_RETRIES, [(g, c.queue_id, c.retries.arrays()) for g, c in cursors]),
+        "groups_edited": table_of(_EDITED, edited),
         "groups_leases": table_of(_LEASES, [_lease_row(x) for x in (*leases.live.values(), *leases.ended.values())]),
         "groups_members": table_of(_MEMBERS, members),
     }
-    return lambda: tables | {"groups_dead": _dead(dead)}
+    return lambda: tables | {"groups_dead": _stack_dead(blocks)}
 
 
-def _dead(parts: list[tuple[Group, Cursor, list[Block]]]) -> pa.Table:
-    blocks = [block for _, _, some in parts for block in some]
+def _stack_dead(blocks: list[tuple[int, int, Block]]) -> pa.Table:
     if not blocks:
         return empty_table(_DEAD)
-    sizes = [sum(map(len, some)) for _, _, some in parts]
-    columns: list[Any] = [np.repeat(np.array(numbers, np.int32), sizes) for numbers in (
-        [g.ordinal for g, _, _ in parts], [c.queue_id for _, c, _ in parts])]  # fmt: skip
-    for name in ("offsets", "attempts", "dead_us"):
-        columns.append(np.concatenate([getattr(block, name) for block in blocks] or [np.empty(0, np.int64)]))
+    table = _stack(_DEAD.remove(5), [(g, id, block.columns[:3]) for g, id, block in blocks])
     # Block by block, so that no other thread waits for the texts of all; a text that many rows have is stored once.
-    causes = pa.chunked_array([pa.array(block.causes, pa.utf8()) for block in blocks], pa.utf8())
-    columns.append(causes.dictionary_encode())
-    made = [c if isinstance(c, pa.ChunkedArray) else _column(c, f.type) for c, f in zip(columns, _DEAD, strict=True)]
-    return pa.table(made, schema=_DEAD).combine_chunks()
+    causes = pa.chunked_array([pa.array(block.causes, pa.utf8()) for _, _, block in blocks], pa.utf8())
+    return table.append_column(_DEAD.field("cause"), causes.dictionary_encode()).combine_chunks()
 
 
 def _lease_row(x: Lease) -> tuple[Any, ...]:
@@ -133,16 +103,14 @@ def _lease_row(x: Lease) -> tuple[Any, ...]:
     return (*place, x.attempt, x.member, x.deadline_us, x.pending > 0, mask, x.doubt)
 
 
-def _stack(schema: pa.Schema, parts: list[tuple[Group, Cursor, list[Any]]]) -> pa.Table:
-    """One table of all cursors' columns, each row with its group and queue."""
+def _stack(schema: pa.Schema, parts: Sequence[tuple[int, int, Sequence[Any]]]) -> pa.Table:
+    """Return one table of the columns of all parts, each row with its group and queue."""
     sizes = [len(columns[0]) for _, _, columns in parts]
     if not any(sizes):
         return empty_table(schema)
-    stacked = [np.repeat(np.array([g.ordinal for g, _, _ in parts], np.int64), sizes)]
-    stacked.append(np.repeat(np.array([c.queue_id for _, c, _ in parts], np.int64), sizes))
-    for index in range(len(schema) - 2):
-        pieces = [columns[index] for _, _, columns in parts]
-        stacked.append(np.concatenate(pieces) if pieces else np.empty(0, np.int64))
+    groups, queue_ids, columns = zip(*parts, strict=True)
+    places = [np.repeat(np.array(numbers, np.int64), sizes) for numbers in (groups, queue_ids)]
+    stacked = [*places, *(np.concatenate(pieces) for pieces in zip(*columns, strict=True))]
     return pa.table([_column(column, f.type) for column, f in zip(stacked, schema, strict=True)], schema=schema)
 
 
@@ -152,8 +120,7 @@ def _column(values: npt.NDArray[Any], type_: pa.DataType) -> pa.Array:
 
 
 def load(tables: dict[str, pa.Table]) -> tuple[list[Group], Leases, int, int, int]:
-    """Return the state that :func:`dump` wrote: groups, leases, the next group's number, deliveries and
-    acknowledgements so far."""
+    """Return the state of :func:`freeze`: groups, leases, the next group's number, deliveries and acknowledgements."""
     groups: dict[int, Group] = {}
     totals = 0, 0, 0
     for row in tables["groups_list"].to_pylist():
@@ -161,34 +128,34 @@ def load(tables: dict[str, pa.Table]) -> tuple[list[Group], Leases, int, int, in
         group.served, group.paused = row["turn"], json.loads(row.get("paused", "{}"))
         groups[group.ordinal] = group
         totals = len(groups), row.get("delivered", 0), row.get("acked", 0)
-    if "groups_totals" in tables:
-        (row,) = tables["groups_totals"].to_pylist()
+    for row in _rows(tables, "totals"):
         totals = row["next_group"], row["delivered"], row["acked"]
     tables = {"groups_again": _AGAIN.empty_table(), **tables, "groups_retries": _with_keys(tables["groups_retries"])}
     runs, again, retries, dead = (_Slices(tables[f"groups_{name}"]) for name in ("runs", "again", "retries", "dead"))
-    for row in tables["groups_cursors"].to_pylist():
+    for row in _rows(tables, "cursors"):
         place = (row["group"], row["queue_id"])
-        cursor = Cursor(row["queue_id"], 0)
-        starts, states = runs.of(*place)
-        cursor.restore(row["base"], row["next"], starts, states, row["counts"])
+        cursor = groups[row["group"]].cursors[row["queue_id"]] = Cursor(row["queue_id"], 0)
+        cursor.restore(row["base"], row["next"], *runs.of(*place), row["counts"])
         cursor.again = Again(*again.of(*place))
         cursor.retries.load(*retries.of(*place))
         cursor.dead.load(*dead.of(*place))
-        groups[row["group"]].cursors[row["queue_id"]] = cursor
-    for row in tables["groups_edited"].to_pylist() if "groups_edited" in tables else ():
+    for row in _rows(tables, "edited"):
         cursor = groups[row["group"]].cursors[row["queue_id"]]
         cursor.edited.put(row["offset"], Edit(row["position"], row["message_id"]))
-    for row in tables["groups_members"].to_pylist() if "groups_members" in tables else ():
-        groups[row["group"]].members[row["member"]] = Member(
-            row["member"], row["instance"], row["epoch"], row["process"], row["joined_us"], fenced=row["fenced"]
-        )
-    return list(groups.values()), _load_leases(groups, tables["groups_leases"].to_pylist()), *totals
+    for row in _rows(tables, "members"):
+        values = (row[name] for name in ("member", "instance", "epoch", "process", "joined_us", "fenced"))
+        groups[row["group"]].members[row["member"]] = Member(*values)
+    return list(groups.values()), _load_leases(groups, _rows(tables, "leases")), *totals
+
+
+def _rows(tables: dict[str, pa.Table], name: str) -> list[dict[str, Any]]:
+    table = tables.get(f"groups_{name}")
+    return table.to_pylist() if table is not None else []
 
 
 def load_deleted(tables: dict[str, pa.Table]) -> dict[int, tuple[str, int]]:
-    """Of deleted groups, by their numbers: the name, and the position of the deletion."""
-    rows = tables["groups_deleted"].to_pylist() if "groups_deleted" in tables else ()
-    return {row["group"]: (row["name"], row["position"]) for row in rows}
+    """Return the name of deleted groups, and the position of their deletion, by number."""
+    return {row["group"]: (row["name"], row["position"]) for row in _rows(tables, "deleted")}
 
 
 def _with_keys(retries: pa.Table) -> pa.Table:
@@ -203,15 +170,13 @@ def _load_leases(groups: dict[int, Group], rows: Sequence[dict[str, Any]]) -> Le
     for row in rows:
         group = groups[row["group"]]
         mask = None if row["mask"] is None else bytearray(row["mask"])
-        start, end, attempt = row["start"], row["end"], row["attempt"]
-        place = (row["lease"], row["group"], group.cursors[row["queue_id"]])
-        lease = Lease(*place, start, end, attempt, row["member"], row["deadline_us"], mask)
+        values = (row[name] for name in ("start", "end", "attempt", "member", "deadline_us"))
+        lease = Lease(row["lease"], row["group"], group.cursors[row["queue_id"]], *values, mask)
         lease.doubt = row.get("doubt", lease.end)
         if row["live"]:
             leases.add(lease)
             group.leases += 1
-            if (member := group.members.get(lease.member)) is not None:
-                member.note(lease)
+            group.note(lease)
         else:
             lease.pending = 0
             leases.remember(lease)

@@ -16,8 +16,7 @@ from escrowmq.message.names import is_name
 
 HOLD = "hold"
 IN_DOUBT = ("redeliver", HOLD)
-MAX_DELAYS = 100
-"""Delays before a redelivery that one group may have."""
+MAX_DELAYS = 100  # delays before a redelivery that one group may have
 
 
 def check(name: str, subscription: Subscription, topics: Topics) -> None:

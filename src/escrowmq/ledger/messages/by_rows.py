@@ -296,7 +296,7 @@ class ProducingRows:
         times = visible or repeat(0)
         for position, queue_id, tag, size, visible_us in zip(positions, queue_ids, tags, sizes, times, strict=False):
             if visible_us > time_us:
-                self.delays.add_one(position, queue_id, tag, visible_us, size)
+                self.delays.add([position], [queue_id], [tag], [visible_us], [size])
             else:
                 by_queue.setdefault(queue_id, []).append((position, tag, size))
         for queue_id, messages in by_queue.items():

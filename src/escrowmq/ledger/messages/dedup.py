@@ -1,14 +1,13 @@
 """De-duplication by topic and message id (invariant I9): a repeat gets the position of the first message of its id in
 its topic.
 
-An id is (instance, sequence). Clients count the sequence up, so what is remembered is *runs* of consecutive ids at
-consecutive positions: one run for a whole batch, however long, and steady clients extend their last run. Ids that a
-caller made up are runs of one.
+An id is (instance, sequence). Clients count the sequence up, so *runs* of consecutive ids at consecutive positions are
+stored: one run for a whole batch, and steady clients extend their last run. Ids chosen by a caller are runs of one.
 
-Theory of operation. The same id in two topics is two messages, so a run knows its topic; where its rows lie in several
-(a transaction of two topics), it is *mixed* and keeps the topic of each row. Runs of one instance that overlap, being
-of several topics, lie in several layers; within a layer none overlap, so a look-up is one bisection a layer, and nearly
-all instances have one. Layers are an index only: what is found does not depend on which run lies in which.
+The same id in two topics is two messages, so a run has a topic; a run of rows in several topics (a transaction of two
+topics) is *mixed* and has the topic of each row. Runs of one instance that overlap, being of several topics, are in
+several layers; within a layer none overlap, so a search is one bisection a layer, and nearly all instances have one
+layer. Layers are an index only: results do not depend on them.
 
 Where an id stands twice in one topic (a prepare that was replaced), the newer one is found: positions rise.
 """
@@ -18,6 +17,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -38,11 +38,11 @@ _LONGEST_MIXED = 65_536  # a longer run of one topic does not become mixed: its 
 
 Known = tuple[int, int]  # first sequence of a run, its ordinal
 Places = Callable[[Int64s], tuple[Int32s, Bools]]
-"""The topic (-1: not known any more) and the kind (half?) of the messages at some positions."""
+"""The topic (-1: unknown) and the kind (half?) of the messages at some positions."""
 
 
 def split_runs(ids: pa.Array) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64], Int64s]:
-    """Instances and sequences (uint64) of ids, and the rows at which a run of consecutive ids begins."""
+    """Return instances and sequences (uint64) of ids, and the rows at which a run of consecutive ids begins."""
     if not len(ids):
         return np.empty(0, np.uint64), np.empty(0, np.uint64), np.empty(0, np.int64)
     raw = records(ids, MESSAGE_ID_DTYPE)
@@ -66,17 +66,14 @@ def _overlap(instances: npt.NDArray[np.uint64], sequences: npt.NDArray[np.uint64
 class Found:
     """Known facts about the ids of a batch, row by row."""
 
-    positions: Int64s
-    """Of the newest message with the row's topic and id; -1: none."""
-    halves: Bools
-    """Whether that one is a half message."""
+    positions: Int64s  # of the newest message with the row's topic and id; -1: none
+    halves: Bools  # whether that one is a half message
     firsts: Int64s | None
-    """The first row of this batch with the same topic and id, the row itself when there is none before it; None: no id
-    of the batch stands twice."""
+    """The first row of this batch with the same topic and id; None: no id of the batch stands twice."""
 
 
 class Run(NamedTuple):
-    """Consecutive ids of messages at consecutive positions: their topic, or the topic of each."""
+    """Consecutive ids of messages at consecutive positions, with their topic, or the topic of each."""
 
     instance: int
     first: int
@@ -85,7 +82,7 @@ class Run(NamedTuple):
 
 
 class Dedup:
-    """Which message ids were stored lately, in which topic and at which position."""
+    """The message ids stored lately, with their topics and positions."""
 
     def __init__(self) -> None:
         ids, counts = ("instance", "sequence"), ("count", "position", "time_us")
@@ -97,10 +94,10 @@ class Dedup:
     def __len__(self) -> int:
         return len(self._runs)
 
-    # Finding
+    # Searching
 
     def find(self, ids: pa.Array, topics: Int32s) -> Found:
-        """Look up ids, each in its topic (a number)."""
+        """Search ids, each in its topic (a number)."""
         size = len(ids)
         found = Found(np.full(size, -1, np.int64), np.zeros(size, np.bool_), None)
         if not size:
@@ -127,7 +124,7 @@ class Dedup:
         return found
 
     def _find_run(self, known: list[Known], sequence: int, topics: Int32s, positions: Int64s, halves: Bools) -> None:
-        """Fill in what one layer knows of ids ``sequence``, ``sequence`` + 1, ... of these topics."""
+        """Fill in the messages in one layer of ids ``sequence``, ``sequence`` + 1, ... of these topics."""
         end = sequence + len(topics)
         index = bisect_right(known, (sequence, 1 << 62)) - 1
         for first, ordinal in known[max(index, 0) :]:
@@ -149,92 +146,68 @@ class Dedup:
     def knows(self, instance: int, sequence: int, count: int) -> bool:
         """Return whether one of the ids ``sequence``, ``sequence`` + 1, ... is known, in any topic."""
         end = sequence + count
-        for layer in self._layers:
-            if (known := layer.get(instance)) is None:
-                return False
-            index = bisect_left(known, (end, -1)) - 1  # the last run that begins before the end
-            if index >= 0:
-                first, ordinal = known[index]
-                if first + int(self._runs["count"][ordinal - self._runs.first]) > sequence:
-                    return True
-        return False
+        return any(self._last_before(layer.get(instance), end)[0] > sequence for layer in self._layers)
 
-    # Remembering
+    def _last_before(self, known: list[Known] | None, end: int) -> tuple[int, int]:
+        """Return the end and the ordinal of the last run that begins before a sequence; -1 without one."""
+        index = -1 if known is None else bisect_left(known, (end, -1)) - 1
+        if known is None or index < 0:
+            return -1, -1
+        first, ordinal = known[index]
+        return first + self._runs.item("count", ordinal - self._runs.first), ordinal
+
+    # Adding
 
     def add(
         self, ids: pa.Array, topics: Int32s | int, position: int, time_us: int, rules: Rules, *, half: bool = False
     ) -> None:
-        """Remember ids whose messages stand at ``position``, ``position`` + 1, ... in ``topics`` (or all in one);
-        forget the old. An id that its topic knew is from now on that of the newer message."""
+        """Add ids whose messages stand at ``position``, ``position`` + 1, ... in ``topics`` (or all in one); forget old
+        ids. An id that its topic knew now stands for the newer message."""
         instances, sequences, starts = split_runs(ids)
-        ends = np.append(starts[1:], len(ids))
-        for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
-            mine = topics if isinstance(topics, int) else topics[start:end]
-            if not isinstance(mine, int) and all_equal(mine):
-                mine = int(mine[0])
-            place = (int(instances[start]), int(sequences[start]), end - start, mine, half, position + start)
-            self._add_run(*place, time_us, rules)
-        self._forget(time_us, rules)
+        runs = []
+        for start, end in pairwise([*starts.tolist(), len(ids)]):
+            topic = topics if isinstance(topics, int) else _narrow(topics[start:end])
+            runs.append(Run(int(instances[start]), int(sequences[start]), end - start, topic))
+        self.add_runs(runs, position, time_us, rules, half=half)
 
     def add_runs(self, runs: Sequence[Run], position: int, time_us: int, rules: Rules, *, half: bool) -> None:
         """As :meth:`add`, of ids that are split into runs already."""
-        for instance, first, count, topic in runs:
-            self._add_run(instance, first, count, topic, half, position, time_us, rules)
-            position += count
+        for run in runs:
+            self._add_run(run, half, position, time_us, rules)
+            position += run.size
         self._forget(time_us, rules)
 
-    def _add_run(
-        self,
-        instance: int,
-        sequence: int,
-        count: int,
-        topic: Int32s | int,
-        half: bool,
-        position: int,
-        time_us: int,
-        rules: Rules,
-    ) -> None:
+    def _add_run(self, run: Run, half: bool, position: int, time_us: int, rules: Rules) -> None:
         """Add one run, or lengthen the one that it follows. The choice does not depend on the layers."""
+        instance, sequence, count, topic = run
         free, before, apart = -1, -1, True
         for number, layer in enumerate(self._layers):
             known = layer.get(instance)
-            index = -1 if known is None else bisect_left(known, (sequence + count, -1)) - 1
-            if known is not None and index >= 0:
-                first, ordinal = known[index]
-                end = first + self._runs.item("count", ordinal - self._runs.first)
-                if end > sequence:
-                    apart = False
-                    continue
-                if end == sequence and self._goes_on(ordinal, half, position, time_us, rules):
-                    before = ordinal
+            end, ordinal = self._last_before(known, sequence + count)
+            if end > sequence:
+                apart = False
+                continue
+            if end == sequence and self._goes_on(ordinal, half, position, time_us, rules):
+                before = ordinal
             free = number if free < 0 else free
             if known is None:
                 break
         if before >= 0 and apart and self._lengthen(before, count, topic):
             return
-        mixed = not isinstance(topic, int)
-        ordinal = self._runs.extend(
-            1,
-            instance=instance,
-            sequence=sequence,
-            count=count,
-            position=position,
-            time_us=time_us,
-            topic=_MIXED if mixed else topic,
-            half=half,
-        )
-        if mixed:
+        ids = {"instance": instance, "sequence": sequence, "count": count}
+        of_run = _MIXED if not isinstance(topic, int) else topic
+        ordinal = self._runs.extend(1, **ids, position=position, time_us=time_us, topic=of_run, half=half)
+        if of_run == _MIXED:
             self._note_topics(ordinal, count, topic)
         self._index(instance, (sequence, ordinal), free)
 
     def _goes_on(self, ordinal: int, half: bool, position: int, time_us: int, rules: Rules) -> bool:
         """Return whether a message at ``position`` may be one of the run that ends before its id."""
-        row = ordinal - self._runs.first
-        runs = self._runs
+        row, item = ordinal - self._runs.first, self._runs.item
         return (
-            runs.item("position", row) + runs.item("count", row) == position
-            and bool(runs.item("half", row)) == half
-            and time_us - runs.item("time_us", row) <= rules.dedup_window_us // _SLICES
+            item("position", row) + item("count", row) == position
+            and bool(item("half", row)) == half
+            and time_us - item("time_us", row) <= rules.dedup_window_us // _SLICES
         )
 
     def _lengthen(self, ordinal: int, count: int, topic: Int32s | int) -> bool:
@@ -255,29 +228,25 @@ class Dedup:
         self._mixed.setdefault(ordinal, Columns({"topic": np.int32})).extend(count, topic=topic)
 
     def _index(self, instance: int, run: Known, free: int) -> None:
-        """Put a run into layer ``free``, -1: one more."""
+        """Add a run to layer ``free``, -1: to a new one."""
         if free < 0:
             free = len(self._layers)
             self._layers.append({})
         insort(self._layers[free].setdefault(instance, []), run)
 
-    # Forgetting
+    # Expiry
 
     def _forget(self, time_us: int, rules: Rules) -> None:
-        oldest = time_us - rules.dedup_window_us - rules.dedup_window_us // _SLICES
-        runs = self._runs
+        oldest, runs = time_us - rules.dedup_window_us - rules.dedup_window_us // _SLICES, self._runs
         if len(runs) <= rules.dedup_max and (not len(runs) or runs.item("time_us", 0) >= oldest):
             return
-        gone = int(np.searchsorted(self._runs["time_us"], oldest, side="left"))
-        gone = max(gone, len(self._runs) - rules.dedup_max)
-        if gone <= 0:
-            return
-        instances = self._runs["instance"][:gone].tolist()
-        sequences = self._runs["sequence"][:gone].tolist()
-        for ordinal, (instance, sequence) in enumerate(zip(instances, sequences, strict=True), self._runs.first):
+        gone = int(np.searchsorted(runs["time_us"], oldest, side="left"))
+        gone = max(gone, len(runs) - rules.dedup_max)
+        pairs = zip(runs["instance"][:gone].tolist(), runs["sequence"][:gone].tolist(), strict=True)
+        for ordinal, (instance, sequence) in enumerate(pairs, runs.first):
             self._unindex(instance, (sequence, ordinal))
             self._mixed.pop(ordinal, None)
-        self._runs.trim(self._runs.first + gone)
+        runs.trim(runs.first + gone)
 
     def _unindex(self, instance: int, run: Known) -> None:
         for number, layer in enumerate(self._layers):
@@ -290,7 +259,7 @@ class Dedup:
                 return
 
     def _close_ranks(self, instance: int, number: int) -> None:
-        """Move the layers of an instance down after it emptied one."""
+        """Move the runs of an instance down after one of its layers became empty."""
         above = [layer.pop(instance) for layer in self._layers[number:] if instance in layer]
         for place, known in enumerate(above[1:], number):
             self._layers[place][instance] = known
@@ -305,8 +274,7 @@ class Dedup:
         return {"dedup": self._runs.to_table(), "dedup_topics": pa.table({"topic": column})}
 
     def restore(self, tables: dict[str, pa.Table], places: Callable[[], Places], rules: Rules) -> None:
-        """Become what :meth:`snapshot` gave. Snapshots of formats 1 and 2 had ids without topics: ``places`` knows
-        them."""
+        """Restore :meth:`snapshot`. Ids of formats 1 and 2 had no topics: ``places`` returns them."""
         if "dedup_topics" not in tables:
             self._restore_without_topics(tables["dedup"], places(), rules)
             return
@@ -321,34 +289,27 @@ class Dedup:
             self._index(instance, (sequence, ordinal), self._free_layer(instance, sequence, count))
 
     def _free_layer(self, instance: int, sequence: int, count: int) -> int:
-        for number, layer in enumerate(self._layers):
-            known = layer.get(instance)
-            if known is None:
-                return number
-            index = bisect_left(known, (sequence + count, -1)) - 1
-            if index < 0:
-                return number
-            first, ordinal = known[index]
-            if first + int(self._runs["count"][ordinal - self._runs.first]) <= sequence:
-                return number
-        return -1
+        ends = (self._last_before(layer.get(instance), sequence + count)[0] for layer in self._layers)
+        return next((number for number, end in enumerate(ends) if end <= sequence), -1)
 
     def _restore_without_topics(self, old: pa.Table, places: Places, rules: Rules) -> None:
-        """Restore runs of ids alone, from an old snapshot. What has left with retention is released: sent again, it
-        is stored, never answered out of nothing."""
+        """Restore runs of ids from an old snapshot. Ids of messages that left with retention are forgotten: sent again,
+        they are stored."""
         self._runs.first = int((old.schema.metadata or {}).get(b"first", b"0"))
         names = ("instance", "sequence", "count", "position", "time_us")
         for instance, sequence, count, position, time_us in zip(*(old[n].to_pylist() for n in names), strict=True):
             topics, halves = places(np.arange(position, position + count))
             kinds = np.where(topics < 0, -1, halves)
             starts = np.flatnonzero(np.concatenate(([True], kinds[1:] != kinds[:-1])))
-            for start, end in zip(starts.tolist(), [*starts[1:].tolist(), count], strict=True):
-                if kinds[start] < 0:
-                    continue
-                mine = topics[start:end]
-                topic = int(mine[0]) if all_equal(mine) else mine
-                place = (instance, sequence + start, end - start, topic, bool(kinds[start]), position + start)
-                self._add_run(*place, time_us, rules)
+            for start, end in pairwise([*starts.tolist(), count]):
+                if kinds[start] >= 0:
+                    run = Run(instance, sequence + start, end - start, _narrow(topics[start:end]))
+                    self._add_run(run, bool(kinds[start]), position + start, time_us, rules)
+
+
+def _narrow(topics: Int32s) -> Int32s | int:
+    """Return one topic for all, if they are equal."""
+    return int(topics[0]) if all_equal(topics) else topics
 
 
 def places_of(topics: Topics, delays: Delays, transactions: TransactionTable) -> Places:

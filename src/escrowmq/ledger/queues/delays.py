@@ -1,10 +1,11 @@
-"""Delayed messages: stored in the log, but in no consume queue until their time has come. A release by the broker's
-clock puts them there (I21: never early).
+"""Delayed messages: stored in the log, but in no consume queue until a release by the broker's clock puts them there
+(I21: never early).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,19 +17,11 @@ from escrowmq.schemas import Kind
 
 
 class Delays:
-    """Messages that wait for their time, in the order they came."""
+    """Delayed messages, in order of arrival."""
 
     def __init__(self) -> None:
-        self._rows = Columns(
-            {
-                "position": np.int64,
-                "queue_id": np.int32,
-                "tag": np.int32,
-                "visible_us": np.int64,
-                "size": np.int32,
-                "waiting": np.bool_,
-            }
-        )
+        messages = {"position": np.int64, "queue_id": np.int32, "tag": np.int32}
+        self._rows = Columns(messages | {"visible_us": np.int64, "size": np.int32, "waiting": np.bool_})
         self._due = DueIndex(self._alive)
         self.waiting = 0
 
@@ -38,27 +31,12 @@ class Delays:
         alive[alive] = self._rows["waiting"][rows[alive]]
         return alive
 
-    def add(self, positions: Int64s, queue_ids: Int32s, tags: Int32s, visible_us: Int64s, sizes: Int32s) -> None:
-        """Hold messages until ``visible_us`` (one each); ``sizes``: of their bodies."""
-        first = self._rows.extend(
-            len(positions),
-            position=positions,
-            queue_id=queue_ids,
-            tag=tags,
-            visible_us=visible_us,
-            size=sizes,
-            waiting=True,
-        )
-        self._due.put(np.arange(first, first + len(positions)), visible_us)
+    def add(self, positions: Any, queue_ids: Any, tags: Any, visible_us: Any, sizes: Any) -> None:
+        """Delay messages until ``visible_us``; ``sizes``: of their bodies. Arrays or sequences of one length."""
+        messages = {"position": positions, "queue_id": queue_ids, "tag": tags, "size": sizes}
+        first = self._rows.extend(len(positions), **messages, visible_us=visible_us, waiting=True)
+        self._due.put(np.arange(first, first + len(positions)), np.asarray(visible_us, np.int64))
         self.waiting += len(positions)
-
-    def add_one(self, position: int, queue_id: int, tag: int, visible_us: int, size: int) -> None:
-        """As :meth:`add`, of one message."""
-        first = self._rows.extend(
-            1, position=position, queue_id=queue_id, tag=tag, visible_us=visible_us, size=size, waiting=True
-        )
-        self._due.put(np.array([first]), visible_us)
-        self.waiting += 1
 
     def decide_release(self, now_us: int, limit: int) -> list[Event]:
         """Release the messages that are due, as an event."""
@@ -68,26 +46,26 @@ class Delays:
         return [event_of(Kind.RELEASED, self._rows["position"][ordinals - self._rows.first], ordinals)]
 
     def take(self, ordinals: Int64s) -> tuple[Int64s, Int32s, Int32s, Int32s]:
-        """Let released messages go; their positions, queue ids, tags and sizes."""
+        """Remove released messages. Returns their positions, queue ids, tags and sizes."""
         rows = ordinals - self._rows.first
         names = ("position", "queue_id", "tag", "size")
         positions, queue_ids, tags, sizes = (self._rows[name][rows].copy() for name in names)
-        self._let_go(rows)
+        self._release(rows)
         self._due.done()
         return positions, queue_ids, tags, sizes
 
     def drop(self, queue_ids: Sequence[int]) -> None:
         """Drop delayed messages of these queues, because their topic is deleted."""
-        self._let_go(self._waiting_for(queue_ids))
+        self._release(self._waiting_for(queue_ids))
 
     def count(self, queue_ids: Sequence[int]) -> int:
-        """Return how many wait for these queues."""
+        """Return the number of delayed messages of these queues."""
         return len(self._waiting_for(queue_ids))
 
     def _waiting_for(self, queue_ids: Sequence[int]) -> Int64s:
         return np.flatnonzero(self._rows["waiting"] & np.isin(self._rows["queue_id"], queue_ids))
 
-    def _let_go(self, rows: Int64s) -> None:
+    def _release(self, rows: Int64s) -> None:
         self._rows["waiting"][rows] = False
         self.waiting -= len(rows)
         still = np.flatnonzero(self._rows["waiting"])
@@ -95,23 +73,23 @@ class Delays:
 
     @property
     def wake_us(self) -> int:
-        """No release is due before this; ``NEVER_US``: nothing waits."""
+        """A lower bound of the next release; ``NEVER_US``: none."""
         return self._due.wake_us
 
     def queue_ids_of(self, positions: Int64s) -> Int64s:
-        """Return which queue each log position waits for; -1 for those that do not wait. For repeats: it scans."""
+        """Return the queue of each delayed log position; -1 for the others. For repeats: it scans."""
         waiting = np.flatnonzero(self._rows["waiting"])
         waiting = waiting[np.argsort(self._rows["position"][waiting])]
         index = locate(self._rows["position"][waiting], positions)
         return np.where(index >= 0, np.append(self._rows["queue_id"][waiting], 0)[index], -1)
 
     def held(self) -> tuple[Int64s, Int32s]:
-        """Return the positions and queue ids of pending work."""
+        """Return the positions and queue ids of delayed messages."""
         waiting = self._rows["waiting"]
         return self._rows["position"][waiting], self._rows["queue_id"][waiting]
 
     def lowest_position(self) -> int | None:
-        """Return the lowest position that still waits."""
+        """Return the lowest position of a delayed message, or None."""
         waiting = self._rows["position"][self._rows["waiting"]]
         return int(waiting.min()) if len(waiting) else None
 

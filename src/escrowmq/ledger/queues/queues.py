@@ -1,13 +1,12 @@
-"""Consume queues: for each queue, which log row stands at which offset. 12 bytes per message, in arrays.
+"""Consume queues: the log row of each offset. 12 bytes per message, in arrays.
 
 Rules:
 
-1. Offsets of a queue rise by one and are never used again (I16), also not when a topic of the same name is made again
+1. Offsets of a queue rise by one and are never reused (I16), also not when a topic of the same name is created again
    (``topics.py``); rows are only added at the end (I18).
-2. Appending is the only way in: a plain message when it is applied, a half message when its COMMIT is applied, a
-   delayed one when its release is applied.
+2. A plain message is appended when it is applied, a half message with its COMMIT, a delayed one with its release.
 3. ``head`` is the first offset still stored; it moves only by retention: of the log, or of the topic (``keeping.py``).
-4. When offsets became visible, and how many bytes came before them, is noted once for all that came at one time.
+4. The time at which offsets became visible, and the bytes before them, are noted once for all of one time.
 """
 
 from __future__ import annotations
@@ -21,11 +20,9 @@ import pyarrow as pa
 from escrowmq.ledger.columns.arrays import Columns, Int32s, Int64s, locate, with_zeros
 
 NO_TAG = 0
-ROW_BYTES = 100
-"""What a message takes of the log beside its body, about; long keys and properties not counted."""
-LOOK_ROWS = 1024
-MOST_LOOK_ROWS = 1 << 18
-"""Offsets that are compared with a position at a time: first, and at most."""
+ROW_BYTES = 100  # the approximate size of a message in the log beside its body; long keys and properties not counted
+SCAN_ROWS = 1024
+MOST_SCAN_ROWS = 1 << 18  # offsets that are compared with a position at a time: first, and at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +34,7 @@ class Place:
 
 
 class QueueIndex:
-    """One queue: positions and tags by offset, and when offsets became visible. ``first``: the offset at which it
-    begins."""
+    """One queue: positions and tags by offset, and when offsets became visible. ``first``: its first offset."""
 
     __slots__ = ("_entries", "_times", "bytes_total", "place")
 
@@ -46,8 +42,7 @@ class QueueIndex:
         self.place = place
         self._entries = Columns({"position": np.int64, "tag": np.int32}, first=first)
         self._times = Columns({"offset": np.int64, "time_us": np.int64, "bytes": np.int64})
-        self.bytes_total = 0
-        """Of all messages that ever came, their bodies and ``ROW_BYTES`` each."""
+        self.bytes_total = 0  # of all messages ever appended: their bodies and ``ROW_BYTES`` each
 
     @property
     def head(self) -> int:
@@ -61,14 +56,14 @@ class QueueIndex:
 
     @property
     def bytes_kept(self) -> int:
-        """Of the messages still stored. Of what came at one time and is partly gone, all counts."""
+        """Of the messages still stored; of messages of one time that are partly gone, all count."""
         times = self._times
         return self.bytes_total - times.item("bytes", 0) if len(times) and len(self._entries) else 0
 
     def append(
         self, positions: Int64s | Sequence[int], tags: Int32s | Sequence[int] | int, time_us: int, size: int
     ) -> int:
-        """Place messages at the end, whose bodies have ``size`` bytes together; the first one's offset."""
+        """Append messages whose bodies have ``size`` bytes together. Returns the first one's offset."""
         count = len(positions)
         offset = self._entries.extend(count, position=positions, tag=tags)
         times = self._times
@@ -78,12 +73,12 @@ class QueueIndex:
         return offset
 
     def positions(self, start: int, end: int) -> Int64s:
-        """Log positions of offsets ``start`` .. ``end``-1 (both within head .. end), as a copy."""
+        """Return a copy of the log positions of offsets ``start`` .. ``end``-1 (both within head .. end)."""
         head = self._entries.first
         return self._entries["position"][start - head : end - head].copy()
 
     def positions_at(self, offsets: Int64s) -> Int64s:
-        """Log positions of these offsets; -1 for those that are not stored."""
+        """Return the log positions of these offsets; -1 for those that are not stored."""
         entries, at = self._entries["position"], offsets - self._entries.first
         stored = (at >= 0) & (at < len(entries))
         positions = np.full(len(offsets), -1, np.int64)
@@ -91,7 +86,7 @@ class QueueIndex:
         return positions
 
     def tags(self, start: int, end: int) -> Int32s:
-        """Tag numbers of offsets ``start`` .. ``end``-1 (0: no tag), as a copy."""
+        """Return a copy of the tag numbers of offsets ``start`` .. ``end``-1 (0: no tag)."""
         head = self._entries.first
         return self._entries["tag"][start - head : end - head].copy()
 
@@ -107,8 +102,7 @@ class QueueIndex:
         return ends[start] if start in ends else self.offset_at(int(start))
 
     def offset_within(self, size: int) -> int:
-        """Return the first offset from which on at most ``size`` bytes are kept; but what came last is always among
-        them."""
+        """Return the first offset from which on at most ``size`` bytes are kept, but always the newest message."""
         times = self._times
         if not len(times):
             return self.head
@@ -121,22 +115,19 @@ class QueueIndex:
         return int(self._times["time_us"][max(index, 0)]) if len(self._times) else 0
 
     def find(self, position: int, since_us: int = 0) -> int | None:
-        """Return the offset of a log position; None if it is not here. Looks at what became visible at ``since_us`` or
-        later, oldest first, in
-        pieces: few of them if that is when it did."""
+        """Return the offset of a log position; None if it is not here. Scans what became visible at ``since_us`` or
+        later, oldest first."""
         positions = self._entries["position"]
-        at = self.offset_at(since_us) - self.head
-        size = LOOK_ROWS
+        at, size = self.offset_at(since_us) - self.head, SCAN_ROWS
         while at < len(positions):
             found = np.flatnonzero(positions[at : at + size] == position)
             if len(found):
                 return self.head + at + int(found[0])
-            at, size = at + size, min(2 * size, MOST_LOOK_ROWS)
+            at, size = at + size, min(2 * size, MOST_SCAN_ROWS)
         return None
 
     def offsets_of(self, positions: Int64s) -> Int64s:
-        """Return the offset of each log position, -1 for those that are not here. For repeats: it scans, once for
-        all."""
+        """Return the offset of each log position, -1 for those that are not here. For repeats: one scan for all."""
         entries = self._entries["position"]
         at = np.flatnonzero(np.isin(entries, positions))
         at = at[np.argsort(entries[at])]
@@ -149,25 +140,23 @@ class QueueIndex:
         return int(rest.min()) if len(rest) else None
 
     def trim_below(self, position: int) -> None:
-        """Let everything go up to the last offset whose message stands below log position ``position``."""
+        """Drop everything up to the last offset whose message is below log position ``position``."""
         below = np.flatnonzero(self._entries["position"] < position)
         if len(below):
             self.trim(self.head + int(below[-1]) + 1)
 
     def trim(self, head: int) -> None:
-        """Let offsets below ``head`` go."""
+        """Drop offsets below ``head``."""
         self._entries.trim(head)
-        head = self._entries.first
-        times = self._times["offset"]
-        self._times.trim(self._times.first + max(int(np.searchsorted(times, head, side="right")) - 1, 0))
+        before = int(np.searchsorted(self._times["offset"], self.head, side="right")) - 1
+        self._times.trim(self._times.first + max(before, 0))
 
     def to_tables(self) -> tuple[pa.Table, pa.Table]:
-        """Return entries and times, as copies."""
+        """Return copies of entries and times."""
         return self._entries.to_table(), self._times.to_table()
 
     def load(self, head: int, entries: pa.Table, times: pa.Table, bytes_total: int) -> None:
-        """Become what :meth:`to_tables` gave, its first offset being ``head``. Older snapshots do not know bytes: what
-        they hold counts as nothing."""
+        """Restore :meth:`to_tables` with the first offset ``head``. Older snapshots have no bytes: they count as 0."""
         self._entries.load(entries.replace_schema_metadata({"first": str(head)}))
         self._times.load(with_zeros(times, "bytes", np.int64).replace_schema_metadata())
         self.bytes_total = bytes_total

@@ -1,19 +1,17 @@
 """Topics, their queues, and the number assigned to each tag.
 
-Which queue a message goes to (Kafka's custom, which RocketMQ users share): the one it names; else the one its key
-hashes to, so that equal keys keep their order; else, without a key, all such rows of a batch stay together and batches
-take the queues in rotation.
+The queue of a message (as in Kafka and RocketMQ): the one it names; else by its key, so that equal keys keep their
+order; else all such rows of a batch stay together, and batches take the queues in rotation.
 
-A topic that was deleted and made again is another topic: it has another number and other queue ids. But its queues go
-on behind the offsets of the old ones, with one left out, so that no pair of queue and offset ever names two messages
-(I16), and a reader with an offset of the old topic gets RANGE_PURGED, instead of reading the new one.
+A topic that was deleted and created again is another topic, with another number and other queue ids. But its queues
+continue behind the offsets of the old ones, with one left out, so that no pair of queue and offset ever names two
+messages (I16), and a reader with an offset of the old topic gets RANGE_PURGED.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,15 +19,13 @@ import pyarrow as pa
 from escrowmq.errors import Code, error
 from escrowmq.ledger.columns.arrays import Columns, Int32s, Int64s, all_equal, int64s, table_of
 from escrowmq.ledger.commands import AlterTopic, CreateTopic, Rules, TopicRules
-from escrowmq.ledger.events import Decision, Event, event_of, event_of_rows
+from escrowmq.ledger.events import Decision, Event, event_of, event_of_rows, rows_of
 from escrowmq.ledger.queues.queues import NO_TAG, Place, QueueIndex
 from escrowmq.message.names import is_name
 from escrowmq.schemas import Kind
 
 MAX_DELETED = 65_536
-"""Deleted names remembered; beyond, the oldest is forgotten, and every name that is not remembered begins behind its
-offsets.
-"""
+"""Deleted names remembered; beyond, the oldest is forgotten, and queues of any name begin behind its offsets."""
 LEAST_RETENTION_US = 1_000_000
 MOST = 1 << 62
 
@@ -52,8 +48,8 @@ _FORGOTTEN = ""  # the name of the row for those that are not remembered
 
 @dataclass(slots=True)
 class Topic:
-    """A topic: its queue ids by queue number, and how many batches came (``turn``): those without keys take its queues
-    in rotation. ``number`` (0, 1, ... as they were made) is never used again, so it names one for ever."""
+    """A topic: its queue ids by queue number, and the number of its batches (``turn``) for the rotation of queues.
+    ``number`` (0, 1, ... in order of creation) is never reused."""
 
     name: str
     number: int
@@ -64,7 +60,7 @@ class Topic:
 
 @dataclass(frozen=True, slots=True)
 class Deleted:
-    """The memory of a deleted name: the number of its last topic, and where a new one's queues begin."""
+    """A deleted name: the number of its last topic, and where the queues of a new one begin."""
 
     number: int
     begins: tuple[int, ...]
@@ -76,35 +72,25 @@ class Topics:
     def __init__(self) -> None:
         self.queues: list[QueueIndex] = []
         self.by_name: dict[str, Topic] = {}
-        self.deleted: dict[str, Deleted] = {}
-        """By name, those that were deleted first first. Of names that exist again, too."""
-        self.made = 0
-        """Topics that were ever made; no topic has this number yet."""
-        self.deleted_position = 0
-        """Of the last deletion: below lies what no topic has."""
-        self.altered = 0
-        """How often a topic was deleted, or given a retention, since this directory was made: a sign, no state."""
+        self.deleted: dict[str, Deleted] = {}  # by name, in order of deletion; also of names that exist again
+        self.made = 0  # topics ever created: the number of the next one
+        self.deleted_position = 0  # of the last deletion: all messages of deleted topics are below
+        self.altered = 0  # deletions and changes of retention since this object was made; a change counter, no state
         self.first_begin = 0
-        """The first offset of the queues of a name that is not remembered: 0, until there are too many to remember."""
+        """The first offset of queues of a name that is not remembered: 0 until too many were deleted."""
         self._tags: dict[str, int] = {}
         self._topic_of = Columns({"topic": np.int32})  # by queue id
 
     def may_be_made(self, name: str) -> bool:
-        """Return whether a topic may come into being because somebody uses it. One that a person deleted may not."""
+        """Return whether a topic may be created by its use: not if an operator deleted it."""
         return name not in self.deleted
-
-    def begin_of(self, name: str, queue: int) -> int:
-        """Return the first offset of a queue to be."""
-        deleted = self.deleted.get(name)
-        return deleted.begins[queue] if deleted is not None and queue < len(deleted.begins) else self.first_begin
 
     def has(self, name: str) -> bool:
         return name in self.by_name
 
     def queue_ids(self, name: str) -> list[int]:
-        """Queue ids of a topic by queue number; Rejected(UNKNOWN_TOPIC) if it does not exist."""
-        topic = self.by_name.get(name)
-        if topic is None:
+        """Return the queue ids of a topic by queue number; Rejected(UNKNOWN_TOPIC) if it does not exist."""
+        if (topic := self.by_name.get(name)) is None:
             raise error(Code.UNKNOWN_TOPIC, f"no topic {name!r}")
         return topic.queue_ids
 
@@ -122,7 +108,7 @@ class Topics:
 
     def find(self, name: str, positions: Int64s) -> tuple[Int64s, Int64s]:
         """Return queue and offset of each position in a topic; -1 for those in none of its queues. For repeats."""
-        queues, offsets = np.full(len(positions), -1, np.int64), np.full(len(positions), -1, np.int64)
+        queues, offsets = np.full((2, len(positions)), -1, np.int64)
         topic = self.by_name.get(name)
         for queue, queue_id in enumerate(topic.queue_ids if topic else ()):
             found = self.queues[queue_id].offsets_of(positions)
@@ -161,7 +147,8 @@ class Topics:
         return len(self._tags)
 
     def number_tags(self, tags: pa.Array) -> Int32s:
-        """Return the number of each row's tag, new tags numbered in order of appearance (only ``apply`` calls this)."""
+        """Return the number of each row's tag; new tags are numbered in order of appearance (only ``apply`` calls
+        this)."""
         if tags.null_count == len(tags):
             return np.full(len(tags), NO_TAG, np.int32)
         encoded = tags.dictionary_encode()
@@ -174,23 +161,20 @@ class Topics:
         """As :meth:`number_tags`, of one row with a tag."""
         return self._tags.setdefault(tag, len(self._tags) + 1)
 
-    # Making topics
+    # Creating topics
 
     def decide_create(self, command: CreateTopic, rules: Rules) -> Decision:
-        """Return a topic, or more queues for it; fewer than it has is refused."""
+        """Create a topic, or add queues to it. Rejects fewer queues than it has."""
         queues = rules.default_queues if command.queues is None else command.queues
+        present = self.by_name.get(command.name)
+        has = 0 if present is None else len(present.queue_ids)
         if not is_name(command.name):
             raise error(Code.BAD_TOPIC_NAME, f"{command.name!r} is not a topic name")
         if not 1 <= queues <= rules.max_queues:
             raise error(Code.BAD_QUEUE, f"a topic has 1 to {rules.max_queues} queues, not {queues}")
-        present = self.by_name.get(command.name)
-        if present is None:
-            if len(self.by_name) >= rules.max_topics:
-                raise error(Code.TOO_MANY, f"there are {len(self.by_name)} topics", "max_topics")
-            event = self.creation([(command.name, queues)])
-            return Decision((event,), {"name": command.name, "queues": queues})
-        has = len(present.queue_ids)
-        if command.queues is None or queues == has:
+        if present is None and len(self.by_name) >= rules.max_topics:
+            raise error(Code.TOO_MANY, f"there are {len(self.by_name)} topics", "max_topics")
+        if present is not None and command.queues in (None, has):
             if not command.may_exist:
                 raise error(Code.ALREADY_EXISTS, f"the topic {command.name!r} exists")
             return Decision((), {"name": command.name, "queues": has})
@@ -199,7 +183,7 @@ class Topics:
         return Decision((self.creation([(command.name, queues)]),), {"name": command.name, "queues": queues})
 
     def creation(self, wanted: list[tuple[str, int]]) -> Event:
-        """Return the event that makes topics, or grows them, to these numbers of queues."""
+        """Return the event that creates topics, or grows them, to these numbers of queues."""
         rows, next_id = [], len(self.queues)
         for name, queues in wanted:
             rows.append((name, queues, next_id))
@@ -208,31 +192,31 @@ class Topics:
         return event_of_rows(Kind.TOPIC, rows)
 
     def with_created(self, creation: Event) -> Topics:
-        """Return a directory as it will be after :meth:`creation`; the queues that exist are shared, not copied."""
+        """Return a directory as it will be after :meth:`creation`; existing queues are shared, not copied."""
         planned = Topics()
         planned.queues = list(self.queues)
-        planned.by_name = {
-            topic.name: Topic(topic.name, topic.number, list(topic.queue_ids), topic.turn)
-            for topic in self.by_name.values()
-        }
+        copies = (dataclasses.replace(topic, queue_ids=list(topic.queue_ids)) for topic in self.by_name.values())
+        planned.by_name = {topic.name: topic for topic in copies}
         planned.deleted, planned.made, planned.first_begin = self.deleted, self.made, self.first_begin
         planned._tags = self._tags
         planned.apply_topic(creation.batch)
         return planned
 
     def apply_topic(self, batch: pa.RecordBatch) -> list[int]:
-        """Kind.TOPIC. The ids of the queues that topics got which were there before."""
+        """Apply Kind.TOPIC. Returns the ids of new queues of existing topics."""
         grown: list[int] = []
-        for row in batch.to_pylist():
-            topic = self.by_name.get(row["name"])
-            grows = topic is not None
-            if topic is None:
-                topic = self.by_name[row["name"]] = Topic(row["name"], self.made)
+        for name, queues, _ in rows_of(batch):
+            topic = self.by_name.get(name)
+            if topic is not None:
+                grown += range(len(self.queues), len(self.queues) + queues - len(topic.queue_ids))
+            else:
+                topic = self.by_name[name] = Topic(name, self.made)
                 self.made += 1
-            while (number := len(topic.queue_ids)) < row["queues"]:
-                if grows:
-                    grown.append(len(self.queues))
-                self._add(topic, QueueIndex(Place(topic.name, number), self.begin_of(topic.name, number)))
+            deleted = self.deleted.get(name)
+            begins = () if deleted is None else deleted.begins
+            for number in range(len(topic.queue_ids), queues):
+                begin = begins[number] if number < len(begins) else self.first_begin
+                self._add(topic, QueueIndex(Place(name, number), begin))
         return grown
 
     def _add(self, topic: Topic, queue: QueueIndex) -> None:
@@ -243,25 +227,27 @@ class Topics:
     # Altering and deleting topics
 
     def decide_alter(self, command: AlterTopic, rules: Rules) -> tuple[list[Event], TopicRules, int]:
-        """More queues, and a retention of its own: the events, the rules and the number of queues that it then has.
-        UNKNOWN_TOPIC, BAD_QUEUE, BAD_REQUEST."""
-        has = len(self.queue_ids(command.name))
-        own, events = _alter(self.by_name[command.name].rules, command), list[Event]()
-        if command.queues is not None and command.queues != has:
+        """Add queues, and set its own retention. Returns the events, its rules and its number of queues. UNKNOWN_TOPIC,
+        BAD_QUEUE, BAD_REQUEST."""
+        has, had = len(self.queue_ids(command.name)), self.by_name[command.name].rules
+        own, events = _alter(had, command), list[Event]()
+        if command.queues not in (None, has):
             events += self.decide_create(CreateTopic(command.name, command.queues, may_exist=True), rules).events
-        if own != self.by_name[command.name].rules:
+        if own != had:
             columns = ([-1 if value is None else value] for value in (own.retention_us, own.retention_bytes))
             events.append(event_of(Kind.TOPIC_ALTERED, [command.name], *columns))
         return events, own, has if command.queues is None else command.queues
 
     def apply_altered(self, batch: pa.RecordBatch) -> None:
-        """Kind.TOPIC_ALTERED."""
+        """Apply Kind.TOPIC_ALTERED."""
         self.altered += 1
-        for row in batch.to_pylist():
-            self.by_name[row["name"]].rules = _rules_of(row)
+        for name, *values in rows_of(batch):
+            own = (None if value < 0 else value for value in values)
+            self.by_name[name].rules = TopicRules(**dict(zip(("retention_us", "retention_bytes"), own, strict=True)))
 
     def apply_deleted(self, batch: pa.RecordBatch, position: int) -> list[tuple[str, list[int]]]:
-        """Kind.TOPIC_DELETED. Each name with the queue ids that it had; those queues are empty now, and no topic's."""
+        """Apply Kind.TOPIC_DELETED. Returns each name with its former queue ids; those queues are empty now, and of no
+        topic."""
         found: list[tuple[str, list[int]]] = []
         for name in batch.column("name").to_pylist():
             topic = self.by_name.pop(name)
@@ -271,7 +257,7 @@ class Topics:
             self.deleted[name] = Deleted(topic.number, tuple(begins))
             for id in topic.queue_ids:
                 queue = self.queues[id]
-                queue.trim(queue.end)  # whoever still holds it reads nothing of it
+                queue.trim(queue.end)  # a reader that still holds it finds nothing
                 self.queues[id] = QueueIndex(queue.place, queue.end)
             found.append((name, topic.queue_ids))
             if len(self.deleted) > MAX_DELETED:
@@ -296,14 +282,13 @@ class Topics:
             (topic.name, topic.turn, topic.number, topic.rules.retention_us, topic.rules.retention_bytes)
             for topic in self.by_name.values()
         ]
-        deleted = [(name, one.number, one.begins) for name, one in self.deleted.items()]
+        forgotten = (_FORGOTTEN, self.made - 1, (self.first_begin, self.deleted_position))
+        deleted = [forgotten, *((name, one.number, one.begins) for name, one in self.deleted.items())]
         tables = {
             "topics": table_of(_TOPICS, topics),
             "tags": table_of(_TAGS, [(tag,) for tag in self._tags]),
             "queues": table_of(_QUEUES, heads),
-            "topics_deleted": table_of(
-                _DELETED, [(_FORGOTTEN, self.made - 1, (self.first_begin, self.deleted_position)), *deleted]
-            ),
+            "topics_deleted": table_of(_DELETED, deleted),
         }
         if self.queues:
             tables["queue_entries"] = pa.concat_tables(entries)
@@ -327,18 +312,15 @@ class Topics:
             gone = row.get("gone", False)
             topic = Topic(row["topic"], -1) if gone else self.by_name[row["topic"]]
             queue = QueueIndex(Place(topic.name, row.get("queue", len(topic.queue_ids))))
-            queue.load(
-                row["head"],
-                tables["queue_entries"].slice(entry_at, row["entries"]),
-                tables["queue_times"].slice(time_at, row["times"]),
-                row.get("bytes", 0),
-            )
+            entries = tables["queue_entries"].slice(entry_at, row["entries"])
+            times = tables["queue_times"].slice(time_at, row["times"])
+            queue.load(row["head"], entries, times, row.get("bytes", 0))
             entry_at, time_at = entry_at + row["entries"], time_at + row["times"]
             self._add(topic, queue)
 
 
 def _alter(had: TopicRules, command: AlterTopic) -> TopicRules:
-    """Return the rules of a topic after an operator's action. BAD_REQUEST for what makes no sense."""
+    """Return the rules of a topic after an operator's action. BAD_REQUEST for invalid values."""
     fields = [f.name for f in dataclasses.fields(TopicRules)]
     if unknown := [name for name in command.reset if name not in fields]:
         raise error(Code.BAD_REQUEST, f"a topic has no {unknown[0]!r:.100} of its own", f"one of {', '.join(fields)}")
@@ -350,8 +332,3 @@ def _alter(had: TopicRules, command: AlterTopic) -> TopicRules:
     if not 1 <= given.get("retention_bytes", 1) < MOST:
         raise error(Code.BAD_REQUEST, "the retention of a topic is at least one byte")
     return dataclasses.replace(had, **{**dict.fromkeys(command.reset), **given})
-
-
-def _rules_of(row: dict[str, Any]) -> TopicRules:
-    values = (None if row[name] < 0 else row[name] for name in ("retention_us", "retention_bytes"))
-    return TopicRules(**dict(zip(("retention_us", "retention_bytes"), values, strict=True)))

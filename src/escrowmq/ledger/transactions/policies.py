@@ -17,8 +17,7 @@ PLAIN, TRANSACTIONAL, MIXED = KINDS = ("plain", "transactional", "mixed")
 NAMES = tuple(field.name for field in dataclasses.fields(ProducerRules))
 FIELDS = dict(
     zip(("kind", "transaction_timeout", "check_interval", "check_max", "checks_exhausted"), NAMES, strict=True)
-)
-"""The fields of :class:`ProducerRules` by the names of the settings that they override."""
+)  # the fields of :class:`ProducerRules` by the names of the settings that they override
 _MOST_CHECKS = 1 << 30
 
 

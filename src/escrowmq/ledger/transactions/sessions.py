@@ -49,10 +49,8 @@ class Sessions:
         self.next_epoch = 1
         self._next_group = 0
         self._ordinals: dict[str, int] = {}
-        self.own: dict[int, ProducerRules] = {}
-        """The rules that groups have of their own."""
-        self.transactional: set[int] = set()
-        """Groups that had a transactional session."""
+        self.own: dict[int, ProducerRules] = {}  # the rules that groups have of their own
+        self.transactional: set[int] = set()  # groups that had a transactional session
         self._plain: set[int] = set()  # groups that sent a plain message
         self._sizes: dict[int, int] = {}  # sessions of each group
         self._instances: dict[tuple[int, str], int] = {}  # the newest of each name, so none that is fenced

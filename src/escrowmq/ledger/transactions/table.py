@@ -52,10 +52,8 @@ class Halves:
 
     epochs: Sequence[int]
     due_us: Sequence[int]
-    owners: Sequence[int] | None
-    """The transaction (ordinal) to join; ``NONE``: a new one. None: all begin one."""
-    begins: dict[int, int]
-    """The number of new transactions by producer group."""
+    owners: Sequence[int] | None  # the transaction (ordinal) to join; ``NONE``: a new one. None: all begin one.
+    begins: dict[int, int]  # the number of new transactions by producer group
 
 
 def decided(first: Int64s, state: UInt8s | int, by: DecidedBy, epochs: Int64s | int) -> Event:

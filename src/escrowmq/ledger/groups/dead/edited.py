@@ -1,7 +1,7 @@
-"""Offsets of a queue that one group gets with another content, which an operator wrote in place of a dead letter's.
+"""Offsets of a queue at which one group gets another content, which an operator wrote in place of a dead letter's.
 
-The message in the topic is never changed, and every other group gets that. What the group gets instead stands further
-behind in the log; it leaves with the offset for which it stands, as the log is dropped from its begin.
+The message in the topic never changes, and other groups get it. The edit stands further behind in the log; it leaves
+with its offset, as the log is dropped from its beginning.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from escrowmq.ledger.columns.arrays import Int64s, locate
 
 
 class Edit(NamedTuple):
-    """Where the content of an offset stands in the log, and the id of that message."""
+    """The log position of an edit, and its message id."""
 
     position: int
     message_id: bytes
@@ -34,34 +34,33 @@ class Edited:
         return len(self._edits)
 
     def put(self, offset: int, edit: Edit) -> None:
-        """From now on the group gets this at ``offset``."""
+        """Set the group's message at ``offset``."""
         self._edits[offset] = edit
         self._arrange()
 
     def get(self, offset: int) -> Edit | None:
-        """Return the edit that the group receives at ``offset`` instead of the topic's message, or None."""
+        """Return the edit at ``offset``, or None."""
         return self._edits.get(offset)
 
     def find(self, message_id: bytes) -> int | None:
-        """Return the offset at which the group gets the message of this id."""
+        """Return the offset of the edit with this message id."""
         return next((offset for offset, edit in self._edits.items() if edit.message_id == message_id), None)
 
     def instead(self, offsets: Int64s, positions: Int64s) -> Int64s:
-        """Return where in the log the group's messages at ``offsets`` stand, if those of the topic stand at
-        ``positions``."""
+        """Return the log positions of the group's messages at ``offsets``; ``positions``: those of the topic's."""
         if not self._edits:
             return positions
         at = locate(self._offsets, offsets)
         return np.where(at >= 0, self._positions[at], positions)
 
     def trim(self, head: int) -> None:
-        """Let offsets below ``head`` go."""
+        """Remove offsets below ``head``."""
         if self._edits and self._offsets[0] < head:
             self._edits = {offset: edit for offset, edit in self._edits.items() if offset >= head}
             self._arrange()
 
     def rows(self) -> list[tuple[int, int, bytes]]:
-        """Offset, position and message id of each, by offset."""
+        """Return offset, position and message id of each, by offset."""
         return [(offset, *self._edits[offset]) for offset in self._offsets.tolist()]
 
     def _arrange(self) -> None:

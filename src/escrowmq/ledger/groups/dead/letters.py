@@ -20,8 +20,7 @@ import pyarrow as pa
 
 from escrowmq.ledger.columns.arrays import Int32s, Int64s, locate
 
-MOST_TEXT = 200
-"""Characters of a kind."""
+MOST_TEXT = 200  # maximum length of a kind, in characters
 
 _ATTEMPT = re.compile(r",? attempt \d+ of \d+\s*$")
 _TRACEBACK = "Traceback (most recent call last)"
@@ -37,37 +36,32 @@ _JOINED = re.compile(r"#(?:[.,:/-]#)+")
 
 @lru_cache(4096)
 def cause_and_kind(text: str) -> tuple[str, str]:
-    """Return a cause as one and the same text for equal ones, mostly, and its kind as one and the same object for
-    equal ones, always: kinds can be compared by their addresses, however many causes there are."""
+    """Return a cause, mostly one object for equal texts, and its kind, always one object for equal texts: kinds can be
+    compared by their addresses."""
     return text, sys.intern(kind_of(text))
 
 
 def kind_of(cause: str) -> str:
-    """Return the first line (of a traceback the last one) without the attempt, ``#`` instead of numbers and ids, at
-    most :data:`MOST_TEXT` characters. The kind of a kind is itself."""
+    """Return the first line (of a traceback the last one) without the attempt, with ``#`` for numbers and ids, at most
+    :data:`MOST_TEXT` characters. The kind of a kind is itself."""
     lines = [line for line in cause.splitlines() if line.strip()] or [""]
     line = lines[-1 if lines[0].startswith(_TRACEBACK) else 0]
     masked = _JOINED.sub("#", _IDS.sub("#", _ATTEMPT.sub("", line)))
     return " ".join(masked.split())[:MOST_TEXT].strip()
 
 
-NOT_DEAD = -1
-"""Instead of the time of a death, and of a number of attempts: there is no dead letter at this offset."""
+NOT_DEAD = -1  # the time of death and number of attempts of an offset without a dead letter
 
-BLOCK = 1024
-"""Rows of a block when it is made; it is split when it has more than twice as many."""
+BLOCK = 1024  # rows of a new block; it is split when it has more than twice as many
 
 Texts = npt.NDArray[np.object_]
 
-FEW_KINDS = 32
-"""Kinds of causes of a block that are counted once and remembered; of a block with more they are counted each time, as
-the counts would take as much memory as the block.
-"""
+FEW_KINDS = 32  # kinds of causes up to which a block's counts are cached; more would take as much memory as the block
 
 
 @dataclass(frozen=True, slots=True)
 class Kinds:
-    """How often each kind of cause is in some rows: arrays of one length."""
+    """The number of rows with each kind of cause: arrays of one length."""
 
     texts: Texts
     counts: Int64s
@@ -86,8 +80,7 @@ class Block:
     attempts: Int32s
     dead_us: Int64s
     causes: Texts
-    kinds: Texts
-    """Of the causes. Equal kinds are one object, equal causes mostly are."""
+    kinds: Texts  # of the causes. Equal kinds are one object, equal causes mostly are.
     _counted: Kinds | None = field(default=None, init=False, repr=False, compare=False)
 
     def __len__(self) -> int:
@@ -95,7 +88,7 @@ class Block:
 
     @property
     def columns(self) -> tuple[npt.NDArray[Any], ...]:
-        """The arrays, in the order in which they are named above."""
+        """The arrays, in the order of the fields."""
         return self.offsets, self.attempts, self.dead_us, self.causes, self.kinds
 
     def rows(self, chosen: Any) -> Block:
@@ -103,7 +96,7 @@ class Block:
         return Block(*(column[chosen] for column in self.columns))
 
     def counted(self) -> Kinds:
-        """Each kind of cause in it."""
+        """Count each kind of cause in it."""
         if self._counted is not None:
             return self._counted
         ids, firsts, of_row = np.unique(addresses(self.kinds), return_index=True, return_inverse=True)
@@ -112,16 +105,16 @@ class Block:
         np.maximum.at(newest_us, of_row, self.dead_us)
         found = Kinds(self.kinds[firsts], np.bincount(of_row), oldest_us, newest_us)
         if len(ids) <= FEW_KINDS:
-            object.__setattr__(self, "_counted", found)  # of two threads that do so, both put the same
+            object.__setattr__(self, "_counted", found)  # two threads that do so set the same
         return found
 
     def part(self, start: int, end: int) -> Block:
-        """Return rows ``start`` .. ``end``-1, as copies: the rest may go."""
+        """Return copies of rows ``start`` .. ``end``-1, so that the rest can be freed."""
         return Block(*(column[start:end].copy() for column in self.columns))
 
 
 def addresses(kinds: Texts) -> Int64s:
-    """Return a number for each kind, the same one for equal kinds, as long as they are held."""
+    """Return a number for each kind, the same for equal kinds, as long as they are held."""
     return np.fromiter(map(id, kinds), np.int64, len(kinds))
 
 
@@ -134,13 +127,12 @@ def block_of(offsets: Int64s, attempts: int, dead_us: int, cause: str) -> Block:
 
 
 class DeadLetters:
-    """Distinct offsets in rising order, with what is known of their deaths."""
+    """Distinct offsets in rising order, with the facts of their deaths."""
 
     __slots__ = ("_count", "_last_us", "_lasts", "blocks")
 
     def __init__(self) -> None:
-        self.blocks: list[Block] = []
-        """To be copied, or read on the ledger's thread."""
+        self.blocks: list[Block] = []  # copy the list, or read it on the ledger's thread
         self._lasts: Int64s = np.empty(0, np.int64)  # the last offset of each block
         self._count = 0
         self._last_us: int | None = None
@@ -151,32 +143,26 @@ class DeadLetters:
     @property
     def offsets(self) -> Int64s:
         """All of them."""
-        return self._all("offsets")
+        return self["offsets"]
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
         """One column of all of them, as :class:`Block` names it."""
-        return self._all(name)
-
-    def _all(self, name: str) -> npt.NDArray[Any]:
         return np.concatenate([getattr(block, name) for block in self.blocks] or [np.empty(0, np.int64)])
 
     # Changing
 
     def bury(self, parts: Sequence[Block]) -> None:
-        """Add what died: none of it is here yet, and no offset comes twice."""
+        """Add new dead letters; no offset comes twice."""
         if not parts:
             return
         fresh = _join(parts)
-        order = np.argsort(fresh.offsets, kind="stable")
-        fresh = fresh.rows(order)
+        fresh = fresh.rows(np.argsort(fresh.offsets, kind="stable"))
         self._count += len(fresh)
         if not self.blocks:
             self._replace(0, 0, [fresh])
             return
         places = np.minimum(np.searchsorted(self._lasts, fresh.offsets), len(self.blocks) - 1)
-        touched, starts = np.unique(places, return_index=True)
-        ends = [*starts[1:].tolist(), len(fresh)]
-        for place, start, end in reversed(list(zip(touched.tolist(), starts.tolist(), ends, strict=True))):
+        for place, start, end in reversed(_by_block(places)):
             block = self.blocks[place]
             merged = _join([block, fresh.rows(slice(start, end))])
             if fresh.offsets[start] < block.offsets[-1]:
@@ -184,13 +170,8 @@ class DeadLetters:
             self._replace(place, place + 1, [merged])
 
     def remove(self, offsets: Int64s) -> None:
-        """Take out ``offsets``, rising, each of them here."""
-        if not len(offsets):
-            return
-        places = np.searchsorted(self._lasts, offsets)
-        touched, starts = np.unique(places, return_index=True)
-        ends = [*starts[1:].tolist(), len(offsets)]
-        for place, start, end in reversed(list(zip(touched.tolist(), starts.tolist(), ends, strict=True))):
+        """Remove ``offsets``, rising, each of them present."""
+        for place, start, end in reversed(_by_block(np.searchsorted(self._lasts, offsets))):
             block = self.blocks[place]
             keep = np.ones(len(block), bool)
             keep[np.searchsorted(block.offsets, offsets[start:end])] = False
@@ -202,11 +183,11 @@ class DeadLetters:
         self._count -= len(offsets)
 
     def trim(self, head: int) -> None:
-        """Let offsets below ``head`` go."""
+        """Remove offsets below ``head``."""
         self.remove_range(0, head)
 
     def remove_range(self, start: int, end: int) -> None:
-        """Let offsets from ``start`` to before ``end`` go."""
+        """Remove offsets from ``start`` to before ``end``."""
         first, last = (int(place) for place in np.searchsorted(self._lasts, (start, end)))
         touched = self.blocks[first : last + 1]
         left = [block.rows((block.offsets < start) | (block.offsets >= end)) for block in touched]
@@ -216,9 +197,8 @@ class DeadLetters:
     def _replace(self, first: int, last: int, blocks: Sequence[Block]) -> None:
         pieces: list[Block] = []
         for block in blocks:
-            size = len(block)
-            step = size if size <= 2 * BLOCK else BLOCK
-            pieces += [block.part(at, at + step) for at in range(0, size, step)] if step < size else [block]
+            large = len(block) > 2 * BLOCK
+            pieces += [block.part(at, at + BLOCK) for at in range(0, len(block), BLOCK)] if large else [block]
         self._last_us = None
         self.blocks[first:last] = pieces
         ends = np.array([piece.offsets[-1] for piece in pieces], np.int64)
@@ -227,11 +207,11 @@ class DeadLetters:
         else:
             self._lasts = np.concatenate([self._lasts[:first], ends, self._lasts[last:]])
 
-    # Looking
+    # Reading
 
     def deaths(self, offsets: Int64s) -> tuple[Int64s, Int64s]:
         """Return when each of ``offsets`` died, and its attempts; :data:`NOT_DEAD` for no dead letter."""
-        died_us, attempts = np.full(len(offsets), NOT_DEAD, np.int64), np.full(len(offsets), NOT_DEAD, np.int64)
+        died_us, attempts = np.full((2, len(offsets)), NOT_DEAD, np.int64)
         places = np.searchsorted(self._lasts, offsets)
         for place in np.unique(places[places < len(self.blocks)]).tolist():
             block, rows = self.blocks[place], np.flatnonzero(places == place)
@@ -241,46 +221,30 @@ class DeadLetters:
         return died_us, attempts
 
     def among(self, offsets: Int64s) -> Block | None:
-        """Return the dead ones among ``offsets``, which rise, or None."""
-        if not len(offsets):
-            return None
+        """Return the dead letters among rising ``offsets``, or None."""
         found = []
-        places = np.searchsorted(self._lasts, offsets)
-        touched, starts = np.unique(places, return_index=True)
-        ends = [*starts[1:].tolist(), len(offsets)]
-        for place, start, end in zip(touched.tolist(), starts.tolist(), ends, strict=True):
+        for place, start, end in _by_block(np.searchsorted(self._lasts, offsets)):
             if place < len(self.blocks):
                 at = locate(self.blocks[place].offsets, offsets[start:end])
                 found.append(self.blocks[place].rows(at[at >= 0]))
         return _join(found) if any(map(len, found)) else None
 
     def letter(self, offset: int) -> tuple[int, int, str] | None:
-        """Return when the message at ``offset`` died, after how many attempts, and the cause; None: it is no dead
-        letter."""
-        place = int(np.searchsorted(self._lasts, offset))
-        if place == len(self.blocks):
-            return None
-        block = self.blocks[place]
-        row = int(np.searchsorted(block.offsets, offset))
-        if block.offsets[row] != offset:
-            return None
-        return int(block.dead_us[row]), int(block.attempts[row]), block.causes[row]
+        """Return when the message at ``offset`` died, its attempts, and the cause; None: it is no dead letter."""
+        found = self.among(np.array([offset], np.int64))
+        return None if found is None else (int(found.dead_us[0]), int(found.attempts[0]), found.causes[0])
 
     @property
     def last_us(self) -> int:
-        """When the last of them died; :data:`NOT_DEAD` without any."""
+        """The time of the latest one; :data:`NOT_DEAD` without any."""
         if self._last_us is None:
             self._last_us = max((int(block.dead_us.max()) for block in self.blocks), default=NOT_DEAD)
         return self._last_us
 
     # Snapshots
 
-    def arrays(self) -> list[npt.NDArray[Any]]:
-        """Return offsets, attempts, times of death and causes."""
-        return [self.offsets, self["attempts"], self["dead_us"], self["causes"]]
-
     def load(self, offsets: Int64s, attempts: Int32s, dead_us: Int64s, causes: pa.Array) -> None:
-        """Become what :meth:`arrays` gave (this one being new); ``causes`` as a column, a dictionary or of texts."""
+        """Restore the columns of a snapshot into this new object; ``causes`` as a dictionary or as texts."""
         if not len(offsets):
             return
         column = causes if pa.types.is_dictionary(causes.type) else causes.dictionary_encode()
@@ -290,6 +254,12 @@ class DeadLetters:
         self._count = len(offsets)
         whole = Block(offsets, attempts.astype(np.int32, copy=False), dead_us, texts, kinds)
         self._replace(0, 0, [whole])
+
+
+def _by_block(places: Int64s) -> list[tuple[int, int, int]]:
+    """Return each of rising block numbers with the range of its rows."""
+    touched, starts = np.unique(places, return_index=True)
+    return list(zip(touched.tolist(), starts.tolist(), [*starts[1:].tolist(), len(places)], strict=False))
 
 
 def _join(blocks: Sequence[Block]) -> Block:

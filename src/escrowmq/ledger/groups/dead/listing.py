@@ -1,5 +1,5 @@
-"""Dead letters of one group as they are listed, filtered, and summed up by the kind of their causes. All of it is read
-from blocks, which never change, so it may be done on any thread.
+"""Dead letters of one group: pages, filters, and summaries by the kind of their causes. All of it is read from blocks,
+which never change, so it may be done on any thread.
 """
 
 from __future__ import annotations
@@ -13,19 +13,18 @@ import numpy as np
 from escrowmq.ledger.columns.arrays import Bools, Int32s, Int64s
 from escrowmq.ledger.groups.dead.letters import Block, Texts, addresses, cause_and_kind
 
-Parts = Mapping[int, Sequence[Block]]
-"""The dead letters of a group by queue id."""
+Parts = Mapping[int, Sequence[Block]]  # the dead letters of a group by queue id
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which dead letters: of this kind of cause (or with a cause of this kind), died before this time."""
+    """A filter of dead letters: by the kind of their cause (or a cause of this kind), and died before a time."""
 
     cause: str | None = None
     before_us: int | None = None
 
     def none_of(self, block: Block) -> bool:
-        """Return whether a block surely has none of them; that costs little."""
+        """Return whether a block surely has none of them; a cheap check."""
         return self.cause is not None and not (block.counted().texts == self._kind).any()
 
     def mask(self, block: Block) -> Bools | None:
@@ -59,16 +58,14 @@ class Letters:
 
 
 def page(parts: Parts, limit: int, after: Sequence[int] | None = None, wanted: Wanted = EVERY) -> Letters:
-    """Return the first ``limit`` of those ``wanted``, by queue id and offset, that come after the pair ``after``."""
+    """Return the first ``limit`` of those ``wanted``, by queue id and offset, after the pair ``after``."""
     found: list[tuple[int, Block]] = []
     size = 0
     for queue_id, block in _from(parts, after):
         if wanted.none_of(block):
             continue
-        if (mask := wanted.mask(block)) is not None:
-            block = block.rows(mask)
-        if len(block) > limit - size:
-            block = block.rows(slice(0, limit - size))
+        mask = wanted.mask(block)
+        block = (block if mask is None else block.rows(mask)).rows(slice(0, limit - size))
         found.append((queue_id, block))
         size += len(block)
         if size == limit:
@@ -87,15 +84,14 @@ def _from(parts: Parts, after: Sequence[int] | None) -> Iterator[tuple[int, Bloc
     last_id, last_offset = after if after is not None else (-1, -1)
     for queue_id in sorted(id for id in parts if id >= last_id):
         for block in parts[queue_id]:
-            if queue_id == last_id and block.offsets[0] <= last_offset:
-                if block.offsets[-1] > last_offset:
-                    yield queue_id, block.rows(block.offsets > last_offset)
-                continue
-            yield queue_id, block
+            if queue_id > last_id or block.offsets[0] > last_offset:
+                yield queue_id, block
+            elif block.offsets[-1] > last_offset:
+                yield queue_id, block.rows(block.offsets > last_offset)
 
 
 def died_between(parts: Parts, first_us: int, before_us: int) -> tuple[Int64s, Int64s]:
-    """Queue ids and offsets of what died from ``first_us`` to before ``before_us``, in the order in which it died."""
+    """Return queue ids and offsets of what died from ``first_us`` to before ``before_us``, in the order of death."""
     found: list[tuple[Int64s, Int64s, Int64s]] = [(_NONE, _NONE, _NONE)]
     for queue_id, blocks in parts.items():
         for block in blocks:
@@ -117,18 +113,17 @@ class Cause:
     oldest_us: int = 0
     newest_us: int = 0
     samples: list[tuple[int, int, int, int, str]] = field(default_factory=list)
-    """Of some: queue id, offset, time of death, attempts, and the whole cause."""
+    """Queue id, offset, time of death, attempts, and the whole cause."""
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The causes of a group's dead letters, the most frequent first, and all that are left out of them as one."""
+    """The most frequent causes of a group's dead letters, and all others as one."""
 
     count: int
     causes: list[Cause]
     others: Cause | None
-    kinds: int
-    """How many kinds there are, those left out included."""
+    kinds: int  # the number of kinds, others included
 
 
 def summary(parts: Parts, most: int, samples: int) -> Summary:
@@ -140,12 +135,8 @@ def summary(parts: Parts, most: int, samples: int) -> Summary:
     of_block = np.repeat(np.arange(len(blocks)), [len(kinds) for kinds in found])
     texts = np.concatenate([kinds.texts for kinds in found])
     _, firsts, kind_of_row = np.unique(addresses(texts), return_index=True, return_inverse=True)
-    texts = texts[firsts]
-    counts, oldest_us, newest_us = (
-        np.zeros(len(firsts), np.int64),
-        np.full(len(firsts), _LATEST),
-        np.zeros(len(firsts), np.int64),
-    )
+    texts, size = texts[firsts], len(firsts)
+    counts, oldest_us, newest_us = np.zeros(size, np.int64), np.full(size, _LATEST), np.zeros(size, np.int64)
     np.add.at(counts, kind_of_row, np.concatenate([kinds.counts for kinds in found]))
     np.minimum.at(oldest_us, kind_of_row, np.concatenate([kinds.oldest_us for kinds in found]))
     np.maximum.at(newest_us, kind_of_row, np.concatenate([kinds.newest_us for kinds in found]))
@@ -154,29 +145,22 @@ def summary(parts: Parts, most: int, samples: int) -> Summary:
     for number in chosen:
         cause = Cause(texts[number], int(counts[number]), int(oldest_us[number]), int(newest_us[number]))
         for at in of_block[kind_of_row == number].tolist():
-            if len(cause.samples) == samples:
-                break
-            queue_id, block = blocks[at]
-            cause.samples += _samples(queue_id, block, cause.kind, samples - len(cause.samples))
+            if len(cause.samples) < samples:
+                cause.samples += _samples(*blocks[at], cause.kind, samples - len(cause.samples))
         causes.append(cause)
-    left = np.ones(len(counts), bool)
-    left[chosen] = False
+    left = np.delete(np.arange(size), chosen)
     others = None
-    if left.any():
+    if len(left):
         others = Cause("", int(counts[left].sum()), int(oldest_us[left].min()), int(newest_us[left].max()))
-    return Summary(int(counts.sum()), causes, others, len(counts))
+    return Summary(int(counts.sum()), causes, others, size)
 
 
 def _most_frequent(counts: Int64s, texts: Texts, most: int) -> list[int]:
-    """Return the kinds with the highest counts, in their order; of as many the text decides."""
-    least = -1
-    if most < len(counts):
-        least = int(np.partition(counts, len(counts) - most)[len(counts) - most]) if most else _LATEST
-    surely, perhaps = np.flatnonzero(counts > least), np.flatnonzero(counts == least)
-    ordered = sorted(zip((-counts[surely]).tolist(), texts[surely].tolist(), surely.tolist(), strict=True))
-    found = [number for _, _, number in ordered]
-    equal = zip(texts[perhaps].tolist(), perhaps.tolist(), strict=True)
-    return found + [number for _, number in heapq.nsmallest(most - len(found), equal)]
+    """Return the kinds with the highest counts, in their order; equal counts by their text."""
+    rows = np.arange(len(counts))
+    if 0 < most < len(counts):
+        rows = np.flatnonzero(counts >= np.partition(counts, -most)[-most])
+    return heapq.nsmallest(most, rows.tolist(), key=lambda row: (-counts[row], texts[row]))
 
 
 def _samples(queue_id: int, block: Block, kind: str, most: int) -> list[tuple[int, int, int, int, str]]:
