@@ -440,7 +440,7 @@ def let_a_zombie_take_its_name_back(monkeypatch):
 # Offsets and time
 
 
-@planted(searched_from(24))
+@planted(searched_from(1))
 def reuse_offsets_after_retention(monkeypatch):
     def trim_below(self, position):
         below = np.flatnonzero(self._entries["position"] < position)
