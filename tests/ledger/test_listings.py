@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from undecided_sums import undecided
 
 from escrowmq.errors import Code, EscrowError
 from escrowmq.ledger import listings
@@ -93,7 +94,7 @@ def test_transactions_by_state_group_and_age(driver):
 
 
 def test_nothing_undecided_is_summed_up_as_nothing(driver):
-    assert listings.undecided(driver.ledger, None, -1, 10, 3, driver.now_us) == []
+    assert undecided(driver.ledger, None, -1, 10, 3, driver.now_us) == []
 
 
 @pytest.mark.parametrize("span", [2, 65_536])
@@ -113,7 +114,7 @@ def test_undecided_ones_by_group_and_cause(driver, monkeypatch, span):
     ledger, now_us = driver.ledger, driver.now_us
 
     def told(group=None, after=-1, limit=10, samples=2):
-        return listings.undecided(ledger, group, after, limit, samples, now_us)
+        return undecided(ledger, group, after, limit, samples, now_us)
 
     def placed(rows):
         return [row["position"] for row in rows]
@@ -140,7 +141,7 @@ def test_undecided_ones_by_group_and_cause(driver, monkeypatch, span):
     assert [placed(rows) for rows in found] == [placed(rows) for rows in ([*asked, *out], young, other, aged)]
     assert placed(listings.transactions(ledger, cause="due", now_us=now_us, limit=2)) == placed([*asked, out[0]])
     driver.ask("one", 10)
-    (line,) = listings.undecided(ledger, "one", -1, 1, 0, driver.now_us)
+    (line,) = undecided(ledger, "one", -1, 1, 0, driver.now_us)
     assert {cause["cause"]: cause["count"] for cause in line["causes"]} == {"unanswered": 4, "not_due": 1}
     assert refused(lambda: told("nobody")) == Code.UNKNOWN_GROUP
 

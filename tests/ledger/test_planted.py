@@ -37,12 +37,12 @@ from escrowmq.ledger.messages import producing as messages
 from escrowmq.ledger.messages.dedup import Dedup
 from escrowmq.ledger.queues.delays import Delays
 from escrowmq.ledger.queues.queues import QueueIndex
-from escrowmq.ledger.transactions import ending, forgetting
+from escrowmq.ledger.transactions import ending, writers
 from escrowmq.ledger.transactions.checkback import CheckBack
 from escrowmq.ledger.transactions.ending import Ending
-from escrowmq.ledger.transactions.forgetting import Forgetting
 from escrowmq.ledger.transactions.sessions import Sessions
 from escrowmq.ledger.transactions.table import COMMITTED, OPEN, PARKED, ROLLED_BACK, TransactionTable
+from escrowmq.ledger.transactions.writers import Forgetting
 from escrowmq.model import COMMIT, DecidedBy, Outcome, TransactionId
 from escrowmq.schemas import TRANSACTION_ID_DTYPE, Kind
 from escrowmq.testing import ledgers
@@ -394,7 +394,7 @@ def forget_the_connected(monkeypatch):
 
     def careless(self, command):
         epochs = np.setdiff1d(real(self.sessions, command.before_us), self.table.undecided_epochs())
-        return Decision(forgetting._events(epochs[: command.limit]), len(epochs[: command.limit]))
+        return Decision(writers._events(epochs[: command.limit]), len(epochs[: command.limit]))
 
     monkeypatch.setattr(Forgetting, "decide_forget", careless)
 

@@ -10,10 +10,11 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from undecided_sums import undecided
 
 from escrowmq.ledger import listings
 from escrowmq.ledger.commands import Park, Recheck
-from escrowmq.ledger.transactions import oldest
+from escrowmq.ledger.transactions import table
 from escrowmq.model import COMMIT, DecidedBy
 from escrowmq.schemas import ID
 from escrowmq.testing.ledgers import LedgerDriver
@@ -35,7 +36,7 @@ STEPS = st.lists(
 def small_looks(monkeypatch):
     monkeypatch.setattr(listings, "SPAN", 2)
     monkeypatch.setattr(listings, "LOOKED", 3)
-    monkeypatch.setattr(oldest, "CHUNK", 2)
+    monkeypatch.setattr(table, "CHUNK", 2)
 
 
 def listed(driver: LedgerDriver, **wanted: Any) -> list[dict[str, Any]]:
@@ -47,7 +48,7 @@ def checked(driver: LedgerDriver) -> None:
     for cause in ("not_due", "due", "unanswered", "asked_out", "aged"):
         for row in listed(driver, cause=cause, state="undecided"):
             expected.setdefault((row["group"], cause), []).append(row)
-    told = listings.undecided(driver.ledger, None, -1, 10, 2, driver.now_us)
+    told = undecided(driver.ledger, None, -1, 10, 2, driver.now_us)
     found = {(line["group"], cause.pop("cause")): cause for line in told for cause in line["causes"]}
     assert found == {
         key: {

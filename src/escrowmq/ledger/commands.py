@@ -64,8 +64,7 @@ class ProducerRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicRules:
-    """One topic's own rules: how long messages stay after they became visible (None: as long as the log keeps
-    them), and how many bytes each of its queues keeps at most (None: any)."""
+    """One topic's retention: of messages since they became visible, and in bytes of each queue (None: the log's)."""
 
     retention_us: int | None = None
     retention_bytes: int | None = None
@@ -124,8 +123,7 @@ class DeleteTopic(Command):
 
 @dataclass(frozen=True, slots=True)
 class Cut(Command):
-    """Drop messages beyond the retention of their topic; ``retention_us``: of topics without one. Answer: the number of
-    queues cut (int)."""
+    """Drop messages beyond their topic's retention; ``retention_us``: the default. Answer: the queues cut (int)."""
 
     retention_us: int
 
@@ -253,16 +251,15 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Tick(Command):
-    """Do what is due by the clock, except checks: release delayed messages, end leases, park or roll back transactions
-    after their last check or ``half_retention``. At most ``limit`` rows per kind. Answer: None."""
+    """Do what is due by the clock, except checks: release delayed messages, end leases, end the waiting of
+    transactions. At most ``limit`` rows per kind. Answer: None."""
 
     limit: int = 100_000
 
 
 @dataclass(frozen=True, slots=True)
 class Park(Command):
-    """Park an open transaction (the position of its first half message) that nobody can check. Answer: whether it was
-    open."""
+    """Park an open transaction (position of its first message) that nobody can check. Answer: whether it was open."""
 
     transaction: int
 
@@ -287,8 +284,7 @@ class CommitBatch(Command):
 
 @dataclass(frozen=True, slots=True)
 class Subscribe(Command):
-    """Create a consumer group, or join it (same subscription). Answer: {"group": ordinal, "created": bool, "start":
-    where the group began}."""
+    """Create a consumer group, or join it. Answer: {"group": ordinal, "created": bool, "start": its first start}."""
 
     group: str
     subscription: Subscription
@@ -332,8 +328,8 @@ class ResetGroup(Command):
 
 @dataclass(frozen=True, slots=True)
 class PauseGroup(Command):
-    """Pause these ``topics`` for a consumer group (empty: all), or resume them. Answer: what is paused now: {"all",
-    "topics", "leased"}."""
+    """Pause ``topics`` for a consumer group (empty: all), or resume. Answer: what is paused: {"all", "topics",
+    "leased"}."""
 
     group: str
     topics: tuple[str, ...] = ()
@@ -342,8 +338,8 @@ class PauseGroup(Command):
 
 @dataclass(frozen=True, slots=True)
 class DeleteGroup(Command):
-    """Delete a consumer group with its state. ``number``: UNKNOWN_GROUP if that is not its number. ``force``: also
-    while consumers hold messages. Answer: what was deleted."""
+    """Delete a consumer group, if its number is ``number``; ``force``: although consumers hold messages. Answer:
+    counts."""
 
     group: str
     number: int | None = None
@@ -411,8 +407,7 @@ class Settle(Command):
 
 @dataclass(frozen=True, slots=True)
 class Bury(Command):
-    """Make dead letters of leased messages that cannot be delivered: lease, offset and cause of each. The attempt is
-    not counted. Answer: how many (int)."""
+    """Bury undeliverable leased messages: lease, offset, cause. The attempt is not counted. Answer: how many (int)."""
 
     group: str
     rows: Sequence[tuple[int, int, str]]
@@ -456,7 +451,7 @@ class Retain(Command):
 @dataclass(frozen=True, slots=True)
 class Forget(Command):
     """Forget up to ``limit`` producer sessions last used before ``before_us``, except ``connected`` ones (epochs); see
-    ``transactions/forgetting.py``. Answer: how many (int)."""
+    ``transactions/writers.py``. Answer: how many (int)."""
 
     before_us: int
     connected: Int64s

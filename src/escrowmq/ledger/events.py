@@ -17,8 +17,7 @@ from escrowmq.schemas import ID, STORED, Kind
 
 
 class Few:
-    """A few rows of schema ``STORED[kind]`` as sequences, in the order of the schema; message ids as concatenated
-    bytes."""
+    """A few rows of schema ``STORED[kind]`` as sequences, in its order; message ids as concatenated bytes."""
 
     __slots__ = ("columns", "kind", "num_rows")
 
@@ -29,8 +28,7 @@ class Few:
 
     @property
     def batch(self) -> pa.RecordBatch:
-        """The same as a batch. Raises ValueError, OverflowError or ArrowException if a value does not fit its
-        column."""
+        """The same as a batch. Raises ValueError, OverflowError or ArrowException if a value does not fit."""
         arrays = [_array(column, *types) for column, types in zip(self.columns, _COLUMNS[self.kind], strict=True)]
         return pa.RecordBatch.from_arrays(arrays, schema=STORED[self.kind])
 
@@ -77,12 +75,11 @@ class Decision:
     """Of SEND and PREPARE: to be compared with the log after the events are appended, before the answer is given."""
 
 
-def _plan(schema: pa.Schema) -> list[tuple[pa.DataType, Any]]:
-    return [(type_, type_.to_pandas_dtype() if pa.types.is_integer(type_) else None) for type_ in schema.types]
-
-
-_COLUMNS = {kind: _plan(schema) for kind, schema in STORED.items()}
-"""The types of each kind's columns, and their NumPy types if they are numbers; cached, because Arrow is slow."""
+# The types of each kind's columns, and their NumPy types if they are numbers; cached, because Arrow is slow.
+_COLUMNS = {
+    kind: [(type_, type_.to_pandas_dtype() if pa.types.is_integer(type_) else None) for type_ in schema.types]
+    for kind, schema in STORED.items()
+}
 _TYPECODES = {np.int32: "i", np.int64: "q", np.uint32: "I", np.uint8: "B"}
 
 

@@ -52,8 +52,6 @@ class Keeping:
     groups: Groups
     ending: Ending
 
-    # The log
-
     def decide_retain(self, command: Retain, trimmed_position: int) -> Decision:
         """Return how far the log may be dropped, and the events for that."""
         topics, limit = self.topics, command.limit_position
@@ -71,8 +69,6 @@ class Keeping:
         if limit <= trimmed_position:
             return Decision((), trimmed_position)
         return Decision((*events, event_of(Kind.TRIMMED, [limit], [command.visible_us])), limit)
-
-    # Topics
 
     def decide_cut(self, command: Cut, now_us: int) -> Decision:
         """Drop messages beyond each topic's retention."""
@@ -126,8 +122,6 @@ class Keeping:
         if answer["deleted"]:
             events.append(event_of(Kind.TOPIC_DELETED, [command.name]))
         return Decision(tuple(events), answer)
-
-    # Applying
 
     def apply_trimmed(self, position: int) -> None:
         """Apply Kind.TRIMMED."""

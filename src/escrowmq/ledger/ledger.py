@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -37,10 +36,9 @@ from escrowmq.ledger.queues.queues import QueueIndex
 from escrowmq.ledger.queues.topics import Topics
 from escrowmq.ledger.transactions.checkback import CheckBack
 from escrowmq.ledger.transactions.ending import DecidedRow, Ending
-from escrowmq.ledger.transactions.forgetting import Forgetting
 from escrowmq.ledger.transactions.sessions import Sessions
 from escrowmq.ledger.transactions.table import COMMITTED, EXPIRED, NONE, ROLLED_BACK, TransactionTable
-from escrowmq.ledger.transactions.writers import Writers
+from escrowmq.ledger.transactions.writers import Forgetting, Writers
 from escrowmq.schemas import Kind
 
 FORMAT = 4
@@ -50,15 +48,13 @@ replays the frames instead, or, where they left with retention, rejects the log.
 
 
 _POSITIONS = ("next_position", "trimmed_position", "last_time_us")
-_COUNTERS = (
-    "messages_total",
-    "half_messages_total",
-    "committed_total",
-    "rolled_back_total",
-    "expired_total",
-    "checks_asked_total",
-    "parked_total",
-)
+_COUNTED = {
+    Kind.PLAIN: "messages_total",
+    Kind.HALF: "half_messages_total",
+    Kind.CHECKED: "checks_asked_total",
+    Kind.PARKED: "parked_total",
+}
+_STATE_COUNTERS = {COMMITTED: "committed_total", ROLLED_BACK: "rolled_back_total", EXPIRED: "expired_total"}
 
 
 class Ledger:
@@ -70,7 +66,7 @@ class Ledger:
         self.next_position = 0
         self.trimmed_position = 0
         self.last_time_us = 0
-        self.counters = dict.fromkeys(_COUNTERS, 0)
+        self.counters = dict.fromkeys((*_COUNTED.values(), *_STATE_COUNTERS.values()), 0)
         self.topics = Topics()
         self.sessions = Sessions()
         self.dedup = Dedup()
@@ -80,10 +76,9 @@ class Ledger:
         self.writers = Writers(self.sessions, self.transactions)
         self.groups = Groups()
         self._consuming = Consuming(self.groups, self.topics)
-        self._producing = Producing(self.topics, self.sessions, self.dedup, self.delays, self.transactions)
-        self._by_rows = ProducingRows(
-            self.topics, self.sessions, self.dedup, self.delays, self.transactions, self.checkback, self.counters
-        )
+        parts = (self.topics, self.sessions, self.dedup, self.delays, self.transactions)
+        self._producing = Producing(*parts)
+        self._by_rows = ProducingRows(*parts, self.checkback)
         self._ending = Ending(self.transactions, self.sessions)
         self._keeping = Keeping(self.topics, self.delays, self.transactions, self.groups, self._ending)
         self._forgetting = Forgetting(self.sessions, self.transactions, self.checkback, self.writers)
@@ -92,8 +87,6 @@ class Ledger:
         """Set the source of the keys of stored messages, which ordered groups need to decide; see
         :mod:`escrowmq.ledger.groups.order`. Without it a failed message blocks the whole queue of an ordered group."""
         self._consuming.keys_of = keys_of
-
-    # Deciding
 
     def decide(self, command: Command, now_us: int) -> Decision:
         """Decide ``command`` at ``now_us``. Raises EscrowError if the command as a whole is rejected."""
@@ -126,13 +119,6 @@ class Ledger:
         events += self._consuming.decide_tick(self.rules, now_us, command.limit)
         return Decision(tuple(events))
 
-    def _decide_subscribe(self, command: commands.Subscribe, _now_us: int) -> Decision:
-        decide = self._consuming.decide_subscribe
-        return self._with_topics(command.subscription.topics, lambda known: decide(command, known, self.rules))
-
-    def _decide_alter_group(self, command: commands.AlterGroup, _now_us: int) -> Decision:
-        return self._with_topics(command.topics or (), lambda known: self._consuming.decide_alter(command, known))
-
     def _with_topics(self, names: Sequence[str], decide: Callable[[Topics], Decision]) -> Decision:
         """Decide about a subscription with its missing topics, which are created first if the rules allow it."""
         missing = [name for name in names if not self.topics.has(name) and self.topics.may_be_made(name)]
@@ -160,8 +146,12 @@ class Ledger:
         commands.Tick: _decide_tick,
         commands.OpenSession: lambda self, cmd, _: self.sessions.decide_open(cmd, self.rules),
         commands.AlterProducers: lambda self, cmd, _: self.sessions.decide_alter(cmd, self.rules),
-        commands.Subscribe: _decide_subscribe,
-        commands.AlterGroup: _decide_alter_group,
+        commands.Subscribe: lambda self, cmd, _: self._with_topics(
+            cmd.subscription.topics, lambda known: self._consuming.decide_subscribe(cmd, known, self.rules)
+        ),
+        commands.AlterGroup: lambda self, cmd, _: self._with_topics(
+            cmd.topics or (), lambda known: self._consuming.decide_alter(cmd, known)
+        ),
         commands.ResetGroup: lambda self, cmd, _: operating.decide_reset(self.groups, cmd, self.topics),
         commands.PauseGroup: lambda self, cmd, _: operating.decide_pause(self.groups, cmd),
         commands.DeleteGroup: lambda self, cmd, _: operating.decide_delete(self.groups, cmd, self.next_position),
@@ -182,14 +172,14 @@ class Ledger:
         commands.Configure: _decide_configure,
     }
 
-    # Applying
-
     def apply(self, kind: Kind, batch: pa.RecordBatch | Few, position: int, time_us: int, rows: Any = None) -> None:
         """Apply one event of the log. ``position`` is that of its first row, ``time_us`` the broker's time of it;
         ``rows``: the same as the batch, of an event that was decided as rows; then only the length of the batch is
         used."""
         self.next_position = position + batch.num_rows
         self.last_time_us = time_us
+        if (counter := _COUNTED.get(kind)) is not None:
+            self.counters[counter] += batch.num_rows
         if kind in Groups.KINDS:
             self.groups.apply(kind, batch, time_us, self.topics, self.rules, rows)
         elif rows is not None:
@@ -201,19 +191,16 @@ class Ledger:
         tags = self._enter(batch, position, time_us, half=False)
         positions = np.arange(position, position + batch.num_rows)
         queue_ids, visible = batch.column("queue_id").to_numpy(), batch.column("visible_us").to_numpy()
-        self.counters["messages_total"] += batch.num_rows
-        self.sessions.sent(batch.column("epoch").to_numpy())
+        self.sessions.note_sent(batch.column("epoch").to_numpy())
         self._place(positions, queue_ids, tags, visible, sizes_of(batch.column("body")), time_us)
 
     def _apply_half(self, batch: pa.RecordBatch, position: int, time_us: int) -> None:
         tags = self._enter(batch, position, time_us, half=True)
-        self.counters["half_messages_total"] += batch.num_rows
         begun = self.transactions.enter(batch, tags, sizes_of(batch.column("body")), position, time_us)
         self.checkback.begin(begun, time_us)
 
     def _enter(self, batch: pa.RecordBatch, position: int, time_us: int, *, half: bool) -> Int32s:
-        """Update remembered ids, queue rotation and session use for new messages. Returns the tag number of each
-        row."""
+        """Update known ids, queue rotation and session use for new messages. Returns the tag number of each row."""
         self.sessions.note(batch.column("epoch").to_numpy(), time_us)
         of_row = batch.column("queue_id").to_numpy()
         one = all_equal(of_row)
@@ -250,19 +237,14 @@ class Ledger:
     def _apply_few_decided(self, rows: Sequence[DecidedRow], _position: int, time_us: int) -> None:
         for session in {session for _, _, _, session in rows}:
             self.sessions.note_one(session, time_us)
-        self._place_few(self._ending.apply_few(rows), time_us)
+        if messages := self._ending.apply_few(rows):
+            positions, queue_ids, tags, sizes = zip(*messages, strict=True)
+            visible = None
+            if self.transactions.holds_back:
+                visible = self.transactions.visible_us(np.array(positions, np.int64)).tolist()
+            self._by_rows.place(positions, queue_ids, tags, sizes, visible, time_us)
         for _, state, _, _ in rows:
             self.counters[_STATE_COUNTERS[state]] += 1
-
-    def _place_few(self, messages: Sequence[tuple[int, int, int, int]], time_us: int) -> None:
-        """As :meth:`_place`, of half messages: position, queue id, tag and size of each."""
-        if not messages:
-            return
-        positions, queue_ids, tags, sizes = zip(*messages, strict=True)
-        visible = None
-        if self.transactions.holds_back:
-            visible = self.transactions.visible_us(np.array(positions, np.int64)).tolist()
-        self._by_rows.place(positions, queue_ids, tags, sizes, visible, time_us)
 
     def _apply_batch_decided(self, batch: pa.RecordBatch, position: int, time_us: int) -> None:
         self.sessions.note(batch.column("epoch").to_numpy(), time_us)
@@ -270,17 +252,6 @@ class Ledger:
         decided = batch.filter(pc.greater_equal(batch.column("transaction"), 0))
         if decided.num_rows:
             self._apply_decided(decided, position, time_us)
-
-    def _apply_released(self, batch: pa.RecordBatch, _position: int, time_us: int) -> None:
-        self._append(*self.delays.take(batch.column("delayed").to_numpy()), time_us)
-
-    def _apply_checked(self, batch: pa.RecordBatch, _position: int, time_us: int) -> None:
-        self.counters["checks_asked_total"] += batch.num_rows
-        self.checkback.apply_checked(batch, time_us)
-
-    def _apply_parked(self, batch: pa.RecordBatch, _position: int, _time_us: int) -> None:
-        self.counters["parked_total"] += batch.num_rows
-        self.checkback.apply_parked(batch)
 
     def _apply_trimmed(self, batch: pa.RecordBatch, _position: int, _time_us: int) -> None:
         self.trimmed_position = batch.column("position")[0].as_py()
@@ -299,10 +270,12 @@ class Ledger:
         Kind.HALF: _apply_half,
         Kind.DECIDED: _apply_decided,
         Kind.BATCH_DECIDED: _apply_batch_decided,
-        Kind.CHECKED: _apply_checked,
-        Kind.PARKED: _apply_parked,
+        Kind.CHECKED: lambda self, batch, _, time_us: self.checkback.apply_checked(batch, time_us),
+        Kind.PARKED: lambda self, batch, _, __: self.checkback.apply_parked(batch),
         Kind.REOPENED: lambda self, batch, _, time_us: self.checkback.apply_reopened(batch, time_us),
-        Kind.RELEASED: _apply_released,
+        Kind.RELEASED: lambda self, batch, _, time_us: self._append(
+            *self.delays.take(batch.column("delayed").to_numpy()), time_us
+        ),
         Kind.TOPIC: lambda self, batch, _, __: self._keeping.apply_topic(batch),
         Kind.TOPIC_ALTERED: lambda self, batch, _, __: self.topics.apply_altered(batch),
         Kind.TOPIC_DELETED: lambda self, batch, position, _: self._keeping.apply_deleted(batch, position),
@@ -320,8 +293,6 @@ class Ledger:
         Kind.HALF: lambda self, rows, position, time_us: self._by_rows.apply(rows, position, time_us, self.rules),
         Kind.DECIDED: _apply_few_decided,
     }  # as ``_acts``, of what :meth:`decide_rows` gave with its events
-
-    # Snapshots
 
     def snapshot(self) -> dict[str, pa.Table]:
         """Return copies of the whole state as Arrow tables."""
@@ -364,8 +335,6 @@ class Ledger:
         ledger.writers.restore(tables, ledger.last_time_us)
         return ledger
 
-    # Looking
-
     @property
     def wake_us(self) -> int:
         """A lower bound of the time of the next work of a :class:`~escrowmq.ledger.commands.Tick`; ``NEVER_US``: none.
@@ -381,7 +350,7 @@ class Ledger:
         return self.topics.queue_id(topic, queue)
 
     def queue(self, queue_id: int) -> QueueIndex:
-        """One consume queue."""
+        """Return one consume queue."""
         return self.topics.queues[queue_id]
 
     def half_states(self, positions: Int64s) -> tuple[UInt8s, Int32s, Int64s, Int64s, Int64s]:
@@ -390,40 +359,30 @@ class Ledger:
         Those that left with retention are EXPIRED with position -1 (nothing undecided ever leaves).
         """
         owners = self.transactions.owner_of(positions)
-        known = owners != NONE
-
-        def column(name: str, gone: int, dtype: type[np.integer[Any]]) -> npt.NDArray[Any]:
-            values = np.full(len(positions), gone, dtype)
-            values[known] = self.transactions.column(name, owners[known])
-            return values
-
-        states, checks = column("state", EXPIRED, np.uint8), column("checks", 0, np.int32)
-        return (
-            states,
-            checks,
-            column("due_us", 0, np.int64),
-            column("first", NONE, np.int64),
-            column("epoch", 0, np.int64),
-        )
+        gone = {"state": np.uint8(EXPIRED), "checks": np.int32(0), "due_us": 0, "first": NONE, "epoch": 0}
+        columns: Any = tuple(np.full(len(positions), value) for value in gone.values())
+        for name, column in zip(gone, columns, strict=True):
+            column[owners != NONE] = self.transactions.column(name, owners[owners != NONE])
+        states: tuple[UInt8s, Int32s, Int64s, Int64s, Int64s] = columns
+        return states
 
     def open_transactions(self, session: int) -> int:
         """Return the undecided transactions of a session's producer group. From any thread."""
         return self.transactions.open.get(self.sessions.group_number(session), 0)
 
     def stats(self, now_us: int) -> dict[str, float]:
-        """One number per metric."""
-        oldest = self.transactions.oldest_open()
-        age = 0.0
-        if oldest < self.transactions.rows.end:
-            first = self.transactions.column("first", np.array([oldest])).astype(np.int64)
-            age = max(now_us - int(self.transactions.prepared_us(first)[0]), 0) / 1e6
+        """Return one number per metric."""
+        table, age = self.transactions, 0.0
+        if (oldest := table.oldest_open()) < table.rows.end:
+            first = table.column("first", np.array([oldest])).astype(np.int64)
+            age = max(now_us - int(table.prepared_us(first)[0]), 0) / 1e6
         return {
             **self.counters,
             "delivered_total": self.groups.delivered,
             "acked_messages_total": self.groups.acked,
-            "open_half_messages": sum(self.transactions.open.values()),
+            "open_half_messages": sum(table.open.values()),
             "oldest_half_age_seconds": age,
-            "parked": sum(self.transactions.parked.values()),
+            "parked": sum(table.parked.values()),
             "delayed_waiting": self.delays.waiting,
             "dedup_runs": len(self.dedup),
             "writers": len(self.writers),
@@ -438,9 +397,6 @@ def sizes_of(bodies: pa.Array) -> Int32s:
     sizes = pc.binary_length(bodies)
     sizes = sizes.fill_null(0) if sizes.null_count else sizes
     return np.asarray(sizes.to_numpy(zero_copy_only=False), np.int32)
-
-
-_STATE_COUNTERS = {COMMITTED: "committed_total", ROLLED_BACK: "rolled_back_total", EXPIRED: "expired_total"}
 
 
 def _read_rules(values: dict[str, Any]) -> Rules:

@@ -107,8 +107,7 @@ def _count_undecided(ledger: Ledger, group: int) -> dict[str, int]:
 
 
 def writers_list(ledger: Ledger, after: bytes, limit: int) -> list[dict[str, Any]]:
-    """List writers of numbered batches after ``after``, by their ids: the last batch and when it was decided, the last
-    use of its producer group, and its undecided transactions."""
+    """List writers after ``after`` by id: the last batch, the last use of the group, its undecided transactions."""
     used = ledger.sessions.used_us()
     return [
         {
@@ -119,13 +118,12 @@ def writers_list(ledger: Ledger, after: bytes, limit: int) -> list[dict[str, Any
             "used_us": used[group],
             **_count_undecided(ledger, group),
         }
-        for writer, group, batch, decided_us in ledger.writers.listed(after, limit)
+        for writer, group, batch, decided_us in ledger.writers.list_after(after, limit)
     ]
 
 
 def transactions(ledger: Ledger, *, limit: int = 100, after: int = -1, **wanted: Any) -> list[dict[str, Any]]:
-    """Return transactions (fields of :class:`Wanted`) by the time of their prepare, after position ``after``.
-    Rejected(UNKNOWN_GROUP), Rejected(BAD_REQUEST)."""
+    """Return transactions (see :class:`Wanted`) by position, from after ``after`` on. UNKNOWN_GROUP, BAD_REQUEST."""
     found, place = some_transactions(ledger, Wanted(**wanted), limit, after)
     while place is not None and len(found) < limit:
         more, place = some_transactions(ledger, Wanted(**wanted), limit - len(found), place)
@@ -148,8 +146,7 @@ class Wanted:
 def some_transactions(
     ledger: Ledger, wanted: Wanted, limit: int, after: int
 ) -> tuple[list[dict[str, Any]], int | None]:
-    """Return the first of them, at most ``limit`` and what one step may read; and the position after which to continue,
-    None if there are no more."""
+    """Return at most ``limit`` of them, as far as one step reads; and the position to continue after, or None."""
     table = ledger.transactions
     states = None if wanted.state is None else _states(wanted.state)
     ordinal = None if wanted.group is None else ledger.sessions.ordinal(wanted.group)
@@ -206,8 +203,7 @@ def _states(name: str) -> Sequence[int]:
 
 
 def transaction(ledger: Ledger, identity: TransactionId) -> dict[str, Any]:
-    """Return one transaction with ``positions``, those of its half messages. Rejected(UNKNOWN_TRANSACTION,
-    WRONG_SHARD)."""
+    """Return one transaction, and the ``positions`` of its half messages. UNKNOWN_TRANSACTION, WRONG_SHARD."""
     if identity.shard != ledger.shard:
         raise error(Code.WRONG_SHARD, f"{identity} lives on another broker")
     ordinals = ledger.transactions.find(np.array([identity.position]))
@@ -265,8 +261,7 @@ class _Alike:
 
 
 class Waiting:
-    """A summary in progress. It leaves out what is prepared after its begin; what is decided between two steps may be
-    included or not."""
+    """A summary in progress. Later transactions are left out; those decided between two steps may be in it or not."""
 
     def __init__(self, ledger: Ledger, group: str | None, after: int, limit: int, samples: int, now_us: int) -> None:
         """Of the groups with numbers above ``after``, at most ``limit``. Rejected(UNKNOWN_GROUP)."""
@@ -321,13 +316,3 @@ class Waiting:
             {"number": number, "group": name, "causes": [asdict(causes[cause]) for cause in sorted(causes)]}
             for number, name, causes in zip(self._chosen, self._names, self._alike, strict=True)
         ]
-
-
-def undecided(
-    ledger: Ledger, group: str | None, after: int, limit: int, samples: int, now_us: int
-) -> list[dict[str, Any]]:
-    """Return the complete summary, see :meth:`Waiting.to_json`."""
-    found = Waiting(ledger, group, after, limit, samples, now_us)
-    while found.look(ledger):
-        pass
-    return found.to_json()

@@ -101,9 +101,9 @@ class Driver:
 
     def do(self, decide: Any) -> Any:
         """Decide (a snapshot before and after must agree), apply, answer."""
-        before = self.groups.snapshot()
+        before = self.groups.freeze()()
         decision = decide()
-        assert self.groups.snapshot() == before, "decide changed the state"
+        assert self.groups.freeze()() == before, "decide changed the state"
         events = decision.events if isinstance(decision, Decision) else decision
         for event in events:
             assert event.batch.schema == STORED[event.kind]
@@ -185,10 +185,10 @@ class Driver:
 
     def reopen(self) -> None:
         """Go on with groups restored from a snapshot, which must be equal."""
-        tables = self.groups.snapshot()
+        tables = self.groups.freeze()()
         self.use(Groups())
         self.groups.restore(tables)
-        assert self.groups.snapshot() == tables
+        assert self.groups.freeze()() == tables
 
     def account(self, queue_id: int = 0, group: str = "g") -> dict[str, list[int]]:
         """The states that have offsets."""

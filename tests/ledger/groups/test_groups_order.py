@@ -187,8 +187,8 @@ class TestRules:
         driver.nack(lease_of(driver, 1), 0)
         assert offsets(driver) == []
         looks = []
-        real = order.heads
-        monkeypatch.setattr(order, "heads", lambda rows: looks.append(1) or real(rows))
+        real = order.find_heads
+        monkeypatch.setattr(order, "find_heads", lambda rows: looks.append(1) or real(rows))
         for _ in range(10):
             assert not driver.groups.has_work("g", driver.topics, driver.now)
             assert offsets(driver) == []
@@ -224,11 +224,11 @@ class TestRules:
         for event, _, time_us in driver.log:
             if event.kind != Kind.KEYED:
                 old.apply(event.kind, event.batch, time_us, driver.topics, driver.rules)
-        tables = old.snapshot()
+        tables = old.freeze()()
         tables["groups_retries"] = tables["groups_retries"].drop_columns(["key"])
         older = Groups()
         older.restore(tables)
-        assert older.snapshot() == old.snapshot()
+        assert older.freeze()() == old.freeze()()
         driver.use(older)
         [lease] = older.leases.live
         driver.ack(lease, 1)
@@ -441,7 +441,7 @@ def test_long_walks(seed: int) -> None:
 
 
 def test_planted_the_later_ones_of_a_key_are_not_taken_up_but_delivered(monkeypatch):
-    monkeypatch.setattr(order, "free", lambda rows, ready: ready)
+    monkeypatch.setattr(order, "select_free", lambda rows, ready: ready)
     with pytest.raises(AssertionError):
         walked()
 
@@ -477,7 +477,7 @@ def test_replay_gives_the_same_groups():
     twin = Groups()
     for event, _, time_us in driver.log:
         twin.apply(event.kind, event.batch, time_us, driver.topics, driver.rules)
-    assert twin.snapshot() == driver.groups.snapshot()
+    assert twin.freeze()() == driver.groups.freeze()()
     assert {event.kind for event, _, _ in driver.log} >= {Kind.KEYED, Kind.RETRIED, Kind.DEAD}
 
 

@@ -628,7 +628,7 @@ def test_replaying_the_events_gives_the_same_state():
     twin = Groups()
     for event, _, time_us in driver.log:
         twin.apply(event.kind, event.batch, time_us, driver.topics, driver.rules)
-    assert twin.snapshot() == driver.groups.snapshot()
+    assert twin.freeze()() == driver.groups.freeze()()
 
 
 def test_ended_leases_are_remembered_within_bounds(monkeypatch):
@@ -648,7 +648,7 @@ def test_snapshots_share_no_memory():
     driver.subscribe("g")
     lease = int(driver.receive(most=5).leases[0])
     driver.nack(lease, 1, 2)
-    before = driver.groups.snapshot()
+    before = driver.groups.freeze()()
     text = {name: table.to_pylist() for name, table in before.items()}
     driver.ack(lease, 3)
     driver.now += 1000
@@ -670,7 +670,7 @@ def test_a_million_messages_in_runs_stay_runs():
     for _ in range(100):
         leased = driver.receive(most=10_000)
         driver.ack(int(leased.leases[0]), int(leased.offsets[0]), 10_000)
-    tables = driver.groups.snapshot()
+    tables = driver.groups.freeze()()
     assert tables["groups_runs"].num_rows == 1
     assert tables["groups_leases"]["mask"].null_count == 100
     assert driver.line()["floor"] == 1_000_000
@@ -864,7 +864,7 @@ class TestAltering:
 
 @pytest.mark.invariant("I25")
 class TestUnreached:
-    """A dead letter is never made of what nobody was handed (reaching.py)."""
+    """A dead letter is never made of what nobody was handed (members.py)."""
 
     def crash(self, driver: Driver, poison: int) -> list[int]:
         """A consumer that takes messages one by one, with two answers fetched ahead, dies at one of them. What it

@@ -178,7 +178,7 @@ def test_snapshots_from_before_are_read():
     driver.subscribe("g", "t")
     driver.put(0, None, None)
     got = driver.receive()
-    tables = driver.groups.snapshot()
+    tables = driver.groups.freeze()()
     del tables["groups_members"]
     tables["groups_leases"] = tables["groups_leases"].drop_columns(["doubt"])
     fresh = type(driver.groups)()

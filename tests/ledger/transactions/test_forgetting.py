@@ -362,7 +362,7 @@ def test_a_snapshot_of_format_1_is_read_and_counts_from_its_own_time(driver):
     old = Ledger.restore(driver.ledger.shard, tables)
     assert old.sessions.next_epoch == 3
     assert old.sessions.used_us() == {0: driver.now_us}
-    assert old.writers.listed(b"", 9) == [(message_id("q"), 0, 2, driver.now_us)]
+    assert old.writers.list_after(b"", 9) == [(message_id("q"), 0, 2, driver.now_us)]
     assert tables_equal(Ledger.restore(old.shard, old.snapshot()).snapshot(), old.snapshot())
 
 

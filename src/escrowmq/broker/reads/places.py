@@ -104,7 +104,7 @@ def _lease(group: Group, cursor: Cursor, offset: int) -> dict[str, Any]:
 
 
 def _retry(cursor: Cursor, offset: int, ordered: bool) -> dict[str, Any]:
-    rows = order.waiting(cursor)
+    rows = order.read_waiting(cursor)
     row = cursor.retries.span(offset, offset)[0]
     found = {"attempt": int(rows.attempts[row]), "due_us": int(rows.due_us[row])}
     if ordered:

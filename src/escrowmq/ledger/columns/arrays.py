@@ -15,6 +15,8 @@ Int32s = npt.NDArray[np.int32]
 UInt8s = npt.NDArray[np.uint8]
 Bools = npt.NDArray[np.bool_]
 
+Ints = Sequence[int]
+
 
 def locate(rising: Int64s, wanted: Int64s) -> Int64s:
     """Return the index of each wanted value in an array of rising values; -1 where it is not there."""
@@ -65,11 +67,11 @@ class Columns:
 
     __slots__ = ("_arrays", "_size", "_start", "first")
 
-    def __init__(self, dtypes: dict[str, Any], first: int = 0, capacity: int = 0) -> None:
+    def __init__(self, dtypes: dict[str, Any], first: int = 0) -> None:
         self.first = first
         self._start = 0
         self._size = 0
-        self._arrays: dict[str, npt.NDArray[Any]] = {name: np.empty(capacity, dtype) for name, dtype in dtypes.items()}
+        self._arrays: dict[str, npt.NDArray[Any]] = {name: np.empty(0, dtype) for name, dtype in dtypes.items()}
 
     def __len__(self) -> int:
         return self._size

@@ -50,8 +50,7 @@ class DueIndex:
         return self._heap[0] if self._heap else NEVER_US
 
     def put(self, entries: Int64s, due_us: Int64s | int, alive: int = NEVER_US) -> None:
-        """Add entries with their times (one for all, or one each). ``alive``: an upper bound of those alive, these
-        included."""
+        """Add entries with their times (one for all, or one each). ``alive``: at most so many are alive with these."""
         if self._size > 2 * alive + _CHUNK:
             self._drop_dead()
         if not len(entries):
@@ -72,8 +71,7 @@ class DueIndex:
         self._size += len(entries)
 
     def due(self, now_us: int, limit: int) -> Int64s:
-        """Return up to ``limit`` entries alive and due at ``now_us``, the longest overdue first. They stay until they
-        are dead."""
+        """Return up to ``limit`` entries alive and due, the longest overdue first. They stay until they are dead."""
         while self._heap and self._heap[0] <= now_us:
             self._open_bucket(heapq.heappop(self._heap))
         found: list[Int64s] = []

@@ -45,7 +45,7 @@ class Consuming:
     keys_of: KeysOf | None = None
 
     def decide_subscribe(self, cmd: commands.Subscribe, topics: Topics, rules: Rules) -> Decision:
-        """Create a group or join it; ``topics``: as they will be. BAD_GROUP_NAME, UNKNOWN_TOPIC, BAD_REQUEST,
+        """Create or join a group; ``topics``: as they will be. BAD_GROUP_NAME, UNKNOWN_TOPIC, BAD_REQUEST,
         SUBSCRIPTION_MISMATCH or TOO_MANY."""
         subscriptions.check(cmd.group, cmd.subscription, topics)
         if (group := self.groups.by_name.get(cmd.group)) is not None:
@@ -107,14 +107,15 @@ class Consuming:
             member, deadline_us = members.member_of(group, cmd), NEVER_US
             handing = members.hand_over(plan, group, member, self.topics, attempts)
         if not plan.full:
-            queue_ids = receiving.rotated(known, group.served)
+            queue_ids = receiving.rotate(known, group.served)
             met = [(group.cursor(queue_id), self.topics.queues[queue_id]) for queue_id in queue_ids]
             if not (cmd.one_by_one and _plan_last(plan, met, attempts)):
                 plan.fill(met)
         events = [*handing.events(next_position), *keyed_events(plan.keyed)]
         position = next_position + sum(event.count for event in events)
         events += plan.event(cmd.member, deadline_us, position)
-        return Decision(tuple(events), receiving.leased([*handing.pieces(next_position), *plan.pieces(position)]))
+        pieces = [*handing.pieces(next_position), *plan.pieces(position)]
+        return Decision(tuple(events), receiving.collect_leased(pieces))
 
     def decide_join(self, cmd: commands.Join, rules: Rules, next_position: int) -> Decision:
         """See :func:`escrowmq.ledger.groups.members.decide_join`; UNKNOWN_GROUP."""
@@ -204,7 +205,7 @@ class Consuming:
         for ordinal, leases in found.items():
             group = self.groups.groups[ordinal]
             settling = self._settling(group, rules, now_us, **shared)
-            unseen = members.unreached(group, leases, settling.redelivery.attempts)
+            unseen = members.find_unreached(group, leases, settling.redelivery.attempts)
             for lease in unseen:
                 settling.give_up(lease)
             for lease in leases:
@@ -217,7 +218,7 @@ class Consuming:
             events = settling.events()
         return list(events)
 
-    def _settling(self, group: Group, rules: Rules, now_us: int, **shared: list[Any]) -> Settling:
+    def _settling(self, group: Group, rules: Rules, now_us: int, **shared: Any) -> Settling:
         redelivery, ordered = subscriptions.redelivery(group.subscription, rules), group.subscription.ordered
         return Settling(redelivery, ordered, now_us, rules.max_delay_us, self._keys_of(group), **shared)
 
@@ -240,7 +241,7 @@ def _plan_last(plan: receiving.Plan, met: Sequence[tuple[Cursor, QueueIndex]], a
         if not len(cursor.retries) or int(cursor.retries["attempt"].max()) < attempts:
             continue
         if plan.ordered:
-            attempt = None if cursor.leases else order.next_attempt(order.waiting(cursor), plan.now_us)
+            attempt = None if cursor.leases else order.next_attempt(order.read_waiting(cursor), plan.now_us)
             if attempt is not None and attempt >= attempts:
                 plan.add_in_order(cursor, queue)
                 return True

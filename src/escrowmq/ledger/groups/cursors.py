@@ -29,32 +29,33 @@ from enum import IntEnum
 import numpy as np
 
 from escrowmq.ledger.columns.arrays import Columns, Int32s, Int64s, UInt8s
-from escrowmq.ledger.groups.dead.edited import Edited
-from escrowmq.ledger.groups.dead.letters import DeadLetters
+from escrowmq.ledger.groups.dead.letters import DeadLetters, Edited
 from escrowmq.ledger.groups.failed import Retries
 
 MAX_RUNS = 1024  # runs of one queue
 HANDED_OUT, NOT, EITHER = 1, 0, 2
-"""Of offsets: members were given them, or not, or it does not matter: the tags exclude them, and they join what is
-around.
-"""
+"""Whether members received an offset; EITHER if the tags exclude it: it joins its neighbours."""
 
 _NONE: Int64s = np.empty(0, np.int64)
 
 
 class Again:
-    """Runs ``starts[n]`` .. ``ends[n]``-1, rising, none touching the next. Never changed but by :meth:`trim`."""
+    """Offset ranges to redeliver after a reset: rising, disjoint runs ``starts[n]`` .. ``ends[n]``-1 of undelivered
+    offsets that members received before.
+
+    A reset makes settled messages wait again; these runs mark them as repeats (I23). Their memory grows with runs, not
+    with messages: at most :data:`MAX_RUNS` of a queue; beyond, the closest are merged, and the offsets between them
+    count as repeats, too. Changed only by :meth:`trim`.
+    """
 
     __slots__ = ("ends", "starts")
 
     def __init__(self, starts: Int64s = _NONE, ends: Int64s = _NONE) -> None:
         apart = starts[1:] - ends[:-1]
+        kept = apart > 0
         if len(starts) > MAX_RUNS:
-            widest = np.argsort(-apart, kind="stable")[: MAX_RUNS - 1]
             kept = np.zeros(len(apart), bool)
-            kept[widest] = True
-        else:
-            kept = apart > 0
+            kept[np.argsort(-apart, kind="stable")[: MAX_RUNS - 1]] = True
         self.starts = starts[np.append(True, kept)] if len(starts) else _NONE
         self.ends = ends[np.append(kept, True)] if len(starts) else _NONE
 
@@ -62,13 +63,12 @@ class Again:
         return len(self.starts)
 
     def trim(self, first: int) -> None:
-        """Forget offsets below ``first``."""
+        """Remove offsets below ``first``."""
         gone = int(np.searchsorted(self.ends, first, side="right"))
         self.starts, self.ends = np.maximum(self.starts[gone:], first), self.ends[gone:]
 
     def attempts(self, offsets: Int64s, repeated: int) -> Int32s:
-        """Return the attempt of each of the rising ``offsets`` at its next delivery: ``repeated`` of those that
-        are redelivered, else 1."""
+        """Return the attempt of the next delivery of rising ``offsets``: ``repeated`` of redelivered ones, else 1."""
         if not len(self):
             return np.ones(len(offsets), np.int32)
         at = np.searchsorted(self.starts, offsets, side="right") - 1
@@ -76,23 +76,17 @@ class Again:
 
     def stretch(self, start: int, end: int) -> tuple[bool, int]:
         """Return whether ``start`` is redelivered, and the first later offset, up to ``end``, where that differs."""
-        if not len(self):
-            return False, end
         at = int(np.searchsorted(self.ends, start, side="right"))
         if at == len(self):
             return False, end
-        if start < int(self.starts[at]):
-            return False, min(int(self.starts[at]), end)
-        return True, min(int(self.ends[at]), end)
+        begins = int(self.starts[at])
+        return (False, min(begins, end)) if start < begins else (True, min(int(self.ends[at]), end))
 
 
-def handed_out(starts: Int64s, kinds: UInt8s, end: int, more: Again) -> Again:
-    """Build the record of runs that were handed out: they begin at ``starts``, each of one of the ``kinds`` above,
-    the last up to ``end``; and ``more`` from there on."""
-    known = kinds != EITHER
-    starts, kinds = starts[known], kinds[known]
-    ends = np.append(starts[1:], end)[: len(starts)]
-    chosen = kinds == HANDED_OUT
+def find_handed_out(starts: Int64s, kinds: UInt8s, end: int, more: Again) -> Again:
+    """Return the HANDED_OUT ones of runs of ``kinds`` that begin at ``starts`` and end at ``end``; then ``more``."""
+    starts, kinds = starts[kinds != EITHER], kinds[kinds != EITHER]
+    ends, chosen = np.append(starts[1:], end)[: len(starts)], kinds == HANDED_OUT
     return Again(np.concatenate([starts[chosen], more.starts]), np.concatenate([ends[chosen], more.ends]))
 
 
@@ -114,7 +108,7 @@ class State(IntEnum):
     DEAD = 3
     ACKED = 4
     FILTERED = 5  # passed over: its tag is not the group's
-    DISCARDED = 6  # A dead letter that an operator discarded
+    DISCARDED = 6  # a dead letter that an operator discarded
     EXPIRED = 7  # left the log by retention before the group was done with it
     SKIPPED = 8  # before the group's start, or passed over by a reset
     GONE = 9  # final, and left the log so long ago that only its count is stored
@@ -128,9 +122,9 @@ _FINAL = int(State.ACKED)  # NumPy is slow to compare with a member
 
 _UNDONE = (State.LEASED, State.RETRYING, State.DEAD)
 
-_HANDED = np.full(_STATES, NOT, np.uint8)
+_HANDED = np.full(_STATES, NOT, np.uint8)  # whether members received the messages in a state (:class:`Again`)
 _HANDED[[State.LEASED, State.RETRYING, State.DEAD, State.ACKED, State.DISCARDED]] = HANDED_OUT
-_HANDED[State.FILTERED] = EITHER  # whether members received the messages in a state (:class:`Again`)
+_HANDED[State.FILTERED] = EITHER
 
 
 class Cursor:
@@ -256,7 +250,7 @@ class Cursor:
         borders = borders[borders < self.next]
         kinds = _HANDED[states[np.searchsorted(starts, borders, side="right") - 1]]
         kinds[np.searchsorted(borders, alone)] = NOT
-        return handed_out(borders, kinds, self.next, more)
+        return find_handed_out(borders, kinds, self.next, more)
 
     def move_run(self, start: int, end: int, old: State, new: State) -> None:
         """Move offsets ``start`` .. ``end``-1, all in ``old``, to ``new``."""
@@ -282,7 +276,8 @@ class Cursor:
             self.move(np.flatnonzero(leaving == state) + self.base, state, State.EXPIRED)
         starts, states = _runs(leaving)
         self._remember(starts + self.base, states)
-        for part in (self.states, self.retries, self.dead, self.edited):
+        self.dead.remove_range(0, head)
+        for part in (self.states, self.retries, self.edited):
             part.trim(head)
 
     def _remember(self, starts: Int64s, states: UInt8s) -> None:
@@ -325,7 +320,7 @@ class Cursor:
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """Offsets ``start`` .. ``end``-1 that ``mask`` selects (a byte per offset; None: all pending, or all acked at the
+    """Offsets ``start`` .. ``end``-1 that ``mask`` selects (a byte each; None: all pending, or all acked at the
     end)."""
 
     id: int

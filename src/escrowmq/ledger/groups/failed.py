@@ -141,8 +141,8 @@ def _without(array: npt.NDArray[Any], first: int, last: int) -> npt.NDArray[Any]
 
 
 class Redelivery(NamedTuple):
-    """When and how often a group retries a failed message: after ``delays_us``, if any (the last one repeated), else
-    after a back-off."""
+    """When and how often a group retries: after ``delays_us`` (the last one repeated), if any, else after a
+    back-off."""
 
     attempts: int
     first_us: int

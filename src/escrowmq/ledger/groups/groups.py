@@ -30,9 +30,8 @@ from escrowmq.ledger.events import rows_of
 from escrowmq.ledger.groups import members, order, receiving, reports, snapshots, subscriptions
 from escrowmq.ledger.groups.cursors import ACKED, NOT_LEASED, PENDING, TAKEN, Cursor, Lease, State
 from escrowmq.ledger.groups.dead import listing
-from escrowmq.ledger.groups.dead.edited import Edit
-from escrowmq.ledger.groups.dead.letters import block_of
-from escrowmq.ledger.groups.dead.listing import EVERY, Parts, Wanted
+from escrowmq.ledger.groups.dead.letters import Edit, block_of
+from escrowmq.ledger.groups.dead.listing import Parts
 from escrowmq.ledger.groups.group import ALL, Group, Leases, Member
 from escrowmq.ledger.groups.settling import RELEASED, UNSEEN
 from escrowmq.ledger.queues.topics import Topics
@@ -64,8 +63,6 @@ class Groups:
         self.delivered = 0  # deliveries so far, repeats included
         self.acked = 0
         self._retry_times: list[int] = []  # a heap of times still to come; a hint for the caller's timer, not state
-
-    # Applying
 
     def apply(
         self, kind: Kind, batch: pa.RecordBatch, time_us: int, topics: Topics, rules: Rules, rows: Rows | None = None
@@ -327,11 +324,9 @@ class Groups:
 
     KINDS: ClassVar = frozenset({*_acts, *_row_acts})  # the events of consumer groups
 
-    # Reading
-
     def has_work(self, group: str, topics: Topics, now_us: int) -> bool:
-        """Return whether a receive of this group would lease or pass over something now (apart from the limit of
-        leases), or fail because the group is gone."""
+        """Return whether a receive of this group would lease or pass over something, or fail because the group is
+        gone."""
         if (found := self.by_name.get(group)) is None:
             return True
         if any(members.in_doubt(found, member, topics) for member in found.members.values()):
@@ -356,7 +351,7 @@ class Groups:
         return min(deadline, self._retry_times[0]) if self._retry_times else deadline
 
     def expired(self, now_us: int, limit: int) -> list[Lease]:
-        """Return at most ``limit`` expired leases, earliest first. Retries that are due are work from now on
+        """Return at most ``limit`` expired leases, earliest first. Due retries are work from now on
         (:meth:`has_work`)."""
         while self._retry_times and self._retry_times[0] <= now_us:
             heapq.heappop(self._retry_times)
@@ -387,18 +382,16 @@ class Groups:
         return members.describe(self.group(group), topics)
 
     def dead(self, group: str, topics: Topics, topic: str | None = None) -> Parts:
-        """Return the dead letters of a group by queue id, of one topic or all; safe to read on any thread.
-        UNKNOWN_GROUP."""
+        """Return the dead letters of a group by queue id, of one topic or all, for any thread. UNKNOWN_GROUP."""
         cursors = self.group(group).cursors
         chosen = cursors if topic is None else set(topics.queue_ids(topic) if topics.has(topic) else ())
         return {id: list(cursor.dead.blocks) for id, cursor in cursors.items() if id in chosen and len(cursor.dead)}
 
     def dead_letters(
-        self, group: str, topics: Topics, limit: int = 100, after: Sequence[int] | None = None, wanted: Wanted = EVERY
+        self, group: str, topics: Topics, limit: int = 100, after: Sequence[int] | None = None
     ) -> list[dict[str, Any]]:
         """Return at most ``limit`` dead letters by queue id and offset, after the pair ``after``; UNKNOWN_GROUP."""
-        found = listing.page(self.dead(group, topics), limit, after, wanted)
-        return reports.dead_letters(found, topics, self.group(group))
+        return reports.dead_letters(listing.page(self.dead(group, topics), limit, after), topics, self.group(group))
 
     def account(self, group: str, queue_id: int, topics: Topics) -> dict[str, Int64s]:
         """Return every offset of a queue in exactly one array (I26): ``waiting``, or a state in lower case."""
@@ -406,24 +399,15 @@ class Groups:
         found = {state.name.lower(): cursor.offsets_of(state) for state in State}
         return {"waiting": np.arange(cursor.next, topics.queues[queue_id].end), **found}
 
-    # Snapshots
-
-    def snapshot(self) -> dict[str, pa.Table]:
-        """Return all of :meth:`freeze` at once."""
-        return self.freeze()()
-
     def freeze(self) -> Callable[[], dict[str, pa.Table]]:
-        """Return the current state as tables named ``groups_*``; some copies are made when it is called, on any
-        thread."""
+        """Return the state as tables ``groups_*``; some copies are made when it is called, on any thread."""
         return snapshots.freeze(self)
 
     def restore(self, tables: dict[str, pa.Table]) -> None:
         """Restore the result of :meth:`freeze` into this new object."""
-        groups, self.leases, self.next_ordinal, self.delivered, self.acked = snapshots.load(tables)
-        self.deleted = snapshots.load_deleted(tables)
-        self.groups = {group.ordinal: group for group in groups}
-        self.by_name = {group.name: group for group in groups}
-        for group in groups:
+        snapshots.load(self, tables)
+        self.by_name = {group.name: group for group in self.groups.values()}
+        for group in self.groups.values():
             for cursor in group.cursors.values():
                 self._wake_at(set(cursor.retries["due_us"].tolist()), 0)
 
@@ -442,7 +426,7 @@ def _deliver_first(cursor: Cursor, start: int, end: int, group: Group, topics: T
 
 def _deliver_in_order(cursor: Cursor, start: int, end: int, attempt: int, time_us: int) -> bytearray | None:
     """Take the retries of the range that the order allows; its mask, None: all of the range."""
-    rows = order.waiting(cursor)
+    rows = order.read_waiting(cursor)
     offsets = rows.offsets[order.deliverable(rows, attempt, time_us)]
     first, last = np.searchsorted(offsets, (start, end))
     return _make_mask(cursor, cursor.retries.take(offsets[first:last]), start, end)

@@ -38,7 +38,7 @@ from escrowmq.ledger.columns.arrays import Int64s
 from escrowmq.ledger.columns.schedule import NEVER_US
 from escrowmq.ledger.commands import Join, Receive, Rules
 from escrowmq.ledger.events import Event, event_of, event_of_rows
-from escrowmq.ledger.groups.cursors import NOT_LEASED, PENDING, Lease, pending_runs
+from escrowmq.ledger.groups.cursors import ACKED, TAKEN, Lease, pending_runs
 from escrowmq.ledger.groups.group import Group, Member
 from escrowmq.ledger.groups.receiving import Piece, Plan
 from escrowmq.ledger.groups.subscriptions import holds
@@ -135,37 +135,25 @@ def hand_over(plan: Plan, group: Group, member: Member, topics: Topics, max_atte
         chosen = offsets if ordered else offsets[: plan.budget]
         stays = left > len(chosen)
         if len(chosen) and (plan.room > 0 or not stays):
-            _hand(handing, plan, lease, chosen, attempt, topics)
+            start, end, queue_id = int(chosen[0]), int(chosen[-1]) + 1, lease.cursor.queue_id
+            handing.rows.append((lease.id, start, end - start, attempt))
+            positions = topics.queues[queue_id].positions(start, end)[chosen - start]
+            handing.held.append((queue_id, attempt, chosen, lease.cursor.edited.instead(chosen, positions)))
+            plan.budget -= len(chosen)
             plan.room -= stays
     return handing
-
-
-def _hand(handing: Handing, plan: Plan, lease: Lease, chosen: Int64s, attempt: int, topics: Topics) -> None:
-    start, end = int(chosen[0]), int(chosen[-1]) + 1
-    queue_id = lease.cursor.queue_id
-    handing.rows.append((lease.id, start, end - start, attempt))
-    positions = topics.queues[queue_id].positions(start, end)[chosen - start]
-    handing.held.append((queue_id, attempt, chosen, lease.cursor.edited.instead(chosen, positions)))
-    plan.budget -= len(chosen)
 
 
 def describe(group: Group, topics: Topics) -> list[dict[str, Any]]:
     """List what each member holds: ``member, leases, messages, in_doubt`` (messages), ``held`` (one dict per lease,
     oldest first: ``lease, topic, queue, first, last`` offset, ``messages, in_doubt, attempt``, ``deadline_us`` or
     None); of named members also ``instance, epoch, fenced, joined_us``."""
-    names = {"instance": "name", "epoch": "epoch", "fenced": "fenced", "joined_us": "joined_us"}
-    listed = []
+    names, listed = {"instance": "name", "epoch": "epoch", "fenced": "fenced", "joined_us": "joined_us"}, []
     for id, leases in _by_member(group, list(group.members)).items():
         held = [_describe_lease(lease, topics) for lease in leases]
-        listed.append(
-            {
-                "member": id,
-                **{key: getattr(group.members.get(id), name, None) for key, name in names.items()},
-                "leases": len(held),
-                **{count: sum(line[count] for line in held) for count in ("messages", "in_doubt")},
-                "held": held,
-            }
-        )
+        known = {key: getattr(group.members.get(id), name, None) for key, name in names.items()}
+        counts = {count: sum(line[count] for line in held) for count in ("messages", "in_doubt")}
+        listed.append({"member": id, **known, "leases": len(held), **counts, "held": held})
     return listed
 
 
@@ -184,7 +172,7 @@ def _describe_lease(lease: Lease, topics: Topics) -> dict[str, Any]:
     }
 
 
-def unreached(group: Group, expired: Sequence[Lease], attempts: int) -> list[Lease]:
+def find_unreached(group: Group, expired: Sequence[Lease], attempts: int) -> list[Lease]:
     """Return the leases that were not started (rule 2 above) when ``expired`` end; some of these, or others."""
     over = {lease.id for lease in expired}
     held, found = _by_member(group), list[Lease]()
@@ -192,7 +180,7 @@ def unreached(group: Group, expired: Sequence[Lease], attempts: int) -> list[Lea
         before: set[int] = set()  # deadlines of the member's earlier leases
         ended: set[int] = set()  # and of those of them that end now
         for lease in leases:
-            if lease.attempt >= attempts and _is_untouched(lease):
+            if lease.attempt >= attempts and not any(done in lease.copy_mask() for done in (ACKED, TAKEN)):
                 earlier = before if lease.id in over else ended
                 if earlier - {lease.deadline_us}:
                     found.append(lease)
@@ -209,8 +197,3 @@ def _by_member(group: Group, members: Sequence[int] = ()) -> dict[int, list[Leas
         for lease in cursor.leases.values():
             held.setdefault(lease.member, []).append(lease)
     return {member: sorted(leases, key=lambda lease: lease.id) for member, leases in held.items()}
-
-
-def _is_untouched(lease: Lease) -> bool:
-    mask = lease.mask
-    return mask is None or mask.count(PENDING) + mask.count(NOT_LEASED) == len(mask)

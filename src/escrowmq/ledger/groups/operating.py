@@ -45,10 +45,7 @@ def decide_reset(groups: Groups, cmd: ResetGroup, topics: Topics) -> Decision:
         moves.append((cursor, queue, _target(cursor, queue, cmd, places.get(id))))
     held = sum(len(cursor.leases) for cursor, _, _ in moves)
     if held and subscriptions.holds(group.subscription) and not cmd.force:
-        hint = (
-            "pause the group and wait until they are done, fence their members, or force it: others are given the "
-            "same then"
-        )
+        hint = "pause the group and wait until they are done, fence their members, or force it: others get the same"
         raise error(Code.CONFLICT, f"members of consumer group {cmd.group!r} hold {held} leases there", hint)
     rows = [
         (group.ordinal, cursor.queue_id, target)
@@ -142,9 +139,7 @@ def decide_pause(groups: Groups, cmd: PauseGroup) -> Decision:
 
 
 def decide_delete(groups: Groups, cmd: DeleteGroup, next_position: int) -> Decision:
-    """Delete a group. Answer: its ``number``, and counts of what goes: ``leased, retrying, dead_letters, members``.
-    UNKNOWN_GROUP, CONFLICT.
-    """
+    """Delete a group. Answer: ``number, leased, retrying, dead_letters, members``. UNKNOWN_GROUP, CONFLICT."""
     group = groups.group(cmd.group)
     if cmd.number not in (None, group.ordinal):
         raise error(Code.UNKNOWN_GROUP, f"the consumer group {cmd.group!r} is another one now", "look at it again")

@@ -17,7 +17,7 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -55,7 +55,7 @@ class Waiting(NamedTuple):
         return not bool((self.keys == UNKNOWN).any())
 
 
-def waiting(cursor: Cursor) -> Waiting:
+def read_waiting(cursor: Cursor) -> Waiting:
     """Return the retries of a cursor; views, valid until its next change."""
     retries = cursor.retries
     return Waiting(retries.offsets, retries["attempt"], retries["due_us"], retries["key"])
@@ -63,11 +63,11 @@ def waiting(cursor: Cursor) -> Waiting:
 
 def with_taken(rows: Waiting, offsets: Int64s, attempts: Int32s, keys: Int64s, now_us: int) -> Waiting:
     """Return ``rows`` as they will be once ``offsets`` are taken up, to be delivered as ``attempts``."""
-    taken = (offsets, attempts, np.full(len(offsets), now_us), keys)
-    return Waiting(*(np.concatenate(pair) for pair in zip(rows, taken, strict=True)))
+    pairs: Any = zip(rows, (offsets, attempts, np.full(len(offsets), now_us), keys), strict=True)
+    return Waiting(*map(np.concatenate, pairs))
 
 
-def free(rows: Waiting, ready: Bools) -> Bools:
+def select_free(rows: Waiting, ready: Bools) -> Bools:
     """Return which rows are ready and not behind a row of their key that is not."""
     late = np.flatnonzero(~ready)
     if not len(late):
@@ -86,7 +86,7 @@ def count_fresh(rows: Waiting, now_us: int) -> int:
     return int(np.count_nonzero(deliverable(rows, 1, now_us)))
 
 
-def heads(rows: Waiting) -> Int64s:
+def find_heads(rows: Waiting) -> Int64s:
     """Return the lowest row of each key."""
     if not len(rows.offsets) or not rows.knows_all:
         return np.arange(min(len(rows.offsets), 1))
@@ -95,19 +95,19 @@ def heads(rows: Waiting) -> Int64s:
 
 def next_attempt(rows: Waiting, now_us: int) -> int | None:
     """Return the attempt number of the next lease (rule 4); None while no retry is free."""
-    due = heads(rows)
+    due = find_heads(rows)
     due = due[rows.due_us[due] <= now_us]
     return int(rows.attempts[due[rows.due_us[due].argmin()]]) if len(due) else None
 
 
 def deliverable(rows: Waiting, attempt: int, now_us: int) -> Bools:
     """Return which rows a lease of that attempt number may hold."""
-    return free(rows, (rows.due_us <= now_us) & (rows.attempts == attempt))
+    return select_free(rows, (rows.due_us <= now_us) & (rows.attempts == attempt))
 
 
 def may_take_up(cursor: Cursor, end: int) -> bool:
     """Return whether the next messages of a queue that ends at ``end`` may be taken up."""
-    return cursor.next < end and len(cursor.retries) < MAX_BEHIND and waiting(cursor).knows_all
+    return cursor.next < end and len(cursor.retries) < MAX_BEHIND and read_waiting(cursor).knows_all
 
 
 def has_work(cursor: Cursor, end: int, now_us: int) -> bool:
@@ -118,6 +118,6 @@ def has_work(cursor: Cursor, end: int, now_us: int) -> bool:
         return True
     if now_us < cursor.retries.quiet_until_us:
         return False
-    rows = waiting(cursor)
-    cursor.retries.quiet_until_us = int(rows.due_us[heads(rows)].min())
+    rows = read_waiting(cursor)
+    cursor.retries.quiet_until_us = int(rows.due_us[find_heads(rows)].min())
     return cursor.retries.quiet_until_us <= now_us

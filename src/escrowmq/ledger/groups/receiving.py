@@ -113,12 +113,11 @@ class Plan:
         return len(due) > 0
 
     def add_in_order(self, cursor: Cursor, queue: QueueIndex) -> None:
-        """Lease the free messages of an ordered group's queue with retries, after taking up what follows if there is
-        room."""
+        """In order: lease the free retries of a queue, after taking up what follows if there is room."""
         now_us = self.now_us
         if not order.has_work(cursor, queue.end, now_us):
             return
-        rows = order.waiting(cursor)
+        rows = order.read_waiting(cursor)
         if order.may_take_up(cursor, queue.end) and order.count_fresh(rows, now_us) < self.budget:
             start = cursor.next
             end, chosen = _search(queue, start, queue.end, self.tags, order.TAKE_UP)
@@ -126,9 +125,8 @@ class Plan:
                 self._add(cursor, queue, start, end, 1, _NONE)
             else:
                 keys = self.keys_of(cursor.queue_id, chosen)
-                known = int(
-                    np.append(keys == order.UNKNOWN, True).argmax()
-                )  # an unreadable one waits until it is alone
+                # A message with an unreadable key waits until it is alone.
+                known = int(np.append(keys == order.UNKNOWN, True).argmax())
                 chosen, keys = chosen[:known], keys[:known]
                 self.keyed.append((self.group, cursor.queue_id, chosen, keys))
                 rows = order.with_taken(rows, chosen, cursor.again.attempts(chosen, self.repeated), keys, now_us)
@@ -165,23 +163,20 @@ class Piece(NamedTuple):
     positions: Int64s
 
 
-def leased(pieces: Sequence[Piece]) -> Leased:
+def collect_leased(pieces: Sequence[Piece]) -> Leased:
     """Return the messages of all pieces, in the order of delivery."""
     if not pieces:
         return nothing_leased()
     leases, queue_ids, attempts, offsets, positions = zip(*pieces, strict=True)
     sizes = [len(piece.offsets) for piece in pieces]
-    leases, queue_ids, attempts = (np.repeat(column, sizes) for column in (leases, queue_ids, attempts))
-    return Leased(leases, queue_ids, np.concatenate(offsets), attempts, np.concatenate(positions))
+    lease, queue_id, attempt = (np.repeat(column, sizes) for column in (leases, queue_ids, attempts))
+    return Leased(lease, queue_id, np.concatenate(offsets), attempt, np.concatenate(positions))
 
 
-def rotated(queue_ids: Sequence[int], last: int) -> list[int]:
+def rotate(queue_ids: Sequence[int], last: int) -> list[int]:
     """Return rising ``queue_ids``, beginning after ``last``."""
     turn = bisect_right(queue_ids, last)
     return [*queue_ids[turn:], *queue_ids[:turn]]
-
-
-_NONE: Int64s = np.empty(0, np.int64)
 
 
 def _first_match(queue: QueueIndex, start: int, last: int, tags: list[int]) -> int:
@@ -197,8 +192,7 @@ def _first_match(queue: QueueIndex, start: int, last: int, tags: list[int]) -> i
 
 
 def _search(queue: QueueIndex, start: int, last: int, tags: list[int] | None, most: int) -> tuple[int, Int64s]:
-    """Return at most ``most`` offsets from ``start`` to before ``last`` with one of the tags (None: any), after the end
-    of the search."""
+    """Return the end of a search, and at most ``most`` of its offsets that have one of the tags (None: any)."""
     if tags is None:
         end = min(last, start + most)
         return end, np.arange(start, end)

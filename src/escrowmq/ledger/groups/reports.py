@@ -25,9 +25,7 @@ def described(subscription: Subscription, rules: Rules) -> dict[str, Any]:
     return {
         "topics": list(subscription.topics),
         "tags": list(subscription.tags),
-        "ordered": subscription.ordered,
-        "in_doubt": subscription.in_doubt,
-        "start": subscription.start,
+        **{name: getattr(subscription, name) for name in ("ordered", "in_doubt", "start")},
         "max_attempts": times.attempts,
         "retry_backoff": times.first_us / 1e6,
         "retry_backoff_max": times.most_us / 1e6,

@@ -7,14 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from escrowmq.ledger.columns.arrays import empty_table, int64s, table_of
 from escrowmq.ledger.groups import subscriptions
 from escrowmq.ledger.groups.cursors import Again, Cursor, Lease
-from escrowmq.ledger.groups.dead.edited import Edit
-from escrowmq.ledger.groups.dead.letters import Block
+from escrowmq.ledger.groups.dead.letters import Block, Edit
 from escrowmq.ledger.groups.group import Group, Leases, Member
 from escrowmq.ledger.groups.order import UNKNOWN
 
@@ -26,25 +24,18 @@ _DELETED = pa.schema([_GROUP, _NAME, ("position", pa.int64())])
 # the doubt of leases. Causes were texts alone.
 _CAUSE = ("cause", pa.dictionary(pa.int32(), pa.utf8()))
 
-_PLACE = [("group", pa.int32()), ("queue_id", pa.int32())]
+_PLACE = [_GROUP, ("queue_id", pa.int32())]
 _CURSORS = pa.schema([*_PLACE, *int64s("base", "next"), ("counts", pa.list_(pa.int64()))])
 _RUNS = pa.schema([*_PLACE, ("start", pa.int64()), ("state", pa.uint8())])
 _AGAIN = pa.schema([*_PLACE, *int64s("start", "end")])
 _RETRIES = pa.schema([*_PLACE, ("offset", pa.int64()), ("attempt", pa.int32()), *int64s("due_us", "key")])
 _DEAD = pa.schema([*_PLACE, ("offset", pa.int64()), ("attempts", pa.int32()), ("dead_us", pa.int64()), _CAUSE])
 _EDITED = pa.schema([*_PLACE, *int64s("offset", "position"), ("message_id", pa.binary(16))])
-_LEASES = pa.schema(
-    [
-        *_PLACE,
-        *int64s("lease", "start", "end"),
-        ("attempt", pa.int32()),
-        *int64s("member", "deadline_us"),
-        ("live", pa.bool_()),  # the ended ones follow, in the order in which they ended
-        ("mask", pa.binary()),  # null: all pending, or (ended) all acked
-        ("doubt", pa.int64()),  # the first offset in doubt
-    ]
-)
-_NAMED = [("group", pa.int32()), ("member", pa.int64()), ("instance", pa.utf8())]
+# The ended leases follow the live ones, in order of their end. Mask null: all pending, or (ended) all acked.
+_STATE = [("live", pa.bool_()), ("mask", pa.binary()), ("doubt", pa.int64())]
+_LEASED = [*int64s("lease", "start", "end"), ("attempt", pa.int32()), *int64s("member", "deadline_us")]
+_LEASES = pa.schema([*_PLACE, *_LEASED, *_STATE])
+_NAMED = [_GROUP, ("member", pa.int64()), ("instance", pa.utf8())]
 _MEMBERS = pa.schema([*_NAMED, *int64s("epoch", "process", "joined_us"), ("fenced", pa.bool_())])
 
 
@@ -111,41 +102,54 @@ def _stack(schema: pa.Schema, parts: Sequence[tuple[int, int, Sequence[Any]]]) -
     groups, queue_ids, columns = zip(*parts, strict=True)
     places = [np.repeat(np.array(numbers, np.int64), sizes) for numbers in (groups, queue_ids)]
     stacked = [*places, *(np.concatenate(pieces) for pieces in zip(*columns, strict=True))]
-    return pa.table([_column(column, f.type) for column, f in zip(stacked, schema, strict=True)], schema=schema)
+    arrays = [pa.array(column).cast(field.type) for column, field in zip(stacked, schema, strict=True)]
+    return pa.table(arrays, schema=schema)
 
 
-def _column(values: npt.NDArray[Any], type_: pa.DataType) -> pa.Array:
-    column = pa.array(values)
-    return column if column.type == type_ else column.cast(type_)
-
-
-def load(tables: dict[str, pa.Table]) -> tuple[list[Group], Leases, int, int, int]:
-    """Return the state of :func:`freeze`: groups, leases, the next group's number, deliveries and acknowledgements."""
-    groups: dict[int, Group] = {}
-    totals = 0, 0, 0
-    for row in tables["groups_list"].to_pylist():
+def load(state: State, tables: dict[str, pa.Table]) -> None:
+    """Restore the result of :func:`freeze` into a new state."""
+    groups, totals = state.groups, _rows(tables, "totals")
+    for row in _rows(tables, "list"):
         group = Group(row.get("group", len(groups)), row["name"], subscriptions.load(row["subscription"]))
         group.served, group.paused = row["turn"], json.loads(row.get("paused", "{}"))
         groups[group.ordinal] = group
-        totals = len(groups), row.get("delivered", 0), row.get("acked", 0)
-    for row in _rows(tables, "totals"):
-        totals = row["next_group"], row["delivered"], row["acked"]
-    tables = {"groups_again": _AGAIN.empty_table(), **tables, "groups_retries": _with_keys(tables["groups_retries"])}
-    runs, again, retries, dead = (_Slices(tables[f"groups_{name}"]) for name in ("runs", "again", "retries", "dead"))
+        total = {"next_group": len(groups), "delivered": row.get("delivered", 0), "acked": row.get("acked", 0)}
+        totals = [total, *totals]  # of older snapshots
+    if totals:
+        state.next_ordinal, state.delivered, state.acked = (totals[-1][name] for name in _TOTALS.names)
+    state.deleted = {row["group"]: (row["name"], row["position"]) for row in _rows(tables, "deleted")}
+    keyed = tables["groups_retries"]
+    if "key" not in keyed.column_names:
+        keyed = keyed.append_column("key", pa.array(np.full(len(keyed), UNKNOWN, np.int64)))
+    runs, dead = (_slices(tables[f"groups_{name}"]) for name in ("runs", "dead"))
+    retries, again = _slices(keyed), _slices(tables.get("groups_again", _AGAIN.empty_table()))
     for row in _rows(tables, "cursors"):
-        place = (row["group"], row["queue_id"])
+        at = (row["group"], row["queue_id"])
         cursor = groups[row["group"]].cursors[row["queue_id"]] = Cursor(row["queue_id"], 0)
-        cursor.restore(row["base"], row["next"], *runs.of(*place), row["counts"])
-        cursor.again = Again(*again.of(*place))
-        cursor.retries.load(*retries.of(*place))
-        cursor.dead.load(*dead.of(*place))
+        starts, states = runs(*at)
+        cursor.restore(row["base"], row["next"], starts, states, row["counts"])
+        cursor.again = Again(*again(*at))
+        cursor.retries.load(*retries(*at))
+        cursor.dead.load(*dead(*at))
     for row in _rows(tables, "edited"):
         cursor = groups[row["group"]].cursors[row["queue_id"]]
         cursor.edited.put(row["offset"], Edit(row["position"], row["message_id"]))
     for row in _rows(tables, "members"):
         values = (row[name] for name in ("member", "instance", "epoch", "process", "joined_us", "fenced"))
         groups[row["group"]].members[row["member"]] = Member(*values)
-    return list(groups.values()), _load_leases(groups, _rows(tables, "leases")), *totals
+    for row in _rows(tables, "leases"):
+        group = groups[row["group"]]
+        mask = None if row["mask"] is None else bytearray(row["mask"])
+        place = (row["lease"], row["group"], group.cursors[row["queue_id"]], row["start"], row["end"])
+        lease = Lease(*place, row["attempt"], row["member"], row["deadline_us"], mask)
+        lease.doubt = row.get("doubt", lease.end)
+        if row["live"]:
+            state.leases.add(lease)
+            group.leases += 1
+            group.note(lease)
+        else:
+            lease.pending = 0
+            state.leases.remember(lease)
 
 
 def _rows(tables: dict[str, pa.Table], name: str) -> list[dict[str, Any]]:
@@ -153,51 +157,21 @@ def _rows(tables: dict[str, pa.Table], name: str) -> list[dict[str, Any]]:
     return table.to_pylist() if table is not None else []
 
 
-def load_deleted(tables: dict[str, pa.Table]) -> dict[int, tuple[str, int]]:
-    """Return the name of deleted groups, and the position of their deletion, by number."""
-    return {row["group"]: (row["name"], row["position"]) for row in _rows(tables, "deleted")}
+def _slices(table: pa.Table) -> Callable[[int, int], list[Any]]:
+    """Return a function that reads the rows of one cursor from a table that is sorted by group and queue."""
+    groups, queue_ids = (table.column(name).to_numpy().astype(np.int64) for name in ("group", "queue_id"))
+    keys = (groups << 32) | queue_ids
+    columns = [
+        column.to_numpy() if pa.types.is_integer(column.type) else column.combine_chunks()
+        for column in table.columns[2:]
+    ]
 
-
-def _with_keys(retries: pa.Table) -> pa.Table:
-    """Return the table of an older snapshot with a column of unknown keys."""
-    if "key" in retries.column_names:
-        return retries
-    return retries.append_column("key", pa.array(np.full(retries.num_rows, UNKNOWN, np.int64)))
-
-
-def _load_leases(groups: dict[int, Group], rows: Sequence[dict[str, Any]]) -> Leases:
-    leases = Leases()
-    for row in rows:
-        group = groups[row["group"]]
-        mask = None if row["mask"] is None else bytearray(row["mask"])
-        values = (row[name] for name in ("start", "end", "attempt", "member", "deadline_us"))
-        lease = Lease(row["lease"], row["group"], group.cursors[row["queue_id"]], *values, mask)
-        lease.doubt = row.get("doubt", lease.end)
-        if row["live"]:
-            leases.add(lease)
-            group.leases += 1
-            group.note(lease)
-        else:
-            lease.pending = 0
-            leases.remember(lease)
-    return leases
-
-
-class _Slices:
-    """The rows of one cursor in a table that is sorted by group and queue."""
-
-    def __init__(self, table: pa.Table) -> None:
-        groups, queue_ids = (table.column(name).to_numpy().astype(np.int64) for name in ("group", "queue_id"))
-        self._keys = (groups << 32) | queue_ids
-        self._values = [
-            column.to_numpy() if pa.types.is_integer(column.type) else column.combine_chunks()
-            for column in table.columns[2:]
-        ]
-
-    def of(self, group: int, queue_id: int) -> list[Any]:
+    def rows_of(group: int, queue_id: int) -> list[Any]:
         key = (group << 32) | queue_id
-        first, last = np.searchsorted(self._keys, (key, key + 1))
+        first, last = np.searchsorted(keys, (key, key + 1))
         return [
             values[first:last].copy() if isinstance(values, np.ndarray) else values.slice(first, last - first)
-            for values in self._values
+            for values in columns
         ]
+
+    return rows_of

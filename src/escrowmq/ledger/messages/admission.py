@@ -22,8 +22,7 @@ from escrowmq.message.names import is_name
 
 
 def check_limits(batch: pa.RecordBatch, topics: Topics, rules: Rules) -> UInt8s:
-    """Return a code per row of a batch of schema OUTGOING for each message's own limits, and the shard's of distinct
-    tags."""
+    """Return a code per row of schema OUTGOING, of each message's limits and the shard's of distinct tags."""
     codes = refusals(batch, rules)
     tag = batch.column("tag")
     if tag.null_count < len(tag):
@@ -109,8 +108,7 @@ def _refuse_topic(name: str, topics: Topics, making: int, rules: Rules) -> int:
 
 
 def _choose(batch: pa.RecordBatch, rows: Int64s, queues: int, turn: int) -> Int64s | int:
-    """Return the queue of each row: the one named, else by key, else the one of rotation; one number if no row has a
-    key or names a queue."""
+    """Return the queue of each row: named, else by key, else by rotation; one number if all are by rotation."""
     whole = len(rows) == batch.num_rows
     numbers, keys, keyless = batch.column("queue").to_numpy(), batch.column("key"), turn % queues
     if not whole:

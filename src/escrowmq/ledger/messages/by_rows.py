@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from escrowmq.ledger.columns import codes as code
+from escrowmq.ledger.columns.arrays import Ints
 from escrowmq.ledger.commands import Part, PrepareRows, Rules, SendRows
 from escrowmq.ledger.events import Decision, Event, Few
 from escrowmq.ledger.messages.dedup import Dedup, Run
@@ -42,10 +43,10 @@ class _Rows(NamedTuple):
     tags: Sequence[str | None]
     pairs: Sequence[list[tuple[str, str]] | None]
     ids: Sequence[bytes | None]
-    queues: Sequence[int]
-    born: Sequence[int]
-    delays: Sequence[int]
-    immunities: Sequence[int]
+    queues: Ints
+    born: Ints
+    delays: Ints
+    immunities: Ints
     joins: Sequence[bytes | None]
 
 
@@ -53,13 +54,13 @@ class _Rows(NamedTuple):
 class Entering:
     """What applying messages that were decided as rows needs; a list has one item for each message."""
 
-    sessions: Sequence[int]  # each once, without 0
+    sessions: Ints  # each once, without 0
     topics: Sequence[Topic]
     runs: Sequence[Run]
     tags: Sequence[str | None]
-    queue_ids: Sequence[int]
-    sizes: Sequence[int]  # of the bodies
-    visible_us: Sequence[int] | None  # not before this; 0: at once. None: all at once
+    queue_ids: Ints
+    sizes: Ints  # of the bodies
+    visible_us: Ints | None  # not before this; 0: at once. None: all at once
     halves: Halves | None = None  # of half messages
 
 
@@ -68,8 +69,7 @@ _Senders = dict[int, tuple[int, int]]  # by session: its group, and the time bef
 
 @dataclass(frozen=True, slots=True)
 class ProducingRows:
-    """Decides and applies the plain cases of SEND and PREPARE. It has no state of its own; ``counters`` are the
-    ledger's."""
+    """Decides and applies the plain cases of SEND and PREPARE. It has no state of its own."""
 
     topics: Topics
     sessions: Sessions
@@ -77,7 +77,6 @@ class ProducingRows:
     delays: Delays
     transactions: TransactionTable
     checkback: CheckBack
-    counters: dict[str, int]
 
     def decide(self, command: SendRows | PrepareRows, rules: Rules, now_us: int, next_position: int) -> Decision | None:
         """Return one event, and a row of the answer for each message; None: not plain."""
@@ -92,7 +91,7 @@ class ProducingRows:
             return None
         queue_ids = [topics[name].queue_ids[queue] for name, queue in zip(rows.names, queues, strict=True)]
         visible = [now_us + delay if delay else 0 for delay in rows.delays] if any(rows.delays) else None
-        epochs: Sequence[int] = [parts[0].session] * size
+        epochs: Ints = [parts[0].session] * size
         if len(senders) > 1:
             epochs = [part.session for part in parts for _ in part.rows]
         positions, zeros = range(next_position, next_position + size), [0] * size
@@ -113,8 +112,6 @@ class ProducingRows:
         entering = Entering(used, list(topics.values()), runs, rows.tags, queue_ids, sizes, visible, halves)
         kind = Kind.HALF if half else Kind.PLAIN
         return Decision((Event(kind, Few(kind, columns), entering),), answer)
-
-    # Whether it is plain
 
     def _senders(self, parts: Sequence[Part], half: bool, rules: Rules) -> _Senders | None:
         """Return the sessions, if they may act."""
@@ -188,11 +185,7 @@ class ProducingRows:
             at += count
         return found
 
-    # Half messages
-
-    def _halves(
-        self, epochs: Sequence[int], senders: _Senders, rows: _Rows, rules: Rules, now_us: int
-    ) -> Halves | None:
+    def _halves(self, epochs: Ints, senders: _Senders, rows: _Rows, rules: Rules, now_us: int) -> Halves | None:
         """Return the transactions that the rows begin and join, if they may."""
         size, owners = len(epochs), None
         if rows.joins.count(None) < size and (owners := self._owners(epochs, senders, rows.joins, rules)) is None:
@@ -211,9 +204,7 @@ class ProducingRows:
             dues = [now_us + (immunity or senders[epoch][1]) for immunity, epoch in waits]
         return Halves(epochs, dues, owners, begins)
 
-    def _owners(
-        self, epochs: Sequence[int], senders: _Senders, joins: Sequence[bytes | None], rules: Rules
-    ) -> list[int] | None:
+    def _owners(self, epochs: Ints, senders: _Senders, joins: Sequence[bytes | None], rules: Rules) -> list[int] | None:
         """Return the transaction (ordinal) that each row joins, if it may; ``NONE``: none."""
         table = self.transactions
         if (found := table.find_few([identity for identity in joins if identity is not None])) is None:
@@ -243,9 +234,7 @@ class ProducingRows:
             for begun, owner in zip(own, halves.owners, strict=True)
         ]
 
-    def _plain_answers(
-        self, positions: range, queues: Sequence[int], queue_ids: Sequence[int], delays: Sequence[int]
-    ) -> list[tuple[Any, ...]]:
+    def _plain_answers(self, positions: range, queues: Ints, queue_ids: Ints, delays: Ints) -> list[tuple[Any, ...]]:
         """Return the answers of plain messages with the offset that they will get; delayed ones have none yet."""
         ends = {queue_id: self.topics.queues[queue_id].end for queue_id in set(queue_ids)}
         answers: list[tuple[Any, ...]] = []
@@ -253,8 +242,6 @@ class ProducingRows:
             answers.append((code.OK, position, queue, NONE if delay else ends[queue_id], None))
             ends[queue_id] += not delay
         return answers
-
-    # Applying
 
     def apply(self, entering: Entering, position: int, time_us: int, rules: Rules) -> None:
         """Apply Kind.PLAIN or Kind.HALF as rows."""
@@ -265,7 +252,6 @@ class ProducingRows:
         self.dedup.add_runs(entering.runs, position, time_us, rules, half=not plain)
         for topic in entering.topics:
             topic.turn += 1
-        self.counters["messages_total" if plain else "half_messages_total"] += len(queue_ids)
         number = self.topics.number_tag
         tags = [NO_TAG if tag is None else number(tag) for tag in entering.tags]
         positions = range(position, position + len(queue_ids))
@@ -280,13 +266,7 @@ class ProducingRows:
         self.checkback.begin_rows(begun, halves, time_us)
 
     def place(
-        self,
-        positions: Sequence[int],
-        queue_ids: Sequence[int],
-        tags: Sequence[int],
-        sizes: Sequence[int],
-        visible: Sequence[int] | None,
-        time_us: int,
+        self, positions: Ints, queue_ids: Ints, tags: Ints, sizes: Ints, visible: Ints | None, time_us: int
     ) -> None:
         """Append a few messages to their queues; those visible later are delayed (None: none is)."""
         if visible is None and queue_ids.count(queue_ids[0]) == len(queue_ids):

@@ -94,8 +94,6 @@ class Dedup:
     def __len__(self) -> int:
         return len(self._runs)
 
-    # Searching
-
     def find(self, ids: pa.Array, topics: Int32s) -> Found:
         """Search ids, each in its topic (a number)."""
         size = len(ids)
@@ -155,8 +153,6 @@ class Dedup:
             return -1, -1
         first, ordinal = known[index]
         return first + self._runs.item("count", ordinal - self._runs.first), ordinal
-
-    # Adding
 
     def add(
         self, ids: pa.Array, topics: Int32s | int, position: int, time_us: int, rules: Rules, *, half: bool = False
@@ -234,8 +230,6 @@ class Dedup:
             self._layers.append({})
         insort(self._layers[free].setdefault(instance, []), run)
 
-    # Expiry
-
     def _forget(self, time_us: int, rules: Rules) -> None:
         oldest, runs = time_us - rules.dedup_window_us - rules.dedup_window_us // _SLICES, self._runs
         if len(runs) <= rules.dedup_max and (not len(runs) or runs.item("time_us", 0) >= oldest):
@@ -266,8 +260,6 @@ class Dedup:
         while self._layers and not self._layers[-1]:
             self._layers.pop()
 
-    # Snapshots
-
     def snapshot(self) -> dict[str, pa.Table]:
         topics = [self._mixed[ordinal]["topic"] for ordinal in sorted(self._mixed)]
         column = np.concatenate(topics) if topics else np.empty(0, np.int32)
@@ -293,8 +285,8 @@ class Dedup:
         return next((number for number, end in enumerate(ends) if end <= sequence), -1)
 
     def _restore_without_topics(self, old: pa.Table, places: Places, rules: Rules) -> None:
-        """Restore runs of ids from an old snapshot. Ids of messages that left with retention are forgotten: sent again,
-        they are stored."""
+        """Restore an old snapshot. Ids of messages that left with retention are forgotten: sent again, they are
+        stored."""
         self._runs.first = int((old.schema.metadata or {}).get(b"first", b"0"))
         names = ("instance", "sequence", "count", "position", "time_us")
         for instance, sequence, count, position, time_us in zip(*(old[n].to_pylist() for n in names), strict=True):
@@ -313,8 +305,7 @@ def _narrow(topics: Int32s) -> Int32s | int:
 
 
 def places_of(topics: Topics, delays: Delays, transactions: TransactionTable) -> Places:
-    """Return what a restored ledger knows of positions: the topic (-1: removed by retention) and whether it was
-    half."""
+    """Return the topic (-1: left by retention) and kind (half?) of positions in a restored ledger."""
     queues = [(queue.positions(queue.head, queue.end), queue_id) for queue_id, queue in enumerate(topics.queues)]
     plain, plain_ids = [p for p, _ in queues], [np.full(len(p), queue_id) for p, queue_id in queues]
     waiting, waiting_ids = delays.held()

@@ -126,8 +126,8 @@ class Producing:
         return Decision(tuple(events), self._make_answer(answers, half), repeats)
 
     def _refusals(self, command: Send | Prepare, rules: Rules) -> tuple[UInt8s, Int64s]:
-        """Return the first error code of each row alone or of its session, and its wished time before the first check
-        (us, 0: none)."""
+        """Return the first error code of each row or its session, and its wished time before the first check (0:
+        none)."""
         batch, half = command.batch, isinstance(command, Prepare)
         if half and rules.reject_transactional:
             codes = np.full(batch.num_rows, code.NO_PERMISSION, np.uint8)
@@ -208,8 +208,7 @@ class Producing:
                 codes[rows[groups == group][room:]] = code.TOO_MANY_OPEN
 
     def _repeat_known(self, command: Send | Prepare, answers: _Answers, found: Found, half: bool, trimmed: int) -> None:
-        """Answer rows whose topic knows their message id with that message's receipt (I9), or reject them because it is
-        another message, or left the log."""
+        """Answer repeats with the first message's receipt (I9); reject other messages, and repeats of dropped ones."""
         known = found.positions
         rows = np.flatnonzero((known != NONE) & (answers.codes == code.OK))
         if not len(rows):
@@ -255,8 +254,7 @@ class Producing:
         answers.queues[rows] = self.topics.numbers_of(table.queue_ids_of(positions, owners))
 
     def _follow(self, command: Send | Prepare, answers: _Answers, rows: Int64s, leaders: Int64s, half: bool) -> None:
-        """Answer rows that repeat an earlier row of their batch as that one; half messages must be of its group and
-        transaction."""
+        """Answer repeats of an earlier row of the batch as that row; half messages must be of its transaction."""
         for column in (getattr(answers, name) for name in _Answers.__slots__):
             column[rows] = column[leaders[rows]]
         if half:

@@ -115,8 +115,7 @@ class QueueIndex:
         return int(self._times["time_us"][max(index, 0)]) if len(self._times) else 0
 
     def find(self, position: int, since_us: int = 0) -> int | None:
-        """Return the offset of a log position; None if it is not here. Scans what became visible at ``since_us`` or
-        later, oldest first."""
+        """Return the offset of a log position, or None. Scans what became visible at ``since_us`` or later."""
         positions = self._entries["position"]
         at, size = self.offset_at(since_us) - self.head, SCAN_ROWS
         while at < len(positions):

@@ -34,13 +34,8 @@ _TOPICS = pa.schema(
     [("name", pa.utf8()), ("turn", pa.int64()), ("number", pa.int32()), *int64s("retention_us", "retention_bytes")]
 )
 _TAGS = pa.schema([("tag", pa.utf8())])
-_QUEUES = pa.schema(
-    [
-        ("topic", pa.utf8()),
-        *int64s("head", "entries", "times", "bytes"),
-        ("queue", pa.int32()),
-        ("gone", pa.bool_()),  # its topic was deleted
-    ]
+_QUEUES = pa.schema(  # gone: its topic was deleted
+    [("topic", pa.utf8()), *int64s("head", "entries", "times", "bytes"), ("queue", pa.int32()), ("gone", pa.bool_())]
 )
 _DELETED = pa.schema([("name", pa.utf8()), ("number", pa.int32()), ("begins", pa.list_(pa.int64()))])
 _FORGOTTEN = ""  # the name of the row for those that are not remembered
@@ -135,8 +130,6 @@ class Topics:
         """Return whether something behind ``position`` may be removed before the broker's retention."""
         return self.deleted_position > position or self.any_own
 
-    # Tags
-
     def tag_number(self, tag: str) -> int | None:
         """Return the number of a tag; None while no stored message has it."""
         return self._tags.get(tag)
@@ -147,8 +140,7 @@ class Topics:
         return len(self._tags)
 
     def number_tags(self, tags: pa.Array) -> Int32s:
-        """Return the number of each row's tag; new tags are numbered in order of appearance (only ``apply`` calls
-        this)."""
+        """Return the number of each row's tag; ``apply`` numbers new tags in order of appearance."""
         if tags.null_count == len(tags):
             return np.full(len(tags), NO_TAG, np.int32)
         encoded = tags.dictionary_encode()
@@ -160,8 +152,6 @@ class Topics:
     def number_tag(self, tag: str) -> int:
         """As :meth:`number_tags`, of one row with a tag."""
         return self._tags.setdefault(tag, len(self._tags) + 1)
-
-    # Creating topics
 
     def decide_create(self, command: CreateTopic, rules: Rules) -> Decision:
         """Create a topic, or add queues to it. Rejects fewer queues than it has."""
@@ -224,11 +214,9 @@ class Topics:
         self.queues.append(queue)
         self._topic_of.extend(1, topic=topic.number)
 
-    # Altering and deleting topics
-
     def decide_alter(self, command: AlterTopic, rules: Rules) -> tuple[list[Event], TopicRules, int]:
-        """Add queues, and set its own retention. Returns the events, its rules and its number of queues. UNKNOWN_TOPIC,
-        BAD_QUEUE, BAD_REQUEST."""
+        """Add queues, set retention. Returns events, rules and number of queues. UNKNOWN_TOPIC, BAD_QUEUE,
+        BAD_REQUEST."""
         has, had = len(self.queue_ids(command.name)), self.by_name[command.name].rules
         own, events = _alter(had, command), list[Event]()
         if command.queues not in (None, has):
@@ -246,8 +234,7 @@ class Topics:
             self.by_name[name].rules = TopicRules(**dict(zip(("retention_us", "retention_bytes"), own, strict=True)))
 
     def apply_deleted(self, batch: pa.RecordBatch, position: int) -> list[tuple[str, list[int]]]:
-        """Apply Kind.TOPIC_DELETED. Returns each name with its former queue ids; those queues are empty now, and of no
-        topic."""
+        """Apply Kind.TOPIC_DELETED. Returns each name with its former queue ids, which are of no topic now."""
         found: list[tuple[str, list[int]]] = []
         for name in batch.column("name").to_pylist():
             topic = self.by_name.pop(name)
@@ -266,8 +253,6 @@ class Topics:
         self.deleted_position = position
         self.altered += 1
         return found
-
-    # Snapshots
 
     def snapshot(self) -> dict[str, pa.Table]:
         entries, times, heads = [], [], []

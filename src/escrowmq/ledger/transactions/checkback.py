@@ -29,16 +29,7 @@ from escrowmq.ledger.commands import AskChecks, Asked, Park, Rules
 from escrowmq.ledger.events import Decision, Event, event_of
 from escrowmq.ledger.transactions.policies import CheckRules, check_rules
 from escrowmq.ledger.transactions.sessions import OPERATOR, Sessions
-from escrowmq.ledger.transactions.table import (
-    BY_OPERATOR,
-    NONE,
-    OPEN,
-    PARKED,
-    ROLLED_BACK,
-    Halves,
-    TransactionTable,
-    decided,
-)
+from escrowmq.ledger.transactions.table import BY_OPERATOR, OPEN, PARKED, ROLLED_BACK, Halves, TransactionTable, decided
 from escrowmq.model import DecidedBy
 from escrowmq.schemas import Kind
 
@@ -55,22 +46,17 @@ class CheckBack:
         self._young = 0  # below this ordinal half_retention concerns none
         self._aged_us = NEVER_US  # before this time half_retention concerns none
 
-    # Timers
-
     @property
     def wake_us(self) -> int:
         """A lower bound of the next work of :meth:`decide_tick`; ``NEVER_US``: none."""
         return min(self._last_waits.wake_us, self._aged_us)
 
     def ask_us(self, group: str) -> int:
-        """Return a lower bound of the next check of a producer group; ``NEVER_US``: none of its transactions is
-        open."""
+        """Return a lower bound of the next check of a producer group; ``NEVER_US``: it has none open."""
         ordinal = self._sessions.ordinal(group)
         if ordinal is None or not self._table.open.get(ordinal) or ordinal not in self._due:
             return NEVER_US
         return self._due[ordinal].wake_us
-
-    # Checks
 
     def begin(self, ordinals: Int64s, time_us: int) -> None:
         """Add transactions that began at ``time_us``, each with its first due time."""
@@ -130,8 +116,6 @@ class CheckBack:
         table.rows["due_us"][rows] = time_us
         self._schedule(ordinals, np.full(len(ordinals), time_us))
 
-    # After the last check
-
     def decide_tick(self, now_us: int, limit: int) -> list[Event]:
         """Park or roll back transactions an interval after their last check, or at half_retention."""
         asked_out = self._last_waits.due(now_us, limit)
@@ -159,15 +143,13 @@ class CheckBack:
     def decide_park(self, cmd: Park) -> Decision:
         """Park a transaction that cannot be checked; see :class:`~escrowmq.ledger.commands.Park`."""
         (ordinal,) = self._table.find(np.array([cmd.transaction], np.int64))
-        if ordinal == NONE or self._table.value("state", ordinal) != OPEN:
+        if ordinal < 0 or self._table.value("state", ordinal) != OPEN:
             return Decision((), False)
         return Decision((event_of(Kind.PARKED, [self._table.value("first", ordinal)]),), True)
 
     def apply_parked(self, batch: pa.RecordBatch) -> None:
         self._table.park(self._table.find(batch.column("transaction").to_numpy()))
         self._last_waits.done()
-
-    # Rules of groups
 
     def interval_us(self, group: str) -> int:
         """Return the time between two checks of a transaction of a producer group."""
@@ -182,8 +164,6 @@ class CheckBack:
         groups, row = np.unique(self._table.groups_of(ordinals), return_inverse=True)
         values = [value(check_rules(own.get(group), self._rules)) for group in groups.tolist()]
         return np.array(values, np.int64)[row]
-
-    # Indexes
 
     def _alive(self, ordinals: Int64s, due_us: Int64s | int, *, last: bool = False) -> Bools:
         table, rows = self._table, ordinals - self._table.rows.first
@@ -223,8 +203,7 @@ class CheckBack:
         self.apply_rules(rules)
 
     def apply_rules(self, rules: Rules) -> None:
-        """Apply changed rules of the shard or of a group. They decide which transactions wait for a check, so the
-        indexes are rebuilt."""
+        """Apply changed rules of the shard or of a group: they change the times of checks, so indexes are rebuilt."""
         self._rules = rules
         self._aged_us = 0  # check at once: half_retention may have changed
         self._due, self._last_waits = {}, DueIndex(partial(self._alive, last=True))

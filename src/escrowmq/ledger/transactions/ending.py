@@ -152,8 +152,8 @@ class Ending:
         return self._table.messages_of(ordinals if committed.all() else ordinals[committed])
 
     def decide_expire(self, visible_us: int, limit_position: int) -> tuple[int, list[Event]]:
-        """Return how far retention may go, and the decisions for that: undecided transactions prepared before
-        ``visible_us`` expire, a younger one is the limit."""
+        """Return how far retention may go; undecided transactions before ``visible_us`` expire, a younger one is the
+        limit."""
         first = self._table.rows["first"][self._table.undecided()]
         old = self._table.prepared_us(first) < visible_us if len(first) else np.empty(0, np.bool_)
         stops = first[~old]

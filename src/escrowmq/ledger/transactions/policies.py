@@ -91,8 +91,7 @@ def described_values(own: ProducerRules) -> dict[str, Any]:
 
 
 def described(own: ProducerRules | None, rules: Rules, kind: str | None, transactional: bool) -> dict[str, Any]:
-    """Describe the rules that apply to a group, and which are its own. ``transactional``: it had a session for half
-    messages."""
+    """Describe the rules of a group, and which are its own. ``transactional``: it had a session for half messages."""
     own_values = described_values(own or ProducerRules())
     return {
         "transactional": transactional or kind == TRANSACTIONAL,

@@ -12,7 +12,7 @@ Rules:
    transactional sessions of a plain one are rejected. The group's own rules (``policies.py``) come before that, and
    ``mixed_groups`` lets every group without a kind of its own do both.
 4. The time of the frame of each request of a session is its last use. Unused sessions are forgotten after a while
-   (``forgetting.py``), and a group with its last session. A process that returns *resumes*: it gets a new session,
+   (``writers.py``), and a group with its last session. A process that returns *resumes*: it gets a new session,
    unless a newer process has its name. A group with rules of its own stays until an operator removes the rules.
 """
 
@@ -62,8 +62,6 @@ class Sessions:
 
     def __len__(self) -> int:
         return len(self._rows)
-
-    # Finding
 
     def ordinal(self, group: str) -> int | None:
         """Return the group's number; None if it does not exist."""
@@ -128,8 +126,6 @@ class Sessions:
     def _rows_of(self, epochs: Int64s) -> Int64s:
         return locate(self._rows["epoch"], epochs)
 
-    # Permissions
-
     def check(self, epochs: Int64s, *, transactional: bool | None, rules: Rules) -> UInt8s:
         """Return a code for each row's session: OK, UNKNOWN_SESSION, FENCED or GROUP_KIND. Epoch 0: no session.
         ``transactional``: the kind of message that is sent, None when none is."""
@@ -190,8 +186,6 @@ class Sessions:
             return rules.transaction_timeout_us
         groups, row = np.unique(self.groups_of(epochs), return_inverse=True)
         return np.array([self.first_us(group, rules) for group in groups.tolist()], np.int64)[row]
-
-    # Opening
 
     def decide_open(self, command: OpenSession, rules: Rules) -> Decision:
         """Open a session, and create its group with rules if given. A transactional session of a plain group is
@@ -328,14 +322,12 @@ class Sessions:
         self._group_of[epoch] = group
         self._sizes[group] = self._sizes.get(group, 0) + 1
 
-    # Use and expiry
-
     def note(self, epochs: npt.NDArray[np.uint32], time_us: int) -> None:
         """Note the use of these sessions (``OPERATOR`` among them)."""
         distinct = epochs[:1] if all_equal(epochs) else epochs
         self._rows["used_us"][self._rows_of(distinct[distinct != OPERATOR].astype(np.int64))] = time_us
 
-    def sent(self, epochs: npt.NDArray[np.uint32]) -> None:
+    def note_sent(self, epochs: npt.NDArray[np.uint32]) -> None:
         """Note that these sessions (``OPERATOR`` among them) sent plain messages."""
         for epoch in epochs[:1].tolist() if all_equal(epochs) else np.unique(epochs).tolist():
             if epoch != OPERATOR:
@@ -370,8 +362,6 @@ class Sessions:
             if group not in self.own:
                 self._leave(group)
         return gone
-
-    # Snapshots
 
     def snapshot(self) -> dict[str, pa.Table]:
         rules = [policies.dump(self.own[group]) if group in self.own else None for group in self.groups]

@@ -9,7 +9,7 @@ have the rules of the states.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from escrowmq.ledger.columns.arrays import (
     Columns,
     Int32s,
     Int64s,
+    Ints,
     UInt8s,
     all_equal,
     all_true,
@@ -31,11 +32,51 @@ from escrowmq.ledger.columns.arrays import (
     with_zeros,
 )
 from escrowmq.ledger.events import Event, event_of
-from escrowmq.ledger.transactions.oldest import OldestOpen
 from escrowmq.ledger.transactions.sessions import NO_GROUP, Sessions
 from escrowmq.message.ids import records, split_transaction_id
 from escrowmq.model import DecidedBy, Outcome, TransactionState
 from escrowmq.schemas import Kind
+
+CHUNK = 65_536
+
+
+class OldestOpen:
+    """The oldest OPEN transaction of each producer group. Derived: not in snapshots.
+
+    New transactions are at the end of the table, except those that an operator reopens. So no transaction of a group is
+    OPEN below the one that was its oldest at the last search, and the next search continues from there.
+    """
+
+    def __init__(self, rows: Columns, groups_of: Callable[[Int64s], Int64s]) -> None:
+        self._rows, self._groups_of = rows, groups_of
+        self._from: dict[int, int] = {}  # by group: no transaction below this ordinal is OPEN
+
+    def back_to(self, ordinal: int) -> None:
+        """Note that a transaction from ``ordinal`` on was reopened."""
+        self._from = {group: min(at, ordinal) for group, at in self._from.items()}
+
+    def find(self, counts: Mapping[int, int], lowest: int) -> dict[int, int]:
+        """Return the ordinal of each group with OPEN transactions (``counts``: how many); none is below ``lowest``."""
+        rows, end = self._rows, self._rows.end
+        starts = {group: max(self._from.get(group, lowest), lowest) for group, count in counts.items() if count > 0}
+        self._from = dict.fromkeys(counts, end) | starts
+        inside = {group: at for group, at in starts.items() if at < end}
+        groups, ordinals = (np.array([*column], np.int64) for column in (inside.keys(), inside.values()))
+        same = (rows["state"][ordinals - rows.first] == OPEN) & (self._groups_of(ordinals) == groups)
+        found = dict(zip(groups[same].tolist(), ordinals[same].tolist(), strict=True))
+        wanted = starts.keys() - found.keys()
+        ordinal = min((starts[group] for group in wanted), default=end)
+        while wanted and ordinal < end:
+            row = ordinal - rows.first
+            ordinals = np.flatnonzero(rows["state"][row : row + CHUNK] == OPEN) + ordinal
+            groups, firsts = np.unique(self._groups_of(ordinals), return_index=True)
+            new = dict(zip(groups.tolist(), ordinals[firsts].tolist(), strict=True))
+            found |= {group: at for group, at in new.items() if group in wanted}
+            wanted -= found.keys()
+            ordinal += CHUNK
+        self._from |= found
+        return found
+
 
 OPEN, COMMITTED, ROLLED_BACK, PARKED, EXPIRED = (int(s) for s in TransactionState)
 UNKNOWN, COMMIT, ROLLBACK = (int(o) for o in Outcome)
@@ -50,9 +91,9 @@ _EXPIRED_COLUMNS = {"position": np.int64, "first": np.int64, "epoch": np.uint32}
 class Halves:
     """The transactions of half messages that were decided as rows; a list has one item for each message."""
 
-    epochs: Sequence[int]
-    due_us: Sequence[int]
-    owners: Sequence[int] | None  # the transaction (ordinal) to join; ``NONE``: a new one. None: all begin one.
+    epochs: Ints
+    due_us: Ints
+    owners: Ints | None  # the transaction (ordinal) to join; ``NONE``: a new one. None: all begin one.
     begins: dict[int, int]  # the number of new transactions by producer group
 
 
@@ -92,11 +133,8 @@ class TransactionTable:
         self._floor = 0  # no OPEN transaction below this ordinal
         self.oldest = OldestOpen(self.rows, self.groups_of)
 
-    # Adding
-
     def enter(self, batch: pa.RecordBatch, tags: Int32s, sizes: Int32s, position: int, time_us: int) -> Int64s:
-        """Store half messages (rows of Kind.HALF) with the ``sizes`` of their bodies. Returns the ordinals of the new
-        transactions."""
+        """Store half messages (rows of Kind.HALF) with body ``sizes``. Returns the ordinals of new transactions."""
         names = ("transaction", "visible_us", "epoch", "due_us", "queue_id")
         owner, visible, epochs, due_us, queue_ids = (batch.column(name).to_numpy() for name in names)
         own = np.arange(position, position + batch.num_rows)
@@ -141,12 +179,10 @@ class TransactionTable:
         np.maximum.at(self.rows["last"], rows, ordinals)
         np.add.at(self.rows["messages"], rows, 1)
 
-    def enter_rows(
-        self, halves: Halves, queue_ids: Sequence[int], tags: Sequence[int], sizes: Sequence[int], position: int
-    ) -> Int64s:
+    def enter_rows(self, halves: Halves, queue_ids: Ints, tags: Ints, sizes: Ints, position: int) -> Int64s:
         """As :meth:`enter`, of messages that were decided as rows, apart from their times and delays."""
         own = range(position, position + len(queue_ids))
-        columns: Sequence[Sequence[int]] = (own, halves.epochs, halves.due_us, queue_ids, tags, sizes)
+        columns: Sequence[Ints] = (own, halves.epochs, halves.due_us, queue_ids, tags, sizes)
         if halves.owners is not None:
             self._join_rows(halves.owners, own, queue_ids, tags, sizes)
             at = [row for row, owner in enumerate(halves.owners) if owner == NONE]
@@ -155,9 +191,7 @@ class TransactionTable:
             self.open[group] = self.open.get(group, 0) + count
         return self._begin(*columns)
 
-    def _join_rows(
-        self, owners: Sequence[int], own: range, queue_ids: Sequence[int], tags: Sequence[int], sizes: Sequence[int]
-    ) -> None:
+    def _join_rows(self, owners: Ints, own: range, queue_ids: Ints, tags: Ints, sizes: Ints) -> None:
         last, messages = self.rows["last"], self.rows["messages"]
         for position, owner, queue_id, tag, size in zip(own, owners, queue_ids, tags, sizes, strict=True):
             if owner != NONE:
@@ -166,11 +200,9 @@ class TransactionTable:
                 last[of] = self.joined.extend(1, position=position, owner=owner, before=last[of], **message)
                 messages[of] += 1
 
-    def hold_back(self, positions: Int64s | Sequence[int], visible_us: Int64s | Sequence[int]) -> None:
+    def hold_back(self, positions: Int64s | Ints, visible_us: Int64s | Ints) -> None:
         """Set the time before which half messages are not visible."""
         self._delayed.extend(len(positions), position=positions, visible_us=visible_us)
-
-    # States
 
     def decide(self, ordinals: Int64s, states: UInt8s, by: UInt8s) -> None:
         """Set the final states of undecided transactions."""
@@ -225,8 +257,6 @@ class TransactionTable:
         self.open.pop(group, None)
         self.parked.pop(group, None)
 
-    # Undecided transactions
-
     def oldest_open(self) -> int:
         """Return the lowest ordinal that is OPEN; ``rows.end`` when none is."""
         self._floor = self.first_open(self._floor, reopened=True)
@@ -237,7 +267,7 @@ class TransactionTable:
         ordinal = max(ordinal, self.rows.first)
         while ordinal < self.rows.end:
             start = ordinal - self.rows.first
-            chunk = self.open_rows(start, start + 65_536, reopened=reopened)
+            chunk = self.open_rows(start, start + CHUNK, reopened=reopened)
             if chunk.any():
                 return ordinal + int(chunk.argmax())
             ordinal += len(chunk)
@@ -267,15 +297,12 @@ class TransactionTable:
         epochs: Int64s = np.unique(self.rows["epoch"][self.undecided()]).astype(np.int64)
         return epochs
 
-    def undecided_in(self, queue_ids: Sequence[int]) -> tuple[Int64s, int]:
-        """Return ordinals of undecided transactions with messages for these queues, rising, and the number of these
-        messages."""
+    def undecided_in(self, queue_ids: Ints) -> tuple[Int64s, int]:
+        """Return rising ordinals of undecided transactions with messages for these queues, and how many messages."""
         ordinals = self.undecided() + self.rows.first
         index, _, of_message, *_ = self.messages_of(ordinals)
         chosen = index[np.isin(of_message, queue_ids)]
         return ordinals[np.unique(chosen)], len(chosen)
-
-    # Finding
 
     def find(self, positions: Int64s) -> Int64s:
         """Return ordinals of transactions by the position of their first half message; -1 where there is none."""
@@ -371,8 +398,7 @@ class TransactionTable:
         return int(np.searchsorted(self.rows["first"], self.times["position"][index]))
 
     def messages_of(self, ordinals: Int64s) -> tuple[Int64s, Int64s, Int32s, Int32s, Int32s]:
-        """Return all half messages of transactions: index into ``ordinals``, position, queue id, tag, size; by
-        index, then position."""
+        """Return half messages by transaction and position: index into ``ordinals``, position, queue id, tag, size."""
         owners = np.arange(len(ordinals))
         parts = [(owners, *(self.column(name, ordinals) for name in ("first", "queue_id", "tag", "size")))]
         links = self.column("last", ordinals).astype(np.int64)
@@ -388,7 +414,7 @@ class TransactionTable:
         order = np.lexsort((positions, index))
         return index[order], positions[order], queue_ids[order], tags[order], sizes[order]
 
-    def messages_of_few(self, rows: Sequence[int]) -> list[tuple[int, int, int, int]]:
+    def messages_of_few(self, rows: Ints) -> list[tuple[int, int, int, int]]:
         """As :meth:`messages_of`, for a few row numbers: position, queue id, tag, size."""
         first, queue_id, tag, size, last = (self.rows[of] for of in ("first", "queue_id", "tag", "size", "last"))
         found = []
@@ -420,8 +446,6 @@ class TransactionTable:
     def holds_back(self) -> bool:
         """Whether any half message has a delay."""
         return len(self._delayed) > 0
-
-    # Storage
 
     def whole_below(self, position: int) -> int:
         """Return the highest position up to ``position`` that splits no transaction."""

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -36,8 +36,7 @@ _JOINED = re.compile(r"#(?:[.,:/-]#)+")
 
 @lru_cache(4096)
 def cause_and_kind(text: str) -> tuple[str, str]:
-    """Return a cause, mostly one object for equal texts, and its kind, always one object for equal texts: kinds can be
-    compared by their addresses."""
+    """Return a cause and its kind. Equal kinds are always one object, so that their addresses can be compared."""
     return text, sys.intern(kind_of(text))
 
 
@@ -149,8 +148,6 @@ class DeadLetters:
         """One column of all of them, as :class:`Block` names it."""
         return np.concatenate([getattr(block, name) for block in self.blocks] or [np.empty(0, np.int64)])
 
-    # Changing
-
     def bury(self, parts: Sequence[Block]) -> None:
         """Add new dead letters; no offset comes twice."""
         if not parts:
@@ -182,10 +179,6 @@ class DeadLetters:
             self._replace(first, place + 1, left)
         self._count -= len(offsets)
 
-    def trim(self, head: int) -> None:
-        """Remove offsets below ``head``."""
-        self.remove_range(0, head)
-
     def remove_range(self, start: int, end: int) -> None:
         """Remove offsets from ``start`` to before ``end``."""
         first, last = (int(place) for place in np.searchsorted(self._lasts, (start, end)))
@@ -206,8 +199,6 @@ class DeadLetters:
             self._lasts[first:last] = ends
         else:
             self._lasts = np.concatenate([self._lasts[:first], ends, self._lasts[last:]])
-
-    # Reading
 
     def deaths(self, offsets: Int64s) -> tuple[Int64s, Int64s]:
         """Return when each of ``offsets`` died, and its attempts; :data:`NOT_DEAD` for no dead letter."""
@@ -241,8 +232,6 @@ class DeadLetters:
             self._last_us = max((int(block.dead_us.max()) for block in self.blocks), default=NOT_DEAD)
         return self._last_us
 
-    # Snapshots
-
     def load(self, offsets: Int64s, attempts: Int32s, dead_us: Int64s, causes: pa.Array) -> None:
         """Restore the columns of a snapshot into this new object; ``causes`` as a dictionary or as texts."""
         if not len(offsets):
@@ -266,3 +255,63 @@ def _join(blocks: Sequence[Block]) -> Block:
     if len(blocks) == 1:
         return blocks[0]
     return Block(*(np.concatenate(columns) for columns in zip(*(block.columns for block in blocks), strict=True)))
+
+
+class Edit(NamedTuple):
+    """The log position of an edit, and its message id."""
+
+    position: int
+    message_id: bytes
+
+
+class Edited:
+    """The offsets of a queue at which one group gets another content, which an operator wrote in place of a dead
+    letter's.
+
+    The message in the topic never changes, and other groups get it. The edit stands further behind in the log; it
+    leaves with its offset, as the log is dropped from its beginning.
+    """
+
+    __slots__ = ("_edits", "_offsets", "_positions")
+
+    def __init__(self) -> None:
+        self._edits: dict[int, Edit] = {}
+        self._offsets: Int64s = np.empty(0, np.int64)
+        self._positions: Int64s = np.empty(0, np.int64)
+
+    def __len__(self) -> int:
+        return len(self._edits)
+
+    def put(self, offset: int, edit: Edit) -> None:
+        """Set the group's message at ``offset``."""
+        self._edits[offset] = edit
+        self._arrange()
+
+    def get(self, offset: int) -> Edit | None:
+        """Return the edit at ``offset``, or None."""
+        return self._edits.get(offset)
+
+    def find(self, message_id: bytes) -> int | None:
+        """Return the offset of the edit with this message id."""
+        return next((offset for offset, edit in self._edits.items() if edit.message_id == message_id), None)
+
+    def instead(self, offsets: Int64s, positions: Int64s) -> Int64s:
+        """Return the log positions of the group's messages at ``offsets``; ``positions``: those of the topic's."""
+        if not self._edits:
+            return positions
+        at = locate(self._offsets, offsets)
+        return np.where(at >= 0, self._positions[at], positions)
+
+    def trim(self, head: int) -> None:
+        """Remove offsets below ``head``."""
+        if self._edits and self._offsets[0] < head:
+            self._edits = {offset: edit for offset, edit in self._edits.items() if offset >= head}
+            self._arrange()
+
+    def rows(self) -> list[tuple[int, int, bytes]]:
+        """Return offset, position and message id of each, by offset."""
+        return [(offset, *self._edits[offset]) for offset in self._offsets.tolist()]
+
+    def _arrange(self) -> None:
+        self._offsets = np.array(sorted(self._edits), np.int64)
+        self._positions = np.array([self._edits[offset].position for offset in self._offsets.tolist()], np.int64)

@@ -146,7 +146,8 @@ def summary(parts: Parts, most: int, samples: int) -> Summary:
         cause = Cause(texts[number], int(counts[number]), int(oldest_us[number]), int(newest_us[number]))
         for at in of_block[kind_of_row == number].tolist():
             if len(cause.samples) < samples:
-                cause.samples += _samples(*blocks[at], cause.kind, samples - len(cause.samples))
+                queue_id, block = blocks[at]
+                cause.samples += _samples(queue_id, block, cause.kind, samples - len(cause.samples))
         causes.append(cause)
     left = np.delete(np.arange(size), chosen)
     others = None
