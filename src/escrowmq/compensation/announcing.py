@@ -143,8 +143,7 @@ class Announcing:
     # Complete sends
 
     def send(self, messages: Messages, business: Business) -> Announced:
-        """Send a Message, or many in any form that a producer accepts, with one local transaction
-        ``business(session)``.
+        """Send a Message, or many in any form of the producer, with one local transaction ``business(session)``.
 
         Each message is a separate transaction at the broker and is announced by its own id. An exception of the local
         change is in the result, not raised. With ids of the caller a send may be repeated: a later one finds the mark
@@ -156,9 +155,8 @@ class Announcing:
         were sent before.
         """
         if self._sessions is None:
-            raise Misuse(
-                Code.BAD_ARGUMENT, "send() needs a database", "database=engine, or prepare() and announce_tx()"
-            )
+            hint = "database=engine, or prepare() and announce_tx()"
+            raise Misuse(Code.BAD_ARGUMENT, "send() needs a database", hint)
         prepared = self.prepare(messages)
         reach("announcing.prepared")
         done = self._run_local(self._sessions, prepared, business)

@@ -120,8 +120,11 @@ def count_cases(database: Database, name: str | None = None) -> dict[CaseState, 
     return counts
 
 
+Ids = Iterable[str | bytes]
+
+
 def retry_cases(
-    database: Database, name: str, ids: Iterable[str | bytes], *, by: str | None = None, why: str | None = None
+    database: Database, name: str, ids: Ids, *, by: str | None = None, why: str | None = None
 ) -> list[CaseDone]:
     """Let the next scheduler run look them up and handle them, with tries counted from 0; also settled cases.
     ``by``: operator (None: the system's user); ``why``: the recorded reason. Returns one result per id."""
@@ -129,15 +132,15 @@ def retry_cases(
 
 
 def settle_cases(
-    database: Database, name: str, ids: Iterable[str | bytes], *, by: str | None = None, why: str | None = None
+    database: Database, name: str, ids: Ids, *, by: str | None = None, why: str | None = None
 ) -> list[CaseDone]:
     """Settle cases: the scheduler ignores these ids; their messages stay unchanged. Returns one result per id."""
     return _change_states(database, name, ids, by, why, CaseState.SETTLED)
 
 
 def purge_cases(database: Database, older_than: float, name: str | None = None) -> int:
-    """Delete DONE and SETTLED cases unchanged for ``older_than`` seconds; return their number.
-    Keep settled ones longer than the key topic, because a purged id could reappear."""
+    """Delete DONE and SETTLED cases unchanged for ``older_than`` seconds; return their number. Keep settled ones longer
+    than the key topic, because a purged id could reappear."""
     age = age_of(older_than)
     ended = _C.state.in_([CaseState.DONE.value, CaseState.SETTLED.value])
     with transaction(database, trans_compensation_case) as connection:
@@ -146,7 +149,7 @@ def purge_cases(database: Database, older_than: float, name: str | None = None) 
 
 
 def _change_states(
-    database: Database, name: str, ids: Iterable[str | bytes], by: str | None, why: str | None, to: CaseState
+    database: Database, name: str, ids: Ids, by: str | None, why: str | None, to: CaseState
 ) -> list[CaseDone]:
     """Set each case that allows it to state ``to``, and record the operator action."""
 
@@ -163,16 +166,10 @@ def _change_states(
 
     act = "compensation.retry" if to is CaseState.RETRY else "compensation.settle"
     wanted = list(dict.fromkeys(ids_of(ids)))
-    done = act_on_rows(_engine_of(database), act, wanted, change, {"name": name}, by=by, why=why)
-    return [CaseDone(one.id, one.code, None if one.state is None else CaseState(one.state)) for one in done]
-
-
-def _engine_of(database: Database) -> sa.Engine:
-    """Return the engine that holds the cases."""
-    if isinstance(database, sa.Engine):
-        return database
     with transaction(database, trans_compensation_case) as connection:
-        return connection.engine
+        engine = connection.engine
+    done = act_on_rows(engine, act, wanted, change, {"name": name}, by=by, why=why)
+    return [CaseDone(one.id, one.code, None if one.state is None else CaseState(one.state)) for one in done]
 
 
 # For the scheduler
@@ -232,22 +229,15 @@ class Cases:
                 if state is CaseState.SETTLED:
                     waiting.add(identity)
                     continue
-                attempts = row.attempts + 1
+                attempts, then = row.attempts + 1, to
                 if to is CaseState.TRYING and attempts >= self._max_attempts:
                     then = CaseState.STUCK
-                elif to is CaseState.TRYING:  # a case with a requested retry is in no run, so it keeps that state
-                    then = CaseState.RETRY if state is CaseState.RETRY else CaseState.TRYING
-                else:
-                    then = to
-                values = {
-                    "state": then.value,
-                    "attempts": attempts,
-                    "changed_us": now_us,
-                    "reason": reasons[identity][:MAX_REASON],
-                }
-                connection.execute(
-                    sa.update(trans_compensation_case).where(_is_case(self._name, identity)).values(values)
-                )
+                elif to is CaseState.TRYING and state is CaseState.RETRY:  # it is in no run, so it keeps that state
+                    then = CaseState.RETRY
+                changed = {"state": then.value, "attempts": attempts, "changed_us": now_us}
+                changed["reason"] = reasons[identity][:MAX_REASON]
+                case = sa.update(trans_compensation_case).where(_is_case(self._name, identity))
+                connection.execute(case.values(changed))
                 if then in WAITING:
                     waiting.add(identity)
         return waiting

@@ -12,23 +12,24 @@ nothing. The commit-set entry only saves the scheduler a look-up.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
 from escrowmq.compensation.journal import Database, Journal, transaction
-from escrowmq.compensation.recovery import split_pieces
+from escrowmq.compensation.recovery import PERMANENT, split_pieces
+from escrowmq.compensation.remedies import apply_in_steps
 from escrowmq.compensation.sets.seam import SetStore
-from escrowmq.errors import Code, EscrowError, Misuse
+from escrowmq.errors import EscrowError
 from escrowmq.outbox import inbox
 from escrowmq.outbox.inbox import claim_batch_tx
 from escrowmq.outbox.migrations import translated
 from escrowmq.outbox.session import transaction_of
 from escrowmq.outbox.tables import trans_recv_log
 from escrowmq.platform.backoff import Backoff
+from escrowmq.platform.clock import now_us
 from escrowmq.platform.failpoints import reach
 
 if TYPE_CHECKING:
@@ -43,20 +44,6 @@ logger = logging.getLogger(__name__)
 
 FIRST_PAUSE, LAST_PAUSE = 0.2, 5.0
 """Shortest and longest pause (s) before a failed store is used again."""
-_PERMANENT = frozenset({Code.NO_TABLES, Code.SCHEMA_VERSION, Code.NO_TRANSACTION})
-
-
-class InTransaction(Protocol):
-    """A set store whose entries can be written in the caller's transaction."""
-
-    @property
-    def engine(self) -> sa.Engine:
-        """Engine of the database that holds the store."""
-        ...
-
-    def add_commits_tx(self, connection: sa.Connection, ids: Sequence[bytes], now_us: int) -> None:
-        """Do :meth:`SetStore.add_commits` inside the transaction of ``connection``."""
-        ...
 
 
 def consume(
@@ -70,17 +57,13 @@ def consume(
     idle_timeout: float | None = None,
 ) -> int:
     """Consume like :func:`escrowmq.outbox.inbox.consume`, and record each handled message in the commit set of
-    ``sets``.
-
-    The entry is written before the message is acknowledged, also if its effect happened earlier. ``group`` names the
-    marks (None: the consumer's group); the scheduler must use the same. A failed store stops nothing, see above; its
-    errors are logged. Returns the number of effects. Raises as ``inbox.consume``.
-    """
+    ``sets``. The entry is written before the message is acknowledged, also if its effect happened earlier. ``group``
+    names the marks (None: the consumer's group); the scheduler must use the same. A failed store stops nothing, see
+    above; its errors are logged. Returns the number of effects. Raises as ``inbox.consume``."""
     entries = Entries(database, sets)
     hook: dict[str, Any] = {"within": entries.within} if entries.together else {"after": entries.after}
-    return inbox.consume(
-        consumer, database, handler, group=group, max_messages=max_messages, idle_timeout=idle_timeout, **hook
-    )
+    hook |= {"group": group, "max_messages": max_messages, "idle_timeout": idle_timeout}
+    return inbox.consume(consumer, database, handler, **hook)
 
 
 class Entries:
@@ -98,8 +81,8 @@ class Entries:
     def within(self, session: Any, messages: Sequence[Received]) -> None:
         """Write the entries in the transaction of their effects."""
         with transaction_of(session, trans_recv_log) as connection:
-            for ids in split_pieces(_ids(messages)):
-                self._sets.add_commits_tx(connection, ids, _now_us())
+            for ids in split_pieces([message.message_id for message in messages]):
+                self._sets.add_commits_tx(connection, ids, now_us())
 
     def after(self, messages: Sequence[Received]) -> None:
         """Write the entries after the transaction was committed. Never raises: the mark replaces a missing entry."""
@@ -107,20 +90,17 @@ class Entries:
         if self._backoff.left():
             return
         try:
-            for ids in split_pieces(_ids(messages)):
-                self._sets.add_commits(ids, _now_us())
+            for ids in split_pieces([message.message_id for message in messages]):
+                self._sets.add_commits(ids, now_us())
         except EscrowError as problem:
             self._backoff.failed()
-            self._record_suspension(problem)
+            logger.warning("the commit set of %s was not written; effects continue: %s", self._sets.name, problem)
+            try:
+                self._journal.suspend(str(problem))
+            except (EscrowError, SQLAlchemyError) as other:  # the next process records it
+                logger.warning("the suspension of %s could not be recorded: %s", self._sets.name, other)
         else:
             self._backoff.worked()
-
-    def _record_suspension(self, problem: EscrowError) -> None:
-        logger.warning("the commit set of %s was not written; effects continue: %s", self._sets.name, problem)
-        try:
-            self._journal.suspend(str(problem))
-        except (EscrowError, SQLAlchemyError) as other:  # the next process records it
-            logger.warning("the suspension of %s could not be recorded: %s", self._sets.name, other)
 
 
 def is_in(database: Database, sets: SetStore) -> bool:
@@ -134,31 +114,8 @@ def is_in(database: Database, sets: SetStore) -> bool:
             return False
     if mine.pool is other.pool:
         return True
-    named = bool(mine.url.database) and mine.url.database != ":memory:"
-    return named and _location(mine.url) == _location(other.url)
-
-
-def _location(url: sa.URL) -> tuple[Any, ...]:
-    return url.get_backend_name(), url.host, url.port, url.database
-
-
-def _ids(messages: Sequence[Any]) -> list[bytes]:
-    return [message.message_id for message in messages]
-
-
-def _now_us() -> int:
-    return time.time_ns() // 1000
-
-
-# The scheduler's side
-
-
-class Effects(Protocol):
-    """Applies messages that the scheduler has looked up."""
-
-    def apply(self, messages: Sequence[Any]) -> list[bool | Exception]:
-        """Apply each message: True (new effect), False (had it before), or an error (no effect; retry possible)."""
-        ...
+    here, there = ((url.get_backend_name(), url.host, url.port, url.database) for url in (mine.url, other.url))
+    return here == there and mine.url.database not in (None, "", ":memory:")
 
 
 class DatabaseEffects:
@@ -171,23 +128,7 @@ class DatabaseEffects:
 
     def apply(self, messages: Sequence[Any]) -> list[bool | Exception]:
         """Apply all in one transaction, else one by one. Raises Misuse(NO_TABLES | SCHEMA_VERSION | NO_TRANSACTION)."""
-        if not messages:
-            return []
-        try:
-            return list(self._apply_together(messages))
-        except Exception as problem:
-            _raise_permanent(problem)
-            if len(messages) == 1:
-                return [problem]
-            logger.info("%d messages failed together; retrying them one by one: %r", len(messages), problem)
-        results: list[bool | Exception] = []
-        for message in messages:
-            try:
-                results += self._apply_together([message])
-            except Exception as problem:
-                _raise_permanent(problem)
-                results.append(problem)
-        return results
+        return apply_in_steps(messages, self._apply_together, max(len(messages), 1), PERMANENT)
 
     def _apply_together(self, messages: Sequence[Any]) -> list[bool]:
         with self._database.begin() as session:
@@ -196,8 +137,3 @@ class DatabaseEffects:
                 if new:
                     self._handler(session, message)
         return first
-
-
-def _raise_permanent(problem: Exception) -> None:
-    if isinstance(problem, Misuse) and problem.code in _PERMANENT:
-        raise problem

@@ -16,11 +16,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
+from escrowmq.compensation.halves import HalfSet, is_idle
 from escrowmq.errors import Code, EscrowError, Misuse, Unknown
 from escrowmq.outbox.inbox import header_id
 from escrowmq.platform.backoff import Backoff
+from escrowmq.platform.clock import now_us
 
 logger = logging.getLogger(__name__)
 
@@ -36,50 +38,38 @@ Keys = tuple[list[bytes], list[int]]
 """Ids, and the time at which the broker stored each key (microseconds since 1970)."""
 
 
-class Halves(Protocol):
-    """Interface of a :class:`escrowmq.compensation.HalfSet`."""
-
-    def ready(self) -> bool:
-        """Decide whether keys may be received now."""
-        ...
-
-    def add(self, ids: Sequence[bytes], stored_us: Sequence[int]) -> None:
-        """Record ids with their times."""
-        ...
-
-
 # Decoding the messages of each broker
 
 
 def of_kafka(messages: Iterable[Any]) -> Keys:
     """Return keys of ``confluent_kafka`` messages, with Kafka's timestamps: the relay's clock, or better the broker's
     if the topic has ``message.timestamp.type=LogAppendTime``. Raises Unknown(DISCONNECTED) for an error message."""
-    found: list[tuple[bytes, int]] = []
+    found: Keys = [], []
     for message in messages:
         if message.error() is not None:
             raise Unknown(Code.DISCONNECTED, f"Kafka: {message.error()}")
         kind, stored_ms = message.timestamp()
         where = f"Kafka {message.topic()}/{message.partition()} at {message.offset()}"
-        _append_key(found, message.headers(), stored_ms * 1000 if kind else _now_us(), where)
-    return _to_columns(found)
+        _append_key(found, message.headers(), stored_ms * 1000 if kind else now_us(), where)
+    return found
 
 
 def of_redis(entries: Iterable[Any]) -> Keys:
     """Return keys of stream entries, ``(entry id, fields)`` as in redis-py, with the times of the entry ids."""
-    found: list[tuple[bytes, int]] = []
+    found: Keys = [], []
     for entry, fields in entries:
         name = entry.decode() if isinstance(entry, bytes) else str(entry)
         _append_key(found, fields or {}, int(name.partition("-")[0]) * 1000, f"Redis entry {name}")
-    return _to_columns(found)
+    return found
 
 
 def of_rabbitmq(messages: Iterable[Any]) -> Keys:
     """Return keys of ``aio_pika`` messages, or of objects with ``headers``. The time is that of reading: RabbitMQ has
     none."""
-    found: list[tuple[bytes, int]] = []
+    found: Keys = [], []
     for message in messages:
-        _append_key(found, message.headers, _now_us(), "RabbitMQ")
-    return _to_columns(found)
+        _append_key(found, message.headers, now_us(), "RabbitMQ")
+    return found
 
 
 # Loops
@@ -87,7 +77,7 @@ def of_rabbitmq(messages: Iterable[Any]) -> Keys:
 
 def read_kafka(
     consumer: Any,
-    halves: Halves,
+    halves: HalfSet,
     *,
     stop: threading.Event | None = None,
     idle_timeout: float | None = None,
@@ -96,27 +86,21 @@ def read_kafka(
     """Read a ``confluent_kafka.Consumer`` until ``stop`` is set or nothing arrived for ``idle_timeout`` seconds. It
     must be subscribed to the key topic with ``enable.auto.commit=false``. Offsets are committed at Kafka after their
     keys were recorded. Returns the number of recorded keys."""
-    stopping, count, last = stop or threading.Event(), 0, time.monotonic()
-    while not (stopping.is_set() or _is_idle(last, idle_timeout)):
-        messages = consumer.consume(most, _wait_seconds(idle_timeout))
-        if not messages:
-            continue
-        keys = of_kafka(messages)
-        if not _record(halves, keys, stopping):
-            break
+
+    def acknowledge(messages: list[Any]) -> None:
         for message in {(one.topic(), one.partition()): one for one in messages}.values():  # the last of each partition
             try:
                 consumer.commit(message=message, asynchronous=False)
             except Exception as problem:  # a partition moved to another consumer: recording keys again changes nothing
                 logger.info("keys were recorded but not acknowledged: %s", problem)
-        count, last = count + len(keys[0]), time.monotonic()
-    return count
+
+    return _read(lambda wait: consumer.consume(most, wait), of_kafka, acknowledge, halves, stop, idle_timeout)
 
 
 def read_redis(
     client: Any,
     stream: str,
-    halves: Halves,
+    halves: HalfSet,
     *,
     group: str,
     name: str,
@@ -133,34 +117,38 @@ def read_redis(
     except Exception as problem:
         if "BUSYGROUP" not in str(problem):
             raise
-    stopping, count, last = stop or threading.Event(), 0, time.monotonic()
     first: str | None = "0"  # entries pending from before a crash, then new ones
-    while not (stopping.is_set() or _is_idle(last, idle_timeout)):
+
+    def receive(wait: float) -> list[Any]:
+        nonlocal first
         entries = client.xautoclaim(stream, group, name, round(claim_after * 1000), start_id="0-0", count=most)[1]
         if not entries:
-            block = None if first is not None else max(1, round(_wait_seconds(idle_timeout) * 1000))
+            block = None if first is not None else max(1, round(wait * 1000))
             answer = client.xreadgroup(group, name, {stream: first or ">"}, count=most, block=block)
             entries = _entries_of(answer)
             first = _last_id(entries) if first is not None and entries else None
-        if not entries:
-            continue
-        keys = of_redis(entries)
-        if not _record(halves, keys, stopping):
-            break
+        return list(entries)
+
+    def acknowledge(entries: list[Any]) -> None:
         client.xack(stream, group, *(entry for entry, _ in entries))
-        count, last = count + len(keys[0]), time.monotonic()
-    return count
+
+    return _read(receive, of_redis, acknowledge, halves, stop, idle_timeout)
 
 
 async def read_rabbitmq(
-    queue: Any, halves: Halves, *, stop: asyncio.Event | None = None, idle_timeout: float | None = None, most: int = 500
+    queue: Any,
+    halves: HalfSet,
+    *,
+    stop: asyncio.Event | None = None,
+    idle_timeout: float | None = None,
+    most: int = 500,
 ) -> int:
     """Read an ``aio_pika`` queue; otherwise as :func:`read_kafka`. It needs a separate channel, because acknowledging
     the last message of a batch acknowledges all earlier ones of the channel."""
     stopping, count, last = stop or asyncio.Event(), 0, time.monotonic()
     away = threading.Event()
     try:
-        while not (stopping.is_set() or _is_idle(last, idle_timeout)):
+        while not (stopping.is_set() or is_idle(last, idle_timeout)):
             messages: list[Any] = []
             while len(messages) < most and (message := await queue.get(fail=False)) is not None:
                 messages.append(message)
@@ -245,18 +233,36 @@ def redis_again(client: Any, stream: str) -> Callable[[int], Iterator[Keys]]:
 # Internals
 
 
-def _append_key(found: list[tuple[bytes, int]], headers: Any, stored_us: int, where: str) -> None:
+def _append_key(found: Keys, headers: Any, stored_us: int, where: str) -> None:
     try:
-        found.append((header_id(headers), stored_us))
+        found[0].append(header_id(headers))
     except Misuse:
         logger.warning("a message without an id announces nothing and is skipped: %s", where)
+    else:
+        found[1].append(stored_us)
 
 
-def _to_columns(found: list[tuple[bytes, int]]) -> Keys:
-    return [identity for identity, _ in found], [stored_us for _, stored_us in found]
+def _read(
+    receive: Callable[[float], list[Any]],
+    decode: Callable[[list[Any]], Keys],
+    acknowledge: Callable[[list[Any]], None],
+    halves: HalfSet,
+    stop: threading.Event | None,
+    idle_timeout: float | None,
+) -> int:
+    """Receive, record and acknowledge batches; ``receive`` gets the seconds to wait. Returns the number of keys."""
+    stopping, count, last = stop or threading.Event(), 0, time.monotonic()
+    while not (stopping.is_set() or is_idle(last, idle_timeout)):
+        if batch := receive(_wait_seconds(idle_timeout)):
+            keys = decode(batch)
+            if not _record(halves, keys, stopping):
+                break
+            acknowledge(batch)
+            count, last = count + len(keys[0]), time.monotonic()
+    return count
 
 
-def _record(halves: Halves, keys: Keys, stop: threading.Event) -> bool:
+def _record(halves: HalfSet, keys: Keys, stop: threading.Event) -> bool:
     """Record keys, waiting until the half set accepts them. Returns False if stopped before they were recorded."""
     backoff = Backoff(PAUSE, LONGEST_PAUSE)
     while not stop.is_set():
@@ -288,13 +294,5 @@ def _last_id(entries: Sequence[Any]) -> str:
     return name.decode() if isinstance(name, bytes) else str(name)
 
 
-def _is_idle(last: float, idle_timeout: float | None) -> bool:
-    return idle_timeout is not None and time.monotonic() - last >= idle_timeout
-
-
 def _wait_seconds(idle_timeout: float | None) -> float:
     return STEP if idle_timeout is None else min(STEP, max(idle_timeout, 0.001))
-
-
-def _now_us() -> int:
-    return time.time_ns() // 1000

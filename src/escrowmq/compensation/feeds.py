@@ -6,20 +6,24 @@ passes them to the half set, and provides these functions as far as it can.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
+
+import pyarrow as pa
 
 from escrowmq.client.bus import Bus
 from escrowmq.client.links.answers import away
 from escrowmq.client.reading.reading import Partition
 from escrowmq.errors import AWAY, Code, EscrowError, Misuse, Rejected
+from escrowmq.platform import clock
 
 KeyTimes = tuple[Sequence[bytes], Sequence[int]]
 """Ids, and the time at which each key was stored (microseconds since 1970)."""
 
 _ROWS = 10_000
+_COLUMNS = ["key", "message_id", "stored_us"]
 _SLACK_US = 1_000
 """Reading starts this much earlier (µs), because times travel as floating-point numbers."""
 
@@ -47,12 +51,16 @@ def id_of_key(key: str | None, message_id: bytes) -> bytes:
     """Return the id that a key message announces: its key, 32 hex digits, else its own message id. Messages of our
     producer have the announced id as message id, too. A stray message so becomes a case for an operator and is not
     lost."""
-    if key is not None and len(key) == 32:
-        try:
+    with suppress(ValueError):
+        if key is not None and len(key) == 32:
             return bytes.fromhex(key)
-        except ValueError:
-            pass
     return message_id
+
+
+def to_key_times(rows: pa.RecordBatch) -> KeyTimes:
+    """Convert messages of a key topic."""
+    keys, ids, stored_us = (rows.column(name).to_pylist() for name in _COLUMNS)
+    return list(map(id_of_key, keys, ids)), stored_us
 
 
 class TopicKeys:
@@ -68,7 +76,7 @@ class TopicKeys:
         answers = self._bus.admin.hello()
         if not answers:
             raise away(answers.missing, "no broker reports its time")
-        return min(answer.get("time_us", time.time_ns() // 1000) for answer in answers)
+        return min(answer.get("time_us", clock.now_us()) for answer in answers)
 
     def acknowledged_us(self) -> int | None:
         """Return the brokers' time, read first, or the store time of the first unacknowledged key, whichever is
@@ -134,13 +142,10 @@ class TopicKeys:
         pending = [place for place, first in start.items() if first < ends[place]]
         if not pending:
             return
-        columns = ["key", "message_id", "stored_us"]
         chosen = {place: start[place] for place in pending}
-        with self._bus.reader(self.topic, queues=pending, start=chosen, columns=columns) as reader:
+        with self._bus.reader(self.topic, queues=pending, start=chosen, columns=_COLUMNS) as reader:
             for batch in reader.batches(_ROWS, idle_timeout=5.0):
-                rows = batch.arrow
-                pairs = zip(rows.column("key").to_pylist(), rows.column("message_id").to_pylist(), strict=True)
-                yield [id_of_key(key, identity) for key, identity in pairs], rows.column("stored_us").to_pylist()
+                yield to_key_times(batch.arrow)
                 # lacks the queues of a broker that just became unreachable
                 positions = reader.positions()
                 if all(positions.get(place, start[place]) >= ends[place] for place in pending):
@@ -162,11 +167,11 @@ class GivenKeys:
     ) -> None:
         self._acknowledged_us = acknowledged_us
         self._read_again = read_again
-        self._now_us = now_us
+        self._now_us = now_us or clock.now_us
 
     def now_us(self) -> int:
         """Return the time of the given clock, else of this machine."""
-        return time.time_ns() // 1000 if self._now_us is None else self._now_us()
+        return self._now_us()
 
     def acknowledged_us(self) -> int | None:
         """Return the result of the given function, else None (unknown)."""
@@ -176,9 +181,6 @@ class GivenKeys:
         """Yield the keys from the given function. Raises Misuse(BAD_SETTING) without it."""
         if self._read_again is None:
             text = "the set store has lost its entries, and no function was given that reads the keys again"
-            raise Misuse(
-                Code.BAD_SETTING,
-                text,
-                "give GivenKeys(read_again=...), then run it again; the compensation stays suspended until then",
-            )
+            hint = "give GivenKeys(read_again=...), then run it again; the compensation stays suspended until then"
+            raise Misuse(Code.BAD_SETTING, text, hint)
         yield from self._read_again(since_us)

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 from sqlalchemy.exc import DBAPIError
 
 from escrowmq.client.bus import Bus
-from escrowmq.compensation.feeds import KeyFeed, TopicKeys, id_of_key
+from escrowmq.compensation.feeds import KeyFeed, TopicKeys, to_key_times
 from escrowmq.compensation.journal import Database, Journal
 from escrowmq.compensation.recovery import MARGIN, Recovery, split_pieces
 from escrowmq.compensation.sets.seam import SetStore
-from escrowmq.errors import Code, EscrowError, error
+from escrowmq.errors import AWAY, Code, EscrowError, error
 from escrowmq.outbox.dialects import in_a_line
 from escrowmq.platform.backoff import Backoff
 from escrowmq.platform.failpoints import reach
@@ -37,14 +37,14 @@ POLL = 0.5
 """Poll interval (s) for the stop event."""
 FIRST_PAUSE, LAST_PAUSE = 0.2, 5.0
 """Shortest and longest pause (s) between two checks whether the store is available."""
+_TEMPORARY = {*AWAY, Code.QUEUE_FULL, Code.DISK_FULL, Code.LEASE_LOST, Code.BAD_SETTING}
+"""Errors that a retry, or a change made meanwhile, may resolve."""
 
 
 class HalfSet:
     """The half set of one compensation, for any reader of announced ids and their times, also from another broker.
-
     ``group`` (None: the name of ``sets``) names the marks of the message consumers, which a recovery reads.
-    Thread-safe.
-    """
+    Thread-safe."""
 
     def __init__(
         self, database: Database, sets: SetStore, feed: KeyFeed, *, group: str | None = None, margin: float = MARGIN
@@ -74,7 +74,7 @@ class HalfSet:
             for part, times in zip(split_pieces(ids), split_pieces(stored_us), strict=True):
                 self._sets.add_halves(part, times)
         except EscrowError as problem:
-            self._recovery.suspend(problem)
+            self._recovery.suspend(str(problem))
             raise
         reach("compensation.halves-added")
 
@@ -101,7 +101,7 @@ class HalfSetConsumer:
         self._bus = bus
         self._topic = topic
         self._max = max_messages
-        self.group = keys_group(sets.name) if group is None else group
+        self.group = f"{sets.name}.keys" if group is None else group
         self.half_set = HalfSet(database, sets, TopicKeys(bus, topic, self.group), group=marks, margin=margin)
 
     def run(self, stop: threading.Event | None = None, idle_timeout: float | None = None) -> int:
@@ -109,27 +109,24 @@ class HalfSetConsumer:
         Waits while a store, broker or database is unavailable. Raises Misuse(NO_TABLES | SCHEMA_VERSION) and other
         permanent errors."""
         stopping = threading.Event() if stop is None else stop
-        backoff = Backoff(FIRST_PAUSE, LAST_PAUSE)
+        backoff, poll = Backoff(FIRST_PAUSE, LAST_PAUSE), POLL if idle_timeout is None else min(POLL, idle_timeout)
         count, last = 0, time.monotonic()
-        while not stopping.is_set() and not _is_idle(last, idle_timeout):
+        while not stopping.is_set() and not is_idle(last, idle_timeout):
             before = count
             try:
                 if self.half_set.ready():
                     with self._bus.consumer(self.group, self._topic, max_attempts=NEVER_DEAD) as consumer:
                         backoff.worked()
-                        while not stopping.is_set() and not _is_idle(last, idle_timeout):
-                            keys = self._receive(consumer, POLL if idle_timeout is None else min(POLL, idle_timeout))
-                            if keys:
+                        while not stopping.is_set() and not is_idle(last, idle_timeout):
+                            if keys := self._receive(consumer, poll):
                                 count, last = count + keys, time.monotonic()
                     continue
-            except EscrowError as problem:
-                if not _is_temporary(problem):
+            except (EscrowError, DBAPIError) as problem:
+                if isinstance(problem, EscrowError) and problem.code not in _TEMPORARY:
                     raise
-                logger.warning("the half set of %s waits: %s", self.half_set.journal.name, problem)
-            except DBAPIError as problem:
                 logger.warning("the half set of %s waits: %s", self.half_set.journal.name, in_a_line(problem))
             if count == before:
-                stopping.wait(min(backoff.failed(), POLL if idle_timeout is None else min(POLL, idle_timeout)))
+                stopping.wait(min(backoff.failed(), poll))
         return count
 
     def _receive(self, consumer: Consumer, wait: float) -> int:
@@ -148,33 +145,9 @@ class HalfSetConsumer:
         return 0
 
     def _record(self, batch: ReceivedBatch) -> None:
-        rows = batch.arrow
-        pairs = zip(rows.column("key").to_pylist(), rows.column("message_id").to_pylist(), strict=True)
-        self.half_set.add([id_of_key(key, identity) for key, identity in pairs], rows.column("stored_us").to_pylist())
+        self.half_set.add(*to_key_times(batch.arrow))
 
 
-def keys_group(name: str) -> str:
-    """Return the consumer group that reads the keys of compensation ``name`` unless another is configured."""
-    return f"{name}.keys"
-
-
-def _is_idle(last: float, idle_timeout: float | None) -> bool:
+def is_idle(last: float, idle_timeout: float | None) -> bool:
+    """Return whether nothing arrived since ``last`` (monotonic) for ``idle_timeout`` seconds (None: no limit)."""
     return idle_timeout is not None and time.monotonic() - last >= idle_timeout
-
-
-_TEMPORARY = frozenset(
-    {
-        Code.DISCONNECTED,
-        Code.TIMED_OUT,
-        Code.BROKER_AWAY,
-        Code.QUEUE_FULL,
-        Code.DISK_FULL,
-        Code.LEASE_LOST,
-        Code.BAD_SETTING,
-    }
-)
-
-
-def _is_temporary(problem: EscrowError) -> bool:
-    """Decide whether an error is temporary: a retry, or a change made meanwhile, may resolve it."""
-    return problem.code in _TEMPORARY

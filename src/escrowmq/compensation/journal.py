@@ -92,10 +92,7 @@ class Journal:
 
     def begin(self, epoch: str | None, reason: str | None = None) -> Standing:
         """Return the row; create it if needed, with a store of ``epoch`` (None: unavailable, so suspended for
-        ``reason``).
-
-        Must be called before the first key is acknowledged: keys acknowledged earlier would belong to no epoch.
-        """
+        ``reason``). Must be called before the first key is acknowledged: earlier ones would belong to no epoch."""
         with transaction(self.database) as connection:
             found = self._read(connection)
             if found is None:
@@ -118,21 +115,19 @@ class Journal:
     def resume(self, seen: Standing, epoch: str) -> bool:
         """Complete a recovery that began with ``seen``: use the store again, with this ``epoch``. Returns False if the
         row changed meanwhile, so the recovery must be repeated."""
-        with transaction(self.database) as connection:
-            values = {"epoch": epoch, "suspended_us": None, "changed_us": database_now_us(connection)}
-            return self._update(connection, seen, {**values, "version": seen.version + 1})
+        return self._update(seen, {"epoch": epoch, "suspended_us": None})
 
     def raise_settled(self, seen: Standing, settled_us: int) -> bool:
         """Advance ``settled_us``. Returns False if the row changed since ``seen``, or without an increase."""
         if seen.suspended or settled_us <= seen.settled_us:
             return False
-        with transaction(self.database) as connection:
-            values = {"settled_us": settled_us, "changed_us": database_now_us(connection), "version": seen.version + 1}
-            return self._update(connection, seen, values)
+        return self._update(seen, {"settled_us": settled_us})
 
-    def _update(self, connection: sa.Connection, seen: Standing, values: dict[str, Any]) -> bool:
-        change = sa.update(trans_compensation).where(self._own_row, _ROW.version == seen.version).values(values)
-        return connection.execute(change).rowcount == 1
+    def _update(self, seen: Standing, values: dict[str, Any]) -> bool:
+        change = sa.update(trans_compensation).where(self._own_row, _ROW.version == seen.version)
+        with transaction(self.database) as connection:
+            more = {"changed_us": database_now_us(connection), "version": seen.version + 1}
+            return connection.execute(change.values(values | more)).rowcount == 1
 
     def _read(self, connection: sa.Connection) -> Standing | None:
         columns = [getattr(_ROW, name) for name in Standing.__slots__]

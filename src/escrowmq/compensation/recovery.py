@@ -30,7 +30,7 @@ T = TypeVar("T")
 MARGIN = 300.0
 """Reading of marks starts so many seconds earlier: a mark has the start time of its transaction, and clocks differ."""
 
-_PERMANENT = frozenset({Code.NO_TABLES, Code.SCHEMA_VERSION, Code.NO_TRANSACTION})
+PERMANENT = frozenset({Code.NO_TABLES, Code.SCHEMA_VERSION, Code.NO_TRANSACTION})
 """Errors that are permanent: do not retry."""
 
 
@@ -57,18 +57,18 @@ class Recovery:
         except EscrowError as problem:
             self.problem = problem
             self._journal.begin(None, str(problem))
-            self.suspend(problem)
+            self.suspend(str(problem))
             return None
         seen = self._journal.begin(epoch)
         if not seen.suspended and seen.epoch == epoch:
             return seen
         if not seen.suspended:
-            self._suspend("the set store was replaced, or has lost its entries")
+            self.suspend("the set store was replaced, or has lost its entries")
             return self.ensure()
         try:
             done = self._recover(seen, epoch)
         except EscrowError as problem:
-            if problem.code in _PERMANENT:
+            if problem.code in PERMANENT:
                 raise
             logger.warning("compensation %s stays suspended: %s", self._journal.name, problem)
             self.problem = problem
@@ -79,11 +79,8 @@ class Recovery:
         found = self._journal.read()
         return None if found is None or found.suspended else found
 
-    def suspend(self, problem: EscrowError) -> None:
+    def suspend(self, reason: str) -> None:
         """Record the suspension after a failure of the store, unless it is recorded already."""
-        self._suspend(str(problem))
-
-    def _suspend(self, reason: str) -> None:
         if self._journal.suspend(reason):
             logger.warning("compensation %s is suspended: %s", self._journal.name, reason)
             reach("compensation.suspended")
@@ -110,13 +107,12 @@ class Recovery:
         reach("compensation.recovering")
         if not self._journal.resume(seen, epoch):
             return False
-        kind = "its own" if is_same else "another"
         text = "compensation %s continues with %s epoch of its set store; read again: %d marks, %d keys"
-        logger.info(text, self._journal.name, kind, marks, halves)
+        logger.info(text, self._journal.name, "its own" if is_same else "another", marks, halves)
         return True
 
 
-def split_pieces(is_same: Sequence[T]) -> Iterator[Sequence[T]]:
+def split_pieces(every: Sequence[T]) -> Iterator[Sequence[T]]:
     """Yield parts that fit into one call of a set store."""
-    for at in range(0, len(is_same), MAX_IDS):
-        yield is_same[at : at + MAX_IDS]
+    for at in range(0, len(every), MAX_IDS):
+        yield every[at : at + MAX_IDS]

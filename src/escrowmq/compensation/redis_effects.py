@@ -12,15 +12,16 @@ were handled here, and finds their marks here.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import redis
 from redis.exceptions import ExecAbortError, ResponseError, WatchError
 
+from escrowmq.compensation.remedies import apply_in_steps
 from escrowmq.compensation.sets.redis import RedisSets
 from escrowmq.errors import EscrowError
+from escrowmq.platform.clock import now_us
 from escrowmq.platform.failpoints import reach
 
 if TYPE_CHECKING:
@@ -42,13 +43,7 @@ class RedisEffects:
     recovery. Thread-safe."""
 
     def __init__(
-        self,
-        client: redis.Redis,
-        sets: RedisSets,
-        queue: Queue,
-        *,
-        group: str | None = None,
-        keep: float | None = None,
+        self, client: redis.Redis, sets: RedisSets, queue: Queue, *, group: str | None = None, keep: float | None = None
     ) -> None:
         self._client = client
         self._sets = sets
@@ -58,10 +53,7 @@ class RedisEffects:
 
     def consume(self, consumer: Consumer, *, max_messages: int = TOGETHER, idle_timeout: float | None = None) -> int:
         """Consume until ``consumer`` is closed, or no message arrived for ``idle_timeout`` seconds; failed messages are
-        nacked.
-
-        Returns the number of messages that had their effect.
-        """
+        nacked. Returns the number of messages that had their effect."""
         effects = 0
         for batch in consumer.batches(min(max_messages, TOGETHER), idle_timeout=idle_timeout):
             messages = list(batch)
@@ -72,31 +64,19 @@ class RedisEffects:
                 else:
                     effects += result
                     message.ack()
-        _flush(consumer)
+        try:
+            consumer.flush()
+        except EscrowError as problem:  # a redelivered message finds its mark
+            logger.info("messages were handled and may be redelivered: %s", problem)
         return effects
 
     def apply(self, messages: Sequence[Any]) -> list[bool | Exception]:
-        """See :class:`escrowmq.compensation.effects.Effects`: True (new effect), False (had it before) or an error."""
-        results: list[bool | Exception] = []
-        for at in range(0, len(messages), TOGETHER):
-            part = messages[at : at + TOGETHER]
-            try:
-                results += self._apply_step(part)
-            except Exception as problem:
-                if len(part) == 1:
-                    results.append(problem)
-                    continue
-                logger.info("%d messages failed together; doing them one by one: %r", len(part), problem)
-                for message in part:
-                    try:
-                        results += self._apply_step([message])
-                    except Exception as message_problem:
-                        results.append(message_problem)
-        return results
+        """See :class:`escrowmq.compensation.remedies.Effects`."""
+        return apply_in_steps(messages, self._apply_step, TOGETHER)
 
     def _apply_step(self, messages: Sequence[Any]) -> list[bool]:
         marks = [f"{self._prefix}{message.message_id.hex()}:{message.topic}" for message in messages]
-        now_us = time.time_ns() // 1000
+        time_us = now_us()
         with self._client.pipeline(transaction=True) as pipeline:
             while True:
                 pipeline.watch(*marks)  # type: ignore[no-untyped-call]
@@ -109,8 +89,8 @@ class RedisEffects:
                     if first[-1]:
                         fresh.append(mark)
                         self._queue(pipeline, message)
-                        pipeline.set(mark, now_us, px=self._keep_ms)
-                self._sets.add_commits_tx(pipeline, [message.message_id for message in messages], now_us)
+                        pipeline.set(mark, time_us, px=self._keep_ms)
+                self._sets.add_commits_tx(pipeline, [message.message_id for message in messages], time_us)
                 try:
                     pipeline.execute()
                 except WatchError:  # another process has handled one of them meanwhile
@@ -123,11 +103,3 @@ class RedisEffects:
                     raise
                 reach("compensation.effect-committed")
                 return first
-
-
-def _flush(consumer: Consumer) -> None:
-    """Wait for the acknowledgements; a late one only means that its message is redelivered and finds its mark."""
-    try:
-        consumer.flush()
-    except EscrowError as problem:
-        logger.info("messages were handled and may be redelivered: %s", problem)

@@ -14,15 +14,14 @@ unknown              a broker is unavailable, and no other one has it: retried w
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
 from escrowmq.client.bus import Bus
-from escrowmq.compensation.effects import Effects
-from escrowmq.errors import AWAY, Code, Corrupt, EscrowError, Meaning, Overloaded, Rejected, Unknown
+from escrowmq.errors import AWAY, Code, Corrupt, EscrowError, Meaning, Misuse, Overloaded, Rejected, Unknown
 from escrowmq.model import TransactionId
 from escrowmq.platform.failpoints import reach
 
@@ -62,9 +61,9 @@ class Finding:
     message_id: bytes
     state: State
     rows: tuple[Mapping[str, Any], ...]
-    """Messages of this id in the topics, in the form of ``Admin.lookup``; of a REFUSED one the reason is in
-    ``text``."""
+    """Messages of this id in the topics, in the form of ``Admin.lookup``."""
     text: str = ""
+    """Why it is REFUSED, NOWHERE or AWAY."""
 
 
 class Fate(Enum):
@@ -137,6 +136,37 @@ def judge(identity: bytes, rows: Sequence[Mapping[str, Any]], away: str = "") ->
     return Finding(identity, State.NOWHERE, (), "no broker has it")
 
 
+# Effects
+
+
+class Effects(Protocol):
+    """Applies messages that the scheduler has looked up."""
+
+    def apply(self, messages: Sequence[Any]) -> list[bool | Exception]:
+        """Apply each message: True (new effect), False (had it before), or an error (no effect; retry possible)."""
+        ...
+
+
+def apply_in_steps(
+    messages: Sequence[Any], step: Callable[[Sequence[Any]], list[bool]], size: int, permanent: Collection[Code] = ()
+) -> list[bool | Exception]:
+    """Apply ``size`` messages per step; those of a failed step one by one. Raises Misuse of a ``permanent`` code."""
+    results: list[bool | Exception] = []
+    for at in range(0, len(messages), size):
+        part = messages[at : at + size]
+        try:
+            results += step(part)
+        except Exception as problem:
+            if isinstance(problem, Misuse) and problem.code in permanent:
+                raise
+            if len(part) == 1:
+                results.append(problem)
+                continue
+            logger.info("%d messages failed together; retrying them one by one: %r", len(part), problem)
+            results += apply_in_steps(part, step, 1, permanent)
+    return results
+
+
 # Remedies
 
 
@@ -154,24 +184,25 @@ class Remedy(Protocol):
         ...
 
 
-class Committing:
-    """Commits open transactions as an operator: this needs no session of the producer group."""
+class Commit:
+    """``commit``: commits open transactions as an operator, which needs no session of the producer group, and leaves
+    the effect to the consumers."""
+
+    resends = False
 
     def __init__(self, bus: Bus, threads: ThreadPoolExecutor) -> None:
         self._bus = bus
         self._threads = threads
 
-    def commit(self, findings: Sequence[Finding]) -> list[Result]:
+    def apply(self, findings: Sequence[Finding]) -> list[Result]:
         """Commit every open transaction of each finding."""
         return list(self._threads.map(self._commit, findings))
 
     def _commit(self, finding: Finding) -> Result:
-        committed = 0
+        committed, why = 0, "its confirm was lost (compensation)"
         for transaction in sorted({row["transaction"] for row in finding.rows if row["state"] in ("open", "parked")}):
             try:
-                committed += (
-                    self._bus.admin.commit(transaction, why="its confirm was lost (compensation)") is Code.COMMITTED
-                )
+                committed += self._bus.admin.commit(transaction, why=why) is Code.COMMITTED
             except EscrowError as problem:
                 if problem.code in (Code.CONFLICT, Code.EXPIRED):  # decided by another process since the look-up
                     return Result(Fate.CONFLICT, f"{transaction}: {problem}", committed=committed)
@@ -181,32 +212,16 @@ class Committing:
         return Result(Fate.DONE, committed=committed)
 
 
-class Commit:
-    """``commit``: commits open transactions, and leaves the effect to the consumers."""
-
-    resends = False
-
-    def __init__(self, committing: Committing) -> None:
-        self._committing = committing
-
-    def apply(self, findings: Sequence[Finding]) -> list[Result]:
-        """Commit the open transactions; visible messages are left to the consumers."""
-        return self._committing.commit(findings)
-
-
 class Handle:
     """``handle``: the effect first, with the mark of the consumer group, then the commit. A later delivery finds the
-    mark.
-
-    A delayed message that is not visible is only committed: the consumers apply its effect when the broker's clock
-    permits.
-    """
+    mark. A delayed message that is not visible is only committed: the consumers apply its effect when the broker's
+    clock permits."""
 
     resends = False
 
-    def __init__(self, effects: Effects, committing: Committing) -> None:
+    def __init__(self, effects: Effects, commit: Commit) -> None:
         self._effects = effects
-        self._committing = committing
+        self._commit = commit
 
     def apply(self, findings: Sequence[Finding]) -> list[Result]:
         """Apply all effects, then commit where that succeeded."""
@@ -227,16 +242,15 @@ class Handle:
             else:
                 effects[owner] += result
         reach("compensation.handled")
-        ready = [number for number in range(len(findings)) if number not in failed]
-        ended = iter(self._committing.commit([findings[number] for number in ready]))
+        ends = iter(self._commit.apply([one for number, one in enumerate(findings) if number not in failed]))
         results: list[Result] = []
-        for number in range(len(findings)):
+        for number, count in enumerate(effects):
             if number in failed:
-                results.append(Result(Fate.FAILED, failed[number], effects[number]))
+                results.append(Result(Fate.FAILED, failed[number], count))
                 continue
-            end = next(ended)
+            end = next(ends)
             reason = f"it has had its effect, but the commit failed: {end.reason}" if end.reason else ""
-            results.append(Result(end.fate, reason, effects[number], end.committed))
+            results.append(Result(end.fate, reason, count, end.committed))
         return results
 
 
@@ -266,26 +280,14 @@ class Resend:
                 results[number] = Result(Fate.LATER if away else Fate.FAILED, f"{type(problem).__name__}: {problem}")
         reach("compensation.handled")
         for number, now in zip(sent, self._lookups.find([findings[number].message_id for number in sent]), strict=True):
-            if now.state is State.VISIBLE:
-                results[number] = Result(Fate.DONE, resent=1)
-            elif now.state is State.AWAY:
-                results[number] = Result(Fate.LATER, now.text, resent=1)
-            else:
-                text = f"it was sent again, but is still {now.state.value}"
-                results[number] = Result(Fate.FAILED, text, resent=1)
+            still = f"it was sent again, but is still {now.state.value}"
+            seen = {State.VISIBLE: (Fate.DONE, ""), State.AWAY: (Fate.LATER, now.text)}
+            results[number] = Result(*seen.get(now.state, (Fate.FAILED, still)), resent=1)
         return results
 
 
 def to_looked_up(row: Mapping[str, Any]) -> LookedUp:
     """Convert a row of a look-up for a handler."""
-    return LookedUp(
-        row["topic"],
-        row["key"],
-        row["tag"],
-        row["properties"],
-        row["body"],
-        bytes.fromhex(row["message_id"]),
-        None if row["transaction"] is None else TransactionId.parse(row["transaction"]),
-        row["stored_us"],
-        row["state"],
-    )
+    plain = {name: row[name] for name in ("topic", "key", "tag", "properties", "body", "stored_us", "state")}
+    transaction = None if row["transaction"] is None else TransactionId.parse(row["transaction"])
+    return LookedUp(message_id=bytes.fromhex(row["message_id"]), transaction_id=transaction, **plain)

@@ -28,16 +28,15 @@ from sqlalchemy.exc import DBAPIError
 
 from escrowmq.client.bus import Bus
 from escrowmq.compensation.cases import WAITING, Cases, count_cases
-from escrowmq.compensation.effects import DatabaseEffects, Effects
+from escrowmq.compensation.effects import DatabaseEffects
 from escrowmq.compensation.feeds import KeyFeed, TopicKeys
-from escrowmq.compensation.halves import POLL, keys_group
+from escrowmq.compensation.halves import POLL
 from escrowmq.compensation.journal import Database, Journal
 from escrowmq.compensation.recovery import MARGIN, Recovery
 from escrowmq.compensation.remedies import (
     Commit,
-    Committing,
+    Effects,
     Fate,
-    Finding,
     Handle,
     LookedUp,
     LookUps,
@@ -64,14 +63,12 @@ _BRIEF = 0.001
 """Shortest lease (s), for runs that any scheduler may adopt at once."""
 THREADS = 8
 """Concurrent look-ups and commits."""
+_FATES = {State.AWAY: Fate.LATER, State.REFUSED: Fate.CONFLICT}
+"""The fate of an id without a remedy, unless it FAILED."""
 
 
 class _StoreError(Exception):
-    """The set store failed during a run; ``problem`` is its error."""
-
-    def __init__(self, problem: EscrowError) -> None:
-        super().__init__(str(problem))
-        self.problem = problem
+    """The set store failed during a run, with this text."""
 
 
 class Scheduler:
@@ -123,14 +120,13 @@ class Scheduler:
         self.name = sets.name
         self._database = database
         self._sets = sets
-        self._feed = _make_feed(bus, keys, sets.name, keys_group)
+        self._feed = keys if not isinstance(keys, str) else TopicKeys(bus, keys, keys_group or f"{sets.name}.keys")
         self._threads = ThreadPoolExecutor(THREADS, "escrowmq-compensation")
-        wanted = [topics] if isinstance(topics, str) else list(topics)
-        self._lookups = LookUps(bus, wanted, self._threads)
+        self._lookups = LookUps(bus, [topics] if isinstance(topics, str) else topics, self._threads)
         marks = sets.name if group is None else group
         if effects is None and handler is not None:
             effects = DatabaseEffects(database, handler, marks)
-        self._remedy = _make_remedy(remedy, effects, resend, Committing(bus, self._threads), self._lookups)
+        self._remedy = _make_remedy(remedy, effects, resend, Commit(bus, self._threads), self._lookups)
         self._journal = Journal(database, sets.name)
         self._recovery = Recovery(self._journal, sets, self._feed, marks, margin)
         self._cases = Cases(database, sets.name, max_attempts)
@@ -156,11 +152,9 @@ class Scheduler:
                 self.run_once(stop)
             except Misuse:
                 raise
-            except EscrowError as problem:
-                if problem.code is Code.CLOSED and self._closed:
+            except (EscrowError, DBAPIError) as problem:
+                if isinstance(problem, EscrowError) and problem.code is Code.CLOSED and self._closed:
                     return
-                logger.warning("a run of compensation %s was aborted: %s", self.name, problem)
-            except DBAPIError as problem:
                 logger.warning("a run of compensation %s was aborted: %s", self.name, in_a_line(problem))
             while (left := begun + every - time.monotonic()) > 0 and not self._is_stopped(stop):
                 ended.wait(min(left, POLL))
@@ -190,8 +184,8 @@ class Scheduler:
                     reach("compensation.settled")
                     self._raise_settled()
             except _StoreError as failure:
-                self._recovery.suspend(failure.problem)
-                suspended = str(failure.problem)
+                suspended = str(failure)
+                self._recovery.suspend(suspended)
         except BaseException:
             self._counters.add_aborted_run()
             raise
@@ -257,9 +251,8 @@ class Scheduler:
             self._call_store(lambda: self._sets.settle(run.name, done))  # noqa: B023
             counts["settled"] += len(done)
         if left:
-            self._call_store(
-                lambda: self._sets.renew(run.name, _BRIEF if self._is_stopped(stop) else max(self._retry_after, _BRIEF))
-            )
+            pause = _BRIEF if self._is_stopped(stop) else max(self._retry_after, _BRIEF)
+            self._call_store(lambda: self._sets.renew(run.name, pause))
 
     def _call_store(self, call: Callable[[], Any]) -> Any:
         try:
@@ -267,7 +260,7 @@ class Scheduler:
         except EscrowError as problem:
             if problem.code is Code.BAD_ARGUMENT:
                 raise
-            raise _StoreError(problem) from problem
+            raise _StoreError(str(problem)) from problem
 
     # Processing of ids
 
@@ -275,12 +268,10 @@ class Scheduler:
         """Look up and repair ids. Returns those to settle in the store: repaired, or a case for an operator."""
         by_person = self._cases.find_settled(ids)
         findings = self._lookups.find([identity for identity in ids if identity not in by_person])
-        wanted = [one for one in findings if self._is_for_remedy(one)]
-        results = dict(zip([one.message_id for one in wanted], self._remedy.apply(wanted), strict=True))
-        for finding in findings:
-            if finding.message_id not in results:
-                results[finding.message_id] = _result_without_remedy(finding)
-        early = sum(one.state is State.VISIBLE for one in findings)
+        repairable = {State.OPEN, State.VISIBLE} | ({State.NOWHERE} if self._remedy.resends else set())
+        wanted = [one for one in findings if one.state in repairable]
+        results = {one.message_id: Result(_FATES.get(one.state, Fate.FAILED), one.text) for one in findings}
+        results |= zip([one.message_id for one in wanted], self._remedy.apply(wanted), strict=True)
         done = [identity for identity, result in results.items() if result.fate is Fate.DONE]
         conflicts = {identity: one.reason for identity, one in results.items() if one.fate is Fate.CONFLICT}
         failed = {identity: one.reason for identity, one in results.items() if one.fate is Fate.FAILED}
@@ -292,16 +283,11 @@ class Scheduler:
             logger.warning("compensation %s: message %s waits for an operator: %s", self.name, identity.hex(), reason)
         for name in ("effects", "committed", "resent"):
             counts[name] += sum(getattr(one, name) for one in results.values())
-        counts["early"] += early
+        counts["early"] += sum(one.state is State.VISIBLE for one in findings)
         counts["away"] += sum(one.fate is Fate.LATER for one in results.values())
         counts["failed"] += len(failed) - len(stuck)
         counts["waiting"] += len(conflicts) + len(stuck)
         return [*by_person, *done, *conflicts, *stuck]
-
-    def _is_for_remedy(self, finding: Finding) -> bool:
-        if finding.state is State.NOWHERE:
-            return self._remedy.resends
-        return finding.state in (State.OPEN, State.VISIBLE)
 
     def _is_stopped(self, stop: threading.Event | None) -> bool:
         return self._stop.is_set() or (stop is not None and stop.is_set())
@@ -325,9 +311,8 @@ class Scheduler:
 
     def _read_gauges(self, sized: bool) -> dict[str, float]:
         """Return the gauges after a run; an unavailable value keeps its previous state."""
-        levels: dict[str, float] = {}
         counted = count_cases(self._database, self.name)
-        levels["cases"] = sum(counted[state] for state in WAITING)
+        levels: dict[str, float] = {"cases": sum(counted[state] for state in WAITING)}
         if sized:
             try:
                 sizes = self._sets.sizes()
@@ -340,23 +325,13 @@ class Scheduler:
         return levels
 
 
-def _result_without_remedy(finding: Finding) -> Result:
-    if finding.state is State.AWAY:
-        return Result(Fate.LATER, finding.text)
-    return Result(Fate.CONFLICT if finding.state is State.REFUSED else Fate.FAILED, finding.text)
-
-
-def _make_feed(bus: Bus, keys: str | KeyFeed, name: str, group: str | None) -> KeyFeed:
-    return TopicKeys(bus, keys, group or keys_group(name)) if isinstance(keys, str) else keys
-
-
 def _make_remedy(
-    name: RemedyName, effects: Effects | None, resend: Resender | None, committing: Committing, lookups: LookUps
+    name: RemedyName, effects: Effects | None, resend: Resender | None, commit: Commit, lookups: LookUps
 ) -> Remedy:
     if name == "handle" and effects is not None:
-        return Handle(effects, committing)
+        return Handle(effects, commit)
     if name == "commit":
-        return Commit(committing)
+        return commit
     if name == "resend" and resend is not None:
         return Resend(resend, lookups)
     hint = 'remedy="handle" with a handler or effects, remedy="resend" with a function, or remedy="commit"'

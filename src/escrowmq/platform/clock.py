@@ -6,6 +6,11 @@ import time
 from typing import Protocol
 
 
+def now_us() -> int:
+    """Return the wall time of this machine, microseconds since 1970; it may step back."""
+    return time.time_ns() // 1000
+
+
 def uptime() -> float:
     """Return the seconds of a monotonic clock that includes suspension of the machine, if the system has one (Linux).
     With Python's, a broker that resumes after an hour would treat its last proof as recent."""

@@ -23,25 +23,18 @@ def failure(problem: DBAPIError) -> EscrowError:
     """Return the error to raise."""
     text = in_a_line(problem)
     if is_full(problem):
-        return Overloaded(
-            Code.DISK_FULL, f"the set store's database is full: {text}", "free space there; nothing was recorded"
-        )
+        what, hint = f"the set store's database is full: {text}", "free space there; nothing was recorded"
+        return Overloaded(Code.DISK_FULL, what, hint)
     if may_repeat(problem) or is_busy(problem):
-        return Overloaded(
-            Code.QUEUE_FULL,
-            f"the set store's database does not take this now: {text}",
-            "repeat it; nothing was recorded",
-        )
+        what = f"the set store's database does not take this now: {text}"
+        return Overloaded(Code.QUEUE_FULL, what, "repeat it; nothing was recorded")
     if is_denied(problem):
         return Denied(Code.DENIED, text, "may this user make tables there, and read and change them?")
     if has_mark(problem, _NO_TABLE) or has_mark(problem, _OTHER_SHAPE):
         return other_shape(text)
     if has_mark(problem, _DAMAGED):
-        return Corrupt(
-            Code.DAMAGED,
-            f"the set store's database: {text}",
-            "nothing was changed; name another database, and recover from the business tables",
-        )
+        hint = "nothing was changed; name another database, and recover from the business tables"
+        return Corrupt(Code.DAMAGED, f"the set store's database: {text}", hint)
     return Unknown(Code.DISCONNECTED, f"the set store's database: {text}")
 
 

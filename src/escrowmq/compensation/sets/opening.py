@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from escrowmq.compensation.sets.seam import SetStore
 from escrowmq.errors import Code, Misuse
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 _REDIS = ("redis", "rediss")
 _SQL = ("sqlite", "postgresql", "postgres", "mysql", "mariadb")
-_CONNECT_SECONDS = 10
 
 
 def open_sets(store: str | sa.Engine, name: str, **options: Any) -> SetStore:
@@ -42,14 +41,13 @@ def open_sets(store: str | sa.Engine, name: str, **options: Any) -> SetStore:
 def _open_engine(url: str) -> sa.Engine:
     engines = _import_module("escrowmq.outbox.engines", "outbox")
     if re.fullmatch(r"sqlite(\+\w+)?:/*(:memory:)?", url):
-        raise Misuse(
-            Code.BAD_URL, "each thread would have its own SQLite database in memory", "name a file: sqlite:///FILE"
-        )
+        text = "each thread would have its own SQLite database in memory"
+        raise Misuse(Code.BAD_URL, text, "name a file: sqlite:///FILE")
     connect_args: dict[str, Any] = {}
     if url.startswith("postgres"):
-        connect_args = {"connect_timeout": _CONNECT_SECONDS, "tcp_user_timeout": 30_000}
+        connect_args = {"connect_timeout": 10, "tcp_user_timeout": 30_000}
     elif not url.startswith("sqlite"):
-        connect_args = {"connect_timeout": _CONNECT_SECONDS, "read_timeout": 30, "write_timeout": 30}
+        connect_args = {"connect_timeout": 10, "read_timeout": 30, "write_timeout": 30}
     engine: sa.Engine = engines.open_locking(url, connect_args=connect_args, pool_pre_ping=not url.startswith("sqlite"))
     return engine
 
@@ -60,8 +58,7 @@ def _make(module: str, kind: str, extra: str, store: Any, name: str, options: di
     for option in options:
         if option not in known:
             raise Misuse(Code.BAD_SETTING, f"{kind} has no option {option!r}", f"one of {', '.join(known)}")
-    opened: SetStore = store_type(store, name, **options)
-    return opened
+    return cast(SetStore, store_type(store, name, **options))
 
 
 def _import_module(name: str, extra: str) -> Any:

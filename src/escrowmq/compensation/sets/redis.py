@@ -16,33 +16,22 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from escrowmq.compensation.sets.checks import (
-    check_halves,
-    check_ids,
-    check_limit,
-    check_store_name,
-    check_time,
-    lease_us,
-)
+from escrowmq.compensation.sets.checks import STEP_IDS, CheckedSets, check_ids, check_time
 from escrowmq.compensation.sets.seam import Run, Sizes
 from escrowmq.compensation.sets.server import Command, Link, RedisServer, raise_first, wrong_type
-from escrowmq.errors import Code, Misuse, Overloaded
+from escrowmq.errors import Code, Overloaded
 from escrowmq.outbox.targets.redis import DURABILITY
 from escrowmq.platform.failpoints import reach
 
 if TYPE_CHECKING:
     import redis
 
-STEP_IDS = 1_000
-"""Ids per step of ``take``: Redis serves no other client meanwhile."""
-PATIENT_PART = 4
-"""Divisor of the lease: after this part of it ``take`` returns the ids that it has."""
 _TRIES = 200
 """Tries of a step that others overtake; each time one of them has completed its own."""
 _PAUSE = 0.002
 
 
-class RedisSets:
+class RedisSets(CheckedSets):
     """One pair of sets in a Redis; see :class:`escrowmq.compensation.sets.seam.SetStore`."""
 
     def __init__(self, url: str, name: str, *, timeout: float = 10.0, durability: str = "memory") -> None:
@@ -50,18 +39,12 @@ class RedisSets:
         response. ``durability``: minimum durability of the server, ``memory``, ``everysec`` or ``always``; the first
         call rejects a lower one with Misuse(BAD_SETTING). ``memory`` loses nothing either: a restart changes the epoch,
         and lost entries are read again. Raises Misuse (BAD_URL, BAD_ARGUMENT), Rejected(BAD_GROUP_NAME)."""
-        self._name = check_store_name(name)
+        super().__init__(name)
         self._server = RedisServer(url, timeout=timeout, durability=durability)
         self._durability = durability
         prefix = f"escrowmq:sets:{{{name}}}:"
         self._half, self._commit, self._leases = f"{prefix}half", f"{prefix}commit", f"{prefix}leases"
         self._token, self._turn, self._prefix = f"{prefix}token", f"{prefix}turn", prefix
-        self._closed = False
-
-    @property
-    def name(self) -> str:
-        """See the interface."""
-        return self._name
 
     @property
     def keeps(self) -> str:
@@ -69,9 +52,8 @@ class RedisSets:
         return f"{DURABILITY[self._durability]}; a restart changes the epoch, so that what may be lost is read again"
 
     def epoch(self) -> str:
-        """See the interface. The epoch is a token under the store's own key, the server's run id, generated at every
-        start, and its replication id, which changes when it is promoted or has followed another. Raises as the
-        interface states."""
+        """Return a token under the store's own key, the server's run id, generated at every start, and its replication
+        id, which changes when it is promoted or has followed another."""
         with self._open() as link:
             info = self._server.check(link)
             [token] = link.execute(("GET", self._token))
@@ -81,89 +63,53 @@ class RedisSets:
                 raise Overloaded(Code.QUEUE_FULL, "the Redis of the sets is being emptied", "repeat it")
             return f"{token.decode()}.{info.get('run_id', '')}.{info.get('master_replid', '')}"
 
-    def add_halves(self, ids: Sequence[bytes], announced_us: Sequence[int]) -> None:
-        """See the interface. One command."""
-        earliest = check_halves(ids, announced_us)
-        if earliest:
-            with self._open() as link:
-                link.execute(("ZADD", self._half, "LT", *_score_pairs(earliest.items())))
-            reach("sets.halves-added")
+    def _add_halves(self, earliest: dict[bytes, int]) -> None:
+        with self._open() as link:
+            link.execute(("ZADD", self._half, "LT", *_score_pairs(earliest.items())))
 
-    def add_commits(self, ids: Sequence[bytes], now_us: int) -> None:
-        """See the interface. One command."""
-        check_ids(ids)
-        check_time(now_us)
-        if ids:
-            with self._open() as link:
-                link.execute(("ZADD", self._commit, "NX", *_score_pairs((identity, now_us) for identity in ids)))
-            reach("sets.commits-added")
+    def _add_commits(self, ids: Sequence[bytes], now_us: int) -> None:
+        with self._open() as link:
+            link.execute(("ZADD", self._commit, "NX", *_score_pairs((identity, now_us) for identity in ids)))
 
     def add_commits_tx(self, pipeline: redis.client.Pipeline, ids: Sequence[bytes], now_us: int) -> None:
-        """Do :meth:`add_commits` inside your ``MULTI``, atomically with your commands, for an effect in this Redis
-        itself.
-
-        ``pipeline`` has ``transaction=True`` and the same server and database. Raises Misuse(BAD_ARGUMENT).
-        """
+        """Do :meth:`add_commits` inside your ``MULTI``, atomically with your commands, for an effect in this Redis.
+        ``pipeline`` has ``transaction=True`` and the same server and database. Raises Misuse(BAD_ARGUMENT)."""
         check_ids(ids)
         check_time(now_us)
         if ids:
             pipeline.zadd(self._commit, dict.fromkeys(ids, now_us), nx=True)
 
-    def take(self, before_us: int, limit: int, lease: float) -> Run | None:
-        """See the interface; the atomic step is repeated for every thousand ids."""
-        check_time(before_us)
-        check_limit(limit)
-        duration_us, begun, run = lease_us(lease), time.monotonic(), secrets.token_hex(8)
-        ids: list[bytes] = []
-        more = True
+    def _drop(self, run: str) -> None:
         with self._open() as link:
-            while more and len(ids) * 2 < limit and not (ids and (time.monotonic() - begun) * PATIENT_PART > lease):
-                most = min(STEP_IDS, limit - len(ids))
-                seen, kept = self._take(link, run, before_us, most, duration_us)
-                reach("sets.taken")
-                ids += kept
-                more = seen == most
-            if ids:
-                return Run(run, tuple(ids))
             link.execute(("ZREM", self._leases, run))
-        return None
 
-    def adopt(self, lease: float, limit: int) -> Run | None:
-        """See the interface."""
-        check_limit(limit)
-        duration_us = lease_us(lease)
+    def _adopt(self, duration_us: int, limit: int) -> Run | None:
         with self._open() as link:
             for _ in self._retries():
-                _, now, first = link.execute(
-                    ("WATCH", self._turn), ("TIME",), ("ZRANGE", self._leases, 0, 0, "WITHSCORES")
-                )
+                earliest = ("ZRANGE", self._leases, 0, 0, "WITHSCORES")
+                _, now, first = link.execute(("WATCH", self._turn), ("TIME",), earliest)
                 if not first or int(float(first[1])) > _to_us(now):
-                    link.unwatch()
+                    link.execute(("UNWATCH",))
                     return None
                 run = first[0].decode()
                 reach("sets.adopting")
-                commands: list[Command] = [self._invalidate_others(), ("ZRANGE", self._run_key(run), 0, limit - 1)]
-                commands += [("ZADD", self._leases, "XX", _to_us(now) + duration_us, run)]
-                answers = link.step(*commands)
+                held = ("ZRANGE", self._run_key(run), 0, limit - 1)
+                until = ("ZADD", self._leases, "XX", _to_us(now) + duration_us, run)
+                answers = link.step(self._invalidate_others(), held, until)
                 if answers is None:
                     continue
                 raise_first(answers)
                 if answers[1]:
-                    reach("sets.adopted")
                     return Run(run, tuple(answers[1]))
                 self._release_if_empty(link, run)
         raise _contention_error()
 
-    def left(self, run: str, limit: int) -> tuple[bytes, ...]:
-        """See the interface."""
-        check_limit(limit)
+    def _left(self, run: str, limit: int) -> tuple[bytes, ...]:
         with self._open() as link:
             [ids] = link.execute(("ZRANGE", self._run_key(run), 0, limit - 1))
             return tuple(ids)
 
-    def renew(self, run: str, lease: float) -> bool:
-        """See the interface."""
-        duration_us = lease_us(lease)
+    def _renew(self, run: str, duration_us: int) -> bool:
         with self._open() as link:
             [now] = link.execute(("TIME",))
             until = ("ZADD", self._leases, "XX", _to_us(now) + duration_us, run)
@@ -171,21 +117,16 @@ class RedisSets:
             raise_first(answers)
             return answers[-1] is not None
 
-    def settle(self, run: str, ids: Sequence[bytes]) -> None:
-        """See the interface."""
-        check_ids(ids)
-        if not ids:
-            return
+    def _settle(self, run: str, ids: Sequence[bytes]) -> None:
         with self._open() as link:
             key = self._run_key(run)
             link.execute(*(("ZREM", key, *ids[at : at + STEP_IDS]) for at in range(0, len(ids), STEP_IDS)))
             reach("sets.settled")
             self._release_if_empty(link, run)
 
-    def forget_commits(self, before_us: int) -> int:
-        """See the interface; the announcement is checked just before the entry is removed: a wrongly removed entry
+    def _forget_commits(self, before_us: int) -> int:
+        """See the interface. The announcement is checked just before the entry is removed: a wrongly removed entry
         costs a look-up."""
-        check_time(before_us)
         forgotten = passed = 0
         with self._open() as link:
             while True:
@@ -200,7 +141,6 @@ class RedisSets:
                     forgotten += link.execute(("ZREM", self._commit, *alone))[0]
 
     def sizes(self) -> Sizes:
-        """See the interface."""
         with self._open() as link:
             # The half set before the runs: an id taken meanwhile is counted twice, never missed.
             first, half, commits, runs = link.execute(
@@ -215,23 +155,20 @@ class RedisSets:
         return Sizes(half, commits, sum(held[::2]), sum(bool(count) for count in held[::2]), min(times, default=None))
 
     def close(self) -> None:
-        """See the interface."""
-        self._closed = True
+        super().close()
         self._server.close()
 
     # Steps
 
     def _open(self) -> Any:
-        if self._closed:
-            raise Misuse(Code.BAD_ARGUMENT, "the set store is closed")
+        self._check_open()
         return self._server.link()
 
     def _run_key(self, run: str) -> str:
         return f"{self._prefix}run:{run}"
 
     def _invalidate_others(self) -> Command:
-        """Return the command by which a step invalidates concurrent steps. SET accepts a key of any type, so it never
-        fails."""
+        """Return the command by which a step invalidates concurrent ones. It never fails: SET accepts any type."""
         return ("SET", self._turn, secrets.token_hex(8))
 
     def _retries(self) -> Any:
@@ -240,10 +177,13 @@ class RedisSets:
                 time.sleep(_PAUSE * secrets.randbelow(min(tried, 10)))
             yield tried
 
-    def _take(self, link: Link, run: str, before_us: int, most: int, duration_us: int) -> tuple[int, list[bytes]]:
-        """Do one step; return the number of ids found in the half set, and those that entered the run. The ids are read
-        before the step. They leave the half set only by such a step, so all of them are there when it runs; the step
-        itself tests which of them the commit set has."""
+    def _take(self, run: str, before_us: int, most: int, duration_us: int) -> tuple[int, list[bytes]]:
+        """Do one step. The ids are read before it. They leave the half set only by such a step, so all of them are
+        there when it runs; the step itself tests which of them the commit set has."""
+        with self._open() as link:
+            return self._take_by(link, run, before_us, most, duration_us)
+
+    def _take_by(self, link: Link, run: str, before_us: int, most: int, duration_us: int) -> tuple[int, list[bytes]]:
         for _ in self._retries():
             early = ("ZRANGE", self._half, "-inf", f"({before_us}", "BYSCORE", "LIMIT", 0, most, "WITHSCORES")
             kinds = [("TYPE", self._commit), ("TYPE", self._leases)]
@@ -251,7 +191,7 @@ class RedisSets:
                 ("WATCH", self._turn), ("TIME",), early, *kinds, ("ZRANGE", self._leases, 0, -1)
             )
             if not found:
-                link.unwatch()
+                link.execute(("UNWATCH",))
                 return 0, []
             keys = [self._run_key(other.decode()) for other in runs]
             types += link.execute(*(("TYPE", key) for key in keys))
@@ -288,7 +228,7 @@ class RedisSets:
         key = self._run_key(run)
         _, count = link.execute(("WATCH", key), ("ZCARD", key))
         if count:
-            link.unwatch()
+            link.execute(("UNWATCH",))
             return
         with suppress(Overloaded):
             link.step(("ZREM", self._leases, run))

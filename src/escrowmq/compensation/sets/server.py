@@ -12,16 +12,7 @@ from typing import Any
 
 import redis
 from redis.backoff import NoBackoff
-from redis.exceptions import (
-    AuthenticationError,
-    BusyLoadingError,
-    ExecAbortError,
-    NoPermissionError,
-    OutOfMemoryError,
-    ReadOnlyError,
-    RedisError,
-    ResponseError,
-)
+from redis.exceptions import ExecAbortError, NoPermissionError, RedisError, ResponseError
 from redis.retry import Retry
 
 from escrowmq.errors import Code, Denied, EscrowError, Misuse, Overloaded, Unknown
@@ -42,9 +33,8 @@ class RedisServer:
         if durability not in DURABILITY:
             raise Misuse(Code.BAD_ARGUMENT, f"durability {durability!r}", f"one of {', '.join(DURABILITY)}")
         try:
-            self._pool = redis.ConnectionPool.from_url(
-                url, protocol=2, socket_timeout=timeout, socket_connect_timeout=timeout
-            )
+            timeouts = {"socket_timeout": timeout, "socket_connect_timeout": timeout}
+            self._pool = redis.ConnectionPool.from_url(url, protocol=2, **timeouts)
         except ValueError as problem:
             raise Misuse(Code.BAD_URL, str(problem), "redis://[:PASSWORD@]HOST:PORT/DATABASE") from None
         if str(self._pool.connection_kwargs["protocol"]) != "2":
@@ -77,8 +67,7 @@ class RedisServer:
 
     def close(self) -> None:
         """Close idle connections; connections in use close after their use."""
-        pool: Any = self._pool
-        pool.disconnect(inuse_connections=False)
+        self._pool.disconnect(inuse_connections=False)
 
     def _on_connect(self, connection: Any) -> None:
         connection.on_connect()
@@ -96,9 +85,8 @@ class RedisServer:
         pairs = [line.partition(":") for line in raw.decode(errors="replace").splitlines() if ":" in line]
         info = {name: value.strip() for name, _, value in pairs}
         if info.get("role") == "slave":
-            raise Overloaded(
-                Code.QUEUE_FULL, "this Redis is a replica", "name its primary, or wait until this one takes over"
-            )
+            hint = "name its primary, or wait until this one takes over"
+            raise Overloaded(Code.QUEUE_FULL, "this Redis is a replica", hint)
         policy = info.get("maxmemory_policy", "noeviction")
         if info.get("maxmemory", "0") != "0" and policy.startswith("allkeys"):
             text = f"this Redis evicts the sets when its memory is full (maxmemory-policy {policy})"
@@ -112,11 +100,9 @@ class RedisServer:
         settings = dict(zip(map(bytes.decode, answer[::2]), map(bytes.decode, answer[1::2]), strict=True))
         kept = settings.get("appendfsync", "no") if settings.get("appendonly") == "yes" else "no"
         if STRENGTH.index(kept) < STRENGTH.index(self._durability):
-            raise Misuse(
-                Code.BAD_SETTING,
-                f"durability={self._durability!r} is required, but this Redis guarantees less",
-                f"set appendonly yes and appendfsync {self._durability}, or give the set store a lower durability",
-            )
+            text = f"durability={self._durability!r} is required, but this Redis guarantees less"
+            hint = f"set appendonly yes and appendfsync {self._durability}, or give the set store a lower durability"
+            raise Misuse(Code.BAD_SETTING, text, hint)
 
 
 class Link:
@@ -128,9 +114,7 @@ class Link:
     def execute(self, *commands: Command) -> list[Any]:
         """Send commands together, each a separate step; return their responses. Raises the first error among them."""
         answers = self._exchange(commands)
-        for answer in answers:
-            if isinstance(answer, Exception):
-                raise failure(answer)
+        raise_first(answers)
         return answers
 
     def step(self, *commands: Command) -> list[Any] | None:
@@ -139,17 +123,10 @@ class Link:
         applied. An error of one command while running undoes nothing: it is in its place among the responses, and the
         caller must handle it."""
         *queued, done = self._exchange([("MULTI",), *commands, ("EXEC",)])
-        for answer in (*queued, done):
-            if isinstance(answer, Exception) and not isinstance(answer, ExecAbortError):
-                raise failure(answer)
-        if isinstance(done, Exception):
-            raise failure(done)
+        raise_first([answer for answer in (*queued, done) if not isinstance(answer, ExecAbortError)])
+        raise_first([done])
         answers: list[Any] | None = done
         return answers
-
-    def unwatch(self) -> None:
-        """Clear the watched keys."""
-        self.execute(("UNWATCH",))
 
     def _exchange(self, commands: Sequence[Command]) -> list[Any]:
         connection = self._connection
@@ -159,9 +136,9 @@ class Link:
             for _ in commands:
                 try:
                     answers.append(connection.read_response())
-                except (ResponseError, BusyLoadingError) as problem:
+                except (ResponseError, redis.BusyLoadingError) as problem:
                     answers.append(problem)
-                    if isinstance(problem, BusyLoadingError):  # the client has closed the connection
+                    if isinstance(problem, redis.BusyLoadingError):  # the client has closed the connection
                         raise
         except (RedisError, OSError) as problem:
             raise failure(problem) from problem
@@ -180,39 +157,28 @@ def failure(problem: Exception, *, sent: bool = True) -> EscrowError:
     text = str(problem) or type(problem).__name__
     # the client removes the first word of the errors that it knows
     word = getattr(problem, "status_code", None) or text.split(maxsplit=1)[0]
-    if isinstance(problem, OutOfMemoryError) or word in ("OOM", "MISCONF") or "OOM" in text:
-        return Overloaded(
-            Code.DISK_FULL, f"the Redis of the sets is full: {text}", "give it memory or disk; nothing was recorded"
-        )
-    if isinstance(problem, BusyLoadingError | ReadOnlyError) or word in _NOT_NOW:
-        return Overloaded(
-            Code.QUEUE_FULL, f"the Redis of the sets does not take this now: {text}", "repeat it; nothing was recorded"
-        )
-    if isinstance(problem, AuthenticationError | NoPermissionError) or word in _DENIED:
-        return Denied(
-            Code.DENIED,
-            f"the Redis of the sets: {text}",
-            "give the user all commands on keys escrowmq:sets:*, and INFO",
-        )
+    if isinstance(problem, redis.OutOfMemoryError) or word in ("OOM", "MISCONF") or "OOM" in text:
+        hint = "give it memory or disk; nothing was recorded"
+        return Overloaded(Code.DISK_FULL, f"the Redis of the sets is full: {text}", hint)
+    if isinstance(problem, redis.BusyLoadingError | redis.ReadOnlyError) or word in _NOT_NOW:
+        what = f"the Redis of the sets does not take this now: {text}"
+        return Overloaded(Code.QUEUE_FULL, what, "repeat it; nothing was recorded")
+    if isinstance(problem, redis.AuthenticationError | NoPermissionError) or word in _DENIED:
+        hint = "give the user all commands on keys escrowmq:sets:*, and INFO"
+        return Denied(Code.DENIED, f"the Redis of the sets: {text}", hint)
     if word == "WRONGTYPE":
         return wrong_type(text)
     if isinstance(problem, ResponseError) and not isinstance(problem, redis.ConnectionError):
-        return Misuse(
-            Code.BAD_SETTING,
-            f"the Redis of the sets rejects a command: {text}",
-            "it must be Redis 6.2 or later, or a compatible server",
-        )
+        hint = "it must be Redis 6.2 or later, or a compatible server"
+        return Misuse(Code.BAD_SETTING, f"the Redis of the sets rejects a command: {text}", hint)
     late = isinstance(problem, redis.TimeoutError) or text.startswith("Timeout")  # while connecting it is wrapped
-    hint = None if sent else "is the server there, and the URL right? Nothing was sent to it"
-    unknown = Unknown(Code.TIMED_OUT if late else Code.DISCONNECTED, f"the Redis of the sets: {text}", hint)
+    unsent = None if sent else "is the server there, and the URL right? Nothing was sent to it"
+    unknown = Unknown(Code.TIMED_OUT if late else Code.DISCONNECTED, f"the Redis of the sets: {text}", unsent)
     unknown.left = sent
     return unknown
 
 
 def wrong_type(text: str) -> Misuse:
     """Return the error for a key of the store that has another type."""
-    return Misuse(
-        Code.BAD_SETTING,
-        f"a key of the sets holds something else: {text}",
-        "keys escrowmq:sets:* are the store's own: remove it, or use another database",
-    )
+    hint = "keys escrowmq:sets:* are the store's own: remove it, or use another database"
+    return Misuse(Code.BAD_SETTING, f"a key of the sets holds something else: {text}", hint)

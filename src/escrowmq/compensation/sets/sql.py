@@ -11,21 +11,15 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, scoped_session
 
-from escrowmq.compensation.sets.checks import (
-    check_halves,
-    check_ids,
-    check_limit,
-    check_store_name,
-    check_time,
-    lease_us,
-)
+from escrowmq.compensation.sets.checks import STEP_IDS, CheckedSets, check_ids, check_time
 from escrowmq.compensation.sets.durability import commits_late, state_of
 from escrowmq.compensation.sets.failures import failure, is_missing, other_shape
 from escrowmq.compensation.sets.seam import Run, Sizes
@@ -35,27 +29,34 @@ from escrowmq.outbox.dialects import Dialect, insert_if_absent, may_repeat
 from escrowmq.outbox.session import AnySession
 from escrowmq.platform.failpoints import reach
 
-STEP_IDS = 1_000
-"""Ids per transaction of ``take``, which limits how long its locks are held."""
-PATIENT_PART = 4
-"""Divisor of the lease: after this part of it ``take`` returns the ids that it has."""
 _TRIES = 6
 """Tries of a transaction that the database undoes because of concurrent ones."""
 _PAUSE = 0.01
 _MAKING = 0x65736372_6F777365
 _T = TypeVar("_T")
+_P = ParamSpec("_P")
 
 
-class SqlSets:
+def _in_transaction(
+    work: Callable[Concatenate[SqlSets, sa.Connection, _P], _T],
+) -> Callable[Concatenate[SqlSets, _P], _T]:
+    """Run a method in a transaction of the store, which provides its connection."""
+
+    @wraps(work)
+    def run(self: SqlSets, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        return self._transact(lambda connection: work(self, connection, *args, **kwargs))
+
+    return run
+
+
+class SqlSets(CheckedSets):
     """One pair of sets in the database of ``engine``; see :class:`escrowmq.compensation.sets.seam.SetStore`."""
 
     def __init__(self, engine: sa.Engine, name: str, *, own: bool = False) -> None:
         """Store the settings; does not connect yet: the first call creates the tables. ``own``: :meth:`close` disposes
-        of the engine.
-
-        Raises Misuse(BAD_ARGUMENT) for anything but an engine of a known database, Rejected(BAD_GROUP_NAME).
-        """
-        self._name = check_store_name(name)
+        of the engine. Raises Misuse(BAD_ARGUMENT) for anything but an engine of a known database,
+        Rejected(BAD_GROUP_NAME)."""
+        super().__init__(name)
         self._dialect = Dialect(engine)
         self._store = number_of(name)
         self._engine = engine
@@ -63,12 +64,6 @@ class SqlSets:
         self._process = os.getpid()
         self._ready = False
         self._commits_late = False
-        self._closed = False
-
-    @property
-    def name(self) -> str:
-        """See the interface."""
-        return self._name
 
     @property
     def engine(self) -> sa.Engine:
@@ -80,32 +75,10 @@ class SqlSets:
         """Description of the point in time at which entries are safe."""
         return "when a call returns, its transaction is durable as the database's settings have it"
 
-    def epoch(self) -> str:
-        """See the interface. A token generated with the store's row, and the result of :func:`.durability.state_of`."""
-        return self._transact(self._epoch)
-
-    def add_halves(self, ids: Sequence[bytes], announced_us: Sequence[int]) -> None:
-        """See the interface."""
-        earliest = check_halves(ids, announced_us)
-        if earliest:
-            self._transact(lambda connection: self._insert_halves(connection, earliest))
-            reach("sets.halves-added")
-
-    def add_commits(self, ids: Sequence[bytes], now_us: int) -> None:
-        """See the interface."""
-        check_ids(ids)
-        check_time(now_us)
-        if ids:
-            self._transact(lambda connection: self._insert_commits(connection, ids, now_us))
-            reach("sets.commits-added")
-
     def add_commits_tx(self, session: AnySession, ids: Sequence[bytes], now_us: int) -> None:
         """Do :meth:`add_commits` inside your transaction of this store's database: effect, mark and entry are then one
-        step.
-
-        Errors of the database pass through unchanged. Raises Misuse(NO_TABLES) if no other call has created the tables
-        yet: call :meth:`epoch` once before.
-        """
+        step. Errors of the database pass through unchanged. Raises Misuse(NO_TABLES) if no other call has created the
+        tables yet: call :meth:`epoch` once before."""
         check_ids(ids)
         check_time(now_us)
         connection = session.connection() if isinstance(session, Session | scoped_session) else session
@@ -115,63 +88,8 @@ class SqlSets:
         if ids:
             self._insert_commits(connection, ids, now_us)
 
-    def take(self, before_us: int, limit: int, lease: float) -> Run | None:
-        """See the interface; the atomic step is repeated for every thousand ids."""
-        check_time(before_us)
-        check_limit(limit)
-        duration_us, begun, run = lease_us(lease), time.monotonic(), secrets.token_hex(8)
-        ids: list[bytes] = []
-        more = True
-        while more and len(ids) * 2 < limit and not (ids and (time.monotonic() - begun) * PATIENT_PART > lease):
-            most = min(STEP_IDS, limit - len(ids))
-            seen, kept = self._transact(lambda c: self._take(c, run, before_us, most, duration_us))  # noqa: B023
-            reach("sets.taken")
-            ids += kept
-            more = seen == most
-        return Run(run, tuple(ids)) if ids else None
-
-    def adopt(self, lease: float, limit: int) -> Run | None:
-        """See the interface."""
-        check_limit(limit)
-        duration_us = lease_us(lease)
-        run = self._transact(lambda connection: self._adopt(connection, duration_us, limit))
-        reach("sets.adopted")
-        return run
-
-    def left(self, run: str, limit: int) -> tuple[bytes, ...]:
-        """See the interface."""
-        check_limit(limit)
-        return self._transact(lambda connection: self._left(connection, run, limit))
-
-    def renew(self, run: str, lease: float) -> bool:
-        """See the interface."""
-        duration_us = lease_us(lease)
-        of_run = (set_run.c.store == self._store, set_run.c.run == run)
-        until = sa.update(set_run).where(*of_run).values(leased_until_us=self._dialect.now_us + duration_us)
-        return self._transact(lambda connection: bool(connection.execute(until).rowcount))
-
-    def settle(self, run: str, ids: Sequence[bytes]) -> None:
-        """See the interface."""
-        check_ids(ids)
-        if ids:
-            self._transact(lambda connection: self._settle(connection, run, ids))
-            reach("sets.settled")
-
-    def forget_commits(self, before_us: int) -> int:
-        """See the interface."""
-        check_time(before_us)
-        forgotten = 0
-        while count := self._transact(lambda connection: self._forget(connection, before_us)):
-            forgotten += count
-        return forgotten
-
-    def sizes(self) -> Sizes:
-        """See the interface. Counting reads all rows."""
-        return self._transact(self._sizes)
-
     def close(self) -> None:
-        """See the interface."""
-        self._closed = True
+        super().close()
         if self._own:
             self._engine.dispose()
 
@@ -179,8 +97,7 @@ class SqlSets:
 
     def _transact(self, work: Callable[[sa.Connection], _T]) -> _T:
         """Run ``work`` in a transaction, again if the database undid it because of others."""
-        if self._closed:
-            raise Misuse(Code.BAD_ARGUMENT, "the set store is closed")
+        self._check_open()
         if self._own and self._process != os.getpid():
             self._engine.dispose(close=False)  # after a fork: the connections belong to the parent
             self._process = os.getpid()
@@ -226,12 +143,15 @@ class SqlSets:
             token = connection.scalar(locked)
         return str(token)
 
-    def _epoch(self, connection: sa.Connection) -> str:
+    @_in_transaction
+    def epoch(self, connection: sa.Connection) -> str:
+        """Return a token generated with the store's row, and the result of :func:`.durability.state_of`."""
         token = connection.scalar(sa.select(set_store.c.token).where(set_store.c.store == self._store))
         token = self._lock(connection) if token is None else token
         return f"{token}{state_of(connection, self._dialect.name)}"
 
-    def _insert_halves(self, connection: sa.Connection, earliest: dict[bytes, int]) -> None:
+    @_in_transaction
+    def _add_halves(self, connection: sa.Connection, earliest: dict[bytes, int]) -> None:
         rows = [{"store": self._store, "id": identity, "announced_us": us} for identity, us in earliest.items()]
         if self._dialect.name == "mysql":
             insert = mysql.insert(half_set)
@@ -242,33 +162,36 @@ class SqlSets:
             lite = sqlite.insert(half_set)
             earlier = lite.excluded.announced_us < half_set.c.announced_us
             set_ = {"announced_us": lite.excluded.announced_us}
-            connection.execute(
-                lite.on_conflict_do_update(index_elements=["store", "id"], set_=set_, where=earlier), rows
-            )
+            upsert = lite.on_conflict_do_update(index_elements=["store", "id"], set_=set_, where=earlier)
+            connection.execute(upsert, rows)
             return
-        ids, times = sa.func.unnest(_ids(earliest)), sa.func.unnest(_times(earliest.values()))
-        rows_of = sa.select(sa.literal(self._store, sa.BigInteger), ids, times)
+        times = sa.bindparam(None, list(earliest.values()), postgresql.ARRAY(sa.BigInteger))
+        columns = sa.func.unnest(_ids(earliest)), sa.func.unnest(times)
+        rows_of = sa.select(sa.literal(self._store, sa.BigInteger), *columns)
         post = postgresql.insert(half_set).from_select(["store", "id", "announced_us"], rows_of)
         earlier = post.excluded.announced_us < half_set.c.announced_us
         set_ = {"announced_us": post.excluded.announced_us}
         connection.execute(post.on_conflict_do_update(index_elements=["store", "id"], set_=set_, where=earlier))
 
+    @_in_transaction
+    def _add_commits(self, connection: sa.Connection, ids: Sequence[bytes], now_us: int) -> None:
+        self._insert_commits(connection, ids, now_us)
+
     def _insert_commits(self, connection: sa.Connection, ids: Sequence[bytes], now_us: int) -> None:
         wanted = sorted(set(ids))  # the same order in all calls: overlapping ones wait instead of deadlocking
         if self._dialect.name == "postgresql":
-            found = sa.select(
-                sa.literal(self._store, sa.BigInteger), sa.func.unnest(_ids(wanted)), sa.literal(now_us, sa.BigInteger)
-            )
+            store, entered_us = sa.literal(self._store, sa.BigInteger), sa.literal(now_us, sa.BigInteger)
+            found = sa.select(store, sa.func.unnest(_ids(wanted)), entered_us)
             post = postgresql.insert(commit_set).from_select(["store", "id", "entered_us"], found)
             connection.execute(post.on_conflict_do_nothing())
             return
         rows = [{"store": self._store, "id": identity, "entered_us": now_us} for identity in wanted]
         connection.execute(insert_if_absent(self._dialect.name, commit_set), rows)
 
+    @_in_transaction
     def _take(
         self, connection: sa.Connection, run: str, before_us: int, most: int, duration_us: int
     ) -> tuple[int, list[bytes]]:
-        """Do one step; return the number of ids found in the half set, and those that entered the run."""
         self._lock(connection)
         h = half_set.c
         early = sa.select(h.id, h.announced_us).where(h.store == self._store, h.announced_us < before_us)
@@ -276,11 +199,11 @@ class SqlSets:
         times = {bytes(identity): us for identity, us in connection.execute(early)}
         if not times:
             return 0, []
-        committed = {
-            bytes(i) for i in connection.scalars(sa.select(commit_set.c.id).where(*self._where_ids(commit_set, times)))
-        }
-        others = {bytes(i) for i in connection.scalars(sa.select(taken.c.id).where(*self._where_ids(taken, times)))}
-        kept = [identity for identity in times if identity not in committed and identity not in others]
+        committed, others = (
+            set(map(bytes, connection.scalars(sa.select(table.c.id).where(*self._where_ids(table, times)))))
+            for table in (commit_set, taken)
+        )
+        kept = [identity for identity in times if identity not in committed | others]
         connection.execute(sa.delete(half_set).where(*self._where_ids(half_set, times)))
         if committed:
             connection.execute(sa.delete(commit_set).where(*self._where_ids(commit_set, committed)))
@@ -291,37 +214,59 @@ class SqlSets:
             self._lease(connection, run, duration_us)
         return len(times), kept
 
+    def _drop(self, run: str) -> None: ...
+
     def _lease(self, connection: sa.Connection, run: str, duration_us: int) -> None:
-        until = self._dialect.now_us + duration_us
-        of_run = (set_run.c.store == self._store, set_run.c.run == run)
-        if not connection.execute(sa.update(set_run).where(*of_run).values(leased_until_us=until)).rowcount:
+        if not self._extend(connection, run, duration_us):
+            until = self._dialect.now_us + duration_us
             connection.execute(sa.insert(set_run).values(store=self._store, run=run, leased_until_us=until))
 
+    def _extend(self, connection: sa.Connection, run: str, duration_us: int) -> bool:
+        of_run = (set_run.c.store == self._store, set_run.c.run == run)
+        until = sa.update(set_run).where(*of_run).values(leased_until_us=self._dialect.now_us + duration_us)
+        return bool(connection.execute(until).rowcount)
+
+    _renew = _in_transaction(_extend)
+
+    @_in_transaction
     def _adopt(self, connection: sa.Connection, duration_us: int, limit: int) -> Run | None:
         self._lock(connection)
         r = set_run.c
         expired = sa.select(r.run).where(r.store == self._store, r.leased_until_us <= self._dialect.now_us)
         for run in connection.scalars(expired.order_by(r.leased_until_us)).all():
-            ids = self._left(connection, run, limit)
-            if ids:
+            if ids := self._select_left(connection, run, limit):
                 self._lease(connection, run, duration_us)
                 return Run(run, ids)
             connection.execute(sa.delete(set_run).where(r.store == self._store, r.run == run))
         return None
 
-    def _left(self, connection: sa.Connection, run: str, limit: int) -> tuple[bytes, ...]:
+    def _select_left(self, connection: sa.Connection, run: str, limit: int) -> tuple[bytes, ...]:
         ids = sa.select(taken.c.id).where(taken.c.store == self._store, taken.c.run == run)
-        return tuple(bytes(i) for i in connection.scalars(ids.order_by(taken.c.announced_us, taken.c.id).limit(limit)))
+        return tuple(map(bytes, connection.scalars(ids.order_by(taken.c.announced_us, taken.c.id).limit(limit))))
 
-    def _settle(self, connection: sa.Connection, run: str, ids: Sequence[bytes]) -> None:
+    _left = _in_transaction(_select_left)
+
+    def _settle(self, run: str, ids: Sequence[bytes]) -> None:
+        self._remove_taken(run, ids)
+        reach("sets.settled")
+
+    @_in_transaction
+    def _remove_taken(self, connection: sa.Connection, run: str, ids: Sequence[bytes]) -> None:
         self._lock(connection)
         for at in range(0, len(ids), STEP_IDS):
             part = ids[at : at + STEP_IDS]
             connection.execute(sa.delete(taken).where(*self._where_ids(taken, part), taken.c.run == run))
-        if not self._left(connection, run, 1):
+        if not self._select_left(connection, run, 1):
             connection.execute(sa.delete(set_run).where(set_run.c.store == self._store, set_run.c.run == run))
 
-    def _forget(self, connection: sa.Connection, before_us: int) -> int:
+    def _forget_commits(self, before_us: int) -> int:
+        forgotten = 0
+        while count := self._forget_some(before_us):
+            forgotten += count
+        return forgotten
+
+    @_in_transaction
+    def _forget_some(self, connection: sa.Connection, before_us: int) -> int:
         c = commit_set.c
         announced = sa.exists().where(half_set.c.store == self._store, half_set.c.id == c.id)
         old = sa.select(c.id).where(c.store == self._store, c.entered_us < before_us, ~announced)
@@ -330,7 +275,9 @@ class SqlSets:
             connection.execute(sa.delete(commit_set).where(*self._where_ids(commit_set, ids)))
         return len(ids)
 
-    def _sizes(self, connection: sa.Connection) -> Sizes:
+    @_in_transaction
+    def sizes(self, connection: sa.Connection) -> Sizes:
+        """See the interface. Counting reads all rows."""
         # The half set before the runs: an id taken between the two reads is counted twice, never missed.
         half, oldest = self._count(connection, half_set, half_set.c.announced_us)
         in_runs, oldest_taken = self._count(connection, taken, taken.c.announced_us)
@@ -354,7 +301,3 @@ class SqlSets:
 
 def _ids(ids: Iterable[bytes]) -> sa.BindParameter[Any]:
     return sa.bindparam(None, list(ids), postgresql.ARRAY(postgresql.BYTEA))
-
-
-def _times(times: Iterable[int]) -> sa.BindParameter[Any]:
-    return sa.bindparam(None, list(times), postgresql.ARRAY(sa.BigInteger))

@@ -29,36 +29,27 @@ def _table(name: str, *columns: sa.Column[Any]) -> sa.Table:
     )
 
 
+def _id() -> sa.Column[bytes]:
+    return sa.Column("id", ID, primary_key=True)
+
+
+def _time(name: str) -> sa.Column[int]:
+    return sa.Column(name, BIG, nullable=False)
+
+
+def _run(*, primary_key: bool = False) -> sa.Column[str]:
+    return sa.Column("run", sa.String(32), primary_key=primary_key, nullable=False)
+
+
 set_store = _table(
     "escrow_set_store",
     sa.Column("name", NAME, nullable=False),
     sa.Column("token", sa.String(32), nullable=False),  # generated with the row; part of the epoch
 )
-
-half_set = _table(
-    "escrow_half_set",
-    sa.Column("id", ID, primary_key=True),
-    sa.Column("announced_us", BIG, nullable=False),
-)
-
-commit_set = _table(
-    "escrow_commit_set",
-    sa.Column("id", ID, primary_key=True),
-    sa.Column("entered_us", BIG, nullable=False),
-)
-
-set_run = _table(
-    "escrow_set_run",
-    sa.Column("run", sa.String(32), primary_key=True),
-    sa.Column("leased_until_us", BIG, nullable=False),  # by the database's clock
-)
-
-taken = _table(
-    "escrow_taken",
-    sa.Column("id", ID, primary_key=True),
-    sa.Column("run", sa.String(32), nullable=False),
-    sa.Column("announced_us", BIG, nullable=False),
-)
+half_set = _table("escrow_half_set", _id(), _time("announced_us"))
+commit_set = _table("escrow_commit_set", _id(), _time("entered_us"))
+set_run = _table("escrow_set_run", _run(primary_key=True), _time("leased_until_us"))  # by the database's clock
+taken = _table("escrow_taken", _id(), _run(), _time("announced_us"))
 
 sa.Index("escrow_half_set_by_time", half_set.c.store, half_set.c.announced_us, half_set.c.id)
 sa.Index("escrow_commit_set_by_time", commit_set.c.store, commit_set.c.entered_us)
