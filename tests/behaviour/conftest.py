@@ -23,7 +23,7 @@ from escrowmq.log.kafka.cluster.opening import create_topics
 from escrowmq.log.kafka.replica import PartitionReplica
 from escrowmq.log.seam import CommitLog
 from escrowmq.platform.disk import RealDisk
-from escrowmq.testing.partitions.memory import MemoryKafka
+from escrowmq.testing.partitions import MemoryKafka
 from escrowmq.wire.actions.table import ACTIONS
 from escrowmq_lab.servers.seam import Absent
 from forked import Forked

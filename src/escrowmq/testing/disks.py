@@ -19,8 +19,9 @@ import random
 import threading
 import time
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NoReturn, TypeVar
 
 import pyarrow as pa
 
@@ -59,12 +60,8 @@ class _Change:
         """Split the change at the boundaries of sectors, which survive one by one."""
         if self.data is None:
             return [self]
-        cuts = [0, *range(SECTOR - self.offset % SECTOR, len(self.data), SECTOR)]
-        return [
-            _Change(self.offset + a, self.data[a:b])
-            for a, b in zip(cuts, [*cuts[1:], len(self.data)], strict=True)
-            if b > a
-        ]
+        cuts = [0, *range(SECTOR - self.offset % SECTOR, len(self.data), SECTOR), len(self.data)]
+        return [_Change(self.offset + a, self.data[a:b]) for a, b in pairwise(cuts) if b > a]
 
 
 @dataclass(slots=True, eq=False)
@@ -162,9 +159,9 @@ class MemoryDisk:
     def flip(self, name: str, bit: int) -> None:
         """Flip one bit (0 is the lowest of the first byte), also on the medium."""
         node = self._nodes[name]
-        content = bytearray(node.content)
-        content[bit // 8] ^= 1 << bit % 8
-        node.content, node.durable, node.changes = content, bytes(content), []
+        node.content = bytearray(node.content)
+        node.content[bit // 8] ^= 1 << bit % 8
+        node.durable, node.changes = bytes(node.content), []
 
     def copy(self) -> MemoryDisk:
         """Return another disk with the same files, unlocked."""
@@ -244,8 +241,7 @@ class FaultDisk(MemoryDisk):
         failure = self._begin("sync_folder")
         self._end()
         if failure is not None:
-            self.failed.append("")
-            raise OSError(failure, os.strerror(failure))
+            self._fail(failure, "")
         self._durable_names = dict(self._nodes)
         self._name_changes = []
 
@@ -269,6 +265,10 @@ class FaultDisk(MemoryDisk):
         self.crashed = self.operations == self.crash_at
         return None if self.crashed else self.failures.pop(self.operations, None)
 
+    def _fail(self, failure: int, name: str) -> NoReturn:
+        self.failed.append(name)
+        raise OSError(failure, os.strerror(failure))
+
     def _end(self) -> None:
         if self.crashed:
             raise SimulatedCrash
@@ -276,8 +276,7 @@ class FaultDisk(MemoryDisk):
     def _change_names(self, change: tuple[str, str, str]) -> None:
         failure = self._begin(" ".join(change).strip())
         if failure is not None:
-            self.failed.append(change[1])
-            raise OSError(failure, os.strerror(failure))
+            self._fail(failure, change[1])
         node = self._nodes.get(change[1]) or _Node()
         _apply_names(self._nodes, change, node)
         self._name_changes.append((change, node))
@@ -288,19 +287,12 @@ class FaultDisk(MemoryDisk):
         if failure is not None:
             if change.data is not None:
                 self._record(node, _Change(change.offset, change.data[: len(change.data) // 2]))
-            self.failed.append(self._name_of(node))
-            raise OSError(failure, os.strerror(failure))
-        self._check_budget(node, change)
+            self._fail(failure, self._name_of(node))
+        growth = change.offset + len(change.data or b"") - len(node.content)
+        if self.budget is not None and growth > 0 and self._used_bytes() + growth > self.budget:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self._record(node, change)
         self._end()
-
-    def _check_budget(self, node: _Node, change: _Change) -> None:
-        if self.budget is None:
-            return
-        end = change.offset + len(change.data or b"")
-        growth = end - len(node.content)
-        if growth > 0 and self._used_bytes() + growth > self.budget:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _record(self, node: _Node, change: _Change) -> None:
         _change_content(node, change)
@@ -312,14 +304,9 @@ class FaultDisk(MemoryDisk):
         if self.fail_next_sync:
             self.fail_next_sync, failure = False, errno.EIO
         if failure is not None:
-            self.failed.append(self._name_of(node))
-            node.durable = _survivor_content(node, "reordered", self._random)
-            node.changes = []
-            raise OSError(failure, os.strerror(failure))
-        durable = bytearray(node.durable)
-        for change in node.changes:
-            change.apply(durable)
-        node.durable, node.changes = bytes(durable), []
+            node.durable, node.changes = _survivor_content(node, "reordered", self._random), []
+            self._fail(failure, self._name_of(node))
+        node.durable, node.changes = _apply_all(node.durable, node.changes), []
 
 
 def _change_content(node: _Node, change: _Change) -> None:
@@ -336,26 +323,25 @@ def _apply_names(names: dict[str, _Node], change: tuple[str, str, str], node: _N
     act, old, new = change
     if act == "create":
         names.setdefault(old, node)
-    elif act == "rename":
+        return
+    if act == "rename":
         names[new] = node
-        if names.get(old) is node:
-            del names[old]
-    elif names.get(old) is node:
+    if names.get(old) is node:
         del names[old]
 
 
 def _survivor_content(node: _Node, mode: Mode, chance: random.Random) -> bytes:
-    content = bytearray(node.durable)
-    changes: list[_Change] = list(node.changes)
-    if mode == "reordered":
-        changes = [part for change in changes for part in change.sectors()]
+    changes = [part for change in node.changes for part in (change.sectors() if mode == "reordered" else [change])]
     kept = _choose_survivors(changes, mode, chance)
-    if mode == "torn" and kept and kept[-1].data is not None:
-        last = kept.pop()
-        assert last.data is not None
-        size = chance.randrange(len(last.data) + 1)
-        kept.append(_Change(last.offset, last.data[: size if chance.random() < 0.5 else size - size % SECTOR]))
-    for change in kept:
+    if mode == "torn" and kept and (data := kept[-1].data) is not None:
+        size = chance.randrange(len(data) + 1)
+        kept[-1] = _Change(kept[-1].offset, data[: size if chance.random() < 0.5 else size - size % SECTOR])
+    return _apply_all(node.durable, kept)
+
+
+def _apply_all(durable: bytes, changes: list[_Change]) -> bytes:
+    content = bytearray(durable)
+    for change in changes:
         change.apply(content)
     return bytes(content)
 
@@ -383,11 +369,9 @@ class SlowDisk(RealDisk):
         self._busy = threading.Lock()
 
     def open(self, name: str, *, create: bool = False) -> RealFile:
-        """Open a file by name; FileNotFoundError unless it exists or ``create``."""
         return _SlowFile(self, super().open(name, create=create))
 
     def sync_folder(self) -> None:
-        """Sync the folder, as slowly as any sync."""
         self.wait_for(0)
         super().sync_folder()
 

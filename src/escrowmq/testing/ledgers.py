@@ -10,18 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from escrowmq.ledger.commands import (
-    AskChecks,
-    Asked,
-    Command,
-    Configure,
-    End,
-    OpenSession,
-    Prepare,
-    Rules,
-    Send,
-    Tick,
-)
+from escrowmq.ledger import commands
+from escrowmq.ledger.commands import AskChecks, Asked, Command, Prepare, Rules, Send, Tick
 from escrowmq.ledger.events import Repeats
 from escrowmq.ledger.ledger import Ledger
 from escrowmq.ledger.messages.contents import differing, refused
@@ -30,33 +20,18 @@ from escrowmq.platform.times import to_us
 from escrowmq.schemas import ENDING, OUTGOING, STORED, Kind
 
 _counter = iter(range(1 << 62))
+_DEFAULTS: dict[str, Any] = {"topic": "orders", "body": b"", "queue": -1, "born_us": 0, "delay_us": 0, "immunity_us": 0}
 
 
 def outgoing(rows: Iterable[dict[str, Any]]) -> pa.RecordBatch:
     """Return a batch of schema OUTGOING; what a row leaves out has its default, ``message_id`` a fresh one."""
-    filled = []
-    for row in rows:
-        given = dict(row)
-        identity = given.pop("message_id", None)
-        raw = (
-            message_id(identity) if identity is not None else (7).to_bytes(8, "big") + next(_counter).to_bytes(8, "big")
-        )
-        defaults = {
-            "topic": "orders",
-            "key": None,
-            "tag": None,
-            "properties": None,
-            "body": b"",
-            "queue": -1,
-            "born_us": 0,
-            "delay_us": 0,
-            "immunity_us": 0,
-            "transaction": None,
-        }
-        unknown = given.keys() - defaults.keys()
-        if unknown:
-            raise TypeError(f"no such columns: {sorted(unknown)}")
-        filled.append({**defaults, **given, "message_id": raw})
+    filled = [_DEFAULTS | row for row in rows]
+    for row in filled:
+        known = row.get("message_id")
+        fresh = (7).to_bytes(8, "big") + next(_counter).to_bytes(8, "big") if known is None else b""
+        row["message_id"] = fresh or message_id(known)
+    if unknown := {name for row in filled for name in row} - set(OUTGOING.names):
+        raise TypeError(f"no such columns: {sorted(unknown)}")
     return pa.RecordBatch.from_pylist(filled, schema=OUTGOING)
 
 
@@ -66,14 +41,13 @@ def tables_equal(one: dict[str, pa.Table], other: dict[str, pa.Table]) -> bool:
 
 
 def wake_us(ledger: Ledger, now_us: int) -> int:
-    """Return when a Tick next has something to do, for a caller that has looked at ``now_us``: a look that finds
-    nothing moves the bound."""
+    """Return when a Tick next has work, after one at ``now_us``: a Tick without work moves that time."""
     ledger.decide(Tick(), now_us)
     return ledger.wake_us
 
 
 def ask_us(ledger: Ledger, now_us: int, group: str = "g") -> int:
-    """Return when a producer group next has something to be asked about, for a caller that has looked at ``now_us``."""
+    """Return when a check of a producer group is next due, after a request for checks at ``now_us``."""
     ledger.decide(AskChecks(group, 1), now_us)
     return ledger.checkback.ask_us(group)
 
@@ -87,10 +61,10 @@ class LedgerDriver:
         self.now_us = 1_700_000_000_000_000
         self.strict = strict
         if rules is not None:
-            self.do(Configure(rules))
+            self.do(commands.Configure(rules))
 
     def do(self, command: Command) -> Any:
-        """Decide, apply every event, answer."""
+        """Decide, and apply every event. Returns the answer."""
         before = self.ledger.snapshot() if self.strict else {}
         decision = self.ledger.decide(command, self.now_us)
         if self.strict and not tables_equal(before, self.ledger.snapshot()):
@@ -107,7 +81,7 @@ class LedgerDriver:
         return self._compare(command, decision.repeats, decision.answer)
 
     def _compare(self, command: Any, repeats: Repeats, answer: pa.RecordBatch) -> pa.RecordBatch:
-        """As the shard does it: repeats with another content than the message that they repeat are refused."""
+        """Refuse repeats whose content differs from that of the message that they repeat, as the shard does."""
         given = command.batch.take(pa.array(repeats.rows))
         return refused(answer, repeats.rows[differing(given, self.read(repeats.positions))])
 
@@ -115,13 +89,12 @@ class LedgerDriver:
         """Return the stored messages at some positions."""
         kinds = (Kind.PLAIN, Kind.HALF)
         frames = [(position, batch) for kind, batch, position, _ in self.events if kind in kinds]
-        rows = [
+        return pa.concat_batches(
             batch.slice(wanted - position, 1)
             for wanted in positions.tolist()
             for position, batch in frames
             if position <= wanted < position + batch.num_rows
-        ]
-        return pa.concat_batches(rows)
+        )
 
     def replay(self) -> Ledger:
         """Return a new ledger folded from the same events."""
@@ -131,20 +104,19 @@ class LedgerDriver:
         return fresh
 
     def advance(self, seconds: float) -> None:
-        """Let broker time pass."""
+        """Advance broker time."""
         self.now_us += to_us(seconds)
 
     def session(self, group: str = "g", instance: str = "i", *, transactional: bool = True) -> int:
-        """Open a producer session; its epoch."""
-        epoch: int = self.do(OpenSession(group, instance, transactional))
-        return epoch
+        """Open a producer session. Returns its epoch."""
+        return int(self.do(commands.OpenSession(group, instance, transactional)))
 
     def send(self, *rows: dict[str, Any], session: int = 0) -> list[dict[str, Any]]:
-        """Return plain messages; the answer's rows."""
+        """Send plain messages. Returns the rows of the answer."""
         return self._produce(Send, session, rows)
 
     def prepare(self, session: int, *rows: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return half messages; the answer's rows."""
+        """Prepare half messages. Returns the rows of the answer."""
         return self._produce(Prepare, session, rows)
 
     def _produce(
@@ -155,7 +127,7 @@ class LedgerDriver:
         return answer
 
     def replace(self, session: int, *rows: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return half messages that replace undecided ones of their ids; the answer's rows."""
+        """Prepare half messages that replace undecided ones of their ids. Returns the rows of the answer."""
         batch = outgoing(rows)
         command = Prepare(batch, np.full(batch.num_rows, session), replace=True)
         same = np.zeros(batch.num_rows, np.bool_)
@@ -166,21 +138,19 @@ class LedgerDriver:
         return answer
 
     def end(self, session: int, *pairs: tuple[bytes, Outcome], by: DecidedBy = DecidedBy.PRODUCER) -> list[int]:
-        """Decisions; one code per row."""
-        batch = pa.RecordBatch.from_arrays(
-            [pa.array([p[0] for p in pairs], pa.binary(16)), pa.array([int(p[1]) for p in pairs], pa.uint8())],
-            schema=ENDING,
-        )
-        codes: list[int] = self.do(End(batch, np.full(len(pairs), session), by)).column("code").to_pylist()
+        """Decide transactions. Returns one code per row."""
+        rows = [{"transaction": transaction, "outcome": int(outcome)} for transaction, outcome in pairs]
+        batch = pa.RecordBatch.from_pylist(rows, schema=ENDING)
+        codes: list[int] = self.do(commands.End(batch, np.full(len(pairs), session), by)).column("code").to_pylist()
         return codes
 
     def ask(self, group: str = "g", limit: int = 1000) -> Asked:
-        """Take what is due for asking."""
+        """Take the checks that are due."""
         asked: Asked = self.do(AskChecks(group, limit))
         return asked
 
     def tick(self) -> None:
-        """Let what is due happen."""
+        """Process whatever is due."""
         self.do(Tick())
 
     def queue(self, topic: str = "orders", queue: int = 0) -> list[int]:

@@ -90,9 +90,7 @@ class MemoryLog(ReadableLog):
         """Return 0: nothing is on a disk."""
         return 0
 
-    def free_bytes(self) -> int:
-        """Return 0: memory is not counted."""
-        return 0
+    free_bytes = stored_bytes
 
     def reserve(self, size: int) -> None:
         """Raise Overloaded(DISK_FULL) if ``capacity`` has no room for ``size`` more bytes."""
@@ -145,9 +143,8 @@ class MemoryLog(ReadableLog):
         """Store a snapshot; the last two are kept."""
         self._check_usable()
         if sequence > self._durable:
-            raise Misuse(
-                Code.BAD_ARGUMENT, f"a snapshot at {sequence} would be ahead of what is durable, {self._durable}"
-            )
+            text = f"a snapshot at {sequence} would be ahead of what is durable, {self._durable}"
+            raise Misuse(Code.BAD_ARGUMENT, text)
         snapshot = Snapshot(sequence, position, time_us, dict(tables))
         kept = [s for s in self.store.snapshots if s.sequence != sequence]
         self.store.snapshots = sorted([*kept, snapshot], key=lambda s: s.sequence)[-2:]
@@ -159,13 +156,17 @@ class MemoryLog(ReadableLog):
 
     def bytes_since_snapshot(self) -> int:
         """Return the bytes of the frames from the newest snapshot on."""
-        return self._reader.bytes_from(self.store.snapshots[-1].sequence if self.store.snapshots else 0)
+        return self._reader.bytes_from(self._covered)
+
+    @property
+    def _covered(self) -> int:
+        """First sequence that no snapshot covers."""
+        return self.store.snapshots[-1].sequence if self.store.snapshots else 0
 
     def drop_before(self, position: int) -> int:
         """Drop whole segments below ``position`` that the newest snapshot covers. Returns their number."""
         self._check_usable()
-        covered = self.store.snapshots[-1].sequence if self.store.snapshots else 0
-        dropped = self._reader.droppable(position, covered)
+        dropped = self._reader.droppable(position, self._covered)
         self._reader.drop(len(dropped))
         for segment in dropped:
             for sequence in range(segment.sequence, segment.next_sequence):

@@ -8,12 +8,14 @@ import secrets
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 import pytest
 
 from escrowmq.compensation.sets.seam import MAX_IDS, Run, SetStore, Sizes
 from escrowmq.errors import EscrowError, Misuse
+from escrowmq.testing.memory_sets import count_sizes
 
 LEASE = 600.0
 """Lease in seconds, longer than any test: leases expire by the site, never by the clock."""
@@ -50,25 +52,24 @@ def taken_by(store: SetStore, limit: int = 100) -> list[Run]:
     return list(iter(lambda: store.take(FAR_US, limit, LEASE), None))
 
 
+def take_run(store: SetStore, before_us: int = FAR_US, limit: int = 10) -> Run:
+    """Take a run, which must have ids."""
+    run = store.take(before_us, limit, LEASE)
+    assert run is not None
+    return run
+
+
 def at_once(*works: Callable[[], object]) -> None:
     """Run each function on its own thread, started together; raises an exception of any of them."""
     start = threading.Barrier(len(works))
-    failures: list[BaseException] = []
 
     def run(work: Callable[[], object]) -> None:
-        try:
-            start.wait()
-            work()
-        except BaseException as failure:
-            failures.append(failure)
+        start.wait()
+        work()
 
-    threads = [threading.Thread(target=run, args=(work,)) for work in works]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[0]
+    with ThreadPoolExecutor(len(works)) as threads:
+        for done in [threads.submit(run, work) for work in works]:
+            done.result()
 
 
 class SetModel:
@@ -158,11 +159,7 @@ class SetModel:
 
     def check(self) -> None:
         """Compare the sizes."""
-        times = [*self.half.values(), *(us for ids in self.runs.values() for us in ids.values())]
-        in_runs = sum(map(len, self.runs.values()))
-        assert self.store.sizes() == Sizes(
-            len(self.half), len(self.commits), in_runs, len(self.runs), min(times, default=None)
-        )
+        assert self.store.sizes() == count_sizes(self.half, self.commits, self.runs)
 
     def finish(self) -> None:
         """Compare every run, take all remaining ids, and close the store."""
@@ -211,8 +208,7 @@ class SetConformance:
         ids = new_ids(5)
         store.add_halves(ids, [50, 40, 30, 20, 10])
         store.add_commits([ids[1]], 99)
-        run = store.take(50, 10, LEASE)
-        assert run is not None
+        run = take_run(store, 50)
         assert run.ids == (ids[4], ids[3], ids[2]), "announced before 50, and not done"
         assert store.sizes() == Sizes(1, 0, 3, 1, 10)
         assert store.left(run.name, 2) == run.ids[:2]
@@ -227,8 +223,7 @@ class SetConformance:
     def test_a_limit_is_kept_and_the_rest_is_for_the_next_run(self, store: SetStore) -> None:
         ids = new_ids(10)
         store.add_halves(ids, range(10))
-        first = store.take(FAR_US, 4, LEASE)
-        assert first is not None
+        first = take_run(store, FAR_US, 4)
         assert first.ids == tuple(ids[:4])
         others = taken_by(store, 4)
         assert [identity for run in others for identity in run.ids] == ids[4:]
@@ -259,8 +254,7 @@ class SetConformance:
         store.add_commits([ids[0], ids[0]], 5)
         store.add_commits([ids[0]], 50)
         assert store.sizes() == Sizes(2, 1, 0, 0, 5)
-        run = store.take(6, 10, LEASE)
-        assert run is not None
+        run = take_run(store, 6)
         assert run.ids == (ids[1],)
         assert store.forget_commits(6) == 0, "its announcement is there"
         assert store.take(11, 10, LEASE) is None
@@ -270,8 +264,7 @@ class SetConformance:
         """No id is ever in two runs: it stays in the first."""
         ids = new_ids(3)
         store.add_halves(ids[:2], [1, 2])
-        first = store.take(FAR_US, 10, LEASE)
-        assert first is not None
+        first = take_run(store)
         store.add_halves(ids, [3, 3, 3])
         assert [run.ids for run in taken_by(store)] == [(ids[2],)]
         assert store.left(first.name, 10) == tuple(ids[:2])
@@ -283,9 +276,7 @@ class SetConformance:
     def test_a_run_is_settled_by_and_by(self, store: SetStore) -> None:
         ids = new_ids(6)
         store.add_halves(ids, range(6))
-        run, other = store.take(3, 3, LEASE), store.take(FAR_US, 3, LEASE)
-        assert run is not None
-        assert other is not None
+        run, other = take_run(store, 3), take_run(store)
         store.settle(run.name, [ids[0], ids[5], *new_ids(1)])
         assert store.left(run.name, 10) == (ids[1], ids[2])
         assert store.left(other.name, 10) == tuple(ids[3:]), "of another run nothing goes"
@@ -297,8 +288,7 @@ class SetConformance:
     def test_a_run_is_adopted_when_its_lease_has_ended_and_once(self, site: Site, store: SetStore, name: str) -> None:
         ids = new_ids(5)
         store.add_halves(ids, range(5))
-        run = store.take(FAR_US, 10, LEASE)
-        assert run is not None
+        run = take_run(store)
         assert store.adopt(LEASE, 10) is None, "its lease runs"
         site.expire(name, run.name)
         assert store.adopt(LEASE, 2) == Run(run.name, tuple(ids[:2]))
@@ -311,13 +301,11 @@ class SetConformance:
 
     def test_all_that_is_left_lying_is_adopted(self, site: Site, store: SetStore, name: str) -> None:
         store.add_halves(new_ids(9), range(9))
-        runs = [store.take(at, 3, LEASE) for at in (3, 6, 9)]
-        assert all(runs)
+        runs = [take_run(store, at) for at in (3, 6, 9)]
         for run in runs:
-            site.expire(name, run.name)  # type: ignore[union-attr]
-        adopted = [store.adopt(LEASE, 10) for _ in range(4)]
-        assert adopted[3] is None
-        assert {run.name: run.ids for run in adopted[:3]} == {run.name: run.ids for run in runs}  # type: ignore[union-attr]
+            site.expire(name, run.name)
+        adopted = list(iter(lambda: store.adopt(LEASE, 10), None))
+        assert {run.name: run.ids for run in adopted} == {run.name: run.ids for run in runs}
 
     def test_old_entries_that_nobody_announced_are_forgotten(self, store: SetStore) -> None:
         ids = new_ids(2300)
@@ -335,8 +323,7 @@ class SetConformance:
         store.add_halves([identity], [1])
         other.add_commits([identity], 1)
         assert other.take(FAR_US, 10, LEASE) is None
-        run = store.take(FAR_US, 10, LEASE)
-        assert run is not None
+        run = take_run(store)
         assert other.left(run.name, 10) == ()
         assert not other.renew(run.name, LEASE)
         other.settle(run.name, [identity])
@@ -448,9 +435,7 @@ class SetConformance:
         assert counts.keys() <= set(waiting + late)
         sizes = stores[0].sizes()
         assert (sizes.half, sizes.taken, sizes.runs) == (0, len(counts), len(runs))
-        assert sizes.commits == len([i for i in done if i in counts]), (
-            "an entry is gone whose id was taken before it came"
-        )
+        assert sizes.commits == sum(i in counts for i in done), "an entry is gone whose id was taken before it came"
         for store in stores:
             store.close()
 
@@ -477,8 +462,7 @@ class SetConformance:
         stores = [site.open(name) for _ in range(2)]
         ids = new_ids(40)
         stores[0].add_halves(ids, range(40))
-        run = stores[0].take(FAR_US, 40, LEASE)
-        assert run is not None
+        run = take_run(stores[0], FAR_US, 40)
 
         def settle(store: SetStore, order: Iterable[bytes]) -> None:
             for identity in order:

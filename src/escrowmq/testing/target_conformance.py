@@ -8,6 +8,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -178,18 +180,8 @@ class TargetConformance:
 
     def test_a_row_is_refused_and_its_neighbours_go(self, site: Site, target: Target, topic: str) -> None:
         big = b"x" * site.oversize
-        rows: list[dict[str, Any]] = [
-            {"key": "a", "body": b"1"},
-            {"key": "a", "body": big},
-            {"key": "a", "body": b"3"},
-            {"key": "b", "body": b"4"},
-            {"body": b"5"},
-            {"body": big},
-            {"body": b"7"},
-            {"key": "a", "body": big},
-            {"key": "b", "body": b"9"},
-        ]
-        sent = batch(topic, rows)
+        bodies = [b"1", big, b"3", b"4", b"5", big, b"7", big, b"9"]
+        sent = batch(topic, [{"key": k, "body": b} for k, b in zip([*"aaab", *[None] * 3, *"ab"], bodies, strict=True)])
         ok, large, behind = Code.OK, Code.BODY_TOO_LARGE, Code.QUEUE_FULL
         assert target.send(sent).tolist() == [ok, large, behind, ok, ok, large, ok, behind, ok]
         assert Counter(m.body for m in site.drain(topic)) == Counter([b"1", b"4", b"5", b"7", b"9"])
@@ -210,9 +202,8 @@ class TargetConformance:
         assert not target.send(sent).any()
         same = {"message_id": ids_of(sent)[0], "key": "a"}
         knows = target.promise.deduplicates
-        assert target.send(batch(topic, [{**same, "body": b"another"}])).tolist() == [
-            Code.MESSAGE_ID_TAKEN if knows else Code.OK
-        ]
+        expected = Code.MESSAGE_ID_TAKEN if knows else Code.OK
+        assert target.send(batch(topic, [{**same, "body": b"another"}])).tolist() == [expected]
         assert [m.body for m in site.drain(topic)] == ([b"first"] if knows else [b"first", b"another"])
         elsewhere = site.new_topic()
         assert not target.send(batch(elsewhere, [{**same, "body": b"elsewhere"}])).any()
@@ -222,9 +213,8 @@ class TargetConformance:
         first = target.send(batch(topic, [{"key": "a", "body": b"now"}]))
         assert first.tolist() == [Code.OK]
         begun = time.monotonic()
-        codes = target.send(
-            batch(topic, [{"key": "b", "body": b"later", "delay_us": 1_000_000}, {"key": "b", "body": b"behind"}])
-        )
+        later = {"key": "b", "body": b"later", "delay_us": 1_000_000}
+        codes = target.send(batch(topic, [later, {"key": "b", "body": b"behind"}]))
         if not target.promise.delays:
             assert codes.tolist() == [Code.BAD_DELAY, Code.QUEUE_FULL]
             assert [message.body for message in site.drain(topic)] == [b"now"]
@@ -245,8 +235,7 @@ class TargetConformance:
         target.close()
 
     def test_a_silent_server_is_unknown_and_nothing_overtakes(self, site: Site, topic: str) -> None:
-        target = site.open(timeout=2.0)
-        try:
+        with closing(site.open(timeout=2.0)) as target:
             assert not target.send(keyed(topic, ["a", "b"])).any()
             rest = keyed(topic, ["a", "a", "b", "b", "a"], start=2)
             site.pause()
@@ -259,38 +248,30 @@ class TargetConformance:
             send_until_ok(target, rest)
             orders = first_sights(site.drain(topic))
             assert orders == {"a": [b"%08d" % n for n in (0, 2, 3, 6)], "b": [b"%08d" % n for n in (1, 4, 5)]}
-        finally:
-            target.close()
 
     def test_killed_while_sending_loses_nothing_that_was_ok(self, site: Site, topic: str) -> None:
         """Kill it between or during batches, restart it later: the same target continues."""
         batches: list[pa.RecordBatch] = []
         some_sent, some_failed = threading.Event(), threading.Event()
-        failures: list[BaseException] = []
         target = site.open(timeout=2.0)
 
         def relay() -> None:
-            try:
-                while len(batches) < 12 or not some_failed.is_set():  # a fast target continues until the kill
-                    keys = [None if n % 4 == 3 else f"k{n % 4}" for n in range(40)]
-                    batches.append(keyed(topic, keys, 40 * len(batches)))
-                    send_until_ok(target, batches[-1], some_failed)
-                    if len(batches) == 6:
-                        some_sent.set()
-            except BaseException as failure:
-                failures.append(failure)
+            while len(batches) < 12 or not some_failed.is_set():  # a fast target continues until the kill
+                keys = [None if n % 4 == 3 else f"k{n % 4}" for n in range(40)]
+                batches.append(keyed(topic, keys, 40 * len(batches)))
+                send_until_ok(target, batches[-1], some_failed)
+                if len(batches) == 6:
+                    some_sent.set()
 
-        worker = threading.Thread(target=relay)
-        worker.start()
-        try:
-            assert some_sent.wait(PATIENCE), failures
-            site.kill()
-            assert some_failed.wait(PATIENCE), "OK, and nobody was there"
-        finally:
-            site.start()
-            worker.join()
-            target.close()
-        assert not failures, failures
+        with closing(target), ThreadPoolExecutor(1) as worker:
+            relayed = worker.submit(relay)
+            try:
+                assert some_sent.wait(PATIENCE), relayed
+                site.kill()
+                assert some_failed.wait(PATIENCE), "OK, and nobody was there"
+            finally:
+                site.start()
+            relayed.result()
         stored = site.drain(topic)
         assert {message.message_id for message in stored} == {identity for rows in batches for identity in ids_of(rows)}
         for key, bodies in first_sights(stored).items():

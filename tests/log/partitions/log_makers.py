@@ -11,7 +11,7 @@ from escrowmq.log.kafka.partition import Partitions
 from escrowmq.log.kafka.replica import PartitionReplica
 from escrowmq.log.seam import CommitLog
 from escrowmq.testing.disks import FaultDisk
-from escrowmq.testing.partitions.memory import MemoryKafka
+from escrowmq.testing.partitions import MemoryKafka
 
 SEGMENT = 4096
 

@@ -12,7 +12,7 @@ from escrowmq.errors import Code, EscrowError
 from escrowmq.log.kafka.bases import CHUNK_BYTES, Bases, Manifest
 from escrowmq.log.kafka.fold import Standing
 from escrowmq.testing.disks import MemoryDisk
-from escrowmq.testing.partitions.memory import MemoryKafka
+from escrowmq.testing.partitions import MemoryKafka
 
 
 def manifest(rank: int, size: int, act_bytes: int = 0) -> Manifest:

@@ -12,7 +12,7 @@ from escrowmq.log.kafka.copying import to_folder, to_partition
 from escrowmq.schemas import Kind
 from escrowmq.testing.disks import MemoryDisk
 from escrowmq.testing.log_conformance import START_US, messages
-from escrowmq.testing.partitions.memory import MemoryKafka
+from escrowmq.testing.partitions import MemoryKafka
 
 
 @pytest.fixture

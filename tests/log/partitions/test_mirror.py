@@ -27,7 +27,7 @@ from escrowmq.platform.failpoints import Failpoint
 from escrowmq.schemas import Kind
 from escrowmq.testing.disks import MODES, FaultDisk, MemoryDisk, Mode, SimulatedCrash
 from escrowmq.testing.log_conformance import START_US, checked, messages
-from escrowmq.testing.partitions.memory import MemoryKafka
+from escrowmq.testing.partitions import MemoryKafka
 
 FOR_EVER = 1e6
 """Seconds: who waits so long for an answer does not end."""
