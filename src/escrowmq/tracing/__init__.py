@@ -1,11 +1,9 @@
 """OpenTelemetry: one trace from the send, or the outbox's row, to the consumer's effect (the extra ``otel``).
 
-Nothing is traced, and nothing is imported or paid for, until :func:`instrument` is called, or the program is started by
-``opentelemetry-instrument``. Then the functions of the client, the outbox and the relay are wrapped; where spans go is
-the application's (its tracer provider), as everywhere with OpenTelemetry.
-
-The context travels in the properties of messages (``traceparent``, as the W3C writes it), through outbox, relay, broker
-and every relay target.
+Nothing is traced or imported until :func:`instrument` is called, or ``opentelemetry-instrument`` starts the program.
+Then the functions of the client, the outbox and the relay are wrapped; the tracer provider of the application gets the
+spans. The context is in the properties of messages (the W3C's ``traceparent``), through outbox, relay, broker and every
+relay target.
 """
 
 from __future__ import annotations
@@ -18,13 +16,8 @@ if TYPE_CHECKING:
     from escrowmq.tracing.consuming import processing, processing_batch
     from escrowmq.tracing.instrumenting import EscrowMQInstrumentor, instrument, uninstrument
 
-_LAZY = {
-    "processing": "consuming",
-    "processing_batch": "consuming",
-    "EscrowMQInstrumentor": "instrumenting",
-    "instrument": "instrumenting",
-    "uninstrument": "instrumenting",
-}
+_LAZY = dict.fromkeys(("processing", "processing_batch"), "consuming")
+_LAZY |= dict.fromkeys(("EscrowMQInstrumentor", "instrument", "uninstrument"), "instrumenting")
 
 __all__ = ["EscrowMQInstrumentor", "instrument", "processing", "processing_batch", "uninstrument"]
 

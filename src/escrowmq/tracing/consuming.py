@@ -3,38 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any
 
 from opentelemetry import context as contexts
 from opentelemetry import trace
+from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind
 
-from escrowmq.tracing.spans import context_of, failed, links_of, span_of, tracer_of
+from escrowmq.tracing.spans import context_of, links_of, record_failure, span_of, tracer_of
 
 _handled: ContextVar[tuple[Any, Span] | None] = ContextVar("escrowmq-handled", default=None)
-"""The message that is being handled here, and its span: an iteration's, within which a handler may ask for one again.
-"""
+"""The message that is being handled, and its span: a handler may request that span within an iteration."""
 
 
 @contextmanager
 def processing(message: Any, tracer: trace.Tracer | None = None) -> Iterator[Span]:
-    """Yield the span ``process TOPIC`` of one received message, the current one within the block, in the trace of
-    whoever sent it. What the block raises is in it.
-
-    Within the iteration of an instrumented consumer it is the span that is there already: use it where the error of
-    a handler is to be seen in the trace.
-    """
-    there = _handled.get()
-    if there is not None and there[0] is message:
+    """Yield the span ``process TOPIC`` of one received message, the current one within the block, in the trace of its
+    sender. It records an exception of the block. Within the iteration of an instrumented consumer it is the existing
+    span: use it to have the error of a handler in the trace."""
+    handled = _handled.get()
+    if handled is not None and handled[0] is message:
         try:
-            yield there[1]
+            yield handled[1]
         except Exception as problem:
-            failed(there[1], problem)
+            record_failure(handled[1], problem)
             raise
         return
-    parent = context_of(message.properties)
     attributes = {
         "messaging.operation.type": "process",
         "messaging.message.id": message.message_id.hex(),
@@ -45,35 +41,35 @@ def processing(message: Any, tracer: trace.Tracer | None = None) -> Iterator[Spa
     }
     outer = trace.get_current_span().get_span_context()
     links = [trace.Link(outer)] if outer.is_valid else []
-    token = contexts.attach(parent)
-    try:
-        with span_of(tracer or tracer_of(None), "process", message.topic, SpanKind.CONSUMER, attributes, links) as span:
-            inner = contexts.attach(trace.set_span_in_context(span))
-            mark = _handled.set((message, span))
-            try:
-                yield span
-            finally:
-                _reset(mark)
-                contexts.detach(inner)
-    finally:
-        contexts.detach(token)
+    tracer = tracer or tracer_of(None)
+    with (
+        _attached(context_of(message.properties)),
+        span_of(tracer, "process", message.topic, SpanKind.CONSUMER, attributes, links) as span,
+        _attached(trace.set_span_in_context(span)),
+    ):
+        mark = _handled.set((message, span))
+        try:
+            yield span
+        finally:
+            with suppress(ValueError):  # an abandoned iteration ends elsewhere, in the garbage collector
+                _handled.reset(mark)
 
 
 @contextmanager
 def processing_batch(batch: Any, tracer: trace.Tracer | None = None) -> Iterator[Span]:
-    """Yield the span ``process`` of a received batch, the current one within the block: linked with the traces of
-    its first 128 messages, as it is of many."""
+    """Yield the span ``process`` of a received batch, the current one within the block, with links to the traces of
+    its first 128 messages."""
     count = {"messaging.operation.type": "process", "messaging.batch.message_count": len(batch)}
-    with span_of(tracer or tracer_of(None), "process", None, SpanKind.CONSUMER, count, links_of(batch.arrow)) as span:
-        token = contexts.attach(trace.set_span_in_context(span))
-        try:
-            yield span
-        finally:
-            contexts.detach(token)
+    tracer, links = tracer or tracer_of(None), links_of(batch.arrow)
+    spanned = span_of(tracer, "process", None, SpanKind.CONSUMER, count, links)
+    with spanned as span, _attached(trace.set_span_in_context(span)):
+        yield span
 
 
-def _reset(mark: Any) -> None:
+@contextmanager
+def _attached(context: Context) -> Iterator[None]:
+    token = contexts.attach(context)
     try:
-        _handled.reset(mark)
-    except ValueError:  # the iteration was given up and is ended elsewhere, by the collector
-        pass
+        yield
+    finally:
+        contexts.detach(token)

@@ -17,13 +17,13 @@ from escrowmq.tracing.spans import links_of, span_of, tracer_of, with_context
 
 
 class EscrowMQInstrumentor(BaseInstrumentor):  # type: ignore[misc]
-    """Traces of the whole process, as OpenTelemetry's instrumentations go:
-    ``EscrowMQInstrumentor().instrument(tracer_provider=...)``. ``opentelemetry-instrument`` finds it by itself."""
+    """OpenTelemetry instrumentation of the process: ``EscrowMQInstrumentor().instrument(tracer_provider=...)``.
+    ``opentelemetry-instrument`` finds it by itself."""
 
     _remove: Callable[[], None]
 
     def instrumentation_dependencies(self) -> Collection[str]:
-        """Return no packages: it is EscrowMQ's own."""
+        """Return no packages: it instruments its own."""
         return ()
 
     def _instrument(self, **kwargs: Any) -> None:
@@ -34,25 +34,22 @@ class EscrowMQInstrumentor(BaseInstrumentor):  # type: ignore[misc]
 
 
 def instrument(tracer_provider: TracerProvider | None = None) -> None:
-    """Trace from now on, in this process. None: by the global tracer provider, also one that is set later. Harmless
-    when it is called again."""
+    """Start tracing in this process. None: by the global tracer provider, also one that is set later. Idempotent."""
     instrumentor = EscrowMQInstrumentor()
     if not instrumentor.is_instrumented_by_opentelemetry:
         instrumentor.instrument(tracer_provider=tracer_provider)
 
 
 def uninstrument() -> None:
-    """Trace no more."""
+    """Stop tracing."""
     instrumentor = EscrowMQInstrumentor()
     if instrumentor.is_instrumented_by_opentelemetry:
         instrumentor.uninstrument()
 
 
-@contextmanager
-def trace_call(call: hooks.Call, tracer: Tracer) -> Iterator[None]:
-    """Run one operation within its span."""
-    with _SPANS[call.operation](call, tracer):
-        yield
+def trace_call(call: hooks.Call, tracer: Tracer) -> Any:
+    """Return the context manager that runs one operation within its span."""
+    return _SPANS[call.operation](call, tracer)
 
 
 @contextmanager
@@ -105,18 +102,13 @@ def _handle(call: hooks.Call, tracer: Tracer) -> Any:
     return processing(call.messages[0], tracer) if call.columns is None else processing_batch(call.messages, tracer)
 
 
-_SPANS: dict[str, Callable[[hooks.Call, Tracer], Any]] = {
-    "send": _send,
-    "prepare": _send,
-    "end": _end,
-    "store": _store,
-    "relay": _relay,
-    "handle": _handle,
-}
+_Make = Callable[[hooks.Call, Tracer], Any]
+_SPANS: dict[str, _Make] = {**dict.fromkeys(("send", "prepare"), _send), "end": _end, "store": _store}
+_SPANS |= {"relay": _relay, "handle": _handle}
 
 
 def _add_context(call: hooks.Call, span: Span) -> None:
-    """Give every message the span's context, unless its properties are invalid: the client reports that."""
+    """Add the span's context to every message, unless its properties are invalid: the client reports that."""
     for at, properties in enumerate(call.properties or ()):
         try:
             given = dict(properties or {})
